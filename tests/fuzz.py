@@ -31,6 +31,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import made_rings
+from fuzz_logs import LOGS, STACKS, STACKS_JSON
+
 from torchcoll.core.errors import TorchcollError
 from torchcoll.core.traffic import Traffic
 from torchcoll.importers.registry import import_file
@@ -45,8 +48,16 @@ from torchcoll.matrix.command import show_summary
 from torchcoll.matrix.folder import Folder
 from torchcoll.matrix.run import summary
 from torchcoll.overview.show import show
-from torchcoll.postmortem import kineto_evidence, recorder_evidence
+from torchcoll.postmortem import (
+    capture_evidence,
+    inspector_evidence,
+    kineto_evidence,
+    log_evidence,
+    recorder_evidence,
+    stack_evidence,
+)
 from torchcoll.report.reference import load_points
+from torchcoll.training.traffic_show import show_traffic
 from torchcoll.verdict.rules import read_rules
 
 LIMIT_S = 1.0
@@ -357,6 +368,51 @@ INSPECTOR = "".join(
     for sn in (1, 2)
     for rank in (0, 1)
 )
+_VERBOSE = {
+    "event_trace_ts": {
+        "coll_start_ts": 1763000000000001,
+        "coll_stop_ts": 1763000000000002,
+        "kernel_events": [{"channel_id": 0, "kernel_start_ts": 1763000000000003}],
+    }
+}
+_PERF = json.loads(INSPECTOR.splitlines()[0])["coll_perf"]
+# Format v4.3: what the records of a communicator have in common stands in the first.
+INSPECTOR_BATCHES = "".join(
+    json.dumps(each) + "\n"
+    for rank in (0, 1)
+    for each in (
+        {
+            "header": {"id": "0x9a", "comm_name": "dp", "rank": rank, "n_ranks": 2, "nnodes": 1},
+            "metadata": {"dump_timestamp_us": 1763000000000000, "hostname": "n0", "pid": 7 + rank},
+            "dump_stats": {"coll_records": 8, "coll_dropped_since_last_dump": 2, "p2p_records": 1},
+        },
+        *(
+            {"coll_perf": {**_PERF, "coll_sn": sn, "coll_exec_time_us": 20 + 30 * rank, **_VERBOSE}}
+            for sn in range(8)
+        ),
+        {
+            "p2p_perf": {
+                "p2p": "Send",
+                "p2p_sn": 1,
+                "p2p_peer": 1 - rank,
+                "p2p_msg_size_bytes": 512,
+                "p2p_exec_time_us": 5,
+            }
+        },
+    )
+)
+INSPECTOR_LAST = "".join(
+    f'nccl_collective_exec_time_microseconds{{comm_id="0x9",hostname="n0",rank="{rank}",nranks="2",gpu_device_id="GPU{rank}",collective="AllReduce",coll_sn="4",timestamp="2025-11-13T02:13:20Z",message_size="2.00MB"}} {40 + rank}\n'
+    for rank in (0, 1)
+)
+INSPECTOR_METRICS = "# TYPE nccl_bus_bandwidth_gbs gauge\n" + "".join(
+    f'{name}{{version="v5.1",slurm_job_id="7",node="n0",gpu="GPU{rank}",comm_name="DP Group 0",n_nodes="1",nranks="2",collective="AllReduce",message_size="4-5MB",algo_proto="RING_LL"}} {value * (1 + rank)}\n'
+    for rank in (0, 1)
+    for name, value in (
+        ("nccl_bus_bandwidth_gbs", 20.5),
+        ("nccl_collective_exec_time_microseconds", 100),
+    )
+)
 RCCL = """numCycle,collective,ranks,size,type,redop,inplace,time,algbw,busbw,wrong
 0,AllReduce,8,1048576,float,sum,0,45.3,23.1,40.5,0
 0,AllReduce,8,2097152,float,sum,1,55.3,37.9,66.3,0
@@ -622,12 +678,33 @@ def _dumps(path: Path) -> None:
     _shown(*read_jobs([path.parent]))
 
 
+def _arrived(path: Path) -> None:
+    """As ``torchcoll trace``, with who came last."""
+    for format in ("table", "csv", "json"):
+        show_traffic(read_jobs([path]), format, io.StringIO(), arrivals=True)
+
+
 def _evidence(reader: ModuleType) -> Callable[[Path], None]:
     def read(path: Path) -> None:
         if reader.recognizes(path, path.read_bytes()[: 1 << 16]):
             reader.read_evidence(path, path.name)
 
     return read
+
+
+# The texts of a ring without check sums, so that changes reach what they guard; then the calls.
+_RING = b"\n\n".join(
+    (
+        _lines(made_rings.HEADER, made_rings.GROUP, *made_rings.TEXTS).strip().encode(),
+        made_rings.call(4096, 7, 1_000_500_000) + made_rings.call(1, 8, 0),
+    )
+)
+
+
+def _ring(path: Path) -> None:
+    texts, _, calls = path.read_bytes().partition(b"\n\n")
+    path.write_bytes((made_rings.ring()[:64] + texts).ljust(1 << 16, b"\0") + calls)
+    _evidence(capture_evidence)(path)
 
 
 def _log(path: Path) -> None:
@@ -674,7 +751,18 @@ READERS = {
     "PARAM": Reader(_importer("param"), (PARAM,)),
     "DeepSpeed": Reader(_importer("deepspeed"), (DEEPSPEED,)),
     "DeepSpeed JSON": Reader(_importer("deepspeed-json"), (DEEPSPEED_JSON,)),
-    "NCCL Inspector": Reader(_importer("nccl-inspector"), (INSPECTOR,)),
+    "NCCL Inspector": Reader(
+        _importer("nccl-inspector"), (INSPECTOR, INSPECTOR_BATCHES, INSPECTOR_LAST)
+    ),
+    "NCCL Inspector metrics": Reader(_importer("nccl-inspector-prom"), (INSPECTOR_METRICS,)),
+    "NCCL Inspector traffic": Reader(
+        _arrived, (INSPECTOR, INSPECTOR_BATCHES, INSPECTOR_LAST), "n0-pid7.log"
+    ),
+    "Inspector evidence": Reader(
+        _evidence(inspector_evidence),
+        (INSPECTOR, INSPECTOR_BATCHES, INSPECTOR_LAST, INSPECTOR_METRICS),
+        "n0-pid7.log",
+    ),
     "plain table": Reader(_importer("plain"), (PLAIN, RCCL)),
     "Kineto": Reader(lambda path: _shown(read_traffic([path])), (_trace(),), "rank0.json"),
     "Flight Recorder": Reader(
@@ -692,6 +780,10 @@ READERS = {
         "rank0.json",
     ),
     "Kineto evidence": Reader(_evidence(kineto_evidence), (_trace(),), "rank0.json"),
+    "log evidence": Reader(_evidence(log_evidence), LOGS, "rank3.log"),
+    "stack evidence": Reader(_evidence(stack_evidence), (STACKS, STACKS_JSON), "rank3.txt"),
+    "call ring": Reader(_ring, (_RING,)),
+    "capture evidence": Reader(_evidence(capture_evidence), (made_rings.STACKS, TRAFFIC, RESULT)),
     "NCCL log": Reader(_log, (NCCL_LOG,)),
     "oneCCL log": Reader(_log, (ONECCL_LOG,)),
     "XML": Reader(_dump, (TOPOLOGY, GRAPHS)),

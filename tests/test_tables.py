@@ -50,15 +50,24 @@ EXCEPTIONS = {
     "training/backward.py": ({"all_reduce", "reduce_scatter"}, "what DDP and FSDP call"),
     "training/hook.py": ({"all_reduce"}, "what DDP calls"),
     "training/plans.py": ({"all_reduce"}, "what DDP calls"),
-    "training/shapes.py": (
-        {"all_gather", "reduce_scatter", "all_reduce"},
-        "what DDP, FSDP and tensor parallel layers call",
+    "training/sent_by_wrappers.py": (
+        {"all_gather", "reduce_scatter", "all_reduce", "broadcast"},
+        "what DDP, FSDP and ZeroRedundancyOptimizer call",
     ),
+    "training/layer_calls.py": (
+        {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "sendrecv"},
+        "what tensor, context and expert parallel layers call",
+    ),
+    "training/config_plan.py": (
+        {"all_gather", "reduce_scatter", "all_reduce", "sendrecv"},
+        "what optimisers and pipelines call",
+    ),
+    "training/config_projection.py": ({"all_reduce"}, "what DDP calls"),
+    "training/projection.py": ({"sendrecv", "all_gather"}, "what stands for a message"),
     "training/measured_curves.py": (
         {"all_reduce"},
         "what the halves of which FSDP calls follow from",
     ),
-    "training/shards.py": ({"all_gather", "reduce_scatter", "all_reduce"}, "what FSDP calls"),
     "training/advice_show.py": ({"all_reduce"}, "what DDP calls, in a heading"),
 }
 

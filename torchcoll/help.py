@@ -123,7 +123,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll gradients traffic/ --curve run.jsonl",
         ),
         "plan": (
-            "torchcoll plan --machine machine.json --shape llama-8b --parallel dp=64",
+            "torchcoll plan --config llama-3-8b --parallel fsdp=64 --machine 8xH100",
             "torchcoll plan --machine machine.json --traffic traffic/ --ranks 8..512",
         ),
         "replay": ("torchrun --nproc-per-node 8 -m torchcoll replay traffic/",),

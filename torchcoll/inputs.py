@@ -71,7 +71,7 @@ def load_one(
             if value is not None:
                 raise UsageError(name, value, f"none with {path}: a result file tells its own")
         return _unnamed(load_own(read))
-    runs = _imported(read, collective, ranks)
+    runs = _imported(read, collective=collective, ranks=ranks)
     if len(runs) > 1:
         hint = f"torchcoll import {shlex.quote(os.fspath(path))} -o RUN.jsonl writes a file of each"
         action = f"{hint}; compare, show, ... take all."
@@ -237,9 +237,16 @@ def read_material(arguments: Sequence[str]) -> Material:
         kinds: set[str] = set()
         if os.path.isdir(path):
             material.folders.append(path)
-            for file in _results_and_logs_in(path):
+            listed = _results_and_logs_in(path)
+            together = _files_of_jobs(listed)
+            for file in listed:
+                files = [file] if is_ours(file) else together.get(file, [])
                 try:
-                    kinds.add(_read_file(file, material, results))
+                    if len(files) > 1:
+                        material.runs += _imported(*files)
+                        kinds.add("runs")
+                    elif files:
+                        kinds.add(_read_file(file, material, results))
                 except UnreadableError as error:
                     material.notes.append(f"skipped: {error}")
         else:
@@ -377,14 +384,17 @@ def _without_traffic(
     kept: list[Run | str] = []
     traffic: list[str] = []
     foreign: dict[str, UnreadableError] = {}
+    sources = [source if isinstance(source, Run) else from_stdin(source) for source in sources]
+    together = _files_of_jobs(sources)
     for source in sources:
         if isinstance(source, Run):
             kept.append(source)
-            continue
-        source = from_stdin(source)
-        if not is_ours(source):
+        elif not is_ours(source):
+            if os.fspath(source) not in together:
+                continue  # was read together with the first of its job
             try:
-                kept += _imported(source, collective, ranks)
+                paths = together[os.fspath(source)]
+                kept += _imported(*paths, collective=collective, ranks=ranks)
             except UnreadableError as error:
                 if not isinstance(source, Inside):
                     raise
@@ -475,9 +485,19 @@ def _assigned(label: str) -> dict[str, str]:
 
 
 def _imported(
-    path: str | os.PathLike[str], collective: str | None = None, ranks: int | None = None
+    *paths: str | os.PathLike[str], collective: str | None = None, ranks: int | None = None
 ) -> list[Run]:
     # Imported here, so that neither ranks nor readers of result files load the importers.
     from torchcoll.importers.registry import runs_in
 
-    return runs_in(os.fspath(path), collective, ranks)
+    return runs_in(*[os.fspath(path) for path in paths], collective=collective, ranks=ranks)
+
+
+def _files_of_jobs(sources: Iterable[Source]) -> dict[str, list[str]]:
+    """First file -> files that are read together, of those that another tool wrote."""
+    paths = [os.fspath(s) for s in sources if not isinstance(s, Run) and not is_ours(s)]
+    if len(paths) < 2:
+        return {path: [path] for path in paths}
+    from torchcoll.importers.registry import files_of_jobs
+
+    return {group[0]: group for group in files_of_jobs(paths)}

@@ -12,6 +12,8 @@ python tests/benchmarks/capture.py parts: what it adds to such a step, by what i
 python tests/benchmarks/capture.py every [PAIRS] [FILE]: capture(every=N) of steps of 20 ms, whole
 blocks of N steps, the one that is captured in each; N is 20: with 100 it costs a fifth. Pairs are
 added to FILE, and the figures are of all that it holds.
+python tests/benchmarks/capture.py on_hang: what on_hang="dump" adds to steps of 20 ms: to a capture
+into a folder, and to training with one step in 20 captured.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import os
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -170,6 +173,48 @@ def compare(rank: int, port: int, name: str) -> dict[str, list[tuple[float, floa
     return found
 
 
+def compare_on_hang(rank: int, port: int, folder: str) -> dict[str, list[tuple[float, float]]]:
+    """(with, without) on_hang of each pair of blocks; both arms write into the folder."""
+    join(rank, port)
+    step, rng = training("20"), random.Random(1)
+
+    def arm(every: int, on_hang: str | None) -> Callable[[], Any]:
+        return lambda: torchcoll.capture(folder, every=every, on_hang=on_hang)
+
+    rows = {
+        "capture, on_hang / without": (arm(1, "dump"), arm(1, None)),
+        "A/A, capture": (arm(1, None), arm(1, None)),
+        "every=1000, on_hang / without": (arm(1000, "dump"), arm(1000, None)),
+        "A/A, every=1000": (arm(1000, None), arm(1000, None)),
+    }
+    times: dict[str, list[tuple[float, float]]] = {row: [] for row in rows}
+    for _ in range(PAIRS):
+        for row in rng.sample(list(rows), len(rows)):
+            medians = [0.0, 0.0]
+            for side in rng.sample((0, 1), 2):
+                medians[side] = block(step, rows[row][side])
+            times[row].append((medians[0], medians[1]))
+    dist.destroy_process_group()
+    return times
+
+
+def on_hang() -> None:
+    title(
+        f'capture(on_hang="dump"), DDP on 2 gloo ranks, {PAIRS} shuffled pairs of blocks of '
+        f"{STEPS} steps, rank 0"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        times = fork_ranks(2, compare_on_hang, free_port(), folder)[0]
+    base = statistics.median(b for pairs in times.values() for _, b in pairs)
+    print(f"{base / 1e6:.2f} ms a step")
+    for what, pairs in times.items():
+        row(what, pairs)
+    with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, Any] = {"path": folder, "on_hang": "dump"}
+        added = added_on_fake(options) - added_on_fake({"path": folder})
+    print(f"fake backend: on_hang adds {added / 1e3:.1f} us to a captured call")
+
+
 EVERY = 20
 
 
@@ -266,8 +311,8 @@ def every_on_fake() -> float:
     return statistics.median(added)
 
 
-def added_on_fake() -> float:
-    """ns that a capture adds to one call; median of 50 pairs."""
+def added_on_fake(options: dict[str, Any] | None = None) -> float:
+    """ns that a capture with these options adds to one call; median of 50 pairs."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -281,7 +326,7 @@ def added_on_fake() -> float:
 
     for _ in range(50):
         bare = loop()
-        with torchcoll.capture():
+        with torchcoll.capture(**options or {}):
             added.append(loop() - bare)
     dist.destroy_process_group()
     return statistics.median(added)
@@ -315,6 +360,9 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["every"]:
         count, *names = sys.argv[2:] or ["300"]
         every(int(count), Path(names[0]) if names else None)
+        sys.exit()
+    if sys.argv[1:2] == ["on_hang"]:
+        on_hang()
         sys.exit()
     title(
         f"capture, DDP on 2 gloo ranks, {PAIRS} shuffled pairs of blocks of {STEPS} steps, rank 0"

@@ -102,7 +102,7 @@ def commands() -> list[str]:
         "show --published --format json",
         "show --published --collective all_reduce --ranks 8",
         "gradients --parameters 8e9",
-        "plan --machine nowhere.json --shape llama-8b --parallel dp=8",
+        "plan --machine nowhere.json --config llama-3-8b --parallel dp=8",
         "show nowhere.jsonl",
         "show results/README.md",
         "compare only-one",

@@ -39,8 +39,9 @@ from torchcoll.core.summary import geometric_interval, median, summarise
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted
 from torchcoll.curves.model_fit import fit_model
-from torchcoll.training.projection import Projection, plan_traffic
+from torchcoll.training.projection import Projection
 from torchcoll.training.steps import find_steps
+from torchcoll.training.traffic_projection import plan_traffic
 
 LAUNCHES, RANKS, STEPS = 4, 4, 12
 SIZES = tuple(1 << k for k in range(12, 25))  # 4K to 16M

@@ -14,6 +14,7 @@ from torchcoll import cli
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.curves.model_file import load_model, model_object, model_text
 from torchcoll.curves.model_fit import fit_model
+from torchcoll.curves.model_show import show_fit
 from torchcoll.curves.model_sizes import jackknife, quantile
 from torchcoll.curves.predictions import predict_all
 from torchcoll.curves.validation import OVER_RANKS, OVER_SIZES, validate
@@ -283,6 +284,62 @@ def test_ranks_that_no_law_fits_have_none(tmp_path):
     assert read.predict("all_reduce", 1 << 20, 16).time_ns == pytest.approx(1e3, rel=0.01)
     with pytest.raises(UsageError, match=error_text("ranks", "32", "8 or 16")):
         read.predict("all_reduce", 1 << 20, 32)
+
+
+def grown_as_a_tree(n, size, hosts):
+    """NCCL's growth: 20 us on a host of 8, 30 us more for each doubling of the hosts; 400 GB/s of
+    busbw within a host, 50 between hosts.
+    """
+    return (
+        20 * US + 30 * US * math.log2(hosts) + 2 * (n - 1) / n * size / (400 if hosts == 1 else 50)
+    )
+
+
+def on_gpus(hosts):
+    """A run of all_reduce by nccl on hosts of 8 GPUs."""
+    ranks, sizes = 8 * hosts, [1 << k for k in range(12, 29, 2)]
+    results = [
+        measured(round(grown_as_a_tree(ranks, n, hosts)), ranks, size_bytes=n, backend="nccl",
+                 device="cuda")
+        for n in sizes
+    ]  # fmt: skip
+    return run(*results, ranks=ranks, hosts=[f"node{n}" for n in range(hosts)])
+
+
+@pytest.mark.parametrize("measured_hosts", [(1, 2), (1, 4), (2, 4)])
+def test_one_host_and_several_predict_more_hosts(measured_hosts, tmp_path, capsys):
+    """The commonest data. The law is NCCL's, which no data of two numbers of ranks can tell."""
+    fitted_model = fit_model([on_gpus(hosts) for hosts in measured_hosts])
+    path = tmp_path / "machine.json"
+    path.write_text(model_text(fitted_model.model))
+    model = load_model(path)
+    (entry,) = model.entries
+    assert (entry.over_ranks.law, entry.over_ranks.supported) == ("tree", False)
+    for hosts in (8, 32):
+        for size in (1 << 12, 1 << 20, 1 << 28):
+            found = model.predict("all_reduce", size, 8 * hosts)
+            assert found.low_ns <= grown_as_a_tree(8 * hosts, size, hosts) <= found.high_ns
+            assert found.high_ns < 10 * found.low_ns
+    show_fit(fitted_model)
+    out = capsys.readouterr().out
+    assert out.startswith("fitted 1 kind of cases") and "is assumed, not supported" in out
+    assert "no number of ranks can be predicted from the others" in " ".join(out.split())
+
+
+def test_links_that_are_known_bound_a_prediction():
+    """Four A100 of noisy curves: no time is shorter than 300 GB/s allow."""
+    generator = random.Random(11)
+    times = {n: 1.6 * n / 300 * math.exp(generator.gauss(0, 0.4)) for n in SIZES}
+    results = [
+        measured(round(20 * US + times[n]), 4, size_bytes=n, backend="nccl", device="cuda")
+        for n in SIZES
+    ]
+    model = fitted(run(*results, ranks=4, device_name="NVIDIA A100-SXM4-80GB"))
+    found = model.predict("all_reduce", 1 << 34, 4)
+    least = 1.5 * (1 << 34) / 300
+    assert least <= found.low_ns <= found.time_ns <= found.high_ns
+    (unbounded,) = model.entries
+    assert unbounded.predict(1 << 34, 4).low_ns < least
 
 
 def test_a_block_a_rank_of_three_is_not_beyond_the_smallest_size():

@@ -20,7 +20,7 @@ from torchcoll.curves.model_file import model_text
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.curves.validation_show import errors_figure
 from torchcoll.report.header import kind_texts
-from torchcoll.training.projection import plan_shape
+from torchcoll.training.config_projection import project_parameters
 
 SIZES = [1 << k for k in range(12, 26, 2)]  # 4K to 16M
 
@@ -217,7 +217,7 @@ def test_work_that_ended_before_the_calls_is_said():
     found = fit_model([worked(4, 1.5, covered=False)], concurrent=True)
     text = "in 7 of 7 cases the work ended before the calls"
     assert any(note.startswith(text) for note in found.notes)
-    plan = plan_shape(found.model, None, 1e6, {"dp": 4}, [], None, 1, "float32")
+    plan = project_parameters(found.model, 1e6, [4], "float32", None)
     assert any(note.startswith(text) for note in plan.notes)
 
 
@@ -225,7 +225,7 @@ def test_a_plan_says_beside_what(tmp_path, capsys):
     path = tmp_path / "machine.json"
     for concurrent, expected in ((True, "4 ranks (dp=4): "), (False, "4 ranks (dp=4): at least ")):
         path.write_text(model_text(fit_model([worked(4, 1.5)], concurrent=concurrent).model))
-        words = ["plan", "--machine", str(path), "--parameters", "1e6", "--parallel", "dp=4"]
+        words = ["plan", "--machine", str(path), "--parameters", "1e6", "--ranks", "4"]
         assert cli.main(words) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[-1].startswith(expected)

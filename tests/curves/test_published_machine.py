@@ -14,7 +14,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import device_named
 from torchcoll.curves.named_machines import find_machine
 from torchcoll.curves.predictions import predict_all
-from torchcoll.curves.predictor import Prediction, bounded, least_ns, sum_of
+from torchcoll.curves.predictor import PlannedCalls, Prediction, bounded, least_ns, sum_of
 from torchcoll.curves.published_law import (
     QUANTILE,
     MachineLinks,
@@ -117,17 +117,23 @@ def test_intervals_hold_types_that_are_left_out():
 
 def test_a_sum_has_a_common_and_an_independent_error():
     wide = Prediction(100.0, 100 / math.e, 100 * math.e, "", 0.0)
-    # Two kinds of call, independent: each is half of the sum.
-    value, low, high = sum_of([(1, wide), (1, wide)])
-    assert value == 200 and high == pytest.approx(200 * math.exp(math.sqrt(0.5)))
-    assert low == pytest.approx(200 * math.exp(-math.sqrt(0.5)))
-    common = wide._replace(common=1.0)
-    assert sum_of([(1, common), (1, common)])[2] == pytest.approx(200 * math.e)
-    half = wide._replace(common=0.5)
-    expected = math.sqrt(0.5 + 0.5 / 2)
-    assert sum_of([(1, half), (1, half)])[2] == pytest.approx(200 * math.exp(expected))
+
+    def half(prediction, size=1 << 20):
+        """The logarithm of the upper end over the value, of a call of 1 GiB and one of ``size``."""
+        calls = [PlannedCalls("all_gather", n, 1, prediction) for n in (GIB, size)]
+        value, low, high = sum_of(calls)
+        assert value == 200 and low * high == pytest.approx(200 * 200)
+        return math.log(high / 200)
+
+    # Two sizes, independent: each is half of the sum.
+    assert half(wide) == pytest.approx(math.sqrt(0.5))
+    # Of one octave, or with a common error, both are wrong together.
+    assert half(wide, GIB + 4) == pytest.approx(1)
+    assert half(wide._replace(common=1.0)) == pytest.approx(1)
+    assert half(wide._replace(common=0.5)) == pytest.approx(math.sqrt(0.5 + 0.5 / 2))
     # Calls of one size have one error, however many there are.
-    assert sum_of([(9, wide)]) == pytest.approx((900, 900 / math.e, 900 * math.e))
+    nine = sum_of([PlannedCalls("all_gather", GIB, 9, wide)])
+    assert nine == pytest.approx((900, 900 / math.e, 900 * math.e))
     assert sum_of([]) == (0.0, 0.0, 0.0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import pickle
@@ -209,21 +208,19 @@ def test_other_files_are_not_recognized(tmp_path, content):
 def hanging() -> None:
     """Rank 1 never makes the third call of rank 0."""
     rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1))
+    dist.init_process_group("gloo")
     x = torch.ones(3, 4)
     for _ in range(2):
         dist.all_reduce(x)
-    work = dist.all_reduce(x, async_op=True) if rank == 0 else None
+    if rank == 0:
+        dist.all_reduce(x, async_op=True)
     time.sleep(0.2)
     dumped = torch._C._distributed_c10d
     with open(f"nccl_trace_rank_{rank}", "wb") as file:
         file.write(dumped._dump_fr_trace())
     with open(f"fr{rank}.json", "wb") as file:
         file.write(dumped._dump_fr_trace_json())
-    if work:
-        with pytest.raises(RuntimeError):
-            work.wait()
-    os._exit(0)
+    os._exit(0)  # without waiting for the call
 
 
 @pytest.mark.skipif(

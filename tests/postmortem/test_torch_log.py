@@ -160,12 +160,22 @@ def test_torchrun_tells_who_died_and_whom_it_ended_itself(tmp_path: Path) -> Non
     assert (killed.rank, killed.signal, killed.pid, killed.node) == (9, 9, 26707, "node07")
     # Rank 8 also died of SIGKILL, which torchrun sent.
     (ended,) = events(evidence, "exit")
-    assert (ended.rank, ended.signal, ended.exit_code) == (8, 15, -9)
+    assert (ended.rank, ended.signal, ended.exit_code) == (8, None, None)
     (lost,) = events(evidence, "peer_lost")
     assert (lost.rank, lost.addresses, lost.collective) == (2, ("10.0.0.2",), "all_reduce")
     assert not events(evidence, "exception")  # the launcher's own traceback is none
     assert evidence.pids == {8: 26706, 9: 26707}
     assert evidence.nodes == {8: "node07", 9: "node07"}
+
+
+def test_torchrun_is_told_to_end(tmp_path: Path) -> None:
+    # torch/distributed/elastic/agent/server/api.py
+    evidence = read_log(
+        tmp_path,
+        "W1124 20:08:34.653292 22352 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting down workers\n",
+    )
+    (event,) = events(evidence)
+    assert (event.kind, event.rank, event.signal) == ("canceled", None, 15)
 
 
 def test_gloo_mismatch_without_a_rank_is_of_the_rank_that_aborted(tmp_path: Path) -> None:
@@ -186,6 +196,19 @@ def test_gloo_mismatch_without_a_rank_is_of_the_rank_that_aborted(tmp_path: Path
     )
     (event,) = events(evidence, "mismatch")
     assert event.rank == 1
+    assert [(e.rank, e.signal) for e in events(evidence, "exit", "killed")] == [(1, None)]
+
+
+def test_ranks_that_torchrun_ended_are_no_cause_without_its_warnings(tmp_path: Path) -> None:
+    table = _KILLED[_KILLED.index("Failures:") :]
+    second = table[table.index("[1]:") : table.index("-----", table.index("[1]:"))]
+    second = second.replace("26706", "26709").replace("rank      : 8", "rank      : 7")
+    evidence = read_log(tmp_path, table.replace("Failures:\n", f"Failures:\n{second}"))
+    assert [(e.kind, e.rank, e.signal) for e in evidence.events] == [
+        ("exit", 7, None),
+        ("exit", 8, None),
+        ("killed", 9, 9),
+    ]
 
 
 @pytest.mark.parametrize(

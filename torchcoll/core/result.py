@@ -126,6 +126,9 @@ class Verification:
         return bool(self.wrong or self.changed)
 
 
+# ``over_ranks`` of ranks that did not begin together: each rank's time includes its waiting, so the
+# shortest is that of the last rank to arrive, and the time of the call.
+LAST_TO_ARRIVE = "last to arrive"
 # Fields of Reported that are no floating-point figures.
 _FLAGS = ("derived", "contradictory")
 _NO_FIGURES = {"statistic", "over_ranks", "clock", "calls", "size_bytes", "size_basis", *_FLAGS}
@@ -136,8 +139,9 @@ class Reported:
     """What a source that keeps no samples tells of a case; None is what it does not tell.
 
     time_ns: one duration of a call. statistic: what it is of the calls (mean, median, ...).
-    over_ranks: what it is of the ranks (max, mean, median, rank0, unknown). clock: ``host`` (until
-    the call is complete), ``device``, ``issue`` (until the call returned) or ``unknown``.
+    over_ranks: what it is of the ranks (max, mean, median, rank0, unknown, LAST_TO_ARRIVE).
+    clock: ``host`` (until the call is complete), ``device``, ``issue`` (until the call returned) or
+    ``unknown``.
     algbw_gbps, busbw_gbps: as the source gives them, kept where they are all that it gives, or to
     be checked against what the time gives. derived: time_ns was computed from algbw_gbps.
     contradictory: the time cannot be that of these bandwidths, so tables show the bandwidths as the
@@ -388,6 +392,11 @@ class CaseResult:
         return isinstance(other, CaseResult) and self.to_json() == other.to_json()
 
     __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def last_to_arrive(self) -> bool:
+        """Whether the time of a call is that of the last rank to arrive."""
+        return self.reported is not None and self.reported.over_ranks == LAST_TO_ARRIVE
 
     @property
     def expected(self) -> bool:

@@ -14,10 +14,11 @@ from itertools import accumulate
 from typing import Any
 
 from torchcoll.core.backends import communicates
-from torchcoll.core.case import NATIVE, Case, split_batch
+from torchcoll.core.case import Case, split_batch
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
 from torchcoll.core.errors import choice
-from torchcoll.core.result import CaseResult, Matrix, Reported, Run, run_numbers
+from torchcoll.core.implementations import IMPLEMENTATIONS
+from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Matrix, Reported, Run, run_numbers
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom (scipy.stats.t.ppf(0.975, df)).
 _T_975 = (
@@ -99,6 +100,13 @@ def over_ranks(samples: Matrix, how: str = "max") -> list[float]:
     return [sum(call) / len(samples) for call in zip(*samples, strict=False)]
 
 
+def completions(result: CaseResult, samples: Matrix, how: str = "max") -> list[float]:
+    """``over_ranks`` of samples of a case. Where ranks did not begin together, a call takes as long
+    as on the last rank to arrive, whose time is the shortest, and no other reading is its time.
+    """
+    return over_ranks(samples, "min" if result.last_to_arrive else how)
+
+
 def slowest(samples: Matrix, how: str = "max") -> list[int]:
     """The intervals of the rank that took longest for all of them; of ``min`` the fastest.
 
@@ -120,7 +128,7 @@ def steady_times(result: CaseResult, clock: str | None, how: str = "max") -> lis
     if not samples:
         return []
     if not has_period(result, clock) or how in ("mean", "rank0"):
-        return over_ranks(samples, how)
+        return completions(result, samples, how)
     times: list[float] = []
     for first, last in batches_of(result, samples):
         times += slowest([row[first:last] for row in samples], how)
@@ -221,7 +229,7 @@ def over_ranks_of(result: CaseResult, how: str) -> str | None:
     their source tells; None where it does not.
     """
     if not result.reported or result.time_ns:
-        return how
+        return LAST_TO_ARRIVE if result.last_to_arrive else how
     return None if result.reported.over_ranks == "unknown" else result.reported.over_ranks
 
 
@@ -469,7 +477,7 @@ def library_of(case: Case, environment: Mapping[str, Any]) -> str | None:
     """What communicates in a case: the backend's library, or torch's symmetric memory in its place;
     None is unknown. environment: of the run.
     """
-    if case.implementation != NATIVE:
+    if case.implementation in IMPLEMENTATIONS:
         return f"symmetric memory of torch {environment.get('torch') or ''}".rstrip()
     name: str | None = (environment.get("libraries") or {}).get(case.backend)
     return name

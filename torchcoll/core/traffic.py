@@ -40,6 +40,12 @@ class Group:
     description: str = ""
     calls_before: int = field(default=0, compare=False)
 
+    def to_json(self) -> dict[str, Any]:
+        data = vars(self).copy()
+        if not self.calls_before:
+            del data["calls_before"]
+        return data
+
 
 @dataclass(frozen=True)
 class TrafficCall:
@@ -58,7 +64,8 @@ class TrafficCall:
     exposed_ns: the part of time_ns under which nothing else ran, where a trace tells it.
     tensors: how many tensors went in one coalesced call. splits: bytes to each rank of the group,
     of an uneven all_to_all_v. algorithm: what the names of its kernels say (``RING/LL``), a hint
-    only; '' where not known.
+    only; '' where not known. logged_ns: when the source wrote the call down, since 1970 on the
+    rank's own clock, which may be long after its end; None where it does not tell.
     """
 
     collective: str
@@ -80,6 +87,7 @@ class TrafficCall:
     exposed_ns: int | None = None
     algorithm: str = ""
     began_ns: int | None = None
+    logged_ns: int | None = None
 
     @property
     def span(self) -> Span | None:
@@ -109,7 +117,8 @@ class TrafficCall:
         optional = (call.root, call.peer, call.step, call.time_ns, call.exposed_ns)
         sizes = (call.bytes_in, call.bytes_out, call.sequence, *call.splits)
         numbers = [*sizes, *(number for number in optional if number is not None)]
-        check_whole(*numbers, *or_none(call.start_ns), *or_none(call.began_ns), call.tensors)
+        check_whole(*numbers, *or_none(call.start_ns), *or_none(call.began_ns))
+        check_whole(*or_none(call.logged_ns), call.tensors)
         texts = (call.collective, call.group, call.clock, call.algorithm)
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("not a text")
@@ -393,7 +402,7 @@ def records_of(traffic: Traffic) -> Iterator[tuple[str, dict[str, Any]]]:
     """The records in file order."""
     yield "header", header_of(traffic)
     for group in traffic.groups.values():
-        yield "group", dataclasses.asdict(group)
+        yield "group", group.to_json()
     for rank in sorted({*traffic.calls, *traffic.steps}):
         clock = {"clock": traffic.clocks[rank]} if rank in traffic.clocks else {}
         yield "step", {"rank": rank, "spans_ns": traffic.steps.get(rank, []), **clock}

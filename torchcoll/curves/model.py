@@ -95,6 +95,8 @@ class OverRanks:
         such link was measured. If the hosts are not known, all links count as ``within``.
     corrections: (size in bytes, factor).
     spread: the interval of a prediction on numbers of ranks that were not measured.
+    supported: whether some measured number of ranks can be predicted from the others. If not, the
+        law is one that the library has, and its error that of published machines.
     """
 
     law: str
@@ -108,6 +110,7 @@ class OverRanks:
     between: Link | None
     corrections: tuple[tuple[float, Figure], ...]
     spread: Spread
+    supported: bool = True
 
     def log_time(self, steps: StepLaw, size_bytes: int, ranks: int, hosts: int) -> float:
         row = terms(steps, size_bytes, ranks, hosts, min(self.hosts) > 1)
@@ -128,10 +131,12 @@ def terms(
 
     The number of steps between hosts is that of the law over hosts. With several hosts all bytes
     count for the links between hosts, which are the slower ones.
+    only_between: no single host was measured. The steps within a host are then the same for all
+        data and count as launch overhead.
     """
     share = steps.share(ranks) * size_bytes
     if only_between:
-        return (1.0, 0.0, 0.0, steps.steps(ranks), share)
+        return (1.0, 0.0, 0.0, steps.steps(hosts), share)
     if hosts < 2:
         return (1.0, steps.steps(ranks), share, 0.0, 0.0)
     across = min(steps.steps(hosts), steps.steps(ranks))
@@ -188,7 +193,9 @@ class KindModel:
                 text = _beyond(size_bytes, curve.low_bytes, curve.high_bytes)
                 if above and curve.beyond_of > 1:
                     text += f", where {curve.beyond_of} collectives tell the slope together"
-                return _prediction(log, curve.spread.logs(below, above), [text])
+                # Within the data the errors of different sizes are independent: each was left out.
+                common = 1.0 if text else 0.0
+                return _prediction(log, curve.spread.logs(below, above), [text], common)
         numbers = list(dict.fromkeys(curve.ranks for curve in self.over_sizes))
         if self.over_ranks is None and len(numbers) > 1:
             raise UsageError("ranks", ranks, " or ".join(map(str, numbers)), f"{self.why_not}.")
@@ -275,9 +282,11 @@ def _times(ratio: float) -> str:
     return f"{ratio:.3g}" if ratio < 100 else f"{ratio:.0f}"
 
 
-def _prediction(log: float, ends: tuple[float, float], texts: Sequence[str]) -> Prediction:
+def _prediction(
+    log: float, ends: tuple[float, float], texts: Sequence[str], common: float = 1.0
+) -> Prediction:
     low, high = (math.exp(min(700.0, log + end)) for end in ends)
-    return Prediction(math.exp(min(700.0, log)), low, high, "; ".join(filter(None, texts)))
+    return Prediction(math.exp(min(700.0, log)), low, high, "; ".join(filter(None, texts)), common)
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,7 @@ def _ranks_object(law: OverRanks) -> dict[str, Any]:
     return {
         "law": law.law,
         "remaining": list(law.remaining),
+        "supported": law.supported,
         "ranks": list(law.ranks),
         "hosts": list(law.hosts),
         "low_bytes": law.low_bytes,
@@ -243,4 +244,5 @@ def _read_ranks(data: Mapping[str, Any]) -> OverRanks:
         link("between_hosts"),
         tuple((float(c["size_bytes"]), _figure(c["factor"])) for c in data["corrections"]),
         _read_spread(data["interval"]),
+        data.get("supported", True) is True,  # older files lack this field
     )

@@ -197,6 +197,6 @@ def fit_entries(kinds: Kinds) -> tuple[KindModel, ...]:
             over_sizes(c, fit, next(spreads), next(shared))
             for c, fit in zip(curves, curve_fits, strict=True)
         ]
-        ranks, why = over_ranks(str(kind["collective"]), curves)
+        ranks, why = over_ranks(str(kind["collective"]), curves, str(kind.get("backend", "")))
         entries.append(KindModel(kind, tuple(over), ranks, why))
     return tuple(entries)

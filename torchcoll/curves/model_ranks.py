@@ -6,6 +6,7 @@ model_sizes.py).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,13 +31,17 @@ from torchcoll.curves.model_sizes import (
     quantile,
     resolved,
 )
-from torchcoll.curves.rank_laws import StepLaw, fit_positive, step_laws
+from torchcoll.curves.rank_laws import StepLaw, fit_positive, library_laws, step_laws
 from torchcoll.curves.size_law import fit_corrections, log_factors
 from torchcoll.stats.line import Floats
 
 FEWEST_RANKS = 2
 _INNER = 3  # numbers of ranks: with more, only the errors of those between the ends count
 _TWO = 2  # numbers of ranks: if one of two is left out, no law can be fitted to the other
+# By how much the time may grow otherwise than a law that is not supported by the data says, with
+# each doubling of the ranks: over several hosts, and within one. Chosen on the published machines
+# with several numbers of ranks (results/benchmarks/rank-counts-2026-11-24.txt).
+_PRIOR, _PRIOR_WITHIN = 0.22, 0.08
 _WIDEST = 10.0  # times or part of the prediction: a law with a wider interval says nothing
 _AHEAD = 3  # doublings of the ranks over which the remaining laws are compared
 
@@ -120,8 +125,12 @@ class LeftRanks:
         return float(numpy.mean([(residuals**2).mean() for residuals in self.errors])) + LEAST**2
 
 
-def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, list[str]]:
+def choose_ranks(
+    collective: str, curves: Sequence[Curve], backend: str = ""
+) -> tuple[LeftRanks, list[str]]:
     """The law that predicts left-out numbers of ranks best, and the names of all remaining laws.
+
+    If no number of ranks can be predicted by the others, the laws are those of the library.
 
     A law remains if an F test of the mean squares (95 %) does not tell it from the best one. The
     errors of all sizes on one number of ranks are correlated, so each number of ranks is one degree
@@ -133,7 +142,8 @@ def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, l
     supported = tuple(
         len(curves) > _TWO and between.count(several_hosts) > 1 for several_hosts in between
     )
-    for steps in step_laws(collective):
+    known_laws = step_laws(collective) if any(supported) else library_laws(collective, backend)
+    for steps in known_laws:
         candidates = []
         for share in shares:
             without = []
@@ -151,7 +161,9 @@ def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, l
     return tried[0], [candidate.fit.steps.name for candidate in tried if candidate.square <= limit]
 
 
-def over_ranks(collective: str, curves: Sequence[Curve]) -> tuple[OverRanks | None, str]:
+def over_ranks(
+    collective: str, curves: Sequence[Curve], backend: str = ""
+) -> tuple[OverRanks | None, str]:
     """The law over ranks of one kind of case; None and the reason if there are too few numbers, or
     if no law fits them within a factor of _WIDEST.
     """
@@ -162,7 +174,7 @@ def over_ranks(collective: str, curves: Sequence[Curve]) -> tuple[OverRanks | No
             None,
             f"{numbers_text}, {FEWEST_RANKS} are needed for a law over ranks: measure another",
         )
-    best, remaining = choose_ranks(collective, curves)
+    best, remaining = choose_ranks(collective, curves, backend)
     spread = ranks_spread(collective, curves, best, remaining)
     widest = max(spread.high, 1 / spread.low)
     if widest > _WIDEST:
@@ -205,6 +217,7 @@ def over_ranks(collective: str, curves: Sequence[Curve]) -> tuple[OverRanks | No
         link(3),
         corrections,
         spread,
+        any(best.supported),
     )
     return law, ""
 
@@ -240,10 +253,20 @@ def ranks_spread(
     scale = small_sample if len(curves) == _TWO else 1.0
     high, low = (scale * max(LEAST, quantile(numpy.concatenate(v), points)) for v in (up, down))
     half = min(high, low)
+    prior = 0.0
+    if not any(best.supported):
+        # Nothing in the data says how wrong the law is between them and beyond them.
+        prior = _PRIOR if any(curve.hosts > 1 for curve in curves) else _PRIOR_WITHIN
+        gap = max(
+            abs(math.log2(a / b))
+            for a, b in itertools.pairwise(sorted(curve.ranks for curve in curves))
+        )
+        low, high = max(low, prior * gap / 2), max(high, prior * gap / 2)
     below, above = (
         max(
             small_sample * _ranks_widening(best, curves, end),
             _disagreement(collective, curves, best, remaining, half, factor),
+            prior,
         )
         for end, factor in ((0, 0.5), (-1, 2.0))
     )

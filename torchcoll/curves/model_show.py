@@ -46,7 +46,10 @@ def show_fit(fitted: FittedModel, file: TextIO | None = None) -> None:
         text += (
             f"; {'none' if not over else f'only {over}'} of them can predict other numbers of ranks"
         )
-    answer = Answer(text, "" if over == len(entries) else "doubt")
+    assumed = sum(not law.supported for law in (entry.over_ranks for entry in entries) if law)
+    if assumed:
+        text += f"; in {assumed} of them the law over ranks is assumed, not supported by the data"
+    answer = Answer(text, "" if over == len(entries) and not assumed else "doubt")
     grids = [Grid([], [], above=lines), Grid([], [], below=below, answer=answer)]
     out = Destination(file)
     print_grids([("", grids)], "table", out)
@@ -71,11 +74,15 @@ def _entry_lines(entry: KindModel) -> list[str]:
     numbers = ", ".join(map(str, law.ranks))
     other_laws = [name for name in law.remaining if name != law.law]
     text = f"over ranks ({numbers}): {law.law}"
-    text += (
-        f"; {', '.join(other_laws)} cannot be told from it"
-        if other_laws
-        else "; no other law remains"
-    )
+    if not law.supported:
+        text += (
+            ", which is assumed: no number of ranks can be predicted from the others, and the "
+            "interval is that of published machines"
+        )
+    elif other_laws:
+        text += f"; {', '.join(other_laws)} cannot be told from it"
+    else:
+        text += "; no other law remains"
     lines += [text, f"  launch overhead {_times(law.launch_ns)}"]
     for name, link in (("within a host", law.within), ("between hosts", law.between)):
         if link:

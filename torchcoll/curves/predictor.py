@@ -91,25 +91,38 @@ class Predictor(Protocol):
         """
 
 
-def sum_of(predictions: Iterable[tuple[int, Prediction]]) -> Ends:
-    """The time of so many calls of each prediction, one after another, with its 90 % interval.
+class PlannedCalls(NamedTuple):
+    """So many calls of one kind and size, one after another."""
 
-    The part of the error that all calls of a machine have in common adds up with the times; the
-    rest, which is independent for each kind and size of call, adds up as squares. In logarithms.
+    collective: str
+    size_bytes: int
+    calls: int
+    prediction: Prediction
+
+
+def sum_of(items: Iterable[PlannedCalls]) -> Ends:
+    """The time of all these calls, one after another, with its 90 % interval.
+
+    The part of the error that all calls of a machine have in common adds up with the times. The
+    rest is independent between collectives and between octaves of the size, and adds up as squares.
+    In logarithms.
     """
-    items = [(calls * prediction.time_ns, prediction) for calls, prediction in predictions]
-    total = sum(time for time, _ in items)
+    planned = list(items)
+    total = sum(item.calls * item.prediction.time_ns for item in planned)
     if not total:
         return 0.0, 0.0, 0.0
 
     def half(end: int) -> float:
-        common = independent = 0.0
-        for time, prediction in items:
+        common = 0.0
+        independent: dict[tuple[str, int], float] = {}
+        for collective, size_bytes, calls, prediction in planned:
             factor = (prediction.low_ns, prediction.high_ns)[end] / prediction.time_ns
-            wide = abs(math.log(factor)) * time / total
+            wide = abs(math.log(factor)) * calls * prediction.time_ns / total
             common += math.sqrt(prediction.common) * wide
-            independent += (1 - prediction.common) * wide**2
-        return math.sqrt(common**2 + independent)
+            key = collective, size_bytes.bit_length()
+            rest = math.sqrt(1 - prediction.common) * wide
+            independent[key] = independent.get(key, 0.0) + rest
+        return math.hypot(common, *independent.values())
 
     return total, total * math.exp(-half(0)), total * math.exp(min(700.0, half(1)))
 

@@ -16,7 +16,8 @@ Steps and shares are counted as in textbooks (R. Thakur, R. Rabenseifner and W. 
 Performance Computing Applications 19 (2005) 49) and in NCCL's graph/tuning.cc: a ring takes
 2 (n - 1) steps; a tree takes 2 log2 n, is pipelined, and sends the size twice for any n. They are
 derived from the collective's entry: a ring sends its bus factor. For some collectives two laws are
-the same, or hardly differ on the measured numbers of ranks; then both remain.
+the same, or hardly differ on the measured numbers of ranks; then both remain. Where the data cannot
+tell any law from another, it counts which algorithms the library has (``library_laws``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 import numpy
 from scipy import optimize
 
+from torchcoll.core.backends import BACKENDS, NCCL
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.stats.line import Floats
 
@@ -120,3 +122,18 @@ def step_laws(collective: str) -> Sequence[StepLaw]:
         doubling = StepLaw(doubling.name, doubling.term, 1, doubling.steps)
         linear = StepLaw(linear.name, linear.term, 1, linear.steps)
     return (ring, tree, doubling, linear)
+
+
+def library_laws(collective: str, backend: str) -> Sequence[StepLaw]:
+    """The laws that the library of a backend can follow; all of them if that is not known.
+
+    NCCL and RCCL run an all_reduce in a ring or a tree, whichever is faster for the size. For large
+    sizes both send as many bytes, and for small ones the tree is faster, so that the tree's law
+    holds. Other collectives run in a ring.
+    """
+    laws = step_laws(collective)
+    entry = BACKENDS.get(backend)
+    if len(laws) < 2 or entry is None or entry.family != NCCL:
+        return laws
+    ring, tree, *_ = laws
+    return [tree if COLLECTIVES[collective].by_switch else ring]

@@ -120,8 +120,14 @@ def import_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_import(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.errors import one_line
+    from torchcoll.core.units import counted
     from torchcoll.importers.base import ImportOptions
-    from torchcoll.importers.registry import import_file, nothing_read
+    from torchcoll.importers.registry import (
+        files_of_jobs,
+        import_file,
+        import_together,
+        nothing_read,
+    )
 
     import_options = ImportOptions(
         ranks=options.ranks,
@@ -134,11 +140,15 @@ def run_import(options: argparse.Namespace) -> ExitCode:
     labels = parse_labels(options.label)
     runs: list[Run] = []
     code = ExitCode.OK
-    for path in options.files:
+    for paths in [[p] for p in options.files] if options.importer else files_of_jobs(options.files):
+        path = paths[0] if len(paths) == 1 else f"{counted(len(paths), 'file')} from {paths[0]} on"
         try:
             if os.path.isfile(path) and is_ours(path):
                 raise UnreadableError("file", path, "output of another tool; this one is ours")
-            imported = import_file(path, import_options, options.importer)
+            if len(paths) > 1:
+                imported = import_together(paths, import_options)
+            else:
+                imported = import_file(path, import_options, options.importer)
         except UnreadableError as error:
             tell(error.line())
             code = ExitCode.UNREADABLE

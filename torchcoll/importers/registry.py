@@ -13,16 +13,24 @@ import importlib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import cast
 
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice
 from torchcoll.core.file import MODEL_START, uncollected
-from torchcoll.core.other_commands import PRINTED, TRACE, reading_command, without_collectives
+from torchcoll.core.other_commands import (
+    PRINTED,
+    TRACE,
+    begin_of,
+    reading_command,
+    without_collectives,
+)
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import is_stdin
+from torchcoll.core.units import counted
 from torchcoll.importers.base import Imported, Importer, ImportOptions, Line
 from torchcoll.importers.nccl_tests import repeats
 from torchcoll.importers.prefix import Unprefixed
@@ -32,7 +40,8 @@ GROUP = "torchcoll.importers"
 _PLAIN = "plain"
 # In the order of sniffing. Formats that are recognised by less evidence come later.
 BUILT_IN = (
-    *("nccl_tests_json", "inspector", "rccl_tests", "nccl_tests_text", "imb"),
+    *("nccl_tests_json", "inspector", "inspector_prom", "rccl_tests", "nccl_tests_text"),
+    "imb",
     *("oneccl", "param", "deepspeed_json", "deepspeed", "osu", "ucc", "hccl", "astra_sim"),
     "plain",
 )
@@ -155,22 +164,29 @@ def _imported(
         imported = importer.read(iter(lines), options)
     if shortened and shortened.warning:
         imported.warn(shortened.warning)
-    imported.importer = importer.NAME
-    if options.statistic and importer.NAME != _PLAIN:
-        imported.warn(f"--statistic {options.statistic} is for plain tables: not used")
-    for run in imported.runs:
-        if text := repeats(run.results):
-            imported.warn(text)
     if source.problem:
         imported.warn(source.problem)
     refusals = [
         f"refused: {source.name}{f':{lines}' if lines else ''}: {why}"
         for lines, why in imported.refusals()
     ]
+    _finish(imported, importer, options, refusals)
+    return imported
+
+
+def _finish(
+    imported: Imported, importer: Importer, options: ImportOptions, refusals: Sequence[str]
+) -> None:
+    """Add to each run what the importer warned of and refused."""
+    imported.importer = importer.NAME
+    if options.statistic and importer.NAME != _PLAIN:
+        imported.warn(f"--statistic {options.statistic} is for plain tables: not used")
+    for run in imported.runs:
+        if text := repeats(run.results):
+            imported.warn(text)
     for run, warnings in zip(imported.runs, imported.warnings_by_run(), strict=True):
         # Events are saved in the result file, problems are not.
         run.events += [{"kind": "import", "message": text} for text in (*warnings, *refusals)]
-    return imported
 
 
 def _reads_text(importer: Importer) -> bool:
@@ -196,11 +212,63 @@ def _sniffed(source: Source) -> Importer | None:
         source.rewind()
 
 
-def runs_in(path: str, collective: str | None = None, ranks: int | None = None) -> list[Run]:
-    """The runs in another tool's output. Raises UnreadableError if nothing could be read."""
-    imported = import_file(path, ImportOptions(collective=collective, ranks=ranks))
+def files_of_jobs(paths: Sequence[str]) -> list[list[str]]:
+    """The paths, with those together that are the files of the processes of jobs."""
+    groups: dict[str | int, list[str]] = {}
+    for number, path in enumerate(paths):
+        importer = _merging(path) if len(paths) > 1 and os.path.isfile(path) else None
+        groups.setdefault(importer.NAME if importer else number, []).append(path)
+    return list(groups.values())
+
+
+def _merging(path: str) -> Importer | None:
+    """The importer of a file whose format has a file for each process of a job."""
+    window = begin_of(path).decode("utf-8", "replace").splitlines()
+    merging = (each for each in importers().values() if hasattr(each, "read_together"))
+    return next((each for each in merging if each.sniff(window)), None)
+
+
+def import_together(paths: Sequence[str], options: ImportOptions | None = None) -> Imported:
+    """Import one list of ``files_of_jobs``: a run for each job. Raises as ``import_file``."""
+    importer = _merging(paths[0]) if len(paths) > 1 else None
+    if importer is None:
+        return import_file(paths[0], options)
+    problems: dict[str, None] = {}
+
+    def files() -> Iterator[Iterator[Line]]:
+        for path in paths:
+            source = Source(path)
+            try:
+                yield source.lines()
+                if source.problem:
+                    problems[f"{path}: {source.problem}"] = None
+            finally:
+                source.close()
+
+    folder = os.path.dirname(paths[0]) or "."
+    options = options or ImportOptions()
+    options = ImportOptions(**{**vars(options), "file": options.file or folder})
+    with uncollected():
+        imported: Imported = importer.read_together(files(), options)  # type: ignore[attr-defined]
+    for problem in problems:
+        imported.warn(problem)
+    counts = Counter(refused.reason for refused in imported.refused)
+    refusals = [
+        f"refused: {counted(count, 'line')} of {len(paths)} files: {why}"
+        for why, count in counts.items()
+    ]
+    _finish(imported, importer, options, refusals)
+    return imported
+
+
+def runs_in(*paths: str, collective: str | None = None, ranks: int | None = None) -> list[Run]:
+    """The runs in another tool's output: a file, or one list of ``files_of_jobs``.
+
+    Raises UnreadableError if nothing could be read.
+    """
+    imported = import_together(paths, ImportOptions(collective=collective, ranks=ranks))
     if not imported.runs:
-        raise nothing_read(path, imported)
+        raise nothing_read(paths[0], imported)
     return imported.runs
 
 

@@ -1,4 +1,6 @@
-"""Reads Traffic from files: captures, Kineto traces, Flight Recorder dumps and Chakra traces."""
+"""Reads Traffic from files: captures, Kineto traces, Flight Recorder dumps, NCCL Inspector's files
+and Chakra traces.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ from torchcoll.core.traffic import Group, Traffic, TrafficCall, join, latest
 from torchcoll.core.units import counted, format_ranges
 from torchcoll.importers.chakra import read_chakra
 from torchcoll.importers.flight_recorder import is_dump, read_dump
+from torchcoll.importers.inspector_traffic import is_inspector, read_inspector
 from torchcoll.importers.kineto import fill_from_root, is_trace, read_trace
 from torchcoll.importers.kineto_events import Event, make_event
 from torchcoll.importers.large_json import members
@@ -32,7 +35,10 @@ _MEMORY_RATIO, _ITEM_BYTES = 3, 400  # memory of objects per character of JSON, 
 _EVENT_BYTES = 300  # memory of an event without arguments
 _MOST_DEPTH = 16  # folders below folders
 _MOST_PICKLE = 1 << 28  # bytes: 2000 calls, torch's default, with their stacks are 2 MB
-_KINDS = "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump or a Chakra .et"
+_KINDS = (
+    "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump, a file of NCCL Inspector "
+    "or a Chakra .et"
+)
 
 
 def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
@@ -51,10 +57,11 @@ def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
 def read_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[Traffic]:
     """Read files and folders with one rank per file, and join the files of each job.
 
-    Of a folder its .json and .jsonl files (also .gz), its .et files and dumps of the Flight
-    Recorder are read, or those of its subfolders if it has none. Only a single folder can have
-    several jobs. Raises UnreadableError for a file of another format, without communication or
-    without a rank, and UsageError if the files do not belong together.
+    Of a folder its .json and .jsonl files (also .gz), its .et files, dumps of the Flight Recorder
+    and files of NCCL Inspector are read, or those of its subfolders if it has none. Only a single
+    folder can have several jobs; NCCL Inspector's files are always told apart. Raises
+    UnreadableError for a file of another format, without communication or without a rank, and
+    UsageError if the files do not belong together.
     """
     return [_join_job(job) for job in _find_jobs(paths)]
 
@@ -62,6 +69,15 @@ def read_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[Traffic]:
 def _find_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[list[RankFile]]:
     files_of = {path: _files(path) for path in (Path(os.fspath(from_stdin(p))) for p in paths)}
     executed = [file for files in files_of.values() for file in files if file.suffix == SUFFIX]
+    inspected = dict.fromkeys(
+        file for files in files_of.values() for file in files if is_inspector(begin_of(str(file)))
+    )
+    inspected_jobs = [[RankFile(job)] for job in read_inspector([*inspected])] if inspected else []
+    files_of = {
+        path: remaining
+        for path, files in files_of.items()
+        if (remaining := [file for file in files if file not in inspected])
+    }
     jobs: list[list[RankFile]] = []
     for path, files in files_of.items():
         if not path.is_dir():
@@ -75,8 +91,8 @@ def _find_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[list[RankFile]]:
             latest_captures = latest([file.traffic for file in captures], path)
             jobs.append([RankFile(traffic) for traffic in latest_captures])
     if len(files_of) > 1:
-        return [[file for job in jobs for file in job]]
-    return jobs
+        jobs = [[file for job in jobs for file in job]]
+    return [*jobs, *inspected_jobs]
 
 
 def _join_job(files: Sequence[RankFile]) -> Traffic:
@@ -100,17 +116,21 @@ def _files(path: Path) -> list[Path]:
     for _ in range(_MOST_DEPTH):
         entries = sorted(entry for folder in folders for entry in folder.iterdir())
         files = [entry for entry in entries if entry.is_file()]
-        if fitting := [f for f in files if f.name.endswith(_SUFFIXES) or _begins_as_dump(f)]:
+        if fitting := [f for f in files if f.name.endswith(_SUFFIXES) or _begins_as_rank(f)]:
             return fitting
         folders = [entry for entry in entries if entry.is_dir() and entry.name[0] != "."]
-    expected = f"files {', '.join(_SUFFIXES)} or dumps of the Flight Recorder in it"
+    expected = (
+        f"files {', '.join(_SUFFIXES)}, dumps of the Flight Recorder or NCCL Inspector's in it"
+    )
     raise UnreadableError("folder", path, expected)
 
 
-def _begins_as_dump(path: Path) -> bool:
-    """Whether it can be a dump: torch writes them without a suffix, as pickle or as JSON."""
+def _begins_as_rank(path: Path) -> bool:
+    """Whether it can be a dump, which torch writes without a suffix, as pickle or as JSON, or a
+    file of NCCL Inspector.
+    """
     begin = begin_of(str(path))
-    return is_pickle(begin) or bool(TRACE.match(begin))
+    return is_pickle(begin) or bool(TRACE.match(begin)) or is_inspector(begin)
 
 
 def _read_folder(files: Sequence[Path], executed: Sequence[Path]) -> list[RankFile]:

@@ -14,7 +14,7 @@ from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import default_clock, has_period, median, over_ranks
+from torchcoll.core.summary import completions, default_clock, has_period, median
 from torchcoll.core.units import format_ns, format_size
 from torchcoll.pairs.matches import EXCHANGE, Pairs
 from torchcoll.report.pictures import (
@@ -132,7 +132,7 @@ def _draw_calls(axis: Axes, result: CaseResult) -> None:
     points: dict[str, list[tuple[float, float]]] = {}
     for name in dict.fromkeys(("host", default_clock(result))):
         for kind, numbers, samples in calls_in_order(result, name):
-            times = over_ranks(samples, "max")
+            times = completions(result, samples)
             points.setdefault(kind, []).extend(
                 (call.start, ns) for call, ns in zip(numbers, times, strict=False)
             )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from torchcoll.core.backends import backend_of
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.call_ring import STACKS_HEAD, CallRing, RingCall, is_ring, read_ring
 from torchcoll.core.collectives import DTYPES
@@ -16,6 +17,7 @@ from torchcoll.core.errors import UnreadableError, one_line
 from torchcoll.core.file import load_own
 from torchcoll.core.jsonl import lines_of
 from torchcoll.core.traffic import POINT_TO_POINT, Group, Traffic
+from torchcoll.postmortem.complaint_texts import facts_of, kind_of
 from torchcoll.postmortem.evidence import (
     CallSeen,
     FileRead,
@@ -24,20 +26,12 @@ from torchcoll.postmortem.evidence import (
     JobEvidence,
     Place,
 )
+from torchcoll.postmortem.python_stack import Frame, describe
 
-_UNKNOWN = Group("")
 _MOST_CALLS = 4096  # of a traffic file: the last ones
 _MOST_STACKS = 1000  # dumps in one file
 _LONGEST_LINE = 4096
 _SCHEMA = re.compile(rb'^\s*\{\s*"record":\s*"header".{0,200}"schema":\s*"torchcoll(-traffic)?/')
-# What libraries and torch say in the exception of a call.
-_ERRORS = (
-    ("timeout", re.compile(r"timed? ?out", re.I)),
-    ("peer_lost", re.compile(r"by peer|broken pipe|connection (was )?(closed|reset|lost)", re.I)),
-    ("out_of_memory", re.compile(r"OutOfMemoryError|MemoryError|out of memory", re.I)),
-    ("disk_full", re.compile(r"No space left on device|Disk quota exceeded", re.I)),
-)
-_ADDRESS = re.compile(r"\[([\d.]{7,15}|[0-9a-fA-F:]{2,39})\]:\d{1,5}")
 _EXIT = re.compile(r"^SystemExit: (\d{1,3})?(?:None)?$")
 _DUMP = re.compile(
     rf"^{STACKS_HEAD} (?P<utc>\S{{10,40}}): rank (?P<rank>\d{{1,7}}) of (?P<ranks>\d{{1,7}}) "
@@ -45,8 +39,8 @@ _DUMP = re.compile(
 )
 _THREAD = re.compile(r"^Thread 0x[0-9a-f]+ \[(?P<name>.*)\] \(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d{1,9}) in (?P<function>.*)$')
-# Code of Python, torch and torchcoll: what a person looks for is the line of the program.
-_LIBRARY = re.compile(r"/(lib/python3[^/]*|site-packages|dist-packages|torchcoll/training)/|^<")
+# The frames of a call that is captured: what a person looks for is who made the call.
+_CAPTURE = re.compile(r"torchcoll/training/(?:capture|waits)\.py$")
 _LOST = re.compile(r"lost ranks? (?P<ranks>\d{1,7}(?:(?:, | and )\d{1,7})*)")
 _SIGNAL = re.compile(r"rank (?P<rank>\d{1,7}) \([^)]*\): (?P<name>SIG[A-Z0-9]{2,8})\b")
 
@@ -83,12 +77,11 @@ def _of_ring(ring: CallRing, shown: str) -> JobEvidence:
             evidence.identities.add(f"{kind} {header[name]}")
     evidence.groups = _groups(ring.groups)
     evidence.calls = [_of_ring_call(call, rank, place) for call in ring.calls]
-    gloo_messages = any(
-        call.collective in POINT_TO_POINT
-        and ring.groups.get(call.group, _UNKNOWN).backend == "gloo"
+    counted_messages = any(
+        call.collective in POINT_TO_POINT and _counts_messages(ring.groups.get(call.group))
         for call in ring.calls
     )
-    evidence.files = [FileRead(shown, "call ring", (rank,), _numbering(gloo_messages))]
+    evidence.files = [FileRead(shown, "call ring", (rank,), _numbering(counted_messages))]
     times = [header["start_ns"], *(call.created_ns for call in ring.calls[-1:])]
     if ring.alive_ns is not None:
         evidence.alive_ns[rank] = ring.alive_ns
@@ -144,11 +137,15 @@ def _elements(size_bytes: int, dtype: str | None) -> tuple[tuple[int, ...], ...]
     return ((size_bytes // DTYPES[dtype].itemsize,),)
 
 
-def _numbering(gloo_messages: bool) -> str:
-    """How calls are numbered. torch counts send and recv of gloo as collectives, a capture does
-    not.
+def _numbering(counted_messages: bool) -> str:
+    """How calls are numbered. A capture does not count send and recv as collectives, as torch does
+    with some backends.
     """
-    return "capture" if gloo_messages else "torch"
+    return "capture" if counted_messages else "torch"
+
+
+def _counts_messages(group: Group | None) -> bool:
+    return group is not None and backend_of(group.backend).counts_messages
 
 
 def _groups(groups: dict[str, Group]) -> dict[str, GroupSeen]:
@@ -158,14 +155,14 @@ def _groups(groups: dict[str, Group]) -> dict[str, GroupSeen]:
 def _event(text: str, place: Place, rank: int, node: str, pid: int | None) -> JobEvent:
     """An event of an exception, given as ``TYPE: MESSAGE``."""
     text = one_line(text)
-    kind = next((kind for kind, pattern in _ERRORS if pattern.search(text)), "exception")
+    kind = kind_of(text)
     exit_code = None
     if match := _EXIT.match(text):
         exit_code = int(match[1] or 0)
         kind = "exit" if exit_code else "ending"
     elif text.startswith("KeyboardInterrupt"):
         kind = "canceled"
-    addresses = tuple(dict.fromkeys(_ADDRESS.findall(text)))
+    addresses = facts_of(text).get("addresses", ())
     return JobEvent(
         kind, place, text, rank, node, exit_code=exit_code, pid=pid, addresses=addresses
     )
@@ -194,14 +191,12 @@ def _of_stacks(path: Path, shown: str) -> list[JobEvidence]:
         if capture.strip():
             job.identities.add(f"capture {capture.strip()}")
         job.files = [FileRead(shown, "stacks", (rank,))]
-        where = _describe_stack(lines)
+        where, collective = describe(_frames(lines))
         stall = next((x for x in lines[1:4] if x.startswith("no call began or ended")), "")
         text = one_line(f"{where}; {stall}" if stall else where)
-        job.events = [
-            JobEvent(
-                "stack", Place(shown, begin), text, rank, match["host"], pid=pid, when_ns=when_ns
-            )
-        ]
+        place = Place(shown, begin)
+        event = JobEvent("stack", place, text, rank, match["host"], pid=pid, when_ns=when_ns)
+        job.events = [replace(event, collective=collective)]
         evidence[rank, pid, capture] = job
     if not evidence:
         raise UnreadableError("stacks", shown, "a dump with a complete first line")
@@ -224,25 +219,16 @@ def _dumps(path: Path) -> Iterator[tuple[int, list[str]]]:
         yield begin, lines
 
 
-def _describe_stack(lines: list[str]) -> str:
-    """Where the main thread stood: its innermost line that is not of Python, torch or torchcoll,
-    and the innermost one if that is another.
-    """
-    frames: list[str] = []
-    program_frame = ""
+def _frames(lines: list[str]) -> list[Frame]:
+    """The frames of the main thread, innermost first."""
+    frames: list[Frame] = []
     main = False
     for line in lines:
         if match := _THREAD.match(line):
             main = match["name"] == "MainThread"
-        elif main and (match := _FRAME.match(line)):
-            frame = f"{match['function']} ({match['file']}:{match['line']})"
-            frames.append(frame)
-            if not program_frame and not _LIBRARY.search(match["file"]):
-                program_frame = frame
-    if not frames:
-        return "no Python frame of the main thread"
-    inside = f", inside of {frames[0]}" if program_frame and frames[0] != program_frame else ""
-    return f"the main thread was in {program_frame or frames[0]}{inside}"
+        elif main and (match := _FRAME.match(line)) and not _CAPTURE.search(match["file"]):
+            frames.append(Frame(match["file"], int(match["line"]), match["function"]))
+    return frames
 
 
 def _since_1970(utc: str) -> int | None:
@@ -259,14 +245,20 @@ def _of_traffic(traffic: Traffic, shown: str) -> JobEvidence:
     place, environment = Place(shown), traffic.environment
     evidence = JobEvidence(ranks=traffic.ranks, problems=list(traffic.problems))
     evidence.groups = _groups(traffic.groups)
-    gloo_messages = any(
-        call.point_to_point and traffic.groups.get(call.group, _UNKNOWN).backend == "gloo"
+    counted_messages = any(
+        call.point_to_point and _counts_messages(traffic.groups.get(call.group))
         for calls in traffic.calls.values()
         for call in calls
     )
-    numbering = _numbering(gloo_messages)
+    numbering = _numbering(counted_messages)
     evidence.files = [
-        FileRead(shown, f"traffic ({traffic.source})", tuple(traffic.calls), numbering)
+        FileRead(
+            shown,
+            f"traffic ({traffic.source})",
+            tuple(traffic.calls),
+            numbering,
+            has_open_calls=False,
+        )
     ]
     host = environment.get("host")
     capture = environment.get("capture")
@@ -309,6 +301,8 @@ def _of_traffic(traffic: Traffic, shown: str) -> JobEvidence:
             )
         if traffic.end:
             reason, message = (traffic.end.get(name) or "" for name in ("reason", "message"))
+            if not (whole or message or reason == "KeyboardInterrupt"):
+                continue  # of an earlier version: the type alone does not tell what happened
             text = f"{reason}: {message}" if reason else "the capture ended"
             event = _event(text, place, rank, evidence.nodes.get(rank, ""), None)
             evidence.events.append(replace(event, kind="ending") if whole else event)
@@ -340,6 +334,7 @@ def _of_results(path: Path, shown: str) -> JobEvidence:
             "timeout" if kind == "hang" else "peer_lost",
             place,
             text,
+            rank=0,
             collective=collective,
             when_ns=when_ns,
         )

@@ -91,7 +91,7 @@ def _tasks(scan: LogScan, line: Line, match: re.Match[str]) -> None:
             rank=rank,
             node=match[1],
             exit_code=code,
-            signal=int(signal.SIGTERM) if ended_by_slurm else number and int(number),
+            signal=None if ended_by_slurm or number is None else int(number),
         )
         if event is not None:
             scan.tasks.append(event)
@@ -370,7 +370,7 @@ class HydraBanner:
             return
         for event in self._events:
             if event.signal == signal.SIGKILL:
-                self.scan.replace(event, kind="exit", signal=int(signal.SIGTERM))
+                self.scan.replace(event, kind="exit", signal=None)
 
 
 def _abort(scan: LogScan, line: Line, match: re.Match[str]) -> None:
@@ -381,7 +381,7 @@ def _abort(scan: LogScan, line: Line, match: re.Match[str]) -> None:
 
 HANDLERS: tuple[Handler, ...] = (
     ("CANCELLED AT ", _CANCELLED, _cancelled),
-    ("error: ", _TASKS, _tasks),
+    ("srun: error: ", _TASKS, _tasks),
     ("oom_kill event", _OOM_STEP, _oom_step),
     ("oom-kill event", _OOM_STEP, _oom_step),
     ("srun: ", _STEP_ENDS, _step_ends),
@@ -401,10 +401,15 @@ HANDLERS: tuple[Handler, ...] = (
     ("ink down", _LINK_DOWN, _link_down),
     ("Link DOWN", _LINK_DOWN, _link_down),
     ("lost carrier", _LINK_DOWN, _link_down),
-    ("Namespace: ", re.compile(r"Namespace:\s"), _pod_begins),
-    ("Warning ", _KUBE_EVENT, _kube_event),
-    ("Normal ", _KUBE_EVENT, _kube_event),
-    ("reason", _YAML_REASON, _yaml_reason),
+    ("Name:    ", re.compile(r"^Name:\s"), _pod_begins),
+    ("NodeNotReady", _KUBE_EVENT, _kube_event),
+    ("Evicted", _KUBE_EVENT, _kube_event),
+    ("Preempt", _KUBE_EVENT, _kube_event),
+    ("TaintManagerEviction", _KUBE_EVENT, _kube_event),
+    ("OOMKilled", _YAML_REASON, _yaml_reason),
+    ("Evicted", _YAML_REASON, _yaml_reason),
+    ("Preempt", _YAML_REASON, _yaml_reason),
+    ("NodeLost", _YAML_REASON, _yaml_reason),
     ("noticed that process rank", _OPEN_MPI, _open_mpi),
     ("BAD TERMINATION", _ANY, _pod_begins),
     (" RUNNING AT ", _ANY, _pod_begins),

@@ -19,6 +19,7 @@ from torchcoll.postmortem.causes import (
     Cause,
     Complaints,
     earliest,
+    in_user_code,
     sort_events,
     waits_in_communication,
     without_told_to_end,
@@ -57,7 +58,12 @@ class _Facts:
             for rank, waits in self.standings.waits.items()
             if any(wait.call and wait.call.reliable_state for wait in waits)
         }
-        self.causes = earliest(without_told_to_end(self.events.causes), job)
+        causes = without_told_to_end(
+            self.events.causes,
+            len(self.standings.ranks),
+            bool(self.events.complaining or self.events.canceled),
+        )
+        self.causes = earliest(causes, job) if causes else {}
         differences = map(find_difference, self.standings.groups.values())
         self.differences = [difference for difference in differences if difference]
         # Ranks whose log was read, and says nothing.
@@ -97,6 +103,7 @@ def diagnose(job: JobEvidence) -> Diagnosis:
         _reported_mismatch,
         _waited_for,
         _wait_for_each_other,
+        _reported_link,
         _stopped_running,
         _came_late,
         _elsewhere,
@@ -366,6 +373,7 @@ def _waited_for(facts: _Facts) -> Diagnosis | None:
         _add_standing(facts, result, group, wait)
         return result
     sure = wait.event is not None or (wait.call is not None and wait.call.reliable_state)
+    sure = sure or set(ahead) <= facts.events.complaining
     result.certainty = "certain" if sure and len(roots) == 1 else "likely"
     result.reasons.append(
         f"the record of {rank_names(facts.job, roots)} ends before the call in which the others are"
@@ -385,7 +393,7 @@ def _refine_by_events(facts: _Facts, result: Diagnosis, ranks: Collection[int]) 
     events = facts.events
     for rank in ranks:
         event = events.stacks.get(rank)
-        if event is not None and not waits_in_communication(event):
+        if event is not None and in_user_code(event):
             result.kind = "user_code"
             result.evidence.append(EvidenceLine(event.text, event.place, rank))
         elif rank in events.endings:
@@ -486,14 +494,16 @@ def _last_ran(facts: _Facts, ranks: Collection[int]) -> str:
 def _elsewhere(facts: _Facts) -> Diagnosis | None:
     """By their stacks, some ranks wait in communication and others do not."""
     stacks = facts.events.stacks
-    waiting = tuple(r for r, stack in sorted(stacks.items()) if waits_in_communication(stack))
-    away = tuple(rank for rank in sorted(stacks) if rank not in waiting)
+    away = tuple(rank for rank, stack in sorted(stacks.items()) if in_user_code(stack))
+    waiting = tuple(rank for rank in sorted(stacks) if rank not in away)
     if not waiting or not away or len(away) > len(waiting):
         return None
+    if facts.shown_to_wait & set(away):
+        return None  # taken before or after the job stood still
     result = Diagnosis(facts.job, kind="user_code", culprits=away, certainty="likely")
     _name_call(facts, result, away)
     result.waiting = tuple(sorted({*result.waiting, *waiting} - set(away)))
-    result.reasons.append("its stack is in no call that waits for others, and theirs are")
+    result.reasons.append("its stack is in user code, and those of the others are not")
     for rank in (*away, *waiting[:1]):
         result.evidence.append(EvidenceLine(stacks[rank].text, stacks[rank].place, rank))
     return result
@@ -527,7 +537,7 @@ def _came_late(facts: _Facts) -> Diagnosis | None:
 def _late_stack(facts: _Facts, result: Diagnosis, late: Collection[LateCall]) -> None:
     for item in late:
         stack = facts.events.stacks.get(item.rank)
-        if stack is not None and not waits_in_communication(stack):
+        if stack is not None and in_user_code(stack):
             result.kind = "user_code"
             result.evidence.append(EvidenceLine(stack.text, stack.place, item.rank))
 
@@ -546,6 +556,11 @@ def _cleared(facts: _Facts) -> set[int]:
     return cleared
 
 
+def _waits(facts: _Facts, rank: int) -> bool:
+    stack = facts.events.stacks.get(rank)
+    return stack is not None and waits_in_communication(stack)
+
+
 def _left_nothing(facts: _Facts) -> Diagnosis | None:
     """Nobody is behind by the records: the cause is among the ranks that are not shown to wait."""
     events = facts.events
@@ -562,8 +577,10 @@ def _left_nothing(facts: _Facts) -> Diagnosis | None:
     elif len(without_complaint) == 1 and without_complaint[0] in facts.quiet:
         chosen = without_complaint
         result.reasons.append("its log is the only one without a complaint")
-    elif len(suspects) == 1 and (facts.job.ranks is None or suspects[0] in events.timeouts):
-        return None  # there may be more ranks than any file mentions, or each waits for the others
+    elif facts.job.ranks is None:
+        return None  # there may be more ranks than any file mentions
+    elif len(suspects) == 1 and (suspects[0] in events.timeouts or _waits(facts, suspects[0])):
+        return None  # each waits for the others
     elif len(suspects) == 1:
         result.reasons.append("all other ranks are recorded in the same call, waiting")
     if not chosen or len(chosen) == len(facts.ranks):
@@ -583,6 +600,10 @@ def _left_nothing(facts: _Facts) -> Diagnosis | None:
     if result.culprits:
         _refine_by_events(facts, result, result.culprits)
     return result
+
+
+def _reported_link(facts: _Facts) -> Diagnosis | None:
+    return _link(facts) if facts.events.links else None
 
 
 def _link(facts: _Facts) -> Diagnosis | None:

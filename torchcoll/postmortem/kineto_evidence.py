@@ -1,8 +1,9 @@
 """Reads traces of torch.profiler (Kineto), of one rank each.
 
 A profile ends when the profiler stops, which need not be when the job did. So its calls are
-numbered apart from those of other sources, and only compared with those of other profiles. A call that the trace shows to the end has completed; of any other nothing is known, as a
-profiler records a kernel after it has ended.
+numbered apart from those of other sources, and only compared with those of other profiles. A call
+that the trace shows to the end has completed; of any other nothing is known, as a profiler records
+a kernel after it has ended.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     traffic, _ = read_trace(data, Path(shown))
     evidence = JobEvidence(problems=[text.replace(str(path), shown) for text in problems])
     ranks = tuple(traffic.calls)
-    evidence.files = [FileRead(shown, _WHAT, ranks, numbering="profile")]
+    evidence.files = [FileRead(shown, _WHAT, ranks, numbering="profile", has_open_calls=False)]
     evidence.groups = {
         name: GroupSeen(name, group.ranks, group.description)
         for name, group in traffic.groups.items()
@@ -56,7 +57,7 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     info = data.get("distributedInfo")
     evidence.ranks = whole(info.get("world_size")) if isinstance(info, dict) else None
     for rank, calls in traffic.calls.items():
-        if isinstance(host := data.get("host_name"), str):  # since torch 2.9
+        if isinstance(host := data.get("host_name"), str):  # newer torch
             evidence.nodes[rank] = host
         for call in calls[-_LAST:]:
             has_time = rank in traffic.clocks and call.start_ns is not None

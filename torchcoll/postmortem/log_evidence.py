@@ -143,10 +143,10 @@ def _settle(scan: LogScan) -> None:
         events = [e for e in events if (e.place, e.text) not in of_tasks]
         if scan.tasks:
             evidence.nodes.clear()
-    evidence.events = _survived(_attributed(events, scan))
+    evidence.events = _survived(_without_aborts(_attributed(events)))
 
 
-def _attributed(events: Sequence[JobEvent], scan: LogScan) -> list[JobEvent]:
+def _attributed(events: Sequence[JobEvent]) -> list[JobEvent]:
     """The events, with the rank of those of which only one rank can be meant."""
     ended: dict[str, set[int]] = {"abort": set(), "failed": set(), "killed": set()}
     for event in events:
@@ -175,6 +175,19 @@ def _attributed(events: Sequence[JobEvent], scan: LogScan) -> list[JobEvent]:
                 event = replace(event, rank=next(iter(ranks)))
         result.append(event)
     return result
+
+
+def _without_aborts(events: Sequence[JobEvent]) -> list[JobEvent]:
+    """The events, with SIGABRT as a plain end of a rank that has reported a mismatch: gloo aborts
+    the rank that receives too much.
+    """
+    reported = {event.rank for event in events if event.kind == "mismatch"}
+    return [
+        replace(event, kind="exit", signal=None, exit_code=None)
+        if event.kind == "killed" and event.signal == signal.SIGABRT and event.rank in reported
+        else event
+        for event in events
+    ]
 
 
 def _survived(events: Sequence[JobEvent]) -> list[JobEvent]:

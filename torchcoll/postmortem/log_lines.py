@@ -18,6 +18,8 @@ from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.opening import open_to_read
 
 _CHUNK = 1 << 20
+# Of a file with very many lines that matter, as many are read, and then those of its end.
+_MOST_LINES, _END_BYTES = 50_000, 2 << 20
 LONGEST = 1 << 13  # bytes of a line that are read
 _MOST_PREFIXES = 6
 _MOST_PID = 1 << 32
@@ -241,12 +243,16 @@ def lines_with(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (number from 1, bytes) of each line of a file with one of ``texts``, and of the line
     after it while ``more`` says so. A line is cut after LONGEST bytes.
+
+    Beyond _MOST_LINES such lines, only those in the last _END_BYTES of the file are yielded.
     """
-    number = 1
+    number, count, position = 1, 0, 0
     rest = b""
     with open_to_read(path) as file:
+        end_starts = os.fstat(file.fileno()).st_size - _END_BYTES
         while True:
             chunk = file.read(_CHUNK)
+            position += len(chunk)
             if not chunk and not rest:
                 return
             block = rest + chunk
@@ -257,7 +263,10 @@ def lines_with(
             # A line of more than a chunk goes on in the next block, as if it were another one.
             end = end or len(block)
             block, rest = block[:end], block[end:]
-            yield from _lines_of_block(block, number, texts, more)
+            if count < _MOST_LINES or position > end_starts:
+                for item in _lines_of_block(block, number, texts, more):
+                    count += 1
+                    yield item
             number += block.count(b"\n")
 
 

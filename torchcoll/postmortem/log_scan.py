@@ -22,6 +22,7 @@ _LONGEST_TEXT = 400  # characters of a quotation
 _ADDRESS = re.compile(
     r"(?<![\w.:])(?:\[?((?:\d{1,3}\.){3}\d{1,3})\]?|\[([0-9a-fA-F:.]{3,45}(?:%\w+)?)\])[:<]\d{1,5}"
 )
+_DIGITS = re.compile(r"\d+")
 _LOOPBACK = re.compile(r"127\.|::1$|0\.0\.0\.0|::ffff:127\.")
 
 Handle = Callable[["LogScan", Line, "re.Match[str]"], None]
@@ -93,15 +94,15 @@ class LogScan:
         facts.setdefault("pid", line.pid if facts["rank"] is None else None)
         facts.setdefault("node", line.node)
         facts.setdefault("when_ns", line.when_ns)
-        text = " ".join((text or line.text).split())
-        text = masked(text[: 2 * _LONGEST_TEXT])
-        text = text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."
+        text = " ".join((text or line.text)[: 2 * _LONGEST_TEXT].split())
         if facts["rank"] is None and line.local_rank is not None:
             facts["rank"] = -1 - line.local_rank  # becomes the rank of the world in the end
-        key = (kind, facts["rank"], facts["pid"], facts["node"], re.sub(r"\d+", "", text)[:120])
+        key = (kind, facts["rank"], facts["pid"], facts["node"], _DIGITS.sub("", text[:160]))
         if key in self._seen or len(self._seen) >= _MOST_EVENTS:
             return None
         self._seen.add(key)
+        text = masked(text)
+        text = text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."
         event = JobEvent(kind, self.place(line), text, **facts)  # type: ignore[arg-type]
         self.evidence.events.append(event)
         return event

@@ -10,7 +10,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.importers.torch_names import torch_collective
 
 _LIBRARY = re.compile(
-    r"(?:^|/)(?:site-packages|dist-packages|torch|lib/python[\d.]+|python\d(?:\.\d+)?|importlib|"
+    r"(?:^|/)(?:site-packages|dist-packages|torch|torchcoll|lib/python[\d.]+|python\d(?:\.\d+)?|importlib|"
     r"threading\.py|selectors\.py|queue\.py|multiprocessing|concurrent|runpy\.py|_pytest|nptl|"
     r"socket\.py|ssl\.py|subprocess\.py|contextlib\.py)(?:/|$)|^<(?!string|stdin|module)|\.so(?:\.\d+)*$|"
     r"^(?:threading|selectors|queue|runpy|socket|subprocess|contextlib)\.py$"
@@ -18,10 +18,11 @@ _LIBRARY = re.compile(
 _DISTRIBUTED = re.compile(
     r"torch/distributed/(?:distributed_c10d|_functional_collectives|c10d_logger)"
 )
-# Functions of which a rank in them waits for others or for the device, when no collective is named.
+# Functions in which a rank waits for others or for the device, where no collective is named. In the
+# engine of autograd DDP and FSDP wait without a frame of Python.
 _WAITS = re.compile(
     r"(?:^|\.)(?:wait|_wait_impl|synchronize|wait_tensor|monitored_barrier|wait_stream|"
-    r"finalize_backward|wait_for_all)$"
+    r"finalize_backward|wait_for_all|_engine_run_backward)$"
 )
 _LOADER = re.compile(r"torch/utils/data/|(?:^|/)dataloader\.py$|multiprocessing/queues\.py$")
 _NAMES = {*COLLECTIVES, "monitored_barrier", "send", "recv", "isend", "irecv"}
@@ -62,14 +63,15 @@ def describe(frames: Sequence[Frame]) -> tuple[str, str | None]:
         name = _collective(frame)
         if name is not None:
             collective = name
-    if collective is None and any(_WAITS.search(frame.function) for frame in above):
+    loads = any(_LOADER.search(frame.file) for frame in above)
+    if collective is None and not loads and any(_WAITS.search(f.function) for f in above):
         collective = "wait"
     where = [shown_frame(frames[0])]
     if user is not None and user is not frames[0]:
         where.append(f"called from {shown_frame(user)}")
     if collective is not None:
         state = "waits" if collective == "wait" else f"in {collective}"
-    elif any(_LOADER.search(frame.file) for frame in above):
+    elif loads:
         state = "in the data loader"
     elif user is frames[0]:
         state = "in user code"

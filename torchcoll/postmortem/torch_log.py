@@ -131,14 +131,12 @@ def _failed(scan: LogScan, line: Line, match: re.Match[str]) -> None:
 def _exit(
     scan: LogScan, line: Line, code: int, pid: int, rank: int | None, node: str, text: str = ""
 ) -> JobEvent | None:
-    """Add how a process ended. A process that torchrun ended itself has SIGTERM as its signal,
-    whatever it died of then.
+    """Add how a process ended. What torchrun itself sent to a process, because another one had
+    failed, is neither a signal nor an exit code of the event: the rank was alive until then.
     """
-    if pid in scan.terminated:
-        number: int | None = int(signal.SIGTERM)
-    else:
-        number = -code if code < 0 else None
-    by_itself = number is not None and pid not in scan.terminated and number != signal.SIGTERM
+    ended_by_torchrun = pid in scan.terminated
+    number = -code if code < 0 else None
+    by_itself = number is not None and number != signal.SIGTERM and not ended_by_torchrun
     return scan.add(
         "killed" if by_itself else "exit",
         line,
@@ -146,8 +144,8 @@ def _exit(
         rank=rank,
         pid=pid,
         node=node,
-        exit_code=code,
-        signal=number,
+        exit_code=None if ended_by_torchrun else code,
+        signal=None if ended_by_torchrun else number,
         when_ns=None if rank is not None else line.when_ns,
     )
 
@@ -158,14 +156,33 @@ _ROW_RANK = re.compile(r"(\d{1,7}) \(local_rank: (\d{1,7})\)")
 _ROW_CODE = re.compile(r"(-?\d{1,6}) \(pid: (\d{1,10})\)")
 
 
+def _in_table(scan: LogScan, line: Line, match: re.Match[str]) -> None:
+    """FailureTable reads the line."""
+
+
+def _agent_ended(scan: LogScan, line: Line, match: re.Match[str]) -> None:
+    """torchrun itself was told to end, by a scheduler or a person."""
+    scan.tasks_are_ranks = False
+    scan.add("canceled", line, rank=None, pid=None, signal=int(match[1] or signal.SIGTERM))
+
+
+# What torchrun ends the other ranks with.
+_SENT = (-signal.SIGTERM, -signal.SIGKILL)
+
+
 class FailureTable:
     """Reads torchrun's table of the ranks that failed."""
 
     def __init__(self, scan: LogScan) -> None:
         self.scan = scan
         self._fields: dict[str, str] = {}
+        self._root = False
+        self._inferred: set[int] = set()  # processes that torchrun must have ended
 
     def read(self, line: Line) -> bool:
+        if line.text.startswith(("Root Cause (", "Failures:")):
+            self._root = line.text.startswith("Root")
+            self.scan.want(40)
         if not line.text.startswith("  "):
             return False
         match = _FIELD.match(line.text)
@@ -192,12 +209,13 @@ class FailureTable:
         event = scan.exits.pop(pid, None)
         if event is not None:
             scan.replace(event, rank=rank, node=node)
-        else:
-            _exit(scan, line, int(codes[1]), pid, rank, node, text)
-
-
-def _table(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    scan.want(40)
+            return
+        code = int(codes[1])
+        if code in _SENT and not self._root and scan.terminated.keys() <= self._inferred:
+            # The lines that say so are missing.
+            self._inferred.add(pid)
+            scan.terminated[pid] = line
+        _exit(scan, line, code, pid, rank, node, text)
 
 
 _RUN_ID = re.compile(r"run_id\s*: (\S{1,100})$")
@@ -271,9 +289,14 @@ HANDLERS: tuple[Handler, ...] = (
         re.compile(r"Unable to shutdown process (\d{1,10}) via"),
         _closing,
     ),
+    (
+        "death signal, shutting down",
+        re.compile(r"Received (?:Signals\.\w+|(\d{1,3})) death signal, shutting down workers"),
+        _agent_ended,
+    ),
     ("failed (exitcode: ", _FAILED, _failed),
-    ("Root Cause (first observed failure)", _ANY, _table),
-    ("Failures:", re.compile(r"Failures:$"), _table),
+    ("Root Cause (first observed failure)", _ANY, _in_table),
+    ("Failures:", _ANY, _in_table),
     ("run_id ", _RUN_ID, _run_id),
     ("ProcessExitedException: process", _SPAWN, _spawn),
 )

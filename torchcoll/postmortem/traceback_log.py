@@ -162,7 +162,7 @@ def _none(scan: LogScan, line: Line, match: re.Match[str]) -> None:
 
 HANDLERS: tuple[Handler, ...] = (
     ("Fatal Python error: ", _FATAL, _fatal),
-    ("Traceback (most recent", _HEAD, _none),
+    ("Traceback (most recent", re.compile(""), _none),
     ("(most recent call first)", _THREAD, _none),
     ("Exception ignored in", _IGNORED, _none),
     ("terminated with the following error", _SPAWNED, _none),

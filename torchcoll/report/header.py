@@ -12,6 +12,7 @@ from typing import Any
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import NATIVE, Case
 from torchcoll.core.errors import one_line
+from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.result import CaseResult, Reported, Run
 from torchcoll.core.summary import (
     COLD_CALL,
@@ -77,6 +78,9 @@ _PERIODS = {
     "min": "period = time of the batches on the fastest rank / calls",
     "rank0": "period = time of the batches on rank 0 / calls",
 }
+LAST = (
+    "time = the shortest of a call's ranks: that of the last rank to arrive, which waits for none"
+)
 NOT_ALIGNED = "ranks are not aligned: the maximum over ranks is no call's time"
 _FEW_HOSTS = 4  # more are named by the first and the last; --view ranks names them all
 
@@ -101,7 +105,8 @@ def header_lines(
     parts = [f"clock: {clock}" if clock else "", *(f"mode: {name}" for name in modes)]
     lines.append("; ".join(filter(None, parts)))
     if how:
-        lines.append(reported_text(run) or reading(items, how))
+        last = any(result.last_to_arrive and result.time_ns for result in run.results)
+        lines.append(LAST if last else reported_text(run) or reading(items, how))
     lines += [_measurement_rules(run.header.get("spec") or {}, items), _labels(run)]
     lines += [_start_up(run, items)] if verbose else []
     return [line for line in lines if line]
@@ -192,7 +197,9 @@ def common_text(items: Sequence[Any]) -> str:
         one_line(name) for name in implementation_names if name != NATIVE
     ):
         also = "also " * (NATIVE in implementation_names)
-        parts.append(f"{also}by {implementations} of torch's symmetric memory")
+        of_torch = any(name in IMPLEMENTATIONS for name in implementation_names)
+        origin = " of torch's symmetric memory" if of_torch else ""
+        parts.append(f"{also}by {implementations}{origin}")
     is_rotating = distinct_values(items, "buffer_reuse") == ["rotate"]
     parts += ["buffers that walk through the largest"] if is_rotating else []
     parts += ["REHEARSAL on one GPU"] if distinct_values(items, "rehearsal") == [True] else []

@@ -13,8 +13,8 @@ from torchcoll.core.summary import (
     Row,
     batches_of,
     calls_of,
+    completions,
     default_clock,
-    over_ranks,
 )
 from torchcoll.core.units import format_ns, format_time
 from torchcoll.report.columns import DIMENSIONS, Entry, distinct_values
@@ -154,7 +154,7 @@ def _calls_grid(result: CaseResult, row: Row, how: str) -> Grid:
     rows: list[list[str]] = []
     slow = False
     for kind, numbers, samples in groups:
-        times = over_ranks(samples, how)
+        times = completions(result, samples, how)
         for number, time, call in zip(numbers, times, zip(*samples, strict=False), strict=False):
             mark = kind == "cold" and row.median_ns and time > SLOW_FIRST * row.median_ns
             slow = slow or bool(mark)

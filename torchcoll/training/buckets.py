@@ -1,11 +1,10 @@
-"""DDP's buckets without running it: torch's own assignment, in the gradient order of a meta
-backward.
+"""DDP's buckets without running it, in the order of the gradients of a meta backward.
 
-From torch/nn/parallel/distributed.py (``_ddp_init_helper``) and reducer.cpp (``rebuild_buckets``),
-identical from torch 2.6 to 2.15: the first step has one bucket per dtype. Then the buckets are
-rebuilt in the order in which the gradients arrived, with the limits [first, cap]. With
-find_unused_parameters they are not rebuilt: they stay in registration order, with the list of
-buckets reversed.
+The buckets are assigned in training/sent_by_wrappers.py. When they are: ``_ddp_init_helper`` of
+torch/nn/parallel/distributed.py and ``rebuild_buckets`` of reducer.cpp, the same from torch 2.6 to
+2.15. The first step has one bucket per dtype. Then the buckets are rebuilt in the order in which
+the gradients arrived, with the limits [first, cap]. With find_unused_parameters they are not
+rebuilt: they stay in registration order, with the list of buckets reversed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -25,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import MAX_BYTES, format_bytes
 from torchcoll.training.plans import DEFAULT_CAP_MB, MIB, Bucket, BucketPlan
+from torchcoll.training.sent_by_wrappers import Parameter, assign_buckets
 
 Caps = float | Sequence[float] | None
 
@@ -76,10 +76,12 @@ def gradient_buckets(
         actual = f"no gradient for {', '.join(unused)}"
         action = "Else DDP stops in its second step: use find_unused, or freeze them."
         raise UsageError("step", actual, "one for every parameter", action)
+    described = {name: describe(name, parameter) for name, parameter in parameters.items()}
     single_bucket = not (find_unused or isinstance(caps, tuple))
-    first = _assign_buckets(parameters, [sys.maxsize] if single_bucket else limits)
+    first_limits = [sys.maxsize] if single_bucket else limits
+    first = assign_buckets(list(described.values()), first_limits, False)
     return BucketPlan(
-        buckets=first if find_unused else _assign_buckets(parameters, limits, order),
+        buckets=first if find_unused else _rebuilt_buckets(described, limits, order),
         first_step=first,
         order="registered" if find_unused else "from step" if step is not None else "assumed",
         bucket_cap_mb=caps,
@@ -174,40 +176,26 @@ def _gradient_order(
     return list(ready)
 
 
-def _assign_buckets(
-    parameters: dict[str, nn.Parameter], limits: list[int], order: Sequence[str] = ()
-) -> tuple[Bucket, ...]:
-    """Returns the buckets in the order in which they are sent.
-
-    - order: the names in the order of their gradients; without it registration order is used, with
-      the list of buckets reversed.
-
-    torch groups parameters by dtype and device. The last, incomplete bucket of each group comes in
-    the order of a hash of both, which was the same on meta, cpu, cuda:0 and xpu:0 for all triples
-    of 6 dtypes.
-    """
-    names: list[str] = list(parameters)
-    tensors: list[torch.Tensor] = list(parameters.values())
-    if not order:
-        indices = dist._compute_bucket_assignment_by_size(tensors, limits)[0][::-1]
-    else:
-        index_of = {name: index for index, name in enumerate(names)}
-        order_indices = [index_of[name] for name in order]
-        # reducer.cpp: this variable moves the small first bucket to the end of the backward pass.
-        reversed_order = os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1"
-        order_indices = order_indices[::-1] if reversed_order else order_indices
-        indices = dist._compute_bucket_assignment_by_size(
-            [tensors[i] for i in order_indices], limits, [], order_indices
-        )[0]
-        indices = indices[::-1] if reversed_order else indices
-    return tuple(
-        Bucket(
-            sum(tensors[i].numel() * tensors[i].element_size() for i in bucket),
-            str(tensors[bucket[0]].dtype).removeprefix("torch."),
-            tuple(names[i] for i in bucket),
-        )
-        for bucket in indices
+def describe(name: str, parameter: nn.Parameter) -> Parameter:
+    """Returns what the wrappers' calls depend on."""
+    return Parameter(
+        name,
+        tuple(parameter.shape),
+        str(parameter.dtype).removeprefix("torch."),
+        parameter.element_size(),
+        parameter.requires_grad,
     )
+
+
+def _rebuilt_buckets(
+    parameters: Mapping[str, Parameter], limits: list[int], order: Sequence[str]
+) -> tuple[Bucket, ...]:
+    """Returns the buckets that DDP makes after the first step; order: that of the gradients."""
+    # reducer.cpp: this variable moves the small first bucket to the end of the backward pass.
+    reversed_order = os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1"
+    names = order[::-1] if reversed_order else order
+    buckets = assign_buckets([parameters[name] for name in names], limits, True)
+    return buckets[::-1] if reversed_order else buckets
 
 
 def _notes(model: nn.Module, step: object, find_unused: bool, unused: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from torchcoll.core.errors import ExitCode, UsageError, choice, tell, unknown
 
 if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic
+    from torchcoll.curves.predictor import Predictor
     from torchcoll.machine.launcher import Launch
     from torchcoll.training.plans import BucketPlan
     from torchcoll.training.sharded import ShardPlan
@@ -397,8 +399,8 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="a folder, or one file a rank: what torchcoll.capture wrote, traces of torch.profiler "
-        "(.json, .json.gz), Flight Recorder dumps (pickle or JSON), Chakra execution traces "
-        "(NAME.RANK.et)",
+        "(.json, .json.gz), Flight Recorder dumps (pickle or JSON), files of NCCL Inspector "
+        "(HOST-pidPID.log), Chakra execution traces (NAME.RANK.et)",
     )
     add("-o", "--output", metavar="FILE", help="write everything as one traffic file")
     add(
@@ -425,10 +427,10 @@ _DIGITS = 10
 
 def run_trace(options: argparse.Namespace) -> ExitCode:
     from torchcoll.importers.traces import read_jobs, read_traffic
-    from torchcoll.overview.show import show
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS
     from torchcoll.report.pictures import check_path
+    from torchcoll.training.traffic_show import show_traffic
 
     choice(options.format, "format", FORMATS)
     number = None
@@ -443,7 +445,7 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         check_new(options.perfetto, "perfetto", options.force)
     if options.step is None and not (options.output or options.plot or options.perfetto):
         jobs = read_jobs(options.files)
-        show(*jobs, format=options.format)
+        show_traffic(jobs, options.format, arrivals=True)
         _tell_problems(jobs, options.format)
         return ExitCode.OK
     traffic = read_traffic(options.files)
@@ -461,7 +463,7 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         for note in clocks:
             tell(f"torchcoll: note: {note}")
     if options.step is None and not options.plot:
-        show(traffic, format=options.format)
+        show_traffic([traffic], options.format, arrivals=True)
     else:
         from torchcoll.training.step_show import show_step
         from torchcoll.training.whole_step import whole_step
@@ -484,55 +486,88 @@ def _tell_problems(jobs: Sequence[Traffic], format: str) -> None:
             tell(f"torchcoll: warning: {problem}")
 
 
-_TOKENS = 8192
+_BATCH = "1x8192"
 
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
+        "--config",
+        metavar="FILE",
+        help="a model: its Hugging Face config.json, a name such as llama-3-8b, or MODULE:FACTORY",
+    )
+    add(
+        "--parallel",
+        metavar="LIST",
+        help="how it is laid out: fsdp=64; hsdp=8x8 (replicas x shards); dp=8,tp=8,sp,pp=4x2,cp=2,"
+        "ep=8 (pp: ranks x virtual stages; sp: sequence parallel); zero1, zero2. A data-parallel "
+        "degree without a number takes the remaining --ranks (default fsdp)",
+    )
+    add("--ranks", metavar="LIST", help="64, or 64..16384 for weak and strong scaling")
+    add(
+        "--batch",
+        metavar="LIST",
+        help="SEQUENCESxTOKENS of a data-parallel rank in a step, or "
+        f"MICROBATCHESxSEQUENCESxTOKENS (default {_BATCH})",
+    )
+    add(
+        "--compare",
+        metavar="LIST",
+        help="layouts on --ranks, compared: dp,fsdp,hsdp,fsdp+tp=8+sp",
+    )
+    add(
         "--machine",
         metavar="NAME|FILE",
-        required=True,
         help="what `torchcoll model fit` wrote, or a machine that others measured, such as 8xH100 "
-        "or aws-p5 (list: all of them)",
+        "or aws-p5 (list: all of them); without it bytes and calls alone",
     )
-    add("--traffic", metavar="PATH", help="a step that was captured or planned: a file, a folder")
+    add("--step-ms", metavar="MS", help="computation of a step on a rank, without communication")
+    add("--dtype", metavar="NAME", help="of the parameters (default: the config's, or bfloat16)")
+    add("--param-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
+    add("--reduce-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
     add(
-        "--shape",
-        metavar="NAME",
-        help="a model's shape in place of --traffic: llama-8b, -70b, -405b",
+        "--checkpointing",
+        action="store_true",
+        help="activations of each layer are computed again in the backward pass",
     )
-    add("--parameters", metavar="N", help="or their number alone, such as 8e9 (dp alone)")
-    add("--parallel", metavar="LIST", help="with --shape: dp=64,tp=8 or fsdp=64,tp=8")
-    add("--ranks", metavar="LIST", help="64, or 8..16384 for weak and strong scaling")
-    add("--backward-ms", metavar="MS", help="duration of a backward pass without communication")
-    add(
-        "--tokens",
-        metavar="N",
-        help=f"of a shape: tokens of one replica in a step (default {_TOKENS})",
-    )
-    add("--dtype", metavar="NAME", help="of a shape (default bfloat16)")
+    add("--ring", action="store_true", help="cp sends keys and values around a ring")
+    add("--capacity-factor", metavar="F", help="of the experts (default: no token is dropped)")
+    add("--traffic", metavar="PATH", help="in place of --config: a captured or planned step")
+    add("--parameters", metavar="N", help="in place of --config: their number alone, 8e9 (dp)")
     add("--format", default="table", help="table, markdown, csv or json")
     add("--plot", metavar="FILE", help="a picture over ranks too (.png, .svg, .pdf)")
     add("--force", action="store_true", help="replace the picture")
+    for old in _REPLACED:
+        add(f"--{old}", help=argparse.SUPPRESS)
 
 
-_OF_SHAPES = ("parallel", "tokens", "dtype")
+_REPLACED = {  # options of earlier versions
+    "shape": "--config NAME or FILE, such as --config llama-3-8b",
+    "tokens": "--batch SEQUENCESxTOKENS, such as --batch 1x8192",
+    "backward-ms": "--step-ms MS, the computation of forward and backward together",
+    "model": "--machine FILE",
+}
+_OF_CONFIG = (
+    *("parallel", "batch", "compare", "dtype", "param_dtype", "reduce_dtype", "checkpointing"),
+    *("ring", "capacity_factor"),
+)
 
 
 def run_plan(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.collectives import find_dtype
     from torchcoll.core.units import parse_ranks
     from torchcoll.curves.machines_show import show_machines
     from torchcoll.curves.named_machines import LIST, find_machine
     from torchcoll.importers.traces import read_traffic
     from torchcoll.report.formats import FORMATS
     from torchcoll.report.pictures import check_path
+    from torchcoll.training.config_projection import project_parameters
     from torchcoll.training.plan_show import draw_projection, show_projection
-    from torchcoll.training.projection import plan_shape, plan_traffic
-    from torchcoll.training.shapes import find_shape, parse_degrees
+    from torchcoll.training.traffic_projection import plan_traffic
 
     choice(options.format, "format", FORMATS)
+    for old, new in _REPLACED.items():
+        if (value := getattr(options, old.replace("-", "_"))) is not None:
+            raise UsageError(old, value, new)
     if options.machine == LIST:
         show_machines(options.format)
         return ExitCode.OK
@@ -540,37 +575,93 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         check_path(options.plot, options.force)
     ranks = [] if options.ranks is None else parse_ranks(options.ranks)
     if options.plot and len(ranks) < 2:
-        raise UsageError("plot", options.plot, "--ranks with several numbers beside it")
-    backward = options.backward_ms
-    backward_ns = None if backward is None else 1e6 * _parse_positive(backward, "backward-ms")
-    machine = find_machine(options.machine)
+        raise UsageError("plot", options.plot, "several numbers of --ranks")
+    step_ms = options.step_ms
+    compute_ns = None if step_ms is None else 1e6 * _parse_positive(step_ms, "step-ms")
+    machine = None if options.machine is None else find_machine(options.machine)
+    if options.plot and machine is None:
+        raise UsageError("plot", options.plot, "--machine NAME or FILE with it")
+    sources = [name for name in ("config", "traffic", "parameters") if getattr(options, name)]
+    if len(sources) != 1:
+        actual = " and ".join(f"--{name}" for name in sources) or "nothing"
+        expected = "one of --config FILE, --traffic PATH, --parameters N"
+        raise UsageError("plan", actual, expected)
+    if options.config is not None:
+        return _plan_config(options, machine, ranks, compute_ns)
+    for name in (*_OF_CONFIG[:3], *_OF_CONFIG[4:], *(["dtype"] if options.traffic else [])):
+        if value := getattr(options, name):
+            raise UsageError(name.replace("_", "-"), value, f"--config with it, not --{sources[0]}")
     if options.traffic is not None:
-        for name in ("shape", "parameters", *_OF_SHAPES):
-            if (value := getattr(options, name)) is not None:
-                expected = "one of them: traffic has its own"
-                raise UsageError(name, f"{value} beside --traffic", expected)
-        projection = plan_traffic(machine, read_traffic([options.traffic]), ranks, backward_ns)
+        projection = plan_traffic(machine, read_traffic([options.traffic]), ranks, compute_ns)
     else:
-        count = (
-            None
-            if options.parameters is None
-            else _parse_positive(options.parameters, "parameters")
-        )
-        shape = find_shape(options.shape, count)
-        if shape is None and count is None:
-            raise UsageError("plan", "nothing", "--traffic PATH, --shape NAME or --parameters N")
-        if options.parallel is None and not ranks:
-            raise UsageError("parallel", "none", "degrees such as dp=64,tp=8, or --ranks N")
-        projection = plan_shape(
-            machine,
-            shape,
-            float(shape.parameters) if shape else count or 0.0,
-            parse_degrees(options.parallel or f"dp={ranks[0]}"),
-            ranks,
-            backward_ns,
-            _parse_positive(options.tokens or str(_TOKENS), "tokens"),
-            find_dtype(options.dtype or "bfloat16").name,
-        )
+        from torchcoll.core.collectives import find_dtype
+
+        if not ranks:
+            raise UsageError("ranks", "none", "the number of ranks with --parameters")
+        count = _parse_positive(options.parameters, "parameters")
+        dtype = find_dtype(options.dtype or "bfloat16").name
+        projection = project_parameters(machine, count, ranks, dtype, compute_ns)
+    show_projection(projection, options.format)
+    if options.plot:
+        draw_projection(projection, options.plot)
+        tell(f"torchcoll: picture: {options.plot}")
+    return ExitCode.OK
+
+
+def _plan_config(
+    options: argparse.Namespace,
+    machine: Predictor | None,
+    ranks: list[int],
+    compute_ns: float | None,
+) -> ExitCode:
+    from torchcoll.core.collectives import find_dtype
+    from torchcoll.training.architectures import read_architecture
+    from torchcoll.training.config_plan import TrainingOptions
+    from torchcoll.training.config_projection import compare_layouts, project_config
+    from torchcoll.training.layer_calls import LayerOptions, parse_batch
+    from torchcoll.training.layouts import parse_layout, parse_layouts
+    from torchcoll.training.layouts_show import show_layouts
+    from torchcoll.training.plan_show import draw_projection, show_projection
+
+    if ":" in options.config and not os.path.exists(options.config):
+        from torchcoll.bench.main import import_torch
+
+        import_torch()  # reports a missing torch in one line
+        from torchcoll.training.meta_model import read_module
+
+        architecture = read_module(options.config)
+    else:
+        architecture = read_architecture(options.config)
+    fixed = architecture.tokens
+    batch = parse_batch(options.batch or (f"1x{fixed}" if fixed else _BATCH))
+    if fixed and batch.tokens != fixed:
+        raise UsageError("batch", options.batch, f"{fixed} tokens, which an image has: 64x{fixed}")
+    names = {
+        name: find_dtype(value).name if (value := getattr(options, name)) else ""
+        for name in ("dtype", "param_dtype", "reduce_dtype")
+    }
+    dtype = names["dtype"] or find_dtype(architecture.dtype or "bfloat16").name
+    capacity = options.capacity_factor
+    layers = LayerOptions(
+        names["param_dtype"] or dtype,
+        options.ring,
+        options.checkpointing,
+        None if capacity is None else _parse_positive(capacity, "capacity-factor"),
+    )
+    training = TrainingOptions(dtype, names["param_dtype"], names["reduce_dtype"], layers)
+    if options.compare is not None:
+        if options.parallel is not None:
+            raise UsageError("compare", "--parallel too", "one of them")
+        if len(ranks) != 1:
+            raise UsageError("ranks", options.ranks or "none", "one number with --compare")
+        layouts = parse_layouts(options.compare, ranks[0])
+        comparison = compare_layouts(machine, architecture, layouts, batch, training, compute_ns)
+        show_layouts(comparison, options.format)
+        return ExitCode.OK
+    if options.parallel is None and not ranks:
+        raise UsageError("parallel", "none", "a layout such as fsdp=64, or --ranks N")
+    layout = parse_layout(options.parallel or "fsdp", ranks[0] if ranks else None)
+    projection = project_config(machine, architecture, layout, ranks, batch, training, compute_ns)
     show_projection(projection, options.format)
     if options.plot:
         draw_projection(projection, options.plot)

@@ -121,4 +121,6 @@ def unsplit_reason(joined: JoinedCall) -> str:
         return f"{len(joined.calls)} of the {len(joined.members)} ranks of its group were recorded"
     if joined.completion_ns is None:
         return "no time"
+    if len({each.clock for each in joined.calls.values()}) > 1:
+        return "the times of its ranks are of different clocks"
     return ""

@@ -6,12 +6,22 @@ import contextlib
 import importlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from torchcoll.core.errors import UsageError
+from torchcoll.training.architectures import (
+    EMBEDDING,
+    HEAD,
+    LAYER,
+    MODULE,
+    Architecture,
+    ModelBlock,
+    Weight,
+)
 
 _FORM = "package.module:factory, such as train:make_model"
 
@@ -88,3 +98,47 @@ def _current_folder_first() -> Iterator[None]:
     finally:
         with contextlib.suppress(ValueError):  # the module may have changed it
             sys.path.remove(folder)
+
+
+def read_module(target: str) -> Architecture:
+    """Returns the parameters of the model that a factory makes, as an architecture.
+
+    - target: as in ``make_model``.
+
+    Its layers are the children of its longest ModuleList. How tensor parallelism would split them
+    is not known.
+    """
+    model = make_model(target)
+    layers_name, layers = "", nn.ModuleList()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) > len(layers):
+            layers_name, layers = name, module
+    if not layers:
+        raise UsageError("config", target, "a model with a torch.nn.ModuleList of layers")
+    blocks: dict[str, list[Weight]] = {EMBEDDING: [], HEAD: []}
+    of_layers: dict[str, list[Weight]] = {str(number): [] for number in range(len(layers))}
+    prefix, behind = f"{layers_name}.", False
+    dtypes = Counter[str]()
+    for name, parameter in model.named_parameters():
+        weight = Weight(name, tuple(parameter.shape), trainable=parameter.requires_grad)
+        dtypes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+        if name.startswith(prefix):
+            behind = True
+            of_layers[name.removeprefix(prefix).partition(".")[0]].append(weight)
+        else:
+            blocks[HEAD if behind else EMBEDDING].append(weight)
+    return Architecture(
+        source=target,
+        model_type=MODULE,
+        hidden=0,
+        heads=0,
+        key_heads=0,
+        key_columns=0,
+        feed_forward=0,
+        blocks=(
+            ModelBlock(EMBEDDING, tuple(blocks[EMBEDDING])),
+            *(ModelBlock(LAYER, tuple(weights)) for weights in of_layers.values()),
+            ModelBlock(HEAD, tuple(blocks[HEAD])),
+        ),
+        dtype=dtypes.most_common(1)[0][0],
+    )

@@ -13,6 +13,7 @@ from torchcoll.curves.predictor import Ends, sum_of
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, make_grid
+from torchcoll.training.memory import Memory
 from torchcoll.training.projection import (
     GAIN,
     HALF,
@@ -27,6 +28,9 @@ _LEGEND = (
     "comm: all calls of a rank in a step, one after another; exposed: what of a step is not "
     "computation; low and high: 90 % intervals"
 )
+_SENT_LEGEND = (
+    "sent: by each rank in a step, with the algorithm of a ring; overlaps: what can run meanwhile"
+)
 _SCALINGS = {
     WEAK: f"each rank computes as much as before; it stops where less than {HALF:.0%} of a step "
     "computes",
@@ -40,7 +44,10 @@ def show_projection(
 ) -> None:
     """Prints the plan. Raises UsageError for an unknown format."""
     source = f", by {os.path.basename(projection.machine)}" if projection.machine else ""
-    grids = [Grid([], [], above=[one_line(f"{projection.what}{source}")]), _rows(projection.step)]
+    grids = [Grid([], [], above=[one_line(f"{projection.what}{source}")])]
+    grids.append(_rows(projection.step))
+    if projection.step.memory:
+        grids.append(_memory(projection.step.memory))
     for kind in (WEAK, STRONG):
         if steps := getattr(projection, kind):
             grids.append(_over_ranks(kind, steps))
@@ -61,8 +68,9 @@ def show_projection(
         "depends": projection.depends or None,
         "concurrent": projection.concurrent or None,
         "lower_bound": projection.lower_bound,
-        "backward_ns": projection.backward_ns,
+        "compute_ns": projection.compute_ns,
         "step": _step(projection.step),
+        "memory": vars(projection.step.memory) if projection.step.memory else None,
         "rows": rows,
         "weak": over_ranks[WEAK],
         "strong": over_ranks[STRONG],
@@ -79,6 +87,12 @@ def _answer(projection: Projection) -> Answer:
     step = projection.step
     degrees = " x ".join(f"{name}={n}" for name, n in step.degrees.items())
     setup = f"{counted(step.ranks, 'rank')}{f' ({degrees})' if degrees else ''}"
+    if projection.subject or not step.comm_ns:
+        sent = f"{format_gigabytes(step.sent_bytes)} per rank and step in {step.calls:,} calls"
+        setup = f"{projection.subject or 'a step'} on {setup} sends {sent}"
+    if step.comm_ns is None:
+        memory = f"; {format_gigabytes(step.memory.total)} of memory" if step.memory else ""
+        return Answer(one_line(setup + memory))
     if step.only_a_guess:
         low, high = (format_ns(end, 3) for end in step.comm_ns[1:])
         text = f"{setup}: communication a step is only a guess, {low} to {high}. {MORE_DATA}"
@@ -86,9 +100,9 @@ def _answer(projection: Projection) -> Answer:
     least = "at least " if projection.lower_bound else ""
     text = f"{setup}: {least}{_ends(step.comm_ns)} of communication a step"
     text += f" beside {projection.concurrent}" if projection.concurrent else ""
-    if step.exposed_ns and step.hidden_ns and step.efficiency and projection.backward_ns:
-        backward = format_ns(projection.backward_ns, 3)
-        text += f", {_ends(step.exposed_ns)} of it exposed under a backward pass of {backward}"
+    if step.exposed_ns and step.hidden_ns and step.efficiency and projection.compute_ns:
+        compute = format_ns(projection.compute_ns, 3)
+        text += f", {_ends(step.exposed_ns)} of it exposed under {compute} of computation"
         text += f": {100 * step.efficiency[0]:.0f} % of a step computes"
     text += f"; it depends most on {projection.depends}" if projection.depends else ""
     kinds = [kind for kind in (WEAK, STRONG) if getattr(projection, kind)]
@@ -96,8 +110,8 @@ def _answer(projection: Projection) -> Answer:
     for kind in kinds:
         at, by_low, by_high = projection.scaling_limit(kind)
         last = getattr(projection, kind)[-1].ranks
-        if projection.backward_ns is None:
-            texts.append(f"{kind} scaling: not known without a backward time")
+        if projection.compute_ns is None:
+            texts.append(f"{kind} scaling: not known without --step-ms")
             continue
         text = f"{kind} scaling: on up to {last} ranks"
         if at:
@@ -106,22 +120,40 @@ def _answer(projection: Projection) -> Answer:
             ends = [f"beyond {last}" if end is None else str(end) for end in (by_high, by_low)]
             text += f" (by the ends of the 90 % intervals: {' to '.join(ends)})"
         texts.append(text)
-    judged = kinds and projection.backward_ns is not None
+    judged = kinds and projection.compute_ns is not None
     stops = any(projection.scaling_limit(kind)[0] for kind in kinds)
     return Answer(one_line("; ".join(texts)), ("doubt" if stops else "good") if judged else "")
 
 
 def _rows(step: PlannedStep) -> Grid:
-    """Returns the table of calls, with all sizes of a group and collective in one row; json has
-    each.
+    """Returns the table of calls, with all sizes of a group, collective and kind of data in one
+    row; json has each.
     """
-    together: dict[tuple[str, str], list[PlannedRow]] = {}
+    together: dict[tuple[str, str, str], list[PlannedRow]] = {}
     for row in step.rows:
-        together.setdefault((row.group, row.collective), []).append(row)
+        together.setdefault((row.group, row.collective, row.what), []).append(row)
 
     def comm(end: int) -> Any:
-        return lambda rows: format_ns(sum_of((row.calls, row.prediction) for row in rows)[end], 3)
+        def cell(rows: Sequence[PlannedRow]) -> str:
+            return format_ns(sum_of(each for row in rows for each in row.planned)[end], 3)
 
+        return cell
+
+    def weight(rows: Sequence[PlannedRow]) -> float:
+        times = [row.time_ns[0] for row in rows if row.time_ns]
+        return sum(times) if times else sum(row.sent_bytes for row in rows)
+
+    of_times = [
+        (Head("comm", "a step"), comm(0)),
+        (Head("low"), comm(1)),
+        (Head("high"), comm(2)),
+        (Head("extrapolated", left=True, drop=1), _extrapolated),
+    ]
+    of_data = [
+        (Head("carries", left=True), lambda rows: rows[0].what),
+        (Head("overlaps", left=True, drop=2), lambda rows: rows[0].overlaps),
+    ]
+    described = any(row.what for row in step.rows)
     return make_grid(
         [
             (Head("group", left=True), lambda rows: one_line(rows[0].group)),
@@ -129,14 +161,40 @@ def _rows(step: PlannedStep) -> Grid:
             (Head("collective", left=True), lambda rows: rows[0].collective),
             (Head("calls", "a step"), lambda rows: str(sum(row.calls for row in rows))),
             (Head("sizes"), _sizes),
-            (Head("comm", "a step"), comm(0)),
-            (Head("low"), comm(1)),
-            (Head("high"), comm(2)),
-            (Head("extrapolated", left=True, drop=1), _extrapolated),
+            (
+                Head("sent", "a step"),
+                lambda rows: format_gigabytes(sum(row.sent_bytes for row in rows)),
+            ),
+            *(of_times if step.comm_ns else []),
+            *(of_data if described else []),
         ],
-        sorted(together.values(), key=lambda rows: -sum(row.time_ns[0] for row in rows)),
-        below=[_LEGEND],
+        sorted(together.values(), key=weight, reverse=True),
+        below=[*([_LEGEND] if step.comm_ns else []), _SENT_LEGEND],
     )
+
+
+def format_gigabytes(size_bytes: float) -> str:
+    """Returns for example ``46.1 GB`` (1e9 bytes)."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= 0.9995 * factor:
+            digits = 3 if size_bytes < 1e12 else 4
+            return f"{size_bytes / factor:.{digits}g} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def _memory(memory: Memory) -> Grid:
+    """Returns the table of a rank's memory."""
+    parts = [
+        ("parameters", memory.parameters),
+        ("gradients", memory.gradients),
+        ("optimiser", memory.optimizer),
+        ("buffers", memory.buffers),
+        ("activations", memory.activations),
+        ("all", memory.total),
+    ]
+    columns = [(Head(name), lambda _, size=size: format_gigabytes(size)) for name, size in parts]
+    below = "buffers: whole parameters and gradients of FSDP2 at their peak, or DDP's buckets"
+    return make_grid(columns, [memory], above=["memory of a rank"], below=[below])
 
 
 def _sizes(rows: Sequence[PlannedRow]) -> str:
@@ -166,6 +224,9 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
             return "-"
         return f"{first[0] / step.step_ns[0]:.2f}x"
 
+    def memory(step: PlannedStep) -> str:
+        return format_gigabytes(step.memory.total) if step.memory else "-"
+
     def bounds(step: PlannedStep) -> str:
         efficiency = step.efficiency
         return (
@@ -175,6 +236,8 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
     return make_grid(
         [
             (Head("ranks"), lambda step: str(step.ranks)),
+            (Head("sent", "a step"), lambda step: format_gigabytes(step.sent_bytes)),
+            (Head("memory", drop=1), memory),
             (Head("comm", "a step"), of("comm_ns")),
             (Head("low", drop=2), of("comm_ns", 1)),
             (Head("high", drop=2), of("comm_ns", 2)),
@@ -206,10 +269,14 @@ def _step(step: PlannedStep) -> dict[str, Any]:
     return {
         "ranks": step.ranks,
         **{f"parallel_{name}": n for name, n in step.degrees.items()},
+        "calls": step.calls,
+        "sent_bytes": step.sent_bytes,
         **_flat("comm", step.comm_ns),
         **_flat("exposed", step.exposed_ns),
         **_flat("step", step.step_ns),
         "compute_ns": step.compute_ns,
+        "idle_ns": step.idle_ns,
+        "memory_bytes": step.memory.total if step.memory else None,
     }
 
 
@@ -220,6 +287,9 @@ def _row(row: PlannedRow) -> dict[str, Any]:
         "ranks": row.ranks,
         "size_bytes": row.size_bytes,
         "calls": row.calls,
+        "sent_bytes": row.sent_bytes,
+        "carries": row.what or None,
+        "overlaps": row.overlaps or None,
         **_flat("comm", row.time_ns),
         "beyond": row.extrapolated or None,
     }

@@ -1,28 +1,26 @@
 """The all_gather and reduce_scatter calls of one step of FSDP2's ``fully_shard``, without running
 it.
 
-Source: torch/distributed/fsdp/_fully_shard: _fsdp_collectives.py for the sizes,
-_fsdp_param_group.py and _fsdp_state.py for the order. A unit is the root or a wrapped module, with
-the parameters below it that belong to no inner unit. Only shapes are used.
+This module finds the units of a model: the root and each wrapped module, with the parameters below
+it that belong to no inner unit. What they send is computed in training/sent_by_wrappers.py. Only
+shapes are used.
 """
 
 from __future__ import annotations
 
-import inspect
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UsageError
-from torchcoll.core.traffic import Group, TrafficCall
+from torchcoll.core.traffic import Group
 from torchcoll.core.units import whole_number
-from torchcoll.training.buckets import trainable_parameters
+from torchcoll.training.buckets import describe, trainable_parameters
 from torchcoll.training.plans import traffic_from_calls
-from torchcoll.training.sharded import BACKWARD, FORWARD, SEND, UNSHARD, USE, ShardPlan, UnitAct
+from torchcoll.training.sent_by_wrappers import ShardStep, ShardUnit
+from torchcoll.training.sharded import ShardPlan
 
 Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module], object]
 _CAPTURE = "Capture a step instead: torchcoll.capture()."
@@ -37,6 +35,7 @@ def shard_traffic(
     reshard_after_forward: bool | int | None = None,
     replicas: int = 1,
     together: int = 1,
+    accumulate: int = 1,
 ) -> ShardPlan:
     """Returns the calls of one training step of FSDP2; nothing is run on the device.
 
@@ -50,9 +49,11 @@ def shard_traffic(
       number: to groups of that many ranks.
     - together: how many consecutive wrapped modules of one parent form a unit, as with
       fully_shard([a, b]).
+    - accumulate: the number of forward and backward passes in a step, all but the last of them
+      after set_requires_gradient_sync(False).
 
     It assumes that each unit runs once, in registration order, with inputs from earlier units, and
-    that every trainable parameter gets a gradient. It does not cover gradient accumulation,
+    that every trainable parameter gets a gradient. It does not cover
     offloading, placements other than Shard(0), float8 all-gathers and gradient clipping.
 
     Raises UsageError for what fully_shard refuses, parameters tied across units, units that are
@@ -64,6 +65,7 @@ def shard_traffic(
         expected = f"a divisor of {ranks} ranks that leaves 2 or more to shard over"
         raise UsageError("replicas", replicas, expected)
     whole_number(together, "together", 1)
+    whole_number(accumulate, "accumulate", 1)
     reshard, shards = reshard_after_forward, ranks // replicas  # as fully_shard reads it
     if reshard is not None and not isinstance(reshard, bool):
         if not isinstance(reshard, int) or not 0 < reshard <= shards or shards % reshard:
@@ -73,8 +75,9 @@ def shard_traffic(
             reshard = reshard == shards
     trainable_parameters(model)
     root = _build_units(model, _wrap_predicate(wrap), wrap == (), together)
-    step = _Step(shards, replicas, _torch_dtype(param_dtype), _torch_dtype(reduce_dtype), reshard)
-    step.run(root)
+    step = ShardStep(shards, replicas, _dtype_name(param_dtype), _dtype_name(reduce_dtype), reshard)
+    for micro_batch in range(accumulate):
+        step.run(root, reduce_gradients=micro_batch == accumulate - 1)
     groups = [Group("shard", tuple(range(step.shards)), description="FSDP2")]
     if step.reshard_ranks:
         groups.append(Group("resharded", tuple(range(step.reshard_ranks)), description="FSDP2"))
@@ -109,30 +112,6 @@ def shard_traffic(
     )
 
 
-@dataclass(eq=False)
-class _Unit:
-    """A unit of FSDP2.
-
-    - parameters: its own parameters by name.
-    - inner: its inner units.
-    - body: the numbers of elements of its own parameters and its inner units, in registration
-      order.
-    - gradient_in, gradient_out: whether its input and its output need a gradient.
-    """
-
-    name: str
-    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
-    inner: list[_Unit] = field(default_factory=list)
-    body: list[int | _Unit] = field(default_factory=list)
-    gradient_in: bool = False
-    gradient_out: bool = False
-
-    def walk(self) -> Iterator[_Unit]:
-        yield self
-        for unit in self.inner:
-            yield from unit.walk()
-
-
 def _wrap_predicate(wrap: Wrap) -> Callable[[str, nn.Module], object]:
     """Returns ``wrap`` as a predicate of (name, module)."""
     classes = wrap if isinstance(wrap, tuple) else (wrap,)
@@ -145,11 +124,8 @@ def _wrap_predicate(wrap: Wrap) -> Callable[[str, nn.Module], object]:
     return wrap
 
 
-def _torch_dtype(value: torch.dtype | str | None) -> torch.dtype | None:
-    if value is None or isinstance(value, torch.dtype):
-        return value
-    dtype: torch.dtype = getattr(torch, find_dtype(value).name)
-    return dtype
+def _dtype_name(value: torch.dtype | str | None) -> str | None:
+    return None if value is None else find_dtype(str(value).removeprefix("torch.")).name
 
 
 def _build_units(
@@ -157,13 +133,13 @@ def _build_units(
     wrapped: Callable[[str, nn.Module], object],
     root_alone: bool,
     together: int,
-) -> _Unit:
+) -> ShardUnit:
     """Returns the root unit. Raises UsageError for a model that has no plan."""
-    owner: dict[int, tuple[str, _Unit]] = {}
-    seen: dict[int, _Unit] = {}
+    owner: dict[int, tuple[str, ShardUnit]] = {}
+    seen: dict[int, ShardUnit] = {}
     any_gradient = False
 
-    def visit(module: nn.Module, name: str, unit: _Unit) -> None:
+    def visit(module: nn.Module, name: str, unit: ShardUnit) -> None:
         nonlocal any_gradient
         if seen.get(id(module)) is unit:
             return
@@ -185,7 +161,7 @@ def _build_units(
                 )
             if parameter_name != first:  # tied within the unit
                 continue
-            unit.parameters[parameter_name] = parameter
+            unit.parameters[parameter_name] = describe(parameter_name, parameter)
             unit.body.append(parameter.numel())
             any_gradient |= parameter.requires_grad
         last, count = None, 0  # the unit of the previous wrapped child, and its modules
@@ -204,14 +180,14 @@ def _build_units(
             # The inputs of an embedding are integers.
             integers = isinstance(child, nn.Embedding | nn.EmbeddingBag)
             if last is None or count == together:
-                last, count = _Unit(full, gradient_in=any_gradient and not integers), 0
+                last, count = ShardUnit(full, gradient_in=any_gradient and not integers), 0
                 unit.inner.append(last)
                 unit.body.append(last)
             count += 1
             visit(child, full, last)
             last.gradient_out = any_gradient
 
-    root = _Unit("")
+    root = ShardUnit("")
     visit(model, "", root)
     root.gradient_out = any_gradient
     if not root.inner and not root_alone:
@@ -221,196 +197,10 @@ def _build_units(
         action = f"It has {', '.join(class_names)}." if class_names else ""
         raise UsageError("wrap", "nothing of the model", "one module or more", action)
     for unit in root.walk():
-        dtypes = {str(p.dtype) for p in unit.parameters.values() if p.requires_grad}
+        dtypes = {f"torch.{parameter.dtype}" for parameter in unit.trainable}
         if len(dtypes) > 1:
             dtypes_text = f"{' and '.join(sorted(dtypes))} in {unit.name or 'the root'}"
             raise UsageError(
                 "model", dtypes_text, "one dtype for the trainable parameters of a unit"
             )
     return root
-
-
-@dataclass
-class _Step:
-    """The calls of one step, in the order in which fully_shard's hooks issue them.
-
-    - acts: those calls and the acts around them.
-    - peak_bytes: the largest number of bytes that a rank holds of whole parameters, whole gradients
-      and what is being reduced.
-    """
-
-    shards: int
-    replicas: int
-    param_dtype: torch.dtype | None
-    reduce_dtype: torch.dtype | None
-    reshard: bool | int | None
-    calls: list[TrafficCall] = field(default_factory=list)
-    acts: list[UnitAct] = field(default_factory=list)
-    peak_bytes: int = 0
-
-    @property
-    def reshard_ranks(self) -> int:
-        """The size of the smaller groups to which parameters are resharded; 0 if there are none."""
-        number = isinstance(self.reshard, int) and not isinstance(self.reshard, bool)
-        return int(self.reshard or 0) if number else 0
-
-    def run(self, root: _Unit) -> None:
-        """Makes the calls and acts of one step."""
-        from torch.distributed.fsdp import fully_shard
-
-        numbers = {unit: number for number, unit in enumerate(root.walk())}
-        unsharded: set[_Unit] = set()
-        ended: list[_Unit] = []  # in the order of their forwards; backward prefetches in reverse
-        # reshard_after_forward=True includes the root since its default became None.
-        default = inspect.signature(fully_shard).parameters["reshard_after_forward"].default
-        root_too = self.reshard and (self.reshard_ranks > 0 or default is None)
-        held: dict[_Unit, int] = {}
-        sending = 0  # input bytes of the last reduce_scatter, kept until the next one is issued
-
-        def act(kind: str, unit: _Unit, calls: int = 0, elements: int = 0) -> None:
-            places = tuple(range(len(self.calls) - calls, len(self.calls)))
-            self.acts.append(UnitAct(kind, numbers[unit], places, elements))
-
-        def note(more: int = 0) -> None:
-            self.peak_bytes = max(self.peak_bytes, sum(held.values()) + sending + more)
-
-        def gather(unit: _Unit) -> None:
-            if unit.parameters and unit not in unsharded:
-                call = self._all_gather(unit, self.reshard_ranks if held.get(unit) else self.shards)
-                self.calls.append(call)
-                act(UNSHARD, unit, 1)
-                unsharded.add(unit)
-                held[unit] = held.get(unit, 0) + call.bytes_out
-                note()
-
-        def use(unit: _Unit) -> None:
-            if unit.parameters:
-                act(USE, unit)
-                held[unit] = self._gathered_bytes(unit)  # its resharded copy is freed
-
-        def forward(unit: _Unit) -> None:
-            gather(unit)
-            use(unit)
-            for entry in unit.body:
-                if isinstance(entry, _Unit):
-                    forward(entry)
-                else:
-                    act(FORWARD, unit, elements=entry)
-            if unit.parameters:
-                ended.append(unit)
-            if root_too if unit is root else self.reshard is not False:
-                unsharded.discard(unit)
-                held[unit] = (
-                    self._gathered_bytes(unit) // self.reshard_ranks if self.reshard_ranks else 0
-                )
-
-        def backward(unit: _Unit) -> None:
-            if unit.parameters and unit.gradient_out:
-                gather(unit)
-                use(unit)
-                index = ended.index(unit)
-                if index:
-                    gather(ended[index - 1])
-            for entry in reversed(unit.body):
-                if isinstance(entry, _Unit):
-                    backward(entry)
-                elif unit.gradient_out:
-                    act(BACKWARD, unit, elements=entry)
-            if unit.gradient_in:
-                reduce(unit)
-
-        def reduce(unit: _Unit) -> None:
-            nonlocal sending
-            gradients = self._gradient_bytes(unit)
-            note(gradients)
-            held[unit] = 0
-            calls = list(self._reduce(unit))
-            self.calls.extend(calls)
-            if calls:
-                act(SEND, unit, len(calls))
-                sending = calls[0].bytes_in
-                note(gradients)
-
-        forward(root)
-        backward(root)
-        # If no gradient reaches the input, a callback at the end of the backward pass reduces.
-        for unit in root.walk():
-            if not unit.gradient_in:
-                reduce(unit)
-
-    def sharded_bytes(self, root: _Unit) -> int:
-        """Returns the bytes of parameters and gradients that a rank keeps."""
-        return sum(
-            self._shard_elements(p) * p.element_size() * (2 if p.requires_grad else 1)
-            for unit in root.walk()
-            for p in unit.parameters.values()
-        )
-
-    def _gathered_bytes(self, unit: _Unit) -> int:
-        """Returns the bytes of the unit's whole parameters after an all_gather."""
-        return self._all_gather(unit, self.shards).bytes_out if unit.parameters else 0
-
-    def _gradient_bytes(self, unit: _Unit) -> int:
-        """Returns the bytes of the unit's gradients before the reduction, in the compute dtype."""
-        return sum(
-            p.numel() * (self.param_dtype or p.dtype).itemsize
-            for p in unit.parameters.values()
-            if p.requires_grad
-        )
-
-    def _all_gather(self, unit: _Unit, ranks: int) -> TrafficCall:
-        """Returns the all_gather of the unit.
-
-        - ranks: the ranks that hold a shard each; fewer than all after resharding to a number.
-        """
-        dtypes, size_bytes = set(), 0
-        for parameter in unit.parameters.values():
-            cast = self.param_dtype if parameter.dtype.is_floating_point else None
-            dtypes.add(cast or parameter.dtype)
-            size_bytes += self._shard_elements(parameter) * (cast or parameter.dtype).itemsize
-        dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8  # mixed dtypes are sent as bytes
-        size_bytes *= self.shards
-        return TrafficCall(
-            "all_gather",
-            size_bytes // ranks,
-            size_bytes,
-            str(dtype).removeprefix("torch."),
-            group="shard" if ranks == self.shards else "resharded",
-            asynchronous=False,
-        )
-
-    def _reduce(self, unit: _Unit) -> Iterator[TrafficCall]:
-        """Yields the reduce_scatter of the unit's gradients, and with replicas the all_reduce."""
-        parameters = [p for p in unit.parameters.values() if p.requires_grad]
-        if not parameters:
-            return
-        dtype = parameters[0].dtype
-        # torch 2.15: without reduce_dtype gradients are reduced in the parameter's own dtype.
-        version = tuple(map(int, torch.__version__.split(".")[:2]))
-        if self.param_dtype and dtype.is_floating_point and version < (2, 15):
-            dtype = self.param_dtype
-        dtype = self.reduce_dtype or dtype
-        # _get_gradient_divide_factors: other dtypes could overflow; they are divided before and
-        # after.
-        op = "avg" if dtype in (torch.float32, torch.bfloat16) else "sum"
-        shard = sum(self._shard_elements(p) for p in parameters) * dtype.itemsize
-        sizes = {"reduce_scatter": (shard * self.shards, shard, "shard")}
-        if self.replicas > 1:
-            sizes["all_reduce"] = (shard, shard, "replicate")
-        for collective, (bytes_in, bytes_out, group) in sizes.items():
-            yield TrafficCall(
-                collective,
-                bytes_in,
-                bytes_out,
-                str(dtype).removeprefix("torch."),
-                op,
-                group=group,
-                asynchronous=False,
-            )
-
-    def _shard_elements(self, parameter: nn.Parameter) -> int:
-        """Returns the elements of one rank's shard; dimension 0 is padded to a multiple of the
-        ranks.
-        """
-        rows, *other_dimensions = parameter.shape
-        return -(-rows // self.shards) * math.prod(other_dimensions)

@@ -55,13 +55,17 @@ def show_traffic(
     format: str = "table",
     file: TextIO | None = None,
     columns: Sequence[str] = (),
+    arrivals: bool = False,
 ) -> None:
     """Prints the traffic of each source.
 
     - columns: names of TrafficRow fields, or ``all``.
+    - arrivals: also print who came last to the calls.
 
     Raises UsageError for an unknown format or column.
     """
+    from torchcoll.training.arrivals import find_arrivals
+    from torchcoll.training.arrivals_show import arrivals_answer, arrivals_grids, arrivals_object
     from torchcoll.training.traffic_table import summarise_traffic
 
     keys = list(_COLUMNS) if list(columns) == ["all"] else list(columns)
@@ -89,7 +93,13 @@ def show_traffic(
             **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
         }
         records = [{**file_name, **row} for row in document["rows"]]
-        forms.append(Forms(traffic_grids(traffic, table, keys), document, records))
+        grids = traffic_grids(traffic, table, keys)
+        arrived = find_arrivals(traffic) if arrivals else None
+        if arrived:
+            document["arrivals"] = arrivals_object(arrived)
+            last = dataclasses.replace(grids[-1], answer=arrivals_answer(arrived, grids[-1].answer))
+            grids = [*grids[:-1], *arrivals_grids(arrived), last]
+        forms.append(Forms(grids, document, records))
     print_results(forms, format, file)
 
 

@@ -1,0 +1,301 @@
+"""600 dead jobs: does ``torchcoll postmortem`` name the rank that broke, and no innocent one?
+
+    python tests/benchmarks/postmortem.py FOLDER [--fr-trace]
+
+60 real gloo jobs of tests/dying_jobs.py die (those in FOLDER/live are not made again), and 540 more
+folders are made of them: nine of each, with a random half of the files, in mixed formats and
+layouts, with unrelated files, and some with a second job that is healthy. What an answer may say
+follows from the truth table of tests/death_truth.py. Root, ip and tc are needed for the lost links,
+py-spy for its dumps.
+
+An innocent named alone is an answer that names ranks without the victim, or a rank of the healthy
+job. An answer that names nobody, but offers candidates without the victim, is counted beside it.
+The time is that of ``python -m torchcoll postmortem`` as a process, on a sample. Beside it is
+fr_trace, torch's own analysis of Flight Recorder dumps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common import title
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import death_evidence
+from death_evidence import Source, read_facts, sources
+from death_truth import DECIDABLE, HINTED, SYMMETRIC, UNDECIDABLE, VERDICTS, Truth, truth
+from dying_jobs import FAULTS, HEALTHY, Death, deaths, make, make_all
+from recorder_trace import run_fr_trace
+
+from torchcoll.cli import main as torchcoll_main
+
+VARIANTS, TIMED = 9, 60
+HEALTHY_SHARE = 0.3  # of the variants
+
+
+@dataclass
+class Case:
+    """A folder of evidence and what it can tell. ours: names of files that are of the dead job."""
+
+    name: str
+    folder: Path
+    death: Death
+    host: str  # of the victim
+    truth: Truth
+    kept: list[Source]
+    ours: set[str] = field(default_factory=set)
+
+
+# Verdicts about an answer.
+NAMED, BOTH, NOT_NAMED = "named", "both named", "not named"
+INNOCENT, MISLED = "innocent alone", "candidates without the victim"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--fr-trace", action="store_true", help="run torch's own analysis as well")
+    options = parser.parse_args()
+    title("tests/benchmarks/postmortem.py: 60 dead jobs, and 540 folders made of them")
+    live = options.folder / "live"
+    for line in make_all(deaths(), live):
+        print(line)
+    if not (live / "healthy" / "facts.json").exists():
+        make(HEALTHY, live / "healthy")
+    cases = list(write_cases(live, options.folder / "cases"))
+    answers = [answer(case) for case in cases]
+    verdicts = [judge(case, jobs) for case, jobs in zip(cases, answers, strict=True)]
+    misses = list(misses_of(cases, answers, verdicts))
+    (options.folder / "misses.txt").write_text("\n".join(misses) + "\n")
+    show(cases, answers, verdicts)
+    show_times(cases)
+    if options.fr_trace:
+        show_fr_trace(cases)
+    return int(INNOCENT in verdicts)
+
+
+def write_cases(live: Path, target: Path) -> Iterator[Case]:
+    """The folders, always the same for the same jobs."""
+    shutil.rmtree(target, ignore_errors=True)
+    healthy = read_facts(live / "healthy")
+    for death in deaths():
+        job = live / f"{death.number:02}"
+        if not (job / "facts.json").exists():
+            continue
+        facts = read_facts(job)
+        everything = sources(job, facts)
+        for variant in range(VARIANTS + 1):
+            rng = random.Random(1000 * death.number + variant)
+            kept = everything
+            if variant:
+                half = rng.sample(everything, max(1, len(everything) // 2))
+                kept = [source for source in everything if source in half]
+            name = f"{death.number:02}-{variant}"
+            folder = target / name
+            # truth() is asked before anything is written, and knows nothing of the layout.
+            case = Case(
+                name,
+                folder,
+                death,
+                facts["hosts"][death.victim],
+                truth(death, kept),
+                kept,
+            )
+            style = death_evidence.style_of(facts, rng)
+            second = variant > 0 and rng.random() < HEALTHY_SHARE
+            own = folder / "run-a" if second else folder
+            death_evidence.write(job, facts, kept, own, style, rng, mixed=variant > 0)
+            case.ours = {str(p.relative_to(folder)) for p in own.rglob("*") if p.is_file()}
+            if second:
+                death_evidence.write(
+                    live / "healthy",
+                    healthy,
+                    sources(live / "healthy", healthy),
+                    folder / "run-b",
+                    rng.choice(death_evidence.STYLES),
+                    rng,
+                    mixed=True,
+                )
+            yield case
+
+
+def answer(case: Case) -> list[dict[str, Any]]:
+    """The jobs of the answer of the command, in this process. None where it refuses."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()):
+        code = torchcoll_main(["postmortem", str(case.folder), "--format", "json"])
+    if code == 3:  # no file says anything
+        return []
+    if code:
+        raise AssertionError(f"{case.name}: exit code {code}")
+    jobs: list[dict[str, Any]] = json.loads(output.getvalue())["jobs"]
+    return jobs
+
+
+def is_ours(case: Case, job: dict[str, Any]) -> bool:
+    return any(file["file"] in case.ours for file in job["files"])
+
+
+def judge(case: Case, jobs: list[dict[str, Any]]) -> str:
+    """One of the verdicts above, over all jobs of the answer."""
+    victim, right = case.death.victim, case.truth.named
+    verdicts = []
+    for job in jobs:
+        culprits, candidates = set(job["culprits"]), set(job["candidates"])
+        if not is_ours(case, job):
+            verdicts.append(INNOCENT if culprits else MISLED if candidates else NOT_NAMED)
+        elif case.death.fault == "blackhole" and (victim in culprits or case.host in job["nodes"]):
+            # Both ends of a link may be named.
+            verdicts.append(NAMED if len(culprits) <= 2 and len(job["nodes"]) <= 2 else NOT_NAMED)
+        elif not culprits and not candidates:
+            verdicts.append(NOT_NAMED)
+        elif victim not in culprits | candidates:
+            verdicts.append(INNOCENT if culprits else MISLED)
+        elif case.truth.verdict == SYMMETRIC and (culprits == right or candidates == right):
+            verdicts.append(BOTH)
+        elif culprits == {victim}:
+            verdicts.append(NAMED if case.truth.alone else INNOCENT)
+        else:
+            verdicts.append(NOT_NAMED)
+    for verdict in (INNOCENT, MISLED, NAMED, BOTH):
+        if verdict in verdicts:
+            return verdict
+    return NOT_NAMED
+
+
+def ours_of(case: Case, jobs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The job of the answer that has the victim's files; the first, where it was split."""
+    found = [job for job in jobs if is_ours(case, job)]
+    named = [job for job in found if job["culprits"] or job["candidates"]]
+    return (named or found or [{"kind": "unknown", "headline": "refused", "certainty": ""}])[0]
+
+
+def misses_of(
+    cases: list[Case], answers: list[list[dict[str, Any]]], verdicts: list[str]
+) -> Iterator[str]:
+    for case, jobs, verdict in zip(cases, answers, verdicts, strict=True):
+        expected = case.truth.verdict
+        good = {
+            DECIDABLE: verdict == NAMED,
+            SYMMETRIC: verdict in (BOTH, NAMED),
+            HINTED: verdict in (NAMED, NOT_NAMED),
+            UNDECIDABLE: verdict == NOT_NAMED,
+        }[expected]
+        if good:
+            continue
+        job = ours_of(case, jobs)
+        kept = defaultdict(list)
+        for source in case.kept:
+            kept[source.kind].append(source.rank)
+        told = " ".join(
+            kind if ranks == [None] else f"{kind}{ranks}" for kind, ranks in kept.items()
+        )
+        death = case.death
+        yield (
+            f"{verdict.upper()}: {case.folder} {death.fault} (form {death.form}) {death.work}, "
+            f"{death.ranks} ranks, victim {death.victim}, {expected} {sorted(case.truth.named)}\n"
+            f"    kept {told}\n"
+            f"    answer of {len(jobs)} jobs: {job['kind']} {job['certainty']}, culprits "
+            f"{job.get('culprits')}, candidates {job.get('candidates')}: {job['headline']}"
+        )
+
+
+def show(cases: list[Case], answers: list[list[dict[str, Any]]], verdicts: list[str]) -> None:
+    counts: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    kinds: Counter[bool] = Counter()
+    for case, jobs, verdict in zip(cases, answers, verdicts, strict=True):
+        for row in (case.death.fault, "all"):
+            counts[row][case.truth.verdict, verdict] += 1
+        if verdict in (NAMED, BOTH):
+            kinds[ours_of(case, jobs)["kind"] in case.truth.kinds] += 1
+    print(
+        "\n                    decidable            symmetric           hinted          cannot be "
+        "told     innocent  candidates"
+        "\nfault      folders  all named            all both victim     all named not   all not"
+        " named     alone  without victim"
+    )
+    for fault in (*FAULTS, "all"):
+        row = counts[fault]
+        innocent = sum(row[verdict, INNOCENT] for verdict in VERDICTS)
+        misled = sum(row[verdict, MISLED] for verdict in VERDICTS)
+        decidable, named = _all(row, DECIDABLE), row[DECIDABLE, NAMED]
+        share = f"({100 * named / decidable:.1f} %)" if decidable else ""
+        print(
+            f"{fault:10} {row.total():7}  {decidable:3} {named:5} {share:9}    "
+            f"{_all(row, SYMMETRIC):5} {row[SYMMETRIC, BOTH]:4} {row[SYMMETRIC, NAMED]:6}   "
+            f"{_all(row, HINTED):5} {row[HINTED, NAMED]:5} {row[HINTED, NOT_NAMED]:3}   "
+            f"{_all(row, UNDECIDABLE):3} {row[UNDECIDABLE, NOT_NAMED]:3} "
+            f"{row[UNDECIDABLE, NAMED]:5}   {innocent:8} {misled:8}"
+        )
+    print(
+        f"\nOf {kinds.total()} answers that name the victim, {kinds[True]} call what happened by a "
+        "kind that fits the fault."
+    )
+
+
+def _all(row: Counter[tuple[str, str]], verdict: str) -> int:
+    return sum(number for (truth_verdict, _), number in row.items() if truth_verdict == verdict)
+
+
+def show_times(cases: list[Case]) -> None:
+    sample = random.Random(0).sample(cases, min(TIMED, len(cases)))
+    words = (sys.executable, "-m", "torchcoll", "postmortem")
+    seconds = []
+    for case in sample:
+        began = time.perf_counter()
+        subprocess.run([*words, str(case.folder)], capture_output=True)
+        seconds.append(time.perf_counter() - began)
+    print(
+        f"Time to the answer as a process: median {statistics.median(seconds):.2f} s, longest "
+        f"{max(seconds):.2f} s ({len(sample)} folders, load average {os.getloadavg()[0]:.1f})."
+    )
+
+
+def show_fr_trace(cases: list[Case]) -> None:
+    """fr_trace on the same folders, as they are, and with what it needs put there for it."""
+    with_dumps = [case for case in cases if any(source.kind == "fr" for source in case.kept)]
+    print(
+        f"\nfr_trace of torch: {len(with_dumps)} of {len(cases)} folders have Flight Recorder dumps"
+    )
+    for helped in (False, True):
+        read, outcome = 0, Counter[str]()
+        for case in with_dumps:
+            result = run_fr_trace(case.folder, case.death.ranks, helped)
+            read += result.read
+            named = set(result.culprits | result.missing)
+            if not named:
+                verdict = "names nobody"
+            elif case.death.victim not in named:
+                verdict = "innocents alone"
+            elif named == {case.death.victim}:
+                verdict = "the victim alone"
+            elif case.truth.verdict == SYMMETRIC and named == case.truth.named:
+                verdict = "both of two"
+            else:
+                verdict = "the victim and others"
+            outcome[verdict] += 1
+        how = "with names and groups that it can read" if helped else "as they are"
+        said = ", ".join(f"{what} in {n}" for what, n in outcome.most_common())
+        print(f"    {how}: reads {read} without an exception; {said}.", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""Rings, stacks, traffic and result files as evidence; all but the last made by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import made_rings
+import pytest
+from made_rings import call, ring
+
+from torchcoll.core.errors import UnreadableError
+from torchcoll.postmortem import capture_evidence
+from torchcoll.postmortem.evidence import CallSeen, FileRead, GroupSeen, JobEvent, Place
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(data, name="file"):
+        path = tmp_path / name
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+        assert capture_evidence.recognizes(path, path.read_bytes()[: 1 << 16])
+        return capture_evidence.read_evidence(path, name)
+
+    return read
+
+
+ENDED = 1_000_500_000
+COMPLETED = CallSeen(
+    rank=1,
+    group="0",
+    number=7,
+    collective="all_reduce",
+    place=Place("file"),
+    sizes_in=((100,),),
+    sizes_out=((100,),),
+    dtype="float32",
+    state="completed",
+    created_ns=1_000_001_000,
+    duration_ns=499_000,
+    stack=("train.py:88 step",),
+)
+PENDING = replace(
+    COMPLETED, number=8, state="scheduled", created_ns=1_000_002_000, duration_ns=None
+)
+
+
+def test_a_ring(read):
+    (job,) = read(ring(call(1, 7, ENDED), call(2, 8, 0)))
+    assert job.calls == [COMPLETED, PENDING]
+    assert job.groups == {"0": GroupSeen("0", (0, 1, 2, 3), "default_pg")}
+    assert job.identities == {"capture 2026-11-24T03:00:00+00:00 1f2e", "slurm 99"}
+    assert (job.ranks, job.nodes, job.pids) == (4, {1: "node07"}, {1: 4711})
+    assert (job.alive_ns, job.first_ns, job.last_ns) == ({1: 2 * 10**9}, 10**9, 2 * 10**9)
+    assert job.files == [FileRead("file", "call ring", (1,), "torch")]
+    assert (job.events, job.problems) == ([], [])
+
+
+def test_calls_whose_end_is_not_sure_or_that_failed(read):
+    """State 1: the end would be noticed later; a negative time: an exception."""
+    error = {"record": "error", "serial": 2, "text": "RuntimeError: [10.0.0.7]:41: reset by peer"}
+    lost = "RuntimeError: Connection closed by peer [10.0.0.7]:4150"
+    end = {"record": "end", "status": "failed", "reason": "RuntimeError", "text": lost}
+    error["text"] = lost
+    (job,) = read(ring(call(1, 7, 1), call(2, 8, -ENDED), records=[error, end]))
+    assert [(c.state, c.reliable_state) for c in job.calls] == [
+        ("scheduled", False),
+        ("scheduled", True),
+    ]
+    assert job.events == [
+        JobEvent(
+            "peer_lost",
+            Place("file"),
+            lost,
+            1,
+            "node07",
+            group="0",
+            number=8,
+            collective="all_reduce",
+            when_ns=ENDED,
+            pid=4711,
+            addresses=("10.0.0.7",),
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind", "exit_code"),
+    [
+        ("complete", None, "ending", None),
+        ("interrupted", "SystemExit: 0", "ending", 0),
+        ("interrupted", "SystemExit: None", "ending", 0),
+        ("interrupted", "SystemExit: 3", "exit", 3),
+        ("interrupted", "KeyboardInterrupt: ", "canceled", None),
+        ("failed", "ValueError: bad sample", "exception", None),
+        ("failed", "OSError: [Errno 28] No space left on device", "disk_full", None),
+        ("failed", "OutOfMemoryError: CUDA out of memory.", "out_of_memory", None),
+    ],
+)
+def test_how_a_capture_ended(read, status, text, kind, exit_code):
+    reason = text and text.split(":")[0]
+    end = {"record": "end", "status": status, "reason": reason, "text": text}
+    (job,) = read(ring(call(1, 7, ENDED), records=[end]))
+    ((event),) = job.events
+    assert (event.kind, event.exit_code, event.rank, event.pid) == (kind, exit_code, 1, 4711)
+    assert event.when_ns == 2 * 10**9
+
+
+def test_the_order_of_a_ring_that_went_round(read):
+    calls = [call(serial, serial, ENDED + serial) for serial in range(4095, 4099)]
+    (job,) = read(ring(*calls))
+    assert [c.number for c in job.calls] == [4095, 4096, 4097, 4098]
+
+
+def test_messages_of_gloo_are_not_numbered_as_torch_does(read):
+    (job,) = read(ring(call(1, 1, ENDED, collective=4, peer=2)))
+    assert (job.calls[0].collective, job.calls[0].peer) == ("send", 2)
+    assert job.files[0].numbering == "capture"
+
+
+def test_damaged_calls_are_one_line(read):
+    data = bytearray(ring(call(1, 7, ENDED), call(2, 8, 0), call(3, 9, 0, group=5)))
+    data[(1 << 16) + 2 * 64 + 20] ^= 1  # in call 2; call 3 is of a group that is not there
+    (job,) = read(bytes(data))
+    assert job.calls == [COMPLETED]
+    (problem,) = job.problems
+    assert "2 damaged records" in problem
+
+
+def test_truncated_rings(read):
+    whole = ring(call(1, 7, ENDED), call(2, 8, 0))
+    (job,) = read(whole[: (1 << 16) + 2 * 64 + 10])
+    assert job.calls == [COMPLETED]
+    assert any("truncated" in problem for problem in job.problems)
+    (job,) = read(whole[:4000])
+    assert job.calls == [] and job.nodes == {1: "node07"}
+    for size_bytes in (30, 64, 200):
+        with pytest.raises(UnreadableError):
+            read(whole[:size_bytes])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"rank": 4}, {"rank": -1}, {"ranks": 10**9}, {"rank": "1"}, {"schema": "torchcoll-ring/2"}],
+)
+def test_headers_that_are_refused(read, changed):
+    with pytest.raises(UnreadableError):
+        read(ring(call(1, 7, ENDED), header={**made_rings.HEADER, **changed}))
+
+
+def test_hostile_groups_are_bounded(read):
+    """A range of 10^18 ranks, and ranks that are not of the world."""
+    for ranks, spaced in (([0, 10**18, 1], True), ([0, 9], False), ([0, 4, 0], True)):
+        group = {**made_rings.GROUP, "id": 2, "name": "x", "spaced": spaced, "ranks": ranks}
+        (job,) = read(ring(call(1, 7, ENDED), records=[group]))
+        assert list(job.groups) == ["0"] and job.problems
+
+
+def test_stacks(read):
+    """The last dump counts; the line that matters is that of the main thread."""
+    early = made_rings.STACKS.replace("03:10", "03:05").replace("load_batch", "before")
+    (job,) = read(early + made_rings.STACKS)
+    (event,) = job.events
+    assert (event.kind, event.rank, event.node, event.pid) == ("stack", 1, "node07", 4711)
+    assert event.place == Place("file", 10)
+    assert "load_batch" in event.text and "30.1 s" in event.text and event.collective is None
+    when = datetime(2026, 11, 24, 3, 10, tzinfo=timezone.utc)
+    assert event.when_ns == when.timestamp() * 1e9 == job.alive_ns[1]
+    assert job.identities == {"capture 2026-11-24T03:00:00+00:00 1f2e"}
+    assert job.files == [FileRead("file", "stacks", (1,))]
+
+
+def test_stacks_of_a_rank_that_waits(read):
+    frames = (
+        '  File "/x/torchcoll/training/waits.py", line 45 in wait\n'
+        '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 3 in all_reduce\n'
+    )
+    text = made_rings.STACKS.replace('  File "/home/me/data.py", line 31 in load_batch\n', frames)
+    (event,) = read(text)[0].events
+    assert event.collective == "all_reduce" and "train.py:88" in event.text
+
+
+def test_stacks_without_a_whole_first_line(read):
+    with pytest.raises(UnreadableError):
+        read(made_rings.STACKS[:40])
+
+
+# -- traffic and results -----------------------------------------------------------------------
+
+
+def traffic(*records, **environment):
+    header = {
+        "record": "header",
+        "schema": "torchcoll-traffic/2",
+        "source": "capture",
+        "ranks": 2,
+        "environment": {"host": "node07", "capture": "2026-11-24T03:00:00+00:00 1f2e"},
+    }
+    header["environment"] |= environment
+    group = {"record": "group", "name": "0", "ranks": [0, 1], "backend": "gloo", "calls_before": 5}
+    calls = [
+        {
+            **{"record": "call", "rank": 1, "collective": "all_reduce", "bytes_in": 8},
+            **{"bytes_out": 8, "dtype": "float32", "group": "0", "sequence": number},
+            "time_ns": 900,
+        }
+        for number in range(3)
+    ]
+    return "".join(json.dumps(record) + "\n" for record in [header, group, *calls, *records])
+
+
+def test_traffic_that_is_complete(read):
+    (job,) = read(traffic({"record": "end", "status": "complete"}))
+    assert [(c.rank, c.number, c.sizes_in) for c in job.calls] == [
+        (1, number, ((2,),)) for number in (6, 7, 8)
+    ]
+    assert [event.kind for event in job.events] == ["ending"]
+    assert (job.nodes, job.ranks) == ({1: "node07"}, 2)
+
+
+def test_traffic_that_lacks_its_last_calls(read):
+    """Cut off, or of a training that failed in a call: which calls it made later is not known."""
+    message = "Timed out waiting 8000ms for recv operation to complete"
+    end = {"record": "end", "status": "failed", "reason": "RuntimeError", "message": message}
+    for records, kinds in (((), []), ((end,), ["timeout"])):
+        (job,) = read(traffic(*records))
+        assert (job.calls, job.last_number, job.last_completed) == ([], {}, {(1, "0"): 8})
+        assert [event.kind for event in job.events] == kinds
+
+
+def test_a_sampled_capture_has_no_numbers(read):
+    (job,) = read(traffic({"record": "end", "status": "complete"}, every=100))
+    assert (job.calls, job.last_completed) == ([], {})
+
+
+def result(event=None, **end):
+    records = [
+        {
+            **{"record": "header", "schema": "torchcoll/2", "run_id": "ab12", "ranks": 3},
+            **{"start_utc": "2026-11-24T05:00:00+00:00", "argv": [], "spec": {}},
+        },
+        {"record": "ranks", "ranks": [{"rank": r, "host": f"n{r}", "pid": 7} for r in range(3)]},
+    ]
+    records += [{"record": "event", "utc": "2026-11-24T05:01:00+00:00", **event}] if event else []
+    records += [{"record": "end", "cases": 0, "wall_s": 1.0, **end}] if end else []
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "expected"),
+    [
+        ("lost_rank", "lost rank 1 (n1) in all_reduce 8", ("peer_lost", 0, (1,), None)),
+        ("hang", "lost ranks 1 and 2 (n1, n2) in all_reduce", ("timeout", 0, (1, 2), None)),
+        ("lost_rank", "lost rank 9 (n9) in all_reduce 8", ("peer_lost", 0, (), None)),
+        ("signal", "rank 1 (n1): SIGTERM in all_reduce 8", ("killed", 1, (), 15)),
+    ],
+)
+def test_result_files_of_runs_that_ended(read, kind, message, expected):
+    (job,) = read(result({"kind": kind, "message": message}, status="failed", exit_code=5))
+    (event,) = job.events
+    assert (event.kind, event.rank, event.about, event.signal) == expected
+    assert (job.ranks, job.nodes[2], job.identities) == (3, "n2", {"run ab12"})
+
+
+def test_a_result_file_that_is_complete(read):
+    (job,) = read(result({"kind": "warning", "message": "x"}, status="complete", exit_code=0))
+    assert [(event.kind, event.rank) for event in job.events] == [("ending", 0)]

@@ -1,0 +1,143 @@
+"""Stack dumps of py-spy (its README and src/stack_trace.rs tell the formats) and of faulthandler."""
+
+# ruff: noqa: E501
+# Lines of dumps are as long as they are.
+from __future__ import annotations
+
+import faulthandler
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from torchcoll.core.errors import UnreadableError
+from torchcoll.postmortem import stack_evidence
+from torchcoll.postmortem.evidence import JobEvidence
+from torchcoll.postmortem.python_stack import Frame, describe
+
+_TORCH = "/venv/lib/python3.11/site-packages/torch"
+_DUMP = """\
+Process 4711: python3 -u train.py --rank 3
+Python v3.11.9 (/usr/bin/python3.11)
+
+Thread 4711 (idle): "MainThread"
+    {frames}
+    <module> (train.py:120)
+Thread 4800 (idle): "Thread-1 (_pin_memory_loop)"
+    wait (threading.py:331)
+    run (threading.py:982)
+"""
+_IN_COLLECTIVE = (
+    f"all_reduce ({_TORCH}/distributed/distributed_c10d.py:2810)\n"
+    f"    wrapper ({_TORCH}/distributed/c10d_logger.py:83)\n"
+    "    step (train.py:88)"
+)
+
+
+def _read(folder: Path, text: str, name: str = "stacks.txt") -> JobEvidence:
+    path = folder / name
+    path.write_text(text)
+    assert stack_evidence.recognizes(path, text.encode()[: 1 << 16])
+    (evidence,) = stack_evidence.read_evidence(path, name)
+    return evidence
+
+
+def test_a_rank_in_a_collective(tmp_path: Path) -> None:
+    evidence = _read(tmp_path, _DUMP.format(frames=_IN_COLLECTIVE))
+    (event,) = evidence.events
+    assert (event.kind, event.rank, event.pid, event.collective) == ("stack", 3, 4711, "all_reduce")
+    assert "train.py:88 step" in event.text
+    assert event.place.line == 4
+    assert evidence.pids == {3: 4711}
+
+
+def test_a_rank_in_user_code(tmp_path: Path) -> None:
+    evidence = _read(tmp_path, _DUMP.format(frames="augment (data.py:12)\n    load (data.py:40)"))
+    (event,) = evidence.events
+    assert event.collective is None
+    assert event.text == "in user code: data.py:12 augment"
+
+
+def test_a_rank_in_the_data_loader(tmp_path: Path) -> None:
+    frames = (
+        "select (selectors.py:415)\n    wait (multiprocessing/connection.py:947)\n"
+        f"    _try_get_data ({_TORCH}/utils/data/dataloader.py:1131)\n"
+        f"    __next__ ({_TORCH}/utils/data/dataloader.py:630)"
+    )
+    text, collective = describe(
+        [
+            Frame("selectors.py", 415, "select"),
+            Frame(f"{_TORCH}/utils/data/dataloader.py", 1131, "_try_get_data"),
+            Frame("train.py", 88, "<module>"),
+        ]
+    )
+    assert (text.partition(":")[0], collective) == ("in the data loader", None)
+    (event,) = _read(tmp_path, _DUMP.format(frames=frames)).events
+    assert event.collective is None
+
+
+def test_a_wait_for_the_device_is_no_user_code() -> None:
+    frames = [
+        Frame(f"{_TORCH}/cuda/__init__.py", 985, "synchronize"),
+        Frame("train.py", 88, "<module>"),
+    ]
+    assert describe(frames)[1] == "wait"
+
+
+def test_torchcoll_s_own_capture_is_no_user_code() -> None:
+    frames = [
+        Frame("torchcoll/training/waits.py", 45, "Waits.start.<locals>.wait"),
+        Frame("torchcoll/training/capture.py", 459, "_Recording._time_call"),
+        Frame("torch/distributed/distributed_c10d.py", 4387, "all_gather_single"),
+        Frame("train.py", 307, "Training.forward_backward"),
+    ]
+    assert describe(frames)[1] == "all_gather"
+
+
+def test_json_of_two_processes(tmp_path: Path) -> None:
+    def thread(pid: int, name: str, function: str) -> dict[str, object]:
+        frame = {"name": function, "filename": "/home/a/train.py", "line": 7, "locals": None}
+        return {
+            "pid": pid,
+            "thread_id": 1,
+            "thread_name": name,
+            "os_thread_id": pid,
+            "active": True,
+            "owns_gil": False,
+            "frames": [frame],
+            "process_info": {"pid": pid, "command_line": "python train.py", "parent": None},
+        }
+
+    threads = [
+        thread(11, "Thread-1", "f"),
+        thread(11, "MainThread", "g"),
+        thread(12, "MainThread", "h"),
+    ]
+    evidence = _read(tmp_path, json.dumps(threads), "rank0.json")
+    assert [(e.pid, e.rank, e.text) for e in evidence.events] == [
+        (11, None, "in user code: a/train.py:7 g"),
+        (12, None, "in user code: a/train.py:7 h"),
+    ]
+
+
+def test_what_faulthandler_writes(tmp_path: Path) -> None:
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        text = file.read()
+    evidence = _read(tmp_path, text, "stack-rank5.txt")
+    (event,) = evidence.events
+    assert event.rank == 5
+    assert "test_what_faulthandler_writes" in event.text
+
+
+def test_damaged_json_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('[{"thread_id": 1, "frames": [')
+    with pytest.raises(UnreadableError, match="complete JSON"):
+        stack_evidence.read_evidence(path, "a.json")
+
+
+def test_logs_are_no_stack_dumps(tmp_path: Path) -> None:
+    assert not stack_evidence.recognizes(tmp_path / "a.log", b"Process 12 started\nstep 1\n")

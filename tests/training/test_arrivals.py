@@ -1,0 +1,191 @@
+"""Who came last, what that cost, and what is chance: numbers computed by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from torchcoll.cli import main
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.training.arrivals import at_least, find_arrivals, independence
+
+
+def traffic_of(
+    rows, groups=None, *, steps=None, collective="all_reduce", source="kineto", **environment
+):
+    """rows: (group, {rank: time in us}) of each call, in order."""
+    groups = groups or {"g": tuple(sorted(rows[0][1]))}
+    ranks = 1 + max(rank for members in groups.values() for rank in members)
+    calls: dict[int, list[TrafficCall]] = {rank: [] for rank in range(ranks)}
+    count = dict.fromkeys(groups, 0)
+    for number, (group, times) in enumerate(rows):
+        for rank, us in times.items():
+            calls[rank].append(
+                TrafficCall(
+                    collective,
+                    1024,
+                    1024,
+                    group=group,
+                    sequence=count[group],
+                    step=None if steps is None else steps[number],
+                    time_ns=round(us * 1000),
+                    clock="device",
+                )
+            )
+        count[group] += 1
+    named = {name: Group(name, members, "nccl") for name, members in groups.items()}
+    return Traffic(source, ranks, calls, named, environment=environment)
+
+
+def test_waiting_is_what_others_have_more_than_the_shortest():
+    """Rank 2 is last twice: (50 - 10) + (30 - 10), (20 - 5) + (25 - 5); rank 0 once: 3 + 7 us."""
+    rows = [
+        ("g", {0: 50, 1: 30, 2: 10}),
+        ("g", {0: 20, 1: 25, 2: 5}),
+        ("g", {0: 5, 1: 8, 2: 12}),
+    ]
+    arrivals = find_arrivals(traffic_of(rows, hosts={"0": "a", "1": "a", "2": "b"}))
+    by_rank = {row.rank: row for row in arrivals.ranks}
+    assert [by_rank[r].caused_ns for r in (0, 1, 2)] == [10_000, 0, 95_000]
+    assert [by_rank[r].last for r in (0, 1, 2)] == [1, 0, 2]
+    assert arrivals.wait_ns == 105_000
+    assert arrivals.transfer_ns == 20_000
+    assert by_rank[2].caused_share == pytest.approx(95 / 105)
+    pairs = {(p.waiter, p.last): (p.calls, p.total_ns, p.median_ns) for p in arrivals.pairs}
+    assert pairs == {
+        (0, 2): (2, 55_000, 27_500),
+        (1, 2): (2, 40_000, 20_000),
+        (1, 0): (1, 3_000, 3_000),
+        (2, 0): (1, 7_000, 7_000),
+    }
+    hosts = {h.host: (h.ranks, h.last, h.calls, h.caused_ns) for h in arrivals.hosts}
+    assert hosts == {"b": (1, 2, 3, 95_000), "a": (2, 1, 3, 10_000)}
+    # Three blocks are fewer than a name needs.
+    assert not arrivals.late
+    assert arrivals.answer.startswith("too few calls to tell who is late: rank 2 (b) is last most")
+
+
+def test_binomial_tail():
+    """Of 6 fair coins all heads: 1/64. At least 5: 7/64. At least 2 of 3 with 1/4: 10/64."""
+    assert at_least(6, 6, 0.5) == 1 / 64
+    assert at_least(5, 6, 0.5) == 7 / 64
+    assert at_least(2, 3, 0.25) == 10 / 64
+    assert at_least(0, 3, 0.25) == 1.0
+
+
+def test_independence_of_blocks():
+    """AAAABBBB: 6 of 7 neighbours agree, by chance 1/2: r = (6/7 - 1/2) / (1/2) = 5/7, so
+    (1 - 5/7) / (1 + 5/7) = 1/6. One leader of all blocks agrees no more than its share explains.
+    """
+    assert independence([0, 0, 0, 0, 1, 1, 1, 1]) == pytest.approx(1 / 6)
+    assert independence([0] * 8) == 1.0
+    assert independence([0, 1] * 8) == 1.0
+
+
+def test_a_coin_is_called_a_coin():
+    """Of 50 calls of two ranks rank 1 is last in 26: 52 %."""
+    lasts = [1] + [0, 1] * 24 + [1]
+    rows = [("g", {0: 20 if last else 10, 1: 10 if last else 20}) for last in lasts]
+    arrivals = find_arrivals(traffic_of(rows))
+    assert not arrivals.late
+    assert arrivals.answer == (
+        "no rank is late more often than chance: rank 1 is last most often, in 52 % of 50 calls "
+        "of 2 ranks (50 % by chance)"
+    )
+
+
+def test_a_rank_that_is_always_last_is_late():
+    """10 blocks of 10: 4 tests for each of 2 ranks, of which the thirds have too few blocks (3), so
+    2 tests remain; p = 2 / 1024.
+    """
+    arrivals = find_arrivals(traffic_of([("g", {0: 30, 1: 10})] * 10))
+    (late,) = arrivals.late
+    assert (late.rank, late.when, late.led, late.blocks) == (1, "", 10, 10)
+    assert late.p == pytest.approx(2 / 1024)
+    assert "rank 1 is late: it caused 200 us of waiting (100 % of all waiting)" in arrivals.answer
+
+
+def test_the_straggler_is_named_by_time_not_by_calls():
+    """Rank 1 sleeps before one call of each step; rank 0 is last by 1 us in the other two."""
+    step = [{0: 2010, 1: 10}, {0: 10, 1: 11}, {0: 10, 1: 11}]
+    rows = [("g", times) for _ in range(10) for times in step]
+    steps = [number // 3 for number in range(30)]
+    arrivals = find_arrivals(traffic_of(rows, steps=steps))
+    assert {row.rank: row.last for row in arrivals.ranks} == {1: 10, 0: 20}
+    assert [row.rank for row in arrivals.late] == [1]
+    # 10 x 2000 us of 10 x 2002 us.
+    assert arrivals.late[0].caused_share == pytest.approx(2000 / 2002)
+
+
+def test_a_rank_that_became_late_is_late_in_the_last_third():
+    """Of 8 ranks each is last in turn, then rank 3 always: 11 of 33 calls, in 32 blocks."""
+    rows = []
+    for number in range(33):
+        last = 3 if number >= 22 else (0, 4, 1, 5, 2, 6, 3, 7)[number % 8]
+        wait = 500 if number >= 22 else 30
+        rows.append(("g", {rank: 10 if rank == last else 10 + wait for rank in range(8)}))
+    arrivals = find_arrivals(traffic_of(rows))
+    assert {row.rank for row in arrivals.late} == {3}
+    assert [third.rank for third in arrivals.thirds][2] == 3
+    assert [third.last_share for third in arrivals.thirds][2] == 1.0
+    assert [third.when for third in arrivals.thirds] == [
+        "calls 0 to 10",
+        "calls 11 to 21",
+        "calls 22 to 32",
+    ]
+
+
+def mesh(rows_of_step, steps=12):
+    groups = {"tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
+    return traffic_of([row for _ in range(steps) for row in rows_of_step], groups)
+
+
+def test_a_rank_that_waited_for_the_late_one_is_not_blamed():
+    """Rank 1 is late in tp0; rank 0, which waited for it there, is then last in dp0."""
+    arrivals = find_arrivals(
+        mesh(
+            [
+                ("tp0", {0: 510, 1: 10}),
+                ("tp1", {2: 10, 3: 10}),
+                ("dp0", {0: 10, 2: 510}),
+                ("dp1", {1: 10, 3: 510}),
+            ]
+        )
+    )
+    assert {row.rank for row in arrivals.late} == {1}
+    after = {(row.group, row.rank): row.after for row in arrivals.ranks if row.late}
+    assert after == {("tp0", 1): None, ("dp1", 1): None, ("dp0", 0): 1}
+
+
+def test_a_rank_that_may_have_waited_for_an_unrecorded_one_is_in_doubt():
+    """Rank 1 was not recorded: rank 0 may be last in dp0 only because it waited for it in tp0."""
+    whole = mesh([("tp0", {0: 510, 1: 10}), ("dp0", {0: 10, 2: 510})])
+    whole.calls.pop(1)
+    arrivals = find_arrivals(whole)
+    assert [(row.rank, row.doubt) for row in arrivals.late] == [(0, "tp0")]
+    assert arrivals.answer.endswith("unless it waited for an unrecorded rank of group tp0")
+    assert arrivals.unsplit == {"1 of the 2 ranks of its group were recorded": 12}
+
+
+def test_ties_and_rooted_calls_do_not_count():
+    assert find_arrivals(traffic_of([("g", {0: 30, 1: 10})] * 9, collective="broadcast")) is None
+    arrivals = find_arrivals(traffic_of([("g", {0: 10, 1: 10})] * 9))
+    assert (arrivals.calls, arrivals.ties, arrivals.ranks) == (9, 9, [])
+    assert arrivals.answer == "no rank came last: all had the same time in every call"
+
+
+def test_trace_shows_who_is_late(tmp_path, capsys):
+    path = tmp_path / "t.jsonl"
+    traffic_of([("g", {0: 30, 1: 10})] * 10).save(path)
+    assert main(["trace", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("rank 1 is late: ")
+    assert "who waited for whom" in text
+    assert main(["trace", str(path), "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    arrivals = document["arrivals"]
+    assert [row["rank"] for row in arrivals["ranks"]] == [1, 0]
+    assert arrivals["pairs"] == [
+        {"waiter": 0, "last": 1, "calls": 10, "total_ns": 200_000, "median_ns": 20_000.0}
+    ]

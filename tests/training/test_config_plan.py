@@ -1,0 +1,249 @@
+"""A step of a model from its config: wrappers, optimisers, pipelines, memory."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from parallel_models import llama_config
+
+from torchcoll import gradient_buckets, shard_traffic
+from torchcoll.training.architectures import parse_config, read_architecture
+from torchcoll.training.config_plan import TrainingOptions, plan_config, stage_blocks
+from torchcoll.training.config_projection import compare_layouts, project_config
+from torchcoll.training.layer_calls import LayerOptions, parse_batch
+from torchcoll.training.layouts import parse_layout
+from torchcoll.training.projection import dominant
+from torchcoll.training.sharded import BACKWARD, FORWARD
+from torchcoll.training.step_program import BeginCall, Idle, PassWork
+
+BF16 = TrainingOptions("bfloat16")
+FP32 = TrainingOptions("float32", layers=LayerOptions("float32"))
+
+
+def plan(config, layout, batch="1x8", options=FP32):
+    architecture = (
+        read_architecture(config) if isinstance(config, str) else parse_config(config, "x")
+    )
+    return plan_config(architecture, parse_layout(layout), parse_batch(batch), options)
+
+
+def sent(planned, *collectives):
+    return [
+        act.sent
+        for act in planned.program.acts
+        if isinstance(act, BeginCall) and (not collectives or act.sent.collective in collectives)
+    ]
+
+
+class Layer(torch.nn.Module):
+    """A layer of Hugging Face's Llama: its parameters in their order."""
+
+    def __init__(self, config):
+        super().__init__()
+        linear = functools.partial(torch.nn.Linear, bias=False)
+        hidden, wide = config["hidden_size"], config["intermediate_size"]
+        keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+        self.q, self.k, self.v = linear(hidden, hidden), linear(hidden, keys), linear(hidden, keys)
+        self.o = linear(hidden, hidden)
+        self.gate, self.up = linear(hidden, wide), linear(hidden, wide)
+        self.down = linear(wide, hidden)
+        self.norm_in, self.norm_post = torch.nn.RMSNorm(hidden), torch.nn.RMSNorm(hidden)
+
+    def forward(self, x):
+        y = self.norm_in(x)
+        q, k, v = (part(y).view(1, 8, -1, 128).transpose(1, 2) for part in (self.q, self.k, self.v))
+        repeats = q.shape[1] // k.shape[1]
+        scores = q @ k.repeat_interleave(repeats, 1).transpose(2, 3)
+        mixed = scores.softmax(3) @ v.repeat_interleave(repeats, 1)
+        x = x + self.o(mixed.transpose(1, 2).reshape(1, 8, -1))
+        y = self.norm_post(x)
+        return x + self.down(torch.nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        vocabulary, hidden = config["vocab_size"], config["hidden_size"]
+        self.embedding = torch.nn.Embedding(vocabulary, hidden)
+        self.layers = torch.nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
+        self.norm = torch.nn.RMSNorm(hidden)
+        self.head = torch.nn.Linear(hidden, vocabulary, bias=False)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+@pytest.fixture(scope="module")
+def llama_8b():
+    config = llama_config(
+        32,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=128256,
+    )
+    with torch.device("meta"):
+        return Llama(config).to(torch.bfloat16)
+
+
+def llama_step(model):
+    model(torch.zeros(1, 8, dtype=torch.long)).sum().backward()
+
+
+def test_ddp_sends_the_buckets_that_gradients_plans(llama_8b):
+    """DDP splits no parameter: 161 buckets and one for the embedding, of 32 to 1002 MiB."""
+    sizes = [call.size_bytes for call in sent(plan("llama-3-8b", "dp=8", options=BF16))]
+    buckets = gradient_buckets(llama_8b, step=llama_step).buckets
+    assert sizes == [bucket.size_bytes for bucket in buckets]
+    assert (len(sizes), sum(sizes)) == (162, 2 * 8_030_261_248)
+
+
+@pytest.mark.parametrize(
+    ("layout", "arguments"),
+    [
+        ("fsdp=64", {}),
+        ("hsdp=8x8", {"replicas": 8}),
+        ("zero2=64", {"reshard_after_forward": False}),
+    ],
+)
+@pytest.mark.parametrize("dtypes", [{}, {"param_dtype": "float16", "reduce_dtype": "float32"}])
+def test_fsdp_sends_what_gradients_plans(llama_8b, layout, arguments, dtypes):
+    options = TrainingOptions("bfloat16", **dtypes)
+    planned = sent(plan("llama-3-8b", layout, options=options))
+    calls = shard_traffic(llama_8b, Layer, 64, **arguments, **dtypes).calls[0]
+    assert [(call.collective, call.size_bytes) for call in planned] == [
+        (call.collective, max(call.bytes_in, call.bytes_out)) for call in calls
+    ]
+
+
+def test_micro_batches():
+    """FSDP2 sends in each, DDP in the last."""
+    assert len(sent(plan(llama_config(), "fsdp=2", "3x1x8"))) == 3 * len(
+        sent(plan(llama_config(), "fsdp=2"))
+    )
+    assert len(sent(plan(llama_config(), "dp=2", "3x1x8"))) == 1
+
+
+def test_zero1_reduces_and_gathers_padded_buckets():
+    """One bucket of all parameters, padded to the least common multiple of 3 ranks and 128: 384."""
+    config = llama_config()
+    elements = parse_config(config, "x").parameters
+    padded = -(-elements // 384) * 384
+    calls = sent(plan(config, "zero1=3", options=TrainingOptions("bfloat16", "", "float32")))
+    assert [(call.collective, call.size_bytes) for call in calls] == [
+        ("all_gather", 2 * padded),
+        ("reduce_scatter", 4 * padded),
+    ]
+
+
+def test_zero1_closes_buckets_of_40_million_elements():
+    """Llama-3-8B: the head of 525 336 576 + 4096 is the first, the embedding in the last."""
+    calls = sent(plan("llama-3-8b", "zero1=8", options=BF16), "reduce_scatter")
+    assert calls[0].size_bytes == 2 * 128256 * 4096
+    assert all(call.size_bytes >= 80_000_000 for call in calls)
+    assert sum(call.size_bytes for call in calls) == pytest.approx(2 * 8_030_261_248, rel=1e-6)
+
+
+def test_stages_share_the_layers():
+    """5 layers on 2 ranks of 2 virtual stages: 2, 1, 1 and 1."""
+    architecture = parse_config(llama_config(5), "x")
+    layout = parse_layout("fsdp=1,pp=2x2")
+    kinds = [
+        [[block.kind for block in chunk] for chunk in stage_blocks(architecture, layout, stage)]
+        for stage in range(2)
+    ]
+    assert kinds == [
+        [["embedding", "layer", "layer"], ["layer"]],
+        [["layer"], ["layer", "head"]],
+    ]
+
+
+def test_the_stages_of_a_pipeline_compute_it_all_and_wait():
+    """4 micro-batches on 2 stages: idle for 1 of them, a quarter of the computation."""
+    planned = plan(llama_config(4), "fsdp=1,pp=2", "4x1x8")
+    shares = {phase: 0.0 for phase in (FORWARD, BACKWARD)}
+    for act in planned.program.acts:
+        if isinstance(act, PassWork):
+            shares[act.phase] += act.share
+    assert shares == pytest.approx({FORWARD: 1.0, BACKWARD: 1.0})
+    (idle,) = [act for act in planned.program.acts if isinstance(act, Idle)]
+    assert (idle.times, idle.share, len(idle.waited)) == (1.0, 0.25, 2)
+    passes = {FORWARD: 100.0, BACKWARD: 200.0}
+    # 300 of computation, 75 idle, and 2 sends of 5 at the ends; the other sends overlap.
+    assert planned.program.step_ns(lambda call: 5.0, passes) == pytest.approx(300 + 75 + 10)
+
+
+def test_a_tied_embedding_is_reduced_between_the_ends_of_a_pipeline():
+    planned = plan(llama_config(tie_word_embeddings=True), "dp=2,pp=2")
+    (call,) = [call for call in sent(planned) if call.group == "embedding"]
+    assert (call.collective, call.size_bytes) == ("all_reduce", 4 * 32 * 16)
+
+
+def test_fewer_experts_than_ranks_are_sharded_by_columns():
+    """2 local experts over 4 ranks: no padding of experts, 2 x 3 matrices of 40 x 16."""
+    config = llama_config(model_type="mixtral", num_local_experts=4)
+    calls = [call for call in sent(plan(config, "fsdp=8,ep=2")) if call.group == "edp"]
+    assert {call.size_bytes for call in calls} == {4 * 2 * 3 * 40 * 16}
+
+
+def test_memory_of_ddp_and_fsdp():
+    """Of 1 000 000 bytes: DDP has the buckets too; FSDP2 a quarter of parameters and states."""
+    config = llama_config()
+    size_bytes = 4 * parse_config(config, "x").parameters
+    memory = plan(config, "dp=4").memory
+    assert (memory.parameters, memory.gradients) == (size_bytes, size_bytes)
+    assert (memory.optimizer, memory.buffers) == (2 * size_bytes, size_bytes)
+    # 34 bytes for each of 8 tokens x 16 columns in 16-bit types, twice that in float32.
+    assert memory.activations == 2 * 34 * 2 * 8 * 16
+    memory = plan(config, "fsdp=4").memory
+    assert memory.parameters == memory.gradients == size_bytes / 4
+    assert memory.optimizer == size_bytes / 2
+
+
+def test_activation_memory():
+    checkpointed = LayerOptions("bfloat16", checkpoint=True)
+    planned = plan(
+        llama_config(), "fsdp=4", options=TrainingOptions("bfloat16", layers=checkpointed)
+    )
+    assert planned.memory.activations == 2 * 2 * 8 * 16
+    # The first of 2 stages has 2 micro-batches in flight, of one layer.
+    split = plan_config(
+        parse_config(llama_config(), "x"), parse_layout("pp=2"), parse_batch("4x1x8"), BF16
+    )
+    assert split.memory.activations == 34 * 8 * 16 * (2 if split.stage == 0 else 1)
+
+
+def test_over_ranks_without_a_machine():
+    architecture = parse_config(llama_config(), "x")
+    layout, batch = parse_layout("fsdp=4"), parse_batch("1x8")
+    projection = project_config(None, architecture, layout, [4, 8], batch, FP32, None)
+    assert [step.ranks for step in projection.weak] == [4, 8]
+    assert projection.step.comm_ns is projection.step.step_ns is None
+    # A ring sends 3/4 of each: the parameters twice (but the root's once), and the gradients.
+    whole = 4 * architecture.parameters
+    root = 4 * (2 * 32 * 16 + 16)
+    assert projection.step.sent_bytes == 3 / 4 * (3 * whole - root)
+    assert dominant(projection.step)[0] == "all_gather of fsdp"
+
+
+def test_comparison_keeps_the_tokens_and_begins_with_the_pareto_set():
+    architecture = parse_config(llama_config(), "x")
+    layouts = [parse_layout(text) for text in ("dp=8", "fsdp=8", "zero1=8", "fsdp=4,tp=2")]
+    comparison = compare_layouts(None, architecture, layouts, parse_batch("1x8"), FP32, None)
+    assert "64 tokens in a step" in comparison.what
+    best = [row for row in comparison.rows if row.pareto]
+    assert comparison.rows[: len(best)] == best
+    for row in comparison.rows[len(best) :]:
+        assert any(
+            better.cost <= row.cost and better.memory_bytes <= row.memory_bytes for better in best
+        )
+    costs = {row.layout.name: row.cost for row in comparison.rows}
+    # Half of an all_gather and of a reduce_scatter is as much as an all_reduce.
+    assert costs["zero1=8"] == pytest.approx(costs["dp=8"], rel=0.01)
+    assert costs["fsdp=8"] > costs["dp=8"]

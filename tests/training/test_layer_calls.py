@@ -1,0 +1,231 @@
+"""Planned calls of tensor, sequence and pipeline parallelism against captures on gloo."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+from parallel_models import (
+    HIDDEN,
+    TOKENS,
+    VOCABULARY,
+    Llama,
+    llama_config,
+    split_over_tp,
+    train_step,
+)
+from planned_models import on_ranks
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+
+from torchcoll import capture
+from torchcoll.training.architectures import parse_config
+from torchcoll.training.config_plan import TrainingOptions, plan_config
+from torchcoll.training.layer_calls import LayerOptions, parse_batch
+from torchcoll.training.layouts import check_layout, parse_layout
+from torchcoll.training.step_program import BeginCall
+
+LAYERS = 3
+
+
+def sizes(call):
+    """The size S of nccl-tests: an all_gather's output, a reduce_scatter's input."""
+    return max(call.bytes_in, call.bytes_out)
+
+
+def captured(traffic, names):
+    """[group, collective, size] of rank 0; ``names``: of its groups, by their ranks."""
+    if dist.get_rank():
+        return None
+    return [
+        [
+            names[tuple(traffic.members(call))],
+            call.collective if call.collective != "send" else "sendrecv",
+            sizes(call),
+        ]
+        for call in traffic.calls[0]
+        if call.collective != "recv"
+    ]
+
+
+def tp(sequence_parallel, checkpoint=False):
+    model = Llama(LAYERS)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    split_over_tp(model, mesh, sequence_parallel)
+    if checkpoint:
+        for number, layer in enumerate(model.layers):
+            model.layers[number] = checkpoint_wrapper(layer)
+    with capture() as traffic:
+        train_step(model, parallel_loss=True)
+    return captured(traffic, {(0, 1): "tp"})
+
+
+def fsdp_tp():
+    model = Llama(LAYERS)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
+    split_over_tp(model, mesh["tp"], True)
+    for module in (*model.layers, model):
+        fully_shard(module, mesh=mesh["fsdp"])
+    with capture() as traffic:
+        train_step(model, parallel_loss=True)
+    return captured(traffic, {(0, 1): "tp", (0, 2): "fsdp"})
+
+
+def hsdp(micro_batches=1):
+    model = Llama(LAYERS)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    for module in (*model.layers, model):
+        fully_shard(module, mesh=mesh)
+    with capture() as traffic:
+        for _ in range(micro_batches):
+            train_step(model)
+    return captured(traffic, {(0, 1): "shard", (0, 2): "replicate"})
+
+
+def pipeline(virtual, micro_batches, sharded=False):
+    """What rank 0 sends; a step before it lets the stages learn each other's shapes."""
+    ranks, rank = 2, dist.get_rank() // (2 if sharded else 1)
+    device = torch.device("cpu")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "fsdp")) if sharded else None
+    group = mesh["pp"].get_group() if mesh else None
+    stages = []
+    for number in range(rank, ranks * virtual, ranks):
+        model = Llama(LAYERS - 1 if virtual == 1 else 1, number, ranks * virtual)
+        if mesh:
+            for module in (*model.layers, model):
+                fully_shard(module, mesh=mesh["fsdp"], reshard_after_forward=False)
+        stages.append(PipelineStage(model, number, ranks * virtual, device, group=group))
+
+    def loss(out, target):
+        return torch.nn.functional.cross_entropy(out.flatten(0, 1), target.flatten())
+
+    if virtual == 1:
+        schedule = Schedule1F1B(stages[0], micro_batches, loss_fn=loss)
+    else:
+        schedule = ScheduleInterleaved1F1B(stages, micro_batches, loss_fn=loss)
+    tokens = torch.zeros(micro_batches, TOKENS, dtype=torch.long)
+    for step in range(2):
+        arguments = (tokens,) if rank == 0 else ()
+        target = {"target": tokens} if rank == ranks - 1 else {}
+        if step == 0:
+            schedule.step(*arguments, **target)
+            continue
+        with capture() as traffic:
+            schedule.step(*arguments, **target)
+    names = {(0, 1): "fsdp", (0, 2): "pp"} if sharded else {(0, 1): "pp"}
+    return captured(traffic, names)
+
+
+def planned(layout_text, batch="1x8", layers=LAYERS, checkpoint=False, stage=None):
+    architecture = parse_config(llama_config(layers), "small")
+    layout, batch = parse_layout(layout_text), parse_batch(batch)
+    check_layout(layout, architecture, batch.micro_batches)
+    options = TrainingOptions("float32", layers=LayerOptions("float32", checkpoint=checkpoint))
+    plan = plan_config(architecture, layout, batch, options)
+    return [
+        [act.sent.group, act.sent.collective, act.sent.size_bytes]
+        for act in plan.program.acts
+        if isinstance(act, BeginCall)
+    ]
+
+
+def by_group(calls):
+    groups = {}
+    for group, collective, size_bytes in calls:
+        groups.setdefault(group, []).append((collective, size_bytes))
+    return groups
+
+
+def test_two_ranks(tmp_path):
+    cases = {
+        "tp": lambda: tp(False),
+        "sp": lambda: tp(True),
+        "tp checkpoint": lambda: tp(False, checkpoint=True),
+        "sp checkpoint": lambda: tp(True, checkpoint=True),
+        "pp": lambda: pipeline(1, 4),
+        "pp interleaved": lambda: pipeline(2, 4),
+    }
+    result = on_ranks(tmp_path, 2, cases)
+    # Without FSDP the gradients of norms stay partial sums: nothing reduces them.
+    norms = ["tp", "all_reduce", 4 * HIDDEN]
+
+    def without_norms(calls):
+        return by_group([call for call in calls if call != norms])
+
+    assert by_group(result["tp"]) == planned_groups("tp=2")
+    assert by_group(result["sp"]) == without_norms(planned("tp=2,sp"))
+    assert by_group(result["tp checkpoint"]) == planned_groups("tp=2", checkpoint=True)
+    assert by_group(result["sp checkpoint"]) == without_norms(planned("tp=2,sp", checkpoint=True))
+    activations = ("sendrecv", 4 * TOKENS * HIDDEN)
+    # Rank 0 has the first stage: it sends activations, and no gradient to a stage before it.
+    assert by_group(result["pp"])["pp"] == [activations] * 4
+    assert planned("pp=2", "4x1x8", layers=4).count(["pp", *activations]) == 4
+    # With two virtual stages it has the first and the third: 2 x 4 activations, 4 gradients.
+    assert by_group(result["pp interleaved"])["pp"] == [activations] * 12
+    assert planned("pp=2x2", "4x1x8", layers=4).count(["pp", *activations]) == 12
+
+
+def planned_groups(layout, **options):
+    return by_group(planned(layout, **options))
+
+
+def test_four_ranks(tmp_path):
+    cases = {
+        "fsdp tp": fsdp_tp,
+        "hsdp": hsdp,
+        "hsdp 2": lambda: hsdp(2),
+        "pp fsdp": lambda: pipeline(1, 4, sharded=True),
+    }
+    result = on_ranks(tmp_path, 4, cases)
+    assert by_group(result["fsdp tp"]) == planned_groups("fsdp=2,tp=2,sp")
+    assert result["hsdp"] == planned("hsdp=2x2")
+    assert result["hsdp 2"] == planned("hsdp=2x2", "2x1x8")
+    sharded = by_group(result["pp fsdp"])
+    # The plan is that of the stage with the head: as many bytes as that with the embedding.
+    assert sorted(sharded["pp"]) == [("sendrecv", 4 * TOKENS * HIDDEN)] * 4
+    plan = planned_groups("fsdp=2,pp=2", batch="4x1x8", layers=4)
+    assert [name for name, _ in sharded["fsdp"]] == [name for name, _ in plan["fsdp"]]
+
+
+def test_calls_of_a_layer_by_hand():
+    """tp=2 without sp: 4 all_reduce a layer; embedding 1, head 1, loss 3 of 8 tokens x 4 bytes."""
+    calls = planned("tp=2")
+    act = 4 * TOKENS * HIDDEN
+    assert calls.count(["tp", "all_reduce", act]) == 4 * LAYERS + 2
+    assert calls.count(["tp", "all_reduce", 4 * TOKENS]) == 3
+
+
+def test_context_parallel_by_hand():
+    """cp=2: 4 tokens a rank; keys and values are 2 x 2 heads x 4 columns."""
+    calls = planned("fsdp=2,cp=2")
+    local = 4 * 4 * 16
+    assert calls.count(["cp", "all_gather", 2 * local]) == 2 * LAYERS
+    assert calls.count(["cp", "sendrecv", local]) == 2 * LAYERS
+    # The parameters are sharded over both.
+    assert calls[0] == ["fsdp", "all_gather", 4 * (2 * VOCABULARY * HIDDEN + HIDDEN)]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "tokens"),
+    [(None, 16), (1.25, 20), (0.5, 8)],
+)
+def test_expert_parallel_by_hand(capacity, tokens):
+    """8 tokens a rank, each to 2 of 4 experts: 16 visits of 16 columns, with a capacity factor."""
+    config = llama_config(2, model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
+    architecture = parse_config(config, "small")
+    layout = parse_layout("fsdp=4,ep=2")
+    options = TrainingOptions("float32", layers=LayerOptions("float32", capacity=capacity))
+    plan = plan_config(architecture, layout, parse_batch("1x8"), options)
+    counts = Counter()
+    for sent, number in plan.program.counts.items():
+        counts[sent.group, sent.collective, sent.size_bytes] += number
+    size_bytes = 4 * tokens * HIDDEN
+    experts = 4 * 2 * 3 * 40 * 16  # bytes of two experts, gate, up and down
+    assert counts["ep", "all_to_all", size_bytes] == 2 * 4
+    assert counts["ep", "all_to_all", 32] == 2  # numbers of tokens: 4 x int64, 2 layers
+    assert counts["edp", "all_gather", experts] == 4
+    assert counts["edp", "reduce_scatter", experts] == 2

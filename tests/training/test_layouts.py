@@ -1,0 +1,112 @@
+"""Layouts: how they are written, which ranks are in which group, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from error_form import error_text
+
+from torchcoll.core.errors import UsageError
+from torchcoll.training.architectures import read_architecture
+from torchcoll.training.layer_calls import parse_batch
+from torchcoll.training.layouts import check_layout, parse_layout, parse_layouts
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "number"),
+    [
+        ("fsdp=64", None, 64),
+        ("hsdp=8x8", None, 64),
+        ("dp=8,tp=8,sp,pp=4,cp=2,ep=8", None, 512),
+        ("zero1=16,pp=4x2", None, 64),
+        ("tp=8", 64, 64),
+        ("zero2", 8, 8),
+    ],
+)
+def test_ranks(text, ranks, number):
+    assert parse_layout(text, ranks).ranks == number
+
+
+def test_names_are_what_is_parsed():
+    for text in ("fsdp=64", "hsdp=8x8", "dp=8,tp=8,pp=4x2,cp=2,ep=8,sp", "fsdp=1"):
+        assert parse_layout(text).name == text
+
+
+def test_groups():
+    """2 pipeline stages of 2 replicas of 4 shards, each 2 context parts of 2 ranks: 64 ranks."""
+    groups = parse_layout("hsdp=2x4,tp=2,pp=2,cp=2,ep=4,sp").groups()
+    assert groups["tp"] == (2, 1)
+    assert groups["cp"] == (2, 2)
+    assert groups["shard"] == (8, 2)  # with the ranks of cp
+    assert groups["replicate"] == (2, 16)
+    assert groups["ep"] == (4, 2)
+    assert groups["edp"] == (2, 8)
+    assert groups["pp"] == (2, 32)
+
+
+def test_growing():
+    assert parse_layout("fsdp=8,tp=8").on(512).name == "fsdp=64,tp=8"
+    assert parse_layout("hsdp=8x8").on(512).name == "hsdp=64x8"
+    assert parse_layout("dp=8").on(64).name == "dp=64"
+    with pytest.raises(UsageError, match=error_text("ranks", "12", "a multiple of 8")):
+        parse_layout("fsdp=8,tp=8").on(12)
+
+
+def test_layouts_to_compare():
+    layouts = parse_layouts("dp,fsdp,hsdp,fsdp+tp=8+sp,tp=8", 64)
+    assert [layout.name for layout in layouts] == [
+        *("dp=64", "fsdp=64", "hsdp=8x8", "fsdp=8,tp=8,sp", "fsdp=8,tp=8"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("dp=two", error_text("parallel", "dp=two", "degrees such as")),
+        ("xp=2", error_text("parallel", "xp", "one of dp, zero1")),
+        ("dp=2,dp=2", error_text("parallel", "dp twice", "each once")),
+        ("dp=2,fsdp=2", error_text("parallel", "dp=2,fsdp=2", "one of dp and fsdp")),
+        ("hsdp=8", error_text("parallel", "hsdp=8", "hsdp=REPLICASxSHARDS")),
+        ("fsdp", error_text("parallel", "fsdp", "a number, such as fsdp=8")),
+        ("fsdp=2,sp", error_text("parallel", "fsdp=2,sp", "tp=2 or more with sp")),
+        ("fsdp=2,pp=1x2", error_text("parallel", "fsdp=2,pp=1x2", "pp=2 or more")),
+        ("fsdp=0", error_text("parallel", "fsdp=0", "degrees such as")),
+        ("tp", error_text("parallel", "tp", "degrees such as")),
+    ],
+)
+def test_layouts_that_are_refused(text, error):
+    with pytest.raises(UsageError) as caught:
+        parse_layout(text)
+    assert str(caught.value).startswith(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "batch", "error"),
+    [
+        ("llama-3-8b", "tp=3", "1x8", error_text("parallel", "tp=3", "a divisor of the 32 att")),
+        ("llama-3-8b", "tp=16", "1x8", error_text("parallel", "tp=16", "a divisor of the 8 key")),
+        ("llama-3-8b", "pp=33", "1x8", error_text("parallel", "pp=33", "at most as many stages")),
+        ("llama-3-8b", "pp=8x8", "8x1x8", error_text("parallel", "pp=8x8", "at most as many sta")),
+        ("llama-3-8b", "pp=4x2", "6x1x8", error_text("batch", "6 micro-batches", "a multiple of")),
+        ("llama-3-8b", "fsdp=8,ep=2", "1x8", error_text("parallel", "ep=2", "a model with exp")),
+        ("mixtral-8x7b", "fsdp=6,ep=3", "1x8", error_text("parallel", "ep=3", "a divisor of the")),
+        ("mixtral-8x7b", "fsdp=6,ep=4", "1x8", error_text("parallel", "ep=4", "a divisor of the")),
+        (
+            "mixtral-8x7b",
+            "fsdp=8,tp=2,ep=4",
+            "1x8",
+            error_text("parallel", "fsdp=8,tp=2,ep=4", "sp with ep and tp"),
+        ),
+    ],
+)
+def test_layouts_that_a_model_cannot_have(name, text, batch, error):
+    micro_batches = parse_batch(batch).micro_batches
+    with pytest.raises(UsageError) as caught:
+        check_layout(parse_layout(text), read_architecture(name), micro_batches)
+    assert str(caught.value).startswith(error)
+
+
+@pytest.mark.parametrize("text", ["1", "0x8", "1x2x3x4", "axb"])
+def test_batches_that_are_refused(text):
+    with pytest.raises(UsageError) as caught:
+        parse_batch(text)
+    assert str(caught.value).startswith(error_text("batch", text, "SEQUENCESxTOKENS"))

@@ -1,0 +1,92 @@
+"""What NCCL Inspector's files say of a dead job: which call of each communicator a rank completed.
+
+NCCL counts the calls of a communicator for each collective separately, so a group here is a
+communicator and a collective (``0x7f8c all_reduce``), whose numbers all its ranks share. Inspector
+writes at intervals, and calls below 8 KiB not at all: the last record may be older than the last
+call that completed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchcoll.core.errors import UnreadableError
+from torchcoll.importers.base import Imported, ImportOptions
+from torchcoll.importers.inspector_prom import BucketTimes, MetricBucket, read_buckets
+from torchcoll.importers.inspector_prom import sniff as is_metrics
+from torchcoll.importers.inspector_records import Job, Log, add_records, find_jobs
+from torchcoll.importers.inspector_traffic import is_inspector
+from torchcoll.importers.source import Source
+from torchcoll.postmortem.evidence import FileRead, GroupSeen, JobEvidence
+
+_CALLS, _METRICS = "NCCL Inspector", "NCCL Inspector metrics"
+_INTERVAL = (
+    "Inspector writes at intervals (NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS): later calls "
+    "may have completed"
+)
+_NO_RANK = "metrics of NCCL Inspector name nodes and GPUs, but no rank and no call"
+
+
+def recognizes(path: Path, begin: bytes) -> bool:
+    return is_inspector(begin) or is_metrics(begin.decode("utf-8", "replace").splitlines())
+
+
+def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
+    """The jobs in a file. Raises UnreadableError for a file without a call or a metric."""
+    imported, log = Imported(), Log()
+    source = Source(str(path))
+    try:
+        metrics = is_metrics(source.start.decode("utf-8", "replace").splitlines())
+        if metrics:
+            buckets: dict[MetricBucket, BucketTimes] = {}
+            read_buckets(source.lines(), buckets, imported)
+            jobs = [_of_metrics(buckets, shown)] if buckets else []
+        else:
+            add_records(log, source.lines(), ImportOptions(), imported)
+            jobs = [_of_job(job, shown) for job in find_jobs(log, imported)]
+    finally:
+        source.close()
+    if not jobs:
+        why = next((reason for _, reason in imported.refusals()), "no record")
+        raise UnreadableError(_CALLS, f"{shown}: {why}", "calls of collectives")
+    for evidence in jobs:
+        evidence.problems += [f"{shown}:{lines}: {why}" for lines, why in imported.refusals()]
+        evidence.problems += [f"{shown}: {text}" for text in imported.warnings]
+    return jobs
+
+
+def _of_metrics(buckets: dict[MetricBucket, BucketTimes], shown: str) -> JobEvidence:
+    evidence = JobEvidence(files=[FileRead(shown, _METRICS)], problems=[f"{shown}: {_NO_RANK}"])
+    evidence.identities = {f"slurm {b.job}" for b in buckets if b.job != "unknown"}
+    evidence.ranks = max(bucket.ranks for bucket in buckets)
+    return evidence
+
+
+def _of_job(job: Job, shown: str) -> JobEvidence:
+    """Ranks are those of the largest communicator that has all processes of the file."""
+    evidence = JobEvidence(name=job.name, ranks=job.ranks, problems=[f"{shown}: {_INTERVAL}"])
+    evidence.first_ns = 1000 * job.first_us if job.first_us else None
+    evidence.last_ns = 1000 * job.last_us if job.last_us else None
+    if job.numbering:
+        evidence.ranks = None
+        evidence.problems.append(f"{shown}: {job.numbering}")
+    for communicator in job.communicators:
+        evidence.identities.add(f"communicator {communicator.identity}")
+        for rank, member in communicator.members.items():
+            evidence.nodes[member] = communicator.hosts[rank]
+            pid = communicator.processes[rank][1]
+            if pid >= 0:
+                evidence.pids[member] = pid
+        whole_world = communicator.ranks == job.ranks and not job.numbering
+        ranks = tuple(range(job.ranks)) if whole_world and job.ranks <= 1 << 16 else ()
+        for (collective, number), by_rank in communicator.calls.items():
+            group = f"{communicator.identity} {collective}"
+            evidence.groups[group] = GroupSeen(group, ranks, communicator.label)
+            for rank in by_rank:
+                member = communicator.members[rank]
+                # NCCL counts from 0.
+                last = max(evidence.last_completed.get((member, group), 0), number + 1)
+                evidence.last_completed[member, group] = last
+    ranks_seen = tuple(sorted(evidence.nodes))
+    evidence.files = [FileRead(shown, _CALLS, ranks_seen, "nccl inspector")]
+    return evidence

@@ -1,0 +1,488 @@
+"""Who came last to the collectives of a job, how much waiting that caused, and what is chance.
+
+In a call that all ranks need, the last rank to arrive has the shortest time of its own, and what
+the others have more is their wait for it. Someone is last in every call, so a share alone says
+nothing: of two equal ranks each is last in half of the calls.
+
+The test counts time, not calls. The calls of a group are cut into at most 32 consecutive blocks (of
+whole steps where steps are marked), because calls that follow each other are not independent. The
+leader of a block is the rank that caused most waiting in it. If all ranks are alike, each of n
+ranks leads with probability 1/n, so the number of blocks that a rank leads is binomial. A rank is
+late if that number is too high at 5 % over all ranks and groups (Holm), in the whole time or in one
+third of it. Blocks that follow each other may still have the same leader more often than their
+shares explain; the number of blocks is then reduced to that of independent ones. This is
+conservative: many calls count as one block, and a rank that is often last by little does not count.
+What no test can tell from a late rank is one that happened to be late for the whole recording.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from torchcoll.core.summary import median
+from torchcoll.core.traffic import Traffic
+from torchcoll.core.units import counted, format_ns
+from torchcoll.stats.drift import SURE
+from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
+from torchcoll.training.late import cut_at_marks, error_ns
+
+MOST_BLOCKS = 32
+LEAST_BLOCKS = 6  # of fewer, no rank is named
+_NOTABLE = 1.1  # times its share of the waiting by chance: less is nothing to act on
+_THIRDS = ("first third", "second third", "last third")
+
+
+@dataclass(frozen=True)
+class RankArrival:
+    """How one rank arrived at the calls of one group.
+
+    - host: '' where unknown.
+    - calls: calls of the group in which the last rank is known; last: those in which it was this.
+    - chance: the share of calls in which it would be last if all ranks were alike, 1 / ranks.
+    - caused_ns: the waiting of all other ranks in the calls in which it was last; caused_share: of
+      the waiting in the group.
+    - blocks, led: how many blocks there are, and how many it led.
+    - p: of the most significant time, corrected for all ranks, groups and times (Holm).
+    - when: the time in which it is late, '' for the whole time; None if it is not late.
+    - after: the rank for which it waited in another group, which explains that it is late.
+    - doubt: a group in which it may have waited for a rank that was not recorded, as the others of
+      this group did not; '' for none.
+    """
+
+    group: str
+    rank: int
+    host: str
+    calls: int
+    last: int
+    chance: float
+    caused_ns: int
+    caused_share: float
+    blocks: int
+    led: int
+    p: float
+    when: str | None = None
+    after: int | None = None
+    doubt: str = ""
+
+    @property
+    def share(self) -> float:
+        return self.last / self.calls
+
+    @property
+    def late(self) -> bool:
+        return self.when is not None
+
+
+@dataclass(frozen=True)
+class WaitPair:
+    """``waiter`` waited for ``last`` in ``calls`` calls. Times in ns."""
+
+    waiter: int
+    last: int
+    calls: int
+    total_ns: int
+    median_ns: float
+
+
+@dataclass(frozen=True)
+class HostArrival:
+    """What the ranks of one host caused: ``last`` of ``calls`` calls, and waiting in ns."""
+
+    host: str
+    ranks: int
+    last: int
+    calls: int
+    caused_ns: int
+    caused_share: float
+
+
+@dataclass(frozen=True)
+class Third:
+    """A third of the calls of all groups: who caused most waiting in it.
+
+    - when: its bounds, as times, steps or numbers of calls.
+    - wait_ns: the waiting of all ranks; transfer_ns: the sum of the shortest times.
+    """
+
+    name: str
+    when: str
+    calls: int
+    rank: int | None
+    caused_share: float
+    last_share: float
+    wait_ns: int
+    transfer_ns: int
+
+
+@dataclass
+class Arrivals:
+    """Who came last to the calls of a traffic.
+
+    - calls: calls whose time splits into waiting and transfer; ties: those in which several ranks
+      had the shortest time, so that none counts as last.
+    - unsplit: why others are not among them -> their number.
+    - ranks: the most waiting caused first.
+    """
+
+    calls: int
+    ties: int
+    wait_ns: int
+    transfer_ns: int
+    ranks: list[RankArrival]
+    pairs: list[WaitPair]
+    hosts: list[HostArrival]
+    thirds: list[Third]
+    unsplit: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def late(self) -> list[RankArrival]:
+        """The late ranks that do not merely follow another late rank."""
+        return [rank for rank in self.ranks if rank.late and rank.after is None]
+
+    @property
+    def answer(self) -> str:
+        """Who is late, in a sentence."""
+        if self.late:
+            named: dict[int, RankArrival] = {}
+            for rank in self.late:
+                named.setdefault(rank.rank, rank)
+            return "; ".join(map(self._late_text, list(named.values())[:3]))
+        most = max(self.ranks, key=lambda rank: (rank.calls, rank.share), default=None)
+        if most is None:
+            return "no rank came last: all had the same time in every call"
+        ranks = round(1 / most.chance)
+        text = (
+            f"{_name(most)} is last most often, in {100 * most.share:.0f} % of "
+            f"{counted(most.calls, 'call')} of {ranks} ranks ({100 * most.chance:.0f} % by chance)"
+        )
+        if max(rank.blocks for rank in self.ranks) < LEAST_BLOCKS:
+            return f"too few calls to tell who is late: {text}"
+        return f"no rank is late more often than chance: {text}"
+
+    def _late_text(self, rank: RankArrival) -> str:
+        same = [r for r in self.ranks if r.rank == rank.rank]
+        caused = sum(r.caused_ns for r in same)
+        share = f" ({100 * caused / self.wait_ns:.0f} % of all waiting)" if self.wait_ns else ""
+        when = f" in the {rank.when}" if rank.when else ""
+        return (
+            f"{_name(rank)} is late{when}: it caused {format_ns(caused, 3)} of waiting{share}, and "
+            f"was last in {100 * rank.share:.0f} % of {counted(rank.calls, 'call')} "
+            f"({100 * rank.chance:.0f} % by chance)"
+        ) + f", unless it waited for an unrecorded rank of group {rank.doubt}" * bool(rank.doubt)
+
+
+def _name(rank: RankArrival) -> str:
+    return f"rank {rank.rank} ({rank.host})" if rank.host else f"rank {rank.rank}"
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call that could be split. last: None for a tie."""
+
+    joined: JoinedCall
+    group: str
+    last: int | None
+    order: tuple[int, int]  # step, number in its group
+
+    @property
+    def shortest_ns(self) -> int:
+        return min(self.joined.times_ns.values())
+
+    @property
+    def waits_ns(self) -> dict[int, int]:
+        """Each other rank -> how long it waited; {} for a tie."""
+        if self.last is None:
+            return {}
+        times = self.joined.times_ns
+        return {r: t - times[self.last] for r, t in times.items() if r != self.last}
+
+    @property
+    def wait_ns(self) -> int:
+        return sum(self.waits_ns.values())
+
+
+def find_arrivals(traffic: Traffic) -> Arrivals | None:
+    """Who came last to the calls of all groups; None if no call can be split."""
+    traffic = cut_at_marks(traffic)
+    joined, _ = join_ranks(traffic)
+    unique: dict[JoinedCall, str] = {}
+    for rank, calls in traffic.calls.items():
+        for call, joined_call in zip(calls, joined[rank], strict=True):
+            unique.setdefault(joined_call, call.group)
+    unsplit: Counter[str] = Counter()
+    split: dict[str, list[_Call]] = defaultdict(list)
+    for joined_call, group in unique.items():
+        if reason := unsplit_reason(joined_call):
+            unsplit[reason] += 1
+            continue
+        times = joined_call.times_ns
+        near = min(times.values()) + max(1, error_ns(joined_call, traffic.source))
+        shortest = [rank for rank, time in times.items() if time < near]
+        first = next(iter(joined_call.calls.values()))
+        step = -1 if first.step is None else first.step
+        last = shortest[0] if len(shortest) == 1 else None
+        split[group].append(_Call(joined_call, group, last, (step, first.sequence)))
+    if not split:
+        return None
+    for group_calls in split.values():
+        group_calls.sort(key=lambda call: call.order)
+    hosts = traffic.environment.get("hosts")
+    host_of = {int(r): str(h) for r, h in hosts.items()} if isinstance(hosts, dict) else {}
+    ranks = [row for g, calls in split.items() for row in _rank_rows(g, calls, host_of)]
+    ranks = _with_followers(_judged(ranks, split), split)
+    participants: dict[str, set[int]] = defaultdict(set)
+    for joined_call, group in unique.items():
+        if len(joined_call.members) != len(joined_call.calls):
+            participants[group] |= joined_call.calls.keys()
+    ranks = [_replaced(row, doubt=_doubt(row, ranks, split, participants)) for row in ranks]
+    ranks.sort(key=lambda row: (-row.caused_ns, row.rank))
+    every = [call for calls in split.values() for call in calls]
+    return Arrivals(
+        len(every),
+        sum(call.last is None for call in every),
+        sum(call.wait_ns for call in every),
+        sum(call.shortest_ns for call in every),
+        ranks,
+        _pairs(every),
+        _hosts(every, host_of),
+        _time_thirds(split),
+        dict(unsplit),
+    )
+
+
+def _rank_rows(
+    group: str, calls: Sequence[_Call], hosts: Mapping[int, str]
+) -> Iterable[RankArrival]:
+    decided = [call for call in calls if call.last is not None]
+    total = sum(call.wait_ns for call in decided)
+    blocks = _leaders(calls)
+    members = calls[0].joined.members
+    for rank in members:
+        was_last = [call for call in decided if call.last == rank]
+        caused = sum(call.wait_ns for call in was_last)
+        if decided:
+            yield RankArrival(
+                group,
+                rank,
+                hosts.get(rank, ""),
+                len(decided),
+                len(was_last),
+                1 / len(members),
+                caused,
+                caused / total if total else 0.0,
+                len(blocks),
+                blocks.count(rank),
+                1.0,
+            )
+
+
+def _leaders(calls: Sequence[_Call]) -> list[int]:
+    """The rank that caused most waiting in each block; blocks in which none did are left out."""
+    steps = list(dict.fromkeys(call.order[0] for call in calls))
+    if len(steps) > 1:
+        place = {step: n for n, step in enumerate(steps)}
+        numbers, count = [place[call.order[0]] for call in calls], len(steps)
+    else:
+        numbers, count = list(range(len(calls))), len(calls)
+    caused: dict[int, Counter[int]] = defaultdict(Counter)
+    for number, call in zip(numbers, calls, strict=True):
+        if call.last is not None:
+            caused[number * min(count, MOST_BLOCKS) // count][call.last] += call.wait_ns
+    leaders = []
+    for _, by_rank in sorted(caused.items()):
+        (leader, most), *others = by_rank.most_common(2)
+        if not others or most > others[0][1]:
+            leaders.append(leader)
+    return leaders
+
+
+def independence(leaders: Sequence[int]) -> float:
+    """The share of the blocks that counts as independent: (1 - r) / (1 + r), where r is how much
+    more often the leader stays the same from block to block than its share explains.
+    """
+    if len(leaders) < 2:
+        return 1.0
+    by_chance = sum((count / len(leaders)) ** 2 for count in Counter(leaders).values())
+    same = sum(a == b for a, b in itertools.pairwise(leaders)) / (len(leaders) - 1)
+    r = (same - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
+    return (1 - r) / (1 + r) if r > 0 else 1.0
+
+
+def at_least(successes: int, trials: int, chance: float) -> float:
+    """The probability of so many successes or more, of independent trials."""
+    return min(
+        1.0,
+        sum(
+            math.comb(trials, k) * chance**k * (1 - chance) ** (trials - k)
+            for k in range(successes, trials + 1)
+        ),
+    )
+
+
+def _judged(rows: Sequence[RankArrival], split: Mapping[str, Sequence[_Call]]) -> list[RankArrival]:
+    """The rows with p and ``when``: the whole time first, then each third."""
+    tests: list[tuple[float, int, str]] = []  # p, row, time
+    for group, calls in split.items():
+        leaders = _leaders(calls)
+        size, share = len(leaders), independence(leaders)
+        times = [("", leaders)]
+        times += [
+            (name, leaders[n * size // 3 : (n + 1) * size // 3]) for n, name in enumerate(_THIRDS)
+        ]
+        for index, row in enumerate(rows):
+            if row.group != group or row.chance == 1:
+                continue
+            for name, part in times:
+                blocks = int(share * len(part) + 1e-9)
+                if blocks >= LEAST_BLOCKS:
+                    led = int(share * part.count(row.rank) + 1e-9)
+                    tests.append((at_least(led, blocks, row.chance), index, name))
+    adjusted: dict[int, dict[str, float]] = defaultdict(dict)
+    running = 0.0
+    for place, (p, index, name) in enumerate(sorted(tests)):
+        running = max(running, min(1.0, p * (len(tests) - place)))
+        adjusted[index][name] = running
+    judged = []
+    for index, row in enumerate(rows):
+        by_time = adjusted[index]
+        p = min(by_time.values(), default=1.0)
+        sure = [name for name in ("", *_THIRDS) if by_time.get(name, 1.0) <= SURE]
+        notable = row.caused_share >= _NOTABLE * row.chance
+        judged.append(_replaced(row, p=p, when=sure[0] if sure and notable else None))
+    return judged
+
+
+def _replaced(row: RankArrival, **changes: object) -> RankArrival:
+    return RankArrival(**{**vars(row), **changes})
+
+
+def _with_followers(
+    rows: Sequence[RankArrival], split: Mapping[str, Sequence[_Call]]
+) -> list[RankArrival]:
+    """The rows with ``after``: a rank that is late in one group only because it waited for a late
+    rank in another. It is not late itself in the group that it shares with that rank.
+    """
+    late = {(row.group, row.rank): row for row in rows if row.late}
+    members = {group: set(calls[0].joined.members) for group, calls in split.items()}
+    marked = []
+    for row in rows:
+        causes = [
+            other
+            for (group, rank), other in late.items()
+            if row.late
+            and rank != row.rank
+            and group != row.group
+            and row.rank in members[group]
+            and (group, row.rank) not in late
+        ]
+        cause = max(causes, key=lambda other: other.caused_share, default=None)
+        marked.append(_replaced(row, after=cause.rank) if cause else row)
+    return marked
+
+
+def _doubt(
+    row: RankArrival,
+    rows: Sequence[RankArrival],
+    split: Mapping[str, Sequence[_Call]],
+    participants: Mapping[str, set[int]],
+) -> str:
+    """The group with unrecorded ranks that may explain that a rank is late.
+
+    participants: of groups with unrecorded ranks, those that were recorded. A group in which all of
+    ``row.group`` take part delays them alike, and one delays all of its ranks: if another of them
+    is not late elsewhere, it is no explanation.
+    """
+    members = set(split[row.group][0].joined.members)
+    for group, ranks in participants.items():
+        if not row.late or group in split or row.rank not in ranks or members <= ranks:
+            continue
+        others = {each.rank for each in rows if each.rank in ranks and each.group != group}
+        if others <= {each.rank for each in rows if each.late}:
+            return group
+    return ""
+
+
+def _pairs(calls: Iterable[_Call]) -> list[WaitPair]:
+    waits: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for call in calls:
+        for waiter, wait in call.waits_ns.items():
+            waits[waiter, call.last or 0].append(wait)
+    pairs = [
+        WaitPair(waiter, last, len(each), sum(each), median(each))
+        for (waiter, last), each in waits.items()
+    ]
+    return sorted(pairs, key=lambda pair: (-pair.total_ns, pair.waiter, pair.last))
+
+
+def _hosts(calls: Sequence[_Call], hosts: Mapping[int, str]) -> list[HostArrival]:
+    """[] unless the ranks are on several hosts."""
+    if len(set(hosts.values())) < 2:
+        return []
+    decided = [call for call in calls if call.last is not None]
+    total = sum(call.wait_ns for call in decided)
+    rows = []
+    for host, ranks in Counter(hosts.values()).items():
+        was_last = [call for call in decided if hosts.get(call.last or 0) == host]
+        caused = sum(call.wait_ns for call in was_last)
+        share = caused / total if total else 0.0
+        rows.append(HostArrival(host, ranks, len(was_last), len(decided), caused, share))
+    return sorted(rows, key=lambda row: (-row.caused_ns, row.host))
+
+
+def _time_thirds(split: Mapping[str, Sequence[_Call]]) -> list[Third]:
+    """[] for fewer than three calls in each group."""
+    parts: list[list[_Call]] = [[], [], []]
+    for calls in split.values():
+        for number, call in enumerate(calls):
+            parts[3 * number // len(calls)].append(call)
+    if not all(parts) or max(map(len, split.values())) < len(parts):
+        return []
+    rows = []
+    for name, calls in zip(_THIRDS, parts, strict=True):
+        caused: Counter[int] = Counter()
+        last: Counter[int] = Counter()
+        for call in calls:
+            if call.last is not None:
+                caused[call.last] += call.wait_ns
+                last[call.last] += 1
+        total, decided = sum(caused.values()), sum(last.values())
+        rank = max(caused, key=lambda each: caused[each], default=None)
+        rows.append(
+            Third(
+                name,
+                _bounds(calls),
+                len(calls),
+                rank,
+                caused[rank] / total if rank is not None and total else 0.0,
+                last[rank] / decided if rank is not None else 0.0,
+                total,
+                sum(call.shortest_ns for call in calls),
+            )
+        )
+    return rows
+
+
+def _bounds(calls: Sequence[_Call]) -> str:
+    """From when to when the calls were: by the clock, else by steps, else by their numbers."""
+    # Of one rank: the clocks of hosts differ.
+    rank = min(rank for each in calls for rank in each.joined.calls)
+    of_rank = [each.joined.calls[rank] for each in calls if rank in each.joined.calls]
+    stamps = [call.logged_ns for call in of_rank if call.logged_ns]
+    if stamps:
+        try:
+            first, last = (
+                datetime.fromtimestamp(ns / 1e9, timezone.utc) for ns in (min(stamps), max(stamps))
+            )
+            return f"written {first:%Y-%m-%d %H:%M:%S} to {last:%H:%M:%S}Z"
+        except (ValueError, OverflowError, OSError):
+            pass
+    steps = [call.order[0] for call in calls]
+    if min(steps) >= 0 and max(steps) > 0:
+        return f"steps {min(steps)} to {max(steps)}"
+    numbers = [call.order[1] for call in calls]
+    return f"calls {min(numbers)} to {max(numbers)}"

@@ -1,0 +1,568 @@
+"""One step of a model from its config: the program of one rank, and the memory that it needs.
+
+The rank is that of the pipeline stage with the most communication (``busiest_stage``). Gradients:
+
+- ``dp``: DDP's buckets, sent in the last micro-batch (``no_sync`` in the others).
+- ``zero1``: Megatron-LM's distributed optimizer: buckets of max(40e6, 1e6 x ranks) elements or
+  more, a reduce_scatter of each in the backward pass of the last micro-batch and an all_gather
+  before the forward pass (megatron/core/distributed/distributed_data_parallel.py and
+  param_and_grad_buffer.py: buckets are closed in reverse registration order and padded to the least
+  common multiple of the ranks and 128).
+- ``fsdp``, ``hsdp``, ``zero2``: FSDP2 with each layer and the root wrapped; ``zero2`` keeps the
+  parameters after the forward pass. In each micro-batch, as without
+  ``set_requires_gradient_sync``. With a pipeline, parameters are gathered once and gradients
+  scattered once in a step (torch/distributed/pipelining/stage.py, backward_maybe_with_nosync;
+  torchtitan does not reshard after the forward pass then). Experts that are split by ``ep`` are a
+  unit of their own (torchtitan/models/llama4/infra/parallelize.py), sharded over the ranks that
+  have the same experts, by their columns if there are fewer experts than ranks.
+
+Pipeline: layers in equal shares, one forward and one backward in turn. Each stage sends the
+activations of a micro-batch to the next, and their gradients back. Ranks are idle for
+(pp - 1) / virtual micro-batches of a step (D. Narayanan et al., arXiv 2104.04473, section 2.2), and
+for 2 (pp - 1) sends at its ends. A tied embedding is on the first and on the last stage, which
+all_reduce its gradient.
+
+A layer computes in proportion to the parameters that a token uses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from torchcoll.core.collectives import find_dtype
+from torchcoll.core.spec import point_of
+from torchcoll.core.traffic import TrafficCall
+from torchcoll.training.architectures import (
+    EMBEDDING,
+    HEAD,
+    LAYER,
+    Architecture,
+    ModelBlock,
+    Weight,
+)
+from torchcoll.training.layer_calls import Batch, BlockCalls, LayerOptions, block_calls
+from torchcoll.training.layouts import DP, HSDP, ZERO1, ZERO2, ParallelLayout
+from torchcoll.training.memory import Memory
+from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
+from torchcoll.training.sent_by_wrappers import Parameter, ShardStep, ShardUnit, assign_buckets
+from torchcoll.training.sharded import BACKWARD, FORWARD, SEND, UNSHARD, USE, UnitAct
+from torchcoll.training.step_program import (
+    BLOCKS,
+    NEXT_FORWARD,
+    NEXT_LAYER,
+    OTHER_MICRO_BATCHES,
+    REST_OF_BACKWARD,
+    Idle,
+    ProgramWriter,
+    SentCall,
+    StepProgram,
+)
+
+_EXPERTS = " of experts"  # suffix of the groups of experts' units
+_COPIED_OUT = "copied out"
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How the model is trained.
+
+    - dtype: of the parameters. param_dtype, reduce_dtype: of what is computed and sent, and of the
+      gradients that are reduced; '' for dtype.
+    - layers: how the layers compute; its dtype is that of the activations.
+    """
+
+    dtype: str
+    param_dtype: str = ""
+    reduce_dtype: str = ""
+    layers: LayerOptions = field(default_factory=lambda: LayerOptions("bfloat16"))
+
+
+@dataclass(frozen=True)
+class ConfigPlan:
+    """What one rank does in a step, and the memory that it needs.
+
+    - stage: the number of its pipeline stage.
+    """
+
+    program: StepProgram
+    memory: Memory
+    stage: int
+
+
+def plan_config(
+    architecture: Architecture, layout: ParallelLayout, batch: Batch, options: TrainingOptions
+) -> ConfigPlan:
+    """Returns the plan of the pipeline stage that sends the most bytes.
+
+    The layout must have passed ``check_layout``.
+    """
+    stages = sorted({0, layout.pp // 2, layout.pp - 1})  # the stages between are alike
+    plans = []
+    for stage in stages:
+        chunks = stage_blocks(architecture, layout, stage)
+        plans.append(_StagePlan(architecture, layout, batch, options, stage, chunks).plan())
+    return max(
+        plans, key=lambda plan: sum(s.size_bytes * n for s, n in plan.program.counts.items())
+    )
+
+
+def stage_blocks(
+    architecture: Architecture, layout: ParallelLayout, stage: int
+) -> list[list[ModelBlock]]:
+    """Returns the blocks of each virtual stage of a rank; the first stages have a layer more if the
+    layers do not divide.
+    """
+    count = layout.pp * layout.virtual
+    layers = architecture.layers
+    least, more = divmod(len(layers), count)
+    ends = [0]
+    for number in range(count):
+        ends.append(ends[-1] + least + (number < more))
+    chunks = []
+    for number in range(stage, count, layout.pp):
+        blocks = layers[ends[number] : ends[number + 1]]
+        first = [block for block in architecture.blocks if block.kind == EMBEDDING]
+        last = [block for block in architecture.blocks if block.kind == HEAD]
+        blocks = [*first, *blocks] if number == 0 else blocks
+        if number == count - 1:
+            # The head of a tied model needs the embedding's matrix on its own stage.
+            matrix = first[0].weights[:1] if architecture.tied and layout.pp > 1 else ()
+            blocks = [*blocks, *(replace(b, weights=(*matrix, *b.weights)) for b in last)]
+        chunks.append(blocks)
+    return chunks
+
+
+# Fragments of the names of a block's parameters in the order in which its forward pass uses them:
+# gradients arrive in the reverse order. A bias arrives before its matrix.
+_USE = (
+    *("token_type", "word_embeddings", "wte", "position_embeddings", "wpe", "embeddings.LayerNorm"),
+    *("cls_token", "patch_embeddings", ".input_layernorm", ".ln_1", "layernorm_before"),
+    *("q_a_proj", "q_a_layernorm", "q_b_proj", ".q_proj", "q_norm", "self.query"),
+    *("kv_a_proj", "kv_a_layernorm", "kv_b_proj", ".k_proj", "k_norm", "self.key"),
+    *(".v_proj", "self.value", "qkv_proj", "c_attn", "o_proj", "attn.c_proj"),
+    *("attention.output.dense", "attention.output.LayerNorm", "post_attention_layernorm", "ln_2"),
+    *("layernorm_after", "pre_feedforward", "mlp.gate.", "experts.gate_up", "experts.down"),
+    *("shared_expert.gate_proj", "shared_experts.gate_proj", "shared_expert.up_proj"),
+    *("shared_experts.up_proj", "shared_expert.down_proj", "shared_experts.down_proj"),
+    *("shared_expert_gate", "gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1"),
+    *("intermediate.dense", "down_proj", "mlp.c_proj", "fc2", "output.dense", "output.LayerNorm"),
+    *("post_feedforward", "transform.dense", "transform.LayerNorm", "model.norm", "ln_f"),
+    *("vit.layernorm", "lm_head", "classifier", "cls.predictions.bias"),
+)
+
+
+def in_order_of_gradients(weights: Sequence[Weight]) -> list[Weight]:
+    """Returns the parameters of a block in the order in which their gradients arrive."""
+
+    def used(weight: Weight) -> tuple[int, bool]:
+        place = next((n for n, text in enumerate(_USE) if text in weight.name), len(_USE))
+        return place, weight.name.endswith("bias")
+
+    return sorted(weights, key=used, reverse=True)
+
+
+class _StagePlan:
+    """Writes the program of one rank."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        layout: ParallelLayout,
+        batch: Batch,
+        options: TrainingOptions,
+        stage: int,
+        chunks: list[list[ModelBlock]],
+    ) -> None:
+        self.architecture, self.layout, self.batch = architecture, layout, batch
+        self.options, self.stage, self.chunks = options, stage, chunks
+        self.itemsize = find_dtype(options.dtype).itemsize
+        self.writer = ProgramWriter()
+        active = sum(architecture.active_elements(b) for blocks in chunks for b in blocks)
+        self.active = (active or 1.0) * batch.micro_batches
+        self.calls = {
+            (block.kind, block.moe): block_calls(architecture, block, layout, batch, options.layers)
+            for blocks in chunks
+            for block in blocks
+        }
+        self.gathered: dict[tuple[int, int], Hashable] = {}
+        self.reduced: Hashable = None
+        self.peak_bytes = 0
+
+    def plan(self) -> ConfigPlan:
+        if self.layout.sharded:
+            self._sharded()
+        else:
+            self._replicated()
+        self._tied_embedding()
+        self._bubble()
+        return ConfigPlan(StepProgram(tuple(self.writer.acts)), self._memory(), self.stage)
+
+    # What both kinds do
+
+    def _calls(self, block: ModelBlock) -> BlockCalls:
+        return self.calls[block.kind, block.moe]
+
+    def _compute(self, phase: str, block: ModelBlock, active: float | None = None) -> None:
+        elements = self.architecture.active_elements(block) if active is None else active
+        self.writer.work(phase, elements / self.active)
+
+    def _send_activations(self, chunk: int, forward: bool) -> None:
+        """Sends the activations of a chunk to the next stage, or their gradients to the one
+        before.
+        """
+        number, last = chunk * self.layout.pp + self.stage, self.layout.pp * self.layout.virtual - 1
+        if self.layout.pp < 2 or number == (last if forward else 0):
+            return
+        self.writer.start(self._between_stages("activations" if forward else "their gradients"))
+
+    def _between_stages(self, what: str) -> SentCall:
+        split = self.layout.tp if self.layout.sequence_parallel else 1
+        tokens = self.batch.tokens_each / self.layout.cp / split
+        itemsize = find_dtype(self.options.layers.dtype).itemsize
+        size_bytes = math.ceil(tokens * self.architecture.hidden * itemsize)
+        return SentCall("pp", "sendrecv", size_bytes, what, OTHER_MICRO_BATCHES)
+
+    def _tied_embedding(self) -> None:
+        if not self.architecture.tied or self.layout.pp < 2:
+            return
+        if self.stage not in (0, self.layout.pp - 1):
+            return
+        rows = -(-self.architecture.vocabulary // self.layout.tp)
+        size_bytes = rows * self.architecture.hidden * self._reduce_itemsize
+        if self.layout.sharded:
+            size_bytes = -(-size_bytes // (self.layout.shards * self.layout.cp))
+        self.writer.block(
+            [SentCall("embedding", "all_reduce", size_bytes, "gradient of the embedding", BLOCKS)]
+        )
+
+    def _bubble(self) -> None:
+        pp, virtual = self.layout.pp, self.layout.virtual
+        if pp < 2:
+            return
+        blocking = [
+            sent
+            for blocks in self.chunks
+            for block in blocks
+            for calls in (self._calls(block),)
+            for sent in (
+                *calls.forward,
+                *calls.backward,
+                *calls.experts_forward,
+                *calls.experts_backward,
+            )
+        ]
+        sends = (self._between_stages("activations"),) * (2 * (pp - 1))
+        share = 1 / self.batch.micro_batches
+        self.writer.acts.append(Idle((pp - 1) / virtual, share, tuple(blocking), sends))
+
+    @property
+    def _reduce_itemsize(self) -> int:
+        return find_dtype(self.options.reduce_dtype or self.options.dtype).itemsize
+
+    def _local(self, weight: Weight) -> tuple[int, ...]:
+        """Returns the shape of a rank's part of a parameter, before FSDP2."""
+        shape = list(weight.shape)
+        if weight.expert:
+            shape[0] //= self.layout.ep
+        if weight.split is not None:
+            shape[weight.split] = -(-shape[weight.split] // self.layout.tp)
+        return tuple(shape)
+
+    def _parameter(self, weight: Weight, shape: tuple[int, ...] | None = None) -> Parameter:
+        return Parameter(
+            weight.name,
+            shape or self._local(weight),
+            self.options.dtype,
+            self.itemsize,
+            weight.trainable,
+        )
+
+    # DDP, and Megatron-LM's distributed optimizer
+
+    def _replicated(self) -> None:
+        """Writes all micro-batches: forward passes, backward passes, buckets in the last one."""
+        gathers = self._bucket_gathers()
+        buckets = self._buckets() if self.layout.replicas * self.layout.shards > 1 else {}
+        for micro_batch in range(self.batch.micro_batches):
+            last = micro_batch == self.batch.micro_batches - 1
+            for number, blocks in enumerate(self.chunks):
+                for block in blocks:
+                    if micro_batch == 0 and gathers:
+                        self.writer.wait(gathers.pop(0))
+                    self._compute(FORWARD, block)
+                    calls = self._calls(block)
+                    self.writer.block((*calls.forward, *calls.experts_forward))
+                self._send_activations(number, forward=True)
+            for number, blocks in reversed(list(enumerate(self.chunks))):
+                for block in reversed(blocks):
+                    calls = self._calls(block)
+                    self.writer.block((*calls.experts_backward, *calls.backward))
+                    # A gradient is ready in proportion to the elements of those before it.
+                    weights = in_order_of_gradients(block.weights)
+                    active = self.architecture.active_elements(block)
+                    total = sum(weight.elements for weight in weights) or 1
+                    for weight in weights:
+                        self._compute(BACKWARD, block, active * weight.elements / total)
+                        for sent in buckets.get(weight.name, ()) if last else ():
+                            self.writer.start(sent)
+                    if last:
+                        self.writer.block(calls.norm_gradients)
+                self._send_activations(number, forward=False)
+
+    def _trained(self, expert: bool) -> list[Parameter]:
+        """Returns the parameters of a rank in the order of their gradients: of experts, or all
+        others.
+        """
+        separate = self.layout.ep > 1
+        seen: dict[str, Parameter] = {}
+        for blocks in reversed(self.chunks):
+            for block in reversed(blocks):
+                for weight in in_order_of_gradients(block.weights):
+                    if (weight.expert and separate) == expert and weight.trainable:
+                        seen.setdefault(weight.name, self._parameter(weight))
+        return list(seen.values())
+
+    def _buckets(self) -> dict[str, list[SentCall]]:
+        """Returns the calls that the gradient of each parameter completes, by its name."""
+        sent: dict[str, list[SentCall]] = {}
+        for expert in (False, True):
+            parameters = self._trained(expert)
+            group = "edp" if expert else self.layout.data_group
+            if group not in self.layout.groups() or not parameters:
+                continue
+            for size_bytes, name in self._bucket_sizes(parameters, group):
+                collective = "reduce_scatter" if self.layout.data == ZERO1 else "all_reduce"
+                call = SentCall(group, collective, size_bytes, "gradients", REST_OF_BACKWARD)
+                sent.setdefault(name, []).append(call)
+        return sent
+
+    def _bucket_sizes(self, parameters: list[Parameter], group: str) -> Iterator[tuple[int, str]]:
+        """Yields the bytes of each bucket's gradients, and the parameter that completes it."""
+        if self.layout.data == DP:
+            limits = [DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB]
+            for bucket in assign_buckets(parameters, limits, True):
+                yield bucket.size_bytes, bucket.parameters[-1]
+            return
+        ranks = self.layout.groups()[group][0]
+        least = max(40_000_000, 1_000_000 * ranks)
+        padding = math.lcm(ranks, 128)
+        elements = 0
+        for parameter in parameters:
+            elements += parameter.elements
+            if elements >= least or parameter is parameters[-1]:
+                yield -(-elements // padding) * padding * self._reduce_itemsize, parameter.name
+                elements = 0
+
+    def _bucket_gathers(self) -> list[Hashable]:
+        """Issues the all_gather of the updated parameters, and returns their names."""
+        if self.layout.data != ZERO1:
+            return []
+        sent_dtype = self.options.param_dtype or self.options.dtype
+        names = []
+        for expert in (True, False):
+            parameters, group = self._trained(expert), "edp" if expert else ZERO1
+            if group not in self.layout.groups() or not parameters:
+                continue
+            # The parameters of the first layers, in the last buckets, are needed first.
+            for size_bytes, _ in reversed(list(self._bucket_sizes(parameters, group))):
+                size_bytes = size_bytes // self._reduce_itemsize * find_dtype(sent_dtype).itemsize
+                call = SentCall(group, "all_gather", size_bytes, "parameters", NEXT_FORWARD)
+                names.append(self.writer.start(call))
+        return names
+
+    # FSDP2
+
+    def _sharded(self) -> None:
+        """Writes all micro-batches of FSDP2."""
+        pipeline, batches = self.layout.pp > 1, self.batch.micro_batches
+        steps = [self._shard_step(blocks, pipeline) for blocks in self.chunks]
+        for micro_batch in range(batches):
+            first, last = micro_batch == 0, micro_batch == batches - 1
+            gather, reduce = first or not pipeline, last or not pipeline
+            for number, (step, units) in enumerate(steps):
+                backward_at = self._first_of_backward(step)
+                self._write_acts(number, step, units, step.acts[:backward_at], gather, reduce)
+                self._send_activations(number, forward=True)
+            for number, (step, units) in reversed(list(enumerate(steps))):
+                backward_at = self._first_of_backward(step)
+                self._write_acts(number, step, units, step.acts[backward_at:], gather, reduce)
+                self._send_activations(number, forward=False)
+        self.peak_bytes = sum(step.peak_bytes for step, _ in steps)
+
+    @staticmethod
+    def _first_of_backward(step: ShardStep) -> int:
+        """Returns the index of the first act after the forward pass."""
+        last = max((n for n, act in enumerate(step.acts) if act.kind == FORWARD), default=-1)
+        return last + 1
+
+    def _shard_step(
+        self, blocks: list[ModelBlock], pipeline: bool
+    ) -> tuple[ShardStep, dict[int, tuple[ModelBlock, bool]]]:
+        """Returns the step of FSDP2 of a chunk, and the block of each unit with whether it is its
+        experts.
+        """
+        layout = self.layout
+        root = ShardUnit("", gradient_out=True)
+        units = {root: (blocks[0], False)}
+        for block in blocks:
+            experts = [w for w in block.weights if w.expert and layout.ep > 1]
+            others = [w for w in block.weights if w not in experts]
+            active = round(self.architecture.active_elements(block))
+            if block.kind != LAYER:
+                for weight in others:
+                    root.parameters.setdefault(weight.name, self._parameter(weight))
+                root.body.append(active)
+                continue
+            unit = ShardUnit(block.weights[0].name, gradient_in=True, gradient_out=True)
+            unit.parameters = {w.name: self._parameter(w) for w in others}
+            units[unit] = (block, False)
+            root.inner.append(unit)
+            root.body.append(unit)
+            if not experts:
+                unit.body = [active]
+                continue
+            inner = ShardUnit(experts[0].name, gradient_in=True, gradient_out=True)
+            inner.group = _EXPERTS
+            inner.shards = layout.shards * layout.cp // layout.ep
+            routed = sum(w.elements for w in experts) / self.architecture.experts
+            routed *= self.architecture.top_k
+            for weight in experts:
+                shape = self._local(weight)
+                if shape[0] < inner.shards:  # sharded by its columns
+                    shape = (shape[1], shape[0], shape[2])
+                inner.parameters[weight.name] = self._parameter(weight, shape)
+            inner.body = [round(routed)]
+            unit.inner = [inner]
+            unit.body = [round(max(0.0, active - routed)), inner]
+            units[inner] = (block, True)
+        # The input of the root is token numbers, but for the later stages of a pipeline.
+        root.gradient_in = blocks[0].kind != EMBEDDING
+        step = ShardStep(
+            layout.shards * layout.cp,
+            layout.replicas if layout.data == HSDP else 1,
+            self.options.param_dtype or None,
+            self.options.reduce_dtype or None,
+            False if pipeline or layout.data == ZERO2 else None,
+        )
+        step.run(root)
+        return step, {number: units[unit] for number, unit in enumerate(root.walk())}
+
+    def _write_acts(
+        self,
+        chunk: int,
+        step: ShardStep,
+        units: dict[int, tuple[ModelBlock, bool]],
+        acts: Sequence[UnitAct],
+        gather: bool,
+        reduce: bool,
+    ) -> None:
+        writer = self.writer
+        ends = {block.kind: block for block in self.chunks[chunk] if block.kind != LAYER}
+        for act in acts:
+            block, experts = units[act.unit]
+            if act.kind == UNSHARD and gather:
+                sent = self._sent(step.calls[act.calls[0]], "parameters", NEXT_LAYER)
+                if sent is not None:
+                    self.gathered[chunk, act.unit] = writer.start(sent, after=_COPIED_OUT)
+            elif act.kind == USE and gather:
+                writer.wait(self.gathered.get((chunk, act.unit)))
+                writer.mark(_COPIED_OUT)
+            elif act.kind in (FORWARD, BACKWARD):
+                if act.unit == 0:  # the root computes its embedding first, and its head last
+                    kind = EMBEDDING if act.elements == 0 and EMBEDDING in ends else HEAD
+                    block = ends[kind]
+                self._compute(act.kind, block, float(act.elements))
+                calls = self._calls(block)
+                if act.kind == FORWARD:
+                    self.writer.block(calls.experts_forward if experts else calls.forward)
+                else:
+                    self.writer.block(calls.experts_backward if experts else calls.backward)
+            elif act.kind == SEND and reduce:
+                if not experts:
+                    of_root = [b for b in ends.values() if act.unit == 0]
+                    for owner in of_root or [block]:
+                        self.writer.block(self._calls(owner).norm_gradients)
+                writer.wait(self.reduced)
+                after: Hashable | None = None
+                for n, index in enumerate(act.calls):
+                    sent = self._sent(step.calls[index], "gradients", REST_OF_BACKWARD)
+                    if sent is None:
+                        continue
+                    after = writer.start(sent, after)
+                    if n == 0:
+                        self.reduced = after
+
+    def _sent(self, call: TrafficCall, what: str, overlaps: str) -> SentCall | None:
+        """Returns a call of FSDP2 with its group's name in the layout; None in a group of one."""
+        groups = {
+            "shard": self.layout.data_group,
+            "shard" + _EXPERTS: "edp",
+            "replicate": "replicate",
+            "replicate" + _EXPERTS: "replicate",
+        }
+        group = groups[call.group]
+        if group not in self.layout.groups():
+            return None
+        point, _ = point_of(call, self.layout.groups()[group][0])
+        size_bytes = point.size_bytes if point else max(call.bytes_in, call.bytes_out)
+        return SentCall(group, call.collective, size_bytes, what, overlaps)
+
+    # Memory
+
+    def _memory(self) -> Memory:
+        """Returns the memory of the rank, with Adam's two states for each parameter.
+
+        ZERO1 has float32 copies of the parameters in its optimizer state (12 bytes for each
+        parameter), as Megatron-LM has for 16-bit parameters; elsewhere the states have the
+        parameters' dtype, as in torch.optim.AdamW. Activations: V. Korthikanti et al.,
+        arXiv 2205.05198, equations 1 to 4, without the part of the attention scores, which
+        FlashAttention does not keep: 34 bytes for each token and hidden column of a layer in 16-bit
+        types, 2 with checkpointing; in the pipeline as many micro-batches as are in flight.
+        """
+        layout = self.layout
+        seen: dict[str, Weight] = {}
+        for blocks in self.chunks:
+            for block in blocks:
+                for weight in block.weights:
+                    seen.setdefault(weight.name, weight)
+        whole = {False: 0.0, True: 0.0}  # elements of a rank before FSDP2, of experts or others
+        for weight in seen.values():
+            whole[weight.expert and layout.ep > 1] += math.prod(self._local(weight))
+        shards = layout.shards * layout.cp
+        divided = {False: shards, True: max(1, shards // layout.ep)}
+        if not layout.sharded:
+            replicas = layout.replicas * layout.shards * layout.cp
+            divided = {False: replicas, True: max(1, replicas // layout.ep)}
+        kept = sum(whole[e] / divided[e] for e in whole)
+        elements = sum(whole.values())
+        gradient_itemsize = self._reduce_itemsize if layout.data == ZERO1 else self.itemsize
+        if layout.sharded:
+            parameters = kept * self.itemsize
+            gradients, optimizer, buffers = parameters, 2 * parameters, float(self.peak_bytes)
+        elif layout.data == ZERO1:
+            parameters, gradients = elements * self.itemsize, elements * gradient_itemsize
+            optimizer, buffers = kept * (12 if self.itemsize < 4 else 8), 0.0
+        else:
+            parameters = gradients = elements * self.itemsize
+            optimizer = 2 * parameters
+            buffers = gradients if layout.replicas * layout.shards * layout.cp > 1 else 0.0
+        return Memory(parameters, gradients, optimizer, buffers, self._activations())
+
+    def _activations(self) -> float:
+        layout, batch = self.layout, self.batch
+        each = batch.tokens_each / layout.cp * self.architecture.hidden
+        each *= find_dtype(self.options.layers.dtype).itemsize / 2
+        if self.options.layers.checkpoint:
+            layer = 2 * each / (layout.tp if layout.sequence_parallel else 1)
+        elif layout.sequence_parallel:
+            layer = 34 * each / layout.tp
+        else:
+            layer = (10 + 24 / layout.tp) * each
+        layers = sum(block.kind == LAYER for blocks in self.chunks for block in blocks)
+        flight = 1.0
+        if layout.pp > 1:
+            flight = min(batch.micro_batches, layout.pp - self.stage)
+            flight *= 1 + (layout.pp - 1) / (layout.pp * layout.virtual) * (layout.virtual > 1)
+        return layers * layer * flight

@@ -1,0 +1,126 @@
+"""Shows layouts of a model side by side: the answer, and a row per layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, format_ns
+from torchcoll.curves.predictor import Ends
+from torchcoll.report.answer import Answer
+from torchcoll.report.formats import print_forms
+from torchcoll.report.grid import Grid, Head, make_grid
+from torchcoll.training.config_projection import LayoutComparison, LayoutRow
+from torchcoll.training.plan_show import format_gigabytes
+from torchcoll.training.projection import dominant
+
+
+def show_layouts(
+    comparison: LayoutComparison, format: str = "table", file: TextIO | None = None
+) -> None:
+    """Prints the comparison. Raises UsageError for an unknown format."""
+    source = f", by {comparison.machine}" if comparison.machine else ""
+    heading = Grid([], [], above=[one_line(f"{comparison.what}{source}")])
+    notes = Grid([], [], below=comparison.notes, answer=_answer(comparison))
+    rows = [_json_row(row) for row in comparison.rows]
+    document = {
+        "schema": "torchcoll-layouts/1",
+        "what": comparison.what,
+        "ranks": comparison.ranks,
+        "machine": comparison.machine or None,
+        "compute_ns": comparison.compute_ns,
+        "rows": rows,
+        "notes": comparison.notes,
+    }
+    print_forms([("", [heading, _table(comparison.rows), notes])], rows, document, format, file)
+
+
+def _answer(comparison: LayoutComparison) -> Answer:
+    best = [row for row in comparison.rows if row.pareto]
+    step = best[0].step
+    what = "has the shortest step" if step.step_ns else "sends least"
+    if step.comm_ns and not step.step_ns:
+        what = "has the least communication"
+    text = f"on {counted(comparison.ranks, 'rank')} {best[0].layout.name} {what}: {_cost(best[0])}"
+    if len(best) > 1:
+        others = ", ".join(f"{row.layout.name} ({_cost(row)})" for row in best[1:])
+        text += f"; with less memory: {others}"
+    return Answer(one_line(text))
+
+
+def _cost(row: LayoutRow) -> str:
+    times = row.step.step_ns or row.step.comm_ns
+    cost = format_ns(times[0], 3) if times else f"{format_gigabytes(row.step.sent_bytes)} sent"
+    return f"{cost}, {format_gigabytes(row.memory_bytes)} of memory"
+
+
+def _table(rows: Sequence[LayoutRow]) -> Grid:
+    def time(name: str) -> Any:
+        def cell(row: LayoutRow) -> str:
+            ends: Ends | None = getattr(row.step, name)
+            return "-" if ends is None else format_ns(ends[0], 3)
+
+        return cell
+
+    def interval(row: LayoutRow) -> str:
+        ends = row.step.step_ns or row.step.comm_ns
+        return "-" if ends is None else f"{format_ns(ends[1], 3)} to {format_ns(ends[2], 3)}"
+
+    def most(row: LayoutRow) -> str:
+        name, share = dominant(row.step)
+        return f"{name} ({share:.0%})"
+
+    predicted = any(row.step.comm_ns for row in rows)
+    computed = any(row.step.step_ns for row in rows)
+    of_times = [
+        (Head("comm"), time("comm_ns")),
+        *(
+            [
+                (Head("exposed"), time("exposed_ns")),
+                (Head("idle"), lambda row: format_ns(row.step.idle_ns, 3)),
+                (Head("step"), time("step_ns")),
+            ]
+            if computed
+            else []
+        ),
+        (Head("low to high", drop=1), interval),
+    ]
+    return make_grid(
+        [
+            (Head("layout", left=True), lambda row: row.layout.name),
+            (Head("Pareto"), lambda row: "yes" if row.pareto else ""),
+            (Head("calls"), lambda row: f"{row.step.calls:,}"),
+            (Head("sent"), lambda row: format_gigabytes(row.step.sent_bytes)),
+            *(of_times if predicted else []),
+            (Head("memory"), lambda row: format_gigabytes(row.memory_bytes)),
+            (Head("most", left=True), most),
+        ],
+        rows,
+        below=[
+            "of a rank in a step; sent: with the algorithm of a ring; idle: waiting for other "
+            "stages of the pipeline; most: the calls with the largest share of "
+            + ("comm" if predicted else "sent")
+        ],
+    )
+
+
+def _json_row(row: LayoutRow) -> dict[str, Any]:
+    step = row.step
+
+    def ends(name: str, values: Ends | None) -> dict[str, float | None]:
+        value, low, high = values or (None, None, None)
+        return {f"{name}_ns": value, f"{name}_low_ns": low, f"{name}_high_ns": high}
+
+    return {
+        "layout": row.layout.name,
+        "pareto": row.pareto,
+        "calls": step.calls,
+        "sent_bytes": step.sent_bytes,
+        **ends("comm", step.comm_ns),
+        **ends("exposed", step.exposed_ns),
+        **ends("step", step.step_ns),
+        "idle_ns": step.idle_ns,
+        "memory_bytes": row.memory_bytes,
+        "most": dominant(step)[0],
+    }

@@ -1,0 +1,154 @@
+"""A training step on one rank as data: its computation, its calls, and what waits for what.
+
+A program is a list of acts in the order in which the host issues them, with calls in the place of
+durations (``Act`` of training/timeline.py has durations). ``bind`` gives each its time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torchcoll.training import timeline
+from torchcoll.training.timeline import Compute, Mark, Send, Wait
+
+# What a call can overlap with.
+BLOCKS = "nothing: computation waits"
+NEXT_LAYER = "the layer before it"
+REST_OF_BACKWARD = "the rest of the backward pass"
+OTHER_MICRO_BATCHES = "other micro-batches"
+SHARED_EXPERTS = "shared experts, if the program does so"
+NEXT_FORWARD = "the next forward pass"
+
+
+class SentCall(NamedTuple):
+    """A call.
+
+    - group: the name of its group.
+    - size_bytes: the size S of nccl-tests.
+    - what: what it carries, such as ``gradients``.
+    - overlaps: the computation, or the calls, with which it can overlap.
+    """
+
+    group: str
+    collective: str
+    size_bytes: int
+    what: str = ""
+    overlaps: str = ""
+
+
+class PassWork(NamedTuple):
+    """A share of the computation of a pass (FORWARD or BACKWARD) of the step."""
+
+    phase: str
+    share: float
+
+
+class BeginCall(NamedTuple):
+    """Issues a call; ``name`` is its end for Wait. ``after``: as in timeline.Send."""
+
+    name: Hashable
+    sent: SentCall
+    after: Hashable | None = None
+
+
+class Idle(NamedTuple):
+    """Waiting for other stages of a pipeline: ``times`` the work and blocking calls of a
+    micro-batch, and calls that are waited for.
+    """
+
+    times: float
+    share: float
+    blocking: tuple[SentCall, ...]
+    waited: tuple[SentCall, ...]
+
+
+ProgramAct = PassWork | BeginCall | Wait | Mark | Idle
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """The acts of a step."""
+
+    acts: tuple[ProgramAct, ...]
+
+    @property
+    def counts(self) -> Counter[SentCall]:
+        """How often each call is made in the step."""
+        return Counter(
+            act.sent for act in self.acts if isinstance(act, BeginCall) if act.sent.size_bytes
+        )
+
+    def step_ns(
+        self, time_ns: Callable[[SentCall], float], passes_ns: Mapping[str, float]
+    ) -> float:
+        """Returns the duration of the step.
+
+        - time_ns: returns the duration of a call.
+        - passes_ns: durations of the computation of FORWARD and BACKWARD in the step.
+        """
+        return timeline.step_ns(bind(self.acts, time_ns, passes_ns))
+
+    def idle_ns(
+        self, time_ns: Callable[[SentCall], float], passes_ns: Mapping[str, float]
+    ) -> float:
+        """Returns how long the rank waits for the other stages of the pipeline (the bubble)."""
+        idle = [act for act in self.acts if isinstance(act, Idle)]
+        return sum(_idle_ns(act, time_ns, passes_ns) for act in idle)
+
+
+def _idle_ns(
+    act: Idle, time_ns: Callable[[SentCall], float], passes_ns: Mapping[str, float]
+) -> float:
+    blocking = sum(map(time_ns, act.blocking)) + act.share * sum(passes_ns.values())
+    return act.times * blocking + sum(map(time_ns, act.waited))
+
+
+def bind(
+    acts: Iterable[ProgramAct],
+    time_ns: Callable[[SentCall], float],
+    passes_ns: Mapping[str, float],
+) -> list[timeline.Act]:
+    """Returns the acts with their durations."""
+    bound: list[timeline.Act] = []
+    for act in acts:
+        if isinstance(act, PassWork):
+            bound.append(Compute(act.share * passes_ns[act.phase]))
+        elif isinstance(act, BeginCall):
+            bound.append(Send(act.name, act.sent.group, time_ns(act.sent), act.after))
+        elif isinstance(act, Idle):
+            bound.append(Compute(_idle_ns(act, time_ns, passes_ns)))
+        else:
+            bound.append(act)
+    return bound
+
+
+class ProgramWriter:
+    """Writes a program: gives each call a name of its own."""
+
+    def __init__(self) -> None:
+        self.acts: list[ProgramAct] = []
+        self._count = 0
+
+    def work(self, phase: str, share: float) -> None:
+        if share:
+            self.acts.append(PassWork(phase, share))
+
+    def start(self, sent: SentCall, after: Hashable | None = None) -> Hashable:
+        """Issues a call and returns its name."""
+        self._count += 1
+        self.acts.append(BeginCall(self._count, sent, after))
+        return self._count
+
+    def block(self, calls: Sequence[SentCall]) -> None:
+        """Issues each call and waits for it."""
+        for sent in calls:
+            self.acts.append(Wait((self.start(sent),)))
+
+    def wait(self, *names: Hashable) -> None:
+        self.acts.append(Wait(names))
+
+    def mark(self, event: Hashable) -> None:
+        self.acts.append(Mark(event))
