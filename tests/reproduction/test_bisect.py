@@ -12,7 +12,7 @@ import pytest
 from error_form import error_text
 
 from torchcoll.cli import main
-from torchcoll.reproduction.version_search import knowledge, next_version, same_ends
+from torchcoll.reproduction.version_search import next_version, posterior_of, same_ends
 
 # A run of version vN that measures nothing: 16M is SLOWER from version FROM on, and noise is 0.2 %.
 RUN = """
@@ -61,7 +61,7 @@ def by_hand(columns, y, scales):
 def test_posterior_of_four_versions_by_hand():
     ran = [0, 3, 0, 3, 1, 2, 2]
     y = [0.0, 0.05, 0.01, 0.06, 0.005, 0.052, 0.049]
-    known = knowledge(4, ran, y)
+    posterior = posterior_of(4, ran, y)
     weights = {"none": 0.2 * (np.var(y) * 7 + 7e-8) ** -3}
     for k in (1, 2, 3):
         column = [[version >= k for version in ran]]
@@ -73,31 +73,31 @@ def test_posterior_of_four_versions_by_hand():
         by_hand([[version / 3 for version in ran]], y, (1, 4, 16, 100))
     )
     total = sum(weights.values())
-    assert known.none == pytest.approx(weights["none"] / total, rel=1e-9)
-    assert known.step.tolist() == pytest.approx(
+    assert posterior.none == pytest.approx(weights["none"] / total, rel=1e-9)
+    assert posterior.step.tolist() == pytest.approx(
         [0.0, *(weights[k] / total for k in (1, 2, 3))], rel=1e-9
     )
-    assert known.creep == pytest.approx(weights["creep"] / total, rel=1e-9)
-    assert known.best == 2
+    assert posterior.creep == pytest.approx(weights["creep"] / total, rel=1e-9)
+    assert posterior.best == 2
 
 
 def searched(truth, noise=0.001, most=60):
     """The result of a search whose runs alternate by +- noise."""
     ran, logs = [], []
     for number in range(most):
-        known = knowledge(len(truth), ran, logs)
-        if known.decided:
-            return known.decided, known, number
-        version = next_version(known)
+        posterior = posterior_of(len(truth), ran, logs)
+        if posterior.decided:
+            return posterior.decided, posterior, number
+        version = next_version(posterior)
         ran.append(version)
         logs.append(truth[version] + noise * (-1) ** ran.count(version))
-    return "", knowledge(len(truth), ran, logs), most
+    return "", posterior_of(len(truth), ran, logs), most
 
 
 @pytest.mark.parametrize("k", [1, 2, 17, 31])
 def test_a_clear_step_is_found_among_32_versions(k):
-    result, known, runs = searched([0.05 * (version >= k) for version in range(32)])
-    assert (result, known.best) == ("step", k)
+    result, posterior, runs = searched([0.05 * (version >= k) for version in range(32)])
+    assert (result, posterior.best) == ("step", k)
     assert runs <= 20  # 5 halvings, and two runs of each version that matters
 
 
@@ -112,10 +112,10 @@ def test_a_creep_is_no_single_version():
 
 def test_ends_that_are_alike():
     ran = [0, 7] * 4
-    known = knowledge(8, ran, [0.001, 0.002, -0.001, 0.0, 0.001, -0.002, 0.0, 0.001])
-    assert same_ends(known, 0.02)
-    assert not same_ends(known, 0.0005)
-    assert not same_ends(knowledge(8, ran[:6], [0.0] * 6), 0.02)  # three runs of each
+    posterior = posterior_of(8, ran, [0.001, 0.002, -0.001, 0.0, 0.001, -0.002, 0.0, 0.001])
+    assert same_ends(posterior, 0.02)
+    assert not same_ends(posterior, 0.0005)
+    assert not same_ends(posterior_of(8, ran[:6], [0.0] * 6), 0.02)  # three runs of each
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from torchcoll.matrix.axes import Cell
 from torchcoll.matrix.blocks import PlannedRun, RunPlan
 from torchcoll.matrix.folder import Folder
 from torchcoll.reproduction.version_search import (
-    Knowledge,
-    knowledge,
+    Posterior,
     next_version,
+    posterior_of,
     same_ends,
 )
 from torchcoll.stats.ratios import holm
@@ -55,7 +55,7 @@ class VersionRuns:
 
     @property
     def usable(self) -> list[int]:
-        """The versions that were not skipped; ``known`` numbers them from 0."""
+        """The versions that were not skipped; ``posterior`` numbers them from 0."""
         return [version for version in range(len(self.plan.cells)) if version not in self.skipped]
 
     @property
@@ -71,7 +71,7 @@ class VersionRuns:
         """Each run that is missing, until it is decided."""
         self.take(folder)
         while not self.stopped:
-            version = self.usable[next_version(self.known)]
+            version = self.usable[next_version(self.posterior)]
             job = PlannedRun(self.plan.cells[version], len(self.figures[version]) + 1)
             for _ in range(ATTEMPTS):
                 yield job
@@ -92,9 +92,9 @@ class VersionRuns:
         if len(self.usable) < 2:
             self.stopped = "too few"
             return
-        known = self.known
-        if known.decided or same_ends(known, self.threshold):
-            self.stopped = known.decided or "none"
+        posterior = self.posterior
+        if posterior.decided or same_ends(posterior, self.threshold):
+            self.stopped = posterior.decided or "none"
         elif self.runs >= self.most:
             self.stopped = "runs"
 
@@ -114,7 +114,7 @@ class VersionRuns:
         return [c for c, p in zip(common, adjusted, strict=True) if p <= _LEVEL] or common
 
     @property
-    def known(self) -> Knowledge:
+    def posterior(self) -> Posterior:
         """What the runs say, from the mean over ``cases`` of each."""
         cases = self.cases
         ran, logs = [], []
@@ -122,13 +122,15 @@ class VersionRuns:
             for figures in self.figures[version] if cases else ():
                 ran.append(number)
                 logs.append(statistics.fmean(figures[case] for case in cases))
-        return knowledge(len(self.usable), ran, logs)
+        return posterior_of(len(self.usable), ran, logs)
 
     def change(self, first: int, last: int) -> float:
         """Difference of the mean logarithms: versions from ``last`` on less those to ``first``."""
-        known = self.known
+        posterior = self.posterior
         before, after = slice(0, first + 1), slice(last, None)
-        means = [known.sums[part].sum() / known.runs[part].sum() for part in (before, after)]
+        means = [
+            posterior.sums[part].sum() / posterior.runs[part].sum() for part in (before, after)
+        ]
         return float(means[1] - means[0])
 
 

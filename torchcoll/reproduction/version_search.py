@@ -46,7 +46,7 @@ _NEAR = 4  # versions next to a step
 
 
 @dataclass(frozen=True)
-class Knowledge:
+class Posterior:
     """What runs say of where the change is.
 
     step[k]: probability of a single step before version k; step[0] is 0. none, two, creep: of the
@@ -83,7 +83,7 @@ class Knowledge:
         """Whether the version is sure, if there is at most one step."""
         return bool(self.step[self.best] >= SURE * (self.none + self.step.sum()))
 
-    def beside(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    def sides_of_step(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
         """(near, far) ranges of versions, first and last, on each side of the best step.
 
         A second step shows as a difference between the versions next to the step and the end. A
@@ -107,10 +107,10 @@ class Knowledge:
         )
         degrees = max(1, int(self.runs.sum()) - 3)
         noise = math.sqrt(max(spread / degrees, _LEAST_NOISE**2))
-        one = _levels(self, (self.best,))
-        limit = max(abs(one[-1] - one[0]) / 2, 1.5 * noise)
+        levels_of_one = _levels(self, (self.best,))
+        limit = max(abs(levels_of_one[-1] - levels_of_one[0]) / 2, 1.5 * noise)
         answer = "no"
-        for near, far in self.beside():
+        for near, far in self.sides_of_step():
             counts, means = zip(*(self._mean(*side) for side in (near, far)), strict=True)
             if min(counts) < _LEAST_RUNS:
                 answer = ""
@@ -141,7 +141,7 @@ class Knowledge:
         return {"yes": "several", "no": "step", "": ""}[self.second_step()]
 
 
-def knowledge(versions: int, ran: Sequence[int], logs: Sequence[float]) -> Knowledge:
+def posterior_of(versions: int, ran: Sequence[int], logs: Sequence[float]) -> Posterior:
     """What the runs say. ran: version of each run. logs: logarithm of its time.
 
     Before two versions have been run, the probabilities are those of the prior.
@@ -164,7 +164,7 @@ def knowledge(versions: int, ran: Sequence[int], logs: Sequence[float]) -> Knowl
         weights = priors
     weights = weights / weights.sum()
     last = 1 + len(firsts)
-    return Knowledge(
+    return Posterior(
         np.concatenate([[0.0], weights[1:last]]),
         float(weights[0]),
         float(weights[last:-1].sum()),
@@ -202,7 +202,7 @@ def _log_evidence(
     after = np.cumsum(counts[::-1])[::-1][1:].astype(float)
     sums = np.cumsum(np.bincount(ran, weights=y, minlength=versions)[::-1])[::-1][1:]
     sxx = after - after**2 / count  # of a centred indicator; y is centred already
-    one = _averaged([_single(sxx, sums, total, count, g) for g in _SCALES])
+    single = _averaged([_single(sxx, sums, total, count, g) for g in _SCALES])
     if len(pairs):
         a, b = pairs[:, 0] - 1, pairs[:, 1] - 1
         sab = after[b] - after[a] * after[b] / count  # the runs from k2 on are among those from k1
@@ -218,7 +218,7 @@ def _log_evidence(
     slope_xx, slope_xy = np.array([slope @ slope]), np.array([slope @ y])
     creep = _averaged([_single(slope_xx, slope_xy, total, count, g) for g in _SCALES])
     none = np.array([-(count - 1) / 2 * np.log(total)])
-    return [none, one, two, creep]
+    return [none, single, two, creep]
 
 
 def _averaged(values: Sequence[np.ndarray]) -> np.ndarray:
@@ -249,55 +249,57 @@ def _double(
     return result
 
 
-def _levels(known: Knowledge, steps: Sequence[int]) -> np.ndarray:
+def _levels(posterior: Posterior, steps: Sequence[int]) -> np.ndarray:
     """The mean logarithm of each version if the levels change before these versions alone."""
-    levels = np.empty(len(known.runs))
-    edges = [0, *steps, len(known.runs)]
-    overall = known.sums.sum() / known.runs.sum()
+    levels = np.empty(len(posterior.runs))
+    edges = [0, *steps, len(posterior.runs)]
+    overall = posterior.sums.sum() / posterior.runs.sum()
     for first, end in itertools.pairwise(edges):
-        runs = known.runs[first:end].sum()
-        levels[first:end] = known.sums[first:end].sum() / runs if runs else overall
+        runs = posterior.runs[first:end].sum()
+        levels[first:end] = posterior.sums[first:end].sum() / runs if runs else overall
     return levels
 
 
-def same_ends(known: Knowledge, threshold: float) -> bool:
+def same_ends(posterior: Posterior, threshold: float) -> bool:
     """Whether the first and the last version differ by less than ``threshold`` (a share), with 95 %
     confidence (two one-sided tests, as for equivalence).
     """
-    ends = (0, len(known.runs) - 1)
-    counts = [int(known.runs[end]) for end in ends]
+    ends = (0, len(posterior.runs) - 1)
+    counts = [int(posterior.runs[end]) for end in ends]
     if min(counts) < _LEAST_RUNS_OF_ENDS:
         return False
-    means = [known.sums[end] / known.runs[end] for end in ends]
-    squares = sum(known.squares[end] - known.sums[end] ** 2 / known.runs[end] for end in ends)
+    means = [posterior.sums[end] / posterior.runs[end] for end in ends]
+    squares = sum(
+        posterior.squares[end] - posterior.sums[end] ** 2 / posterior.runs[end] for end in ends
+    )
     degrees = sum(counts) - 2
     error = math.sqrt(max(squares / degrees, _LEAST_NOISE**2) * sum(1 / n for n in counts))
     half = float(special.stdtrit(degrees, SURE)) * error
     return bool(abs(means[0] - means[1]) + half < math.log1p(threshold))
 
 
-def next_version(known: Knowledge) -> int:
+def next_version(posterior: Posterior) -> int:
     """The version to run next.
 
     An end, while it is open whether there is a change; otherwise the version that divides the
     probability of where the step is in half; of equals the one with fewer runs.
     """
-    versions = range(len(known.step))
+    versions = range(len(posterior.step))
     ends = (0, versions[-1])
-    if min(known.runs[end] for end in ends) < _LEAST_RUNS or known.none > 0.3:
-        return min(ends, key=lambda end: known.runs[end])
-    k = known.best
-    if known.located:
-        if min(known.runs[k - 1], known.runs[k]) < _LEAST_RUNS:
-            return min((k - 1, k), key=lambda version: known.runs[version])
+    if min(posterior.runs[end] for end in ends) < _LEAST_RUNS or posterior.none > 0.3:
+        return min(ends, key=lambda end: posterior.runs[end])
+    k = posterior.best
+    if posterior.located:
+        if min(posterior.runs[k - 1], posterior.runs[k]) < _LEAST_RUNS:
+            return min((k - 1, k), key=lambda version: posterior.runs[version])
         # Whether there is another step: the versions next to this one, and the ends.
         short = min(
-            (side for pair in known.beside() for side in pair),
-            key=lambda side: known.runs[side[0] : side[1] + 1].sum(),
+            (side for pair in posterior.sides_of_step() for side in pair),
+            key=lambda side: posterior.runs[side[0] : side[1] + 1].sum(),
             default=(k - 1, k),
         )
-        return min(range(short[0], short[1] + 1), key=lambda version: known.runs[version])
-    below = np.cumsum(known.step) / max(known.step.sum(), 1e-300)
+        return min(range(short[0], short[1] + 1), key=lambda version: posterior.runs[version])
+    below = np.cumsum(posterior.step) / max(posterior.step.sum(), 1e-300)
     return min(
-        versions, key=lambda version: (round(abs(below[version] - 0.5), 3), known.runs[version])
+        versions, key=lambda version: (round(abs(below[version] - 0.5), 3), posterior.runs[version])
     )

@@ -20,7 +20,7 @@ _WORDS = {"time": ("slower", "faster"), "first-call": ("slower to start", "faste
 def answer_of(state: VersionRuns) -> Answer:
     """At which version it changed, by how much, and how sure; or why there is no such version."""
     names = [one_line(name) for name in state.names]
-    known = state.known
+    posterior = state.posterior
     runs = counted(state.runs, "run")
     caveats = tuple(
         f"skipped {one_line(version_name(state.plan.cells[version]))}: {one_line(reason)}"
@@ -34,23 +34,23 @@ def answer_of(state: VersionRuns) -> Answer:
         text = f"no change above {limit} between {first} and {last} (95 %); {runs}"
         return Answer(text, "good", caveats=caveats)
     if state.stopped == "step":
-        before, after = known.best - 1, known.best
+        before, after = posterior.best - 1, posterior.best
         what = _change_text(state, before, after)
         text = (
             f"{_cases_text(state)} {what} between {names[before]} and {names[after]} (95 %); {runs}"
         )
         return Answer(text, "bad", worst=(names[after],), caveats=caveats)
     if state.stopped == "several":
-        if known.creep > known.two:
+        if posterior.creep > posterior.two:
             what = f"it changes gradually from {first} to {last}"
         else:
-            pair = [f"between {names[k - 1]} and {names[k]}" for k in known.pair]
+            pair = [f"between {names[k - 1]} and {names[k]}" for k in posterior.pair]
             what = f"it changes more than once, about {' and '.join(pair)}"
         return Answer(f"no single version: {what}; {runs}", "doubt", caveats=caveats)
-    if known.none > 0.5:
+    if posterior.none > 0.5:
         text = f"not decided: no change is shown between {first} and {last}"
     else:
-        low, high = known.range()
+        low, high = posterior.range()
         text = f"not decided: the change is between {names[low - 1]} and {names[high]} (95 %)"
     return Answer(f"{text}; {runs}", "doubt", caveats=caveats)
 
@@ -75,21 +75,21 @@ def _change_text(state: VersionRuns, before: int, after: int) -> str:
 
 def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -> None:
     """Print the answer and the versions that ran. Raises UsageError for an unknown format."""
-    known = state.known
-    reference = next((v for v in range(len(known.runs)) if known.runs[v]), 0)
+    posterior = state.posterior
+    reference = next((v for v in range(len(posterior.runs)) if posterior.runs[v]), 0)
     rows: list[dict[str, Any]] = []
     for number, name in enumerate(state.names):
-        runs = int(known.runs[number])
+        runs = int(posterior.runs[number])
         if not runs:
             continue
-        log = known.sums[number] / runs - known.sums[reference] / known.runs[reference]
+        log = posterior.sums[number] / runs - posterior.sums[reference] / posterior.runs[reference]
         rows.append(
             {
                 "version": name,
                 "runs": runs,
                 "ratio": None if state.metric == "wrong" else math.exp(log),
-                "wrong": float(known.sums[number] / runs) if state.metric == "wrong" else None,
-                "probability": float(known.step[number]),
+                "wrong": float(posterior.sums[number] / runs) if state.metric == "wrong" else None,
+                "probability": float(posterior.step[number]),
             }
         )
     grid = make_grid(
@@ -113,7 +113,7 @@ def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -
     grid.below = [f"over {cases}{more}", f"runs: {state.path}"]
     if state.stopped == "runs":
         grid.below.append(f"to continue: the same command with --runs {2 * state.most}")
-    low, high = known.range() if known.step.sum() > 0 else (0, 0)
+    low, high = posterior.range() if posterior.step.sum() > 0 else (0, 0)
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "result": {"runs": "not decided"}.get(state.stopped, state.stopped),

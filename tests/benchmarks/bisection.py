@@ -1,6 +1,6 @@
 """How often `torchcoll bisect` names the right version, a wrong one, and after how many runs.
 
-    python tests/benchmarks/bisect.py [SEARCHES]
+    python tests/benchmarks/bisection.py [SEARCHES]
 
 Each row simulates so many searches (default 200) among 64 versions, at most 120 runs each. Noise
 from run to run: normal, or Student's t with 4 degrees of freedom, with standard deviation sigma.
@@ -26,9 +26,9 @@ from common import title
 
 from torchcoll.reproduction.version_search import (
     SURE,
-    Knowledge,
-    knowledge,
+    Posterior,
     next_version,
+    posterior_of,
     same_ends,
 )
 
@@ -42,22 +42,22 @@ def noise(sigma: float, heavy: bool, random: np.random.Generator) -> Noise:
     return lambda: float(random.normal()) * sigma
 
 
-def search(truth: np.ndarray, draw: Noise) -> tuple[str, Knowledge, int]:
-    """(result, what is known, runs) of a search as the command makes it."""
+def search(truth: np.ndarray, draw: Noise) -> tuple[str, Posterior, int]:
+    """(result, what is posterior, runs) of a search as the command makes it."""
     ran: list[int] = []
     logs: list[float] = []
     while True:
-        known = knowledge(len(truth), ran, logs)
-        result = known.decided or ("none" if same_ends(known, THRESHOLD) else "")
+        posterior = posterior_of(len(truth), ran, logs)
+        result = posterior.decided or ("none" if same_ends(posterior, THRESHOLD) else "")
         if result or len(ran) >= MOST:
-            return result or "open", known, len(ran)
-        version = next_version(known)
+            return result or "open", posterior, len(ran)
+        version = next_version(posterior)
         ran.append(version)
         logs.append(float(truth[version]) + draw())
 
 
 def oracle(truth: np.ndarray, draw: Noise, step: float, sigma: float) -> int:
-    """Runs until the posterior of one version is 0.95, with step, levels and noise known."""
+    """Runs until the posterior of one version is 0.95, with step, levels and noise posterior."""
     firsts = np.arange(1, len(truth))
     posterior = np.full(len(firsts), 1 / len(firsts))
     runs = 0
@@ -78,11 +78,11 @@ def steps(
     for _ in range(searches):
         k = int(random.integers(1, VERSIONS))
         truth = np.where(np.arange(VERSIONS) >= k, step, 0.0)
-        result, known, count = search(truth, draw)
+        result, posterior, count = search(truth, draw)
         if result == "step":
-            result = "right" if known.best == k else "wrong"
+            result = "right" if posterior.best == k else "wrong"
         elif result == "open":
-            low, high = known.range()
+            low, high = posterior.range()
             results["open, in range"] += low <= k <= high
         results[result] += 1
         runs.append(count)
