@@ -236,6 +236,8 @@ class KindModel:
         steps = next(
             law_steps for law_steps in step_laws(self.collective) if law_steps.name == law.law
         )
+        if hosts < 2 and min(law.hosts) > 1:
+            texts.append("as if between hosts: links within a host were not measured")
         if hosts > 1 and (law.between is None or law.between[1] is None):
             texts.append("no bandwidth between hosts was found in the data")
         log = law.log_time(steps, size_bytes, ranks, hosts)

@@ -86,7 +86,7 @@ class Predictor(Protocol):
         """What is assumed, and what is not in a prediction."""
 
     def alternatives(self) -> list[tuple[str, Predictor]]:
-        """What a time may depend on, such as `the network; at half of it`, and the machine as it
+        """What a time may depend on, such as `the network: half as fast`, and the machine as it
         then would be.
         """
 
