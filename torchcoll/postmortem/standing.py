@@ -89,6 +89,13 @@ def standings_of(job: JobEvidence) -> Standings:
         return groups[key]
 
     ended_only = {file.path for file in job.files if not file.has_open_calls}
+    # Calls that a rank reports to have failed. A source may have these as ended.
+    failed = {
+        (event.rank, event.group, event.number): event
+        for event in job.events_of("timeout", "peer_lost")
+        if event.rank is not None and event.group is not None and event.number is not None
+    }
+    complaining = {event.rank for event in job.events_of("timeout", "peer_lost")}
     messages: dict[int, list[CallSeen]] = defaultdict(list)
     latest: dict[int, CallSeen] = {}
     for call in job.calls:
@@ -105,7 +112,10 @@ def standings_of(job: JobEvidence) -> Standings:
         if call.place.path not in ended_only:
             group.last[call.rank] = max(call.number, group.last.get(call.rank, 0))
         if call.reliable_state and call.state == "completed":
-            group.completed[call.rank] = max(call.number, group.completed.get(call.rank, 0))
+            # What ended last on a rank that complains may have failed.
+            is_sure = call.place.path not in ended_only or call.rank not in complaining
+            if is_sure and (call.rank, call.group, call.number) not in failed:
+                group.completed[call.rank] = max(call.number, group.completed.get(call.rank, 0))
     for (rank, key), number in job.last_number.items():
         group = standing(key)
         if rank in group.last:
@@ -113,26 +123,19 @@ def standings_of(job: JobEvidence) -> Standings:
         group.last[rank] = max(number, group.last.get(rank, 0))
     for (rank, key), number in job.last_completed.items():
         group = standing(key)
+        if rank in complaining and rank in group.last:
+            continue
         group.completed[rank] = max(number, group.completed.get(rank, 0))
-    timeouts = [
-        event
-        for event in job.events_of("timeout")
-        if event.rank is not None and event.number is not None and event.group is not None
-    ]
-    for event in timeouts:
-        assert event.rank is not None and event.number is not None and event.group is not None
-        group = standing(event.group)
-        group.last[event.rank] = max(event.number, group.last.get(event.rank, 0))
+    for rank, key, number in failed:
+        group = standing(key)
+        group.last[rank] = max(number, group.last.get(rank, 0))
     waits: dict[int, list[OpenCall]] = defaultdict(list)
     for group in groups.values():
         _add_waits(group, latest, waits)
-    for event in timeouts:
-        assert event.rank is not None and event.number is not None and event.group is not None
-        call_seen = groups[event.group].call(event.rank, event.number)
-        known_waits = {(wait.key, wait.number) for wait in waits[event.rank]}
-        if (event.group, event.number) not in known_waits:
-            wait = OpenCall(event.rank, event.group, event.number, call_seen, event)
-            waits[event.rank].append(wait)
+    for (rank, key, number), event in failed.items():
+        if (key, number) not in {(wait.key, wait.number) for wait in waits[rank]}:
+            wait = OpenCall(rank, key, number, groups[key].call(rank, number), event)
+            waits[rank].append(wait)
     for rank, calls in messages.items():
         waits[rank] += [OpenCall(rank, c.group, c.number, c, peer=c.peer) for c in calls]
     recorded = {call.rank for call in job.calls if call.place.path not in ended_only}
