@@ -90,7 +90,7 @@ def _add_complaints(facts: JobFacts, result: Diagnosis) -> None:
         if complaints:
             rank, event = min(complaints.items(), key=lambda item: (item[1].when_ns or 0, item[0]))
             if len(complaints) == 1:
-                line = EvidenceLine(f"reports: {what}: {event.text}", event.place, rank)
+                line = EvidenceLine(f"{what}: {event.text}", event.place, rank)
             else:
                 names = rank_names(facts.job, sorted(complaints))
                 line = EvidenceLine(f"{names} report: {what}: {event.text}", event.place)

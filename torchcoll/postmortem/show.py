@@ -25,7 +25,7 @@ def show_postmortem(
     format: str,
     file: TextIO | None = None,
 ) -> None:
-    """Print the diagnoses. Of several jobs those that failed come first, named in the answer."""
+    """Print the diagnoses; of several jobs those that failed first."""
     diagnoses = sorted(diagnoses, key=_urgency)
     titled = []
     for diagnosis in diagnoses:
