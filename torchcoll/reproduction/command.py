@@ -82,6 +82,7 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
 
 def _here(recipe: Recipe) -> Recipe:
     """What this machine can run of it. Raises UsageError or UnavailableError."""
+    from torchcoll.core.backends import BACKENDS
     from torchcoll.machine.doctor_facts import gather
     from torchcoll.machine.launcher import Launch
     from torchcoll.machine.usable import backends
@@ -89,7 +90,8 @@ def _here(recipe: Recipe) -> Recipe:
 
     facts = gather(Launch("again"))
     usable = [entry.name for entry in backends(facts) if entry.usable]
-    return on_this_machine(recipe, [*usable, "fake"], len(facts.devices(recipe.device)))
+    usable += [entry.name for entry in BACKENDS.values() if not entry.communicates]
+    return on_this_machine(recipe, usable, len(facts.devices(recipe.device)))
 
 
 def _plan(recipe: Recipe, launcher: list[str], number: int) -> RunPlan:
