@@ -67,10 +67,11 @@ def different_calls(facts: JobFacts) -> Diagnosis | None:
     for call, ranks in zip(difference.calls, difference.ranks, strict=True):
         text = f"call {number} is {describe_call(call)}"
         text += f", from {call.stack[0]}" if call.stack else ""
-        rank = ranks[0] if len(ranks) == 1 else None
-        if rank is None:
+        if len(ranks) == 1:
+            result.evidence.append(EvidenceLine(text, call.place, ranks[0]))
+        else:
             text = f"{rank_names(facts.job, ranks)}: {text}"
-        result.evidence.append(EvidenceLine(text, call.place, rank))
+            result.evidence.append(EvidenceLine(text, call.place))
     missing = [rank for rank in group.ranks if rank not in difference.all_ranks]
     if missing:
         result.reasons.append(f"this call of {rank_names(facts.job, missing)} is not recorded")

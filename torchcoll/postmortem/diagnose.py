@@ -7,7 +7,13 @@ choice, all that it allows are candidates.
 
 from __future__ import annotations
 
-from torchcoll.postmortem.absence_rules import came_late, elsewhere, left_nothing, stopped_running
+from torchcoll.postmortem.absence_rules import (
+    broke_off,
+    came_late,
+    elsewhere,
+    left_nothing,
+    stopped_running,
+)
 from torchcoll.postmortem.call_rules import (
     different_calls,
     reported_mismatch,
@@ -41,6 +47,7 @@ def diagnose(job: JobEvidence) -> Diagnosis:
         wait_for_each_other,
         reported_link,
         stopped_running,
+        broke_off,
         came_late,
         elsewhere,
         left_nothing,
