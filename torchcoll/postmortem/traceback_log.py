@@ -70,10 +70,10 @@ class Tracebacks:
         """Read a line; returns whether it is part of a traceback."""
         stream, text = line.stream, line.text
         if stream in self._unexplained:
-            traceback, head = self._unexplained.pop(stream)
+            raised, head = self._unexplained.pop(stream)
             is_message = bool(text.strip()) and not _HEAD.match(text) and not _FOLLOWED.match(text)
             message = f" {text.strip()}" if is_message else ""
-            self._raised(traceback, head, f"{head.text.strip()}{message}")
+            self._raised(raised, head, f"{head.text.strip()}{message}")
             if is_message:
                 return True
         if text.endswith("(most recent call last):") and (match := _HEAD.match(text)):
