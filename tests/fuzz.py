@@ -21,6 +21,7 @@ import pickletools
 import platform
 import random
 import re
+import resource
 import sys
 import tempfile
 import time
@@ -50,6 +51,7 @@ from torchcoll.matrix.run import summary
 from torchcoll.overview.show import show
 from torchcoll.postmortem import (
     capture_evidence,
+    inspector_evidence,
     kineto_evidence,
     log_evidence,
     recorder_evidence,
@@ -365,6 +367,19 @@ INSPECTOR = "".join(
     + "\n"
     for sn in (1, 2)
     for rank in (0, 1)
+)
+# The lines of a call of 2.29 and of a group of 2.30 (inspector_prom.cc of v2.29.3-1, v2.30.7-1).
+INSPECTOR_PROM = tuple(
+    "# HELP nccl_bus_bandwidth_gbs NCCL bus bandwidth\n"
+    f"nccl_bus_bandwidth_gbs{{{labels}}} 41.9\n"
+    f"nccl_collective_exec_time_microseconds{{{labels}}} 100\n"
+    for labels in (
+        'comm_id="0x9",hostname="n0",rank="1",slurm_job="train",slurm_job_id="7",nranks="2",n_nodes="1",'
+        'gpu_device_id="GPU1",collective="AllReduce",coll_sn="41",timestamp="2025-11-13T02:13:20Z",'
+        'message_size="2.00MB"',
+        'version="v5.1",slurm_job_id="7",node="n0",gpu="GPU1",comm_name="DP Group 0",n_nodes="1",'
+        'nranks="2",collective="AllReduce",message_size="4-5MB",algo_proto="RING_LL128"',
+    )
 )
 RCCL = """numCycle,collective,ranks,size,type,redop,inplace,time,algbw,busbw,wrong
 0,AllReduce,8,1048576,float,sum,0,45.3,23.1,40.5,0
@@ -699,6 +714,7 @@ READERS = {
     "DeepSpeed": Reader(_importer("deepspeed"), (DEEPSPEED,)),
     "DeepSpeed JSON": Reader(_importer("deepspeed-json"), (DEEPSPEED_JSON,)),
     "NCCL Inspector": Reader(_importer("nccl-inspector"), (INSPECTOR,)),
+    "Inspector metrics": Reader(_importer("nccl-inspector"), INSPECTOR_PROM, "a.prom"),
     "plain table": Reader(_importer("plain"), (PLAIN, RCCL)),
     "Kineto": Reader(lambda path: _shown(read_traffic([path])), (_trace(),), "rank0.json"),
     "Flight Recorder": Reader(
@@ -716,6 +732,7 @@ READERS = {
         "rank0.json",
     ),
     "Kineto evidence": Reader(_evidence(kineto_evidence), (_trace(),), "rank0.json"),
+    "Inspector evidence": Reader(_evidence(inspector_evidence), (INSPECTOR, *INSPECTOR_PROM)),
     "log evidence": Reader(_evidence(log_evidence), LOGS, "rank3.log"),
     "stack evidence": Reader(_evidence(stack_evidence), (STACKS, STACKS_JSON), "rank3.txt"),
     "call ring": Reader(_ring, (_RING,)),
@@ -992,6 +1009,8 @@ def main() -> int:
         for number in found.slow[:3]:
             print(f"    over {LIMIT_S:g} s: input {number}", file=sys.stderr)
         bad += counts[2] + len(found.slow)
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(f"# largest memory of the process: {peak_mib} MiB")
     return int(bool(bad))
 
 
