@@ -58,6 +58,7 @@ from torchcoll.postmortem import (
     stack_evidence,
 )
 from torchcoll.report.reference import load_points
+from torchcoll.training.traffic_show import show_traffic
 from torchcoll.verdict.rules import read_rules
 
 LIMIT_S = 1.0
@@ -368,17 +369,49 @@ INSPECTOR = "".join(
     for sn in (1, 2)
     for rank in (0, 1)
 )
-# The lines of a call of 2.29 and of a group of 2.30 (inspector_prom.cc of v2.29.3-1, v2.30.7-1).
-INSPECTOR_PROM = tuple(
-    "# HELP nccl_bus_bandwidth_gbs NCCL bus bandwidth\n"
-    f"nccl_bus_bandwidth_gbs{{{labels}}} 41.9\n"
-    f"nccl_collective_exec_time_microseconds{{{labels}}} 100\n"
-    for labels in (
-        'comm_id="0x9",hostname="n0",rank="1",slurm_job="train",slurm_job_id="7",nranks="2",n_nodes="1",'
-        'gpu_device_id="GPU1",collective="AllReduce",coll_sn="41",timestamp="2025-11-13T02:13:20Z",'
-        'message_size="2.00MB"',
-        'version="v5.1",slurm_job_id="7",node="n0",gpu="GPU1",comm_name="DP Group 0",n_nodes="1",'
-        'nranks="2",collective="AllReduce",message_size="4-5MB",algo_proto="RING_LL128"',
+_VERBOSE = {
+    "event_trace_ts": {
+        "coll_start_ts": 1763000000000001,
+        "coll_stop_ts": 1763000000000002,
+        "kernel_events": [{"channel_id": 0, "kernel_start_ts": 1763000000000003}],
+    }
+}
+_PERF = json.loads(INSPECTOR.splitlines()[0])["coll_perf"]
+# Format v4.3: what the records of a communicator have in common stands in the first.
+INSPECTOR_BATCHES = "".join(
+    json.dumps(each) + "\n"
+    for rank in (0, 1)
+    for each in (
+        {
+            "header": {"id": "0x9a", "comm_name": "dp", "rank": rank, "n_ranks": 2, "nnodes": 1},
+            "metadata": {"dump_timestamp_us": 1763000000000000, "hostname": "n0", "pid": 7 + rank},
+            "dump_stats": {"coll_records": 8, "coll_dropped_since_last_dump": 2, "p2p_records": 1},
+        },
+        *(
+            {"coll_perf": {**_PERF, "coll_sn": sn, "coll_exec_time_us": 20 + 30 * rank, **_VERBOSE}}
+            for sn in range(8)
+        ),
+        {
+            "p2p_perf": {
+                "p2p": "Send",
+                "p2p_sn": 1,
+                "p2p_peer": 1 - rank,
+                "p2p_msg_size_bytes": 512,
+                "p2p_exec_time_us": 5,
+            }
+        },
+    )
+)
+INSPECTOR_LAST = "".join(
+    f'nccl_collective_exec_time_microseconds{{comm_id="0x9",hostname="n0",rank="{rank}",nranks="2",gpu_device_id="GPU{rank}",collective="AllReduce",coll_sn="4",timestamp="2025-11-13T02:13:20Z",message_size="2.00MB"}} {40 + rank}\n'
+    for rank in (0, 1)
+)
+INSPECTOR_METRICS = "# TYPE nccl_bus_bandwidth_gbs gauge\n" + "".join(
+    f'{name}{{version="v5.1",slurm_job_id="7",node="n0",gpu="GPU{rank}",comm_name="DP Group 0",n_nodes="1",nranks="2",collective="AllReduce",message_size="4-5MB",algo_proto="RING_LL"}} {value * (1 + rank)}\n'
+    for rank in (0, 1)
+    for name, value in (
+        ("nccl_bus_bandwidth_gbs", 20.5),
+        ("nccl_collective_exec_time_microseconds", 100),
     )
 )
 RCCL = """numCycle,collective,ranks,size,type,redop,inplace,time,algbw,busbw,wrong
@@ -646,6 +679,12 @@ def _dumps(path: Path) -> None:
     _shown(*read_jobs([path.parent]))
 
 
+def _arrived(path: Path) -> None:
+    """As ``torchcoll trace``, with who came last."""
+    for format in ("table", "csv", "json"):
+        show_traffic(read_jobs([path]), format, io.StringIO(), arrivals=True)
+
+
 def _evidence(reader: ModuleType) -> Callable[[Path], None]:
     def read(path: Path) -> None:
         if reader.recognizes(path, path.read_bytes()[: 1 << 16]):
@@ -713,8 +752,18 @@ READERS = {
     "PARAM": Reader(_importer("param"), (PARAM,)),
     "DeepSpeed": Reader(_importer("deepspeed"), (DEEPSPEED,)),
     "DeepSpeed JSON": Reader(_importer("deepspeed-json"), (DEEPSPEED_JSON,)),
-    "NCCL Inspector": Reader(_importer("nccl-inspector"), (INSPECTOR,)),
-    "Inspector metrics": Reader(_importer("nccl-inspector"), INSPECTOR_PROM, "a.prom"),
+    "NCCL Inspector": Reader(
+        _importer("nccl-inspector"), (INSPECTOR, INSPECTOR_BATCHES, INSPECTOR_LAST)
+    ),
+    "NCCL Inspector metrics": Reader(_importer("nccl-inspector-prom"), (INSPECTOR_METRICS,)),
+    "NCCL Inspector traffic": Reader(
+        _arrived, (INSPECTOR, INSPECTOR_BATCHES, INSPECTOR_LAST), "n0-pid7.log"
+    ),
+    "Inspector evidence": Reader(
+        _evidence(inspector_evidence),
+        (INSPECTOR, INSPECTOR_BATCHES, INSPECTOR_LAST, INSPECTOR_METRICS),
+        "n0-pid7.log",
+    ),
     "plain table": Reader(_importer("plain"), (PLAIN, RCCL)),
     "Kineto": Reader(lambda path: _shown(read_traffic([path])), (_trace(),), "rank0.json"),
     "Flight Recorder": Reader(
@@ -732,7 +781,6 @@ READERS = {
         "rank0.json",
     ),
     "Kineto evidence": Reader(_evidence(kineto_evidence), (_trace(),), "rank0.json"),
-    "Inspector evidence": Reader(_evidence(inspector_evidence), (INSPECTOR, *INSPECTOR_PROM)),
     "log evidence": Reader(_evidence(log_evidence), LOGS, "rank3.log"),
     "stack evidence": Reader(_evidence(stack_evidence), (STACKS, STACKS_JSON), "rank3.txt"),
     "call ring": Reader(_ring, (_RING,)),

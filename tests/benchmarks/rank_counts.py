@@ -2,8 +2,8 @@
 
     python tests/benchmarks/rank_counts.py
 
-Three sources of times on several numbers of hosts, each fitted on two or three of them, the commonest
-data (one host and several) among them, and compared on the others:
+Times on several numbers of hosts, each fitted on two or three of them, the commonest data (one host
+and several) among them, and compared on the others:
 
 - published runs of one machine: Polaris (2, 8, 256 and 540 hosts), GB200 racks (1, 2 and 20), and
   the p3dn series of benchmarks/model.py (2, 4 and 8);
@@ -139,7 +139,7 @@ def pairs(name: str, curves: dict[int, Curve]) -> Iterator[Case]:
 
 @dataclass
 class Scores:
-    """Of predicted points: (ratio predicted / measured, inside, ratio of the ends); and refusals."""
+    """Of predicted points: (predicted / measured, inside, ratio of the ends); and refusals."""
 
     points: list[tuple[float, bool, float]]
     refused: int = 0
@@ -150,7 +150,8 @@ def score(case: Case) -> Scores:
     (entry,) = fit_entries([(kind, [case.curves[hosts] for hosts in case.trained])])
     scores = Scores([])
     for hosts, curve in case.curves.items():
-        if hosts in case.trained:
+        # Without a single host, links within a host were not measured: predict says so.
+        if hosts in case.trained or (hosts == 1 < min(case.trained)):
             continue
         for size, time in zip(curve.sizes, curve.times, strict=True):
             try:

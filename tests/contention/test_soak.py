@@ -20,7 +20,7 @@ from torchcoll.bench.control import Control
 from torchcoll.bench.output import Output
 from torchcoll.bench.recorder import Recorder
 from torchcoll.bench.soak import WINDOWS
-from torchcoll.contention.soak_show import curve
+from torchcoll.contention.soak_show import curve, soak_grid
 from torchcoll.contention.soaked import soaked
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
@@ -420,6 +420,15 @@ def test_a_rank_that_is_last_by_chance_is_not_named():
     assert late_of([{"1": 100}] * 3) is None
     assert late_of([{"1": 100}] * 14 + [{"0": 100}] * 2) is None
     assert late_of([{"0": 40, "1": 60}] * 16) == (1, 0.6)
+
+
+def test_a_coin_is_called_a_coin():
+    windows = [window(k + 2, 1000.0, {"0": 48, "1": 52}) for k in range(240)]
+    soak = soaked(Run(windows=windows, results=[CaseResult(CASE, "ok", 2)]))
+    most = soak.cases[0].most_last
+    assert (most.rank, most.share, most.even) == (1, 0.52, 0.5)
+    (row,) = soak_grid(soak).rows
+    assert "chance (rank 1 52 %)" in row
 
 
 def test_a_rank_that_is_late_is_named_among_others_that_never_were():

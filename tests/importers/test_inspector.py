@@ -12,6 +12,7 @@ from torchcoll.core.summary import summarise
 from torchcoll.importers.traces import read_jobs
 from torchcoll.inputs import load
 
+NAME = "nccl-inspector"
 MIB = 1 << 20
 HOUR_US = 3_600_000_000
 
@@ -255,6 +256,15 @@ def test_messages_are_traffic(tmp_path):
     (traffic,) = read_jobs([folder])
     send = next(call for call in traffic.calls[0] if call.collective == "send")
     assert (send.peer, send.bytes_in, send.bytes_out, send.time_ns) == (1, 512, 0, 7000)
+
+
+def test_a_message_without_a_kind_is_refused(imported):
+    result = imported(
+        json.dumps({"header": {"n_ranks": 2}, "p2p_perf": {"p2p": ""}}), importer=NAME
+    )
+    assert [refused.reason for refused in result.refused] == [
+        "point-to-point: neither Send nor Recv"
+    ]
 
 
 def test_processes_without_a_common_communicator_are_numbered_by_host(tmp_path):

@@ -129,4 +129,29 @@ def test_sources_that_number_calls_in_another_way_are_kept_apart():
         return file
 
     (job,) = jobs_of([dump(0, "torch"), dump(1, "profile"), dump(2, "torch")])
-    assert [call.group for call in job.calls] == ["0", "0@2", "0"]
+    assert {call.rank: call.group for call in job.calls} == {0: "0", 1: "0@2", 2: "0"}
+
+
+def test_another_numbering_is_aligned_by_a_rank_that_has_both():
+    """The second source began after two calls; rank 0 has both, issued 10 us apart."""
+
+    def dump(rank, numbering, shift, numbers):
+        calls = [
+            CallSeen(rank, "0", n, "barrier", Place("x"),
+                     created_ns=START + (n + shift) * SECOND + shift * 5_000)
+            for n in numbers
+        ]  # fmt: skip
+        file = seen(f"{numbering}{rank}", rank, what=numbering, calls=calls)
+        file.evidence.groups = {"0": GroupSeen("0", (0, 1) if shift else ())}
+        file.evidence.files = [FileRead(f"{numbering}{rank}", numbering, (rank,), numbering)]
+        return file
+
+    files = [
+        dump(0, "torch", 0, range(1, 8)),
+        dump(0, "ring", 2, range(1, 6)),
+        dump(1, "ring", 2, range(1, 5)),
+    ]
+    (job,) = jobs_of(files)
+    assert {call.group for call in job.calls} == {"0"}
+    assert max(call.number for call in job.calls if call.rank == 1) == 6
+    assert job.groups["0"].ranks == (0, 1)

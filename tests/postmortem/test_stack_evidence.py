@@ -85,6 +85,16 @@ def test_a_wait_for_the_device_is_no_user_code() -> None:
     assert describe(frames)[1] == "wait"
 
 
+def test_torchcoll_s_own_capture_is_no_user_code() -> None:
+    frames = [
+        Frame("torchcoll/training/waits.py", 45, "Waits.start.<locals>.wait"),
+        Frame("torchcoll/training/capture.py", 459, "_Recording._time_call"),
+        Frame("torch/distributed/distributed_c10d.py", 4387, "all_gather_single"),
+        Frame("train.py", 307, "Training.forward_backward"),
+    ]
+    assert describe(frames)[1] == "all_gather"
+
+
 def test_json_of_two_processes(tmp_path: Path) -> None:
     def thread(pid: int, name: str, function: str) -> dict[str, object]:
         frame = {"name": function, "filename": "/home/a/train.py", "line": 7, "locals": None}

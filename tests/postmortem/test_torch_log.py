@@ -168,6 +168,16 @@ def test_torchrun_tells_who_died_and_whom_it_ended_itself(tmp_path: Path) -> Non
     assert evidence.nodes == {8: "node07", 9: "node07"}
 
 
+def test_torchrun_is_told_to_end(tmp_path: Path) -> None:
+    # torch/distributed/elastic/agent/server/api.py
+    evidence = read_log(
+        tmp_path,
+        "W1124 20:08:34.653292 22352 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting down workers\n",
+    )
+    (event,) = events(evidence)
+    assert (event.kind, event.rank, event.signal) == ("canceled", None, 15)
+
+
 def test_gloo_mismatch_without_a_rank_is_of_the_rank_that_aborted(tmp_path: Path) -> None:
     evidence = read_log(
         tmp_path,

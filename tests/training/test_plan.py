@@ -371,8 +371,8 @@ def test_what_is_only_a_guess_is_told_as_one(monkeypatch, capsys):
     note = "on 64 ranks nothing is told: the 90 % interval of the communication is wider than 100x"
     assert note in projection.notes
     show_projection(projection)
-    # Each call alone has 1/8.97 to 8.7 times its time; two calls of about half of the sum each, with
-    # independent errors, have sqrt(1/2) of their logarithms.
+    # Each call alone has 1/8.97 to 8.7 times its time; two calls of about half of the sum each,
+    # with independent errors, have sqrt(1/2) of their logarithms.
     comm = "at least 78.6 us (16.6 us to 364 us) of communication a step"
     assert f"2 ranks (dp=2): {comm}" in told(capsys)
     show_projection(project_parameters(model, 1e6, [64], "bfloat16", 12 * MS))
@@ -417,6 +417,6 @@ def test_a_published_machine_answers_in_one_sentence(capsys):
     sent = sum(row["calls"] * row["size_bytes"] for row in document["rows"])
     assert 63 / 64 * sent / 450 < step["comm_low_ns"] < step["comm_ns"] < step["comm_high_ns"]
     assert step["comm_high_ns"] < 63 / 64 * sent / 50
-    assert document["depends"].startswith("the bandwidth of the network between hosts")
+    assert document["depends"].startswith("the network between hosts: half as fast makes it 1.")
     assert main(command) == 0
-    assert "of communication a step; it depends most on the bandwidth" in capsys.readouterr().out
+    assert "of communication a step; it depends most on the network" in capsys.readouterr().out

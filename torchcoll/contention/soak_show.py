@@ -45,7 +45,8 @@ _ROUNDS = (
     "the first round alone, so its median is another one"
 )
 _SOAK = (
-    "most often last: a rank that was last more often than by chance (5 %), - where none was; "
+    "most often last: a rank that was last more often than by chance (5 % over all cases), else "
+    "chance and the rank with the largest share; "
     "drift: geometric mean of the last quarter of the time over that of the first [90 %]; p99: at "
     "most 9 % above; median over time: from the least to the largest of its row"
 )
@@ -81,7 +82,10 @@ def _clock(us: int) -> str:
 
 
 def _slowest_text(case: SoakedCase) -> str:
-    return "-" if case.slowest is None else f"rank {case.slowest[0]} {case.slowest[1]:.0%}"
+    if case.slowest:
+        return f"rank {case.slowest[0]} {100 * case.slowest[1]:.0f} %"
+    most = case.most_last
+    return f"chance (rank {most.rank} {100 * most.share:.0f} %)" if most else "-"
 
 
 def curve(values: Sequence[float | None]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class MostLast:
+    """The rank that was last most often, its share of the calls, the share of each of equal ranks,
+    and how often chance makes some rank's share as large.
+    """
+
+    rank: int
+    share: float
+    even: float
+    p: float
+
+
+@dataclass(frozen=True)
 class SoakedCase:
     """One case over all windows.
 
     medians_ns: of each window that it ran in. over_time: of all windows; None where it did not run.
     worst: its number from 0, worst_us: when it began, since 1970.
-    slowest: the rank that was last most often, and its share of the calls; None without a barrier,
-    and where no rank was last more often than chance explains (``_slowest``).
+    most_last: the rank that was last most often; None without a barrier. slowest: that rank and its
+    share, where it was last more often than chance explains at 5 % over all cases (Holm).
     """
 
     case: Case
@@ -34,7 +47,8 @@ class SoakedCase:
     drift: TimeDrift | None
     worst: int
     worst_us: int
-    slowest: tuple[int, float] | None
+    most_last: MostLast | None
+    slowest: tuple[int, float] | None = None
 
     @property
     def worst_over_median(self) -> float:
@@ -84,7 +98,7 @@ def soaked(run: Run) -> Soaked | None:
         windows[-1].last_round - windows[0].first_round + 1,
         len(windows),
         (windows[-1].end_wall_us - windows[0].start_wall_us) / 1e6,
-        tuple(_case(case, windows, ranks[case]) for case in order),
+        _with_slowest([_case(case, windows, ranks[case]) for case in order]),
         tuple(faults),
         sum(window.checked for window in windows),
         sum(window.faults for window in windows),
@@ -118,7 +132,7 @@ def _case(case: Case, windows: Sequence[SoakWindow], ranks: int) -> SoakedCase:
         drift_of(medians),
         worst,
         measured[worst][0].start_wall_us,
-        _slowest([soaked_case.slowest for _, soaked_case in measured], ranks),
+        _most_last([soaked_case.slowest for _, soaked_case in measured], ranks),
     )
 
 
@@ -126,8 +140,25 @@ _DRAWS = 2000
 _NOTABLE = 1.1  # times its share by chance: less is nothing to act on
 
 
-def _slowest(windows: Sequence[Mapping[str, int]], ranks: int) -> tuple[int, float] | None:
-    """The rank that was last most often, and its share; None where chance explains it at 5 %.
+def _with_slowest(cases: Sequence[SoakedCase]) -> tuple[SoakedCase, ...]:
+    """The cases with ``slowest``."""
+    tests = sorted((case.most_last.p, n) for n, case in enumerate(cases) if case.most_last)
+    sure: set[int] = set()
+    for place, (p, n) in enumerate(tests):
+        if p > SURE / (len(tests) - place):
+            break
+        sure.add(n)
+    judged = []
+    for n, case in enumerate(cases):
+        most = case.most_last
+        if most and n in sure and most.share >= _NOTABLE * most.even:
+            case = dataclasses.replace(case, slowest=(most.rank, most.share))
+        judged.append(case)
+    return tuple(judged)
+
+
+def _most_last(windows: Sequence[Mapping[str, int]], ranks: int) -> MostLast | None:
+    """The rank that was last most often, and what chance makes of it.
 
     windows: of each how often each rank was last. Calls are not independent: a rank that was last
     is so again, for a while. Stretches of time are the replicates. If no rank is special, then
@@ -146,18 +177,14 @@ def _slowest(windows: Sequence[Mapping[str, int]], ranks: int) -> tuple[int, flo
         for rank, calls in window.items():
             counts[stretch, names.index(int(rank))] += calls
     sums = counts.sum(axis=0)
-    share = float(sums.max() / sums.sum())
-    if share * ranks < _NOTABLE:
-        return None
     generator, places = numpy.random.default_rng(0), numpy.arange(ranks)
     reached = 0
     for _ in range(_DRAWS):
         turned = (places + generator.integers(ranks, size=(len(counts), 1))) % ranks
         drawn = numpy.take_along_axis(counts, turned, axis=1).sum(axis=0)
         reached += bool(drawn.max() >= sums.max())
-    if (reached + 1) / (_DRAWS + 1) > SURE:
-        return None
-    return names[int(sums.argmax())], share
+    share = float(sums.max() / sums.sum())
+    return MostLast(names[int(sums.argmax())], share, 1 / ranks, (reached + 1) / (_DRAWS + 1))
 
 
 def _quantile(bins: Counter[int], share: float) -> float:

@@ -1,7 +1,7 @@
 """The ring file of a capture: the last calls of one rank, also after the process was killed.
 
-``capture(on_hang="dump")`` writes ``calls-rank{r}.ring`` with a system call for each event, so the
-file is complete however the process ends, as long as its node lives. The file has a fixed size:
+``capture(on_hang="dump")`` writes ``calls-rank{r}.ring`` through a memory map, so the file is
+complete however the process ends, as long as its node lives. The file has a fixed size:
 
 - bytes 0 to 47: ``PREFIX``, with the time at which the process was last seen alive;
 - from TEXTS_AT: JSON Lines with check sums (core/checksums.py), zeros after the last: a header,
@@ -42,6 +42,7 @@ CAPACITY = 4096
 # none), peer, root (-1 for none); the CRC-32 of these; and its state.
 CALL = struct.Struct("<QqqqIHHHHiiIq")
 CALL_BODY = struct.Struct("<QqqqIHHHHii")
+CALL_TAIL = struct.Struct("<Iq")
 STATE = struct.Struct("<q")
 STATE_AT = CALL.size - STATE.size
 # The state: PENDING or UNCERTAIN, the time at which the call ended, or minus the time at which it

@@ -14,9 +14,10 @@ from itertools import accumulate
 from typing import Any
 
 from torchcoll.core.backends import communicates
-from torchcoll.core.case import NATIVE, Case, split_batch
+from torchcoll.core.case import Case, split_batch
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
 from torchcoll.core.errors import choice
+from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Matrix, Reported, Run, run_numbers
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom (scipy.stats.t.ppf(0.975, df)).
@@ -476,7 +477,7 @@ def library_of(case: Case, environment: Mapping[str, Any]) -> str | None:
     """What communicates in a case: the backend's library, or torch's symmetric memory in its place;
     None is unknown. environment: of the run.
     """
-    if case.implementation != NATIVE:
+    if case.implementation in IMPLEMENTATIONS:
         return f"symmetric memory of torch {environment.get('torch') or ''}".rstrip()
     name: str | None = (environment.get("libraries") or {}).get(case.backend)
     return name

@@ -40,6 +40,12 @@ class Group:
     description: str = ""
     calls_before: int = field(default=0, compare=False)
 
+    def to_json(self) -> dict[str, Any]:
+        data = vars(self).copy()
+        if not self.calls_before:
+            del data["calls_before"]
+        return data
+
 
 @dataclass(frozen=True)
 class TrafficCall:
@@ -396,7 +402,7 @@ def records_of(traffic: Traffic) -> Iterator[tuple[str, dict[str, Any]]]:
     """The records in file order."""
     yield "header", header_of(traffic)
     for group in traffic.groups.values():
-        yield "group", dataclasses.asdict(group)
+        yield "group", group.to_json()
     for rank in sorted({*traffic.calls, *traffic.steps}):
         clock = {"clock": traffic.clocks[rank]} if rank in traffic.clocks else {}
         yield "step", {"rank": rank, "spans_ns": traffic.steps.get(rank, []), **clock}

@@ -15,6 +15,7 @@ import numpy
 
 from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
+from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import DeviceLimits, device_named
 from torchcoll.core.units import counted, format_size
@@ -236,6 +237,8 @@ class KindModel:
         steps = next(
             law_steps for law_steps in step_laws(self.collective) if law_steps.name == law.law
         )
+        if hosts < 2 and min(law.hosts) > 1:
+            texts.append("as if between hosts: links within a host were not measured")
         if hosts > 1 and (law.between is None or law.between[1] is None):
             texts.append("no bandwidth between hosts was found in the data")
         log = law.log_time(steps, size_bytes, ranks, hosts)
@@ -316,8 +319,8 @@ class BoundedCase:
         return bounded(prediction, least_ns(*place, self.device, self.host_gbps))
 
 
-@dataclass(frozen=True)
-class MachineModel:
+@dataclass(frozen=True, repr=False)
+class MachineModel(OneLine):
     """The model that ``model fit`` writes. facts: the machine and runs that it was fitted to."""
 
     entries: tuple[KindModel, ...]

@@ -38,8 +38,8 @@ from torchcoll.stats.line import Floats
 FEWEST_RANKS = 2
 _INNER = 3  # numbers of ranks: with more, only the errors of those between the ends count
 _TWO = 2  # numbers of ranks: if one of two is left out, no law can be fitted to the other
-# By how much the time may grow otherwise than a law that is not supported by the data says, with
-# each doubling of the ranks: over several hosts, and within one. Chosen on the published machines
+# By how much the time may grow otherwise than a law of a few numbers of ranks says, with each
+# doubling of the ranks: over several hosts, and within one. Chosen on the published machines
 # with several numbers of ranks (results/benchmarks/rank-counts-2026-11-24.txt).
 _PRIOR, _PRIOR_WITHIN = 0.22, 0.08
 _WIDEST = 10.0  # times or part of the prediction: a law with a wider interval says nothing
@@ -254,9 +254,10 @@ def ranks_spread(
     high, low = (scale * max(LEAST, quantile(numpy.concatenate(v), points)) for v in (up, down))
     half = min(high, low)
     prior = 0.0
-    if not any(best.supported):
-        # Nothing in the data says how wrong the law is between them and beyond them.
+    if len(curves) <= _INNER:
+        # Too few to say how wrong the law is beyond them.
         prior = _PRIOR if any(curve.hosts > 1 for curve in curves) else _PRIOR_WITHIN
+    if not any(best.supported):
         gap = max(
             abs(math.log2(a / b))
             for a, b in itertools.pairwise(sorted(curve.ranks for curve in curves))

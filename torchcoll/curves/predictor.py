@@ -18,10 +18,11 @@ from torchcoll.core.plausibility import DeviceLimits, ceiling_gbps, crossing
 
 
 class Prediction(NamedTuple):
-    """A time in ns with its 90 % interval.
+    """The predicted time of a call, in ns, with its 90 % interval.
 
-    beyond: how far it is extrapolated; '' if it is not.
-    common: the share of the error's variance that all calls on the machine have in common.
+    - time_ns: the value; low_ns, high_ns: the ends of the interval.
+    - beyond: how far it is extrapolated; '' if it is not.
+    - common: the share of the error's variance that all calls on the machine have in common.
     """
 
     time_ns: float
@@ -86,7 +87,7 @@ class Predictor(Protocol):
         """What is assumed, and what is not in a prediction."""
 
     def alternatives(self) -> list[tuple[str, Predictor]]:
-        """What a time may depend on, such as `the network; at half of it`, and the machine as it
+        """What a time may depend on, such as `the network: half as fast`, and the machine as it
         then would be.
         """
 

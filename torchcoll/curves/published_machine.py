@@ -160,11 +160,11 @@ class PublishedMachine:
         latency, network = self.slower
         return [
             (
-                "the bandwidth of the network between hosts; at half of it",
+                "the network between hosts: half as fast",
                 replace(self, slower=(latency, network * _WORSE)),
             ),
             (
-                "the latency of a call; at twice of it",
+                "the latency of a call: twice of it",
                 replace(self, slower=(latency * _WORSE, network)),
             ),
         ]

@@ -262,12 +262,12 @@ def _add(
     time_us = number(flat.get(f"{kind}_exec_time_us"))
     # Every record names its own collective.
     name = str(flat[kind]).lower() if message else collective_named(str(flat[kind]))
-    name = name or options.collective
+    name = name if message else name or options.collective
     why = ""
-    if name is None:
-        why = f"{flat['coll']} is no collective that torchcoll has"
-    elif message and name not in POINT_TO_POINT:
+    if message and name not in POINT_TO_POINT:
         why = "point-to-point: neither Send nor Recv"
+    elif name is None:
+        why = f"{flat['coll']} is no collective that torchcoll has"
     elif not ranks or rank is None or count is None or size_bytes is None or not time_us:
         why = "no ranks, rank, sequence number, size or time"
     elif rank >= ranks:

@@ -7,14 +7,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from torchcoll.core.case import Case
+from torchcoll.core.case import NATIVE, Case
 from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.result import CaseResult, Matrix, Reported
 from torchcoll.core.units import counted, format_size
-from torchcoll.importers.base import Imported, itemsize, make_result
+from torchcoll.importers.base import Imported, itemsize, make_result, whole
 
 # The largest number of ranks that is tried for busbw / algbw.
 _MOST = 100_000
@@ -41,6 +42,7 @@ class Block:
     max_ns: float | None = None
     p99_ns: float | None = None
     samples: Matrix = field(default_factory=list)
+    cold: Matrix = field(default_factory=list)  # first call of each process, where it is known
     remark: str = ""
 
 
@@ -59,7 +61,11 @@ class NcclTestsRow:
 
 @dataclass
 class NcclTestsRun:
-    """What is known about all rows. ranks: 0 if not known."""
+    """What is known about all rows. ranks: 0 if not known.
+
+    ranks_per_process: the samples of a process are the maximum over so many ranks. over_ranks: how
+    the times of the processes are combined (-a). buffers, implementation: as in Case.
+    """
 
     collective: str | None = None
     ranks: int = 0
@@ -69,6 +75,65 @@ class NcclTestsRun:
     calls: int | None = None
     checked: bool = True
     cpu_time: bool = False
+    ranks_per_process: int = 1
+    over_ranks: str = "mean"
+    buffers: str = "default"
+    implementation: str = NATIVE
+    remarks: list[str] = field(default_factory=list)
+
+
+# What -a combines the times of the processes by.
+_OVER_RANKS = {"0": "rank0", "1": "mean", "2": "min", "3": "max"}
+_REGISTRATION = {"1": "registered", "2": "symmetric"}
+# NCCL's own names of the policies of -x (ncclConfig_t.CTAPolicy), as NCCL_CTA_POLICY takes them.
+_CTA_POLICIES = {"0": "DEFAULT", "1": "EFFICIENCY", "2": "ZERO"}
+_LONG_OPTIONS = {
+    "--average": "-a",
+    "--local_register": "-R",
+    "--cta_policy": "-x",
+    "--device_implementation": "-D",
+    "--device_cta_count": "-V",
+    "--unalign": "-u",
+}
+
+
+def apply_options(run: NcclTestsRun, args: Sequence[str]) -> dict[str, str]:
+    """Set in ``run`` what options of nccl-tests change of the meaning of its times, so that rows
+    with them compare only with rows that have them too. Returns the NCCL variables that they set.
+
+    -D N measures a kernel of nccl-tests in place of NCCL's, -V its number of CTAs. -u N moves the
+    buffers N elements beyond their alignment. -x chooses NCCL's CTA policy. -M reports memory and
+    changes no time. Source: src/common.cu of nccl-tests 2.19.6.
+    """
+    values: dict[str, str] = {}
+    for option, value in pairwise([*args, ""]):
+        name, equals, own_value = option.partition("=")
+        flag = _LONG_OPTIONS.get(name, name)
+        if flag in _LONG_OPTIONS.values():
+            values[flag] = own_value if equals else value
+        elif option[:2] in _LONG_OPTIONS.values() and not option.startswith("--"):
+            values[option[:2]] = option[2:]  # -D2
+    run.over_ranks = _OVER_RANKS.get(values.get("-a", "1"), "unknown")
+    run.buffers = _REGISTRATION.get(values.get("-R", "0"), "default")
+    device_kernel = whole(values.get("-D")) or 0
+    if device_kernel > 0:
+        ctas = values.get("-V", "16")
+        run.implementation = f"nccl-tests-device-{device_kernel}-{ctas}-ctas"
+        run.remarks.append(
+            f"-D {device_kernel}: a kernel of nccl-tests with {ctas} CTAs (-V) in place of NCCL's"
+        )
+    set_unaligned(run, whole(values.get("-u")) or 0)
+    policy = _CTA_POLICIES.get(values.get("-x", ""))
+    return {"NCCL_CTA_POLICY": f"{policy} (-x)"} if policy else {}
+
+
+def set_unaligned(run: NcclTestsRun, elements: int) -> None:
+    """Record that buffers began so many elements beyond their alignment (-u)."""
+    if elements > 0 and "unaligned" not in run.buffers:
+        run.buffers = "unaligned" if run.buffers == "default" else f"{run.buffers}, unaligned"
+        run.remarks.append(
+            f"-u {elements}: buffers are moved by {elements} elements beyond their alignment"
+        )
 
 
 def judge(row: NcclTestsRow, run: NcclTestsRun) -> str:
@@ -283,7 +348,7 @@ def _reported(block: Block, run: NcclTestsRun) -> Reported:
     return Reported(
         block.time_ns,
         "mean",
-        "mean",  # over ranks: the default of -a
+        run.over_ranks,
         "issue" if run.cpu_time else "host",
         run.calls,
         None,
@@ -297,7 +362,7 @@ def _reported(block: Block, run: NcclTestsRun) -> Reported:
 
 def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
     assert run.collective
-    remarks = [block.remark] if block.remark else []
+    remarks = [*run.remarks, *([block.remark] if block.remark else [])]
     if run.cpu_time:
         remarks.append("the time is that of the call on the CPU (-C), not of the operation")
     if block.error:
@@ -320,9 +385,14 @@ def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
         warnings=remarks,
         buffer_reuse="rotate",  # common.cu, startColl
     )
+    if (run.buffers, run.implementation) != ("default", NATIVE):
+        result.case = replace(result.case, buffers=run.buffers, implementation=run.implementation)
     if block.samples:
         result.time_ns = {"device": block.samples}
         result.stop = "count"
+        result.cold_ns = block.cold
+        if run.ranks_per_process > 1 and len(block.samples) * run.ranks_per_process == run.ranks:
+            result.members = list(range(0, run.ranks, run.ranks_per_process))
     return result
 
 

@@ -33,6 +33,7 @@ from torchcoll.importers.nccl_tests import (
     Block,
     NcclTestsRow,
     NcclTestsRun,
+    apply_options,
     infer_ranks,
     make_results,
     version_text,
@@ -99,11 +100,13 @@ def _read(
     run = NcclTestsRun(
         name, ranks=imported.choose("ranks", options.ranks, len(devices) * each) or 0
     )
+    set_variables = apply_options(run, args)
+    cold = whole(config.get("warmup_iters")) == 0
     run.calls = whole(config.get("iterations"))
     run.mode = "graph" if whole(config.get("graph")) else "back-to-back"
     parsed = []
     for number, row in enumerate(rows, 1):
-        parsed_row = _row(row, number, run, options)
+        parsed_row = _row(row, number, run, options, cold)
         if isinstance(parsed_row, str):
             imported.refuse(number, f"result {number}: {parsed_row}")
         else:
@@ -116,7 +119,18 @@ def _read(
         run.ranks, source = infer_ranks(parsed, name)
         if run.ranks:
             imported.warn(f"{run.ranks} ranks: recovered from {source}")
-    _width(parsed, run.ranks, imported)
+    processes_known = bool(devices) and len(devices) * each == run.ranks
+    _width(parsed, run, len(devices) if processes_known else 0, imported)
+    if any(block.cold for row in parsed for block in row.blocks):
+        imported.warn(
+            "-w 0: iteration 0 is shown as the first call, by CUDA events. nccl-tests makes one "
+            "call of each size and placement before it, without timing it: that call connects"
+        )
+    if skipped := whole(config.get("per_iter_skip")):
+        imported.warn(
+            f"-K {skipped}: the source's own i_min, i_max and i_p99 leave out the first {skipped} "
+            "iterations; the times of all iterations are here"
+        )
     results = make_results(parsed, run, imported)
     _fraction(args, imported)
     if not results:
@@ -129,7 +143,8 @@ def _read(
         for e in (dump if isinstance(dump, list) else [])
         if isinstance(e, str) and "=" in e
     ]
-    if variables := kept_variables(dict(e.split("=", 1) for e in texts)):
+    named = dict(e.split("=", 1) for e in texts) | set_variables
+    if variables := kept_variables(named):
         environment["variables"] = variables
     end: dict[str, Any] = {"status": "complete"}
     if cut or not data.get("end_time"):
@@ -144,14 +159,16 @@ def _read(
             ranks=run.ranks,
             environment=environment,
             start_utc=None,
-            members=_members(devices) if len(devices) == run.ranks else (),
+            members=_members(devices, each) if processes_known else (),
             end=end,
             events=[{"kind": "error", "message": e} for e in errors],
         )
     )
 
 
-def _row(row: object, line: int, run: NcclTestsRun, options: ImportOptions) -> NcclTestsRow | str:
+def _row(
+    row: object, line: int, run: NcclTestsRun, options: ImportOptions, cold: bool
+) -> NcclTestsRow | str:
     if not isinstance(row, Mapping):
         return "no object"
     size, count = whole(row.get("size")), whole(row.get("count"))
@@ -176,7 +193,7 @@ def _row(row: object, line: int, run: NcclTestsRun, options: ImportOptions) -> N
             bw_step=5e-7,
             wrong=_count(figures.get("nwrong")),
         )
-        _per_iteration(block, row.get(f"{key}_per_iter"))
+        _per_iteration(block, row.get(f"{key}_per_iter"), cold)
         blocks.append(block)
     if not blocks:
         return "neither placement has figures"
@@ -200,7 +217,11 @@ def _count(value: object) -> int | None:
     return None if wrong is None else int(wrong)
 
 
-def _per_iteration(block: Block, data: object) -> None:
+def _per_iteration(block: Block, data: object, cold: bool) -> None:
+    """Read the times of each iteration (-I 1).
+
+    cold: whether iteration 0 is kept as a first call, because nothing was warmed up (-w 0).
+    """
     if not isinstance(data, Mapping):
         return
     block.min_ns, block.max_ns = ns_of_us(data.get("min_us")), ns_of_us(data.get("max_us"))
@@ -213,37 +234,56 @@ def _per_iteration(block: Block, data: object) -> None:
         if not values or None in values:
             return
         samples.append([round(v * 1000) for v in values if v is not None])
+    if cold and all(len(times) > 1 for times in samples):
+        block.cold = [times[:1] for times in samples]
+        samples = [times[1:] for times in samples]
     block.samples = samples
 
 
-def _width(rows: Sequence[NcclTestsRow], ranks: int, imported: Imported) -> None:
-    """Reduce samples of processes with several ranks to those of the slowest process.
+def _width(
+    rows: Sequence[NcclTestsRow], run: NcclTestsRun, processes: int, imported: Imported
+) -> None:
+    """Say of which ranks the samples are.
 
-    The file has samples of processes, each the maximum over the ranks of the process. Calls run
-    back to back, so the maximum over processes for each call would count one stall several times.
+    The file has samples of processes, each the maximum over the ranks of the process. If the
+    processes are known, their samples stay apart, under the first rank of each. Otherwise those of
+    the slowest process are kept: calls run back to back, so the maximum over processes for each
+    call would count one stall several times.
     """
+    ranks = run.ranks
     widths = {len(b.samples) for row in rows for b in row.blocks if b.samples} - {ranks}
-    if widths and ranks:
+    if not widths or not ranks:
+        return
+    if processes and widths == {processes}:
+        run.ranks_per_process = ranks // processes
         imported.warn(
-            f"times of each iteration are of {max(widths)} processes, not of {ranks} ranks: "
-            "kept as those of the process that took longest"
+            f"times of each iteration are of {processes} processes: the maximum over the "
+            f"{run.ranks_per_process} GPUs of each, shown under its first rank"
         )
-        for row in rows:
-            for block in row.blocks:
-                if len(block.samples) != ranks and block.samples:
-                    block.samples = [slowest(block.samples)]
+        return
+    imported.warn(
+        f"times of each iteration are of {max(widths)} processes, not of {ranks} ranks: "
+        "kept as those of the process that took longest"
+    )
+    for row in rows:
+        for block in row.blocks:
+            if len(block.samples) != ranks and block.samples:
+                block.samples = [slowest(block.samples)]
+                block.cold = [slowest(block.cold)] if block.cold else []
 
 
-def _members(devices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _members(devices: Sequence[Mapping[str, Any]], each: int) -> list[dict[str, Any]]:
+    """The ranks. The file lists the first GPU of each process; the others follow it (util.cu)."""
     return [
         {
-            "rank": rank,
+            "rank": process * each + index,
             "host": str(d.get("hostname") or "?"),
             "pid": whole(d.get("pid")) or 0,
-            "device": f"cuda:{whole(d.get('device')) or 0}",
+            "device": f"cuda:{(whole(d.get('device')) or 0) + index}",
             "device_name": str(d.get("device_info") or ""),
         }
-        for rank, d in enumerate(devices)
+        for process, d in enumerate(devices)
+        for index in range(each)
     ]
 
 

@@ -33,10 +33,12 @@ from torchcoll.importers.nccl_tests import (
     STEP_1M,
     NcclTestsRow,
     NcclTestsRun,
+    apply_options,
     contradicts_ranks,
     fitting_collectives,
     infer_ranks,
     make_results,
+    set_unaligned,
     version_text,
 )
 from torchcoll.importers.nccl_tests_rows import RowParser
@@ -177,6 +179,7 @@ class _TestOutput:
     parser: RowParser = field(default_factory=lambda: RowParser((), ()))
     above: list[Line] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
+    args: list[str] = field(default_factory=list)
     members: dict[int, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     rows: list[NcclTestsRow] = field(default_factory=list)
@@ -413,6 +416,7 @@ class _TextReader:
         if name:
             output = self.next_output(line, bool(self.output.rows))
             output.collective = name
+            output.args = match.string[match.end(1) :].split()
         if match[2] and "." in match[2] and (factor := number(match[2])) is not None:
             n = int(factor)
             then = "" if n > 1 else ", so that the sizes rise by the default step of 1 MiB"
@@ -488,6 +492,8 @@ def _make_runs(output: _TestOutput, options: ImportOptions, imported: Imported) 
         )
         run.ranks = inferred
     run.calls = whole(output.settings.get("iters"))
+    set_variables = apply_options(run, output.args)
+    set_unaligned(run, whole(output.settings.get("unalign")) or 0)
     if output.settings.get("graph", "0") != "0":
         run.mode = "graph"
     if options.dtype:
@@ -508,7 +514,7 @@ def _make_runs(output: _TestOutput, options: ImportOptions, imported: Imported) 
     environment: dict[str, Any] = {}
     if library:
         environment["libraries"] = {"nccl": f"{'RCCL' if rccl else 'NCCL'} {library}"}
-    if variables := output.messages.variables:
+    if variables := output.messages.variables | kept_variables(set_variables):
         environment["variables"] = variables
     members = [output.members[r] for r in sorted(output.members)]
     complete = len(members) == run.ranks

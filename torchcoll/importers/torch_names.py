@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.collectives import COLLECTIVES
@@ -46,6 +47,7 @@ _BOUND = 1 << 62  # sizes must be below
 HIDDEN_OP = "the reduce operation is not in the trace: it is shown as unknown"
 
 
+@lru_cache(maxsize=4096)  # dumps have few names, each thousands of times
 def torch_collective(name: str) -> str:
     """The collective for a name in torch's traces, or the plain name if it is not a collective.
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from torchcoll.core.backends import backend_of
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.call_ring import STACKS_HEAD, CallRing, RingCall, is_ring, read_ring
 from torchcoll.core.collectives import DTYPES
@@ -27,7 +28,6 @@ from torchcoll.postmortem.evidence import (
 )
 from torchcoll.postmortem.python_stack import Frame, describe
 
-_UNKNOWN = Group("")
 _MOST_CALLS = 4096  # of a traffic file: the last ones
 _MOST_STACKS = 1000  # dumps in one file
 _LONGEST_LINE = 4096
@@ -77,12 +77,11 @@ def _of_ring(ring: CallRing, shown: str) -> JobEvidence:
             evidence.identities.add(f"{kind} {header[name]}")
     evidence.groups = _groups(ring.groups)
     evidence.calls = [_of_ring_call(call, rank, place) for call in ring.calls]
-    gloo_messages = any(
-        call.collective in POINT_TO_POINT
-        and ring.groups.get(call.group, _UNKNOWN).backend == "gloo"
+    counted_messages = any(
+        call.collective in POINT_TO_POINT and _counts_messages(ring.groups.get(call.group))
         for call in ring.calls
     )
-    evidence.files = [FileRead(shown, "call ring", (rank,), _numbering(gloo_messages))]
+    evidence.files = [FileRead(shown, "call ring", (rank,), _numbering(counted_messages))]
     times = [header["start_ns"], *(call.created_ns for call in ring.calls[-1:])]
     if ring.alive_ns is not None:
         evidence.alive_ns[rank] = ring.alive_ns
@@ -138,11 +137,15 @@ def _elements(size_bytes: int, dtype: str | None) -> tuple[tuple[int, ...], ...]
     return ((size_bytes // DTYPES[dtype].itemsize,),)
 
 
-def _numbering(gloo_messages: bool) -> str:
-    """How calls are numbered. torch counts send and recv of gloo as collectives, a capture does
-    not.
+def _numbering(counted_messages: bool) -> str:
+    """How calls are numbered. A capture does not count send and recv as collectives, as torch does
+    with some backends.
     """
-    return "capture" if gloo_messages else "torch"
+    return "capture" if counted_messages else "torch"
+
+
+def _counts_messages(group: Group | None) -> bool:
+    return group is not None and backend_of(group.backend).counts_messages
 
 
 def _groups(groups: dict[str, Group]) -> dict[str, GroupSeen]:
@@ -242,14 +245,20 @@ def _of_traffic(traffic: Traffic, shown: str) -> JobEvidence:
     place, environment = Place(shown), traffic.environment
     evidence = JobEvidence(ranks=traffic.ranks, problems=list(traffic.problems))
     evidence.groups = _groups(traffic.groups)
-    gloo_messages = any(
-        call.point_to_point and traffic.groups.get(call.group, _UNKNOWN).backend == "gloo"
+    counted_messages = any(
+        call.point_to_point and _counts_messages(traffic.groups.get(call.group))
         for calls in traffic.calls.values()
         for call in calls
     )
-    numbering = _numbering(gloo_messages)
+    numbering = _numbering(counted_messages)
     evidence.files = [
-        FileRead(shown, f"traffic ({traffic.source})", tuple(traffic.calls), numbering)
+        FileRead(
+            shown,
+            f"traffic ({traffic.source})",
+            tuple(traffic.calls),
+            numbering,
+            has_open_calls=False,
+        )
     ]
     host = environment.get("host")
     capture = environment.get("capture")

@@ -21,6 +21,7 @@ _COMMUNICATION = re.compile(
 )
 # Where a stack shows that a rank waits in communication, whatever called it.
 _WAITING_FRAME = re.compile(
+    r"\bwaits\.py:\d+|"
     r"torch/distributed/(?!(?:fsdp|optim|checkpoint|algorithms|elastic|run)\b)|distributed_c10d|"
     r"ProcessGroup|c10d|torch/cuda/__init__\.py:\d+ synchronize|"
     r"\b(?:all_reduce|all_gather\w*|reduce_scatter\w*|all_to_all\w*|broadcast|barrier|"
@@ -30,7 +31,9 @@ _OF_DEVICE = re.compile(r"CUDA|HIP|XPU|\bGPU\b|device memory|OutOfMemoryError")
 _OF_KERNEL = re.compile(
     r"oom[-_]kill|OOMKilled|Out of memory: Kill|out_of_memory|oom killer|oom event", re.IGNORECASE
 )
-_BY_LAUNCHER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# What ends ranks because another one failed: the launcher's signals, and abort() by the watchdog of
+# NCCL or by gloo where a message does not fit.
+_TOLD_TO_END = ("SIGTERM", "SIGINT", "SIGHUP", "SIGABRT")
 # Events of two hosts are ordered in time if they are further apart than their clocks may be.
 SAME_HOST_MARGIN_NS, MARGIN_NS = 200_000_000, 5_000_000_000
 # Within this time all ranks of a host notice that one of them is gone.
@@ -95,6 +98,11 @@ class Complaints:
 def waits_in_communication(stack: JobEvent) -> bool:
     """Whether a ``stack`` event shows that its rank waits for others, and does not compute."""
     return stack.collective is not None or bool(_WAITING_FRAME.search(stack.text))
+
+
+def in_user_code(stack: JobEvent) -> bool:
+    """Whether a ``stack`` event shows code that is neither communication nor that of a library."""
+    return not waits_in_communication(stack) and not stack.text.startswith("in library code")
 
 
 def signal_name(number: int) -> str:
@@ -220,10 +228,17 @@ def _came_before(first: Cause, second: Cause, job: JobEvidence) -> bool:
     return False
 
 
-def without_told_to_end(causes: dict[int, Cause]) -> dict[int, Cause]:
-    """The causes without SIGTERM and its like, which launchers send to the rest of the ranks when
-    one ended; all of them if there are no others.
+def without_told_to_end(
+    causes: dict[int, Cause], ranks: int, is_explained: bool
+) -> dict[int, Cause]:
+    """The causes without the signals that ranks get when another one failed. If nothing else is
+    known and all ranks got such a signal, somebody ended the job with it.
     """
-    of_launcher = {item.name for item in _BY_LAUNCHER}
-    others = {r: c for r, c in causes.items() if c.kind != "killed" or c.detail not in of_launcher}
-    return others or causes
+    others = {
+        rank: cause
+        for rank, cause in causes.items()
+        if cause.kind != "killed" or cause.detail not in _TOLD_TO_END
+    }
+    if others or is_explained or len(causes) < ranks:
+        return others
+    return causes

@@ -119,13 +119,15 @@ class FileRead:
 
     numbering: how its calls are numbered. Numbers of one group are compared only between files of
     the same numbering. ``torch`` is collective_seq_id; a source that counts from its own start,
-    such as a profile, needs another word.
+    such as a profile, needs another word. has_open_calls: False for a source that only has calls
+    that ended: where it ends does not say where the rank stood.
     """
 
     path: str
     what: str
     ranks: tuple[int, ...] = ()
     numbering: str = "torch"
+    has_open_calls: bool = True
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import stat
 import tempfile
 import zlib
 from collections import Counter, defaultdict
@@ -108,7 +109,8 @@ def _files(path: str, left_out: list[tuple[str, str]]) -> Iterator[tuple[str, st
             raise UnreadableError("folder", path, "a folder that exists", nearest_file(path))
         yield os.path.basename(path), path
         return
-    seen: set[tuple[int, int]] = set()
+    status = os.stat(path)
+    seen = {(status.st_dev, status.st_ino)}
     count = 0
     waiting = [(path, "", 0)]
     while waiting:
@@ -138,6 +140,8 @@ def _files(path: str, left_out: list[tuple[str, str]]) -> Iterator[tuple[str, st
                 left_out.append((shown, f"more than {_MOST_DEPTH} folders deep"))
             elif is_folder:
                 subfolders.append((entry.path, shown, depth + 1))
+            elif not stat.S_ISREG(status.st_mode):
+                left_out.append((shown, "not a regular file"))
             elif count == _MOST_FILES:
                 left_out.append((shown, f"more than {_MOST_FILES} files: name a subfolder"))
             else:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +19,14 @@ from torchcoll.postmortem.evidence import GroupSeen, JobEvidence
 
 # Kinds of identities of which a job can have several: one for each process group, for example.
 _SEVERAL_IN_ONE_JOB = {"communicator", "host", "pod", "step"}
+# Kinds of files, and of events, in which a rank itself speaks.
+_LOGS = ("stderr", "stdout", "log")
+_SAID_BY_THE_RANK = ("exception", "timeout", "peer_lost", "mismatch")
 _DAY_NS = 86_400 * 10**9
+# Two sources record a call within this time of each other, and most calls that are so near are the
+# same, if consecutive ones are further apart.
+_SAME_CALL_NS = 1_000_000
+_SHARE_ALIKE = 0.6
 # torchrun starts a job again in the same log folder: each attempt ends for a reason of its own.
 _ATTEMPT = re.compile(r"(?:^|/)(attempt_\d+)(?:/|$)")
 
@@ -46,6 +54,7 @@ class _Cluster:
     sources: set[tuple[str, str, int]] = field(default_factory=set)
     sizes: set[int] = field(default_factory=set)
     attempts: set[str] = field(default_factory=set)
+    pids: dict[int, int] = field(default_factory=dict)
     first_ns: int | None = None
     last_ns: int | None = None
 
@@ -60,7 +69,13 @@ class _Cluster:
             cluster.attempts.add(file.attempt)
         folder = os.path.dirname(file.shown)
         for seen in evidence.files:
-            cluster.sources |= {(folder, seen.what, rank) for rank in seen.ranks}
+            what = "log" if seen.what in _LOGS else seen.what
+            cluster.sources |= {(folder, what, rank) for rank in seen.ranks}
+        is_log = any(seen.what in _LOGS for seen in evidence.files)
+        for event in evidence.events if is_log else ():
+            if event.rank is not None and event.kind in _SAID_BY_THE_RANK:
+                cluster.sources.add((folder, "log", event.rank))
+        cluster.pids = dict(evidence.pids)
         return cluster
 
     def add(self, other: _Cluster) -> None:
@@ -69,6 +84,7 @@ class _Cluster:
         self.sources |= other.sources
         self.sizes |= other.sizes
         self.attempts |= other.attempts
+        self.pids |= other.pids
         self.first_ns = _earliest(self.first_ns, other.first_ns)
         self.last_ns = _latest(self.last_ns, other.last_ns)
 
@@ -90,6 +106,12 @@ class _Cluster:
         if any(not mine[kind] & others[kind] for kind in mine.keys() & others.keys()):
             return True
         if self.sizes and other.sizes and not self.sizes & other.sizes:
+            return True
+        for cluster, sized in ((self, other), (other, self)):
+            highest = max((rank for _, _, rank in cluster.sources), default=-1)
+            if sized.sizes and highest >= max(sized.sizes):
+                return True
+        if any(other.pids.get(rank, pid) != pid for rank, pid in self.pids.items()):
             return True
         folders: dict[tuple[str, int], set[str]] = defaultdict(set)
         for folder, what, rank in self.sources:
@@ -193,7 +215,13 @@ def _merged(cluster: _Cluster) -> JobEvidence:
     variants: _Variants = defaultdict(list)
     # Files that know the members of a group come first: they tell groups of one name apart.
     files = sorted(cluster.files, key=lambda file: file.shown)
-    files.sort(key=lambda file: not any(g.ranks for g in file.evidence.groups.values()))
+    # So do those that number calls as torch does.
+    files.sort(
+        key=lambda file: (
+            any(seen.numbering != "torch" for seen in file.evidence.files),
+            not any(group.ranks for group in file.evidence.groups.values()),
+        )
+    )
     for file in files:
         evidence = file.evidence
         names = _group_names(evidence, variants)
@@ -228,8 +256,57 @@ def _merged(cluster: _Cluster) -> JobEvidence:
                 numbers[key] = max(number, numbers.get(key, 0))
         job.files += evidence.files
         job.problems += evidence.problems
+    for name, groups in variants.items():
+        for index in range(1, len(groups)):
+            if groups[index][0] != groups[0][0]:
+                _align(job, f"{name}@{index + 1}", name)
     job.name = _name(cluster)
     return job
+
+
+def _align(job: JobEvidence, key: str, base: str) -> None:
+    """Number the calls of a group as another source does, if a rank has calls of both: those that
+    it issued at the same time are the same.
+    """
+    times: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for call in job.calls:
+        if call.group == base and call.peer is None and call.created_ns is not None:
+            times[call.rank].append((call.created_ns, call.number))
+    for of_rank in times.values():
+        of_rank.sort()
+    differences: Counter[int] = Counter()
+    for call in job.calls:
+        if call.group == key and call.peer is None and call.created_ns is not None:
+            of_rank = times.get(call.rank, [])
+            after = bisect_left(of_rank, (call.created_ns, 0))
+            near = of_rank[max(0, after - 1) : after + 1]
+            for created_ns, number in near:
+                if abs(created_ns - call.created_ns) < _SAME_CALL_NS:
+                    differences[number - call.number] += 1
+    if not differences:
+        return
+    (difference, count), *_ = differences.most_common(1)
+    if count < _SHARE_ALIKE * differences.total():
+        return
+    job.calls = [
+        replace(c, group=base, number=c.number + difference * (c.peer is None))
+        if c.group == key
+        else c
+        for c in job.calls
+    ]
+    job.events = [
+        replace(e, group=base, number=None if e.number is None else e.number + difference)
+        if e.group == key
+        else e
+        for e in job.events
+    ]
+    for numbers in (job.last_number, job.last_completed):
+        for rank, group in [item for item in numbers if item[1] == key]:
+            number = numbers.pop((rank, group)) + difference
+            numbers[rank, base] = max(number, numbers.get((rank, base), 0))
+    group_of_key = job.groups.pop(key, None)
+    if group_of_key and not job.groups[base].ranks:
+        job.groups[base] = group_of_key
 
 
 # Name -> the different groups that have it: numbering of their calls, and the group.

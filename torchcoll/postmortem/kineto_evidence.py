@@ -49,7 +49,7 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     traffic, _ = read_trace(data, Path(shown))
     evidence = JobEvidence(problems=[text.replace(str(path), shown) for text in problems])
     ranks = tuple(traffic.calls)
-    evidence.files = [FileRead(shown, _WHAT, ranks, numbering="profile")]
+    evidence.files = [FileRead(shown, _WHAT, ranks, numbering="profile", has_open_calls=False)]
     evidence.groups = {
         name: GroupSeen(name, group.ranks, group.description)
         for name, group in traffic.groups.items()

@@ -10,7 +10,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.importers.torch_names import torch_collective
 
 _LIBRARY = re.compile(
-    r"(?:^|/)(?:site-packages|dist-packages|torch|lib/python[\d.]+|python\d(?:\.\d+)?|importlib|"
+    r"(?:^|/)(?:site-packages|dist-packages|torch|torchcoll|lib/python[\d.]+|python\d(?:\.\d+)?|importlib|"
     r"threading\.py|selectors\.py|queue\.py|multiprocessing|concurrent|runpy\.py|_pytest|nptl|"
     r"socket\.py|ssl\.py|subprocess\.py|contextlib\.py)(?:/|$)|^<(?!string|stdin|module)|\.so(?:\.\d+)*$|"
     r"^(?:threading|selectors|queue|runpy|socket|subprocess|contextlib)\.py$"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 
 from torchcoll.core.errors import one_line
@@ -31,7 +32,8 @@ _MEMORY = {
 
 
 def shortened(text: str, most: int = _LONG) -> str:
-    text = one_line(text)
+    """The text on one line, without the place in C++ that torch and gloo put before a message."""
+    text = re.sub(r"\[(?:/|\.\./)\S+:\d+\]\s*", "", one_line(text))
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
@@ -160,7 +162,8 @@ def _what_it_did(diagnosis: Diagnosis) -> str:
         text = f"ended with {shortened(diagnosis.evidence[0].text, 100)}"
     elif diagnosis.kind == "user_code":
         stacks = [line.text for line in diagnosis.evidence if line.rank in diagnosis.culprits]
-        text += f" ({shortened(stacks[0], 80)})" if stacks else ""
+        where = stacks[0].partition(";")[0].removeprefix("in user code: ") if stacks else ""
+        text += f": {shortened(where, 100)}" if where else ""
     return text.replace("was ", "were ", 1) if verb_plural and text.startswith("was ") else text
 
 

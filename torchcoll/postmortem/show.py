@@ -11,16 +11,11 @@ from torchcoll.postmortem.job_folder import FolderEvidence
 from torchcoll.postmortem.sentences import shortened
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
-from torchcoll.report.grid import Grid, Head
+from torchcoll.report.grid import Grid
 
 SCHEMA = "torchcoll-postmortem/1"
 FORMATS = ("table", "markdown", "json")
 _LEFT_OUT = 5  # files that are named
-_HEADS = (
-    Head("rank", left=True),
-    Head("evidence", left=True),
-    Head("file", left=True, drop=1),
-)
 
 
 def show_postmortem(
@@ -37,7 +32,7 @@ def show_postmortem(
             title = f"Job {one_line(diagnosis.job.name) or '(no name)'}{ranks}"
         titled.append((title, _grids(diagnosis)))
     if folder.left_out:
-        titled[-1][1].append(Grid([], [], below=_left_out(folder)))
+        titled[-1][1].append(Grid([], [], above=_left_out(folder)))
     print_forms(titled, [], _document(folder, diagnoses), format, file)
 
 
@@ -52,15 +47,15 @@ def answer_of(diagnosis: Diagnosis) -> Answer:
 
 
 def _grids(diagnosis: Diagnosis) -> list[Grid]:
-    rows = [
-        ["-" if line.rank is None else str(line.rank), shortened(line.text), str(line.place)]
-        for line in diagnosis.evidence
-    ]
-    below = [f"reason: {text}" for text in diagnosis.reasons]
-    below += [f"contradicts: {one_line(text)}" for text in diagnosis.contradictions]
-    below += [f"next time, collect {text}" for text in diagnosis.collect_next]
-    below.append(_sources(diagnosis))
-    return [Grid(_HEADS, rows, below=below, answer=answer_of(diagnosis))]
+    lines = []
+    for line in diagnosis.evidence:
+        who = "" if line.rank is None else f"rank {line.rank}: "
+        lines.append(f"evidence: {who}{shortened(line.text)}  [{line.place}]")
+    lines += [f"reason: {text}" for text in diagnosis.reasons]
+    lines += [f"contradicts: {one_line(text)}" for text in diagnosis.contradictions]
+    lines += [f"next time, collect {text}" for text in diagnosis.collect_next]
+    lines.append(_sources(diagnosis))
+    return [Grid([], [], above=lines, answer=answer_of(diagnosis))]
 
 
 def _sources(diagnosis: Diagnosis) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torchcoll.postmortem.evidence import STATES, CallSeen, GroupSeen, JobEvent, JobEvidence
 
+_RECORDS = ("call ring", "Flight Recorder dump")
 DEFAULT_GROUPS = ("0", "default_pg", "default", "world", "")
 
 
@@ -62,13 +63,15 @@ class Standings:
     """All groups of a job, and what each rank waited in.
 
     ranks: of the world, where known, otherwise up to the highest that any file mentions.
-    recorded: ranks of which a record of calls exists. waits: the calls of each rank that had not
+    recorded: ranks of which a record of calls exists. without_calls: those of them whose record has
+    none. waits: the calls of each rank that had not
     ended.
     """
 
     groups: dict[str, GroupStanding]
     ranks: tuple[int, ...]
     recorded: set[int]
+    without_calls: set[int]
     waits: dict[int, list[OpenCall]]
 
 
@@ -85,10 +88,18 @@ def standings_of(job: JobEvidence) -> Standings:
                 groups[key].members = ranks
         return groups[key]
 
+    ended_only = {file.path for file in job.files if not file.has_open_calls}
+    # Calls that a rank reports to have failed. A source may have these as ended.
+    failed = {
+        (event.rank, event.group, event.number): event
+        for event in job.events_of("timeout", "peer_lost")
+        if event.rank is not None and event.group is not None and event.number is not None
+    }
+    complaining = {event.rank for event in job.events_of("timeout", "peer_lost")}
     messages: dict[int, list[CallSeen]] = defaultdict(list)
     latest: dict[int, CallSeen] = {}
     for call in job.calls:
-        if _is_later(call, latest.get(call.rank)):
+        if call.place.path not in ended_only and _is_later(call, latest.get(call.rank)):
             latest[call.rank] = call
         if call.peer is not None or call.collective in ("send", "recv"):
             if call.state != "completed" and call.reliable_state:
@@ -98,38 +109,41 @@ def standings_of(job: JobEvidence) -> Standings:
         earlier = group.call(call.rank, call.number)
         if earlier is None or STATES.index(earlier.state) < STATES.index(call.state):
             group.calls[call.rank][call.number] = call
-        group.last[call.rank] = max(call.number, group.last.get(call.rank, 0))
+        if call.place.path not in ended_only:
+            group.last[call.rank] = max(call.number, group.last.get(call.rank, 0))
         if call.reliable_state and call.state == "completed":
-            group.completed[call.rank] = max(call.number, group.completed.get(call.rank, 0))
+            # What ended last on a rank that complains may have failed.
+            is_sure = call.place.path not in ended_only or call.rank not in complaining
+            if is_sure and (call.rank, call.group, call.number) not in failed:
+                group.completed[call.rank] = max(call.number, group.completed.get(call.rank, 0))
     for (rank, key), number in job.last_number.items():
         group = standing(key)
+        if rank in group.last:
+            continue  # the calls themselves tell it; gloo's own count has messages in it
         group.last[rank] = max(number, group.last.get(rank, 0))
     for (rank, key), number in job.last_completed.items():
         group = standing(key)
+        if rank in complaining and rank in group.last:
+            continue
         group.completed[rank] = max(number, group.completed.get(rank, 0))
-    timeouts = [
-        event
-        for event in job.events_of("timeout")
-        if event.rank is not None and event.number is not None and event.group is not None
-    ]
-    for event in timeouts:
-        assert event.rank is not None and event.number is not None and event.group is not None
-        group = standing(event.group)
-        group.last[event.rank] = max(event.number, group.last.get(event.rank, 0))
+    for rank, key, number in failed:
+        group = standing(key)
+        group.last[rank] = max(number, group.last.get(rank, 0))
     waits: dict[int, list[OpenCall]] = defaultdict(list)
     for group in groups.values():
         _add_waits(group, latest, waits)
-    for event in timeouts:
-        assert event.rank is not None and event.number is not None and event.group is not None
-        call_seen = groups[event.group].call(event.rank, event.number)
-        known_waits = {(wait.key, wait.number) for wait in waits[event.rank]}
-        if (event.group, event.number) not in known_waits:
-            wait = OpenCall(event.rank, event.group, event.number, call_seen, event)
-            waits[event.rank].append(wait)
+    for (rank, key, number), event in failed.items():
+        if (key, number) not in {(wait.key, wait.number) for wait in waits[rank]}:
+            wait = OpenCall(rank, key, number, groups[key].call(rank, number), event)
+            waits[rank].append(wait)
     for rank, calls in messages.items():
         waits[rank] += [OpenCall(rank, c.group, c.number, c, peer=c.peer) for c in calls]
-    recorded = {call.rank for call in job.calls} | {rank for rank, _ in job.last_number}
-    return Standings(groups, ranks, recorded, dict(waits))
+    recorded = {call.rank for call in job.calls if call.place.path not in ended_only}
+    recorded |= {rank for rank, _ in job.last_number}
+    # A record without any call is one as well: its rank made none.
+    recorded |= {rank for file in job.files if file.what in _RECORDS for rank in file.ranks}
+    without_calls = recorded - {call.rank for call in job.calls} - {r for r, _ in job.last_number}
+    return Standings(groups, ranks, recorded, without_calls, dict(waits))
 
 
 def _ranks(job: JobEvidence) -> tuple[int, ...]:
@@ -155,7 +169,8 @@ def _add_waits(
     group: GroupStanding, latest: dict[int, CallSeen], waits: dict[int, list[OpenCall]]
 ) -> None:
     """The calls of a group that had not ended on a rank, as far as is known."""
-    slowest = min(group.last.values(), default=0)
+    slowest, front = min(group.last.values(), default=0), max(group.last.values(), default=0)
+    most_done = max(group.completed.values(), default=0)
     for rank, last in group.last.items():
         calls = group.calls.get(rank, {})
         done = group.completed.get(rank)
@@ -168,10 +183,12 @@ def _add_waits(
             open_numbers.append(last)
         if not open_numbers and (done is None or done < last):
             # The source does not record which calls ended. A call that another member has not made
-            # cannot have ended, and the last thing that a rank did may not have.
-            open_numbers = [number for number in calls if number > slowest]
+            # cannot have ended, and the last thing that a rank did may not have, unless others went
+            # on.
+            open_numbers = [n for n in calls if n > max(slowest, most_done)]
             end = latest.get(rank)
-            if end is not None and end.group == group.key and end.number == last:
+            is_end = end is not None and end.group == group.key and end.number == last
+            if is_end and last == front and last > most_done:
                 open_numbers.append(last)
         for number in sorted(set(open_numbers)):
             waits[rank].append(OpenCall(rank, group.key, number, calls.get(number)))

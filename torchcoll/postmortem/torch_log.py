@@ -160,6 +160,12 @@ def _in_table(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     """FailureTable reads the line."""
 
 
+def _agent_ended(scan: LogScan, line: Line, match: re.Match[str]) -> None:
+    """torchrun itself was told to end, by a scheduler or a person."""
+    scan.tasks_are_ranks = False
+    scan.add("canceled", line, rank=None, pid=None, signal=int(match[1] or signal.SIGTERM))
+
+
 # What torchrun ends the other ranks with.
 _SENT = (-signal.SIGTERM, -signal.SIGKILL)
 
@@ -282,6 +288,11 @@ HANDLERS: tuple[Handler, ...] = (
         "forcefully exiting via",
         re.compile(r"Unable to shutdown process (\d{1,10}) via"),
         _closing,
+    ),
+    (
+        "death signal, shutting down",
+        re.compile(r"Received (?:Signals\.\w+|(\d{1,3})) death signal, shutting down workers"),
+        _agent_ended,
     ),
     ("failed (exitcode: ", _FAILED, _failed),
     ("Root Cause (first observed failure)", _ANY, _in_table),

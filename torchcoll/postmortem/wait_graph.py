@@ -102,8 +102,9 @@ def _missing_members(wait: OpenCall, standings: Standings) -> tuple[frozenset[in
         unrecorded = {rank for rank in group.members if rank not in group.last}
     else:
         unrecorded = {rank for rank in standings.ranks if rank not in standings.recorded}
-    if group.members and wait.number == 1:  # no record can have lost an earlier call
-        behind |= unrecorded & standings.recorded
+    # A record without any call, or one that cannot have lost an earlier call of the group.
+    made_none = unrecorded & standings.without_calls
+    behind |= unrecorded & standings.recorded if wait.number == 1 and group.members else made_none
     return frozenset(behind), frozenset(unrecorded - behind)
 
 

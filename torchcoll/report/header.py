@@ -12,6 +12,7 @@ from typing import Any
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import NATIVE, Case
 from torchcoll.core.errors import one_line
+from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.result import CaseResult, Reported, Run
 from torchcoll.core.summary import (
     COLD_CALL,
@@ -196,7 +197,9 @@ def common_text(items: Sequence[Any]) -> str:
         one_line(name) for name in implementation_names if name != NATIVE
     ):
         also = "also " * (NATIVE in implementation_names)
-        parts.append(f"{also}by {implementations} of torch's symmetric memory")
+        of_torch = any(name in IMPLEMENTATIONS for name in implementation_names)
+        origin = " of torch's symmetric memory" if of_torch else ""
+        parts.append(f"{also}by {implementations}{origin}")
     is_rotating = distinct_values(items, "buffer_reuse") == ["rotate"]
     parts += ["buffers that walk through the largest"] if is_rotating else []
     parts += ["REHEARSAL on one GPU"] if distinct_values(items, "rehearsal") == [True] else []

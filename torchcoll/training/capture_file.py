@@ -89,7 +89,7 @@ class CaptureFile:
         """Adds a call, and its group if the file does not have it yet."""
         if call.group not in self._groups and call.group in self._traffic.groups:
             self._groups.add(call.group)
-            self.add("group", vars(self._traffic.groups[call.group]))
+            self.add("group", self._traffic.groups[call.group].to_json())
         self.add("call", {"rank": rank, **call.to_json()})
 
     @property

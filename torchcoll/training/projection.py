@@ -326,7 +326,7 @@ def _depends(step: PlannedStep, alternatives: Sequence[tuple[str, PlannedStep]])
     if alternatives:
         longest = [(step.comm_ns[0], text) for text, step in alternatives if step.comm_ns]
         worst_ns, text = max(longest)
-        return f"{text}, it would be {worst_ns / step.comm_ns[0]:.2g} times that"
+        return f"{text} makes it {worst_ns / step.comm_ns[0]:.2g} times as long"
     name, share = dominant(step)
     return f"{name} ({share:.0%} of it)" if share < 1 else ""
 

@@ -1,8 +1,9 @@
 """Writes the ring file of a capture (core/call_ring.py), call by call; disk errors never end the
 training.
 
-A record is written with ``pwrite`` and not through a memory map: a store into a map of a file that
-another program has truncated, or that a full disk cannot take, ends the process with SIGBUS.
+A record is stored into a memory map. A system call would take four times as long, and wait for
+milliseconds whenever the kernel writes that page to the disk. All blocks of the file are written
+when it is made, so that a disk that fills up later has room for every record.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import mmap
 import os
 import socket
 import sys
 import threading
 import time
 import zlib
-from collections import Counter
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,7 @@ import torch.distributed as dist
 from torchcoll.core.call_ring import (
     CALL,
     CALL_BODY,
+    CALL_TAIL,
     CALLS_AT,
     CAPACITY,
     MAGIC,
@@ -53,6 +56,17 @@ _LIBRARY_FOLDERS = tuple(
 )
 
 
+_rings: WeakSet[RingFile] = WeakSet()
+
+
+def _leave_rings_to_parent() -> None:
+    for ring in _rings:
+        ring.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_rings_to_parent)
+
+
 class RingEntry:
     """A call in the ring, to be told how it ended."""
 
@@ -76,21 +90,22 @@ class RingEntry:
 class RingFile:
     """The ring file of this rank. A forked process writes nothing; any thread may write."""
 
-    def __init__(self, file: IO[bytes], path: Path, capture: str | None) -> None:
+    def __init__(self, file_map: mmap.mmap, path: Path, capture: str | None) -> None:
         self.path = path
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.last_event = time.monotonic()
-        self.last_call = ""  # described, for a dump of stacks
+        self.last_event_ns = time.time_ns()  # when a call began or ended
+        self.last_call: tuple[int, str, str] | None = None  # number, group, collective
         self.host = socket.gethostname()
-        self._file: IO[bytes] | None = file
-        self._process = os.getpid()
+        self._map: mmap.mmap | None = file_map
         self._lock = threading.Lock()
         self._serial = 0
-        self._numbers: Counter[tuple[Any, ...]] = Counter()
+        self._numbers: dict[Any, int] = {}  # of the last call of a group, or with a peer
+        self._ids: dict[tuple[str, str, str | None], tuple[int, int, int]] = {}
         self._groups: dict[str, int] = {}
         self._names: dict[str, int] = {"": 0}
         self._name_numbers = itertools.count(1)
-        self._callers: dict[tuple[Any, int], int] = {}
+        self._callers: dict[tuple[str, int], int] = {}  # file and line
+        self._is_library: dict[str, bool] = {}  # whether a file is of torch or ours
         self._lines = LineWriter()
         self._texts_end = TEXTS_AT
         self.set_alive()
@@ -100,13 +115,18 @@ class RingFile:
             "rank": self.rank,
             "ranks": self.ranks,
             "host": self.host,
-            "pid": self._process,
+            "pid": os.getpid(),
             "start_ns": time.time_ns(),
             "capture": capture,
             "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
             "torchelastic_run_id": os.environ.get("TORCHELASTIC_RUN_ID"),
         }
         self.write_text(header)
+        _rings.add(self)
+
+    def leave_to_parent(self) -> None:
+        """In a process that was forked from this one: writes nothing from now on."""
+        self._map = None
 
     @classmethod
     def open(cls, folder: Path, capture: str | None) -> RingFile | None:
@@ -120,7 +140,7 @@ class RingFile:
             suffix = "" if number == 1 else f"-{number}"
             path = folder / f"{RING_FILE}{dist.get_rank()}{suffix}.ring"
             try:
-                file = open_to_write(path, "xb", buffering=0)
+                file = open_to_write(path, "x+b", buffering=0)
                 break
             except FileExistsError:
                 number += 1
@@ -131,17 +151,17 @@ class RingFile:
                 expected = f"a folder that can be written ({error.strerror})"
                 raise UsageError("path", folder, expected, "Name another folder.") from None
         try:
-            # All blocks now, so that a disk that fills up later has room for every record.
-            rest = memoryview(bytes(CALLS_AT + CAPACITY * CALL.size))
-            while rest:
-                rest = rest[file.write(rest) :]
-        except OSError as error:
-            file.close()
+            with file:
+                rest = memoryview(bytes(CALLS_AT + CAPACITY * CALL.size))
+                while rest:
+                    rest = rest[file.write(rest) :]
+                file_map = mmap.mmap(file.fileno(), CALLS_AT + CAPACITY * CALL.size)
+        except (OSError, ValueError) as error:
             with contextlib.suppress(OSError):
                 path.unlink()
             _warn_no_room(path, error)
             return None
-        return cls(file, path, capture)
+        return cls(file_map, path, capture)
 
     def begin(self, group: Group, fields: dict[str, Any], certain: bool) -> RingEntry | None:
         """Adds a call that is about to be issued.
@@ -149,52 +169,58 @@ class RingFile:
         - fields: what ``decode`` returned, with ranks of the world.
         - certain: whether the end of the call will be noticed at once.
         """
-        if self._file is None or os.getpid() != self._process:
+        if self._map is None:
             return None
-        collective, peer = fields["collective"], fields.get("peer")
+        collective, peer, root = fields["collective"], fields.get("peer"), fields.get("root")
         point_to_point = collective in POINT_TO_POINT
-        key = (group.name, collective, peer) if point_to_point else (group.name,)
+        numbered = (group.name, collective, peer) if point_to_point else group.name
+        named = group.name, collective, fields["dtype"]
+        # What is the same in most calls is looked up at once: this code runs once or twice in a
+        # step, from memory that no cache holds.
+        ids = self._ids.get(named)
+        if ids is None:
+            ids = self._ids[named] = (
+                self._group(group),
+                self._name(collective),
+                self._name(fields["dtype"] or ""),
+            )
         caller = self._caller()
+        self.last_event_ns = now = time.time_ns()
         with self._lock:
-            self._serial += 1
-            serial = self._serial
-            self._numbers[key] += 1
-            number = self._numbers[key] + (0 if point_to_point else group.calls_before)
-        root = fields.get("root")
-        body = CALL_BODY.pack(
-            serial,
-            time.time_ns(),
-            fields["bytes_in"],
-            fields["bytes_out"],
-            number,
-            self._group(group),
-            self._name(collective),
-            self._name(fields["dtype"] or ""),
-            caller,
-            -1 if peer is None else peer,
-            -1 if root is None else root,
-        )
-        state = PENDING if certain else UNCERTAIN
-        record = body + zlib.crc32(body).to_bytes(4, "little") + STATE.pack(state)
-        self.last_event = time.monotonic()
-        self.last_call = f"number {number} of group {group.name}, {collective}"
-        self.host = socket.gethostname()
-        self._write(record, _offset(serial))
+            self._serial = serial = self._serial + 1
+            number = self._numbers.get(numbered, 0 if point_to_point else group.calls_before) + 1
+            self._numbers[numbered] = number
+            body = CALL_BODY.pack(
+                serial,
+                now,
+                fields["bytes_in"],
+                fields["bytes_out"],
+                number,
+                *ids,
+                caller,
+                -1 if peer is None else peer,
+                -1 if root is None else root,
+            )
+            tail = CALL_TAIL.pack(zlib.crc32(body), PENDING if certain else UNCERTAIN)
+            self.last_call = number, group.name, collective
+            self._write(body + tail, _offset(serial))
         return RingEntry(self, serial)
 
     def set_state(self, serial: int, state: int) -> None:
-        self.last_event = time.monotonic()
-        if serial > self._serial - CAPACITY:  # otherwise a later call has its record
-            self._write(STATE.pack(state), _offset(serial) + STATE_AT)
+        self.last_event_ns = time.time_ns()
+        with self._lock:
+            if serial > self._serial - CAPACITY:  # otherwise a later call has its record
+                self._write(STATE.pack(state), _offset(serial) + STATE_AT)
 
     def set_alive(self) -> None:
-        self._write(PREFIX.pack(MAGIC, time.time_ns()), 0)
+        with self._lock:
+            self._write(PREFIX.pack(MAGIC, time.time_ns()), 0)
 
     def write_text(self, record: dict[str, Any]) -> bool:
         """Appends a record to the texts, if there is room: names leave some for errors and the end.
         Returns whether it was written.
         """
-        if os.getpid() != self._process:
+        if self._map is None:
             return False
         named = record["record"] in ("group", "text")
         with self._lock:
@@ -205,42 +231,32 @@ class RingFile:
                 return False
             self._texts_end += len(line)
             self._lines = lines
-        self._write(line, at)
+            self._write(line, at)
         return True
 
     def end(self, status: str, error: BaseException | None) -> None:
         """Records how the capture ended, and closes the file."""
-        if self._file is None or os.getpid() != self._process:
+        if self._map is None:
             return
         reason = type(error).__name__ if error is not None else None
         text = None if error is None else _text(error)
         self.write_text({"record": "end", "status": status, "reason": reason, "text": text})
         self.set_alive()
         with self._lock:
-            file, self._file = self._file, None
-            if file:
-                file.close()
+            file_map, self._map = self._map, None
+            if file_map:
+                file_map.close()
 
     def sync(self) -> None:
         """Sends what was written to the disk or file server, where other nodes see it."""
         with self._lock:
-            if self._file:
-                os.fsync(self._file.fileno())
+            if self._map:
+                self._map.flush()
 
     def _write(self, data: bytes, offset: int) -> None:
-        """Never raises: the first error is a warning, and the file stays as it is."""
-        if os.getpid() != self._process:
-            return
-        with self._lock:  # so that ``end`` does not close the file meanwhile
-            if self._file is None:
-                return
-            try:
-                os.pwrite(self._file.fileno(), data, offset)
-            except OSError as error:
-                self._file.close()
-                self._file = None
-                expected = "a disk that takes the next call"
-                warn(error.strerror, self.path, expected, "the file keeps the calls before it")
+        """Writes with the lock held, unless the capture has ended."""
+        if self._map is not None:
+            self._map[offset : offset + len(data)] = data
 
     def _group(self, group: Group) -> int:
         """Returns the number of a group in the file; 0, which no group has, where it is full."""
@@ -277,16 +293,22 @@ class RingFile:
 
     def _caller(self) -> int:
         """Returns the number of the line of code that made the call; 0 if it came from C++."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame and frame.f_code.co_filename.startswith(_LIBRARY_FOLDERS):
+        frame: FrameType | None = sys._getframe(2)
+        is_library = self._is_library
+        while frame:
+            path = frame.f_code.co_filename
+            library = is_library.get(path)
+            if library is None:
+                library = is_library[path] = path.startswith(_LIBRARY_FOLDERS)
+            if not library:
+                break
             frame = frame.f_back
         if frame is None:
             return 0
-        key = frame.f_code, frame.f_lineno
+        key = path, frame.f_lineno
         number = self._callers.get(key)
         if number is None:
-            code = frame.f_code
-            text = f"{code.co_filename[-_LONGEST_TEXT // 2 :]}:{frame.f_lineno} {code.co_name}"
+            text = f"{path[-_LONGEST_TEXT // 2 :]}:{frame.f_lineno} {frame.f_code.co_name}"
             number = self._callers[key] = self._name(text)
         return number
 
@@ -299,6 +321,7 @@ def _text(error: BaseException) -> str:
     return one_line(f"{type(error).__name__}: {error}")[:_LONGEST_TEXT]
 
 
-def _warn_no_room(path: Path, error: OSError) -> None:
+def _warn_no_room(path: Path, error: Exception) -> None:
     action = "a hang leaves no calls of this rank"
-    warn(error.strerror, path, "room for a new file", action)
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    warn(reason, path, "room for a new file", action)

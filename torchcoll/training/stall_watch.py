@@ -47,12 +47,12 @@ class StallWatch(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        stall, next_s = self._ring.last_event, self.wait_s
+        stall_ns, next_s = self._ring.last_event_ns, self.wait_s
         while not self._ended.wait(min(_TICK_S, self.wait_s / 4)):
             self._ring.set_alive()
-            if stall != self._ring.last_event:
-                stall, next_s = self._ring.last_event, self.wait_s
-            idle_s = time.monotonic() - stall
+            if stall_ns != self._ring.last_event_ns:
+                stall_ns, next_s = self._ring.last_event_ns, self.wait_s
+            idle_s = (time.time_ns() - stall_ns) / 1e9
             if idle_s >= next_s:
                 next_s = 2 * idle_s
                 with contextlib.suppress(OSError):  # a full disk
@@ -61,11 +61,15 @@ class StallWatch(threading.Thread):
 
     def _dump(self, idle_s: float) -> None:
         now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
+        last_call = "none"
+        if self._ring.last_call:
+            number, group, collective = self._ring.last_call
+            last_call = f"number {number} of group {group}, {collective}"
         lines = [
             f"{STACKS_HEAD} {now}: rank {self._ring.rank} of {self._ring.ranks} on "
             f"{self._ring.host}, process {os.getpid()}",
             f"capture: {self._capture or ''}",
-            f"no call began or ended for {idle_s:.1f} s; last call: {self._ring.last_call}",
+            f"no call began or ended for {idle_s:.1f} s; last call: {last_call}",
         ]
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         for thread, frame in sys._current_frames().items():

@@ -1,0 +1,123 @@
+"""``torchcoll postmortem``: the command, its three formats, and folders that say nothing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from error_form import error_text
+
+from torchcoll.cli import main
+
+STUCK = Path(__file__).parents[2] / "examples/stuck-rank"
+
+
+@pytest.fixture
+def stuck(tmp_path):
+    return Path(shutil.copytree(STUCK, tmp_path / "job"))
+
+
+def answer(capsys, *arguments):
+    assert main(["postmortem", *map(str, arguments), "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_answer_comes_first(capsys):
+    assert main(["postmortem", str(STUCK)]) == 0
+    first = capsys.readouterr().out.split("\n\n")[0]
+    assert "rank 1 on vm stayed in user code: train/train.py:38 stuck_in_tokenizer" in first
+    assert "in all_reduce" in first
+
+
+def test_json(capsys):
+    document = answer(capsys, STUCK)
+    (job,) = document["jobs"]
+    assert document["schema"] == "torchcoll-postmortem/1"
+    assert document["answer"]["headline"] == job["headline"]
+    assert (job["kind"], job["culprits"], job["candidates"]) == ("user_code", [1], [])
+    assert (job["group"], job["collective"], job["number"]) == ("default", "all_reduce", 17)
+    assert job["waiting"] == [0, 2, 3]
+    assert {"text", "rank", "file", "line"} == set(job["evidence"][0])
+    assert {"file": "stacks-rank1.txt", "what": "stacks", "ranks": [1]} in job["files"]
+
+
+def test_markdown(capsys):
+    assert main(["postmortem", str(STUCK), "--format", "markdown"]) == 0
+    assert capsys.readouterr().out.startswith("- rank 1 on vm stayed in user code")
+
+
+def test_files_in_folders_links_and_gzip(stuck, capsys):
+    for rank in range(4):
+        folder = stuck / f"node{rank}" / "logs"
+        folder.mkdir(parents=True)
+        for name in (f"fr_rank{rank}.json", f"rank{rank}.log"):
+            data = (stuck / name).read_bytes()
+            (stuck / name).unlink()
+            (folder / f"{name}.gz").write_bytes(gzip.compress(data))
+    (stuck / "again").symlink_to(stuck)
+    (stuck / "gone").symlink_to(stuck / "nowhere")
+    os.mkfifo(stuck / "pipe")
+    document = answer(capsys, stuck)
+    assert document["jobs"][0]["culprits"] == [1]
+    skipped = {item["file"]: item["why"] for item in document["left_out"]}
+    assert set(skipped) == {"again", "gone", "pipe"}
+
+
+def test_a_single_file_is_a_folder_of_one(capsys):
+    document = answer(capsys, STUCK / "fr_rank1.json")
+    assert document["jobs"][0]["culprits"] == []
+
+
+def test_two_jobs_and_one_of_them(tmp_path, capsys):
+    for name in ("first", "second"):
+        shutil.copytree(STUCK, tmp_path / "jobs" / name)
+    (tmp_path / "jobs/second/stacks-rank1.txt").unlink()
+    jobs = answer(capsys, tmp_path / "jobs")["jobs"]
+    assert {job["job"].split(" ")[0] for job in jobs} == {"capture", "second"}
+    assert len(jobs) == 2
+    chosen = answer(capsys, tmp_path / "jobs", "--job", "second")["jobs"]
+    assert [job["job"] for job in chosen] == ["second"]
+    assert main(["postmortem", str(tmp_path / "jobs"), "--job", "third"]) == 2
+    assert "job: got third" in capsys.readouterr().err
+
+
+def test_foreign_damaged_and_unreadable_files_are_named(stuck, capsys):
+    (stuck / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0" + bytes(range(256)) * 4)
+    (stuck / "half_rank3.json").write_bytes((stuck / "fr_rank3.json").read_bytes()[:5000])
+    (stuck / "dump.tar").write_bytes(b"\0" * 257 + b"ustar" + b"\0" * 250)
+    (stuck / "broken.gz").write_bytes(b"\x1f\x8b" + b"x" * 20)
+    document = answer(capsys, stuck)
+    assert document["jobs"][0]["culprits"] == [1]
+    skipped = {item["file"]: item["why"] for item in document["left_out"]}
+    assert "unpack it" in skipped["dump.tar"]
+    assert {"photo.jpg", "broken.gz"} <= set(skipped)
+
+
+@pytest.mark.parametrize("content", [None, "empty", "foreign"])
+def test_nothing_to_read(content, tmp_path, capsys):
+    folder = tmp_path / "job"
+    if content is not None:
+        folder.mkdir()
+    if content == "foreign":
+        (folder / "model.safetensors").write_bytes(bytes(range(256)))
+    assert main(["postmortem", str(folder)]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("torchcoll: error: folder: got ")
+    assert err.count("\n") == 1
+
+
+def test_a_format_that_there_is_not(capsys):
+    assert main(["postmortem", str(STUCK), "--format", "csv"]) == 2
+    assert error_text("format", "csv", "one of table, markdown, json") in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_no_permission(stuck, capsys):
+    (stuck / "rank0.log").chmod(0)
+    skipped = answer(capsys, stuck)["left_out"]
+    assert skipped[0]["file"] == "rank0.log"

@@ -1,0 +1,157 @@
+"""Rules about ranks that did not come: stopped, in other code, late, or without any record."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torchcoll.core.units import format_duration
+from torchcoll.postmortem.causes import (
+    MARGIN_NS,
+    in_user_code,
+)
+from torchcoll.postmortem.diagnosis import Diagnosis, EvidenceLine
+from torchcoll.postmortem.job_facts import (
+    JobFacts,
+    add_standing,
+    last_ran,
+    name_call,
+    refine_by_events,
+    waits,
+)
+from torchcoll.postmortem.lateness import LateCall, late_ranks
+from torchcoll.postmortem.sentences import (
+    call_name,
+    group_name,
+    rank_names,
+)
+
+_MOST_LINES = 12  # of evidence
+
+
+def stopped_running(facts: JobFacts) -> Diagnosis | None:
+    """Ranks whose processes ran no longer, long before those of the others."""
+    alive = facts.job.alive_ns
+    events = facts.events
+    if len(alive) < 2:
+        return None
+    latest = max(alive.values())
+    early = tuple(
+        rank
+        for rank, when_ns in sorted(alive.items())
+        if latest - when_ns > MARGIN_NS
+        and rank not in events.complaining
+        and rank not in events.endings
+    )
+    if not early or 2 * len(early) > len(alive):
+        return None
+    result = Diagnosis(facts.job, kind="stopped", culprits=early, certainty="likely")
+    name_call(facts, result, early)
+    refine_by_events(facts, result, early)
+    result.reasons.append(last_ran(facts, early))
+    return result
+
+
+def elsewhere(facts: JobFacts) -> Diagnosis | None:
+    """By their stacks, some ranks wait in communication and others do not."""
+    stacks = facts.events.stacks
+    away = tuple(rank for rank, stack in sorted(stacks.items()) if in_user_code(stack))
+    waiting = tuple(rank for rank in sorted(stacks) if rank not in away)
+    if not waiting or not away or len(away) > len(waiting):
+        return None
+    if facts.shown_to_wait & set(away):
+        return None  # taken before or after the job stood still
+    result = Diagnosis(facts.job, kind="user_code", culprits=away, certainty="likely")
+    name_call(facts, result, away)
+    result.waiting = tuple(sorted({*result.waiting, *waiting} - set(away)))
+    result.reasons.append("its stack is in user code, and those of the others are not")
+    for rank in (*away, *waiting[:1]):
+        result.evidence.append(EvidenceLine(stacks[rank].text, stacks[rank].place, rank))
+    return result
+
+
+def came_late(facts: JobFacts) -> Diagnosis | None:
+    """All made the last call, and a rank made it so late that the others may have given up."""
+    if not facts.events.complaining and not facts.standings.waits:
+        return None
+    late = late_ranks(facts.standings, facts.job.nodes)
+    if not late:
+        return None
+    ranks = tuple(sorted({item.rank for item in late}))
+    latest = max(late, key=lambda item: item.late_ns)
+    result = Diagnosis(facts.job, kind="slow", culprits=ranks, certainty="likely")
+    result.group, result.number = group_name(latest.group), latest.number
+    result.collective = latest.call.collective
+    result.waiting = tuple(r for r in latest.group.ranks if r not in ranks)
+    duration = format_duration(latest.late_ns / 1e9)
+    result.reasons.append(f"it issued this call {duration} after the others")
+    for item in late[:_MOST_LINES]:
+        text = (
+            f"it issued {call_name(item.call, item.group)} {format_duration(item.late_ns / 1e9)} "
+            "after the others"
+        )
+        result.evidence.append(EvidenceLine(text, item.call.place, item.rank))
+    _late_stack(facts, result, late)
+    return result
+
+
+def _late_stack(facts: JobFacts, result: Diagnosis, late: Collection[LateCall]) -> None:
+    for item in late:
+        stack = facts.events.stacks.get(item.rank)
+        if stack is not None and in_user_code(stack):
+            result.kind = "user_code"
+            result.evidence.append(EvidenceLine(stack.text, stack.place, item.rank))
+
+
+def _cleared(facts: JobFacts) -> set[int]:
+    """Ranks that are shown to wait in a call that another rank makes alike. Of a rank that only
+    complains, or is alone in a call, it is not known whether it waits in the right one.
+    """
+    cleared: set[int] = set()
+    for group in facts.standings.groups.values():
+        number = max(group.last.values(), default=0)
+        ranks = {rank for rank in group.last if group.call(rank, number)}
+        differs = any(difference.group is group for difference in facts.differences)
+        if len(ranks) > 1 and not differs:
+            cleared |= ranks & facts.shown_to_wait
+    return cleared
+
+
+def left_nothing(facts: JobFacts) -> Diagnosis | None:
+    """Nobody is behind by the records: the cause is among the ranks that are not shown to wait."""
+    events = facts.events
+    if not events.complaining and not facts.shown_to_wait:
+        return None
+    suspects = facts.others(_cleared(facts))
+    blamed = [r for r in facts.others(events.complaining) if events.blamed_by.get(r)]
+    without_complaint = facts.others(events.complaining)
+    result = Diagnosis(facts.job, kind="stopped", certainty="likely")
+    chosen: tuple[int, ...] = suspects
+    if len(blamed) == 1:
+        chosen = tuple(blamed)
+        result.reasons.append("the complaints of the others name it, and it has none itself")
+    elif len(without_complaint) == 1 and without_complaint[0] in facts.quiet:
+        chosen = without_complaint
+        result.reasons.append("its log is the only one without a complaint")
+    elif facts.job.ranks is None:
+        return None  # there may be more ranks than any file mentions
+    elif len(suspects) == 1 and (suspects[0] in events.timeouts or waits(facts, suspects[0])):
+        return None  # each waits for the others
+    elif len(suspects) == 1:
+        result.reasons.append("all other ranks are recorded in the same call, waiting")
+    if not chosen or len(chosen) == len(facts.ranks):
+        return None
+    name_call(facts, result, chosen)
+    if len(chosen) == 1:
+        result.culprits = chosen
+    else:
+        result.candidates, result.certainty = chosen, "possible"
+        result.reasons.append("the other ranks are recorded in the same call, waiting")
+    silent = [rank for rank in chosen if rank in facts.silent]
+    if silent:
+        result.reasons.append(f"no file says anything about {rank_names(facts.job, silent)}")
+    wait = facts.graph.wait_for(chosen)
+    if wait is not None:
+        add_standing(facts, result, facts.standings.groups.get(wait.key), wait)
+    if result.culprits:
+        refine_by_events(facts, result, result.culprits)
+    return result
