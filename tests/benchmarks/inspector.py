@@ -6,7 +6,7 @@ python tests/benchmarks/inspector.py
 (tests/inspector_maker.py): 2 to 64 ranks, 1 to 35 communicators, one or two jobs, a late rank or
 none, clocks of nodes up to 3 s apart, files missing or cut off. The truth is the simulation's.
 
-Then 1000 jobs without a late rank, with independent and with slowly varying arrivals: how often is
+Then 1380 jobs without a late rank, with independent and with slowly varying arrivals: how often is
 one named? At most 5 % should be.
 """
 

@@ -8,6 +8,9 @@ An importer is a module, built in or named by an entry point of the group ``torc
     LONG_LINES = True                                if a line may be longer than MOST_TEXT
     STARTS = re.compile(...)                         how its rows and headings begin, if text of
                                                      other programs may precede them
+    def read_together(files: Iterable[Iterable[Line]], options: Options) -> Imported
+                                                     if the processes of a job write a file each:
+                                                     a run for each job in the files
 
 ``lines`` are (line number, text) without ANSI codes and, by STARTS, without prefixes (prefix.py);
 the lines for ``sniff`` are alike. ``read`` never raises for the content of a file: a row that it

@@ -41,7 +41,6 @@ from torchcoll.importers.inspector_records import (
 
 NAME = "nccl-inspector"
 LONG_LINES = True
-ONE_FILE_A_PROCESS = True  # files that are read together are merged: see registry.py
 _MESSAGES = "{n} messages between two ranks are no collectives: torchcoll trace reads them"
 _FEW = (
     "communicator {name}: records of rank {ranks} of {all} only: another may have arrived "
