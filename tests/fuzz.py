@@ -21,6 +21,7 @@ import pickletools
 import platform
 import random
 import re
+import resource
 import sys
 import tempfile
 import time
@@ -1056,6 +1057,8 @@ def main() -> int:
         for number in found.slow[:3]:
             print(f"    over {LIMIT_S:g} s: input {number}", file=sys.stderr)
         bad += counts[2] + len(found.slow)
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(f"# largest memory of the process: {peak_mib} MiB")
     return int(bool(bad))
 
 

@@ -35,6 +35,7 @@ HUGE = "9" * 5000
         ("nccl-tests text", "     sum      -1", "     sum      ²"),
         ("nccl-tests JSON", '"    -1"', '"²"'),
         ("nccl-tests JSON", '"    -1"', f'"{HUGE}"'),
+        ("nccl-tests JSON", '"nthreads": 1', '"nthreads": 90000000'),
         ("nccl-tests JSON", '"errors": [', '"errors": 7, "more": ['),
         ("Kineto", '"External id": 5', '"External id": [5]'),
         ("Kineto", " 250\n", " 1e308\n"),

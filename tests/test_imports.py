@@ -297,12 +297,14 @@ def test_the_check_of_what_is_loaded_sees_it():
     assert loaded_by("numpy") == ["numpy"]
 
 
-PUBLIC = ["Case", "Run", "Spec", "TorchcollError", "Traffic"]
+PUBLIC = ["Case", "FittedModel", "Prediction", "Run", "Spec", "TorchcollError", "Traffic"]
 PUBLIC += ["advise", "algorithms", "capture", "check", "cold", "compare", "cost", "ddp_hook"]
 PUBLIC += [
+    "fit_model",
     "gradient_buckets",
     "load",
     "plot",
+    "predict",
     "replay",
     "run",
     "save",

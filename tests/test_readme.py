@@ -355,6 +355,8 @@ def test_options_that_the_pages_name_exist() -> None:
         "--help",
     }
     known |= {"--extra-index-url", "--version", "--print-completion"}
+    # analyze_perf_json.py of nccl-tests, py-spy, and more of torchrun.
+    known |= {"--straggler", "--spikes", "--iter", "--pid", "--log-dir", "--redirects"}
     for page, text in PAGES.items():
         assert set(options.findall(text)) - known == set(), page
 

@@ -92,6 +92,8 @@ RESULTS = {
     "Cold": lambda path: torchcoll.cold([launch(), launch(4)]),
     "Transitions": lambda path: torchcoll.transitions(launch()),
     "Scaling": lambda path: torchcoll.scaling([launch(2), launch(4), launch(8)]),
+    "FittedModel": lambda path: torchcoll.fit_model([launch(2), launch(4)]),
+    "MachineModel": lambda path: torchcoll.fit_model(launch(2)).model,
     "Algorithms": lambda path: torchcoll.algorithms([forced("Ring"), forced("Tree")]),
     "Cost": lambda path: torchcoll.cost(sent(), launch()),
     "BucketPlan": lambda path: buckets(),

@@ -8,6 +8,10 @@ from torchcoll.core.file import save as save
 from torchcoll.core.result import Run as Run
 from torchcoll.core.spec import Spec as Spec
 from torchcoll.core.traffic import Traffic as Traffic
+from torchcoll.curves.model_fit import FittedModel as FittedModel
+from torchcoll.curves.model_fit import fit_model as fit_model
+from torchcoll.curves.named_machines import predict as predict
+from torchcoll.curves.predictor import Prediction as Prediction
 from torchcoll.curves.scaling import scaling as scaling
 from torchcoll.curves.transitions import transitions as transitions
 from torchcoll.forcing.algorithms import algorithms as algorithms

@@ -60,6 +60,10 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "-m torchcoll.allreduce --sizes 1M,64M",
             "torchcoll versus --resume algo",
         ),
+        "bisect": (
+            "torchcoll bisect --axis venv=v1,v2,v3,v4 -o search -- torchrun --nproc-per-node 8 "
+            "-m torchcoll.allreduce -b 1M -e 1G",
+        ),
         "again": (
             "torchcoll again run.jsonl",
             "torchcoll again run.jsonl --dry-run",

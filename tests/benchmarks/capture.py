@@ -12,6 +12,8 @@ python tests/benchmarks/capture.py parts: what it adds to such a step, by what i
 python tests/benchmarks/capture.py every [PAIRS] [FILE]: capture(every=N) of steps of 20 ms, whole
 blocks of N steps, the one that is captured in each; N is 20: with 100 it costs a fifth. Pairs are
 added to FILE, and the figures are of all that it holds.
+python tests/benchmarks/capture.py fsdp: what a capture adds to FSDP2 steps, also in CPU time of the
+rank's thread for each call, which other programs on the machine disturb less.
 python tests/benchmarks/capture.py on_hang: what on_hang="dump" adds to steps of 20 ms: to a capture
 into a folder, and to training with one step in 20 captured.
 """
@@ -36,6 +38,8 @@ import torch.distributed as dist
 from common import fork_ranks, free_port, paired_ratio, tcp_store, title
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import torchcoll
@@ -171,6 +175,61 @@ def compare(rank: int, port: int, name: str) -> dict[str, list[tuple[float, floa
             found[row].append((medians[0], medians[1]))
     dist.destroy_process_group()
     return found
+
+
+def sharded() -> Callable[[], None]:
+    """One step of four blocks, each an FSDP2 unit."""
+    blocks = [nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)) for _ in range(4)]
+    model, mesh = nn.Sequential(*blocks), init_device_mesh("cpu", (2,))
+    for unit in (*blocks, model):
+        fully_shard(unit, mesh=mesh)
+    batch = torch.ones(256, 256)
+
+    def step() -> None:
+        model(batch).sum().backward()
+        model.zero_grad()
+
+    for _ in range(10):
+        step()
+    return step
+
+
+def compare_fsdp(rank: int, port: int) -> tuple[dict[str, Any], int]:
+    """(wall ns, CPU ns) of a step, with and without, of each pair; and the calls of a step."""
+    join(rank, port)
+    step, rng, calls = sharded(), random.Random(1), 0
+    rows: dict[str, Any] = {"capture": [], "A/A": []}
+    for _ in range(PAIRS):
+        for row in rng.sample(list(rows), len(rows)):
+            medians = [(0.0, 0.0), (0.0, 0.0)]
+            for arm in rng.sample((0, 1), 2):
+                used = row == "capture" and arm == 0
+                with torchcoll.capture() if used else contextlib.nullcontext() as traffic:
+                    times = []
+                    for _ in range(STEPS + 1):
+                        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+                        step()
+                        if traffic:
+                            traffic.step()
+                        times.append((time.perf_counter_ns() - wall, time.thread_time_ns() - cpu))
+                if traffic:
+                    calls = len(traffic.calls[rank]) // (STEPS + 1)
+                walls, cpus = zip(*times[1:], strict=True)
+                medians[arm] = statistics.median(walls), statistics.median(cpus)
+            rows[row].append(medians)
+    dist.destroy_process_group()
+    return rows, calls
+
+
+def fsdp() -> None:
+    title(f"capture, FSDP2 on 2 gloo ranks, {PAIRS} shuffled pairs of blocks of {STEPS} steps")
+    rows, calls = fork_ranks(2, compare_fsdp, free_port())[0]
+    base = statistics.median(without[0] for pairs in rows.values() for _, without in pairs)
+    print(f"{base / 1e6:.2f} ms a step, {calls} calls")
+    for name, pairs in rows.items():
+        ratio = paired_ratio([(ours[0], without[0]) for ours, without in pairs])
+        cpu = statistics.median(ours[1] - without[1] for ours, without in pairs)
+        print(f"  {name:12} {ratio:34} {cpu / 1e3 / calls:+.1f} us of CPU time a call", flush=True)
 
 
 def compare_on_hang(rank: int, port: int, folder: str) -> dict[str, list[tuple[float, float]]]:
@@ -360,6 +419,9 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["every"]:
         count, *names = sys.argv[2:] or ["300"]
         every(int(count), Path(names[0]) if names else None)
+        sys.exit()
+    if sys.argv[1:2] == ["fsdp"]:
+        fsdp()
         sys.exit()
     if sys.argv[1:2] == ["on_hang"]:
         on_hang()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 
+import made_models
 import numpy
 import pytest
 from error_form import error_text
 
+import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import device_named
@@ -207,3 +210,36 @@ def test_the_list(capsys):
     assert rows["8xH100"]["network_assumed"] and rows["8xH100"]["type"] is None
     assert main(["plan", "--machine", "list"]) == 0
     assert "polaris" in capsys.readouterr().out
+
+
+def test_from_python():
+    fitted = torchcoll.fit_model(made_models.runs())
+    # 5 us + 14 steps of 2 us / 8, and 1.75 x 16 MiB at 10 GB/s.
+    found = torchcoll.predict(fitted, "all_reduce", "16M", 8)
+    assert found.time_ns == pytest.approx(made_models.ring_ns("all_reduce", 1 << 24, 8), rel=0.01)
+    assert isinstance(found, torchcoll.Prediction)
+    assert found == torchcoll.predict(fitted.model, "allreduce", 1 << 24, 8)
+    published = torchcoll.predict("aws-p5", "all_gather", GIB, 16, hosts=2)
+    assert published.low_ns < published.time_ns < published.high_ns
+    shown = io.StringIO()
+    torchcoll.show(fitted, file=shown)
+    assert "fitted 1 kind of cases on 2, 4, 8 ranks" in shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "value"),
+    [
+        ((3, "all_reduce", 8, 8), "machine", "int"),
+        ((None, "all_reduce", 8, 8), "machine", "NoneType"),
+        (("8xH100", 3, 8, 8), "collective", "int"),
+        (("8xH100", "all_reduce", 2.5, 8), "size", "float"),
+        (("8xH100", "all_reduce", "1KB", 8), "size", "1KB"),
+        (("8xH100", "all_reduce", 8, "8"), "ranks", "str"),
+        (("8xH100", "all_reduce", 8, 8, 1.0), "hosts", "float"),
+        (("8xH100", "all_reduce", 8, 10, 4), "ranks", "10"),
+        (("8xH100", "all_reduce", 8, 1), "prediction", "8 B on 1 ranks"),
+    ],
+)
+def test_wrong_types_are_torchcolls_errors(arguments, what, value):
+    with pytest.raises(torchcoll.TorchcollError, match=f"^{error_text(what, value)}"):
+        torchcoll.predict(*arguments)

@@ -54,7 +54,7 @@ def test_a_ring(read):
     assert (job.ranks, job.nodes, job.pids) == (4, {1: "node07"}, {1: 4711})
     assert (job.alive_ns, job.first_ns, job.last_ns) == ({1: 2 * 10**9}, 10**9, 2 * 10**9)
     assert job.files == [FileRead("file", "call ring", (1,), "torch")]
-    assert (job.events, job.problems) == ([], [])
+    assert (job.events, job.problems, job.unended) == ([], [], {1})
 
 
 def test_calls_whose_end_is_not_sure_or_that_failed(read):

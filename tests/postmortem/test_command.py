@@ -85,6 +85,41 @@ def test_two_jobs_and_one_of_them(tmp_path, capsys):
     assert "job: got third" in capsys.readouterr().err
 
 
+def write_job(folder, endings):
+    """A log for each rank of a job, which ends as ``endings`` says."""
+    folder.mkdir(parents=True)
+    for rank, ending in enumerate(endings):
+        call = f'[rank{rank}]:   File "train.py", line 5, in main\n'
+        head = f"[rank{rank}]: Traceback (most recent call last):\n{call}"
+        (folder / f"rank{rank}.log").write_text(f"{head}[rank{rank}]: {ending}\n")
+
+
+LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:23700"
+
+
+def test_jobs_that_failed_come_first_by_name(tmp_path, capsys):
+    # Of the larger job only complaints are left, so that nobody can be named.
+    write_job(tmp_path / "large", [LOST, LOST, LOST])
+    write_job(tmp_path / "small", ["ValueError: bad sample", LOST])
+    document = answer(capsys, tmp_path)
+    assert [(job["kind"], job["culprits"]) for job in document["jobs"]] == [
+        ("exception", [0]),
+        ("unknown", []),
+    ]
+    assert document["answer"]["headline"] == document["jobs"][0]["headline"]
+    assert main(["postmortem", str(tmp_path)]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("Job small")
+    assert "rank 0 ended with ValueError" in first
+
+
+def test_the_rank_of_a_line_is_named_once(tmp_path, capsys):
+    write_job(tmp_path / "job", ["ValueError: bad sample", LOST])
+    lines = answer(capsys, tmp_path / "job")["jobs"][0]["evidence"]
+    assert [line["rank"] for line in lines] == [0, 1]
+    assert not any(line["text"].startswith("rank") for line in lines)
+
+
 def test_foreign_damaged_and_unreadable_files_are_named(stuck, capsys):
     (stuck / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0" + bytes(range(256)) * 4)
     (stuck / "half_rank3.json").write_bytes((stuck / "fr_rank3.json").read_bytes()[:5000])

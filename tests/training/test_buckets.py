@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import random
 
 import pytest
 import torch
+import torch.distributed as dist
 from error_form import error_text
 from planned_models import Mlp, Partial, Transformer, Watch, on_ranks, step
 from torch import nn
@@ -14,7 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchcoll import gradient_buckets
 from torchcoll.core.errors import UsageError
+from torchcoll.training.buckets import describe
 from torchcoll.training.plans import Bucket
+from torchcoll.training.sent_by_wrappers import assign_buckets
 
 LISTS = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel).parameters
 KIB = 1 / 1024  # MiB
@@ -114,6 +118,31 @@ def test_the_last_bucket_can_be_the_small_one(tmp_path, monkeypatch):
 
 
 # -- by hand -----------------------------------------------------------------------------------
+
+
+def test_buckets_are_those_of_torchs_own_function():
+    """Random parameters of up to 4 dtypes, in a random order of gradients and as registered."""
+    dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
+    for seed in range(200):
+        draw = random.Random(seed)
+        tensors = [
+            torch.empty(draw.randint(1, 50), dtype=draw.choice(dtypes), device="meta")
+            for _ in range(draw.randint(1, 20))
+        ]
+        limits = [draw.choice([10, 100, 1000]), draw.choice([50, 200, 5000])]
+        order = draw.sample(range(len(tensors)), len(tensors))
+        parameters = [describe(str(n), nn.Parameter(t)) for n, t in enumerate(tensors)]
+
+        def names(buckets):
+            return [[int(name) for name in bucket.parameters] for bucket in buckets]
+
+        of_torch = dist._compute_bucket_assignment_by_size(
+            [tensors[n] for n in order], limits, [], order
+        )[0]
+        ordered = assign_buckets([parameters[n] for n in order], limits, True)
+        assert names(ordered) == of_torch
+        registered = dist._compute_bucket_assignment_by_size(tensors, limits)[0][::-1]
+        assert names(assign_buckets(parameters, limits, False)) == registered
 
 
 def test_by_hand():

@@ -211,7 +211,7 @@ def unreadable():
     def broken(*_):
         raise TypeError
 
-    sys.modules["torchcoll.training.capture"].decode = broken  # dies with this rank
+    sys.modules["torchcoll.training.decode"].decode = broken  # dies with this rank
     tensor = torch.ones(1)
     with capture() as traffic:
         dist.all_reduce(tensor)

@@ -487,7 +487,7 @@ OPS = torch.ops.c10d
 
 def decoded(name, *arguments):
     schema = Schema.of(getattr(OPS, name).default)
-    return decode(schema.name, schema.bind(arguments, {}), None)
+    return decode(schema.name, dict(zip(schema.arguments, arguments, strict=False)), None)
 
 
 def test_lists_of_uneven_tensors():

@@ -182,8 +182,9 @@ ALL_REDUCE = {"collective": "all_reduce", "bytes_out": 4, "dtype": "float32", "o
 def issued(recorder, size):
     """An all_reduce of so many bytes, which has not ended."""
     call = recorder.begin()
-    fields = {**ALL_REDUCE, "bytes_in": size, "asynchronous": True}
-    recorder.add(call, fields, recorder.group(dist.group.WORLD, torch.device("cpu")))
+    group = recorder.group(dist.group.WORLD, torch.device("cpu")).name
+    fields = {**ALL_REDUCE, "bytes_in": size, "asynchronous": True, "group": group}
+    recorder.add(call, fields, None)
     return call
 
 

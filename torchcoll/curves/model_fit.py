@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy
 
+from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import stated_link_gbps
 from torchcoll.core.result import ConcurrentBlocks, Run, hosts_of
@@ -41,9 +42,14 @@ from torchcoll.stats.matching import kind_of
 from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
 
 
-@dataclass(frozen=True)
-class FittedModel:
-    """A fitted model and its runs. notes: which cases were left out, and why."""
+@dataclass(frozen=True, repr=False)
+class FittedModel(Displayed):
+    """A fitted model and its runs: what ``fit_model`` returns.
+
+    - model: the laws; ``predict`` takes it, or the whole object.
+    - runs: what it was fitted to.
+    - notes: which cases were left out, and why.
+    """
 
     model: MachineModel
     runs: list[Run]
@@ -51,10 +57,13 @@ class FittedModel:
 
 
 def fit_model(sources: Source | Sequence[Source], concurrent: bool = False) -> FittedModel:
-    """Fit a model to the runs of a folder, of files, or to Runs.
+    """Fit a model of a machine to the runs of a folder, of files, or to Runs.
 
-    concurrent: fit the calls that ran together with background work (--concurrent) instead of
-        those that ran alone.
+    The model predicts the time of a call from its size and number of ranks, with 90 % intervals.
+
+    - concurrent: fit the calls that ran together with background work (``--concurrent``) instead of
+      those that ran alone.
+
     Raises UsageError if no kind of case has FEWEST_SIZES sizes; UnreadableError for a file that
     cannot be read.
     """

@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, TextIO
 
 from torchcoll.core.collectives import busbw_gbps
+from torchcoll.core.errors import choice
 from torchcoll.core.units import counted, format_ns, format_ratio, format_size, format_time
 from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
     from torchcoll.curves.predictor import Predictor
 
 PREDICTIONS_SCHEMA = "torchcoll-predictions/1"
+
+
+def show_fits(
+    models: Sequence[FittedModel], format: str = "table", file: TextIO | None = None
+) -> None:
+    """Print fitted models. Raises UsageError for another format than table."""
+    choice(format, "format", ("table",))
+    for fitted in models:
+        show_fit(fitted, file)
 
 
 def show_fit(fitted: FittedModel, file: TextIO | None = None) -> None:

@@ -1,4 +1,7 @@
-"""What `--machine` names: a file that ``model fit`` wrote, or a machine that others measured."""
+"""What `--machine` names: a file that ``model fit`` wrote, or a machine that others measured.
+
+``predict`` is the same from Python.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import os
 from pathlib import Path
 
 from torchcoll.core.errors import UsageError, did_you_mean
+from torchcoll.core.units import parse_size
+from torchcoll.curves.model import MachineModel
 from torchcoll.curves.model_file import load_model
-from torchcoll.curves.predictor import Predictor
-from torchcoll.curves.published_machine import published_machines
+from torchcoll.curves.model_fit import FittedModel
+from torchcoll.curves.predictor import Prediction, Predictor
+from torchcoll.curves.published_machine import PublishedMachine, published_machines
 
 LIST = "list"
 
@@ -29,3 +35,40 @@ def find_machine(text: str | os.PathLike[str]) -> Predictor:
     expected = "a file that `torchcoll model fit` wrote, or a published machine"
     action = f"{did_you_mean(name, machines, least=0.4)} --machine list has all of them.".strip()
     raise UsageError("machine", name, expected, action)
+
+
+def predict(
+    machine: FittedModel | MachineModel | PublishedMachine | str | os.PathLike[str],
+    collective: str,
+    size: int | str,
+    ranks: int,
+    hosts: int | None = None,
+) -> Prediction:
+    """Predict the time of one call on a machine, with its 90 % interval.
+
+    - machine: what ``fit_model`` returned, the file that ``torchcoll model fit`` wrote, or the name
+      of a machine that others measured, such as ``8xH100`` (``torchcoll model predict list``).
+    - size: the size S of nccl-tests, in bytes or as text such as ``"25M"``.
+    - hosts: on how many hosts the ranks are; by default as few as they fill.
+
+    Returns a ``Prediction``. Raises UsageError for what cannot be predicted.
+    """
+    if isinstance(machine, FittedModel):
+        machine = machine.model
+    elif isinstance(machine, str | os.PathLike):
+        machine = find_machine(machine)  # type: ignore[assignment]
+    if not isinstance(machine, MachineModel | PublishedMachine):
+        expected = "what fit_model returned, a file of `torchcoll model fit`, or a name: 8xH100"
+        raise UsageError("machine", type(machine).__name__, expected)
+    if not isinstance(collective, str):
+        raise UsageError("collective", type(collective).__name__, "a name such as all_reduce")
+    size_bytes = parse_size(size) if isinstance(size, int | str) else None
+    if size_bytes is None:
+        raise UsageError("size", type(size).__name__, "bytes, or text such as 25M")
+    for what, value in (("ranks", ranks), ("hosts", hosts)):
+        optional = what == "hosts" and value is None
+        if not optional and (isinstance(value, bool) or not isinstance(value, int)):
+            raise UsageError(what, type(value).__name__, "a whole number")
+    if hosts is not None and (hosts < 1 or ranks % hosts):
+        raise UsageError("ranks", ranks, f"a multiple of the hosts ({hosts})")
+    return machine.predict(collective, size_bytes, ranks, hosts)

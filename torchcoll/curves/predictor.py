@@ -18,10 +18,11 @@ from torchcoll.core.plausibility import DeviceLimits, ceiling_gbps, crossing
 
 
 class Prediction(NamedTuple):
-    """A time in ns with its 90 % interval.
+    """The predicted time of a call, in ns, with its 90 % interval.
 
-    beyond: how far it is extrapolated; '' if it is not.
-    common: the share of the error's variance that all calls on the machine have in common.
+    - time_ns: the value; low_ns, high_ns: the ends of the interval.
+    - beyond: how far it is extrapolated; '' if it is not.
+    - common: the share of the error's variance that all calls on the machine have in common.
     """
 
     time_ns: float

@@ -43,6 +43,7 @@ NAME = "nccl-tests-json"
 LONG_LINES = True
 
 
+_MOST_GPUS_OF_PROCESS = 1024  # a damaged file may claim more than fit into memory
 _MOST_OTHER_SIZES = 100  # members named ``size`` that are not rows
 
 
@@ -119,7 +120,9 @@ def _read(
         run.ranks, source = infer_ranks(parsed, name)
         if run.ranks:
             imported.warn(f"{run.ranks} ranks: recovered from {source}")
-    processes_known = bool(devices) and len(devices) * each == run.ranks
+    processes_known = (
+        bool(devices) and each <= _MOST_GPUS_OF_PROCESS and len(devices) * each == run.ranks
+    )
     _width(parsed, run, len(devices) if processes_known else 0, imported)
     if any(block.cold for row in parsed for block in row.blocks):
         imported.warn(

@@ -202,7 +202,7 @@ def launch(
     from torchcoll.matrix.run import summary
 
     with Folder(path, plan.to_json()) as folder:
-        watcher = _Watcher(plan, folder, quiet)
+        watcher = RunWatcher(plan, folder, quiet)
         try:
             number = run_plan(plan, folder, variables, watcher, timeout_s)
         finally:
@@ -308,18 +308,19 @@ def _ranks(argv: Sequence[str], axes: Mapping[str, str]) -> int:
 _MOST_RANKS = 1 << 20
 
 
-class _Watcher:
+class RunWatcher:
     """Progress on stderr: a line that stays on a terminal, elsewhere one line a run."""
 
-    def __init__(self, plan: RunPlan, folder: Folder, quiet: bool) -> None:
+    def __init__(self, plan: RunPlan, folder: Folder, quiet: bool, most: int | None = None) -> None:
+        """most: runs at which it ends, if these are not all runs of the plan."""
         from torchcoll.matrix.run import pending
         from torchcoll.report.destination import Destination, ProgressLine, RunProgress, is_terminal
 
-        todo = pending(plan, folder)
         total = len(plan.cells) * plan.runs
         self._quiet = quiet
-        self._done, self._total = total - len(todo), total
-        self._progress = RunProgress(len(todo))
+        self._done = total - len(pending(plan, folder))
+        self._total = most or total
+        self._progress = RunProgress(self._total - self._done)
         self._terminal = not quiet and is_terminal(sys.stderr)
         self._line = ProgressLine(
             None if quiet else sys.stderr, Destination(sys.stderr).width or 80

@@ -221,6 +221,7 @@ _OTHERS = {
     "Cold": ("startup.show", "show_cold"),
     "Comparison": ("comparison.show", "show_comparisons"),
     "Cost": ("training.cost_show", "show_costs"),
+    "FittedModel": ("curves.model_show", "show_fits"),
     "Scaling": ("curves.scaling_show", "show_scaling"),
     "ShardAdvice": ("training.advice_show", "show_advice"),
     "ShardPlan": ("training.traffic_show", "show_traffic"),

@@ -26,6 +26,7 @@ from torchcoll.postmortem.sentences import (
 )
 
 _MOST_LINES = 12  # of evidence
+_ALIVE_MARGIN_NS = 2_000_000_000  # a process records once a second that it runs
 
 
 def stopped_running(facts: JobFacts) -> Diagnosis | None:
@@ -48,6 +49,46 @@ def stopped_running(facts: JobFacts) -> Diagnosis | None:
     name_call(facts, result, early)
     refine_by_events(facts, result, early)
     result.reasons.append(last_ran(facts, early))
+    return result
+
+
+def broke_off(facts: JobFacts) -> Diagnosis | None:
+    """The only rank whose record has no end, while all others ended with a complaint of a peer.
+
+    A launcher that ends the job leaves records without an end too, of innocent ranks. So either all
+    others must have lost a connection, which the process that is gone first causes, or this process
+    must have ceased to run before the others complained.
+    """
+    job, events = facts.job, facts.events
+    explained = events.complaining | events.endings.keys() | events.causes.keys()
+    unended = [rank for rank in job.unended if rank not in explained]
+    if len(unended) != 1 or set(job.alive_ns) != set(facts.ranks):
+        return None
+    rank = unended[0]
+    others = facts.others(unended)
+    if not others or not events.complaining >= set(others):
+        return None
+    complaints = [
+        complaints[other]
+        for other in others
+        for complaints in (events.timeouts, events.peer_lost)
+        if other in complaints
+    ]
+    times = [event.when_ns for event in complaints if event.when_ns is not None]
+    same_host = len({job.nodes.get(member, "") for member in facts.ranks}) == 1
+    margin_ns = _ALIVE_MARGIN_NS if same_host else MARGIN_NS
+    before = bool(times) and job.alive_ns[rank] < min(times) - margin_ns
+    lost = all(e.kind == "peer_lost" and "timed out" not in e.text for e in complaints)
+    if not (before or lost):
+        return None
+    result = Diagnosis(job, kind="stopped", culprits=(rank,), certainty="likely")
+    name_call(facts, result, (rank,))
+    result.waiting = others
+    result.reasons.append(
+        "its record has no end; those of all other ranks end with a complaint about a peer"
+    )
+    if before:
+        result.reasons.append(last_ran(facts, unended))
     return result
 
 

@@ -65,9 +65,13 @@ def different_calls(facts: JobFacts) -> Diagnosis | None:
             "the ranks are divided evenly: their calls do not tell which of them are wrong"
         )
     for call, ranks in zip(difference.calls, difference.ranks, strict=True):
-        text = f"{rank_names(facts.job, ranks)}: call {number} is {describe_call(call)}"
-        stack = f", from {call.stack[0]}" if call.stack else ""
-        result.evidence.append(EvidenceLine(text + stack, call.place, ranks[0]))
+        text = f"call {number} is {describe_call(call)}"
+        text += f", from {call.stack[0]}" if call.stack else ""
+        if len(ranks) == 1:
+            result.evidence.append(EvidenceLine(text, call.place, ranks[0]))
+        else:
+            text = f"{rank_names(facts.job, ranks)}: {text}"
+            result.evidence.append(EvidenceLine(text, call.place))
     missing = [rank for rank in group.ranks if rank not in difference.all_ranks]
     if missing:
         result.reasons.append(f"this call of {rank_names(facts.job, missing)} is not recorded")

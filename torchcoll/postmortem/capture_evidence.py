@@ -88,6 +88,8 @@ def _of_ring(ring: CallRing, shown: str) -> JobEvidence:
         times.append(ring.alive_ns)
     evidence.first_ns, evidence.last_ns = min(times), max(times)
 
+    if not ring.end:
+        evidence.unended.add(rank)
     by_serial = {call.serial: call for call in ring.calls}
     node, pid = header["host"], header["pid"]
     for serial, text in ring.errors.items():

@@ -7,7 +7,13 @@ choice, all that it allows are candidates.
 
 from __future__ import annotations
 
-from torchcoll.postmortem.absence_rules import came_late, elsewhere, left_nothing, stopped_running
+from torchcoll.postmortem.absence_rules import (
+    broke_off,
+    came_late,
+    elsewhere,
+    left_nothing,
+    stopped_running,
+)
 from torchcoll.postmortem.call_rules import (
     different_calls,
     reported_mismatch,
@@ -41,6 +47,7 @@ def diagnose(job: JobEvidence) -> Diagnosis:
         wait_for_each_other,
         reported_link,
         stopped_running,
+        broke_off,
         came_late,
         elsewhere,
         left_nothing,
@@ -82,12 +89,12 @@ def _add_complaints(facts: JobFacts, result: Diagnosis) -> None:
         complaints = {rank: event for rank, event in events.items() if rank not in result.culprits}
         if complaints:
             rank, event = min(complaints.items(), key=lambda item: (item[1].when_ns or 0, item[0]))
-            verb = "reports" if len(complaints) == 1 else "report"
-            names = rank_names(facts.job, sorted(complaints))
-            text = f"{names} {verb}: {what}: {event.text}"
-            result.evidence.append(
-                EvidenceLine(text, event.place, rank if len(complaints) == 1 else None)
-            )
+            if len(complaints) == 1:
+                line = EvidenceLine(f"{what}: {event.text}", event.place, rank)
+            else:
+                names = rank_names(facts.job, sorted(complaints))
+                line = EvidenceLine(f"{names} report: {what}: {event.text}", event.place)
+            result.evidence.append(line)
     for event in facts.events.canceled[:1]:
         if result.kind != "canceled":
             result.evidence.append(EvidenceLine(event.text, event.place, event.rank))

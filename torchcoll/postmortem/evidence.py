@@ -142,6 +142,7 @@ class JobEvidence:
     a source states that without the call itself. last_completed: the same of the last call that
     completed. alive_ns: rank -> last time, since 1970, at which its process certainly ran: much
     earlier than that of other ranks, the process was stopped, dead or held by native code.
+    unended: ranks of which a record that any end in Python completes has no end.
     addresses: address of a host, as connection errors name it -> name of the node.
     left_out: (path, why) of files that say nothing.
     """
@@ -159,6 +160,7 @@ class JobEvidence:
     last_number: dict[tuple[int, str], int] = field(default_factory=dict)
     last_completed: dict[tuple[int, str], int] = field(default_factory=dict)
     alive_ns: dict[int, int] = field(default_factory=dict)
+    unended: set[int] = field(default_factory=set)
     addresses: dict[str, str] = field(default_factory=dict)
     files: list[FileRead] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)

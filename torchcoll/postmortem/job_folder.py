@@ -7,7 +7,7 @@ listed with the reason. What the others say is merged to jobs by jobs.py.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import os
 import stat
 import tempfile
@@ -95,8 +95,7 @@ def read_folder(path: str) -> FolderEvidence:
 
 
 def _readers() -> list[ModuleType]:
-    names = [f"torchcoll.postmortem.{name}" for name in READERS]
-    return [importlib.import_module(name) for name in names if importlib.util.find_spec(name)]
+    return [importlib.import_module(f"torchcoll.postmortem.{name}") for name in READERS]
 
 
 def _files(path: str, left_out: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:

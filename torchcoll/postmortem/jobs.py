@@ -229,6 +229,7 @@ def _merged(cluster: _Cluster) -> JobEvidence:
             job.nodes.setdefault(rank, node)
         for rank, pid in evidence.pids.items():
             job.pids.setdefault(rank, pid)
+        job.unended |= evidence.unended
         for rank, when_ns in evidence.alive_ns.items():
             job.alive_ns[rank] = max(when_ns, job.alive_ns.get(rank, 0))
         job.addresses.update(evidence.addresses)

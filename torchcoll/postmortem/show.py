@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
@@ -24,16 +25,29 @@ def show_postmortem(
     format: str,
     file: TextIO | None = None,
 ) -> None:
+    """Print the diagnoses; of several jobs those that failed first."""
+    diagnoses = sorted(diagnoses, key=_urgency)
     titled = []
     for diagnosis in diagnoses:
-        title = ""
+        title, answer = "", answer_of(diagnosis)
         if len(diagnoses) > 1:
+            name = f"Job {one_line(diagnosis.job.name) or '(no name)'}"
             ranks = f", {counted(diagnosis.job.ranks, 'rank')}" if diagnosis.job.ranks else ""
-            title = f"Job {one_line(diagnosis.job.name) or '(no name)'}{ranks}"
-        titled.append((title, _grids(diagnosis)))
+            title = f"{name}{ranks}"
+            answer = replace(answer, headline=f"{name}: {answer.headline}")
+        titled.append((title, [_grid(diagnosis, answer)]))
     if folder.left_out:
         titled[-1][1].append(Grid([], [], above=_left_out(folder)))
     print_forms(titled, [], _document(folder, diagnoses), format, file)
+
+
+def _urgency(diagnosis: Diagnosis) -> int:
+    """0 for a job that failed, 3 for one that ended as it should."""
+    if diagnosis.kind == "none":
+        return 3
+    if diagnosis.kind == "unknown":
+        return 1 if diagnosis.waiting or diagnosis.candidates else 2
+    return 0
 
 
 def answer_of(diagnosis: Diagnosis) -> Answer:
@@ -46,7 +60,7 @@ def answer_of(diagnosis: Diagnosis) -> Answer:
     return Answer(diagnosis.headline, level, worst=worst)
 
 
-def _grids(diagnosis: Diagnosis) -> list[Grid]:
+def _grid(diagnosis: Diagnosis, answer: Answer) -> Grid:
     lines = []
     for line in diagnosis.evidence:
         who = "" if line.rank is None else f"rank {line.rank}: "
@@ -55,7 +69,7 @@ def _grids(diagnosis: Diagnosis) -> list[Grid]:
     lines += [f"contradicts: {one_line(text)}" for text in diagnosis.contradictions]
     lines += [f"next time, collect {text}" for text in diagnosis.collect_next]
     lines.append(_sources(diagnosis))
-    return [Grid([], [], above=lines, answer=answer_of(diagnosis))]
+    return Grid([], [], above=lines, answer=answer)
 
 
 def _sources(diagnosis: Diagnosis) -> str:

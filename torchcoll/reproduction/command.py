@@ -1,4 +1,6 @@
-"""``torchcoll again``: runs what a result file ran, and says whether its figures are reproduced."""
+"""``torchcoll again`` runs what a result file ran and judges whether it is reproduced; ``torchcoll
+bisect`` finds the version at which a time changed.
+"""
 
 from __future__ import annotations
 
@@ -80,6 +82,7 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
 
 def _here(recipe: Recipe) -> Recipe:
     """What this machine can run of it. Raises UsageError or UnavailableError."""
+    from torchcoll.core.backends import BACKENDS
     from torchcoll.machine.doctor_facts import gather
     from torchcoll.machine.launcher import Launch
     from torchcoll.machine.usable import backends
@@ -87,7 +90,8 @@ def _here(recipe: Recipe) -> Recipe:
 
     facts = gather(Launch("again"))
     usable = [entry.name for entry in backends(facts) if entry.usable]
-    return on_this_machine(recipe, [*usable, "fake"], len(facts.devices(recipe.device)))
+    usable += [entry.name for entry in BACKENDS.values() if not entry.communicates]
+    return on_this_machine(recipe, usable, len(facts.devices(recipe.device)))
 
 
 def _plan(recipe: Recipe, launcher: list[str], number: int) -> RunPlan:
@@ -130,7 +134,87 @@ def _rerun(
     return Rerun(file, result, differences, recipe.notes, str(folder))
 
 
+def bisect_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=V1,V2,...",
+        help="versions as values of a variable, in order",
+    )
+    add(
+        "--axis",
+        action="append",
+        default=[],
+        metavar="NAME=V1,V2,...",
+        help="versions in order: library=PATH,... (LD_PRELOAD), venv=DIR,..., or values of {NAME} "
+        "in the command",
+    )
+    add("--metric", default="time", help="what changed: time, first-call or wrong (default: time)")
+    add(
+        "--threshold",
+        default="2%",
+        metavar="SHARE",
+        help="a smaller change between the first and the last version is none (default: 2%%)",
+    )
+    add("--runs", default="120", metavar="N", help="end after this many runs (default 120)")
+    add("-o", "--output", metavar="DIR", help="folder of the runs; the same folder continues")
+    add("--cell-timeout", metavar="S", help="end a run after this many seconds")
+    add("--format", default="table", help="table, markdown, csv or json")
+    add("--quiet", action="store_true", help="print no progress, only the result")
+    add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command of one run")
+
+
+def run_bisect(options: argparse.Namespace) -> ExitCode | int:
+    from pathlib import Path
+
+    from torchcoll.machine.environment import variables
+    from torchcoll.matrix.blocks import make_plan
+    from torchcoll.matrix.command import RunWatcher, number_of
+    from torchcoll.matrix.folder import Folder
+    from torchcoll.matrix.run import run
+    from torchcoll.report.formats import FORMATS
+    from torchcoll.reproduction.version_runs import METRICS, VersionRuns
+    from torchcoll.reproduction.version_show import answer_of, show_versions
+
+    choice(options.format, "format", FORMATS)
+    choice(options.metric, "metric", METRICS)
+    if not options.output:
+        raise UsageError("output", "none", "a folder for the runs", "Name one with -o DIR.")
+    most = number_of("runs", options.runs, int, 4)
+    timeout_s = number_of("cell-timeout", options.cell_timeout, float, 0.1)
+    argv = options.words[1:] if options.words[:1] == ["--"] else options.words
+    plan, notes = make_plan(argv, options.env, options.axis, runs=most)
+    if len(plan.cells) < 3 or len(options.env) + len(options.axis) != 1:
+        value = f"{len(plan.cells)} in {len(options.env) + len(options.axis)} options"
+        raise UsageError("versions", value, "at least 3 in one --axis or --env")
+    plan.check_programs(os.environ)
+    for note in notes:
+        tell(f"torchcoll: note: {note}")
+    path = Path(options.output)
+    state = VersionRuns(
+        plan, path, options.metric, most, parse_share(options.threshold, "threshold")
+    )
+    with Folder(path, plan.to_json()) as folder:
+        watcher = RunWatcher(plan, folder, options.quiet, most)
+        try:
+            number = run(plan, folder, variables, watcher, timeout_s, state.jobs(folder))
+        finally:
+            watcher.close()
+    if state.runs:
+        show_versions(state, options.format)
+    if number:
+        return 128 + number
+    return ExitCode.OK if answer_of(state).level in ("good", "bad") else ExitCode.FAILED
+
+
 COMMANDS = {
+    "bisect": (
+        "find the version at which a case became slower, faster or wrong",
+        bisect_arguments,
+        run_bisect,
+    ),
     "again": (
         "run again what a file ran, and judge whether it is reproduced",
         again_arguments,

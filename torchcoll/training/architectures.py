@@ -40,6 +40,11 @@ class Weight:
     def elements(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def norm(self) -> bool:
+        """Whether it is the weight or bias of a norm."""
+        return "norm" in self.name.lower() or ".ln_" in self.name
+
 
 @dataclass(frozen=True)
 class ModelBlock:
@@ -59,7 +64,7 @@ class ModelBlock:
 
     @property
     def norms(self) -> tuple[int, ...]:
-        return tuple(w.elements for w in self.weights if len(w.shape) == 1 and "norm" in w.name)
+        return tuple(weight.elements for weight in self.weights if weight.norm)
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
             make_grid(
                 [
                     (Head("time", left=True), lambda t: t.name),
-                    (Head("", left=True, drop=1), lambda t: t.when),
+                    (Head("from, to", left=True, drop=1), lambda t: t.when),
                     (Head("calls"), lambda t: str(t.calls)),
                     (Head("rank"), lambda t: "-" if t.rank is None else str(t.rank)),
                     (Head("% of", "waiting"), lambda t: _percent(t.caused_share)),

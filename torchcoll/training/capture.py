@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -32,12 +32,7 @@ import torch.distributed as dist
 from torchcoll.core.errors import UnavailableError, UsageError, one_line
 from torchcoll.core.traffic import Group, Traffic, records_of
 from torchcoll.training.capture_file import NO_ROOM, CaptureFile, open_rank_file, print_warning
-from torchcoll.training.decode import (
-    OPERATORS,
-    Schema,
-    decode,
-    tensors,
-)
+from torchcoll.training.decode import Schema, tensors
 from torchcoll.training.device_times import DeviceTimes
 from torchcoll.training.group_names import unbox_group
 from torchcoll.training.recorded_calls import CallRecorder, RecordedCall
@@ -271,6 +266,7 @@ class _Recording:
         self._recorder = CallRecorder(traffic)
         self._device = DeviceTimes()
         self._waits = Waits()
+        self._without_future: set[tuple[str, str]] = set()  # operators of backends
         self._thread = threading.local()
         self._kernels: Any = None  # while calls are recorded
         self._kernels_by_name: dict[str, Callable[..., Any]] = {}  # by the name of the operator
@@ -350,56 +346,53 @@ class _Recording:
 
     def _kernel(self, func: Any, schema: Schema) -> Callable[..., Any]:
         below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+        thread, record_call = self._thread, self._record_call
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             def issue() -> Any:
                 return func.redispatch(keys & below, *args, **kwargs)
 
             # A process group written in Python may make its calls through other process groups.
-            if getattr(self._thread, "inside", False):
+            if getattr(thread, "inside", False):
                 return issue()
-            self._thread.inside = True
+            thread.inside = True
             try:
-                return self._record_call(schema, schema.bind(args, kwargs), issue)
+                return record_call(schema, schema.fill(args, kwargs), issue)
             finally:
-                self._thread.inside = False
+                thread.inside = False
 
         return kernel
 
-    def _record_call(self, schema: Schema, bound: dict[str, Any], issue: Callable[[], Any]) -> Any:
-        group = unbox_group(bound.get("process_group", bound.get("group_name")))
+    def _record_call(self, schema: Schema, values: Sequence[Any], issue: Callable[[], Any]) -> Any:
+        group = unbox_group(schema.group(values))
         if group is None:
             self._recorder.note(_NO_GROUP.format("{}", schema.name))
             return issue()
-        operator = OPERATORS.get(schema.name)
-        first_tensor: Any = bound.get(operator.sent or operator.received) if operator else None
-        while isinstance(first_tensor, list | tuple):  # like ``tensors``, but faster
-            first_tensor = first_tensor[0] if first_tensor else None
-        if not isinstance(
-            first_tensor, torch.Tensor
-        ):  # a list whose first is empty, or an operator that is in no table
-            first_tensor = next(tensors(list(bound.values())), None)
+        first_tensor = schema.first_tensor(values)
         device = _CPU if first_tensor is None else first_tensor.device
         on_host = device.type == "cpu"
         if not on_host:
             self._device.enable_timing(group)
-        # Arguments are decoded after the call is issued, so that its peers need not wait: what
-        # Python does once per step takes ten times as long as in a loop. A sparse tensor is decoded
+        seen_group = self._recorder.group(group, device)
+        # Arguments are decoded while the call runs, so that its peers need not wait: what Python
+        # does once per step takes ten times as long as in a loop. A sparse tensor is decoded
         # before, because afterwards it contains the data of the other ranks too; and all calls are
         # with a ring, because a call may never return.
-        seen_group = self._recorder.group(group, device)
         sparse = first_tensor is not None and first_tensor.layout is not torch.strided
-        early = operator is not None and (sparse or self._ring is not None)
-        fields = self._decode_call(schema, bound, None) if early or self._ring else None
+        early = schema.operator is not None and (sparse or self._ring is not None)
+        fields = None
+        if early or self._ring:
+            fields = self._decode_call(schema, values, None, seen_group)
         entry = self._ring_entry(fields, seen_group, on_host) if fields else None
         recording = self._recording
         call = self._recorder.begin() if recording else RecordedCall(0)
         call.entry = entry
         try:
             result = issue()
-            waits = schema.asynchronous(bound)
+            if recording and not early:
+                fields = self._decode_call(schema, values, result, seen_group)
             if on_host:
-                self._time_call(call, _work(result), waits, schema.name, group, bound)
+                self._time_call(call, _work(result), schema, values, seen_group)
             else:
                 self._device.watch(call, _work(result))
         except BaseException as error:
@@ -410,13 +403,11 @@ class _Recording:
             raise
         if not recording:
             return result
-        fields = fields if early else self._decode_call(schema, bound, result)
         try:
             if fields is None:
                 self._recorder.drop(call)
             else:
-                fields["asynchronous"] = waits
-                self._recorder.add(call, fields, seen_group)
+                self._recorder.add(call, fields, schema.op(values))
         except Exception as error:
             self._recorder.note(_UNREAD.format("{}", schema.name, type(error).__name__))
             self._recorder.drop(call)
@@ -425,17 +416,16 @@ class _Recording:
     def _ring_entry(self, fields: dict[str, Any], group: Group, on_host: bool) -> RingEntry | None:
         """Adds a call that is about to be issued to the ring."""
         try:
-            self._recorder.set_group(fields, group)
             return self._ring.begin(group, fields, on_host) if self._ring else None
         except Exception as error:  # a future version of torch must not end the training
             self._recorder.note(_NO_ENTRY.format("{}", type(error).__name__))
             return None
 
     def _decode_call(
-        self, schema: Schema, bound: dict[str, Any], result: Any
+        self, schema: Schema, values: Sequence[Any], result: Any, group: Group
     ) -> dict[str, Any] | None:
         try:
-            return decode(schema.name, bound, result)
+            return schema.fields(values, result, group)
         except Exception as error:  # a future version of an operator must not end the training
             self._recorder.note(_UNREAD.format("{}", schema.name, type(error).__name__))
             return None
@@ -444,37 +434,45 @@ class _Recording:
         self,
         call: RecordedCall,
         work: Any,
-        waits: bool | None,
-        name: str,
-        group: Any,
-        bound: dict[str, Any],
+        schema: Schema,
+        values: Sequence[Any],
+        group: Group,
     ) -> None:
         """Arranges that the end of a call on the CPU is stamped. Raises what the call's own wait
         raises.
         """
-        if work is None and name in OPERATORS:  # monitored_barrier returns when it is over
+        operator, waits = schema.operator, schema.asynchronous(values)
+        if work is None and operator is not None:  # monitored_barrier returns when it is over
             call.end()
         elif work is not None and waits is False:
             # The caller waits next anyway. Waiting here is exact: no other thread is involved.
-            work.wait()
+            self._waits.torch_wait(work)
             call.end()
-        else:
-            try:
-                future = call.future = work.get_future()
-                future.add_done_callback(call.end)
-            except (RuntimeError, AttributeError):
-                call.future = None
-                operator = OPERATORS.get(name)
-                what = operator.collective if operator else name
-                if operator is None or work is None:
-                    call.no_time_reason = _NO_DURATION.format("{}", what, group.name())
-                else:
-                    call.wait_note = _ENDS_WITH_WAIT.format("{}", what, group.name())
-                    if call.entry and not waits:
-                        call.entry.set_uncertain()
-                    self._waits.watch(call, work, tensors(bound.get(operator.received)))
-        if name == "c10d::recv_any_source_":
+        elif (schema.name, group.backend) in self._without_future or not self._end_by_future(
+            call, work
+        ):
+            # gloo raises for each such call, which takes far longer than the rest of this.
+            self._without_future.add((schema.name, group.backend))
+            what = operator.collective if operator else schema.name
+            if operator is None or work is None:
+                call.no_time_reason = _NO_DURATION.format("{}", what, group.backend)
+            else:
+                call.wait_note = _ENDS_WITH_WAIT.format("{}", what, group.backend)
+                if call.entry and not waits:
+                    call.entry.set_uncertain()
+                self._waits.watch(call, work, tensors(schema.received(values)))
+        if schema.name == "c10d::recv_any_source_":
             call.work = work
+
+    def _end_by_future(self, call: RecordedCall, work: Any) -> bool:
+        """Makes the end of the Work stamp the call, unless it has no future."""
+        try:
+            future = call.future = work.get_future()
+            future.add_done_callback(call.end)
+            return True
+        except (RuntimeError, AttributeError):
+            call.future = None
+            return False
 
 
 def _work(result: Any) -> Any:

@@ -8,6 +8,7 @@ The rank is that of the pipeline stage with the most communication (``busiest_st
   before the forward pass (megatron/core/distributed/distributed_data_parallel.py and
   param_and_grad_buffer.py: buckets are closed in reverse registration order and padded to the least
   common multiple of the ranks and 128).
+- ``zero-torch``: DDP's buckets, and after them the broadcasts of ZeroRedundancyOptimizer.
 - ``fsdp``, ``hsdp``, ``zero2``: FSDP2 with each layer and the root wrapped; ``zero2`` keeps the
   parameters after the forward pass. In each micro-batch, as without
   ``set_requires_gradient_sync``. With a pipeline, parameters are gathered once and gradients
@@ -43,10 +44,16 @@ from torchcoll.training.architectures import (
     Weight,
 )
 from torchcoll.training.layer_calls import Batch, BlockCalls, LayerOptions, block_calls
-from torchcoll.training.layouts import DP, HSDP, ZERO1, ZERO2, ParallelLayout
+from torchcoll.training.layouts import HSDP, TORCH_ZERO, ZERO1, ZERO2, ParallelLayout
 from torchcoll.training.memory import Memory
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
-from torchcoll.training.sent_by_wrappers import Parameter, ShardStep, ShardUnit, assign_buckets
+from torchcoll.training.sent_by_wrappers import (
+    Parameter,
+    ShardStep,
+    ShardUnit,
+    assign_buckets,
+    zero_redundancy_calls,
+)
 from torchcoll.training.sharded import BACKWARD, FORWARD, SEND, UNSHARD, USE, UnitAct
 from torchcoll.training.step_program import (
     BLOCKS,
@@ -135,18 +142,21 @@ def stage_blocks(
 
 
 # Fragments of the names of a block's parameters in the order in which its forward pass uses them:
-# gradients arrive in the reverse order. A bias arrives before its matrix.
+# gradients arrive in the reverse order. A bias arrives before its matrix, but after a norm's weight
+# (that of a convolution too).
 _USE = (
-    *("token_type", "word_embeddings", "wte", "position_embeddings", "wpe", "embeddings.LayerNorm"),
-    *("cls_token", "patch_embeddings", ".input_layernorm", ".ln_1", "layernorm_before"),
+    *("patch_embeddings.projection.bias", "patch_embeddings.projection.weight", "cls_token"),
+    *("word_embeddings", "token_type", "wte", "position_embeddings", "wpe", "embeddings.LayerNorm"),
+    *(".input_layernorm", ".ln_1", "layernorm_before"),
     *("q_a_proj", "q_a_layernorm", "q_b_proj", ".q_proj", "q_norm", "self.query"),
     *("kv_a_proj", "kv_a_layernorm", "kv_b_proj", ".k_proj", "k_norm", "self.key"),
     *(".v_proj", "self.value", "qkv_proj", "c_attn", "o_proj", "attn.c_proj"),
     *("attention.output.dense", "attention.output.LayerNorm", "post_attention_layernorm", "ln_2"),
-    *("layernorm_after", "pre_feedforward", "mlp.gate.", "experts.gate_up", "experts.down"),
-    *("shared_expert.gate_proj", "shared_experts.gate_proj", "shared_expert.up_proj"),
-    *("shared_experts.up_proj", "shared_expert.down_proj", "shared_experts.down_proj"),
-    *("shared_expert_gate", "gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1"),
+    *("layernorm_after", "pre_feedforward"),
+    *("shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj"),  # Qwen
+    *("mlp.gate.", ".experts.gate_up", ".experts.down"),
+    *("shared_experts.gate_proj", "shared_experts.up_proj", "shared_experts.down_proj"),  # DeepSeek
+    *("shared_expert_gate", ".gate_proj", ".up_proj", "gate_up_proj", "c_fc", "fc1"),
     *("intermediate.dense", "down_proj", "mlp.c_proj", "fc2", "output.dense", "output.LayerNorm"),
     *("post_feedforward", "transform.dense", "transform.LayerNorm", "model.norm", "ln_f"),
     *("vit.layernorm", "lm_head", "classifier", "cls.predictions.bias"),
@@ -158,7 +168,7 @@ def in_order_of_gradients(weights: Sequence[Weight]) -> list[Weight]:
 
     def used(weight: Weight) -> tuple[int, bool]:
         place = next((n for n, text in enumerate(_USE) if text in weight.name), len(_USE))
-        return place, weight.name.endswith("bias")
+        return place, weight.name.endswith("bias") != weight.norm
 
     return sorted(weights, key=used, reverse=True)
 
@@ -310,6 +320,22 @@ class _StagePlan:
                     if last:
                         self.writer.block(calls.norm_gradients)
                 self._send_activations(number, forward=False)
+        if self.layout.data == TORCH_ZERO:
+            self._broadcasts()
+
+    def _broadcasts(self) -> None:
+        """Issues the broadcasts of ZeroRedundancyOptimizer.step(), which waits for them all."""
+        for expert in (False, True):
+            group = "edp" if expert else self.layout.data_group
+            if group not in self.layout.groups():
+                continue
+            # The optimiser has the parameters in the order of their registration.
+            names = [w.name for blocks in self.chunks for block in blocks for w in block.weights]
+            order = {name: number for number, name in enumerate(dict.fromkeys(names))}
+            parameters = sorted(self._trained(expert), key=lambda p: order[p.name])
+            for call in zero_redundancy_calls(parameters, self.layout.groups()[group][0], group):
+                sent = SentCall(group, call.collective, call.bytes_in, "parameters", BLOCKS)
+                self.writer.start(sent)
 
     def _trained(self, expert: bool) -> list[Parameter]:
         """Returns the parameters of a rank in the order of their gradients: of experts, or all
@@ -340,7 +366,7 @@ class _StagePlan:
 
     def _bucket_sizes(self, parameters: list[Parameter], group: str) -> Iterator[tuple[int, str]]:
         """Yields the bytes of each bucket's gradients, and the parameter that completes it."""
-        if self.layout.data == DP:
+        if self.layout.data != ZERO1:
             limits = [DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB]
             for bucket in assign_buckets(parameters, limits, True):
                 yield bucket.size_bytes, bucket.parameters[-1]
@@ -546,7 +572,8 @@ class _StagePlan:
             optimizer, buffers = kept * (12 if self.itemsize < 4 else 8), 0.0
         else:
             parameters = gradients = elements * self.itemsize
-            optimizer = 2 * parameters
+            states = kept * self.itemsize if layout.data == TORCH_ZERO else parameters
+            optimizer = 2 * states
             buffers = gradients if layout.replicas * layout.shards * layout.cp > 1 else 0.0
         return Memory(parameters, gradients, optimizer, buffers, self._activations())
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torchcoll.core.collectives import exchange_with_splits, uneven
+from torchcoll.core.traffic import Group
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,40 @@ _C10D = {
 }
 OPERATORS = {f"c10d::{name}": operator for name, operator in _C10D.items()}
 
+_RANKS = ("root_rank", "dst", "src")  # arguments: the rank that a call names
+# The fields of a call of these are not determined by the sizes and dtypes of its tensors.
+_UNCACHED = ("c10d::alltoall_", "c10d::alltoall_base_", "c10d::recv_any_source_")
+_MOST_CACHED = 10_000  # kinds of calls of one operator; a training sends some tens
+
 # c10d::ReduceOp::RedOpType, by number.
 _REDUCTIONS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "premul_sum")
 
 
-@dataclass(frozen=True)
 class Schema:
-    """The name and arguments of an operator.
+    """An operator of torch that is called many times a step, and where its arguments are.
 
-    Asking torch for them takes 10 us, so it is done once for each operator.
+    Asking torch for them takes 10 us, so it is done once for each operator. Calls with equal sizes,
+    dtypes and ranks are decoded once.
+
+    - values of a call: one for each of ``arguments``, as ``fill`` returns them.
     """
 
-    name: str
-    arguments: tuple[str, ...]
+    def __init__(self, name: str, arguments: Sequence[str]) -> None:
+        self.name = name
+        self.arguments = tuple(arguments)
+        self.operator = OPERATORS.get(name)
+        positions = {argument: i for i, argument in enumerate(arguments)}
+        self._group_at = positions.get("process_group", positions.get("group_name"))
+        self._op_at = positions.get("reduce_op")
+        self._async_at = positions.get("async_op", positions.get("asyncOp"))
+        self._defaults = tuple(i == self._async_at or None for i in range(len(self.arguments)))
+        self._sent_at = self._received_at = None
+        if self.operator:
+            self._sent_at = positions.get(self.operator.sent)
+            self._received_at = positions.get(self.operator.received)
+        self._rank_at = next((positions[k] for k in _RANKS if k in positions), None)
+        self._varies = self.operator is None or name in _UNCACHED
+        self._fields: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     @classmethod
     def of(cls, func: Any) -> Schema:
@@ -73,21 +95,80 @@ class Schema:
     @property
     def communicates(self) -> bool:
         """Whether the operator takes a process group; check_for_nan, for example, does not."""
-        return "process_group" in self.arguments or "group_name" in self.arguments
+        return self._group_at is not None
 
-    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the arguments of a call by name; torch omits those with their default value."""
-        return {**dict(zip(self.arguments, args, strict=False)), **kwargs}
+    def fill(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """Returns the values of a call; torch omits those with their default value, which become
+        None.
+        """
+        if not kwargs:
+            return args + self._defaults[len(args) :]
+        bound = {**dict(zip(self.arguments, args, strict=False)), **kwargs}
+        return [bound.get(k, v) for k, v in zip(self.arguments, self._defaults, strict=True)]
 
-    def asynchronous(self, bound: dict[str, Any]) -> bool | None:
+    def group(self, values: Sequence[Any]) -> Any:
+        return None if self._group_at is None else values[self._group_at]
+
+    def op(self, values: Sequence[Any]) -> Any:
+        """Returns torch's own reduce op, which ``reduction`` reads; None if there is none."""
+        return None if self._op_at is None else values[self._op_at]
+
+    def received(self, values: Sequence[Any]) -> Any:
+        return None if self._received_at is None else values[self._received_at]
+
+    def first_tensor(self, values: Sequence[Any]) -> torch.Tensor | None:
+        """Returns a tensor of the call, by which its device and layout are known."""
+        at = self._received_at if self._sent_at is None else self._sent_at
+        first = None if at is None else values[at]
+        while isinstance(first, list | tuple):  # like ``tensors``, but faster
+            first = first[0] if first else None
+        if isinstance(first, torch.Tensor):
+            return first
+        return next(tensors(list(values)), None)  # a list whose first is empty; unknown operators
+
+    def asynchronous(self, values: Sequence[Any]) -> bool | None:
         """Returns whether the call is asynchronous.
 
         None for send and recv, and for the few operators of torch 2.6 that do not record it.
         """
-        for name in ("async_op", "asyncOp"):
-            if name in self.arguments:
-                return bool(bound.get(name, True))
-        return None
+        return None if self._async_at is None else bool(values[self._async_at])
+
+    def fields(self, values: Sequence[Any], result: Any, group: Group) -> dict[str, Any]:
+        """Returns the fields of a TrafficCall that describe what was sent, all but ``op``.
+
+        The caller must not change them: calls that are alike have the same dictionary.
+
+        - result: what the operator returned.
+        - group: its process group, in the names of the Traffic.
+        """
+        key: tuple[Any, ...] | None = None
+        if not self._varies:
+            key = (
+                group.name,
+                None if self._sent_at is None else _sizes(values[self._sent_at]),
+                None if self._received_at is None else _sizes(values[self._received_at]),
+                None if self._rank_at is None else values[self._rank_at],
+                None if self._async_at is None else values[self._async_at],
+            )
+            if key in self._fields:
+                return self._fields[key]
+        fields = decode(self.name, dict(zip(self.arguments, values, strict=True)), result)
+        fields["asynchronous"] = self.asynchronous(values)
+        fields["group"] = group.name
+        to_world_ranks(fields, group.ranks)
+        if key and len(self._fields) < _MOST_CACHED:
+            self._fields[key] = fields
+        return fields
+
+
+def _sizes(value: Any) -> Any:
+    """Returns what ``decode`` needs of the tensors in an argument, as a part of a key."""
+    if isinstance(value, torch.Tensor):
+        size = value.nbytes if value.layout is torch.strided else size_bytes([value])
+        return size, value.dtype, value.layout
+    if isinstance(value, list | tuple):
+        return tuple([_sizes(item) for item in value])
+    return None
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -117,8 +198,8 @@ def decode(name: str, bound: dict[str, Any], result: Any) -> dict[str, Any]:
     - bound: its arguments by name.
     - result: what the operator returned.
 
-    In the returned fields, root and peer are ranks of the group (``to_world_ranks`` converts them),
-    and op is torch's own object (``reduction`` converts it).
+    In the returned fields, root and peer are ranks of the group (``to_world_ranks`` converts them).
+    The op is not in them (``reduction``).
     """
     operator = OPERATORS.get(name)
     if operator:
@@ -133,7 +214,6 @@ def decode(name: str, bound: dict[str, Any], result: Any) -> dict[str, Any]:
         "bytes_in": size_bytes(sent),
         "bytes_out": size_bytes(received),
         "dtype": str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else None,
-        "op": bound.get("reduce_op"),
     }
     if "coalesced" in name:
         fields["tensors"] = max(1, len(sent))

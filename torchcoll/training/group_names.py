@@ -6,7 +6,7 @@ import contextlib
 import platform
 import socket
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -23,16 +23,17 @@ class GroupNames:
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
-        # Weak references, so that a process group can be freed.
-        self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        # By id, with a weak reference, so that a process group can be freed. A WeakKeyDictionary
+        # is slower.
+        self._groups: dict[int, tuple[ref[Any], Group]] = {}
 
-    def name(self, group: Any, device: torch.device) -> str:
-        """Returns the name of a process group.
+    def group(self, group: Any, device: torch.device) -> Group:
+        """Returns a process group as the traffic has it.
 
         - device: the device of the tensors, which determines the backend that serves them.
         """
-        name = self._names.get(group)
-        if name is None:
+        seen = self._groups.get(id(group))
+        if seen is None or seen[0]() is not group:
             try:
                 ranks = tuple(dist.get_process_group_ranks(group))
             except (KeyError, ValueError, RuntimeError):  # made without torch.distributed
@@ -50,8 +51,9 @@ class GroupNames:
                 str(group.group_desc),
                 self._calls_before(group),
             )
-            name = self._names[group] = self._traffic.add_group(new)
-        return name
+            named = self._traffic.groups[self._traffic.add_group(new)]
+            seen = self._groups[id(group)] = (ref(group), named)
+        return seen[1]
 
     def _calls_before(self, group: Any) -> int:
         """Returns how many collectives torch has counted on a group, the same on all its ranks.

@@ -109,7 +109,7 @@ class _BucketRecorder:
             self._bucket_sets.append(self._buckets)
         if not self._records_calls:
             return lambda: None
-        name = self._groups.name(group, buffer.device)
+        name = self._groups.group(group, buffer.device).name
         call = TrafficCall(
             "all_reduce",
             buffer.nbytes,

@@ -16,10 +16,12 @@ from torchcoll.core.errors import UsageError, unknown
 from torchcoll.training.architectures import MODULE, Architecture
 
 DP, ZERO1, ZERO2, FSDP, HSDP = "dp", "zero1", "zero2", "fsdp", "hsdp"
+TORCH_ZERO = "zero-torch"
 # What replicates or shards the model; of each layout one.
 DATA_PARALLEL = {
     DP: "DDP",
     ZERO1: "Megatron-LM's distributed optimizer",
+    TORCH_ZERO: "DDP and ZeroRedundancyOptimizer",
     ZERO2: "FSDP2 with reshard_after_forward=False",
     FSDP: "FSDP2",
     HSDP: "FSDP2 with replicas",
@@ -96,7 +98,7 @@ class ParallelLayout:
         include them.
         """
         shards, replicas = self.shards * self.cp, self.replicas
-        if self.data in (DP, ZERO1):
+        if not self.sharded:
             shards, replicas = self.replicas * self.shards * self.cp, 1
         groups = {
             "tp": (self.tp, 1),
@@ -126,7 +128,7 @@ class ParallelLayout:
             text = self.name if self.replicas * self.shards else f"{self.inner} (tp x pp x cp)"
             raise UsageError("ranks", ranks, f"a multiple of {fixed}, for {text}")
         count = ranks // fixed
-        if self.data in (ZERO2, FSDP, ZERO1):
+        if self.data not in (DP, HSDP):
             return replace(self, replicas=1, shards=count)
         return replace(self, replicas=count, shards=max(1, self.shards))
 

@@ -58,8 +58,9 @@ def _clock_name() -> str:
 class RecordedCall:
     """A call that was issued and may not have ended. Stamps are of perf_counter_ns.
 
-    - fields: the fields of its TrafficCall; None while the call has not returned; {} if it is
-      dropped.
+    - fields: the fields of its TrafficCall that say what was sent; None while the call has not
+      returned; {} if it is dropped.
+    - op: torch's own reduce op.
     - no_time_reason: why its duration will never be known; '' while it may still be.
     - future: a future that calls ``end``.
     - work: kept if the program's wait for it is the end of the call, or if torch returns only
@@ -70,8 +71,8 @@ class RecordedCall:
     """
 
     __slots__ = (
-        *("clock", "entry", "fields", "forgotten", "future", "no_time_reason", "start", "step"),
-        *("time_ns", "wait_note", "work"),
+        *("clock", "entry", "fields", "forgotten", "future", "no_time_reason", "op", "start"),
+        *("step", "time_ns", "wait_note", "work"),
     )
 
     def __init__(self, step: int) -> None:
@@ -79,6 +80,7 @@ class RecordedCall:
         self.fields: dict[str, Any] | None = None
         self.clock, self.no_time_reason, self.wait_note = "host", "", ""
         self.forgotten = False
+        self.op: Any = None
         self.future: Any = None
         self.work: Any = None
         self.time_ns: int | None = None
@@ -169,23 +171,15 @@ class CallRecorder:
 
         - device: the device of the tensors of the call.
         """
-        return self.traffic.groups[self._groups.name(group, device)]
+        return self._groups.group(group, device)
 
-    def set_group(self, fields: dict[str, Any], group: Group) -> None:
-        """Sets the group of a call, once. Its root and peer become ranks of the world.
-
-        - fields: what ``decode`` returned for the call.
-        """
-        if "group" not in fields:
-            fields["group"] = group.name
-            to_world_ranks(fields, group.ranks)
-
-    def add(self, call: RecordedCall, fields: dict[str, Any], group: Group) -> None:
+    def add(self, call: RecordedCall, fields: dict[str, Any], op: Any) -> None:
         """Sets what was sent by a call.
 
-        - fields: what ``decode`` returned for it.
+        - fields: what ``Schema.fields`` returned for it.
+        - op: torch's own reduce op; None if it has none.
         """
-        self.set_group(fields, group)
+        call.op = op
         call.fields = fields
         overdue = self._file is not None and call.start >= self._write_at_ns
         if self._streams and (overdue or len(self._open) >= BATCH):
@@ -339,12 +333,12 @@ class CallRecorder:
         return number
 
     def _traffic_call(self, call: RecordedCall, fields: dict[str, Any], number: int) -> TrafficCall:
-        fields["op"] = reduction(fields["op"])
+        op = None if call.op is None else reduction(call.op)
         # Count what is unknown about the call, for the notes.
         collective = fields["collective"]
         if ":" in collective:
             self.note(_UNKNOWN.format("{}", collective))
-        if collective in COLLECTIVES and COLLECTIVES[collective].has_op and fields["op"] is None:
+        if op is None and collective in COLLECTIVES and COLLECTIVES[collective].has_op:
             self.note(_UNKNOWN_OP)
         if call.no_time_reason:
             self.note(call.no_time_reason)
@@ -354,13 +348,16 @@ class CallRecorder:
             self.note(call.wait_note)
         elif call.clock == "host" and fields["asynchronous"] is not False:
             self.note(_LATE)
-        return TrafficCall(
-            **fields,
-            sequence=number,
-            step=call.step if self._streams or call.step < self.kept else None,
-            start_ns=call.start - self.begun,
-            time_ns=call.time_ns,
-            clock=call.clock,
+        return TrafficCall.of_fields(
+            {
+                **fields,
+                "op": op,
+                "sequence": number,
+                "step": call.step if self._streams or call.step < self.kept else None,
+                "start_ns": call.start - self.begun,
+                "time_ns": call.time_ns,
+                "clock": call.clock,
+            }
         )
 
     def _source(self, work: Any, group: str) -> int | None:

@@ -3,7 +3,7 @@
 ``torchcoll gradients``, ``plan`` and ``advise`` all take their calls from here. A model comes from
 its modules (training/buckets.py, training/shards.py) or from its config.json
 (training/architectures.py). ``tests/training/test_planned_and_captured.py`` and
-``tests/training/test_shards.py`` compare the calls with those of the real wrappers, one by one.
+``tests/benchmarks/sent.py`` compare the calls with those of the real wrappers, one by one.
 
 Sources: DDP: torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size and
 rebuild_buckets, and torch/nn/parallel/distributed.py, _ddp_init_helper. FSDP2:

@@ -38,11 +38,11 @@ class Waits:
                 self._storages[_address(tensor)] = call
 
     def start(self) -> None:
-        kind = torch._C._distributed_c10d.Work
-        self._wait, works = kind.wait, self._works
+        kind, works = torch._C._distributed_c10d.Work, self._works
+        torch_wait = self.torch_wait = kind.wait  # torch's own, without the watching
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            result = self._wait(work, *args, **kwargs)
+            result = torch_wait(work, *args, **kwargs)
             if works:
                 self._end(works.pop(id(work), None))
             return result
@@ -63,7 +63,7 @@ class Waits:
         self._kernels.impl("wait_tensor", kernel, "BackendSelect", with_keyset=True)
 
     def stop(self) -> None:
-        torch._C._distributed_c10d.Work.wait = self._wait  # type: ignore[method-assign]
+        torch._C._distributed_c10d.Work.wait = self.torch_wait  # type: ignore[method-assign]
         self._kernels._destroy()
         self._works.clear()
         self._storages.clear()

@@ -1,0 +1,190 @@
+"""``torchcoll bisect``: the posterior by hand, searches with little noise, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from error_form import error_text
+
+from torchcoll.cli import main
+from torchcoll.reproduction.version_search import next_version, posterior_of, same_ends
+
+# A run of version vN that measures nothing: 16M is SLOWER from version FROM on, and noise is 0.2 %.
+RUN = """
+import json, os, random, sys
+words = sys.argv[1:]
+version, path = int(words[0][1:]), words[words.index("--output") + 1]
+if words[0] == os.environ.get("BROKEN"):
+    sys.exit(2)
+labels = dict(word.split("=", 1) for word in words if "=" in word)
+noise = random.Random(f"{version}/{labels['run']}").gauss(1, 0.002)
+late = version >= int(os.environ["FROM"])
+def case(size, ns):
+    asked = dict(collective="all_reduce", size_bytes=size, dtype="float32", op="sum", root=None,
+                 in_place=True, mode="synchronized", backend="gloo", device="cpu")
+    status = "wrong" if late and "WRONG" in os.environ and size > 1024 else "ok"
+    return dict(record="case", case=asked, status=status, ranks=2, size_bytes=size,
+                time_ns=dict(host=[[int(ns)] * 3] * 2))
+with open(path, "x") as file:
+    for record in (
+        dict(record="header", schema="torchcoll/2", ranks=2, launcher="torchrun",
+             spec=dict(labels=labels), environment=dict(variables={})),
+        dict(record="ranks", ranks=[dict(rank=rank, host="vm", device="cpu") for rank in (0, 1)]),
+        case(1024, 1e5 * noise),
+        case(1 << 24, 1e6 * noise * (1.062 if late else 1)),
+        dict(record="end", status="complete", exit_code=0, wall_s=0.1),
+    ):
+        print(json.dumps(record), file=file)
+"""
+
+
+def by_hand(columns, y, scales):
+    """Log of the averaged integrand, with the matrices written out."""
+    y = np.asarray(y, float) - np.mean(y)
+    x = np.asarray(columns, float).T
+    x = x - x.mean(axis=0)
+    total = y @ y + len(y) * 1e-8
+    values = []
+    for g in scales:
+        inner = np.linalg.inv(x.T @ x + np.eye(x.shape[1]) / g)
+        rest = total - y @ x @ inner @ x.T @ y
+        determinant = np.linalg.det(np.eye(x.shape[1]) + g * x.T @ x)
+        values.append(determinant**-0.5 * rest ** (-(len(y) - 1) / 2))
+    return math.log(np.mean(values))
+
+
+def test_posterior_of_four_versions_by_hand():
+    ran = [0, 3, 0, 3, 1, 2, 2]
+    y = [0.0, 0.05, 0.01, 0.06, 0.005, 0.052, 0.049]
+    posterior = posterior_of(4, ran, y)
+    weights = {"none": 0.2 * (np.var(y) * 7 + 7e-8) ** -3}
+    for k in (1, 2, 3):
+        column = [[version >= k for version in ran]]
+        weights[k] = 0.69 / 3 * math.exp(by_hand(column, y, (1, 4, 16, 100)))
+    for pair in ((1, 2), (1, 3), (2, 3)):
+        columns = [[version >= k for version in ran] for k in pair]
+        weights[pair] = 0.1 / 3 * math.exp(by_hand(columns, y, (4, 16, 100)))
+    weights["creep"] = 0.01 * math.exp(
+        by_hand([[version / 3 for version in ran]], y, (1, 4, 16, 100))
+    )
+    total = sum(weights.values())
+    assert posterior.none == pytest.approx(weights["none"] / total, rel=1e-9)
+    assert posterior.step.tolist() == pytest.approx(
+        [0.0, *(weights[k] / total for k in (1, 2, 3))], rel=1e-9
+    )
+    assert posterior.creep == pytest.approx(weights["creep"] / total, rel=1e-9)
+    assert posterior.best == 2
+
+
+def searched(truth, noise=0.001, most=60):
+    """The result of a search whose runs alternate by +- noise."""
+    ran, logs = [], []
+    for number in range(most):
+        posterior = posterior_of(len(truth), ran, logs)
+        if posterior.decided:
+            return posterior.decided, posterior, number
+        version = next_version(posterior)
+        ran.append(version)
+        logs.append(truth[version] + noise * (-1) ** ran.count(version))
+    return "", posterior_of(len(truth), ran, logs), most
+
+
+@pytest.mark.parametrize("k", [1, 2, 17, 31])
+def test_a_clear_step_is_found_among_32_versions(k):
+    result, posterior, runs = searched([0.05 * (version >= k) for version in range(32)])
+    assert (result, posterior.best) == ("step", k)
+    assert runs <= 20  # 5 halvings, and two runs of each version that matters
+
+
+def test_two_steps_are_no_single_version():
+    truth = [0.05 * (version >= 9) + 0.05 * (version >= 20) for version in range(32)]
+    assert searched(truth)[0] == "several"
+
+
+def test_a_creep_is_no_single_version():
+    assert searched([0.1 * version / 31 for version in range(32)])[0] == "several"
+
+
+def test_ends_that_are_alike():
+    ran = [0, 7] * 4
+    posterior = posterior_of(8, ran, [0.001, 0.002, -0.001, 0.0, 0.001, -0.002, 0.0, 0.001])
+    assert same_ends(posterior, 0.02)
+    assert not same_ends(posterior, 0.0005)
+    assert not same_ends(posterior_of(8, ran[:6], [0.0] * 6), 0.02)  # three runs of each
+
+
+@pytest.fixture
+def bisect(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("fake_run.py").write_text(RUN + "# torchcoll\n")
+
+    def run(versions, *options, **environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        words = ["bisect", "--axis", f"v={versions}", "-o", "runs", "--quiet", *options]
+        code = main([*words, "--", sys.executable, "-S", "fake_run.py", "{v}"])
+        return code, capsys.readouterr()
+
+    return run
+
+
+VERSIONS = ",".join(f"v{number}" for number in range(1, 17))
+
+
+def test_the_command_names_the_version_and_the_case(bisect):
+    code, printed = bisect(VERSIONS, "--format", "json", FROM="12")
+    document = json.loads(printed.out)
+    assert code == 0
+    assert (document["result"], document["range"]) == ("step", ["v11", "v12"])
+    assert document["cases"] == ["all_reduce 16M float32 sum on gloo"]
+    headline = document["answer"]["headline"]
+    assert headline.startswith("all_reduce 16M float32 sum on gloo became 6.")
+    assert "slower between v11 and v12 (95 %)" in headline
+    again = json.loads(bisect(VERSIONS, "--format", "json")[1].out)
+    assert again["runs"] == document["runs"], "the same folder runs nothing twice"
+
+
+def test_a_version_that_does_not_start_is_skipped(bisect):
+    code, printed = bisect(VERSIONS, FROM="12", BROKEN="v12")
+    assert code == 0
+    assert "between v11 and v13 (95 %)" in printed.out.replace("\n  ", " ")
+    assert "skipped v12: exit code 2" in printed.out.replace("\n  ", " ")
+
+
+def test_a_case_that_became_wrong(bisect):
+    code, printed = bisect(VERSIONS, "--metric", "wrong", FROM="5", WRONG="1")
+    assert code == 0
+    assert "became wrong between v4 and v5" in printed.out
+
+
+def test_no_change(bisect):
+    code, printed = bisect(VERSIONS, FROM="99")
+    assert code == 0
+    assert printed.out.startswith("no change above 2 % between v1 and v16 (95 %)")
+
+
+@pytest.mark.parametrize(
+    ("versions", "options", "line"),
+    [
+        (
+            "v1,v2",
+            [],
+            error_text("versions", "2 in 1 options", "at least 3 in one --axis or --env"),
+        ),
+        (
+            VERSIONS,
+            ["--metric", "speed"],
+            error_text("metric", "speed", "one of time, first-call, wrong"),
+        ),
+        (VERSIONS, ["--runs", "3"], error_text("runs", "3", "a whole number from 4 on")),
+    ],
+)
+def test_refused(bisect, versions, options, line):
+    code, printed = bisect(versions, *options, FROM="5")
+    assert code == 2
+    assert line[:30] in printed.err

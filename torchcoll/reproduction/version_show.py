@@ -1,0 +1,125 @@
+"""How the answer of ``torchcoll bisect`` is displayed: one sentence, and a row for each version."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, format_percent
+from torchcoll.report.answer import Answer
+from torchcoll.report.formats import Forms, print_results
+from torchcoll.report.grid import Head, make_grid
+from torchcoll.reproduction.version_runs import VersionRuns, version_name
+
+SCHEMA = "torchcoll-bisect/1"
+_MOST_CASES = 3
+_WORDS = {"time": ("slower", "faster"), "first-call": ("slower to start", "faster to start")}
+
+
+def answer_of(state: VersionRuns) -> Answer:
+    """At which version it changed, by how much, and how sure; or why there is no such version."""
+    names = [one_line(name) for name in state.names]
+    posterior = state.posterior
+    runs = counted(state.runs, "run")
+    caveats = tuple(
+        f"skipped {one_line(version_name(state.plan.cells[version]))}: {one_line(reason)}"
+        for version, reason in sorted(state.skipped.items())
+    )
+    if state.stopped == "too few":
+        return Answer("fewer than two versions start", "doubt", caveats=caveats)
+    first, last = names[0], names[-1]
+    if state.stopped == "none":
+        limit = format_percent(state.threshold)
+        text = f"no change above {limit} between {first} and {last} (95 %); {runs}"
+        return Answer(text, "good", caveats=caveats)
+    if state.stopped == "step":
+        before, after = posterior.best - 1, posterior.best
+        what = _change_text(state, before, after)
+        text = (
+            f"{_cases_text(state)} {what} between {names[before]} and {names[after]} (95 %); {runs}"
+        )
+        return Answer(text, "bad", worst=(names[after],), caveats=caveats)
+    if state.stopped == "several":
+        if posterior.creep > posterior.two:
+            what = f"it changes gradually from {first} to {last}"
+        else:
+            pair = [f"between {names[k - 1]} and {names[k]}" for k in posterior.pair]
+            what = f"it changes more than once, about {' and '.join(pair)}"
+        return Answer(f"no single version: {what}; {runs}", "doubt", caveats=caveats)
+    if posterior.none > 0.5:
+        text = f"not decided: no change is shown between {first} and {last}"
+    else:
+        low, high = posterior.range()
+        text = f"not decided: the change is between {names[low - 1]} and {names[high]} (95 %)"
+    return Answer(f"{text}; {runs}", "doubt", caveats=caveats)
+
+
+def _cases_text(state: VersionRuns) -> str:
+    cases = state.cases
+    every = {case for runs in state.figures for figures in runs for case in figures}
+    if len(cases) <= _MOST_CASES:
+        return " and ".join(map(one_line, cases))
+    return f"{len(cases)} of {len(every)} cases"
+
+
+def _change_text(state: VersionRuns, before: int, after: int) -> str:
+    if state.metric == "wrong":
+        return "became wrong" if state.change(before, after) > 0 else "became correct"
+    change = state.change(before, after)
+    share = abs(math.expm1(change))
+    percent = f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
+    slower, faster = _WORDS[state.metric]
+    return f"became {percent} {slower if change > 0 else faster}"
+
+
+def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -> None:
+    """Print the answer and the versions that ran. Raises UsageError for an unknown format."""
+    posterior = state.posterior
+    reference = next((v for v in range(len(posterior.runs)) if posterior.runs[v]), 0)
+    rows: list[dict[str, Any]] = []
+    for number, name in enumerate(state.names):
+        runs = int(posterior.runs[number])
+        if not runs:
+            continue
+        log = posterior.sums[number] / runs - posterior.sums[reference] / posterior.runs[reference]
+        rows.append(
+            {
+                "version": name,
+                "runs": runs,
+                "ratio": None if state.metric == "wrong" else math.exp(log),
+                "wrong": float(posterior.sums[number] / runs) if state.metric == "wrong" else None,
+                "probability": float(posterior.step[number]),
+            }
+        )
+    grid = make_grid(
+        [
+            (Head("version", left=True), lambda row: one_line(row["version"])),
+            (Head("runs"), lambda row: str(row["runs"])),
+            (
+                Head("time", "of the first"),
+                lambda row: "-" if row["ratio"] is None else f"{row['ratio']:.3f}",
+            ),
+            (
+                Head("probability", "of a step here"),
+                lambda row: f"{100 * row['probability']:.0f} %",
+            ),
+        ],
+        rows,
+    )
+    grid.answer = answer_of(state)
+    cases = ", ".join(map(one_line, state.cases[:_MOST_CASES]))
+    more = f" and {len(state.cases) - _MOST_CASES} more" if len(state.cases) > _MOST_CASES else ""
+    grid.below = [f"over {cases}{more}", f"runs: {state.path}"]
+    if state.stopped == "runs":
+        grid.below.append(f"to continue: the same command with --runs {2 * state.most}")
+    low, high = posterior.range() if posterior.step.sum() > 0 else (0, 0)
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "result": {"runs": "not decided"}.get(state.stopped, state.stopped),
+        "range": [state.names[max(0, low - 1)], state.names[high]],
+        "cases": state.cases,
+        "runs": state.runs,
+        "rows": rows,
+    }
+    print_results([Forms([grid], document)], format, file)
