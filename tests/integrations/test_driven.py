@@ -49,8 +49,8 @@ def test_a_training_that_raises_is_the_status(tmp_path):
     on_ranks(tmp_path, 1, {"it": case})
     ends = [Traffic.load(tmp_path / name).end for name in ("raised", "left")]
     assert ends == [
-        {"status": "failed", "reason": "ValueError"},
-        {"status": "interrupted", "reason": "SystemExit"},
+        {"status": "failed", "reason": "ValueError", "message": "x"},
+        {"status": "interrupted", "reason": "SystemExit", "message": ""},
     ]
 
 
