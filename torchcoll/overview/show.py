@@ -222,6 +222,8 @@ _OTHERS = {
     "Comparison": ("comparison.show", "show_comparisons"),
     "Cost": ("training.cost_show", "show_costs"),
     "FittedModel": ("curves.model_show", "show_fits"),
+    "LayoutComparison": ("training.layouts_show", "show_layouts"),
+    "Plan": ("training.plan_show", "show_training_plans"),
     "Scaling": ("curves.scaling_show", "show_scaling"),
     "ShardAdvice": ("training.advice_show", "show_advice"),
     "ShardPlan": ("training.traffic_show", "show_traffic"),
