@@ -36,7 +36,7 @@ from torchcoll.report.chart import (
     PALETTE,
     SCALES,
     Chart,
-    Control,
+    Selector,
     Option,
     band,
     line_style,
@@ -123,7 +123,6 @@ def _curves_chart(
         for points, style, mode, label in kinds:
             traces.append(
                 {
-                    "type": "scatter",
                     "mode": mode,
                     "name": label,
                     "legendgroup": name,
@@ -143,7 +142,7 @@ def _curves_chart(
         text = plain(f"{limit.algorithm} limit of {fabric}: {limit.busbw_gbps:.4g} GB/s")
         traces.append(
             {
-                "type": "scatter", "mode": "lines", "name": text, "text": [text, text],
+                "mode": "lines", "name": text, "text": [text, text],
                 "x": ends, "y": [None, None], "hovertemplate": HOVER,
                 "line": {"color": NEUTRAL, "dash": "dash", "width": 1},
             }
@@ -160,7 +159,7 @@ def _curves_chart(
             "yaxis.ticksuffix": "",
         }
         controls.append(
-            Control(
+            Selector(
                 "figure",
                 (
                     Option("time", {"y": times}, of_time),
@@ -172,7 +171,7 @@ def _curves_chart(
     if bands:
         shown, hidden = ({"opacity": [value] * len(bands)} for value in (1, 0))
         controls.append(
-            Control(
+            Selector(
                 "spread", (Option("shown", shown, {}, bands), Option("hidden", hidden, {}, bands))
             )
         )
@@ -229,20 +228,20 @@ def ratio_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[C
             for row in rows:
                 ratio = row.judged.ratio
                 assert ratio is not None
-                known = ratio.low is not None and ratio.high is not None
-                known = known and (ratio.high or 0) < 100 * ratio.ratio
+                bounded = ratio.low is not None and ratio.high is not None
+                bounded = bounded and (ratio.high or 0) < 100 * ratio.ratio
                 x.append(max(1, row.pair.size_bytes))
                 y.append(rounded(ratio.ratio))
-                above.append(rounded((ratio.high or 0) - ratio.ratio) if known else 0)
-                below.append(rounded(ratio.ratio - (ratio.low or 0)) if known else 0)
-                interval = f" ({ratio.low:.3g} to {ratio.high:.3g})" if known else ""
+                above.append(rounded((ratio.high or 0) - ratio.ratio) if bounded else 0)
+                below.append(rounded(ratio.ratio - (ratio.low or 0)) if bounded else 0)
+                interval = f" ({ratio.low:.3g} to {ratio.high:.3g})" if bounded else ""
                 size = format_size(row.pair.size_bytes)
                 texts.append(f"{size}: {ratio.ratio:.4g}x{interval}<br>{plain(result)}")
                 members = [item.result for item in (*row.pair.base, *row.pair.new)]
                 points.append(keys_of(members, keys))
             traces.append(
                 {
-                    "type": "scatter", "mode": "markers", "name": plain(result),
+                    "mode": "markers", "name": plain(result),
                     "x": x, "y": y, "text": texts, "customdata": points, "hovertemplate": HOVER,
                     "marker": {"symbol": symbol, "color": colour, "size": 9},
                     "error_y": {"array": above, "arrayminus": below, "symmetric": False,
@@ -309,7 +308,7 @@ def calls_chart(
     controls = []
     if len(options) > 1:
         controls.append(
-            Control(
+            Selector(
                 "rank",
                 [
                     Option(
@@ -401,7 +400,7 @@ def _calls_traces(
         counts, middles = number.tolist(), np.exp((edges[:-1] + edges[1:]) / 2).tolist()
     traces.append(
         {
-            "type": "scatter", "mode": "lines", "name": "distribution", "xaxis": "x2",
+            "mode": "lines", "name": "distribution", "xaxis": "x2",
             "x": counts, "y": [seconds(ns) for ns in middles],
             "fill": "tozerox", "line": {"shape": "vhv", "width": 1, "color": PALETTE[0]},
             "showlegend": False, "hovertemplate": "%{x} calls of about %{y:.3~s}s<extra></extra>",
@@ -420,7 +419,7 @@ def _marks(
     name: str, marker: Mapping[str, Any], numbers: list[int], times: Sequence[float]
 ) -> dict[str, Any]:
     return {
-        "type": "scatter", "mode": "markers", "name": name, "marker": dict(marker),
+        "mode": "markers", "name": name, "marker": dict(marker),
         "x": numbers, "y": [seconds(ns) for ns in times],
         "hovertemplate": f"call %{{x}}, {name}: %{{y:.4~s}}s<extra></extra>",
     }  # fmt: skip
@@ -453,7 +452,6 @@ def _first_calls_chart(
         points = [(row, result, ns) for row, result in cases if (ns := getattr(row, name))]
         traces.append(
             {
-                "type": "scatter",
                 "mode": "markers" if several else "lines+markers",
                 "name": title,
                 "x": [max(1, row.size_bytes) for row, _, _ in points],

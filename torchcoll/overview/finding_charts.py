@@ -17,7 +17,7 @@ from torchcoll.report.chart import (
     PALETTE,
     SCALES,
     Chart,
-    Control,
+    Selector,
     Option,
     band,
     line_style,
@@ -54,7 +54,6 @@ def soak_chart(soak: Soaked, run: Run) -> Chart:
         name = plain(case_text(case.case))
         traces.append(
             {
-                "type": "scatter",
                 "mode": "lines+markers" if len(kept) < 60 else "lines",
                 "name": name,
                 "x": [rounded(hours[n], 6) for n in kept],
@@ -120,7 +119,6 @@ def _cold_over_ranks(scales: Sequence[Scale]) -> Chart:
         points = [(s, ns) for s in scales if (ns := getattr(s, f"{name}_ns"))]
         traces.append(
             {
-                "type": "scatter",
                 "mode": "lines+markers",
                 "name": title,
                 "legendgroup": title,
@@ -153,7 +151,6 @@ def _cold_runs(rows: Sequence[ColdRow]) -> Chart:
         points = [(n, row, ns) for n, (row, ns) in enumerate(times) if ns]
         traces.append(
             {
-                "type": "scatter",
                 "mode": "markers" if len(rows) == 1 else "lines+markers",
                 "name": name,
                 "x": [n + 1 for n, _, _ in points],
@@ -203,7 +200,6 @@ def scaling_charts(finding: Scaling) -> list[Chart]:
             first = points[0].time_ns or 1.0
             traces.append(
                 {
-                    "type": "scatter",
                     "mode": "lines+markers",
                     "name": name,
                     "legendgroup": name,
@@ -226,7 +222,7 @@ def scaling_charts(finding: Scaling) -> list[Chart]:
         of_time |= {"yaxis.ticksuffix": "s"}
         of_speed = {"yaxis.title.text": f"times as fast as on {fewest} ranks"}
         of_speed |= {"yaxis.tickformat": "", "yaxis.ticksuffix": ""}
-        figure = Control(
+        figure = Selector(
             "figure",
             (Option("time", {"y": times}, of_time), Option("speed-up", {"y": faster}, of_speed)),
         )
@@ -273,9 +269,7 @@ def transitions_charts(finding: Transitions) -> list[Chart]:
                 "line": line_style(number)["line"],
             }
             drawn.append((law, [size_range.time_ns(step) for step in steps]))
-        traces = [
-            {"type": "scatter", **trace, "y": [seconds(ns) for ns in ys]} for trace, ys in drawn
-        ]
+        traces = [{**trace, "y": [seconds(ns) for ns in ys]} for trace, ys in drawn]
         algbw = [
             [rounded(share * x / ns) for x, ns in zip(trace["x"], ys, strict=True)]
             for trace, ys in drawn
@@ -294,7 +288,7 @@ def transitions_charts(finding: Transitions) -> list[Chart]:
         of_time = {"yaxis.title.text": "time of a call", "yaxis.tickformat": "~s"}
         of_time |= {"yaxis.ticksuffix": "s"}
         of_algbw = {"yaxis.title.text": unit, "yaxis.tickformat": "", "yaxis.ticksuffix": ""}
-        figure = Control(
+        figure = Selector(
             "figure",
             (
                 Option("time", {"y": [trace["y"] for trace in traces]}, of_time),
@@ -335,7 +329,6 @@ def errors_charts(result: Validated) -> list[Chart]:
             style = line_style(number)
             traces.append(
                 {
-                    "type": "scatter",
                     "mode": "lines+markers",
                     "name": counted(ranks, "rank"),
                     "x": [p.size_bytes for p in drawn],

@@ -41,12 +41,12 @@ class Option:
     @property
     def arguments(self) -> list[Any]:
         """Of plotly's ``update``."""
-        found = [dict(self.traces), dict(self.layout)]
-        return found if self.indices is None else [*found, list(self.indices)]
+        values = [dict(self.traces), dict(self.layout)]
+        return values if self.indices is None else [*values, list(self.indices)]
 
 
 @dataclass(frozen=True)
-class Control:
+class Selector:
     """A choice above a chart, whose first option is how the chart is drawn at first."""
 
     label: str
@@ -65,7 +65,7 @@ class Chart:
     title: str
     traces: list[dict[str, Any]]
     layout: dict[str, Any]
-    controls: list[Control] = field(default_factory=list)
+    controls: list[Selector] = field(default_factory=list)
     caption: list[str] = field(default_factory=list)
     key: str = ""
 
@@ -127,7 +127,6 @@ def band(
     colour = PALETTE[number % len(PALETTE)]
     red, green, blue = (int(colour[n : n + 2], 16) for n in (1, 3, 5))
     return {
-        "type": "scatter",
         "x": [x for x, _, _ in points] + [x for x, _, _ in reversed(points)],
         "y": [low for _, low, _ in points] + [high for _, _, high in reversed(points)],
         "mode": "lines",
@@ -175,7 +174,7 @@ def time_axis(title: str = "time of a call") -> dict[str, Any]:
     }
 
 
-SCALES = Control(
+SCALES = Selector(
     "scale",
     (
         Option("log", layout={"yaxis.type": "log"}, indices=()),
