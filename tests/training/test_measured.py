@@ -163,7 +163,7 @@ def test_a_trace_has_computation_and_copies(model):
     assert result.exposed_ns == pytest.approx(GATHER_NS + scatter_ns - MS, rel=1e-3)
     # Most of the scatter runs beside computation.
     assert scatter_ns < 2 * MS
-    assert result.beside_ns == pytest.approx(MS, rel=1e-2)
+    assert result.overlapped_ns == pytest.approx(MS, rel=1e-2)
     planned = GATHER_NS + SCATTER_NS
     assert result.correction.factor[0] == pytest.approx((planned + 1.5 * MS) / planned, rel=1e-3)
 

@@ -38,10 +38,10 @@ def _causes(measured: MeasuredStep) -> Grid:
     ]
     steps = counted(measured.steps, "steady step")
     layout = f"{measured.layout}, " if measured.layout else ""
-    beside = []
-    if measured.beside_ns is not None:
-        text = f"{format_signed(measured.beside_ns)} of slower is in calls beside computation"
-        beside = [text]
+    overlapped = []
+    if measured.overlapped_ns is not None:
+        text = f"{format_signed(measured.overlapped_ns)} of slower is in calls beside computation"
+        overlapped = [text]
     return make_grid(
         [
             (Head("communication", left=True), lambda row: row[0]),
@@ -58,7 +58,7 @@ def _causes(measured: MeasuredStep) -> Grid:
                 f"{counted(measured.ranks, 'rank')}, {steps}"
             )
         ],
-        below=[_CAUSES, *beside, *map(one_line, describe_unmatched(measured))],
+        below=[_CAUSES, *overlapped, *map(one_line, describe_unmatched(measured))],
     )
 
 
@@ -165,13 +165,13 @@ def measured_object(measured: MeasuredStep) -> dict[str, Any]:
         return dict(zip(("value", "low", "high"), values, strict=True))
 
     correction = measured.correction
-    own = {
+    fields = {
         field.name: getattr(measured, field.name)
         for field in dataclasses.fields(measured)
         if field.name not in ("matched", "unmatched", "planned_ns", "correction", "notes")
     }
     return {
-        **own,
+        **fields,
         "planned": ends(measured.planned_ns),
         "slower_ns": measured.slower_ns,
         "factor": ends(correction.factor),

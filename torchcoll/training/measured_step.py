@@ -45,6 +45,7 @@ from torchcoll.training.steps import find_steps
 # Standard deviation, in logarithms, of the factor between runs of one program on one machine
 # (results/benchmarks/corrected-2026-11-27.txt).
 RUN_DEVIATION = 0.15
+_COPIED = ("all_gather", "reduce_scatter")  # what FSDP2 copies for
 _NORMAL_90 = 1.645  # 90 % of a normal distribution are within so many standard deviations
 
 
@@ -102,7 +103,7 @@ class MeasuredStep:
     - steps: how many steady steps count.
     - planned_ns: all matched calls one after another, with the 90 % interval.
     - transfer_ns, late_ns, copies_ns, gaps_ns, computing_ns, exposed_ns, step_ns: see the module.
-    - beside_ns: the share of transfer_ns - planned_ns of calls that ran mostly beside computation.
+    - overlapped_ns: the part of transfer_ns - planned_ns in calls that mostly ran beside computation.
     - correction: what it changes in a plan.
     """
 
@@ -120,7 +121,7 @@ class MeasuredStep:
     computing_ns: float | None
     exposed_ns: float | None
     step_ns: float | None
-    beside_ns: float | None
+    overlapped_ns: float | None
     correction: Correction
     notes: tuple[str, ...] = field(default=())
 
@@ -142,7 +143,7 @@ class _RankStep(NamedTuple):
     """One step on one rank: (transfer, wait) by kind, and times outside of the calls."""
 
     calls: Mapping[CallKind, tuple[float, float]]
-    beside_ns: float
+    overlapped_ns: float
     copies_ns: float  # 0.0 where they are not recorded
     gaps_ns: float | None
     computing_ns: float | None
@@ -201,11 +202,11 @@ def measure_step(
                 if (kind := kinds[rank][index]) is not None:
                     of_kinds[kind].append(index)
             unsplit |= dict.fromkeys(unsplit_reason(joined[rank][i]) for i in indices)
-            own = _rank_step(
+            rank_step = _rank_step(
                 traffic, rank, step, of_kinds, rows, service, transfer, joined[rank], compute_ns
             )
-            if own is not None:
-                of_ranks.append(own)
+            if rank_step is not None:
+                of_ranks.append(rank_step)
         if of_ranks:
             figures.append(_mean(of_ranks))
     if not figures:
@@ -281,8 +282,8 @@ def matched_share(planned: PlannedStep, traffic: Traffic) -> float:
     for rank, by_step in steps.at.items():
         indices = by_step.get(steps.steady[-1] if steps.steady else 0, ())
         captured = _count(_kind(traffic, traffic.calls[rank][index]) for index in indices)
-        both = sum(count for _, _, count in match_kinds(planned.rows, captured))
-        best = max(best, both / max(1, planned.calls, sum(captured.values())))
+        matched = sum(count for _, _, count in match_kinds(planned.rows, captured))
+        best = max(best, matched / max(1, planned.calls, sum(captured.values())))
     return best
 
 
@@ -330,7 +331,7 @@ def _rank_step(
     computing = traffic.computing.get(rank)
     busy = Union(computing or ())
     of_calls: dict[CallKind, tuple[float, float]] = {}
-    beside = 0.0
+    overlapped = 0.0
     for row, kind, count in rows:
         indices = of_kinds.get(kind, ())
         if not indices or any(id(calls[i]) not in service for i in indices):
@@ -339,17 +340,17 @@ def _rank_step(
         share = count / len(indices)
         moved = waited = 0.0
         for index in indices:
-            own = service[id(calls[index])]
+            took = service[id(calls[index])]
             last = transfer[id(joined[index])]
-            last = own if last is None else min(last, own)
-            moved, waited = moved + share * last, waited + share * (own - last)
+            last = took if last is None else min(last, took)
+            moved, waited = moved + share * last, waited + share * (took - last)
             ran = calls[index].span
             if ran and row.prediction and 2 * busy.within(*ran) > ran[1] - ran[0]:
-                beside += share * (last - row.prediction.time_ns)
+                overlapped += share * (last - row.prediction.time_ns)
         before = of_calls.get(kind, (0.0, 0.0))
         of_calls[kind] = before[0] + moved, before[1] + waited
     if span is None:
-        return _RankStep(of_calls, beside, 0.0, None, compute_ns, None, None)
+        return _RankStep(of_calls, overlapped, 0.0, None, compute_ns, None, None)
     begin, end = span
     ran_spans = [call.span for call in calls if call.span]
     in_flight = Union(_clip(each, span) for each in ran_spans)
@@ -359,13 +360,13 @@ def _rank_step(
         busy_ns = busy.within(begin, end)  # with the copies
         covered = Union(_clip(each, span) for each in [*computing, *ran_spans]).total
         exposed, idle = covered - busy_ns, total - covered
-        return _RankStep(of_calls, beside, copies, idle, busy_ns - copies, exposed, total)
+        return _RankStep(of_calls, overlapped, copies, idle, busy_ns - copies, exposed, total)
     if not _blocks(traffic, calls, step):
-        return _RankStep(of_calls, beside, 0.0, None, compute_ns, None, total)
+        return _RankStep(of_calls, overlapped, 0.0, None, compute_ns, None, total)
     rest = max(0.0, total - in_flight.total)
     gaps = None if compute_ns is None else max(0.0, rest - compute_ns)
-    known = rest if compute_ns is None else compute_ns
-    return _RankStep(of_calls, beside, 0.0, gaps, known, in_flight.total, total)
+    computing_ns = rest if compute_ns is None else compute_ns
+    return _RankStep(of_calls, overlapped, 0.0, gaps, computing_ns, in_flight.total, total)
 
 
 def _clip(span: Span, bounds: Span) -> Span:
@@ -389,8 +390,8 @@ def _blocking(traffic: Traffic, ranks: Sequence[int]) -> frozenset[str]:
     for rank in ranks:
         for call in traffic.calls[rank]:
             if call.step is not None or not traffic.steps:
-                known = blocks.get(call.collective, True)
-                blocks[call.collective] = known and _call_blocks(traffic, call)
+                blocks.setdefault(call.collective, True)
+                blocks[call.collective] &= _call_blocks(traffic, call)
     return frozenset(name for name, block in blocks.items() if block)
 
 
@@ -408,7 +409,7 @@ def _mean(of_ranks: Sequence[_RankStep]) -> _RankStep:
     }
     return _RankStep(
         kinds,
-        mean("beside_ns") or 0.0,
+        mean("overlapped_ns") or 0.0,
         mean("copies_ns") or 0.0,
         mean("gaps_ns"),
         mean("computing_ns"),
@@ -477,8 +478,7 @@ def _summarise(
         of_collective[item.collective] += item.planned_ns
         key = item.collective, item.ranks
         sizes[key] = sizes.get(key, frozenset()) | {item.size_bytes}
-    # FSDP2 copies for all_gather and reduce_scatter.
-    copied = [name for name in of_collective if name in ("all_gather", "reduce_scatter")]
+    copied = [name for name in of_collective if name in _COPIED]
     copied_ns = sum(of_collective[name] for name in copied)
 
     def factor(collective: str | None) -> Ends:
@@ -512,7 +512,7 @@ def _summarise(
         computing_ns=mean("computing_ns"),
         exposed_ns=mean("exposed_ns"),
         step_ns=step_ns,
-        beside_ns=mean("beside_ns") if traffic.computing else None,
+        overlapped_ns=mean("overlapped_ns") if traffic.computing else None,
         correction=Correction(
             factor(None),
             {name: factor(name) for name in of_collective},
@@ -591,11 +591,11 @@ def _notes(
         )
     last = figures[-1]
     if last.step_ns is not None and last.gaps_ns is None:
-        known = last.exposed_ns is not None
+        exposed = last.exposed_ns is not None
         notes.append(
             "gaps between calls are not separated from computation: --step-ms says how long it "
             "computes"
-            if known
+            if exposed
             else "gaps are unknown: the calls are asynchronous, and the capture does not record "
             "computation; a trace of torch.profiler does"
         )

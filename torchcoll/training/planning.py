@@ -21,6 +21,7 @@ from torchcoll.curves.model_fit import FittedModel
 from torchcoll.curves.named_machines import as_machine
 from torchcoll.curves.predictor import Predictor
 from torchcoll.curves.published_machine import PublishedMachine
+from torchcoll.inputs import load_traffic
 from torchcoll.training.architectures import Architecture, read_architecture
 from torchcoll.training.config_plan import TrainingOptions
 from torchcoll.training.config_projection import (
@@ -338,16 +339,14 @@ def _training(
     dtypes: tuple[str | None, str | None, str | None],
     layers: LayerOptions,
 ) -> TrainingOptions:
-    own, computed, reduced = (find_dtype(name).name if name else "" for name in dtypes)
-    own = own or find_dtype(architecture.dtype or "bfloat16").name
-    return TrainingOptions(own, computed, reduced, replace(layers, dtype=computed or own))
+    kept, computed, reduced = (find_dtype(name).name if name else "" for name in dtypes)
+    kept = kept or find_dtype(architecture.dtype or "bfloat16").name
+    return TrainingOptions(kept, computed, reduced, replace(layers, dtype=computed or kept))
 
 
 def _captured(source: Any, what: str) -> Traffic:
     if isinstance(source, str | os.PathLike):
-        from torchcoll.importers.traces import read_traffic
-
-        return read_traffic([source])
+        return load_traffic(source)
     if not isinstance(source, Traffic):
         raise UsageError(what, type(source).__name__, "a Traffic, its file or its folder")
     return source
