@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, one_line, tell
+from torchcoll.core.errors import (
+    ForeignError,
+    UnreadableError,
+    UsageError,
+    one_line,
+    path_text,
+    tell,
+)
 from torchcoll.core.file import is_ours, is_traffic, load_own
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.result import Run
@@ -54,6 +61,7 @@ def load(
     holds several runs or nothing usable. Raises UsageError for an impossible collective or ranks,
     and for either with a result file, which states its own.
     """
+    path = path_text(path, "file", "a path; runs and traffic need no load")
     if os.path.isdir(path) or (not os.path.exists(path) and glob.has_magic(os.fspath(path))):
         runs = load_all(expand(path), collective=collective, ranks=ranks)
         check_import_options(runs, collective, ranks)

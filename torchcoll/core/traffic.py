@@ -15,7 +15,7 @@ from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.display import Displayed, as_one_line
-from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.errors import UnreadableError, UsageError, path_text
 from torchcoll.core.file import Writer, is_traffic
 from torchcoll.core.intervals import Span
 from torchcoll.core.jsonl import TRUNCATED, read_records
@@ -229,7 +229,9 @@ class Traffic(Displayed):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new file. Raises UsageError when it exists or cannot be written."""
-        self.write(Writer(Path(path), "Name another file."))
+        self.write(
+            Writer(Path(path_text(path, "path", "a path to write to")), "Name another file.")
+        )
 
     def write(self, writer: Writer) -> None:
         """``save`` to a file that is open, and close it."""
@@ -248,7 +250,7 @@ class Traffic(Displayed):
         or of another major schema, and for a folder without one; UsageError as ``join`` does.
         """
 
-        return load(Path(path))
+        return load(Path(path_text(path, "traffic", "a file or a folder")))
 
 
 def join(parts: Iterable[Traffic]) -> Traffic:

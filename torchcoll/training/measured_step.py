@@ -103,7 +103,7 @@ class MeasuredStep:
     - steps: how many steady steps count.
     - planned_ns: all matched calls one after another, with the 90 % interval.
     - transfer_ns, late_ns, copies_ns, gaps_ns, computing_ns, exposed_ns, step_ns: see the module.
-    - overlapped_ns: the part of transfer_ns - planned_ns in calls that mostly ran beside computation.
+    - overlapped_ns: the part of transfer_ns - planned_ns of calls that ran beside computation.
     - correction: what it changes in a plan.
     """
 
