@@ -67,7 +67,7 @@ TABLE = {
     "overview": (
         {"core", "libraries", "inputs", "stats", "report", *QUESTIONS},
         SCIENCE,
-        {"pyarrow", *DRAWN},
+        {"pyarrow", "store", *DRAWN},
     ),
     "cli": ({"core", "help"}, set(), {"machine", "bench", "report", "shtab"}),
     "help": (set(), set(), set()),

@@ -36,7 +36,7 @@ def test_calls_in_order_of_the_slowest_rank_and_of_each():
     drawn = traces(chart)
     assert (drawn["cold"]["x"], drawn["cold"]["y"]) == ([0], [5e-6])
     assert (drawn["steady"]["x"], drawn["steady"]["y"]) == ([1, 2, 3, 4], [5e-7, 5e-7, 5e-7, 9e-7])
-    slowest, first, _second = chart.controls[0].options
+    slowest, first, _second = chart.selectors[0].options
     assert [slowest.text, first.text] == ["slowest rank", "rank 0"]
     names = [trace["name"] for trace in chart.traces]
     assert first.traces["y"][names.index("steady")] == [4e-7, 1e-7, 3e-7, 2e-7]
@@ -82,7 +82,7 @@ def test_of_many_ranks_the_slow_and_the_fast_can_be_chosen():
     samples[7] = [107, 107, 9000]
     one = result(40, time_ns={"host": samples})
     chart = calls_chart(run(one, ranks=40), one, most_ranks=4)
-    assert [option.text for option in chart.controls[0].options] == [
+    assert [option.text for option in chart.selectors[0].options] == [
         "slowest rank", "rank 0", "rank 7", "rank 20", "rank 39",
     ]  # fmt: skip
     assert "reduced: 4 of 40 ranks can be chosen" in chart.caption
@@ -93,7 +93,7 @@ def test_curves_have_both_figures_and_know_their_cases():
     one = result(4, case=case(size_bytes=MIB), time_ns={"host": [[1_000_000] * 5] * 4})
     (chart,) = curves_charts(picture_of([Side("", [run(one, ranks=4)])]), keys={id(one): "0.0"})
     line = chart.traces[-1]
-    figure = chart.controls[0]
+    figure = chart.selectors[0]
     assert (line["x"], line["y"], line["customdata"]) == ([MIB], [0.001], ["0.0"])
     assert [option.text for option in figure.options] == ["time", "bus bandwidth"]
     assert figure.options[1].traces["y"][-1] == [1.573]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torchcoll.fleet.changes_over_time import PanelHistory
 
 _CELLS = 256  # rows or columns: of more, neighbours are merged
+_TICKS = 16  # ranks that have a tick each
 _NIGHT_ROWS = 500  # nodes, or nights: one pixel of a screen's height for each
 
 
@@ -60,7 +61,9 @@ def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
         "rank %{y}" + (f" to %{{y}} + {step - 1}" if step > 1 else "")
         + "<br>%{x}<br>%{z:.3f} of the median rank<extra></extra>",
     )  # fmt: skip
-    chart.layout["yaxis"] |= {"title": {"text": "rank"}}
+    chart.layout["yaxis"] |= {"title": {"text": "rank"}, "tickformat": "d"}
+    if run.ranks <= _TICKS:
+        chart.layout["yaxis"]["dtick"] = 1
     chart.traces[0]["meta"] = {"keys": [keys_of([result], keys) for result in results]}
     chart.caption = caption
     return chart
@@ -132,9 +135,11 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
     return charts
 
 
-def nights_chart(history: PanelHistory) -> Chart:
+def nights_chart(history: PanelHistory, command: str = "") -> Chart:
     """A row for each node and a column for each night: how much slower the node was than its own
     baseline and the fleet of that night, in %. The slowest node of the last 7 nights is at the top.
+
+    command: shows one night, whose date is in place of ``{x}``.
     """
     from torchcoll.fleet.nights import format_night
 
@@ -155,7 +160,13 @@ def nights_chart(history: PanelHistory) -> Chart:
     hover = "%{y}<br>night of %{x}<br>%{z:+.3~g} %<extra></extra>"
     chart = _heat_map("node by night", merged, nights[::night_step], rows, "slower (%)", hover, 3)
     limit = max(5.0, 100 * math.expm1(history.detectable) if history.judged else 5.0)
-    chart.traces[0] |= {"colorscale": "RdBu", "zmid": 0, "zmin": -limit, "zmax": limit}
+    chart.traces[0] |= {
+        "colorscale": "RdBu",
+        "meta": {"command": command} if command else None,
+        "zmid": 0,
+        "zmin": -limit,
+        "zmax": limit,
+    }
     chart.layout["xaxis"] |= {"type": "category", "nticks": 12}
     chart.layout["yaxis"] |= {"type": "category", "nticks": 20, "automargin": True}
     chart.caption = [
