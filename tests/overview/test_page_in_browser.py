@@ -1,4 +1,4 @@
-"""The HTML report in Chromium: what it draws, where its points lead, and that no text is a script."""
+"""The HTML report in Chromium: what it draws, where its points lead, and that no text runs."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def test_dark_paper_has_light_ink(driver, page):
 
 
 HOSTILE = (
-    "</script><script>window.ran=1</script><img src=x onerror=window.ran=2>\"'`\u2028${ran=3}<b>x</b>"
-    '<a href="javascript:window.ran=4">y</a>{{7*7}}--><!--<script>'
+    "</script><script>window.ran=1</script><img src=x onerror=window.ran=2>\"'`\u2028${ran=3}"
+    '<b>x</b><a href="javascript:window.ran=4">y</a>{{7*7}}--><!--<script>'
 )
 
 
