@@ -52,7 +52,7 @@ from torchcoll.report.sample_views import calls_in_order, rank_of
 if TYPE_CHECKING:
     from torchcoll.verdict.rules import Limit
 
-MOST_CALLS = 1500  # points of one chart: plotly draws more too slowly
+MOST_CALLS = 600  # points of one chart: with more, a choice takes plotly over 0.1 s
 MOST_RANKS = 8  # whose calls can be chosen
 _BINS = 48  # of a histogram
 HOVER = "%{text}<extra></extra>"

@@ -708,7 +708,7 @@ def _calls_charts(document: _Document) -> list[Chart]:
     """The calls of as many cases as a page can hold; of many runs the smallest, a middle and the
     largest size.
     """
-    from torchcoll.overview.charts import calls_chart
+    from torchcoll.overview.charts import MOST_CALLS, calls_chart
     from torchcoll.overview.figures import chosen, sampled
 
     every = [(run, result) for run in document.plain for result in sampled(run)]
@@ -716,7 +716,7 @@ def _calls_charts(document: _Document) -> list[Chart]:
     if len(every) > _CALL_CASES:
         shown = [(run, result) for run in document.plain for result in chosen(run)][:_CALL_CASES]
     ranks = 8 if len(shown) <= 40 else 4 if len(shown) <= 100 else 0
-    points = max(100, min(1500, _CALL_POINTS // (len(shown) * (1 + ranks))))
+    points = max(100, min(MOST_CALLS, _CALL_POINTS // (len(shown) * (1 + ranks))))
     names = {id(run): name for name, run in _named(document.plain)}
     charts = []
     for run, result in shown:
