@@ -36,7 +36,7 @@ QUESTIONS = {
     "verdict",
 }
 SCIENCE = {"numpy", "scipy", "pandas"}
-DRAWN = {"rich", "matplotlib", "pandas", "jinja2", "markupsafe"}
+DRAWN = {"rich", "matplotlib", "pandas", "jinja2", "markupsafe", "plotly"}
 TABLE = {
     "core": (set(), set(), {"tomli", "tomllib"}),
     "libraries": ({"core"}, {"defusedxml"}, set()),
@@ -67,7 +67,7 @@ TABLE = {
     "overview": (
         {"core", "libraries", "inputs", "stats", "report", *QUESTIONS},
         SCIENCE,
-        {"pyarrow", *DRAWN},
+        {"pyarrow", "store", *DRAWN},
     ),
     "cli": ({"core", "help"}, set(), {"machine", "bench", "report", "shtab"}),
     "help": (set(), set(), set()),

@@ -386,16 +386,16 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="FILE",
         help="result files, traffic, logs, topology files, output of other tools, folders of them "
-        "(of torchcoll matrix and versus too); label=PATH makes sides, which are compared with the "
-        "first",
+        "(of torchcoll matrix and versus too), stores of torchcoll collect; label=PATH makes sides, "
+        "which are compared with the first",
     )
     add(
         "-o",
         "--output",
         required=True,
         metavar="FILE",
-        help="report.html, one page that needs nothing else; or report.md, with its pictures in "
-        "files of their own",
+        help="report.html, one page with charts that needs nothing else; or report.md, with its "
+        "pictures in files of their own",
     )
     add("--force", action="store_true", help="replace the page and its pictures")
     add(

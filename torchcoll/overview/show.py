@@ -6,7 +6,7 @@ import html
 import importlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.errors import UsageError, choice, one_line, unknown
@@ -45,10 +45,16 @@ _PIVOT = "pivot:"
 _KINDS = tuple(name for name in DIMENSIONS if not name.startswith("size"))
 
 
-def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = None) -> Grid:
+def table_grid(
+    run: Run,
+    view: View | None = None,
+    verdict: Verdict | None = None,
+    row_keys: Mapping[int, str] | None = None,
+) -> Grid:
     """The table of one run: header lines, one row a case, footnotes, and the verdict.
 
-    verdict: default: by the fabric that the run is known to be of.
+    verdict: default: by the fabric that the run is known to be of. row_keys: by
+    ``id(result)``, the keys of the Grid.
     """
     view = view or View()
     notes = Notes()
@@ -80,6 +86,7 @@ def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = Non
         below=without_verdict(below, verdict),
         styles=[row_style(entry) for entry in entries],
         answer=answer_of(verdict),
+        keys=[row_keys.get(id(entry.result), "") for entry in entries] if row_keys else [],
     )
 
 
