@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import importlib
 import io
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
@@ -217,8 +218,6 @@ def show(
     out.flush()
 
 
-# What has an answer, which is the last line.
-JUDGED = ("Run", "Comparison", "Algorithms", "Cold", "Scaling", "Transitions", "BucketAdvice")
 # What is no run: its type -> the module that shows it, and the function. By name:
 # importing a type of analysis would load numpy for everyone.
 _OTHERS = {
@@ -460,11 +459,16 @@ _STYLE = "white-space: pre; overflow-x: auto; font-family: monospace; line-heigh
 
 
 def html_of(finding: Any) -> str:
-    """The text of ``show``, as text; what judges has its answer first, too."""
-    out = io.StringIO()
-    show(finding, file=out)
-    text, answer = out.getvalue().rstrip("\n"), ""
-    if type(finding).__name__ in JUDGED:
-        answer = text.rpartition("\n")[2]
-    first = f"<p><b>{html.escape(answer)}</b></p>" if answer else ""
-    return f'{first}<pre style="{_STYLE}">{html.escape(text)}</pre>'
+    """The text of ``show``, as text, below the answer if the finding has one."""
+    forms = {}
+    for form in ("table", "json"):
+        out = io.StringIO()
+        show(finding, format=form, file=out)
+        forms[form] = out.getvalue()
+    document = json.loads(forms["json"])
+    answer = (document[0] if isinstance(document, list) else document).get("answer")
+    first = ""
+    if answer:
+        text = Answer(answer["headline"], caveats=answer["caveats"]).text
+        first = f"<p><b>{html.escape(text)}</b></p>"
+    return f'{first}<pre style="{_STYLE}">{html.escape(forms["table"].rstrip())}</pre>'
