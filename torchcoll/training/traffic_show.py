@@ -231,11 +231,9 @@ def _time_grid(over_time: OverTime) -> Grid:
             (Head("wait", "a step", legend=_WAIT), lambda s: format_time(s.wait_ns)),
             (Head("transfer", "a step"), lambda s: format_time(s.transfer_ns)),
             (
-                Head("most often", "last"),
+                Head("most waiting", "caused by"),
                 lambda s: (
-                    "-"
-                    if s.late_share is None
-                    else f"rank {s.late_rank} {s.late_share:.0%} of known"
+                    "-" if s.late_share is None else f"rank {s.late_rank}, {s.late_share:.0%} of it"
                 ),
             ),
         ],
