@@ -186,11 +186,16 @@ class Traffic(Displayed):
         name = f"{type(self).__name__}{where}"
         return as_one_line(f"{name}: {self.source}, {held}, {counted(steps, 'step')}")
 
-    def step(self) -> None:
-        """Marks the end of a training step. Raises UsageError outside of a capture."""
+    def step(self) -> Any:
+        """Marks the end of a training step. Raises UsageError outside of a capture.
+
+        Returns None, except on rank 0 of a capture with ``metrics``, after every eighth captured
+        step: who the others waited for in the last 64 captured steps. Its ``late`` are the ranks
+        that caused more waiting than chance explains, its ``answer`` is a sentence.
+        """
         if self.mark_step is None:
             raise UsageError("step", "no capture", "a step inside of `with torchcoll.capture()`")
-        self.mark_step()
+        return self.mark_step()
 
     def add_group(self, group: Group) -> str:
         """Its name here: ``NAME@2`` where one of that name has other ranks."""

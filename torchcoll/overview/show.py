@@ -232,6 +232,7 @@ _OTHERS = {
     "ShardAdvice": ("training.advice_show", "show_advice"),
     "ShardPlan": ("training.traffic_show", "show_traffic"),
     "Traffic": ("training.traffic_show", "show_traffic"),
+    "TrafficComparison": ("training.traffic_comparison_show", "show_traffic_comparisons"),
     "Transitions": ("curves.transitions_show", "show_transitions"),
     "Trial": ("training.buckets_show", "show_trials"),
 }
