@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bisection.py [SEARCHES]
 
-Each row simulates so many searches (default 200) among 64 versions, at most 120 runs each. Noise
+Each row simulates so many searches (default 200) among 64 versions, at most 180 runs each. Noise
 from run to run: normal, or Student's t with 4 degrees of freedom, with standard deviation sigma.
 The step is at a random version. `oracle` is the mean number of runs of a probabilistic bisection
 that knows the step and the noise, until its posterior is 0.95. Asked for: a wrong version in at
@@ -32,7 +32,7 @@ from torchcoll.reproduction.version_search import (
     same_ends,
 )
 
-VERSIONS, MOST, THRESHOLD = 64, 120, 0.02
+VERSIONS, MOST, THRESHOLD = 64, 180, 0.02
 Noise = Callable[[], float]
 
 
@@ -57,7 +57,7 @@ def search(truth: np.ndarray, draw: Noise) -> tuple[str, Posterior, int]:
 
 
 def oracle(truth: np.ndarray, draw: Noise, step: float, sigma: float) -> int:
-    """Runs until the posterior of one version is 0.95, with step, levels and noise posterior."""
+    """Runs until the posterior of one version is 0.95, with step, levels and noise known."""
     firsts = np.arange(1, len(truth))
     posterior = np.full(len(firsts), 1 / len(firsts))
     runs = 0
@@ -111,7 +111,7 @@ def others(make: Callable[[], np.ndarray], draw: Noise, searches: int) -> str:
 def main() -> None:
     searches = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     title(f"torchcoll bisect: {searches} searches a row, {VERSIONS} versions, at most {MOST} runs")
-    random = np.random.default_rng(331)
+    random = np.random.default_rng(20261127)
     print(
         f"{'noise':8}{'step':>7}{'sigma':>8}{'right':>10}{'wrong':>10}{'several':>10}{'none':>10}"
         f"{'open':>10}{'in range':>10}{'runs':>8}{'oracle':>8}"

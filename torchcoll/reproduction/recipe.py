@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_size
 from torchcoll.core.variables import MASK
@@ -168,14 +168,15 @@ def on_this_machine(recipe: Recipe, usable: Collection[str], accelerators: int) 
     """The part of the recipe that a machine with these backends can run.
 
     usable: names of backends that can be used. accelerators: how many devices of the file's kind
-    there are, without meaning for cpu. Raises UsageError if nothing can be run, with the command.
+    there are, without meaning for cpu. Raises UnavailableError if nothing can be run here, and
+    UsageError if it takes several hosts.
     """
     notes = list(recipe.notes)
     lacking = [name for name in recipe.backends if name not in usable]
     backends = tuple(name for name in recipe.backends if name in usable)
     if not backends or (recipe.device != "cpu" and not accelerators):
         what = " and ".join(lacking) if lacking else recipe.device
-        raise UsageError(
+        raise UnavailableError(
             "this machine",
             f"no {what} on {recipe.device}" if lacking else f"no {what}",
             f"what the file ran on ({counted(recipe.ranks, 'rank')})",
