@@ -228,6 +228,12 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
         show_versions(state, options.format)
     if number:
         return 128 + number
+    if not state.runs:
+        reasons = dict.fromkeys(state.skipped.values())
+        action = f"Its output is in {path}."
+        raise UsageError(
+            "versions", f"none that starts ({'; '.join(reasons)})", "2 or more", action
+        )
     return ExitCode.OK if answer_of(state).level in ("good", "bad") else ExitCode.FAILED
 
 

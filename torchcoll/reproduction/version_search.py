@@ -42,6 +42,7 @@ _SCALES = (1.0, 4.0, 16.0, 100.0)  # steps of one to ten deviations
 # Two steps are only told from one if both are large: three deviations, give or take.
 _SCALES_OF_TWO = (9.0,)
 _LEAST_NOISE = 1e-4  # of a time: clocks and rounding
+_LEAST_RUNS = 2  # of each neighbour of a step, before it is believed
 _LEAST_RUNS_OF_ENDS = 4  # before a step is believed, or the ends are called the same
 _MOST_OF_SEVERAL = 0.05  # probability of no single version at which a step is still named
 _CHANGE_IS_OPEN = 0.3  # probability of no change from which on only the ends are run
@@ -85,11 +86,20 @@ class Posterior:
 
     @property
     def located(self) -> bool:
-        """Whether the version is sure, apart from the number of runs of the ends."""
+        """Whether the version is sure, before it is confirmed."""
         at_most_one = self.none + self.step.sum()
         return bool(
             self.step[self.best] >= SURE * at_most_one and self.two + self.creep <= _MOST_OF_SEVERAL
         )
+
+    @property
+    def unconfirmed(self) -> list[int]:
+        """The versions that need more runs before the step is believed: its neighbours, as one odd
+        run must not decide, and the ends, where a second step would show.
+        """
+        least = dict.fromkeys((self.best - 1, self.best), _LEAST_RUNS)
+        least |= dict.fromkeys((0, len(self.runs) - 1), _LEAST_RUNS_OF_ENDS)
+        return [version for version, count in least.items() if self.runs[version] < count]
 
     @property
     def decided(self) -> str:
@@ -98,7 +108,7 @@ class Posterior:
             return "none"
         if self.two + self.creep >= SURE:
             return "several"
-        if self.located and min(self.runs[0], self.runs[-1]) >= _LEAST_RUNS_OF_ENDS:
+        if self.located and not self.unconfirmed:
             return "step"
         return ""
 
@@ -260,11 +270,12 @@ def same_ends(posterior: Posterior, threshold: float) -> bool:
 
 
 def next_version(posterior: Posterior) -> int:
-    """The version to run next: an end while it is open whether there is a change, or before a step
-    is believed; otherwise the version that tells most.
+    """The version to run next: an end while it is open whether there is a change, one that confirms
+    a step that is sure, otherwise the version that tells most.
     """
     ends = (0, len(posterior.step) - 1)
-    scarce = min(posterior.runs[end] for end in ends) < 2
-    if scarce or posterior.none > _CHANGE_IS_OPEN or posterior.located:
+    if min(posterior.runs[end] for end in ends) < 2 or posterior.none > _CHANGE_IS_OPEN:
         return min(ends, key=lambda end: posterior.runs[end])
+    if posterior.located and posterior.unconfirmed:
+        return min(posterior.unconfirmed, key=lambda version: posterior.runs[version])
     return int(posterior.information.argmax())
