@@ -13,8 +13,8 @@ from made_runs import measured, run
 
 from torchcoll.cli import main
 from torchcoll.core.plausibility import doubts_of
+from torchcoll.reproduction.limit_share import compared_shares, largest, limit_shares
 from torchcoll.reproduction.recipe import recipe_of
-from torchcoll.reproduction.shares import compared_shares, largest, limit_shares
 from torchcoll.verdict.published import publications
 from torchcoll.verdict.published_run import publication_named, run_of
 

@@ -56,8 +56,8 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.matrix.command import launch, number_of
     from torchcoll.report.formats import FORMATS
     from torchcoll.reproduction.agreement import LEAST_RUNS
+    from torchcoll.reproduction.limit_share import plausibility_text
     from torchcoll.reproduction.recipe import recipe_of, unset_settings
-    from torchcoll.reproduction.shares import plausibility_text
     from torchcoll.reproduction.show import answer_of, show_rerun
     from torchcoll.verdict.published_run import publication_named, run_of
 
@@ -131,7 +131,7 @@ def _rerun(
     """Compares the new runs with the file. linked: as in ``limit_shares``, of the file."""
     from torchcoll.core.file import load_own
     from torchcoll.reproduction.agreement import Agreement, agreement
-    from torchcoll.reproduction.shares import compared_shares
+    from torchcoll.reproduction.limit_share import compared_shares
     from torchcoll.reproduction.show import Rerun
     from torchcoll.stats.across_hardware import unlike, unlike_ranks
     from torchcoll.stats.differences import differences_of

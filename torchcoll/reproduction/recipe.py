@@ -113,8 +113,8 @@ def _foreign_recipe(run: Run, ranks: int, hosts: int) -> Recipe:
     note = "the file has no command: it is made from the cases, with the usual calls"
     if run.source:
         note = (
-            f"the file is of {run.source.get('tool') or 'another tool'}: torchcoll measures the same "
-            "cases through torch.distributed, with its own clock and calls"
+            f"the file is of {run.source.get('tool') or 'another tool'}: torchcoll measures the "
+            "same cases through torch.distributed, with its own clock and calls"
         )
     return Recipe(
         ranks,

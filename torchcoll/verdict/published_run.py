@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from torchcoll.core.backends import only_device
+from torchcoll.core.backends import BACKENDS, NCCL, ONECCL, of_family
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import busbw_gbps
 from torchcoll.core.result import CaseResult, Reported, Run
 from torchcoll.verdict.published import Publication, publications
-
-_BACKENDS = {"nccl": "nccl", "rccl": "nccl", "oneccl": "xccl"}
 
 
 def publication_named(name: str) -> Publication | None:
@@ -18,8 +16,8 @@ def publication_named(name: str) -> Publication | None:
 
 def run_of(publication: Publication) -> Run:
     """The entry as a run without samples: the time of a call follows from its busbw."""
-    backend = _BACKENDS[publication.library]
-    device = only_device(backend) or "cuda"
+    backend = of_family(ONECCL if publication.library == ONECCL else NCCL)[0]
+    device = BACKENDS[backend].devices[0]
     ranks, per_host = publication.ranks, max(1, publication.ranks // publication.hosts)
     results = []
     for (collective, size_bytes), by_placement in publication.figures.items():

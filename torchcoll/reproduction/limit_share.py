@@ -97,8 +97,7 @@ def plausibility_text(publication: Publication) -> str:
 def compared_shares(file: Run, new: Run, linked: int | None = None) -> str:
     """Both shares in the largest case that both have; '' where there is none."""
     of_file, of_new = limit_shares(file, linked), limit_shares(new)
-    both = {key: share for key, share in of_file.items() if key in of_new}
-    case = largest(both)
+    case = largest({key: share for key, share in of_file.items() if key in of_new})
     if case is None:
         return ""
     return (
