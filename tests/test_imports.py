@@ -60,7 +60,11 @@ TABLE = {
         set(),
     ),
     "pairs": ({"core", "libraries", "inputs"}, SCIENCE, set()),
-    "reproduction": ({"core", "libraries", "inputs", "stats", "matrix"}, SCIENCE, set()),
+    "reproduction": (
+        {"core", "libraries", "inputs", "stats", "matrix", "curves", "verdict"},
+        SCIENCE,
+        set(),
+    ),
     "contention": ({"core", "libraries", "stats"}, SCIENCE, set()),
     "training": ({"core", "libraries", "inputs", "stats", "curves"}, SCIENCE, set()),
     "integrations": ({"core", "training"}, {"torch"}, set()),
