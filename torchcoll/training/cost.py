@@ -27,6 +27,7 @@ from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ns
 from torchcoll.inputs import load
+from torchcoll.training.exposed import Exposed, find_exposed
 from torchcoll.training.isolated import IsolatedTimes
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
 from torchcoll.training.late import (
@@ -90,6 +91,7 @@ class Cost(Displayed):
     """The result of ``cost``.
 
     - ties: the number of calls in which the last rank is unknown.
+    - exposed: the exposed communication of a step, in all and by module.
     """
 
     rows: list[CostRow]
@@ -98,6 +100,7 @@ class Cost(Displayed):
     traffic: str
     run: str
     notes: list[str] = field(default_factory=list)
+    exposed: Exposed | None = None
 
 
 def cost(
@@ -163,7 +166,8 @@ def cost(
             "all of them, as torchcoll.capture(FOLDER) leaves them: torchcoll.cost(FOLDER, run)"
         )
     names = ", ".join(str(run.path or run.header.get("run_id") or "run") for run in runs)
-    return Cost(rows, late, ties, str(traffic.path or "traffic"), names, notes)
+    exposed = find_exposed(traffic, steps, joined)
+    return Cost(rows, late, ties, str(traffic.path or "traffic"), names, notes, exposed)
 
 
 def _plan_note(rows: Sequence[CostRow]) -> str:

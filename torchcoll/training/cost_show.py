@@ -12,6 +12,7 @@ from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.notes import Notes
+from torchcoll.training.exposed_show import exposed_line, module_grids
 
 if TYPE_CHECKING:
     from torchcoll.training.cost import Cost, CostRow
@@ -73,7 +74,8 @@ def cost_grids(cost: Cost) -> list[Grid]:
         ]
         for row in cost.rows
     ]
-    above = [f"{one_line(cost.traffic)} beside {one_line(cost.run)}", ", ".join(common), _ABOVE]
+    above = [f"{one_line(cost.traffic)} beside {one_line(cost.run)}", ", ".join(common)]
+    above += [exposed_line(cost.exposed) if cost.exposed else "", _ABOVE]
     first = Grid(heads, rows, [line for line in above if line], notes.lines())
     if not rows:
         first.below = ["no calls"]
@@ -94,6 +96,7 @@ def cost_grids(cost: Cost) -> list[Grid]:
     ties = f"{calls}: several ranks had the shortest time{within}, none counts as last"
     return [
         first,
+        *(module_grids(cost.exposed) if cost.exposed else []),
         Grid(late_heads, late, [_LATE] * bool(late), [ties] * bool(cost.ties)),
         Grid([], [], below=[one_line(note) for note in cost.notes]),
     ]
