@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from torchcoll import Traffic, capture, gradient_buckets, shard_traffic
 from torchcoll.importers.traces import read_traffic
-from torchcoll.training.ddp_buckets import bucket_names
+from torchcoll.training.bucket_names import bucket_names
 from torchcoll.training.traffic_table import summarise_traffic
 
 CAP = 1 / 1024

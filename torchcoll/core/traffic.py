@@ -171,7 +171,6 @@ class Traffic(Displayed):
     ranks: int = 1
     calls: dict[int, list[TrafficCall]] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
-    parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
     steps: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     computing: dict[int, list[Span]] = field(default_factory=dict)
     apart: dict[int, list[Span]] = field(default_factory=dict)
@@ -182,6 +181,7 @@ class Traffic(Displayed):
     left_out: int = 0
     path: Path | None = field(default=None, compare=False)
     end: dict[str, Any] = field(default_factory=lambda: {"status": "complete"})
+    parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # While it is being captured:
     mark_step: Callable[[], object] | None = field(default=None, compare=False, repr=False)
 

@@ -120,8 +120,9 @@ def find_exposed(
 def _exposed_spans(traffic: Traffic, rank: int, calls: Sequence[TrafficCall]) -> list[Span]:
     """Returns when calls of a rank were exposed, without those that do not tell it."""
     if rank not in traffic.computing:
-        told = (call for call in calls if call_exposed_ns(traffic, call) is not None)
-        return waiting_spans(traffic, [call for call in told if call.clock == "host"]) or []
+        on_host = [call for call in calls if call.clock == "host"]
+        timed = [call for call in on_host if call_exposed_ns(traffic, call) is not None]
+        return waiting_spans(traffic, timed) or []
     talking = merged(call.span for call in calls if call.span)
     return uncovered(talking, merged(traffic.computing[rank]))
 

@@ -19,16 +19,13 @@ _EXPOSED = (
 
 
 def exposed_line(exposed: Exposed) -> str:
-    """Returns a sentence on how much of a step is exposed; '' if that is not known."""
-    if exposed.total_ns is None or exposed.share is None:
+    """Returns a sentence on how much of a step is exposed; '' if a call does not tell it."""
+    if exposed.total_ns is None or exposed.share is None or exposed.unknown:
         return ""
-    least = "at least " if exposed.unknown else ""
-    text = f"exposed: {least}{format_ns(exposed.total_ns, 3)} a step, {_percent(exposed.share)} of"
-    text += " it (rank with most)"
+    text = f"exposed: {format_ns(exposed.total_ns, 3)} a step, {_percent(exposed.share)} of it"
+    text += " (rank with most)"
     if most := exposed.most:
         text += f"; most by the {one_line(most.text)}: {format_ns(most.exposed_ns or 0, 3)}"
-    if exposed.unknown:
-        text += f"; {exposed.unknown:.3g} calls a step do not tell whether they are"
     return text
 
 
