@@ -85,7 +85,7 @@ ON_RANKS = {
         f"training.{name}"
         for name in (
             *("bucket_trial", "buckets", "capture", "decode", "device_times", "hook"),
-            *("group_names", "meta_model", "player"),
+            *("ddp_buckets", "group_names", "meta_model", "module_names", "player"),
             *("recorded_calls", "replay", "replay_file", "ring_file", "shards", "stall_watch"),
             *("stamps", "waits"),
         )

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torchcoll.core.collectives import find_dtype
-from torchcoll.core.traffic import TrafficCall
+from torchcoll.core.traffic import ROOT, TrafficCall
 from torchcoll.training.plans import Bucket
 from torchcoll.training.sharded import BACKWARD, FORWARD, SEND, UNSHARD, USE, UnitAct
 
@@ -319,6 +319,7 @@ class ShardStep:
             dtypes.pop() if len(dtypes) == 1 else "uint8",  # mixed dtypes are sent as bytes
             group=("shard" if ranks == shards else "resharded") + unit.group,
             asynchronous=False,
+            module=unit.name or ROOT,
         )
 
     def _reduce(self, unit: ShardUnit) -> Iterator[TrafficCall]:
@@ -349,6 +350,7 @@ class ShardStep:
                 op,
                 group=group + unit.group,
                 asynchronous=False,
+                module=unit.name or ROOT,
             )
 
     def _shard_elements(self, parameter: Parameter, unit: ShardUnit) -> int:
