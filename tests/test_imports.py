@@ -44,7 +44,7 @@ TABLE = {
     "importers": ({"core", "libraries"}, set(), set()),
     "machine": ({"core", "libraries"}, {"torch"}, set()),
     "bench": ({"core", "libraries", "machine"}, {"torch"}, {"overview.live", "report", "verdict"}),
-    "inputs": ({"core"}, set(), {"importers.registry", "libraries"}),
+    "inputs": ({"core"}, set(), {"importers.registry", "importers.traces", "libraries"}),
     "matrix": ({"core", "libraries", "inputs"}, set(), {"machine"}),
     "verdict": ({"core", "libraries", "inputs", "pairs"}, set(), {"fleet", "store"}),
     "stats": ({"core", "libraries", "inputs"}, SCIENCE, set()),
@@ -295,12 +295,16 @@ def test_the_check_of_what_is_loaded_sees_it():
     assert loaded_by("numpy") == ["numpy"]
 
 
-PUBLIC = ["Case", "FittedModel", "Prediction", "Run", "Spec", "TorchcollError", "Traffic"]
+PUBLIC = ["Advice", "Algorithms", "BucketAdvice", "BucketPlan", "Case", "Cold", "Comparison"]
+PUBLIC += ["Cost", "FittedModel", "LayoutComparison", "Plan", "Prediction", "Run", "Scaling"]
+PUBLIC += ["ShardAdvice", "ShardPlan", "Spec", "TorchcollError", "Traffic", "Transitions"]
+PUBLIC += ["Trial", "Verdict"]
 PUBLIC += ["advise", "algorithms", "capture", "check", "cold", "compare", "cost", "ddp_hook"]
 PUBLIC += [
     "fit_model",
     "gradient_buckets",
     "load",
+    "plan",
     "plot",
     "predict",
     "replay",

@@ -46,6 +46,8 @@ def table(
     ``cold``, ``scaling``, ``transitions``, ``cost`` or ``advise`` found the ``rows`` of its JSON.
     Raises UsageError for other readings of these, and for anything else.
     """
+    if clock is not None and not isinstance(clock, str):
+        raise UsageError("clock", type(clock).__name__, "host, device or issue")
     runs = list(source) if isinstance(source, list | tuple) else [source]
     if runs and all(isinstance(run, Run) for run in runs):
         frames = [_run_table(run, over_ranks, clock) for run in runs if isinstance(run, Run)]

@@ -168,8 +168,8 @@ def show(
         reported: dict[str, Any] = {"percentiles": percentiles, "clock": clock, "metric": metric}
         reported |= {"view": None if view == "cases" else view}
         reported |= {"over-ranks": None if over_ranks == "max" else over_ranks}
-        reported |= {"nccl-log": ", ".join(split_list(nccl_log)) or None}
-        reported |= {"topology": ", ".join(split_list(topology)) or None}
+        reported |= {"nccl-log": ", ".join(split_list(nccl_log, "nccl-log")) or None}
+        reported |= {"topology": ", ".join(split_list(topology, "topology")) or None}
         _show_others(others, len(sources), format, columns, file, reported, every)
         return
     choice(format, "format", RUN_FORMATS)
@@ -179,18 +179,26 @@ def show(
     if topology:
         from torchcoll.libraries.shares import load_limits
 
-        limits = load_limits(split_list(topology))
+        limits = load_limits(split_list(topology, "topology"))
     expected = None
     if nccl_log:
         from torchcoll.libraries.nccl.expected import TuningTables
 
-        expected = TuningTables(split_list(nccl_log)).filled
+        expected = TuningTables(split_list(nccl_log, "nccl-log")).filled
     readings = View(
-        split_list(columns), split_list(percentiles), over_ranks, clock, limits, expected, verbose
+        split_list(columns, "columns"),
+        split_list(percentiles, "percentiles"),
+        over_ranks,
+        clock,
+        limits,
+        expected,
+        verbose,
     )
     out = Destination(file)
     by_collective = view is None and format == "table" and out.terminal
     view = view or "cases"
+    if not isinstance(view, str):
+        raise UsageError("view", type(view).__name__, f"one of {', '.join(VIEWS)}, {_PIVOT}KEY")
     if not view.startswith(_PIVOT) and view not in VIEWS:
         raise unknown("view", view, (*VIEWS, f"{_PIVOT}KEY"))
     _check_together(readings, format, view, metric)
@@ -228,6 +236,8 @@ _OTHERS = {
     "Comparison": ("comparison.show", "show_comparisons"),
     "Cost": ("training.cost_show", "show_costs"),
     "FittedModel": ("curves.model_show", "show_fits"),
+    "LayoutComparison": ("training.layouts_show", "show_layouts"),
+    "Plan": ("training.plan_show", "show_training_plans"),
     "Scaling": ("curves.scaling_show", "show_scaling"),
     "ShardAdvice": ("training.advice_show", "show_advice"),
     "ShardPlan": ("training.traffic_show", "show_traffic"),
@@ -257,10 +267,12 @@ def _show_others(
         expected = f"a run, a file, or one of {', '.join(_OTHERS)}"
         raise UsageError("show", kinds[0], expected)
     if columns and kinds[0] not in ("Traffic", "ShardPlan"):
-        raise UsageError("columns", ",".join(split_list(columns)), f"none with {kinds[0]}")
+        raise UsageError(
+            "columns", ",".join(split_list(columns, "columns")), f"none with {kinds[0]}"
+        )
     module, name = _OTHERS[kinds[0]]
     show_them = getattr(importlib.import_module(f"torchcoll.{module}"), name)
-    more: dict[str, Any] = {"columns": split_list(columns)} if columns else {}
+    more: dict[str, Any] = {"columns": split_list(columns, "columns")} if columns else {}
     more |= {"every": True} if every and kinds[0] == "Comparison" else {}
     show_them(others, format, file, **more)
 

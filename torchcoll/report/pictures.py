@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import UnavailableError, UsageError, one_line
+from torchcoll.core.errors import UnavailableError, UsageError, one_line, path_text
 from torchcoll.core.units import format_size, format_time
 from torchcoll.report.destination import check_new, write_file
 
@@ -48,7 +48,7 @@ def check_path(path: str | os.PathLike[str], force: bool = True) -> Path:
 
     force: one that is there may be replaced.
     """
-    file = Path(path)
+    file = Path(path_text(path, "picture", "a path"))
     if file.suffix.lower() not in SUFFIXES:
         raise UsageError("picture", path, f"a name that ends in one of {', '.join(SUFFIXES)}")
     if not file.parent.is_dir():
