@@ -1,4 +1,5 @@
-"""What DDP, FSDP2 with HSDP, and ZeroRedundancyOptimizer send in a step, from shapes alone.
+"""What DDP, FSDP2 with HSDP, ZeroRedundancyOptimizer and Megatron-LM's distributed optimizer send in
+a step, from shapes alone.
 
 ``torchcoll gradients``, ``plan`` and ``advise`` all take their calls from here. A model comes from
 its modules (training/buckets.py, training/shards.py) or from its config.json
@@ -10,6 +11,8 @@ rebuild_buckets, and torch/nn/parallel/distributed.py, _ddp_init_helper. FSDP2:
 torch/distributed/fsdp/_fully_shard: _fsdp_collectives.py for the sizes, _fsdp_param_group.py and
 _fsdp_state.py for the order. ZeroRedundancyOptimizer:
 torch/distributed/optim/zero_redundancy_optimizer.py, _partition_parameters and _sync_params.
+Megatron-LM's distributed optimizer (megatron/core, commit d98e8a64): DistributedOptimizer.
+_compute_per_buffer_param_layout in optimizer/distrib_optimizer.py, with optimizer/param_layout.py.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import importlib.metadata
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.traffic import TrafficCall
@@ -128,6 +132,43 @@ def zero_redundancy_calls(
             for size, dtype in zip(sizes, dtypes, strict=True)
         ]
     return calls
+
+
+class PaddedBucket(NamedTuple):
+    """A bucket of Megatron-LM's distributed optimizer: its elements with padding, and parameters."""
+
+    elements: int
+    names: tuple[str, ...]
+
+
+def distributed_optimizer_buckets(
+    parameters: Sequence[Parameter], ranks: int, limit: int | None, alone: str = ""
+) -> list[PaddedBucket]:
+    """Returns the buckets of Megatron-LM's distributed optimizer, in the order of the gradients.
+
+    - parameters: of one model chunk and one group, in order of registration. Buckets take them in
+      reverse.
+    - limit: elements that close a bucket; None: one bucket for all.
+    - alone: a parameter with a bucket of its own: the embedding that two stages share.
+
+    A parameter begins at a multiple of 64 elements, and a bucket ends at a multiple of the least
+    common multiple of the ranks and 128.
+    """
+    divisor = math.lcm(ranks, 128)
+    buckets: list[PaddedBucket] = []
+    end, names = 0, []
+    for parameter in reversed(parameters):
+        if parameter.name == alone and names:
+            buckets.append(PaddedBucket(-(-end // divisor) * divisor, tuple(names)))
+            end, names = 0, []
+        end = -(-end // 64) * 64 + parameter.elements
+        names.append(parameter.name)
+        if (limit is not None and end >= limit) or parameter.name == alone:
+            buckets.append(PaddedBucket(-(-end // divisor) * divisor, tuple(names)))
+            end, names = 0, []
+    if names:
+        buckets.append(PaddedBucket(-(-end // divisor) * divisor, tuple(names)))
+    return buckets
 
 
 @dataclass(eq=False)
