@@ -205,7 +205,7 @@ class _StagePlan:
         }
         self.gathered: dict[tuple[int, int], Hashable] = {}
         self.reduced: Hashable = None
-        self.peak_bytes = 0
+        self.peak_bytes = self.kept_bytes = self.trained_bytes = 0  # of FSDP2
 
     def plan(self) -> ConfigPlan:
         if self.layout.sharded:
@@ -504,6 +504,8 @@ class _StagePlan:
             False if pipeline or layout.data == ZERO2 else None,
         )
         step.run(root)
+        self.kept_bytes += step.kept_bytes(root)
+        self.trained_bytes += step.kept_bytes(root, trainable=True)
         return step, {number: units[unit] for number, unit in enumerate(root.walk())}
 
     def _write_acts(
@@ -571,41 +573,39 @@ class _StagePlan:
     def _memory(self) -> Memory:
         """Returns the memory of the rank, with Adam's two states for each parameter.
 
-        ZERO1 has float32 copies of the parameters in its optimizer state (12 bytes for each
-        parameter), as Megatron-LM has for 16-bit parameters; elsewhere the states have the
-        parameters' dtype, as in torch.optim.AdamW. Activations: V. Korthikanti et al.,
-        arXiv 2205.05198, equations 1 to 4, without the part of the attention scores, which
+        FSDP2 pads the shards of each parameter to equal ones. ZERO1 has float32 copies of 16-bit
+        parameters in its optimizer state: 12 bytes for each parameter (Megatron-LM,
+        megatron/training/theoretical_memory_usage.py, num_bytes_per_parameter). Elsewhere the
+        states have the parameters' dtype, as in torch.optim.AdamW. Activations: V. Korthikanti et
+        al., arXiv 2205.05198, equations 1 to 4, without the part of the attention scores, which
         FlashAttention does not keep: 34 bytes for each token and hidden column of a layer in 16-bit
         types, 2 with checkpointing; in the pipeline as many micro-batches as are in flight.
+        ``tests/training/test_memory.py`` has those of FSDP2 and DDP that torch really allocates.
         """
         layout = self.layout
+        if layout.sharded:
+            kept, trained = float(self.kept_bytes), float(self.trained_bytes)
+            buffers = float(self.peak_bytes)
+            return Memory(kept, trained, 2 * trained, buffers, self._activations())
         seen: dict[str, Weight] = {}
         for blocks in self.chunks:
             for block in blocks:
                 for weight in block.weights:
                     seen.setdefault(weight.name, weight)
-        whole = {False: 0.0, True: 0.0}  # elements of a rank before FSDP2, of experts or others
+        whole = {False: 0.0, True: 0.0}  # elements of a rank, of experts or others
         for weight in seen.values():
             whole[weight.expert and layout.ep > 1] += math.prod(self._local(weight))
-        shards = layout.shards * layout.cp
-        divided = {False: shards, True: max(1, shards // layout.ep)}
-        if not layout.sharded:
-            replicas = layout.replicas * layout.shards * layout.cp
-            divided = {False: replicas, True: max(1, replicas // layout.ep)}
-        kept = sum(whole[e] / divided[e] for e in whole)
+        replicas = layout.replicas * layout.shards * layout.cp
+        kept = whole[False] / replicas + whole[True] / max(1, replicas // layout.ep)
         elements = sum(whole.values())
-        gradient_itemsize = self._reduce_itemsize if layout.data == ZERO1 else self.itemsize
-        if layout.sharded:
-            parameters = kept * self.itemsize
-            gradients, optimizer, buffers = parameters, 2 * parameters, float(self.peak_bytes)
-        elif layout.data == ZERO1:
-            parameters, gradients = elements * self.itemsize, elements * gradient_itemsize
+        parameters = elements * self.itemsize
+        if layout.data == ZERO1:
+            gradients = elements * self._reduce_itemsize
             optimizer, buffers = kept * (12 if self.itemsize < 4 else 8), 0.0
         else:
-            parameters = gradients = elements * self.itemsize
-            states = kept * self.itemsize if layout.data == TORCH_ZERO else parameters
-            optimizer = 2 * states
-            buffers = gradients if layout.replicas * layout.shards * layout.cp > 1 else 0.0
+            gradients = parameters
+            optimizer = 2 * (kept * self.itemsize if layout.data == TORCH_ZERO else parameters)
+            buffers = gradients if replicas > 1 else 0.0
         return Memory(parameters, gradients, optimizer, buffers, self._activations())
 
     def _activations(self) -> float:

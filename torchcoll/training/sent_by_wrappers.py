@@ -211,8 +211,9 @@ class ShardStep:
     - param_dtype, reduce_dtype: names of torch's dtypes, as in MixedPrecisionPolicy.
     - reshard: as reshard_after_forward of fully_shard.
     - acts: the calls and the acts around them.
-    - peak_bytes: the largest number of bytes that a rank holds of whole parameters, whole gradients
-      and what is being reduced.
+    - peak_bytes: the largest number of bytes that a rank holds of whole parameters, whole gradients,
+      and what is being gathered or reduced. An all_gather's output is copied out, and in the forward
+      pass it is freed after the next one's copy (_fsdp_param_group.py, wait_for_unshard).
     """
 
     shards: int
@@ -245,13 +246,16 @@ class ShardStep:
         root_too = self.reshard and (self.reshard_ranks > 0 or torch_version() >= (2, 8))
         held: dict[ShardUnit, int] = {}
         sending = 0  # input bytes of the last reduce_scatter, kept until the next one is issued
+        received: dict[ShardUnit, int] = {}  # bytes of all_gathers that are not copied out
+        copied = 0  # bytes of the last one that was copied out in the forward pass
 
         def act(kind: str, unit: ShardUnit, calls: int = 0, elements: int = 0) -> None:
             indices = tuple(range(len(self.calls) - calls, len(self.calls)))
             self.acts.append(UnitAct(kind, numbers[unit], indices, elements))
 
         def note(more: int = 0) -> None:
-            self.peak_bytes = max(self.peak_bytes, sum(held.values()) + sending + more)
+            total = sum(held.values()) + sum(received.values()) + copied + sending + more
+            self.peak_bytes = max(self.peak_bytes, total)
 
         def gather(unit: ShardUnit) -> None:
             if unit.parameters and unit not in unsharded:
@@ -260,17 +264,23 @@ class ShardStep:
                 self.calls.append(call)
                 act(UNSHARD, unit, 1)
                 unsharded.add(unit)
-                held[unit] = held.get(unit, 0) + call.bytes_out
+                received[unit] = call.bytes_out
                 note()
 
-        def use(unit: ShardUnit) -> None:
+        def use(unit: ShardUnit, in_forward: bool = False) -> None:
+            nonlocal copied
             if unit.parameters:
                 act(USE, unit)
-                held[unit] = self._gathered_bytes(unit)  # its resharded copy is freed
+                whole = self._gathered_bytes(unit)
+                if unit in received:
+                    note(whole)
+                    output = received.pop(unit)
+                    copied = output if in_forward else 0
+                held[unit] = whole  # its resharded copy is freed
 
         def forward(unit: ShardUnit) -> None:
             gather(unit)
-            use(unit)
+            use(unit, in_forward=True)
             for entry in unit.body:
                 if isinstance(entry, ShardUnit):
                     forward(entry)
@@ -312,6 +322,7 @@ class ShardStep:
                 note(gradients)
 
         forward(root)
+        copied = 0
         backward(root)
         # If no gradient reaches the input, a callback at the end of the backward pass reduces.
         for unit in root.walk():
@@ -320,10 +331,16 @@ class ShardStep:
 
     def sharded_bytes(self, root: ShardUnit) -> int:
         """Returns the bytes of parameters and gradients that a rank keeps."""
+        return self.kept_bytes(root) + self.kept_bytes(root, trainable=True)
+
+    def kept_bytes(self, root: ShardUnit, trainable: bool = False) -> int:
+        """Returns the bytes of a rank's shards with their padding: of all parameters, or of those
+        with a gradient.
+        """
         return sum(
-            self._shard_elements(p, unit) * p.itemsize * (2 if p.trainable else 1)
+            self._shard_elements(p, unit) * p.itemsize
             for unit in root.walk()
-            for p in unit.parameters.values()
+            for p in (unit.trainable if trainable else unit.parameters.values())
         )
 
     def _shards(self, unit: ShardUnit) -> int:
