@@ -118,7 +118,9 @@ class MixtureOfExperts(nn.Module):
         experts = self.gate.out_features
         chosen = torch.arange(count).remainder(experts)
         order = chosen.argsort(stable=True)
-        scores = self.gate(tokens).softmax(-1).repeat_interleave(self.top_k, 0)[order, chosen[order]]
+        scores = (
+            self.gate(tokens).softmax(-1).repeat_interleave(self.top_k, 0)[order, chosen[order]]
+        )
         numbers = torch.bincount(chosen, minlength=experts)
         received = all_to_all_single(numbers, None, None, self.group)
         sent = numbers.view(self.ranks, -1).sum(1).tolist()
@@ -215,8 +217,8 @@ def _attend_backward(query, key, value, out, logsumexp, is_causal, grad_out):
 
 
 class RingAttention(torch.autograd.Function):
-    """torch's context parallel attention over all ranks, with the kernel of CPUs: torch registers it
-    for those of GPUs only.
+    """torch's context parallel attention over all ranks, with the kernel of CPUs: torch registers
+    those of GPUs only.
     """
 
     @staticmethod

@@ -1,20 +1,22 @@
-"""Is the layout that `torchcoll plan` calls fastest the fastest? Real steps over links of known rates.
+"""Is the layout that `torchcoll plan` calls fastest the fastest? Real steps over shaped links.
 
     python tests/benchmarks/layouts.py FOLDER [--pieces N]
 
 30 settings: 2, 4 and 8 gloo ranks, each on a host of its own (a network namespace behind a shaped
 link: root, ip and tc needed), two rates, and five small Llamas. In each, six layouts of the same
 model with the same tokens in a step are really trained for a few steps, in turns. The prediction
-is `torchcoll plan` with a model that `torchcoll model fit` made of collectives, measured on the same
-links alone. FOLDER keeps what was measured: --pieces N measures the next N pieces (collectives on
-a number of hosts, or a setting) and ends; without it, all that is missing, and then the report.
+is `torchcoll plan` with a model that `torchcoll model fit` made of collectives, which were measured
+alone on the same links. FOLDER keeps what was measured: --pieces N measures the next N pieces
+(collectives on a number of hosts, or a setting) and ends; without it, all that is missing, and then
+the report.
 
 - communication: the time in which a rank has any call in flight, of the rank for which it is least
-  (the others wait for it too), of each step; the median over the steps, with a 95 % interval of the
-  median (order statistics).
+  (the others wait for it too), of each step; the median over the steps, with a 95 % interval of
+  the median (order statistics).
 - step: from a barrier to the end on the last rank. exposed: the step without its computation. That
-  is a bracket: the ranks share the cores of one machine, so that a rank computes as long as alone at
-  least, and as all of them at once at most. Both were measured without any communication.
+  is a bracket: the ranks share the cores of one machine, so that a rank computes at least as long as
+  alone, and at most as long as all at once. Both were measured on the plain model, without any
+  communication: what the wrappers compute counts as exposed.
 - Kendall's tau-b is over the pairs of layouts of a setting whose communication differs by more than
   10 % with disjoint intervals. The order by bytes (what a rank sends in a step) has its own.
 """
@@ -127,7 +129,9 @@ def build(layout: ParallelLayout, model: Model) -> tuple[Any, Callable[[], None]
         mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         if parallel:
             split_over_tp(inner, mesh["tp"], layout.sequence_parallel)
-        data = mesh[tuple(name for name in sizes if name != "tp")] if sizes.keys() - {"tp"} else None
+        data = (
+            mesh[tuple(name for name in sizes if name != "tp")] if sizes.keys() - {"tp"} else None
+        )
         for module in (*inner.layers, inner) if data else ():
             kept = {"reshard_after_forward": False} if layout.data == "zero2" else {}
             fully_shard(module, mesh=data, **kept)
@@ -230,6 +234,189 @@ def missing(folder: Path) -> Iterator[Callable[[], None]]:
             yield lambda each=setting: measure_setting(folder, each)  # type: ignore[misc]
 
 
+# Reporting
+
+
+@dataclass(frozen=True)
+class Row:
+    """A layout in a setting. Times in ms, with the ends of their intervals.
+
+    - computed: [alone, together] of ``compute_times``; steps: predicted with each of them.
+    - sent: bytes of a rank.
+    """
+
+    setting: Setting
+    layout: str
+    comm: tuple[float, float, float]
+    predicted: tuple[float, float, float]
+    sent: float
+    step: tuple[float, float, float]
+    steps: tuple[float, float]
+    exposed: tuple[float, float]
+    predicted_exposed: tuple[float, float]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, and its interval of 95 % or more by order statistics (of all, if too few)."""
+    ordered = sorted(values)
+    count = len(ordered)
+    outside = 0
+    while 2 * scipy.stats.binom.cdf(outside, count, 0.5) <= 0.05:
+        outside += 1
+    outside = max(0, outside - 1)
+    return statistics.median(ordered), ordered[outside], ordered[-1 - outside]
+
+
+def rows_of(folder: Path, setting: Setting, machine: Any) -> list[Row]:
+    found = json.loads((folder / setting.file).read_text())
+    alone, together = (ns / 1e6 for ns in found["computed"])
+    plans = [planned(setting, machine, compute) for compute in (alone, together)]
+    rows = []
+    for text, times in found["times"].items():
+        flights, steps = ([ns / 1e6 for ns in column] for column in zip(*times, strict=True))
+        fast, slow = (plan[parse_layout(text)].step for plan in plans)
+        step = interval(steps)
+        rows.append(
+            Row(
+                setting,
+                text,
+                interval(flights),
+                tuple(ns / 1e6 for ns in fast.comm_ns),
+                fast.sent_bytes,
+                step,
+                (fast.step_ns[0] / 1e6, slow.step_ns[0] / 1e6),
+                (max(0.0, step[0] - together), step[0] - alone),
+                tuple(sorted(each.exposed_ns[0] / 1e6 for each in (fast, slow))),
+            )
+        )
+    return rows
+
+
+def planned(setting: Setting, machine: Any, compute_ms: float) -> dict[ParallelLayout, LayoutRow]:
+    model = setting.model
+    config = llama_config(model.layers, model.widths)
+    architecture: Architecture = parse_config(config, model.name)
+    layouts = [parse_layout(text) for text in LAYOUTS[setting.ranks]]
+    options = TrainingOptions("float32", layers=LayerOptions("float32"))
+    batch = Batch(1, 1, model.tokens)
+    compared = compare_layouts(machine, architecture, layouts, batch, options, compute_ms * 1e6)
+    return {row.layout: row for row in compared.rows}
+
+
+def tau(pairs: Sequence[tuple[Row, Row]], value: Callable[[Row], float]) -> tuple[float, int]:
+    """Kendall's tau-b of a value with the measured communication over these pairs."""
+    score = same = 0
+    for one, other in pairs:
+        difference = (value(one) - value(other)) * (one.comm[0] - other.comm[0])
+        score += (difference > 0) - (difference < 0)
+        same += difference == 0
+    return score / math.sqrt(len(pairs) * (len(pairs) - same)), len(pairs)
+
+
+def report(folder: Path) -> None:
+    title("Layouts planned and really trained over shaped links")
+    rows: list[Row] = []
+    for mbit in RATES:
+        curves = [str(folder / curve_file(n, mbit)) for n in COUNTS]
+        machine = fit_model(curves).model
+        rows += [
+            row
+            for setting in SETTINGS
+            if setting.mbit == mbit and (folder / setting.file).exists()
+            for row in rows_of(folder, setting, machine)
+        ]
+    settings = list(dict.fromkeys(row.setting for row in rows))
+    by_setting = {each: [row for row in rows if row.setting == each] for each in settings}
+    print("ms; communication and step: median; predicted / measured communication")
+    for setting, own in by_setting.items():
+        print(f"\n{setting.ranks} ranks, {setting.mbit} Mbit/s, {setting.model.name}")
+        for row in own:
+            ratio = row.predicted[0] / row.comm[0]
+            held = row.predicted[1] <= row.comm[2] and row.comm[1] <= row.predicted[2]
+            print(
+                f"  {row.layout:15} measured {text_of(row.comm):28} predicted "
+                f"{text_of(row.predicted):28} {ratio:5.2f}{' ' if held else '*'} "
+                f"sent {row.sent / 1e6:6.2f} MB  step {row.step[0]:6.1f}, predicted "
+                f"{row.steps[0]:6.1f} to {row.steps[1]:6.1f}  exposed {row.exposed[0]:6.1f} to "
+                f"{row.exposed[1]:6.1f}, predicted {row.predicted_exposed[0]:6.1f} to "
+                f"{row.predicted_exposed[1]:6.1f}"
+            )
+    summary(by_setting)
+
+
+def text_of(ends: Sequence[float]) -> str:
+    return f"{ends[0]:6.1f} ({ends[1]:.1f} to {ends[2]:.1f})"
+
+
+def summary(by_setting: dict[Setting, list[Row]]) -> None:
+    rows = [row for own in by_setting.values() for row in own]
+    print(f"\n{len(by_setting)} settings, {len(rows)} layouts")
+    held = sum(r.predicted[1] <= r.comm[2] and r.comm[1] <= r.predicted[2] for r in rows)
+    print(f"predicted and measured intervals overlap in {held} of {len(rows)} (* where not)")
+    kinds = {"all": rows}
+    for kind in ("dp", "fsdp", "zero2", "zero-torch", "hsdp"):
+        kinds[kind] = [
+            r for r in rows if parse_layout(r.layout).data == kind and "tp" not in r.layout
+        ]
+    kinds["with tp"] = [r for r in rows if "tp" in r.layout]
+    for kind, own in kinds.items():
+        if len(own) < 2:
+            continue
+        ratio, low, high = geometric_interval([r.predicted[0] / r.comm[0] for r in own])
+        errors = [abs(math.log(r.predicted[0] / r.comm[0])) for r in own]
+        error = math.exp(statistics.median(errors))
+        print(
+            f"predicted / measured communication, {kind}: {ratio:.2f} (95 % {low or 0:.2f} to "
+            f"{high or 0:.2f}), median error {error:.2f}x, {len(own)} rows"
+        )
+    pairs = [
+        (one, other)
+        for own in by_setting.values()
+        for number, one in enumerate(own)
+        for other in own[:number]
+        if max(one.comm[0], other.comm[0]) > 1.1 * min(one.comm[0], other.comm[0])
+        and (one.comm[1] > other.comm[2] or other.comm[1] > one.comm[2])
+    ]
+    orders: dict[str, Callable[[Row], float]] = {
+        "torchcoll plan": lambda row: row.predicted[0],
+        "bytes sent": lambda row: row.sent,
+    }
+    for name, value in orders.items():
+        found, count = tau(pairs, value)
+        best = sum(
+            chosen_ratio(own, value, lambda r: r.comm[0]) <= 1.1 for own in by_setting.values()
+        )
+        print(
+            f"order by {name}: tau-b {found:.2f} over {count} pairs; the chosen layout's "
+            f"communication is within 10 % of the best in {best} of {len(by_setting)}"
+        )
+    orders = {
+        "torchcoll plan, computation as alone": lambda row: row.steps[0],
+        "torchcoll plan, computation as of all ranks at once": lambda row: row.steps[1],
+        "bytes sent": lambda row: row.sent,
+    }
+    for name, value in orders.items():
+        best = sum(
+            chosen_ratio(own, value, lambda r: r.step[0]) <= 1.1 for own in by_setting.values()
+        )
+        print(
+            f"step of the layout chosen by {name}: within 10 % of the best in {best} of "
+            f"{len(by_setting)}"
+        )
+    inside = sum(
+        r.exposed[0] <= r.predicted_exposed[1] and r.predicted_exposed[0] <= r.exposed[1]
+        for r in rows
+    )
+    print(f"brackets of exposed time overlap in {inside} of {len(rows)}")
+
+
+def chosen_ratio(
+    own: Sequence[Row], value: Callable[[Row], float], cost: Callable[[Row], float]
+) -> float:
+    """The cost of the layout with the least value, by the least cost."""
+    return cost(min(own, key=value)) / min(map(cost, own))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -241,6 +428,8 @@ def main() -> None:
         if number == asked.pieces:
             return
         measure()
+    if asked.pieces is None:
+        report(folder)
 
 
 if __name__ == "__main__":

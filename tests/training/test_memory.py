@@ -28,7 +28,9 @@ def step(model):
 def allocated(tensors):
     """Bytes of their storages, each once."""
     local = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in local}.values())
+    return sum(
+        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in local}.values()
+    )
 
 
 def kept(model):

@@ -1,5 +1,5 @@
-"""What DDP, FSDP2 with HSDP, ZeroRedundancyOptimizer and Megatron-LM's distributed optimizer send in
-a step, from shapes alone.
+"""What the wrappers of a model send in a step, from shapes alone: DDP, FSDP2 with HSDP,
+ZeroRedundancyOptimizer, and Megatron-LM's distributed optimizer.
 
 ``torchcoll gradients``, ``plan`` and ``advise`` all take their calls from here. A model comes from
 its modules (training/buckets.py, training/shards.py) or from its config.json
@@ -135,7 +135,9 @@ def zero_redundancy_calls(
 
 
 class PaddedBucket(NamedTuple):
-    """A bucket of Megatron-LM's distributed optimizer: its elements with padding, and parameters."""
+    """A bucket of Megatron-LM's distributed optimizer: its elements with padding, and its
+    parameters.
+    """
 
     elements: int
     names: tuple[str, ...]
@@ -211,9 +213,10 @@ class ShardStep:
     - param_dtype, reduce_dtype: names of torch's dtypes, as in MixedPrecisionPolicy.
     - reshard: as reshard_after_forward of fully_shard.
     - acts: the calls and the acts around them.
-    - peak_bytes: the largest number of bytes that a rank holds of whole parameters, whole gradients,
-      and what is being gathered or reduced. An all_gather's output is copied out, and in the forward
-      pass it is freed after the next one's copy (_fsdp_param_group.py, wait_for_unshard).
+    - peak_bytes: the largest number of bytes that a rank holds of whole parameters, whole
+      gradients, and what is being gathered or reduced. The output of an all_gather is copied out,
+      and in the forward pass freed after the copy of the next one (_fsdp_param_group.py,
+      wait_for_unshard).
     """
 
     shards: int
