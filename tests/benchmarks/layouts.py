@@ -14,8 +14,8 @@ the report.
   (the others wait for it too), of each step; the median over the steps, with a 95 % interval of
   the median (order statistics).
 - step: from a barrier to the end on the last rank. exposed: the step without its computation. That
-  is a bracket: the ranks share the cores of one machine, so that a rank computes at least as long as
-  alone, and at most as long as all at once. Both were measured on the plain model, without any
+  is a bracket: the ranks share the cores of one machine, so that a rank computes at least as long
+  as alone, and at most as long as all at once. Both were measured on the plain model, without any
   communication: what the wrappers compute counts as exposed.
 - Kendall's tau-b is over the pairs of layouts of a setting whose communication differs by more than
   10 % with disjoint intervals. The order by bytes (what a rank sends in a step) has its own.

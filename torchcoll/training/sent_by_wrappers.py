@@ -158,7 +158,8 @@ def distributed_optimizer_buckets(
     """
     divisor = math.lcm(ranks, 128)
     buckets: list[PaddedBucket] = []
-    end, names = 0, []
+    end = 0
+    names: list[str] = []
     for parameter in reversed(parameters):
         if parameter.name == alone and names:
             buckets.append(PaddedBucket(-(-end // divisor) * divisor, tuple(names)))
