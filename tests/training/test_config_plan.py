@@ -284,6 +284,15 @@ def test_comparison_keeps_the_tokens_and_begins_with_the_pareto_set():
         assert any(
             better.cost <= row.cost and better.memory_bytes <= row.memory_bytes for better in best
         )
+    # Within so many bytes only the layouts that shard the parameters fit.
+    needed = {row.layout.name: row.memory_bytes for row in comparison.rows}
+    limit = (needed["fsdp=8"] + needed["zero1=8"]) / 2
+    limited = compare_layouts(None, architecture, layouts, parse_batch("1x8"), FP32, None, limit)
+    fits = {row.layout.name: row.fits for row in limited.rows}
+    assert fits == {name: size <= limit for name, size in needed.items()}
+    assert fits["fsdp=8"] and not fits["zero1=8"]
+    assert not any(row.pareto for row in limited.rows if not row.fits)
+    assert [row.fits for row in limited.rows] == sorted(fits.values(), reverse=True)
     costs = {row.layout.name: row.cost for row in comparison.rows}
     # Half of an all_gather and of a reduce_scatter is as much as an all_reduce.
     assert costs["zero1=8"] == pytest.approx(costs["dp=8"], rel=0.05)  # its padding

@@ -515,6 +515,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="layouts on --ranks, compared: dp,fsdp,hsdp,fsdp+tp=8+sp",
     )
+    add("--memory-gb", metavar="GB", help="with --compare: of a GPU, such as 80; what fits it")
     add(
         "--machine",
         metavar="NAME|FILE",
@@ -549,7 +550,7 @@ _REPLACED = {  # options of earlier versions
 }
 _OF_CONFIG = (
     *("parallel", "batch", "compare", "dtype", "param_dtype", "reduce_dtype", "checkpointing"),
-    *("ring", "capacity_factor"),
+    *("ring", "capacity_factor", "memory_gb"),
 )
 
 
@@ -655,9 +656,20 @@ def _plan_config(
         if len(ranks) != 1:
             raise UsageError("ranks", options.ranks or "none", "one number with --compare")
         layouts = parse_layouts(options.compare, ranks[0])
-        comparison = compare_layouts(machine, architecture, layouts, batch, training, compute_ns)
+        limit = options.memory_gb
+        comparison = compare_layouts(
+            machine,
+            architecture,
+            layouts,
+            batch,
+            training,
+            compute_ns,
+            None if limit is None else 1e9 * _parse_positive(limit, "memory-gb"),
+        )
         show_layouts(comparison, options.format)
         return ExitCode.OK
+    if options.memory_gb is not None:
+        raise UsageError("memory-gb", options.memory_gb, "--compare with it")
     if options.parallel is None and not ranks:
         raise UsageError("parallel", "none", "a layout such as fsdp=64, or --ranks N")
     layout = parse_layout(options.parallel or "fsdp", ranks[0] if ranks else None)

@@ -306,6 +306,7 @@ class _StagePlan:
         gathers = self._bucket_gathers()
         buckets = self._buckets()
         reduced: list[Hashable] = []
+        ready = [[in_order_of_gradients(b.weights) for b in blocks] for blocks in self.chunks]
         for micro_batch in range(self.batch.micro_batches):
             last = micro_batch == self.batch.micro_batches - 1
             for number, blocks in enumerate(self.chunks):
@@ -317,11 +318,10 @@ class _StagePlan:
                     self.writer.block((*calls.forward, *calls.experts_forward))
                 self._send_activations(number, forward=True)
             for number, blocks in reversed(list(enumerate(self.chunks))):
-                for block in reversed(blocks):
+                for block, weights in zip(reversed(blocks), reversed(ready[number]), strict=True):
                     calls = self._calls(block)
                     self.writer.block((*calls.experts_backward, *calls.backward))
                     # A gradient is ready in proportion to the elements of those before it.
-                    weights = in_order_of_gradients(block.weights)
                     active = self.architecture.active_elements(block)
                     total = sum(weight.elements for weight in weights) or 1
                     for weight in weights:
@@ -377,11 +377,12 @@ class _StagePlan:
         """Returns the calls that the gradient of each parameter completes, by its name."""
         sent: dict[str, list[SentCall]] = {}
         if self.layout.data == ZERO1:
+            trained = (p.name for expert in (True, False) for p in self._trained(expert))
+            order = {name: number for number, name in enumerate(trained)}
             for group, bucket in self._padded_buckets():
                 size_bytes = bucket.elements * self._reduce_itemsize
                 call = SentCall(group, "reduce_scatter", size_bytes, "gradients", REST_OF_BACKWARD)
-                order = [p.name for expert in (True, False) for p in self._trained(expert)]
-                last = max(bucket.names, key=order.index)
+                last = max(bucket.names, key=order.__getitem__)
                 sent.setdefault(last, []).append(call)
             return sent
         for expert in (False, True):
