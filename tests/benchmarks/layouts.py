@@ -16,7 +16,8 @@ the report.
 - step: from a barrier to the end on the last rank. exposed: the step without its computation. That
   is a bracket: the ranks share the cores of one machine, so that a rank computes at least as long
   as alone, and at most as long as all at once. Both were measured on the plain model, without any
-  communication: what the wrappers compute counts as exposed.
+  communication: what the wrappers compute counts as exposed. The prediction is from the low end of
+  its 90 % interval to the high end, with either computation.
 - Kendall's tau-b is over the pairs of layouts of a setting whose communication differs by more than
   10 % with disjoint intervals. The order by bytes (what a rank sends in a step) has its own.
 """
@@ -241,7 +242,8 @@ def missing(folder: Path) -> Iterator[Callable[[], None]]:
 class Row:
     """A layout in a setting. Times in ms, with the ends of their intervals.
 
-    - computed: [alone, together] of ``compute_times``; steps: predicted with each of them.
+    - steps: predicted with the computation as alone, and as all ranks at once.
+    - exposed, predicted_exposed: brackets.
     - sent: bytes of a rank.
     """
 
@@ -286,7 +288,10 @@ def rows_of(folder: Path, setting: Setting, machine: Any) -> list[Row]:
                 step,
                 (fast.step_ns[0] / 1e6, slow.step_ns[0] / 1e6),
                 (max(0.0, step[0] - together), step[0] - alone),
-                tuple(sorted(each.exposed_ns[0] / 1e6 for each in (fast, slow))),
+                (
+                    min(each.exposed_ns[1] for each in (fast, slow)) / 1e6,
+                    max(each.exposed_ns[2] for each in (fast, slow)) / 1e6,
+                ),
             )
         )
     return rows

@@ -1,6 +1,8 @@
 """How well a model of few numbers of ranks predicts others: `torchcoll model fit`.
 
-    python tests/benchmarks/rank_counts.py
+    python tests/benchmarks/rank_counts.py [SOURCE]
+
+SOURCE: the rows whose source begins with it, such as H100, alone.
 
 Times on several numbers of hosts, each fitted on two or three of them, the commonest data (one host
 and several) among them, and compared on the others:
@@ -18,6 +20,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -200,7 +203,8 @@ def main() -> None:
           f"{'in 90 %':>8} {'width':>8}")  # fmt: skip
     groups: dict[tuple[str, tuple[int, ...]], list[Case]] = {}
     for case in [*published(), *simulated()]:
-        groups.setdefault((case.source, case.trained), []).append(case)
+        if not sys.argv[1:] or case.source.startswith(sys.argv[1]):
+            groups.setdefault((case.source, case.trained), []).append(case)
     for (source, trained), cases in groups.items():
         show(source, ", ".join(map(str, trained)), [score(case) for case in cases])
 
