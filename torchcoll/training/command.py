@@ -540,6 +540,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="layouts on --ranks, compared: dp,fsdp,hsdp,fsdp+tp=8+sp",
     )
+    add("--memory-gb", metavar="GB", help="with --compare: of a GPU, such as 80; what fits it")
     add(
         "--machine",
         metavar=_MACHINE,
@@ -579,7 +580,7 @@ _REPLACED = {  # options of earlier versions
 }
 _OF_CONFIG = (
     *("parallel", "batch", "compare", "param_dtype", "reduce_dtype", "checkpointing"),
-    *("ring", "capacity_factor"),
+    *("ring", "capacity_factor", "memory_gb"),
 )
 
 
@@ -641,6 +642,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         "checkpointing": options.checkpointing,
         "ring": options.ring,
         "capacity_factor": number("capacity_factor"),
+        "memory_gb": number("memory_gb"),
     }
     result = make_plan(**arguments)
     if isinstance(result, LayoutComparison):
