@@ -36,7 +36,7 @@ QUESTIONS = {
     "verdict",
 }
 SCIENCE = {"numpy", "scipy", "pandas"}
-DRAWN = {"rich", "matplotlib", "pandas", "jinja2", "markupsafe"}
+DRAWN = {"rich", "matplotlib", "pandas", "jinja2", "markupsafe", "plotly"}
 TABLE = {
     "core": (set(), set(), {"tomli", "tomllib"}),
     "libraries": ({"core"}, {"defusedxml"}, set()),
