@@ -343,7 +343,7 @@ def test_rank_0_is_killed_in_an_exchange(launch, where, number, after):
 
 
 @pytest.mark.parametrize("text", ["garbage", '{"a": 1}', '["d0", null]', "[" * 9999])
-@pytest.mark.parametrize(("writer", "key"), [(0, "d10"), (1, "g11/1"), (1, "alive/1")])
+@pytest.mark.parametrize(("writer", "key"), [(0, "d13"), (1, "g14/1"), (1, "alive/1")])
 def test_a_damaged_value_in_the_store(launch, writer, key, text):
     """Who reads it is innocent, and who should have written it has."""
 
