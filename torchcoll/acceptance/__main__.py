@@ -54,8 +54,8 @@ class _KitParser(argparse.ArgumentParser):
         raise UsageError(message, action=action)
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Raises UsageError."""
+def command_line() -> argparse.ArgumentParser:
+    """The options of the kit."""
     parser = _KitParser(
         prog=f"python -m {_PROGRAM}",
         description="Prove torchcoll and this machine, in at most 20 minutes; writes one archive.",
@@ -73,7 +73,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--master-port", type=int, default=29500, help="of node 0; 100 ports from here on are used")
     add("-o", "--output", type=Path, default=Path(), metavar="FOLDER", help="for the archive")
     add("--hash-names", action="store_true", help="hash names of hosts and users, and addresses")
-    options = parser.parse_args(list(argv))
+    return parser
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Raises UsageError."""
+    options = command_line().parse_args(list(argv))
     names = [name.strip() for name in options.parts.split(",")]
     for name in names:
         if name not in PARTS:
