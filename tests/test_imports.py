@@ -22,6 +22,7 @@ ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 # What a file may import at its top: our packages, or files of one, and others; and what besides
 # inside a function, or for type checkers only. `torchcoll` itself is free: it loads nothing.
 QUESTIONS = {
+    "acceptance",
     "comparison",
     "contention",
     "curves",
@@ -67,6 +68,11 @@ TABLE = {
     ),
     "contention": ({"core", "libraries", "stats"}, SCIENCE, set()),
     "training": ({"core", "libraries", "inputs", "stats", "curves"}, SCIENCE, set()),
+    "acceptance": (
+        {"core", "libraries", "importers", "matrix", "forcing"},
+        set(),
+        {"training", "torch"},
+    ),
     "integrations": ({"core", "training"}, {"torch"}, set()),
     "overview": (
         {"core", "libraries", "inputs", "stats", "report", *QUESTIONS},
@@ -81,6 +87,11 @@ TABLE = {
 # Files that run on ranks, in packages of questions.
 ON_RANKS = {
     *("pairs.__main__", "pairs.bisect", "pairs.pairs_run"),
+    *(
+        f"acceptance.{name}_probe"
+        for name in ("capture", "clock", "error", "fault", "first_call", "machine")
+    ),
+    "acceptance.probe",
     *(
         f"training.{name}"
         for name in (
