@@ -249,7 +249,7 @@ def _nights(document: _Document, arguments: Sequence[str]) -> None:
     panels = panels_of(summaries_of(arguments), parse_night_start("12:00"))
     if not panels:
         raise UsageError("nights", " ".join(arguments), "runs with dates and times")
-    words = shlex.join(arguments)
+    quoted = shlex.join(arguments)
     for panel in panels:
         if len(panel.nodes) < 2:
             continue
@@ -259,21 +259,21 @@ def _nights(document: _Document, arguments: Sequence[str]) -> None:
         document.add(
             title,
             [history_grid(history, False)],
-            f"torchcoll history {words}",
+            f"torchcoll history {quoted}",
             [
                 _Drawing(
                     "How much slower each node was in each night",
                     None,
-                    partial(_nights_charts, history, words),
+                    partial(_nights_charts, history, quoted),
                 )
             ],
         )
 
 
-def _nights_charts(history: PanelHistory, words: str) -> list[Chart]:
+def _nights_charts(history: PanelHistory, quoted: str) -> list[Chart]:
     from torchcoll.overview.heat_maps import nights_chart
 
-    return [nights_chart(history, f"torchcoll fleet {words} --night {{x}}")]
+    return [nights_chart(history, f"torchcoll fleet {quoted} --night {{x}}")]
 
 
 def _title(material: Material) -> str:
