@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from torchcoll.comparison.compare import Comparison
-    from torchcoll.fleet.changes_over_time import PanelHistory
     from torchcoll.report.chart import Chart
 
 _OPEN = 3  # runs up to which their tables are open
@@ -243,6 +242,7 @@ def _nights(document: _Document, arguments: Sequence[str]) -> None:
     from torchcoll.fleet.history_show import history_grid
     from torchcoll.fleet.nights import parse_night_start
     from torchcoll.fleet.panel import panels_of
+    from torchcoll.overview.heat_maps import nights_charts
     from torchcoll.store.sources import summaries_of
 
     # As torchcoll history without options.
@@ -264,16 +264,11 @@ def _nights(document: _Document, arguments: Sequence[str]) -> None:
                 _Drawing(
                     "How much slower each node was in each night",
                     None,
-                    partial(_nights_charts, history, quoted),
+                    partial(nights_charts, history, f"torchcoll fleet {quoted} --night {{x}}"),
+                    "nodes",
                 )
             ],
         )
-
-
-def _nights_charts(history: PanelHistory, quoted: str) -> list[Chart]:
-    from torchcoll.overview.heat_maps import nights_chart
-
-    return [nights_chart(history, f"torchcoll fleet {quoted} --night {{x}}")]
 
 
 def _title(material: Material) -> str:
