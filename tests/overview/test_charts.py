@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from handmade import MIB, case, result, run
 from made_pairs import pairs_run
@@ -12,13 +13,15 @@ from made_runs import run as launch
 
 from torchcoll.comparison.compare import compare
 from torchcoll.core.plausibility import summarise_run
+from torchcoll.fleet.changes_over_time import PanelHistory
+from torchcoll.fleet.panel import Panel, baseline_nights, deviations, split_fleet_and_nodes
 from torchcoll.overview.charts import (
     calls_chart,
     curves_charts,
     first_calls_charts,
     ratio_charts,
 )
-from torchcoll.overview.heat_maps import pairs_charts, ranks_chart
+from torchcoll.overview.heat_maps import nights_charts, pairs_charts, ranks_chart
 from torchcoll.overview.plot import picture_of
 from torchcoll.pairs.matches import read_pairs
 from torchcoll.report.chart import PALETTE, line_style, plain, reduced
@@ -154,6 +157,28 @@ def test_pairs_are_symmetric_and_blank_on_the_diagonal():
         assert len(z) == 5
     first = pairs_charts(pairs)[0].traces[0]["z"]
     assert first[0][1] == first[1][0] is not None
+
+
+def test_a_node_that_became_slow_is_at_the_top():
+    """100 nodes of which node 37 is 10 % slow in the last 5 of 30 nights; of more than 80
+    nodes those with the slowest weeks are shown first.
+    """
+    nodes, nights = 100, 30
+    generator = np.random.default_rng(1)
+    log_times = generator.normal(0, 0.002, (nights, nodes, 1)).astype(np.float32)
+    log_times[25:, 37] += np.log(1.1)
+    names = tuple(f"node{n}" for n in range(nodes))
+    panel = Panel("", 8, 0, names, (None,), log_times, np.full((nights, nodes), -1), [])
+    split = split_fleet_and_nodes(deviations(panel, baseline_nights(panel.present)), np.ones(1))
+    history = PanelHistory(panel, (), 0.03, 20, (), (), (), (), split.nodes, split.fleet)
+    slowest, every = nights_charts(history, "torchcoll fleet x --night {x}")
+    (trace,) = slowest.traces
+    assert trace["y"][0] == "node37" and len(trace["y"]) == 40 and len(trace["x"]) == nights
+    assert trace["z"][0][24] == pytest.approx(0, abs=1.5)
+    assert trace["z"][0][25:] == pytest.approx([10] * 5, abs=1.5)
+    assert "reduced: 40 of 100 nodes" in slowest.caption
+    assert len(every.traces[0]["z"]) == 100
+    assert trace["meta"]["command"] == "torchcoll fleet x --night {x}"
 
 
 def test_texts_are_no_markup_and_nothing_is_nan():

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from torchcoll.comparison.compare import Comparison
-    from torchcoll.fleet.changes_over_time import PanelHistory
     from torchcoll.report.chart import Chart
 
 _OPEN = 3  # runs up to which their tables are open
@@ -243,13 +242,14 @@ def _nights(document: _Document, arguments: Sequence[str]) -> None:
     from torchcoll.fleet.history_show import history_grid
     from torchcoll.fleet.nights import parse_night_start
     from torchcoll.fleet.panel import panels_of
+    from torchcoll.overview.heat_maps import nights_charts
     from torchcoll.store.sources import summaries_of
 
     # As torchcoll history without options.
     panels = panels_of(summaries_of(arguments), parse_night_start("12:00"))
     if not panels:
         raise UsageError("nights", " ".join(arguments), "runs with dates and times")
-    words = shlex.join(arguments)
+    quoted = shlex.join(arguments)
     for panel in panels:
         if len(panel.nodes) < 2:
             continue
@@ -259,21 +259,16 @@ def _nights(document: _Document, arguments: Sequence[str]) -> None:
         document.add(
             title,
             [history_grid(history, False)],
-            f"torchcoll history {words}",
+            f"torchcoll history {quoted}",
             [
                 _Drawing(
                     "How much slower each node was in each night",
                     None,
-                    partial(_nights_charts, history, words),
+                    partial(nights_charts, history, f"torchcoll fleet {quoted} --night {{x}}"),
+                    "nodes",
                 )
             ],
         )
-
-
-def _nights_charts(history: PanelHistory, words: str) -> list[Chart]:
-    from torchcoll.overview.heat_maps import nights_chart
-
-    return [nights_chart(history, f"torchcoll fleet {words} --night {{x}}")]
 
 
 def _title(material: Material) -> str:

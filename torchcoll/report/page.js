@@ -101,6 +101,15 @@
     return words(trace.text?.[point] ?? `${trace.name ?? ""} ${trace.x[point]}: ${trace.y[point]}`);
   };
 
+  const scalable = plot => { // so that print can scale a chart to the width of the paper
+    const frame = plot.querySelector(".svg-container");
+    const { width, height } = plot._fullLayout;
+    frame.style.aspectRatio = `${width} / ${height}`;
+    for (const svg of plot.querySelectorAll(".main-svg")) {
+      svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    }
+  };
+
   const show = async group => {
     const Plotly = await load();
     const chart = group.charts[group.index];
@@ -119,6 +128,8 @@
       ...chart.caption.map(line => node("li", { textContent: line })));
     if (group.drawn) return;
     group.drawn = true;
+    group.plot.on("plotly_afterplot", () => scalable(group.plot));
+    scalable(group.plot);
     group.plot.on("plotly_click", event => {
       const { curveNumber, pointNumber } = event.points[0];
       describe(group, curveNumber, pointNumber);
