@@ -634,7 +634,9 @@ class Run(Displayed):
         each: ``case``, a row for each case, with the columns of ``torchcoll.table``: times in ns,
         bandwidths in GB/s. Or ``call``, a row for each case, clock, rank and call, cold calls
         included: ``rank``, ``clock``, ``kind`` (cold, warmup, ramp_up or steady), ``call`` (its
-        number in the case), ``calls_per_sample`` and ``time_ns``. Raises UsageError for another value.
+        number in the case), ``calls_per_sample`` and ``time_ns``.
+
+        Raises UsageError for another value of ``each``.
         """
         return import_module("torchcoll.overview.frames").run_frame(self, each)
 
