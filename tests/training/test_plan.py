@@ -24,7 +24,7 @@ from torchcoll.training.config_projection import project_parameters
 from torchcoll.training.plan_show import show_training_plans
 from torchcoll.training.projection import STRONG, WEAK, Plan, PlannedStep
 from torchcoll.training.sharded import BACKWARD, FORWARD
-from torchcoll.training.step_program import SentCall
+from torchcoll.training.step_program import ProgramWriter, SentCall, StepProgram
 from torchcoll.training.traffic_projection import StepStage, plan_traffic, stage_program
 
 MS = 1e6
@@ -190,6 +190,22 @@ def test_a_group_whose_ranks_are_on_different_hosts():
     assert calls_by_rank["tp"] == pytest.approx(317_601, rel=0.01)
     # 10 us + 14 x 5 us, and 1.75 x 8 x 16M at 20 GB/s: the groups share the links of a host.
     assert calls_by_rank["dp"] == pytest.approx(11_824_051, rel=0.01)
+
+
+def test_groups_that_leave_a_host_take_turns():
+    """Two calls of 30 from 30 on, and 10 of work after the second: to 100 on one network; if tp
+    stays on its host, both end at 60.
+    """
+    writer = ProgramWriter()
+    writer.work(FORWARD, 1.0)
+    writer.work(BACKWARD, 1.0)
+    writer.start(SentCall("dp", "all_reduce", 1))
+    writer.block([SentCall("tp", "all_reduce", 1)])
+    writer.work(FORWARD, 1.0)
+    program = StepProgram(tuple(writer.acts))
+    lanes = {"dp": "network", "tp": "network"}
+    assert program.step_ns(lambda sent: 30.0, PASSES, lanes) == 30 + 60 + 10
+    assert program.step_ns(lambda sent: 30.0, PASSES) == 30 + 30 + 10
 
 
 def test_shards_that_are_not_gathered_again(model):

@@ -23,7 +23,7 @@ from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.collectives import exchange_with_splits, uneven
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.intervals import Span, Union, exposed, merged
-from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.core.traffic import ROOT, Group, Traffic, TrafficCall
 from torchcoll.importers.base import itemsize, whole
 from torchcoll.importers.kineto_copies import find_copies
 from torchcoll.importers.kineto_events import (
@@ -33,6 +33,7 @@ from torchcoll.importers.kineto_events import (
     assign_kernels,
     event_device,
     find_issued,
+    find_units,
     read_events,
     read_steps,
     zero_ns,
@@ -378,6 +379,11 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     steps = sorted(read_steps(events).items())
     spans = [span for _, span in steps]
     timed = _timed(pairs, works, computing, kernels, on_device)
+    units = find_units(events, calls)
+    timed = [
+        dataclasses.replace(call, module=units[issued] or ROOT) if issued in units else call
+        for call, (issued, _) in zip(timed, pairs, strict=True)
+    ]
     traffic_calls = _numbered(pairs, _in_steps(timed, spans))
     # Calls without sizes are dropped after numbering. ``fill_from_root`` fills those of a scatter.
     traffic_calls = [

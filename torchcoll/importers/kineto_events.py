@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import itemgetter
 from sys import intern
 from typing import Any
 
@@ -37,6 +38,11 @@ _ANNOTATION = re.compile(r"(?:nccl|rccl|xccl|hccl|ucc|mpi):\w")
 _WITH_ARGS = (PARAM, "c10d::", "_c10d_functional::", "gloo:")
 _NO_ARGS: Mapping[str, Any] = {}
 _LIBRARY = re.compile(r"nccl|rccl|oneccl|xccl", re.IGNORECASE)
+
+
+# Ranges in which FSDP2 issues calls, with the name of the unit (FSDPParamGroup._with_fqn of torch);
+# the outermost module has none.
+_UNIT = re.compile(r"FSDP::(?:all_gather|post_backward_reduce)(?: \((.+)\))?$")
 
 
 @dataclass(eq=False, slots=True)
@@ -251,6 +257,27 @@ def _thread_calls(events: Sequence[Event]) -> tuple[list[IssuedCall], list[Span]
         outer for outer in issued_calls.values() if outer.event.name != PARAM or _has_call(outer)
     ]
     return calls_made, [(e.start, e.end) for e in events if e not in busy]
+
+
+def find_units(events: Iterable[Event], calls: Iterable[IssuedCall]) -> dict[IssuedCall, str]:
+    """The unit of FSDP2 that issued each call, '' for the outermost module.
+
+    It has no calls that no unit issued, and none at all if torch did not name any unit.
+    """
+    ranges: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
+    for event in events:
+        if event.category == "user_annotation" and (match := _UNIT.match(event.name)):
+            ranges[event.thread].append((event.start, event.end, match[1] or ""))
+    if not any(name for of_thread in ranges.values() for _, _, name in of_thread):
+        return {}
+    units = {}
+    for call in calls:
+        of_thread = ranges.get(call.event.thread, [])
+        # They do not contain each other.
+        index = bisect_right(of_thread, call.event.start, key=itemgetter(0)) - 1
+        if index >= 0 and call.event.end <= of_thread[index][1]:
+            units[call] = of_thread[index][2]
+    return units
 
 
 def _has_call(issued: IssuedCall) -> bool:

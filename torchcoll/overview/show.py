@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 import importlib
 import io
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.errors import UsageError, choice, one_line, unknown
@@ -45,10 +46,16 @@ _PIVOT = "pivot:"
 _KINDS = tuple(name for name in DIMENSIONS if not name.startswith("size"))
 
 
-def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = None) -> Grid:
+def table_grid(
+    run: Run,
+    view: View | None = None,
+    verdict: Verdict | None = None,
+    row_keys: Mapping[int, str] | None = None,
+) -> Grid:
     """The table of one run: header lines, one row a case, footnotes, and the verdict.
 
-    verdict: default: by the fabric that the run is known to be of.
+    verdict: default: by the fabric that the run is known to be of. row_keys: by
+    ``id(result)``, the keys of the Grid.
     """
     view = view or View()
     notes = Notes()
@@ -80,6 +87,7 @@ def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = Non
         below=without_verdict(below, verdict),
         styles=[row_style(entry) for entry in entries],
         answer=answer_of(verdict),
+        keys=[row_keys.get(id(entry.result), "") for entry in entries] if row_keys else [],
     )
 
 
@@ -218,8 +226,6 @@ def show(
     out.flush()
 
 
-# What has an answer, which is the last line.
-JUDGED = ("Run", "Comparison", "Algorithms", "Cold", "Scaling", "Transitions", "BucketAdvice")
 # What is no run: its type -> the module that shows it, and the function. By name:
 # importing a type of analysis would load numpy for everyone.
 _OTHERS = {
@@ -236,6 +242,7 @@ _OTHERS = {
     "ShardAdvice": ("training.advice_show", "show_advice"),
     "ShardPlan": ("training.traffic_show", "show_traffic"),
     "Traffic": ("training.traffic_show", "show_traffic"),
+    "TrafficComparison": ("training.traffic_comparison_show", "show_traffic_comparisons"),
     "Transitions": ("curves.transitions_show", "show_transitions"),
     "Trial": ("training.buckets_show", "show_trials"),
 }
@@ -465,11 +472,16 @@ _STYLE = "white-space: pre; overflow-x: auto; font-family: monospace; line-heigh
 
 
 def html_of(finding: Any) -> str:
-    """The text of ``show``, as text; what judges has its answer first, too."""
-    out = io.StringIO()
-    show(finding, file=out)
-    text, answer = out.getvalue().rstrip("\n"), ""
-    if type(finding).__name__ in JUDGED:
-        answer = text.rpartition("\n")[2]
-    first = f"<p><b>{html.escape(answer)}</b></p>" if answer else ""
-    return f'{first}<pre style="{_STYLE}">{html.escape(text)}</pre>'
+    """The text of ``show``, as text, below the answer if the finding has one."""
+    forms = {}
+    for form in ("table", "json"):
+        out = io.StringIO()
+        show(finding, format=form, file=out)
+        forms[form] = out.getvalue()
+    document = json.loads(forms["json"])
+    answer = (document[0] if isinstance(document, list) else document).get("answer")
+    first = ""
+    if answer:
+        text = Answer(answer["headline"], caveats=answer["caveats"]).text
+        first = f"<p><b>{html.escape(text)}</b></p>"
+    return f'{first}<pre style="{_STYLE}">{html.escape(forms["table"].rstrip())}</pre>'

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from torchcoll.training.sharded import ShardPlan
 
 
+_MACHINE = "NAME|FILE"
+_MACHINE_HELP = (
+    "what `torchcoll model fit` wrote, or a machine that others measured, such as 8xH100 or aws-p5 "
+    "(list: all of them)"
+)
+
+
 def gradients_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
@@ -51,7 +58,7 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=(
             "with --fsdp: number of these modules per unit (default 1; with --curve"
-            " each of 1,2,4,...)"
+            " or --machine each of 1,2,4,...)"
         ),
     )
     add(
@@ -59,7 +66,7 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         help=(
             "with --fsdp: reshard_after_forward: true, false or a number of ranks "
-            "(default: that of fully_shard; with --curve both true and false)"
+            "(default: that of fully_shard; with --curve or --machine false too)"
         ),
     )
     add(
@@ -81,6 +88,11 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
             "traffic or by --parameters. With --fsdp: find the wrapping and "
             "resharding, by all_gather and reduce_scatter or all_reduce"
         ),
+    )
+    add(
+        "--machine",
+        metavar=_MACHINE,
+        help=f"with --fsdp, in place of --curve: {_MACHINE_HELP}",
     )
     add(
         "--parameters",
@@ -112,16 +124,26 @@ _OF_FSDP = ("ranks", "together", "reshard", "replicas", "param_dtype", "reduce_d
 
 def run_gradients(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.file import is_traffic
+    from torchcoll.curves.machines_show import show_machines
+    from torchcoll.curves.named_machines import LIST
     from torchcoll.overview.show import show
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
+    if options.machine == LIST:
+        show_machines(options.format)
+        return ExitCode.OK
     if options.fsdp is None:
+        if options.machine is not None:
+            action = "For DDP: torchcoll plan --config MODULE:FACTORY --parallel dp=N --machine."
+            raise UsageError("machine", options.machine, "--fsdp CLASSES with it", action)
         for name in _OF_FSDP:
             if (value := getattr(options, name)) is not None:
                 action = "DDP's buckets are the same on any number." if name == "ranks" else ""
                 raise UsageError(name.replace("_", "-"), value, "--fsdp CLASSES with it", action)
-    if options.curve is not None:
+    if options.curve is not None and options.machine is not None:
+        raise UsageError("machine", f"{options.machine} and --curve", "one of them")
+    if _compares(options):
         return _show_advice(options)
     for name in _OF_CURVE:
         if (value := getattr(options, name)) is not None:
@@ -140,6 +162,11 @@ def run_gradients(options: argparse.Namespace) -> ExitCode:
     plans = _bucket_plans(options, _parse_caps(options.bucket_cap_mb))
     show_plans(plans, options.format, model=options.model)
     return ExitCode.OK
+
+
+def _compares(options: argparse.Namespace) -> bool:
+    """Whether choices are compared by their times, in place of showing what is sent."""
+    return options.curve is not None or options.machine is not None
 
 
 def _bucket_plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[BucketPlan]:
@@ -181,6 +208,7 @@ def _show_advice(options: argparse.Namespace) -> ExitCode:
     advice = advise(
         gradients,
         options.curve,
+        machine=options.machine,
         caps_mb=caps,
         backward_ms=None if backward is None else _parse_number(backward, "backward-ms"),
         dtype=options.dtype,
@@ -210,7 +238,7 @@ def _shard_plans(options: argparse.Namespace) -> list[ShardPlan]:
     """Returns a plan for each choice of wrapping and resharding."""
     named = _parse_together(options)
     plans = []
-    for reshard in _parse_reshard(options) or [True, False]:
+    for reshard in _parse_reshard(options) or [None, False]:
         number, together = 0, 1
         while named[number:] if named else together:
             together = named[number] if named else together
@@ -226,28 +254,30 @@ def _parse_together(options: argparse.Namespace) -> list[int]:
     text = options.together
     if text is None:
         return []
-    expected = "whole numbers from 1 on, such as 1,2,4" if options.curve else "one whole number"
+    several = _compares(options)
+    expected = "whole numbers from 1 on, such as 1,2,4" if several else "one whole number"
     try:
         numbers = [int(item) for item in text.split(",")]
     except ValueError:
         raise UsageError("together", text, expected) from None
-    if min(numbers) < 1 or (len(numbers) > 1 and options.curve is None):
+    if min(numbers) < 1 or (len(numbers) > 1 and not several):
         raise UsageError("together", text, expected)
     return numbers
 
 
-def _parse_reshard(options: argparse.Namespace) -> list[bool | int]:
+def _parse_reshard(options: argparse.Namespace) -> list[bool | int | None]:
     text = options.reshard
     if text is None:
         return []
     keywords = {"true": True, "false": False}
+    choices: list[bool | int | None]
     try:
         choices = [
             keywords[item] if item in keywords else int(item) for item in text.lower().split(",")
         ]
     except ValueError:
         raise UsageError("reshard", text, "true, false or a number of ranks") from None
-    if len(choices) > 1 and options.curve is None:
+    if len(choices) > 1 and not _compares(options):
         raise UsageError("reshard", text, "one of true, false, or a number of ranks")
     return choices
 
@@ -510,11 +540,11 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="layouts on --ranks, compared: dp,fsdp,hsdp,fsdp+tp=8+sp",
     )
+    add("--memory-gb", metavar="GB", help="with --compare: of a GPU, such as 80; what fits it")
     add(
         "--machine",
-        metavar="NAME|FILE",
-        help="what `torchcoll model fit` wrote, or a machine that others measured, such as 8xH100 "
-        "or aws-p5 (list: all of them); without it bytes and calls alone",
+        metavar=_MACHINE,
+        help=f"{_MACHINE_HELP}; without it bytes and calls alone",
     )
     add("--step-ms", metavar="MS", help="computation of a step on a rank, without communication")
     add(
@@ -550,7 +580,7 @@ _REPLACED = {  # options of earlier versions
 }
 _OF_CONFIG = (
     *("parallel", "batch", "compare", "param_dtype", "reduce_dtype", "checkpointing"),
-    *("ring", "capacity_factor"),
+    *("ring", "capacity_factor", "memory_gb"),
 )
 
 
@@ -612,6 +642,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         "checkpointing": options.checkpointing,
         "ring": options.ring,
         "capacity_factor": number("capacity_factor"),
+        "memory_gb": number("memory_gb"),
     }
     result = make_plan(**arguments)
     if isinstance(result, LayoutComparison):

@@ -198,12 +198,15 @@ def project_parameters(
 class LayoutRow:
     """A layout in a comparison.
 
-    - pareto: no other layout is better in both time and memory; without a time, bytes sent.
+    - pareto: it fits, and no other layout that fits is better in both time and memory; without a
+      time, bytes sent.
+    - fits: whether its memory is within the limit, if there is one.
     """
 
     layout: ParallelLayout
     step: PlannedStep
     pareto: bool = False
+    fits: bool = True
 
     @property
     def cost(self) -> float:
@@ -220,8 +223,9 @@ class LayoutRow:
 class LayoutComparison(Displayed):
     """Layouts of one model on the same ranks, with the same tokens in a step of all ranks.
 
-    - rows: the Pareto set first, each by its cost.
+    - rows: the Pareto set first, and the layouts that do not fit last, each by its cost.
     - compute_ns: the computation of a step in ns; None if unknown.
+    - memory_bytes: the memory that a rank has; None if no limit was given.
     - measured: the measured step that corrects the times, and uncorrected: the rows without it;
       None and [] without one.
     """
@@ -232,6 +236,7 @@ class LayoutComparison(Displayed):
     compute_ns: float | None
     machine: str
     notes: list[str]
+    memory_bytes: float | None = None
     measured: MeasuredStep | None = None
     uncorrected: list[LayoutRow] = field(default_factory=list)
 
@@ -261,29 +266,33 @@ def compare_layouts(
     batch: Batch,
     options: TrainingOptions,
     compute_ns: float | None,
+    memory_bytes: float | None = None,
 ) -> LayoutComparison:
     """Returns the layouts with their costs.
 
     - batch: of a data-parallel rank of the layout with the most of these. The others compute as
       much more as they have fewer data-parallel ranks: more sequences with tp and cp, more
       micro-batches with pp.
+    - memory_bytes: the memory that a rank has; None for no limit.
     """
     widest = min(layouts, key=lambda layout: layout.inner)
-    rows = [
-        LayoutRow(layout, plan_layout(machine, architecture, layout, larger, options, compute_ns))
-        for layout, larger in zip(layouts, equal_batches(layouts, batch), strict=True)
-    ]
+    rows = []
+    for layout, larger in zip(layouts, equal_batches(layouts, batch), strict=True):
+        step = plan_layout(machine, architecture, layout, larger, options, compute_ns)
+        row = LayoutRow(layout, step)
+        rows.append(replace(row, fits=memory_bytes is None or row.memory_bytes <= memory_bytes))
 
     def dominated(row: LayoutRow) -> bool:
         return any(
-            other.cost <= row.cost
+            other.fits
+            and other.cost <= row.cost
             and other.memory_bytes <= row.memory_bytes
             and (other.cost, other.memory_bytes) != (row.cost, row.memory_bytes)
             for other in rows
         )
 
-    rows = [replace(row, pareto=not dominated(row)) for row in rows]
-    rows.sort(key=lambda row: (not row.pareto, row.cost))
+    rows = [replace(row, pareto=row.fits and not dominated(row)) for row in rows]
+    rows.sort(key=lambda row: (not row.pareto, not row.fits, row.cost))
     tokens = round(batch.micro_batches * batch.tokens_each * widest.ranks / widest.inner)
     notes = [
         "the same tokens in a step for each layout: with tp and cp a data-parallel rank computes "
@@ -302,4 +311,5 @@ def compare_layouts(
         compute_ns=compute_ns,
         machine=machine.name if machine is not None else "",
         notes=notes,
+        memory_bytes=memory_bytes,
     )

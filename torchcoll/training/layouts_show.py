@@ -46,12 +46,14 @@ def _forms(comparison: LayoutComparison) -> Forms:
         "ranks": comparison.ranks,
         "machine": comparison.machine or None,
         "compute_ns": comparison.compute_ns,
+        "memory_bytes": comparison.memory_bytes,
         "rows": rows,
         "measured": measured_object(measured) if measured else None,
         "uncorrected": [_json_row(row) for row in comparison.uncorrected],
         "notes": all_notes,
     }
-    return Forms([heading, _table(comparison.rows), *further, notes], document, rows)
+    table = _table(comparison.rows, comparison.memory_bytes is not None)
+    return Forms([heading, table, *further, notes], document, rows)
 
 
 def _costs(rows: Sequence[LayoutRow]) -> list[tuple[str, float]]:
@@ -60,11 +62,24 @@ def _costs(rows: Sequence[LayoutRow]) -> list[tuple[str, float]]:
 
 def _answer(comparison: LayoutComparison) -> Answer:
     best = [row for row in comparison.rows if row.pareto]
+    limit = comparison.memory_bytes
+    if not best:
+        assert limit is not None
+        least = min(comparison.rows, key=lambda row: row.memory_bytes)
+        return Answer(
+            one_line(
+                f"no layout fits {format_gigabytes(limit)} of memory on "
+                f"{counted(comparison.ranks, 'rank')}: {least.layout.name} needs least, "
+                f"{format_gigabytes(least.memory_bytes)}"
+            )
+        )
     step = best[0].step
     what = "has the shortest step" if step.step_ns else "sends least"
     if step.comm_ns and not step.step_ns:
         what = "has the least communication"
-    text = f"on {counted(comparison.ranks, 'rank')} {best[0].layout.name} {what}: {_cost(best[0])}"
+    within = f"in {format_gigabytes(limit)} of memory " if limit is not None else ""
+    ranks = counted(comparison.ranks, "rank")
+    text = f"on {ranks} {within}{best[0].layout.name} {what}: {_cost(best[0])}"
     if len(best) > 1:
         others = ", ".join(f"{row.layout.name} ({_cost(row)})" for row in best[1:])
         text += f"; with less memory: {others}"
@@ -84,7 +99,9 @@ def _cost(row: LayoutRow) -> str:
     return f"{cost}, {format_gigabytes(row.memory_bytes)} of memory"
 
 
-def _table(rows: Sequence[LayoutRow]) -> Grid:
+def _table(rows: Sequence[LayoutRow], limited: bool) -> Grid:
+    """Returns the table; limited: with a column for what does not fit."""
+
     def time(name: str) -> Any:
         def cell(row: LayoutRow) -> str:
             ends: Ends | None = getattr(row.step, name)
@@ -123,6 +140,7 @@ def _table(rows: Sequence[LayoutRow]) -> Grid:
             (Head("sent"), lambda row: format_gigabytes(row.step.sent_bytes)),
             *(of_times if predicted else []),
             (Head("memory"), lambda row: format_gigabytes(row.memory_bytes)),
+            *([(Head("fits"), lambda row: "yes" if row.fits else "no")] if limited else []),
             (Head("most", left=True), most),
         ],
         rows,
@@ -144,6 +162,7 @@ def _json_row(row: LayoutRow) -> dict[str, Any]:
     return {
         "layout": row.layout.name,
         "pareto": row.pareto,
+        "fits": row.fits,
         "calls": step.calls,
         "sent_bytes": step.sent_bytes,
         **ends("comm", step.comm_ns),

@@ -93,6 +93,7 @@ def plan(
     checkpointing: bool = False,
     ring: bool = False,
     capacity_factor: float | None = None,
+    memory_gb: float | None = None,
 ) -> LayoutComparison: ...
 
 
@@ -114,6 +115,7 @@ def plan(
     checkpointing: bool = False,
     ring: bool = False,
     capacity_factor: float | None = None,
+    memory_gb: float | None = None,
 ) -> Plan | LayoutComparison:
     """Plans the communication of a training step, as ``torchcoll plan`` does.
 
@@ -134,6 +136,8 @@ def plan(
     - parameters: a number of parameters in place of ``config``, for DDP.
     - dtype, param_dtype, reduce_dtype, checkpointing, ring, capacity_factor: as the options of
       ``torchcoll plan``.
+    - memory_gb: with ``compare``, the memory of a GPU in GB (10^9 bytes): layouts that need more
+      come last.
 
     Returns a ``Plan``, or a ``LayoutComparison`` with ``compare``. Raises UsageError for arguments
     that cannot be used, UnreadableError for a file.
@@ -159,7 +163,7 @@ def plan(
         of_config: dict[str, Any] = {"parallel": parallel, "batch": batch, "compare": compare}
         of_config |= {"param_dtype": param_dtype, "reduce_dtype": reduce_dtype}
         of_config |= {"checkpointing": checkpointing or None, "ring": ring or None}
-        of_config |= {"capacity_factor": capacity_factor}
+        of_config |= {"capacity_factor": capacity_factor, "memory_gb": memory_gb}
         for name, value in of_config.items():
             if value is not None:
                 raise UsageError(name, value, f"config with it, not {given[0]}")
@@ -197,7 +201,10 @@ def plan(
         compute_ns,
     )
     if compare is not None:
-        return _compare(setting, compare, parallel, counts, captured)
+        limit = None if memory_gb is None else 1e9 * _positive(memory_gb, "memory_gb")
+        return _compare(setting, compare, parallel, counts, captured, limit)
+    if memory_gb is not None:
+        raise UsageError("memory_gb", memory_gb, "compare with it")
     if parallel is None and not counts:
         raise UsageError("parallel", "none", "a layout such as fsdp=64, or a number of ranks")
     layout = parse_layout(parallel or "fsdp", counts[0] if counts else None)
@@ -261,6 +268,7 @@ def _compare(
     parallel: str | None,
     counts: Sequence[int],
     captured: Traffic | None,
+    memory_bytes: float | None,
 ) -> LayoutComparison:
     if parallel is not None:
         raise UsageError("compare", "parallel too", "one of them")
@@ -272,7 +280,13 @@ def _compare(
 
     def project(machine: Predictor | None, compute_ns: float | None) -> LayoutComparison:
         return compare_layouts(
-            machine, setting.architecture, layouts, setting.batch, setting.training, compute_ns
+            machine,
+            setting.architecture,
+            layouts,
+            setting.batch,
+            setting.training,
+            compute_ns,
+            memory_bytes,
         )
 
     if captured is None or setting.machine is None:

@@ -2,7 +2,9 @@
 
 The durations are the machine's (curves/predictor.py), one call at a time. What is hidden under
 computation follows from a timeline of one rank (training/step_program.py): one lane computes, and
-each group has a lane on which its calls follow one another.
+each group has a lane on which its calls follow one another. Groups whose ranks are on several hosts
+have one lane together, because their calls share the network interface of the host: two of them at
+once take as long as one after the other.
 
 The ranks of a group with ranks in between share the network interfaces of their hosts with the
 neighbouring groups at the same time. Such a call counts as one call with the bytes of all these
@@ -41,6 +43,7 @@ PASS_SHARES = {FORWARD: 1 / 3, BACKWARD: 2 / 3}
 HALF, GAIN = 0.5, 1.25
 WEAK, STRONG = "weak", "strong"
 _MESSAGE = "sendrecv"
+_NETWORK = "network"  # the lane of all groups that leave a host
 
 
 @dataclass(frozen=True)
@@ -275,11 +278,15 @@ def planned_step(
 
         return time_ns
 
+    lanes = {
+        name: _NETWORK if group.hosts is not None and group.hosts > 1 else name
+        for name, group in groups.items()
+    }
     gaps_ns = 0.0
     if isinstance(machine, CorrectedMachine):
         program = program.waiting_for(machine.correction.blocking)
         gaps_ns = machine.correction.gap_ns * sum(row.calls for row in rows)
-    step = tuple(program.step_ns(times_at(end), passes) + gaps_ns for end in range(3))
+    step = tuple(program.step_ns(times_at(end), passes, lanes) + gaps_ns for end in range(3))
     idle = tuple(program.idle_ns(times_at(end), passes) for end in range(3))
     exposed = tuple(max(0.0, step[end] - compute_ns - idle[end]) for end in range(3))
     return PlannedStep(
@@ -419,6 +426,6 @@ def _add_notes(projection: Plan, machine: Predictor) -> Plan:
     else:
         projection.notes.append(
             "the forward pass is taken for a third of the computation; a rank's calls of a group "
-            "go one after another, those of different groups beside each other"
+            "go one after another, and so do those of all groups that leave a host"
         )
     return projection

@@ -94,14 +94,19 @@ class StepProgram:
         return StepProgram(tuple(acts))
 
     def step_ns(
-        self, time_ns: Callable[[SentCall], float], passes_ns: Mapping[str, float]
+        self,
+        time_ns: Callable[[SentCall], float],
+        passes_ns: Mapping[str, float],
+        lanes: Mapping[str, str] | None = None,
     ) -> float:
         """Returns the duration of the step.
 
         - time_ns: returns the duration of a call.
         - passes_ns: durations of the computation of FORWARD and BACKWARD in the step.
+        - lanes: for each group the lane of its calls, which do not overlap. A group that is not in
+          it has its own.
         """
-        return timeline.step_ns(bind(self.acts, time_ns, passes_ns))
+        return timeline.step_ns(bind(self.acts, time_ns, passes_ns, lanes or {}))
 
     def idle_ns(
         self, time_ns: Callable[[SentCall], float], passes_ns: Mapping[str, float]
@@ -122,14 +127,16 @@ def bind(
     acts: Iterable[ProgramAct],
     time_ns: Callable[[SentCall], float],
     passes_ns: Mapping[str, float],
+    lanes: Mapping[str, str],
 ) -> list[timeline.Act]:
-    """Returns the acts with their durations."""
+    """Returns the acts with their durations; lanes: as in ``StepProgram.step_ns``."""
     bound: list[timeline.Act] = []
     for act in acts:
         if isinstance(act, PassWork):
             bound.append(Compute(act.share * passes_ns[act.phase]))
         elif isinstance(act, BeginCall):
-            bound.append(Send(act.name, act.sent.group, time_ns(act.sent), act.after))
+            group = act.sent.group
+            bound.append(Send(act.name, lanes.get(group, group), time_ns(act.sent), act.after))
         elif isinstance(act, Idle):
             bound.append(Compute(_idle_ns(act, time_ns, passes_ns)))
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -25,8 +25,15 @@ from torchcoll.training.projection import (
     place_group,
     planned_step,
 )
-from torchcoll.training.sharded import BACKWARD, FORWARD
-from torchcoll.training.step_program import ProgramWriter, SentCall, StepProgram
+from torchcoll.training.sharded import BACKWARD, FORWARD, ShardPlan, step_acts
+from torchcoll.training.step_program import (
+    BeginCall,
+    PassWork,
+    ProgramAct,
+    ProgramWriter,
+    SentCall,
+    StepProgram,
+)
 from torchcoll.training.steps import find_steps
 
 
@@ -60,6 +67,20 @@ def stage_program(stages: Sequence[StepStage]) -> StepProgram:
         for sent in stage.overlapping:
             writer.start(sent)
     return StepProgram(tuple(writer.acts))
+
+
+def shard_program(plan: ShardPlan) -> StepProgram:
+    """Returns the step of a plan of FSDP2 as a program."""
+    sent = []
+    for call in plan.calls[0]:
+        point, _ = point_of(call, len(plan.members(call)))
+        size_bytes = point.size_bytes if point else max(call.bytes_in, call.bytes_out)
+        sent.append(SentCall(call.group, call.collective, size_bytes))
+
+    def send(index: int, after: Hashable | None) -> ProgramAct:
+        return BeginCall(index, sent[index], after)
+
+    return StepProgram(tuple(step_acts(plan, send, PassWork)))
 
 
 def plan_traffic(
@@ -96,7 +117,10 @@ def plan_traffic(
         raise UsageError(
             "ranks", f"groups {sizes}", f"one of all {captured_ranks} ranks, which grows with them"
         )
-    program = stage_program(_stages_from_calls(traffic, calls))
+    if isinstance(traffic, ShardPlan):
+        program = shard_program(traffic)
+    else:
+        program = stage_program(_stages_from_calls(traffic, calls))
 
     def groups(count: int, on: Predictor | None) -> dict[str, PlannedGroup]:
         placed_groups: dict[str, PlannedGroup] = {}
