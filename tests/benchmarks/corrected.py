@@ -4,7 +4,7 @@ Each run captures three trainings on two gloo ranks: a small model with FSDP2 an
 wider and deeper one with FSDP2. The machine is the model that is fitted to the first run's
 calls, measured alone. For each pair of runs, the capture of the small model with FSDP2 in one run
 corrects the plans, which are compared with what the trainings measured in the other run. The
-standard deviation between runs of the factor is RUN_DEVIATION of training/measured_step.py.
+standard deviation of the factor between runs is what a single capture cannot show.
 
     python tests/benchmarks/corrected.py [RUNS]
 """
@@ -29,7 +29,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import parallel_models
+from parallel_models import Llama, Widths, llama_config, train_step
 
 import torchcoll
 from torchcoll.core.result import Run
@@ -44,36 +44,23 @@ from torchcoll.training.layouts import parse_layout
 RUNS, RANKS, STEPS, TOKENS = 6, 2, 10, 64
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 SIZES = tuple(1 << k for k in range(16, 24))
-# name: hidden, wide, layers, layout
-TRAININGS = {
-    "small, FSDP2": (128, 352, 3, "fsdp"),
-    "small, DDP": (128, 352, 3, "dp"),
-    "wider and deeper, FSDP2": (256, 688, 6, "fsdp"),
+SMALL, WIDER = Widths(128, 4, 2, 352, 1000), Widths(256, 4, 2, 688, 1000)
+TRAININGS = {  # name: widths, layers, layout
+    "small, FSDP2": (SMALL, 3, "fsdp"),
+    "small, DDP": (SMALL, 3, "dp"),
+    "wider and deeper, FSDP2": (WIDER, 6, "fsdp"),
 }
 CAPTURED = "small, FSDP2"
 
 
-def use(name: str) -> tuple[int, str]:
-    """Sets the widths of the training's model; returns its layers and layout."""
-    hidden, wide, layers, layout = TRAININGS[name]
-    parallel_models.HIDDEN, parallel_models.WIDE = hidden, wide
-    parallel_models.VOCABULARY, parallel_models.TOKENS = 1000, TOKENS
-    return layers, layout
-
-
 def config(name: str) -> dict[str, Any]:
-    layers, _ = use(name)
-    hidden, wide, _, _ = TRAININGS[name]
-    return parallel_models.llama_config(layers) | {
-        "hidden_size": hidden,
-        "intermediate_size": wide,
-        "vocab_size": 1000,
-    }
+    widths, layers, _ = TRAININGS[name]
+    return llama_config(layers, widths)
 
 
 def planned_ns(name: str, machine: Predictor) -> Ends:
     """The communication of a step, planned on a machine."""
-    layout = parse_layout(f"{TRAININGS[name][3]}={RANKS}")
+    layout = parse_layout(f"{TRAININGS[name][2]}={RANKS}")
     options = TrainingOptions("float32", layers=LayerOptions("float32"))
     architecture = parse_config(config(name), name)
     step = plan_layout(machine, architecture, layout, Batch(1, 1, TOKENS), options, None)
@@ -89,10 +76,10 @@ def measure(rank: int, port: int, folder: Path, alone: bool) -> Run | None:
         curve = torchcoll.run(
             torchcoll.Spec(collectives=COLLECTIVES, sizes=SIZES, max_time_s=0.1, check=False)
         )
-    for name in TRAININGS:
-        layers, layout = use(name)
+    tokens = torch.zeros(1, TOKENS, dtype=torch.long)
+    for name, (widths, layers, layout) in TRAININGS.items():
         torch.manual_seed(0)
-        model: Any = parallel_models.Llama(layers)
+        model: Any = Llama(layers, widths=widths)
         if layout == "dp":
             model = DistributedDataParallel(model)
         else:
@@ -101,7 +88,7 @@ def measure(rank: int, port: int, folder: Path, alone: bool) -> Run | None:
                 fully_shard(module, mesh=mesh)
 
         def step(model: Any = model) -> None:
-            parallel_models.train_step(model)
+            train_step(model, tokens=tokens)
             model.zero_grad()
 
         for _ in range(3):
@@ -133,7 +120,7 @@ def main() -> None:
         def plan(name: str, capture: Path) -> torchcoll.Plan:
             return torchcoll.plan(
                 configs[name],
-                f"{TRAININGS[name][3]}={RANKS}",
+                f"{TRAININGS[name][2]}={RANKS}",
                 machine=machine,
                 batch=f"1x{TOKENS}",
                 dtype="float32",

@@ -211,13 +211,13 @@ def test_one_rank_alone_does_not_show_who_is_late(model):
 # -- the interval ---------------------------------------------------------------------------------
 
 
-def test_the_interval_adds_the_steps_and_the_runs(model):
-    """Four equal steps leave the deviation between runs: exp(1.645 x 0.15) = 1.28."""
+def test_the_interval_is_that_of_another_step(model):
+    """Equal steps: at least 5 %. Student's t of 3 degrees is 2.353, exp(2.353 x 0.05) = 1.125."""
     value, low, high = measured(captured(), model).correction.factor
-    assert high / value == pytest.approx(value / low) == pytest.approx(1.28, abs=0.01)
-    # One step is as far from its mean as a run: exp(1.645 x 0.15 x sqrt 2) = 1.42.
+    assert high / value == pytest.approx(value / low) == pytest.approx(1.125, abs=0.001)
+    # One step: exp(1.645 x 0.4) = 1.931.
     value, _, high = measured(captured(steps=1), model).correction.factor
-    assert high / value == pytest.approx(1.42, abs=0.01)
+    assert high / value == pytest.approx(1.931, abs=0.001)
 
 
 def test_what_a_corrected_prediction_keeps_of_the_errors():
@@ -296,7 +296,7 @@ def test_the_plan_takes_the_factor_the_gaps_and_the_waiting(model):
     assert result.step.exposed_ns[0] == pytest.approx(step - 8 * MS, rel=1e-2)
     # The same kinds of calls have the error of the factor alone.
     value, _, high = result.step.comm_ns
-    assert high / value == pytest.approx(1.28, abs=0.02)
+    assert high / value == pytest.approx(1.125, abs=0.001)
     assert "the measured step communicates" in result._repr_html_()
 
 

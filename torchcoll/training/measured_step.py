@@ -16,8 +16,9 @@ of the steady steps the mean of the middle half, ordered by the time in calls.
   a trace, or is given; without it, or if it may overlap with asynchronous calls in an unknown way,
   gaps are unknown.
 
-The replicate is the run. The interval of a factor adds the variance of the steps' mean, and the
-variance between runs of one program, which a single capture cannot show: ``RUN_DEVIATION``.
+The interval of a factor is that of another step of such a run: from the deviation of the steps and
+of their mean, in logarithms, and at least 5 % of deviation. How much runs differ from each other, a
+single capture cannot show.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import NamedTuple
+
+from scipy.stats import t
 
 from torchcoll.core.backends import backend_of
 from torchcoll.core.errors import UsageError
@@ -42,9 +45,10 @@ from torchcoll.training.late import LATE, cut_at_marks, may_end_late
 from torchcoll.training.projection import PlannedRow, PlannedStep
 from torchcoll.training.steps import find_steps
 
-# Standard deviation, in logarithms, of the factor between runs of one program on one machine
+LEAST_DEVIATION = 0.05  # of steps, in logarithms
+# Of a capture with one step: as between runs on two busy cores
 # (results/benchmarks/corrected-2026-11-27.txt).
-RUN_DEVIATION = 0.15
+ONE_STEP_DEVIATION = 0.4
 _COPIED = ("all_gather", "reduce_scatter")  # what FSDP2 copies for
 _NORMAL_90 = 1.645  # 90 % of a normal distribution are within so many standard deviations
 
@@ -528,18 +532,16 @@ def _summarise(
 
 
 def _factor(value: float, ratios: Sequence[float]) -> Ends:
-    """Returns a factor with its 90 % interval, by the variance of the steps' mean and between runs.
+    """Returns a factor with the 90 % interval of another step.
 
     - ratios: of each step.
     """
     logs = [math.log(max(ratio, 1e-9)) for ratio in ratios]
-    # One step says nothing about others: as far from their mean as a run from other runs.
-    of_steps = stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else RUN_DEVIATION
     if len(logs) > 1:
-        from scipy.stats import t
-
-        of_steps *= float(t.ppf(0.95, len(logs) - 1)) / _NORMAL_90
-    half = _NORMAL_90 * math.hypot(of_steps, RUN_DEVIATION)
+        deviation = max(LEAST_DEVIATION, stdev(logs) * math.sqrt(1 + 1 / len(logs)))
+        half = deviation * float(t.ppf(0.95, len(logs) - 1))
+    else:
+        half = ONE_STEP_DEVIATION * _NORMAL_90
     return value, value * math.exp(-half), value * math.exp(half)
 
 
@@ -589,8 +591,8 @@ def _notes(
         notes.append("the plan's calls are compared with the mean of all captured calls of a kind")
     if len(figures) == 1:
         notes.append(
-            "one steady step was captured: its factor is taken to be as far from those of other "
-            "steps as a run from other runs"
+            "one steady step was captured: how much steps differ is unknown, and the interval of "
+            "the factor is that between runs on two busy cores"
         )
     last = figures[-1]
     if last.step_ns is not None and last.gaps_ns is None:
