@@ -27,7 +27,7 @@ CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "g
 NAMES = (
     "again, algorithms, baseline, bisect, check, cold, collect, compare, doctor, explain, export, "
     "fleet, gradients, history, import, limits, log, "
-    "matrix, model, pairs, plan, plot, postmortem, prune, replay, report, run, scaling, show, "
+    "matrix, merge, model, pairs, plan, plot, postmortem, prune, replay, report, run, scaling, show, "
     "trace, transitions, versus"
 )
 MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce."

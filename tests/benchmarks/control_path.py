@@ -66,7 +66,7 @@ def steps(control: Control, calls: int) -> list[tuple[str, Callable[[], object]]
     def lost() -> None:
         if rank == gone:
             return
-        pids = {other: os.getpid() for other in here if other != gone}
+        pids = dict.fromkeys(here, os.getpid())
         answers = survey(control.store, rank, ranks, pids, status, grace_s=0)
         silent = [other for other, answer in enumerate(answers) if answer is None]
         assert silent == ([gone] if rank < 16 or gone in here or ranks <= 256 else []), silent

@@ -375,6 +375,12 @@ class Session:
             raise refusal
 
     @property
+    def file(self) -> tuple[str, str] | None:
+        """The result file, where rank 0 writes one, and the id of the run."""
+        file = self._meeting.file
+        return (file[0], file[1]) if file else None
+
+    @property
     def asked_to_stop(self) -> bool:
         """Whether this rank got SIGUSR1, where it is taken."""
         return self._meeting.watchdog.asked_to_stop
