@@ -27,8 +27,8 @@ CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "g
 NAMES = (
     "again, algorithms, baseline, bisect, check, cold, collect, compare, doctor, explain, export, "
     "fleet, gradients, history, import, limits, log, "
-    "matrix, merge, model, pairs, plan, plot, postmortem, prune, replay, report, run, scaling, show, "
-    "trace, transitions, versus"
+    "matrix, merge, model, pairs, plan, plot, postmortem, prune, replay, report, run, scaling, "
+    "show, trace, transitions, versus"
 )
 MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce."
 COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}

@@ -507,6 +507,7 @@ class Session:
             {
                 **environment.member(torch, self.launch, device),
                 "implementation": implementations,
+                "communicators": self.communicators.growth,
                 "variables": environment.variables(),
                 "phases": self._meeting.phases,
                 "machine": state,
