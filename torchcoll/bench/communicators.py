@@ -104,8 +104,8 @@ class Communicators:
 
     @contextlib.contextmanager
     def _weighed(self, entry: BackendEntry) -> Iterator[None]:
-        """Adds to ``growth`` what this process holds more after than before. A backend that connects
-        in its first call takes most of its memory there.
+        """Adds to ``growth`` what this process holds more after than before. A backend that
+        connects in its first call takes most of its memory there.
         """
         before = footprint(self._local.device)
         yield

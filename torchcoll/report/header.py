@@ -348,10 +348,10 @@ def _communicators(run: Run) -> str:
     for member in run.members:
         of_rank = member.get("communicators")
         for backend, growth in of_rank.items() if isinstance(of_rank, dict) else ():
-            known = largest.setdefault(str(backend), {})
+            figures = largest.setdefault(str(backend), {})
             for name, value in growth.items() if isinstance(growth, dict) else ():
                 if type(value) is int:
-                    known[name] = max(value, known.get(name, value))
+                    figures[name] = max(value, figures.get(name, value))
     texts = []
     for backend, growth in largest.items():
         parts = [
