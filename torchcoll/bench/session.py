@@ -419,7 +419,7 @@ class Session:
         if progress.on_progress is not no_progress and control.ranks > 1:
             control.came = report_arrivals
         hellos = control.gather(hello)
-        control.hosts = control.decide([hello["host"] for hello in hellos])
+        control.share_hosts([hello["host"] for hello in hellos])
         control.came = None
         here = [rank for rank, host in enumerate(control.hosts) if host == hello["host"]]
         control.pids = dict(zip(here, control.share(os.getpid(), here), strict=True))
