@@ -34,6 +34,7 @@ from torchcoll.core.errors import (
     HangError,
     TorchcollError,
     UnavailableError,
+    UsageError,
     tell,
 )
 from torchcoll.core.spec import Spec
@@ -125,6 +126,9 @@ def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
     or leaves by an error of its own (in ``on_case``, Ctrl-C) ends the processes of the others with
     exit code 5. Raises UsageError and UnavailableError, on all ranks.
     """
+    if not isinstance(spec, Spec):
+        action = "traffic.spec() makes one of a Traffic."
+        raise UsageError("spec", type(spec).__name__, "a torchcoll.Spec", action)
     import torch
 
     with opened(torch, SessionOptions(spec)) as session:
