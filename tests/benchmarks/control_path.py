@@ -88,7 +88,8 @@ def steps(control: Control, calls: int) -> list[tuple[str, Callable[[], object]]
         control.decide()
 
     def samples() -> None:
-        control.gather({"host": [1_000_000 + rank] * calls})
+        # Of numbers that are all alike a packed value would be short.
+        control.gather({"host": [10**6 + (rank + call) * 7919 % 10**5 for call in range(calls)]})
         control.decide()
 
     def lost() -> None:
