@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from torchcoll.curves.model_check import CheckedModel
     from torchcoll.curves.validation import HeldOut, Scenario, Simulated, Validation, ValidationRow
 
+    Validated = Validation | CheckedModel | Simulated
+
 VALIDATION_SCHEMA = "torchcoll-validation/1"
 
 
@@ -314,13 +316,8 @@ class ErrorPoint:
     baseline_ns: float | None = None
 
 
-def errors_figure(result: Validation | CheckedModel | Simulated) -> Figure:
-    """A figure with predicted over measured times on the left, and the error of each size on the
-    right.
-
-    There is a row for each kind of case, and for left-out sizes and left-out ranks separately.
-    Raises UnavailableError without matplotlib.
-    """
+def error_panels(result: Validated) -> dict[str, list[ErrorPoint]]:
+    """The points of each kind of case, left-out sizes and left-out ranks apart."""
     panels: dict[str, list[ErrorPoint]] = {}
     fields = [field.name for field in dataclasses.fields(ErrorPoint)]
     if hasattr(result, "cases"):  # of a simulator
@@ -334,6 +331,17 @@ def errors_figure(result: Validation | CheckedModel | Simulated) -> Figure:
             values = {name: getattr(held, name) for name in fields}
             what = "" if held.over == NEW_RUN else f", left-out {held.over}"
             panels.setdefault(title + what, []).append(ErrorPoint(**values))
+    return panels
+
+
+def errors_figure(result: Validated) -> Figure:
+    """A figure with predicted over measured times on the left, and the error of each size on the
+    right.
+
+    There is a row for each kind of case, and for left-out sizes and left-out ranks separately.
+    Raises UnavailableError without matplotlib.
+    """
+    panels = error_panels(result)
     drawn = list(panels.items())[:_PANELS]
     figure, axes = new_figure(len(drawn), 2)
     for (title, points), (left, right) in zip(drawn, axes, strict=True):

@@ -46,11 +46,11 @@ def case_text(case: Case) -> str:
     return f"{case.collective} {format_size(case.size_bytes)}" if has_data else case.collective
 
 
-def _sampled(run: Run) -> list[CaseResult]:
+def sampled(run: Run) -> list[CaseResult]:
     return [result for result in run.results if result.status == "ok" and result.time_ns]
 
 
-def _samples(result: CaseResult) -> Sequence[Sequence[int]]:
+def steady_samples(result: CaseResult) -> Sequence[Sequence[int]]:
     return result.time_ns[default_clock(result) or ""]
 
 
@@ -58,7 +58,7 @@ def chosen(run: Run) -> list[CaseResult]:
     """The cases that are drawn call by call: of the first kind of case its smallest, middle and
     largest size.
     """
-    every = _sampled(run)
+    every = sampled(run)
     if not every:
         return []
     first = every[0].case
@@ -82,7 +82,7 @@ def calls_figure(run: Run, results: Sequence[CaseResult]) -> Figure:
 
 
 def _draw_distributions(axis: Axes, result: CaseResult) -> None:
-    samples = _samples(result)
+    samples = steady_samples(result)
     middles = [median(times) if times else 0.0 for times in samples]
     order = sorted(range(len(samples)), key=middles.__getitem__)
     shown = order if len(order) <= _NAMED else [order[0], order[len(order) // 2], order[-1]]
@@ -165,14 +165,14 @@ def ranks_figure(run: Run) -> Figure | None:
     """A row a rank, a column a case: the rank's own median over that of the median rank. None where
     fewer than two ranks or no samples are there.
     """
-    every = [r for r in _sampled(run) if len(_samples(r)) == run.ranks > 1]
+    every = [r for r in sampled(run) if len(steady_samples(r)) == run.ranks > 1]
     results = every[:_CELLS]
     if not results:
         return None
     step = -(-run.ranks // _CELLS)
     columns = []
     for result in results:
-        middles = [median(times) if times else 0.0 for times in _samples(result)]
+        middles = [median(times) if times else 0.0 for times in steady_samples(result)]
         middle = median(middles) or 1.0
         shares = [ns / middle for ns in middles]
         columns.append([max(shares[n : n + step]) for n in range(0, len(shares), step)])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.comparison.results import is_right
 from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.plausibility import device_of, summarise_run
-from torchcoll.core.result import Run
+from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import OVER_RANKS, Row
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.destination import free_name
@@ -53,7 +53,7 @@ class PlotPoint:
 
     low_ns, high_ns: of one run the 5th and 95th percentile of its calls, of several the least
     and the largest of their medians; None where a source does not tell them. busbw: None where
-    nothing was communicated.
+    nothing was communicated. results: what it was read from.
     """
 
     size_bytes: int
@@ -62,6 +62,7 @@ class PlotPoint:
     high_ns: float | None
     busbw_gbps: float | None
     runs: int
+    results: tuple[CaseResult, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass
@@ -159,7 +160,8 @@ def _point(size_bytes: int, items: Sequence[Measured]) -> PlotPoint:
         high = None if None in highs else max(x for x in highs if x is not None)
     busbw = geometric([item.row.busbw_gbps for item in items])
     time_ns = geometric(medians) or 0.0
-    return PlotPoint(size_bytes, time_ns, low, high, busbw or None, len(medians))
+    results = tuple(item.result for item in items)
+    return PlotPoint(size_bytes, time_ns, low, high, busbw or None, len(medians), results)
 
 
 _MOST_LINES = 48  # of one panel: more names than fit beside it
@@ -184,8 +186,8 @@ def lines_figure(
         )
     figure, axes = new_figure(len(picture.panels), 2)
     for (collective, lines), (left, right) in zip(picture.panels.items(), axes, strict=True):
-        for number, (line, name) in enumerate(zip(lines, _names(lines), strict=True)):
-            _draw(left, right, line, name, line_style(number))
+        for number, (line, name) in enumerate(zip(lines, line_names(lines), strict=True)):
+            _draw(left, right, line, literal(name), line_style(number))
         here = [(name, limit) for name, limit in limits if collective in limit.collectives]
         for name, limit in here:
             right.axhline(limit.busbw_gbps, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
@@ -206,18 +208,18 @@ def lines_figure(
         right.set_title(f"{collective}: bus bandwidth", loc="left")
         _bandwidth_axis(right, lines)
         legend(left if len(lines) <= CONCURRENT else right, len(lines))
-    write_caption(figure, _caption(picture, over_ranks))
+    write_caption(figure, picture_caption(picture, over_ranks))
     return figure
 
 
-def _names(lines: Sequence[PlotLine]) -> list[str]:
+def line_names(lines: Sequence[PlotLine]) -> list[str]:
     """Each line by its side, where there are several, and by what the lines differ in."""
     sides = len({line.side for line in lines}) > 1
     texts = kind_texts([line.values for line in lines], always=())
     name_parts = [
         [line.side if sides else "", text] for line, text in zip(lines, texts, strict=True)
     ]
-    return [literal(", ".join(filter(None, parts_of_line))) for parts_of_line in name_parts]
+    return [", ".join(filter(None, parts_of_line)) for parts_of_line in name_parts]
 
 
 def _draw(left: Axes, right: Axes, line: PlotLine, name: str, style: dict[str, Any]) -> None:
@@ -272,7 +274,7 @@ def _bandwidth_axis(axis: Axes, lines: Sequence[PlotLine]) -> None:
                   ha="center", color="0.4")  # fmt: skip
 
 
-def _caption(picture: Picture, over_ranks: str) -> list[str]:
+def picture_caption(picture: Picture, over_ranks: str) -> list[str]:
     rows = [row for lines in picture.panels.values() for line in lines for row in line.rows]
     sampled = any(row.low_ns for row in rows)
     several = any(p.runs > 1 for lines in picture.panels.values() for x in lines for p in x.points)

@@ -1,0 +1,216 @@
+"""Interactive charts as data: plotly's traces and layout, without plotly itself.
+
+A page draws a chart with plotly.js, and ``figure`` makes a plotly Figure of it for a notebook.
+Times are in seconds, because plotly names powers of a thousand (12 us is 0.000012 with the unit s).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchcoll.core.errors import UnavailableError, one_line
+from torchcoll.core.units import format_size
+
+# M. Okabe and K. Ito's colours, which colour-blind people can tell apart, darkened where they would
+# have less than 3:1 contrast on white paper; all have 3:1 on the page's dark background too. Lines
+# differ in symbol and dashes as well: 6 colours and 5 dashes are 30 styles.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#c0689a", "#3d8fc4", "#a87600")
+NEUTRAL = "#7a7f85"
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "triangle-down")
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+_MOST_TICKS = 9
+_MARKUP = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+
+
+# On a logarithmic axis plotly leaves the unit out of all labels but those of powers of ten.
+TIME_LABELS = {
+    f"{mantissa}{zeros}{prefix}": f"{mantissa}{zeros}{prefix}s"
+    for mantissa in range(2, 10)
+    for zeros in ("", "0", "00")
+    for prefix in ("n", "µ", "m", "")
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One value of a selector: what plotly's ``update`` changes.
+
+    traces: attribute -> one value for each of ``indices``. layout: attribute -> value. indices: the
+    traces that change; None is all of them.
+    """
+
+    text: str
+    traces: Mapping[str, Any] = field(default_factory=dict)
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    indices: Sequence[int] | None = None
+
+    @property
+    def arguments(self) -> list[Any]:
+        """Of plotly's ``update``."""
+        values = [dict(self.traces), dict(self.layout)]
+        return values if self.indices is None else [*values, list(self.indices)]
+
+
+@dataclass(frozen=True)
+class Selector:
+    """A choice above a chart, whose first option is how the chart is drawn at first."""
+
+    label: str
+    options: Sequence[Option]
+
+
+@dataclass
+class Chart:
+    """title: what it shows, in a few words. caption: how to read it, and what was reduced and how.
+
+    selectors: independent of each other. key: of the case whose calls it shows, '' for others. A
+    trace's ``customdata`` are keys of cases, one for each point; of a heat map ``meta`` has one for
+    each column.
+    """
+
+    title: str
+    traces: list[dict[str, Any]]
+    layout: dict[str, Any]
+    selectors: list[Selector] = field(default_factory=list)
+    caption: list[str] = field(default_factory=list)
+    key: str = ""
+
+    def figure(self) -> Any:
+        """A plotly Figure with the selectors as menus. Raises UnavailableError without plotly."""
+        try:
+            from plotly.graph_objects import Figure
+        except ImportError:
+            raise UnavailableError(
+                "chart", "no library for it", "plotly", "Install torchcoll[plot]."
+            ) from None
+
+        def arguments(option: Option) -> list[Any]:
+            traces, layout, *indices = option.arguments
+            if "yaxis.ticksuffix" in layout:
+                layout["yaxis.labelalias"] = TIME_LABELS if layout["yaxis.ticksuffix"] else {}
+            return [traces, layout, *indices]
+
+        menus = [
+            {
+                "buttons": [
+                    {"label": option.text, "method": "update", "args": arguments(option)}
+                    for option in selector.options
+                ],
+                "x": 0.18 * number,
+                "xanchor": "left",
+                "y": 1.02,
+                "yanchor": "bottom",
+            }
+            for number, selector in enumerate(self.selectors)
+        ]
+        layout = {**self.layout, "title": {"text": self.title}, "updatemenus": menus}
+        if layout.get("yaxis", {}).get("ticksuffix"):
+            layout["yaxis"] = {**layout["yaxis"], "labelalias": TIME_LABELS}
+        return Figure({"data": self.traces, "layout": layout})
+
+
+def plain(value: object) -> str:
+    """A text that plotly shows as it is: it would read <b> and the like as markup."""
+    return one_line(value).translate(_MARKUP)
+
+
+def seconds(ns: float | None) -> float | None:
+    """Four significant digits, which is more than a screen can show."""
+    return None if ns is None else float(f"{ns * 1e-9:.4g}")
+
+
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    """None also for what is not finite: JSON has no NaN."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.{digits}g}")
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Colour, dashes and symbol of the line with this number."""
+    colour = PALETTE[number % len(PALETTE)]
+    return {
+        "line": {"color": colour, "width": 2, "dash": _DASHES[number % len(_DASHES)]},
+        "marker": {"color": colour, "size": 7, "symbol": _SYMBOLS[number % len(_SYMBOLS)]},
+    }
+
+
+def band(
+    points: Sequence[tuple[float, float, float]], number: int, group: str = ""
+) -> dict[str, Any]:
+    """The area between low and high of (x, low, high), in the colour of the line ``number``."""
+    colour = PALETTE[number % len(PALETTE)]
+    red, green, blue = (int(colour[n : n + 2], 16) for n in (1, 3, 5))
+    return {
+        "x": [x for x, _, _ in points] + [x for x, _, _ in reversed(points)],
+        "y": [low for _, low, _ in points] + [high for _, _, high in reversed(points)],
+        "mode": "lines",
+        "fill": "toself",
+        "fillcolor": f"rgba({red},{green},{blue},0.18)",
+        "line": {"width": 1 if len(points) == 1 else 0, "color": colour},
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "legendgroup": group,
+    }
+
+
+def size_axis(sizes: Sequence[int]) -> dict[str, Any]:
+    """Logarithmic, with ticks at powers of two. sizes: in bytes, above 0."""
+    first, last = math.floor(math.log2(min(sizes))), math.ceil(math.log2(max(sizes)))
+    step = next(step for step in (1, 2, 4, 5, 10, 20) if (last - first) / step <= _MOST_TICKS)
+    ticks = [2**power for power in range(max(0, first), last + 1, step)]
+    return {
+        "type": "log",
+        "title": {"text": "size"},
+        "tickvals": ticks,
+        "ticktext": [format_size(tick) for tick in ticks],
+    }
+
+
+def ranks_axis(ranks: Sequence[int]) -> dict[str, Any]:
+    """Logarithmic, with a tick at each measured number of ranks, if they are few."""
+    ticks = sorted(set(ranks))
+    step = -(-len(ticks) // 12)
+    return {
+        "type": "log",
+        "title": {"text": "ranks"},
+        "tickvals": ticks[::step],
+        "ticktext": [str(tick) for tick in ticks[::step]],
+    }
+
+
+def time_axis(title: str = "time of a call") -> dict[str, Any]:
+    return {
+        "type": "log",
+        "title": {"text": title},
+        "tickformat": "~s",
+        "ticksuffix": "s",
+        "nticks": 4,  # with more, plotly labels all of 1 to 9 where they overlap
+    }
+
+
+SCALES = Selector(
+    "scale",
+    (
+        Option("log", layout={"yaxis.type": "log"}, indices=()),
+        Option("linear", layout={"yaxis.type": "linear", "yaxis.rangemode": "tozero"}, indices=()),
+    ),
+)
+
+
+def reduced(values: Sequence[float], most: int) -> list[int]:
+    """The indices of the values to draw, so that at most ``most`` remain: of each stretch of
+    neighbours the smallest and the largest, so that no outlier is lost. All, if they are few.
+    """
+    if len(values) <= most:
+        return list(range(len(values)))
+    each = -(-2 * len(values) // most)
+    kept: list[int] = []
+    for first in range(0, len(values), each):
+        stretch = range(first, min(first + each, len(values)))
+        low, high = (pick(stretch, key=values.__getitem__) for pick in (min, max))
+        kept += sorted({low, high})
+    return kept
