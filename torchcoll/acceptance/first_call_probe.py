@@ -32,14 +32,13 @@ def measure(torch: Any, launch: Launch, options: ProbeOptions) -> Evidence:
             return 0.0
         return float(max(calls[0] for calls in result.results[0].cold_ns))
 
-    began = time.monotonic()
+    began, is_over = time.monotonic(), False
 
     def bare() -> float:
         nonlocal is_over
         first_ns, is_over = _bare(torch, launch, options, time.monotonic() - began > MOST_S)
         return first_ns
 
-    is_over = False
     arms: tuple[Callable[[], float], ...] = (through_torchcoll, bare, bare)
     order, rounds = random.Random(1), []
     bare()  # not counted
