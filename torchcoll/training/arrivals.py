@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from torchcoll.core.summary import median
-from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import counted, format_ns
+from torchcoll.core.traffic import Group, Traffic
+from torchcoll.core.units import counted, format_ns, format_ranges
 from torchcoll.stats.drift import SURE
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
 from torchcoll.training.late import cut_at_marks, error_ns
@@ -240,6 +240,10 @@ def find_arrivals(traffic: Traffic) -> Arrivals | None:
         if len(joined_call.members) != len(joined_call.calls):
             participants[group] |= joined_call.calls.keys()
     ranks = [_replaced(row, doubt=_doubt(row, ranks, split, participants)) for row in ranks]
+    labels = _labels(traffic, [*split, *participants])
+    ranks = [
+        _replaced(row, group=labels[row.group], doubt=labels.get(row.doubt, "")) for row in ranks
+    ]
     ranks.sort(key=lambda row: (-row.caused_ns, row.rank))
     every = [call for calls in split.values() for call in calls]
     return Arrivals(
@@ -253,6 +257,18 @@ def find_arrivals(traffic: Traffic) -> Arrivals | None:
         _time_thirds(split),
         dict(unsplit),
     )
+
+
+def _labels(traffic: Traffic, names: Iterable[str]) -> dict[str, str]:
+    """The labels of groups by their names; with the ranks, if several would have the same."""
+    groups = {name: traffic.groups.get(name, Group(name)) for name in names}
+    counts = Counter(group.label for group in groups.values())
+    return {
+        name: group.label
+        if counts[group.label] == 1
+        else f"{group.label} {format_ranges(group.ranks)}"
+        for name, group in groups.items()
+    }
 
 
 def _rank_rows(
