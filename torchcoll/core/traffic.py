@@ -15,7 +15,7 @@ from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.display import Displayed, as_one_line
-from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.errors import UnreadableError, UsageError, path_text
 from torchcoll.core.file import Writer, is_traffic
 from torchcoll.core.intervals import Span
 from torchcoll.core.jsonl import TRUNCATED, read_records
@@ -169,7 +169,9 @@ class Traffic(Displayed):
     calls are one step.
     computing[rank]: when something else than communication ran, on that rank's clock; a rank whose
     source does not tell (a capture) is missing. apart[rank]: when communication ran that belongs to
-    none of the calls. clocks[rank]: (name of the clock that its stamps
+    none of the calls. copies[rank]: when FSDP2 copied into and out of its flat buffers, which
+    ``computing`` contains too; a rank whose source does not tell (a capture) is missing.
+    clocks[rank]: (name of the clock that its stamps
     are of, what it said at their 0): ranks of one name can be compared; missing: not known.
     notes: what could not be seen, a sentence each. problems: what was wrong in
     the file. end: the ``status`` (``complete``, ``failed``, ``interrupted``) and, where it is not
@@ -184,6 +186,7 @@ class Traffic(Displayed):
     steps: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     computing: dict[int, list[Span]] = field(default_factory=dict)
     apart: dict[int, list[Span]] = field(default_factory=dict)
+    copies: dict[int, list[Span]] = field(default_factory=dict)
     clocks: dict[int, tuple[str, int]] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -203,11 +206,16 @@ class Traffic(Displayed):
         name = f"{type(self).__name__}{where}"
         return as_one_line(f"{name}: {self.source}, {held}, {counted(steps, 'step')}")
 
-    def step(self) -> None:
-        """Marks the end of a training step. Raises UsageError outside of a capture."""
+    def step(self) -> Any:
+        """Marks the end of a training step. Raises UsageError outside of a capture.
+
+        Returns None, except on rank 0 of a capture with ``metrics``, after every eighth captured
+        step: who the others waited for in the last 64 captured steps. Its ``late`` are the ranks
+        that caused more waiting than chance explains, its ``answer`` is a sentence.
+        """
         if self.mark_step is None:
             raise UsageError("step", "no capture", "a step inside of `with torchcoll.capture()`")
-        self.mark_step()
+        return self.mark_step()
 
     def add_group(self, group: Group) -> str:
         """Its name here: ``NAME@2`` where one of that name has other ranks."""
@@ -243,7 +251,9 @@ class Traffic(Displayed):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new file. Raises UsageError when it exists or cannot be written."""
-        self.write(Writer(Path(path), "Name another file."))
+        self.write(
+            Writer(Path(path_text(path, "path", "a path to write to")), "Name another file.")
+        )
 
     def write(self, writer: Writer) -> None:
         """``save`` to a file that is open, and close it."""
@@ -262,7 +272,7 @@ class Traffic(Displayed):
         or of another major schema, and for a folder without one; UsageError as ``join`` does.
         """
 
-        return load(Path(path))
+        return load(Path(path_text(path, "traffic", "a file or a folder")))
 
 
 def join(parts: Iterable[Traffic]) -> Traffic:
@@ -284,6 +294,7 @@ def join(parts: Iterable[Traffic]) -> Traffic:
                 steps=dict(part.steps),
                 computing=dict(part.computing),
                 apart=dict(part.apart),
+                copies=dict(part.copies),
                 clocks=dict(part.clocks),
                 notes=list(part.notes),
                 problems=list(part.problems),
@@ -311,6 +322,7 @@ def join(parts: Iterable[Traffic]) -> Traffic:
         joined.steps.update(part.steps)
         joined.computing.update(part.computing)
         joined.apart.update(part.apart)
+        joined.copies.update(part.copies)
         joined.clocks.update(part.clocks)
         joined.notes += part.notes
         joined.problems += part.problems
@@ -404,6 +416,7 @@ _OF_ONE = "Join the files of one capture."
 # computing  of a rank whose source tells it: ``rank``; ``spans_ns``: when something else than
 #            communication ran
 # apart      the same, of communication that belongs to none of the calls
+# copies     the same, of FSDP2's copies into and out of its flat buffers
 # call       one for each call of a rank, in the order of issue: ``rank`` and the fields of
 #            TrafficCall, of which those that have their default are left out. A capture writes a
 #            call before its step is marked where that takes long: in its files (``seen_by`` in
@@ -421,7 +434,7 @@ _OF_ONE = "Join the files of one capture."
 # schema, ``torchcoll-traffic/3``, which this version refuses.
 
 SCHEMA = "torchcoll-traffic/2"
-_SPANS = ("computing", "apart")  # records, and fields of Traffic
+_SPANS = ("computing", "apart", "copies")  # records, and fields of Traffic
 RANK_FILE = "traffic-rank"  # what a capture writes: traffic-rank0.jsonl
 
 

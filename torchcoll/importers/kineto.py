@@ -25,6 +25,7 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.intervals import Span, Union, exposed, merged
 from torchcoll.core.traffic import ROOT, Group, Traffic, TrafficCall
 from torchcoll.importers.base import itemsize, whole
+from torchcoll.importers.kineto_copies import find_copies
 from torchcoll.importers.kineto_events import (
     PARAM,
     Event,
@@ -399,6 +400,8 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     if not busy and all(call.clock == "host" for call in traffic_calls):
         busy = list(computing)
     traffic.computing = {rank: merged(busy)} if busy else {}
+    copies = find_copies(events)
+    traffic.copies = {rank: merged(copies)} if copies else {}
     # The time of dropped calls, and of kernels that belong to no single call.
     left = [call.span for call in timed if call.bytes_in == UNKNOWN and not _awaited(call, rank)]
     ran = [(event.start, event.end) for event in unassigned]

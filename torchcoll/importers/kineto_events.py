@@ -28,8 +28,10 @@ PARAM = "record_param_comms"
 _NO_CALLS = ("wait", "init", "startCoalescing", "endCoalescing")
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
 _DEEPEST = 1000  # nested operators
-_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_WANTED = {"cpu_op", "user_annotation", *_ON_DEVICE}
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+# Operators whose kernels are FSDP2's copies (importers/kineto_copies.py).
+_COPYING = ("fsdp::", "aten::_foreach_copy_", "aten::_chunk_cat", "aten::split_with_sizes_copy")
+_WANTED = {"cpu_op", "user_annotation", *ON_DEVICE}
 _RUNTIME = ("cuda_runtime", "cuda_driver")  # calls of the host; also the names for ROCm
 _ANNOTATION = re.compile(r"(?:nccl|rccl|xccl|hccl|ucc|mpi):\w")
 # Names of events whose arguments are needed.
@@ -134,7 +136,7 @@ def _wanted_args(name: str, category: str, args: Mapping[str, Any]) -> Mapping[s
     """
     if "Collective name" in args or name.startswith(_WITH_ARGS):
         return args
-    if category in _ON_DEVICE or category in _RUNTIME:
+    if category in ON_DEVICE or category in _RUNTIME:
         # In those old traces an External id is not that of an operator but of the launch.
         is_correlation = args.get("External id") == args.get("correlation")
         if category in _RUNTIME:
@@ -147,6 +149,8 @@ def _wanted_args(name: str, category: str, args: Mapping[str, Any]) -> Mapping[s
         return {key: args[key] for key in keys if key in args}
     if category == "user_annotation" and _ANNOTATION.match(name):
         return args
+    if name.startswith(_COPYING) and "External id" in args:
+        return {"External id": args["External id"]}
     return _NO_ARGS
 
 
@@ -298,7 +302,7 @@ def assign_kernels(
     computing: dict[str, list[Span]] = defaultdict(list)
     unassigned: list[Event] = []
     for event in events:
-        if event.category not in _ON_DEVICE:
+        if event.category not in ON_DEVICE:
             continue
         number = event.args.get("correlation") if launched else None
         call = ids.get(event.id) or (launched.get(number) if _plain(number) else None)

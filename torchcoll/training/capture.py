@@ -81,8 +81,8 @@ def capture(
       shows drift and late ranks over time.
     - metrics: a file ``NAME.prom`` that rank 0 rewrites after each captured step, in the format of
       node_exporter's textfile collector: the step's number, duration, transfer, wait and slowest
-      rank. With ``every`` or ``metrics`` no other thread may communicate at a mark.
-
+      rank, and the ranks that are late beyond chance. ``traffic.step()`` then returns on rank 0
+      who is late. With ``every`` or ``metrics`` no other thread may communicate at a mark.
     - on_hang: ``"dump"`` keeps the last 4096 calls of this rank in ``calls-rank{r}.ring`` (320 KiB)
       in the folder, from the moment before each is issued, with every backend and in every step.
       The file survives SIGKILL of the process (not a crash of its node). If no call begins or ends

@@ -76,10 +76,10 @@ def draw_step(step: WholeStep, path: str | os.PathLike[str]) -> WrittenPicture:
 
 
 def _ranks_to_draw(step: WholeStep) -> list[RankStep]:
-    """Returns all ranks; of many, the first ones and the one that came last most often."""
+    """Returns all ranks; of many, the first ones and the one that caused most waiting."""
     if len(step.ranks) <= MAX_RANKS_DRAWN:
         return step.ranks
-    late = max(step.ranks, key=lambda rank: (rank.last or 0) - (rank.even or 0))
+    late = max(step.ranks, key=lambda rank: rank.caused_ns or 0)
     first = [rank for rank in step.ranks if rank is not late][: MAX_RANKS_DRAWN - 1]
     return sorted([*first, late], key=lambda rank: rank.rank)
 

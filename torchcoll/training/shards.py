@@ -194,6 +194,9 @@ def _build_units(
     root = ShardUnit("")
     visit(model, "", root)
     root.gradient_out = any_gradient
+    # What the root has before its first unit is taken for embeddings: a lookup computes nothing.
+    first = next((n for n, entry in enumerate(root.body) if isinstance(entry, ShardUnit)), 0)
+    root.body[:first] = [0] * first
     if not root.inner and not root_alone:
         class_names = sorted(
             {type(module).__name__ for module in model.modules() if module is not model}

@@ -34,6 +34,10 @@ _TIME = (
     "time a step: of each call the slowest rank's time, so waiting for the others is in it, added "
     "up over the calls; each row on its own over the steps, so that rows need not add up"
 )
+_WAITING = (
+    "waiting: what the calls of a step took longer than on the rank that came last to each, on the "
+    "rank that waited longest"
+)
 _ALGORITHM = "algorithm: a hint (?) by the names of the kernels, some of which run others too"
 _EXPOSED = "exposed: of that, what no computation hides, an estimate"
 # Dimensions are columns, or part of the header if all rows agree; the functions make that text.
@@ -239,11 +243,9 @@ def _time_grid(over_time: OverTime) -> Grid:
             (Head("wait", "a step", legend=_WAIT), lambda s: format_time(s.wait_ns)),
             (Head("transfer", "a step"), lambda s: format_time(s.transfer_ns)),
             (
-                Head("most often", "last"),
+                Head("most waiting", "caused by"),
                 lambda s: (
-                    "-"
-                    if s.late_share is None
-                    else f"rank {s.late_rank} {s.late_share:.0%} of known"
+                    "-" if s.late_share is None else f"rank {s.late_rank}, {s.late_share:.0%} of it"
                 ),
             ),
         ],
@@ -304,6 +306,10 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
     "time_per_step_ns": (
         Head("time", "a step", legend=_TIME),
         lambda row: format_time(row.time_per_step_ns),
+    ),
+    "wait_per_step_ns": (
+        Head("waiting", "a step", legend=_WAITING),
+        lambda row: format_time(row.wait_per_step_ns),
     ),
     "median_ns": (Head("median", "a call", drop=2), lambda row: format_time(row.median_ns)),
     "clock": (Head("clock", left=True), _traffic_cell("clock")),

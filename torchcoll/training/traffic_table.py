@@ -16,7 +16,7 @@ from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic
 from torchcoll.core.units import format_ranges
 from torchcoll.training.exposed import Exposed, call_exposed_ns, find_exposed
-from torchcoll.training.joined import JoinedCall, join_ranks
+from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
 from torchcoll.training.late import cut_at_marks
 from torchcoll.training.over_time import OverTime, over_time
 from torchcoll.training.steps import Kind, Steps, find_steps, group_description
@@ -35,6 +35,8 @@ class TrafficRow:
     - calls_per_step, bytes_per_step: those of one rank.
     - time_per_step_ns: the durations of the calls of a step added up, each on its slowest rank; of
       several groups the slowest. The median over the steps (the mean if the steps vary).
+    - wait_per_step_ns: how much longer the calls of a step took than on the rank that came last to
+      each, on the rank that waited longest; otherwise like time_per_step_ns.
     - median_ns: the median duration of one call.
     - share: time_per_step_ns / duration of a step. Calls overlap, so shares may add up to more than
       1.
@@ -57,6 +59,7 @@ class TrafficRow:
     calls_per_step: float
     bytes_per_step: float
     time_per_step_ns: float | None
+    wait_per_step_ns: float | None
     median_ns: float | None
     clock: str | None
     share: float | None
@@ -204,6 +207,7 @@ class _TrafficReader:
             len(calls) / share,
             sum(call.bytes_in for call in calls) / share,
             per_step,
+            self.steps.reduce(lambda step: self._slowest(at, step, self._wait)),
             median(known_times) if known_times else None,
             _join_distinct(call.clock for call in calls if call.time_ns is not None) or None,
             per_step / duration if per_step is not None and duration else None,
@@ -224,6 +228,12 @@ class _TrafficReader:
                 return None
             sums.append(sum(time_ns for time_ns in times if time_ns is not None))
         return max(sums)
+
+    def _wait(self, rank: int, i: int) -> int | None:
+        """Returns by how much the call took longer than on the rank that came last."""
+        joined, time_ns = self.joined[rank][i], self.traffic.calls[rank][i].time_ns
+        split = time_ns is not None and not unsplit_reason(joined)
+        return (time_ns or 0) - min(joined.times_ns.values()) if split else None
 
     def _exposed(self, rank: int, i: int) -> int | None:
         return call_exposed_ns(self.traffic, self.traffic.calls[rank][i])
