@@ -239,11 +239,13 @@ class SplitTraffic:
     - calls: in the order of the lowest rank.
     - unsplit: reason -> number of calls.
     - participants: groups with unrecorded ranks -> their recorded ranks.
+    - groups: by name, as the traffic has them.
     """
 
     calls: list[SplitCall]
     unsplit: Counter[str]
     participants: dict[str, set[int]]
+    groups: Mapping[str, Group] = field(default_factory=dict)
 
 
 def split_traffic(traffic: Traffic) -> SplitTraffic:
@@ -308,7 +310,7 @@ def split_traffic(traffic: Traffic) -> SplitTraffic:
                 first.logged_ns,
             )
         )
-    return SplitTraffic(split, unsplit, participants)
+    return SplitTraffic(split, unsplit, participants, traffic.groups)
 
 
 def _issued_ns(joined: JoinedCall, offsets: Offsets) -> dict[int, int]:
@@ -372,7 +374,7 @@ def arrivals_of(
     ranks = _with_followers(_judged(ranks, split), split)
     participants = split_calls.participants
     ranks = [_replaced(row, doubt=_doubt(row, ranks, split, participants)) for row in ranks]
-    labels = _labels(traffic, [*split, *participants])
+    labels = _labels(split_calls.groups, [*split, *participants])
     ranks = [
         _replaced(row, group=labels[row.group], doubt=labels.get(row.doubt, "")) for row in ranks
     ]
@@ -390,15 +392,15 @@ def arrivals_of(
     )
 
 
-def _labels(traffic: Traffic, names: Iterable[str]) -> dict[str, str]:
+def _labels(groups: Mapping[str, Group], names: Iterable[str]) -> dict[str, str]:
     """The labels of groups by their names; with the ranks, if several would have the same."""
-    groups = {name: traffic.groups.get(name, Group(name)) for name in names}
-    counts = Counter(group.label for group in groups.values())
+    chosen = {name: groups.get(name, Group(name)) for name in names}
+    counts = Counter(group.label for group in chosen.values())
     return {
         name: group.label
         if counts[group.label] == 1
         else f"{group.label} {format_ranges(group.ranks)}"
-        for name, group in groups.items()
+        for name, group in chosen.items()
     }
 
 
