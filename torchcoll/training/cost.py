@@ -28,6 +28,7 @@ from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ns
 from torchcoll.inputs import load
 from torchcoll.training.arrivals import Arrivals, find_arrivals
+from torchcoll.training.exposed import Exposed, find_exposed
 from torchcoll.training.isolated import IsolatedTimes
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
 from torchcoll.training.late import LATE, cut_at_marks, error_ns, may_end_late
@@ -84,6 +85,7 @@ class Cost(Displayed):
     """The result of ``cost``.
 
     - arrivals: which rank caused the waiting; None if no call can be split.
+    - exposed: the exposed communication of a step, in all and by module.
     """
 
     rows: list[CostRow]
@@ -91,6 +93,7 @@ class Cost(Displayed):
     traffic: str
     run: str
     notes: list[str] = field(default_factory=list)
+    exposed: Exposed | None = None
 
 
 def cost(
@@ -155,7 +158,9 @@ def cost(
             "all of them, as torchcoll.capture(FOLDER) leaves them: torchcoll.cost(FOLDER, run)"
         )
     names = ", ".join(str(run.path or run.header.get("run_id") or "run") for run in runs)
-    return Cost(rows, find_arrivals(whole), str(traffic.path or "traffic"), names, notes)
+    exposed = find_exposed(traffic, steps, joined)
+    arrivals = find_arrivals(whole)
+    return Cost(rows, arrivals, str(traffic.path or "traffic"), names, notes, exposed)
 
 
 def _plan_note(rows: Sequence[CostRow]) -> str:

@@ -13,6 +13,7 @@ from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.notes import Notes
 from torchcoll.training.arrivals_show import arrivals_answer, arrivals_grids, arrivals_object
+from torchcoll.training.exposed_show import exposed_line, module_grids
 
 if TYPE_CHECKING:
     from torchcoll.training.cost import Cost, CostRow
@@ -77,11 +78,12 @@ def cost_grids(cost: Cost) -> list[Grid]:
         ]
         for row in cost.rows
     ]
-    above = [f"{one_line(cost.traffic)} beside {one_line(cost.run)}", ", ".join(common), _ABOVE]
+    above = [f"{one_line(cost.traffic)} beside {one_line(cost.run)}", ", ".join(common)]
+    above += [exposed_line(cost.exposed) if cost.exposed else "", _ABOVE]
     first = Grid(heads, rows, [line for line in above if line], notes.lines())
     if not rows:
         first.below = ["no calls"]
-    grids = [first]
+    grids = [first, *(module_grids(cost.exposed) if cost.exposed else [])]
     if cost.arrivals:
         first.answer = arrivals_answer(cost.arrivals, None)
         grids += arrivals_grids(cost.arrivals)[:1]

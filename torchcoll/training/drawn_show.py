@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.intervals import Span, merged
+from torchcoll.core.intervals import Span, merged, uncovered
 from torchcoll.core.units import format_ns, format_size
 from torchcoll.report.pictures import (
     WrittenPicture,
@@ -19,7 +19,7 @@ from torchcoll.report.pictures import (
     write_figure,
 )
 from torchcoll.training.step_show import answer_lines, call_text, step_title
-from torchcoll.training.whole_step import RankStep, StepCall, WholeStep, aligned_spans, uncovered
+from torchcoll.training.whole_step import RankStep, StepCall, WholeStep, aligned_spans
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

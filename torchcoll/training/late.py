@@ -61,7 +61,11 @@ def cut_at_marks(
         return (
             call
             if durations_ns and until < min(durations_ns)
-            else dataclasses.replace(call, time_ns=until)
+            else dataclasses.replace(
+                call,
+                time_ns=until,
+                exposed_ns=None if call.exposed_ns is None else min(call.exposed_ns, until),
+            )
         )
 
     ended = {rank: list(map(cut, calls, left[rank])) for rank, calls in traffic.calls.items()}

@@ -165,6 +165,7 @@ def _percent(share: float | None) -> str:
 
 
 def call_text(call: TrafficCall) -> str:
-    """Returns for example ``all_reduce 1M``."""
+    """Returns for example ``all_gather 1M layers.3``."""
     size = call.bytes_in or call.bytes_out
-    return one_line(f"{call.collective} {format_size(size)}" if size else call.collective)
+    texts = (call.collective, format_size(size) if size else "", call.module)
+    return one_line(" ".join(filter(None, texts)))

@@ -18,9 +18,9 @@ from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.curves.predictor import Predictor
 from torchcoll.training.projection import (
+    Plan,
     PlannedGroup,
     PlannedStep,
-    Projection,
     finish,
     place_group,
     planned_step,
@@ -88,7 +88,7 @@ def plan_traffic(
     traffic: Traffic,
     ranks: Sequence[int],
     compute_ns: float | None,
-) -> Projection:
+) -> Plan:
     """Returns a plan of a step that was captured or planned.
 
     - ranks: numbers of ranks; by default those of the traffic. Groups of all ranks grow with them,
@@ -144,7 +144,7 @@ def plan_traffic(
 
     first = captured_ranks if captured_ranks in rank_counts else rank_counts[0]
     what = f"a step of {traffic.source} on {captured_ranks} ranks, {len(calls)} calls a rank"
-    projection = Projection(what, step(first), compute_ns=compute_ns)
+    projection = Plan(what, step(first), compute_ns=compute_ns)
     projection.notes += traffic.problems
     if len(rank_counts) > 1:
         projection.weak = [step(count) for count in rank_counts]

@@ -22,6 +22,7 @@ from torchcoll.report.destination import clock_text
 from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.stats.drift import LEAST, SURE, drift_text
+from torchcoll.training.exposed_show import exposed_line, exposed_object, module_grids
 
 if TYPE_CHECKING:
     from torchcoll.training.over_time import OverTime
@@ -80,7 +81,7 @@ def show_traffic(
     for traffic in traffics:
         table = summarise_traffic(traffic)
         file_name = {"file": one_line(traffic.path or "traffic")} if len(traffics) > 1 else {}
-        apart = ("rows", "sizes", "over_time")
+        apart = ("rows", "sizes", "over_time", "exposed")
         facts = {name: value for name, value in vars(table).items() if name not in apart}
         document: dict[str, Any] = {
             "schema": "torchcoll-traffic-rows/1",
@@ -93,6 +94,7 @@ def show_traffic(
                 "problems": traffic.problems,
             },
             "rows": [select_fields(row, " ".join(keys or _COLUMNS)) for row in table.rows],
+            **exposed_object(table.exposed, traffic),
             "sizes": [dataclasses.asdict(size) for size in table.sizes],
             **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
         }
@@ -122,6 +124,7 @@ def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = (
         columns = {k: (dataclasses.replace(h, drop=0), cell) for k, (h, cell) in columns.items()}
     rows = [[cell(row) for _, cell in columns.values()] for row in table.rows]
     above = [_title(traffic, table, common), *_step_lines(table)]
+    above += [line] if (line := exposed_line(table.exposed)) else []
     if traffic.left_out:
         every = sum(map(len, traffic.calls.values())) + traffic.left_out
         above.append(
@@ -142,6 +145,7 @@ def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = (
     return [
         Grid([head for head, _ in columns.values()], rows, above, [] if rows else ["no calls"]),
         Grid(size_heads, sizes, title),
+        *module_grids(table.exposed),
         *over,
         Grid([], [], below=[one_line(text) for text in below], answer=traffic_answer(table)),
     ]
@@ -212,6 +216,10 @@ def traffic_answer(table: TrafficTable) -> Answer | None:
     text = f"a step takes {format_ns(table.step_ns, 3)}"
     if table.busy_ns is not None:
         text += f", {100 * table.busy_ns / table.step_ns:.0f} % of it with a collective in flight"
+    if table.exposed.share is not None and not table.exposed.unknown:
+        text += f" and {100 * table.exposed.share:.0f} % exposed"
+        if most := table.exposed.most:
+            text += f" (most by the {one_line(most.text)})"
     return Answer(f"{text}; {sent}")
 
 

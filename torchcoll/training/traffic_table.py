@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import has_splits
 from torchcoll.core.intervals import Union
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic
 from torchcoll.core.units import format_ranges
+from torchcoll.training.exposed import Exposed, call_exposed_ns, find_exposed
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
 from torchcoll.training.late import cut_at_marks
 from torchcoll.training.over_time import OverTime, over_time
@@ -40,7 +40,8 @@ class TrafficRow:
     - median_ns: the median duration of one call.
     - share: time_per_step_ns / duration of a step. Calls overlap, so shares may add up to more than
       1.
-    - exposed_ns: the time per step during which nothing else ran, on the slowest rank: an estimate.
+    - exposed_ns: the time per step during which nothing else ran, on the slowest rank: an estimate;
+      see TrafficCall.
     - algorithm: a hint from the names of the kernels, each listed once.
     """
 
@@ -86,6 +87,7 @@ class TrafficTable:
     - statistic: ``median`` or ``mean`` over the steps.
     - step_ns: duration of one step on the slowest rank.
     - busy_ns: how long any call was in flight, on the rank with the most; host clock.
+    - exposed: the exposed communication of a step, in all and by module.
     - notes: one sentence each.
     - over_time: the steps over time; only for a capture of every Nth step.
     """
@@ -98,6 +100,7 @@ class TrafficTable:
     statistic: str
     step_ns: float | None
     busy_ns: float | None
+    exposed: Exposed
     notes: list[str] = field(default_factory=list)
     over_time: OverTime | None = None
 
@@ -138,6 +141,7 @@ def summarise_traffic(traffic: Traffic) -> TrafficTable:
         "mean" if steps.varying else "median",
         steps.duration_ns,
         reader.busy_ns(),
+        find_exposed(traffic, steps, joined),
         notes,
         over_time(traffic),
     )
@@ -232,15 +236,7 @@ class _TrafficReader:
         return (time_ns or 0) - min(joined.times_ns.values()) if split else None
 
     def _exposed(self, rank: int, i: int) -> int | None:
-        """Returns the exposed time of a call from the trace, or all of it if the host waited for
-        it.
-        """
-        call = self.traffic.calls[rank][i]
-        if call.exposed_ns is not None:
-            return call.exposed_ns
-        group = self.traffic.groups.get(call.group)
-        at_once = call.asynchronous is False and call.clock == "host"
-        return call.time_ns if at_once and group and backend_of(group.backend).on_host else None
+        return call_exposed_ns(self.traffic, self.traffic.calls[rank][i])
 
     def sizes(self) -> list[SizeBin]:
         """Returns the calls by the bytes that a rank puts in, in bins from 2^k to below 2^(k+1)."""

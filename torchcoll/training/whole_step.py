@@ -25,14 +25,14 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
-from torchcoll.core.intervals import Span, Union, merged
+from torchcoll.core.intervals import Span, Union, merged, uncovered
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.units import format_ns, format_ranges
 from torchcoll.training.arrivals import Arrivals, find_arrivals
 from torchcoll.training.clocks import Offsets, measure_offsets
+from torchcoll.training.exposed import waiting_spans
 from torchcoll.training.joined import JoinedCall, join_ranks
 from torchcoll.training.late import cut_at_marks, error_ns
 from torchcoll.training.steps import Steps, find_steps, group_description
@@ -233,17 +233,9 @@ def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[JoinedC
         exposed = uncovered(talking, computing)
         idle = end - begin - sum(b - a for a, b in merged([*talking, *computing]))
     else:
-        # If every call was synchronous and on the host, the program did nothing else meanwhile.
-        on_host = {
-            name: backend_of(group.backend).on_host for name, group in traffic.groups.items()
-        }
-        if all(
-            step_call.call.asynchronous is False
-            and step_call.call.clock == "host"
-            and on_host.get(step_call.call.group)
-            for step_call in calls
-        ):
-            exposed = talking
+        waiting_for = waiting_spans(traffic, [step_call.call for step_call in calls])
+        if waiting_for is not None:
+            exposed = merged(_clip(waiting, span) for waiting in waiting_for)
     waits: dict[str, list[Span]] = {}
     for name in {step_call.call.group for step_call in calls}:
         group_calls = [step_call for step_call in calls if step_call.call.group == name]
@@ -291,26 +283,6 @@ def aligned_spans(whole: WholeStep) -> dict[int, Span]:
         )
         for rank_step in whole.ranks
     }
-
-
-def uncovered(spans: Sequence[Span], hiding: Sequence[Span]) -> list[Span]:
-    """Returns the parts of ``spans`` outside of ``hiding``.
-
-    Both are in ascending order, and the spans of each do not touch.
-    """
-    gaps: list[Span] = []
-    index = 0
-    for start, end in spans:
-        while index < len(hiding) and hiding[index][1] <= start:
-            index += 1
-        reached, i = start, index
-        while i < len(hiding) and hiding[i][0] < end:
-            if hiding[i][0] > reached:
-                gaps.append((reached, hiding[i][0]))
-            reached, i = max(reached, hiding[i][1]), i + 1
-        if reached < end:
-            gaps.append((reached, end))
-    return gaps
 
 
 def call_wait_ns(call: TrafficCall, joined: JoinedCall) -> int | None:
