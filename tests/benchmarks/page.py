@@ -5,9 +5,10 @@
 Pages of one run (8 ranks x 13 cases x 1,000 calls), of 32 such runs with 200 calls, of 4,096 ranks
 x 13 cases x 1,000 calls, and of a store with a year of 1,000 nodes (10 cases a night). Samples are
 synthetic: log-normal, with a slow mode in some calls and a slow rank. Each page is opened five
-times; medians are printed in ms. ``paint``: first contentful paint. ``drawn``: until every chart
-has been drawn, also those below the window. An interaction lasts until the frame after it has been
-painted; in brackets is the CPU time of the page's main thread, which other processes do not change.
+times, and each interaction made five times; medians are printed in ms. ``paint``: first contentful
+paint. ``drawn``: until every chart has been drawn, also those below the window. An interaction
+lasts until the frame after it has been painted; in brackets is the CPU time of the page's main
+thread (the mean), which hardly depends on what else runs on the machine.
 --axe: a file of axe-core (``npm pack axe-core``), by which the page is checked in light and dark.
 --keep: a folder for the pages; those there are not made again.
 --libraries: instead of the pages, what a page with one chart costs with plotly and with bokeh.
@@ -165,10 +166,16 @@ if (filter) steps.push(['filter a table', () => {
 return steps.map(([name]) => name);
 """
 STEP = """
-const done = arguments[1], action = steps[arguments[0]][1];
-const start = performance.now();
-Promise.resolve(action()).then(() =>
-  requestAnimationFrame(() => setTimeout(() => done(performance.now() - start))));
+const [number, repeats, done] = arguments, times = [];
+(async () => {
+  for (let n = 0; n < repeats; n++) {
+    await new Promise(r => setTimeout(r, 50));
+    const start = performance.now();
+    await steps[number][1]();
+    await new Promise(r => requestAnimationFrame(() => setTimeout(r)));
+    times.push(performance.now() - start);
+  }
+})().then(() => done(times));
 """
 
 
@@ -240,31 +247,25 @@ def cpu_ms(driver: Any) -> float:
 
 
 def measure(driver: Any, path: Path) -> tuple[float, float, dict[str, tuple[float, float]]]:
-    """Medians of: first paint, all charts drawn, and each interaction: (clock, CPU) of the slowest
-    chart or table that has it.
+    """Medians of: first paint, and all charts drawn; of each interaction with the slowest chart or
+    table that has it the median of the clock and the mean of the CPU.
     """
     driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
     paints, drawn = [], []
-    repeats: dict[int, list[tuple[float, float]]] = {}
-    names = []
     for _ in range(REPEATS):
         start = time.perf_counter()
         open_page(driver, path)
         drawn.append(1000 * (time.perf_counter() - start))
         entry = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
         paints.append(driver.execute_script(f"return {entry}"))
-        names = driver.execute_script(STEPS)
-        for number in range(len(names)):
-            time.sleep(0.1)  # the page is idle
-            before = cpu_ms(driver)
-            clock = driver.execute_async_script(STEP, number)
-            repeats.setdefault(number, []).append((clock, cpu_ms(driver) - before))
     slowest: dict[str, tuple[float, float]] = {}
-    for number, times in repeats.items():
-        if names[number]:
-            clock, cpu = (statistics.median(column) for column in zip(*times, strict=True))
-            before = slowest.get(names[number], (0.0, 0.0))
-            slowest[names[number]] = (max(before[0], clock), max(before[1], cpu))
+    for number, name in enumerate(driver.execute_script(STEPS)):
+        before = cpu_ms(driver)
+        clock = statistics.median(driver.execute_async_script(STEP, number, REPEATS))
+        cpu = (cpu_ms(driver) - before) / REPEATS
+        if name:
+            longest = slowest.get(name, (0.0, 0.0))
+            slowest[name] = (max(longest[0], clock), max(longest[1], cpu))
     return statistics.median(paints), statistics.median(drawn), slowest
 
 
@@ -317,7 +318,7 @@ def main() -> None:
                 print(
                     f"  paint {paint:.0f} ms, drawn {drawn:.0f} ms; load {os.getloadavg()[0]:.1f}"
                 )
-                slow = sorted(interactions.items(), key=lambda item: -item[1])
+                slow = sorted(interactions.items(), key=lambda item: -item[1][1])
                 texts = [f"{what} {clock:.0f} ({cpu:.0f})" for what, (clock, cpu) in slow]
                 print("  " + ", ".join(texts), flush=True)
                 if axe:
