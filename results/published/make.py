@@ -18,6 +18,7 @@ from torchcoll.core.units import format_size
 HERE = Path(__file__).parent
 OUT = HERE.parents[1] / "torchcoll" / "verdict" / "published.toml"
 TEXTS = (
+    "id",
     "type",
     "machine",
     "gpu",

@@ -1,8 +1,8 @@
 """How often `torchcoll bisect` names the right version, a wrong one, and after how many runs.
 
-    python tests/benchmarks/bisection.py [SEARCHES]
+    python tests/benchmarks/bisection.py [SEARCHES [steps | others]]
 
-Each row simulates so many searches (default 200) among 64 versions, at most 120 runs each. Noise
+Each row simulates so many searches (default 200) among 64 versions, at most 180 runs each. Noise
 from run to run: normal, or Student's t with 4 degrees of freedom, with standard deviation sigma.
 The step is at a random version. `oracle` is the mean number of runs of a probabilistic bisection
 that knows the step and the noise, until its posterior is 0.95. Asked for: a wrong version in at
@@ -10,7 +10,8 @@ most 5 %; exact in 90 % from one sigma on, or else not decided with the step in 
 left; at most 2 oracles + 12 runs.
 
 Then: two steps of the same size and direction, at least 4 versions apart ('several' in 90 %), no
-step, and a creep over all versions ('several' is right).
+step, and a creep over all versions ('several' is right). `steps` and `others` run one of the two
+tables alone, from the same seed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from torchcoll.reproduction.version_search import (
     same_ends,
 )
 
-VERSIONS, MOST, THRESHOLD = 64, 120, 0.02
+VERSIONS, MOST, THRESHOLD = 64, 180, 0.02
 Noise = Callable[[], float]
 
 
@@ -57,7 +58,7 @@ def search(truth: np.ndarray, draw: Noise) -> tuple[str, Posterior, int]:
 
 
 def oracle(truth: np.ndarray, draw: Noise, step: float, sigma: float) -> int:
-    """Runs until the posterior of one version is 0.95, with step, levels and noise posterior."""
+    """Runs until the posterior of one version is 0.95, with step, levels and noise known."""
     firsts = np.arange(1, len(truth))
     posterior = np.full(len(firsts), 1 / len(firsts))
     runs = 0
@@ -108,10 +109,7 @@ def others(make: Callable[[], np.ndarray], draw: Noise, searches: int) -> str:
     return f"{shares}{statistics.fmean(runs):8.1f}"
 
 
-def main() -> None:
-    searches = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    title(f"torchcoll bisect: {searches} searches a row, {VERSIONS} versions, at most {MOST} runs")
-    random = np.random.default_rng(331)
+def single_steps(searches: int, random: np.random.Generator) -> None:
     print(
         f"{'noise':8}{'step':>7}{'sigma':>8}{'right':>10}{'wrong':>10}{'several':>10}{'none':>10}"
         f"{'open':>10}{'in range':>10}{'runs':>8}{'oracle':>8}"
@@ -124,6 +122,9 @@ def main() -> None:
                     f"{'t4' if heavy else 'normal':8}{100 * step:5.0f} %{100 * sigma:6.0f} %{row}",
                     flush=True,
                 )
+
+
+def other_changes(searches: int, random: np.random.Generator) -> None:
     place = np.arange(VERSIONS)
 
     def two(size: float) -> Callable[[], np.ndarray]:
@@ -148,6 +149,16 @@ def main() -> None:
             for name, make in truths.items():
                 row = others(make, noise(sigma, heavy, random), searches)
                 print(f"{'t4' if heavy else 'normal':8}{name:22}{row}", flush=True)
+
+
+def main() -> None:
+    searches = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    title(f"torchcoll bisect: {searches} searches a row, {VERSIONS} versions, at most {MOST} runs")
+    part = sys.argv[2] if len(sys.argv) > 2 else ""
+    if part != "others":
+        single_steps(searches, np.random.default_rng(20261127))
+    if part != "steps":
+        other_changes(searches, np.random.default_rng(20261127))
 
 
 if __name__ == "__main__":

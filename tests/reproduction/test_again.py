@@ -13,7 +13,7 @@ from error_form import error_text
 from made_runs import measured, run
 
 from torchcoll.cli import main
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.reproduction.agreement import judge
 from torchcoll.reproduction.recipe import on_this_machine, recipe_of, unset_settings
 from torchcoll.reproduction.show import Rerun, answer_of, faster_or_slower
@@ -103,7 +103,7 @@ def test_fewer_devices_run_fewer_ranks():
 def test_another_device_is_refused_with_what_to_do():
     result = measured(1000, device="cuda", backend="nccl")
     header = {"argv": [], "spec": {"collectives": ["all_reduce"]}}
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UnavailableError) as caught:
         on_this_machine(recipe_of(run(result, header=header)), ["gloo"], 0)
     expected = "what the file ran on (2 ranks). torchcoll again FILE --dry-run prints the command."
     assert str(caught.value) == error_text("this machine", "no nccl on cuda", expected)

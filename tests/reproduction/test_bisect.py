@@ -65,11 +65,11 @@ def test_posterior_of_four_versions_by_hand():
     weights = {"none": 0.2 * (np.var(y) * 7 + 7e-8) ** -3}
     for k in (1, 2, 3):
         column = [[version >= k for version in ran]]
-        weights[k] = 0.69 / 3 * math.exp(by_hand(column, y, (1, 4, 16, 100)))
+        weights[k] = 0.767 / 3 * math.exp(by_hand(column, y, (1, 4, 16, 100)))
     for pair in ((1, 2), (1, 3), (2, 3)):
         columns = [[version >= k for version in ran] for k in pair]
-        weights[pair] = 0.1 / 3 * math.exp(by_hand(columns, y, (4, 16, 100)))
-    weights["creep"] = 0.01 * math.exp(
+        weights[pair] = 0.03 / 3 * math.exp(by_hand(columns, y, (9,)))
+    weights["creep"] = 0.003 * math.exp(
         by_hand([[version / 3 for version in ran]], y, (1, 4, 16, 100))
     )
     total = sum(weights.values())
@@ -79,6 +79,17 @@ def test_posterior_of_four_versions_by_hand():
     )
     assert posterior.creep == pytest.approx(weights["creep"] / total, rel=1e-9)
     assert posterior.best == 2
+
+
+def test_the_next_run_is_where_it_tells_most():
+    """Before version 8 of 16 or not is one bit: no other version divides the probability so."""
+    posterior = posterior_of(16, [0, 15] * 3, [0.0, 0.05, 0.001, 0.051, 0.0, 0.05])
+    assert next_version(posterior) in (7, 8)
+    assert posterior.information[next_version(posterior)] > posterior.information[1] > 0
+    # The step is sure, but the ends ran only twice: a second step could hide there.
+    ran = [0, 15, 0, 15, *[7, 8] * 6]
+    posterior = posterior_of(16, ran, [0.05 * (v >= 8) + 0.001 * (-1) ** v for v in ran])
+    assert (posterior.located, posterior.decided, next_version(posterior)) == (True, "", 0)
 
 
 def searched(truth, noise=0.001, most=60):

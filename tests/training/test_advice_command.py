@@ -314,6 +314,50 @@ def test_errors_of_shards(sharded, capsys, options, line):
     assert capsys.readouterr().err == f"torchcoll: error: {line}\n"
 
 
+def test_a_machine_gives_what_plan_gives(capsys):
+    """Communication, its exposed part, and the intervals of both; the whole step is 1.5 backward
+    passes.
+    """
+    model, machine = "planned_models:Transformer", ["--machine", "8xH100", "--format", "json"]
+    for backward_ms in ("0.5", "8"):
+        step_ms = str(1.5 * float(backward_ms))
+        words = [model, "--fsdp", "Block", "--ranks", "64", "--backward-ms", backward_ms]
+        assert main(["gradients", *words, *machine]) == 0
+        advice = json.loads(capsys.readouterr().out)
+        words = ["--config", model, "--parallel", "fsdp=64", "--dtype", "float32"]
+        assert main(["plan", *words, "--step-ms", step_ms, *machine]) == 0
+        plan = json.loads(capsys.readouterr().out)["step"]
+        row = advice["rows"][0]
+        assert (row["choice"], row["calls"]) == ("3 units, resharded", plan["calls"])
+        for end in ("", "low_", "high_"):
+            assert row[f"communication_{end}ns"] == pytest.approx(plan[f"comm_{end}ns"])
+            assert row[f"exposed_{end}ns"] == pytest.approx(plan[f"exposed_{end}ns"])
+        assert advice["machine"] == "8xH100"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            [],
+            error_text(
+                "machine",
+                "8xH100",
+                "--fsdp CLASSES with it. For DDP: torchcoll plan --config MODULE:FACTORY "
+                "--parallel dp=N --machine.",
+            ),
+        ),
+        (
+            ["--fsdp", "Linear", "--curve", "0.jsonl"],
+            error_text("machine", "8xH100 and --curve", "one of them"),
+        ),
+    ],
+)
+def test_errors_of_machines(capsys, options, line):
+    assert main(["gradients", "sharded_model:make", "--machine", "8xH100", *options]) == 2
+    assert capsys.readouterr().err == f"torchcoll: error: {line}\n"
+
+
 def test_options_of_fsdp_alone(sharded, capsys):
     assert main(["gradients", "sharded_model:make", "--replicas", "2"]) == 2
     assert capsys.readouterr().err == (error_line("replicas", "2", "--fsdp CLASSES with it\n"))

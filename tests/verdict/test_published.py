@@ -195,7 +195,21 @@ def test_show_published_names_each_figure_and_its_source(tmp_path, capsys):
 def test_show_published_without_a_file_is_all_of_it(capsys):
     assert main(["show", "--published", "--format", "markdown"]) == 0
     text = capsys.readouterr().out
-    assert all(line["machine"] in text and line["source"] in text for line in KEPT.values())
+    assert all(line["machine"] in text and f"{name} [" in text for name, line in KEPT.items())
+    assert main(["show", "--published", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["id"]: row["source"] for row in rows} == {
+        name: line["source"] for name, line in KEPT.items()
+    }
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_the_list_fits_the_terminal(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["show", "--published"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= columns
+    assert all(f"{name} [" in text for name in KEPT)
 
 
 def test_a_machine_that_nobody_published(tmp_path, capsys):

@@ -261,8 +261,8 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--format",
-        help="csv, json, parquet and nccl-tests are for other programs: torchcoll reads none "
-        "of them back, the result file (.jsonl) is the record",
+        help="csv, json, parquet, nccl-tests and aiconfigurator (its nccl_perf table) are for "
+        "other programs: torchcoll reads none of them back, the result file (.jsonl) is the record",
     )
     add(
         "--trace",
@@ -279,7 +279,7 @@ def run_export(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.store.address import is_store
 
-    formats = ("nccl-tests", "csv", "json", "parquet")
+    formats = ("nccl-tests", "csv", "json", "parquet", "aiconfigurator")
     if options.trace and options.format:
         raise UsageError("trace", f"--format {options.format} too", "one of them")
     if not options.trace:
@@ -301,7 +301,15 @@ def run_export(options: argparse.Namespace) -> ExitCode:
         for note in json.loads(trace)["otherData"]["clocks"]:
             tell(f"torchcoll: note: clocks: {note}")
         return ExitCode.OK
-    if options.format == "parquet":
+    if options.format == "aiconfigurator":
+        from torchcoll.report.aiconfigurator import perf_file, perf_rows
+
+        rows, notes = perf_rows(runs)
+        path = options.output or "-"
+        write_file(path, perf_file(rows, path), "output", options.force)
+        for note in notes:
+            tell(f"torchcoll: note: {note}")
+    elif options.format == "parquet":
         from torchcoll.overview.frames import write_parquet
 
         if not options.output:
@@ -386,16 +394,16 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="FILE",
         help="result files, traffic, logs, topology files, output of other tools, folders of them "
-        "(of torchcoll matrix and versus too); label=PATH makes sides, which are compared with the "
-        "first",
+        "(of torchcoll matrix and versus too), stores of torchcoll collect; label=PATH makes "
+        "sides, which are compared with the first",
     )
     add(
         "-o",
         "--output",
         required=True,
         metavar="FILE",
-        help="report.html, one page that needs nothing else; or report.md, with its pictures in "
-        "files of their own",
+        help="report.html, one page with charts that needs nothing else; or report.md, with its "
+        "pictures in files of their own",
     )
     add("--force", action="store_true", help="replace the page and its pictures")
     add(

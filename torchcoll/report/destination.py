@@ -40,6 +40,8 @@ class Destination:
     """
 
     def __init__(self, file: TextIO | None = None, width: int | None = None) -> None:
+        if file is not None and not hasattr(file, "isatty"):
+            raise UsageError("file", type(file).__name__, "an open text file, such as sys.stderr")
         # Python has no stdout where it was closed before the start (`>&-`).
         self.file = file or sys.stdout or io.StringIO()
         self.terminal = is_terminal(self.file)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, TorchcollError, UsageError, choice, printable, tell
@@ -27,7 +28,7 @@ def again_arguments(parser: argparse.ArgumentParser) -> None:
         "file",
         metavar="FILE",
         help="a result file of torchcoll or another tool; a folder or quoted glob of several that "
-        "ran the same",
+        "ran the same; an entry of torchcoll show --published",
     )
     add("--runs", default="6", metavar="N", help="new runs (default 6, at least 3)")
     add(
@@ -55,27 +56,40 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.matrix.command import launch, number_of
     from torchcoll.report.formats import FORMATS
     from torchcoll.reproduction.agreement import LEAST_RUNS
+    from torchcoll.reproduction.limit_share import plausibility_text
     from torchcoll.reproduction.recipe import recipe_of, unset_settings
     from torchcoll.reproduction.show import answer_of, show_rerun
+    from torchcoll.verdict.published_run import publication_named, run_of
 
     choice(options.format, "format", FORMATS)
     number = number_of("runs", options.runs, int, LEAST_RUNS)
     threshold = parse_share(options.threshold, "threshold")
     launcher = shlex.split(options.launcher or "")
-    runs = load_all(expand(options.file))
+    entry = None if Path(options.file).exists() else publication_named(options.file)
+    runs = [run_of(entry)] if entry else load_all(expand(options.file))
     recipe = unset_settings(recipe_of(runs[0]), os.environ)
+    if entry:
+        origin = f"{entry.kind}, {entry.machine}, by {entry.who}, {entry.date}: {entry.source}"
+        recipe = replace(recipe, notes=(origin, plausibility_text(entry), *recipe.notes))
+    command = printable(command_line(recipe.command(launcher), recipe.variables))
     if options.dry_run:
         for note in recipe.notes:
             tell(f"torchcoll: note: {note}")
-        print(printable(command_line(recipe.command(launcher), recipe.variables)))
+        print(command)
         return ExitCode.OK
-    recipe = recipe if launcher else _here(recipe)
+    try:
+        recipe = recipe if launcher else _here(recipe)
+    except TorchcollError:
+        if entry:  # what can be known without its hardware
+            print("\n".join((*map(printable, recipe.notes), f"command: {command}")))
+        raise
     folder = Path(options.output or f"again-{Path(options.file).name.split('.')[0]}")
     plan = _plan(recipe, launcher, number)
     code = launch(plan, folder, options.quiet, table=False)
     if code not in (ExitCode.OK, ExitCode.FAILED):
         return code
-    rerun = _rerun(runs, options.file, plan, folder, recipe, threshold)
+    linked = entry.linked if entry else None
+    rerun = _rerun(runs, options.file, plan, folder, recipe, threshold, linked)
     show_rerun(rerun, options.format)
     return ExitCode.OK if answer_of(rerun).level == "good" else ExitCode.FAILED
 
@@ -106,11 +120,18 @@ def _plan(recipe: Recipe, launcher: list[str], number: int) -> RunPlan:
 
 
 def _rerun(
-    runs: list[Run], file: str, plan: RunPlan, folder: Path, recipe: Recipe, threshold: float
+    runs: list[Run],
+    file: str,
+    plan: RunPlan,
+    folder: Path,
+    recipe: Recipe,
+    threshold: float,
+    linked: int | None,
 ) -> Rerun:
-    """Compares the new runs with the file."""
+    """Compares the new runs with the file. linked: as in ``limit_shares``, of the file."""
     from torchcoll.core.file import load_own
     from torchcoll.reproduction.agreement import Agreement, agreement
+    from torchcoll.reproduction.limit_share import compared_shares
     from torchcoll.reproduction.show import Rerun
     from torchcoll.stats.across_hardware import unlike, unlike_ranks
     from torchcoll.stats.differences import differences_of
@@ -131,7 +152,8 @@ def _rerun(
     except TorchcollError as error:
         pairs, reason = [], str(error)
     result = Agreement("not comparable", reason=reason) if reason else agreement(pairs, threshold)
-    return Rerun(file, result, differences, recipe.notes, str(folder))
+    shares = compared_shares(runs[0], new.runs[0], linked) if reason else ""
+    return Rerun(file, result, differences, recipe.notes, str(folder), shares)
 
 
 def bisect_arguments(parser: argparse.ArgumentParser) -> None:
@@ -158,7 +180,7 @@ def bisect_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="a smaller change between the first and the last version is none (default: 2%%)",
     )
-    add("--runs", default="120", metavar="N", help="end after this many runs (default 120)")
+    add("--runs", default="180", metavar="N", help="end after this many runs (default 180)")
     add("-o", "--output", metavar="DIR", help="folder of the runs; the same folder continues")
     add("--cell-timeout", metavar="S", help="end a run after this many seconds")
     add("--format", default="table", help="table, markdown, csv or json")
@@ -206,6 +228,12 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
         show_versions(state, options.format)
     if number:
         return 128 + number
+    if not state.runs:
+        reasons = dict.fromkeys(state.skipped.values())
+        action = f"Its output is in {path}."
+        raise UsageError(
+            "versions", f"none that starts ({'; '.join(reasons)})", "2 or more", action
+        )
     return ExitCode.OK if answer_of(state).level in ("good", "bad") else ExitCode.FAILED
 
 

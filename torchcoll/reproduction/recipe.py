@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_size
 from torchcoll.core.variables import MASK
@@ -58,7 +58,7 @@ class Recipe:
 def recipe_of(run: Run) -> Recipe:
     """The recipe of a run that torchcoll made, or of another tool's run as torchcoll would make it.
 
-    Raises UsageError for a file that does not say what it ran.
+    Raises UsageError for a file that does not say what it ran, and for one of torchcoll.pairs.
     """
     cases = [result.case for result in run.results]
     if not cases:
@@ -68,6 +68,9 @@ def recipe_of(run: Run) -> Recipe:
         action = "Give it with --ranks when importing: torchcoll import FILE --ranks N."
         raise UsageError("file", f"{run.path} without a number of ranks", "one that has it", action)
     hosts = len({m["host"] for m in run.members if m.get("host")}) or 1
+    if "threshold" in run.header:
+        action = "Run torchcoll.pairs again, and compare the two answers of torchcoll pairs."
+        raise UsageError("file", f"{run.path} of torchcoll.pairs", "a run of collectives", action)
     if run.header.get("argv") is None or run.source:
         return _foreign_recipe(run, ranks, hosts)
     spec = run.header.get("spec") or {}
@@ -91,7 +94,7 @@ def recipe_of(run: Run) -> Recipe:
 
 
 def _foreign_recipe(run: Run, ranks: int, hosts: int) -> Recipe:
-    """What torchcoll would run to measure the cases of another tool's file."""
+    """What torchcoll would run to measure the cases of a file without a command of torchcoll."""
     cases = [result.case for result in run.results]
     names = list(dict.fromkeys(case.collective for case in cases))
     sizes = sorted({case.size_bytes for case in cases if case.size_bytes})
@@ -107,7 +110,12 @@ def _foreign_recipe(run: Run, ranks: int, hosts: int) -> Recipe:
     placements = {case.in_place for case in cases if case.in_place is not None}
     if placements:
         arguments += ["--in-place", "both" if len(placements) > 1 else str(int(placements.pop()))]
-    tool = run.source.get("tool") or "another tool"
+    note = "the file has no command: it is made from the cases, with the usual calls"
+    if run.source:
+        note = (
+            f"the file is of {run.source.get('tool') or 'another tool'}: torchcoll measures the "
+            "same cases through torch.distributed, with its own clock and calls"
+        )
     return Recipe(
         ranks,
         hosts,
@@ -115,10 +123,7 @@ def _foreign_recipe(run: Run, ranks: int, hosts: int) -> Recipe:
         tuple(dict.fromkeys(case.backend for case in cases)),
         COLLECTIVES[names[0]].module if len(names) == 1 else "suite",
         tuple(arguments),
-        notes=(
-            f"the file is of {tool}: torchcoll measures the same cases through torch.distributed, "
-            "with its own clock and calls",
-        ),
+        notes=(note,),
     )
 
 
@@ -168,14 +173,15 @@ def on_this_machine(recipe: Recipe, usable: Collection[str], accelerators: int) 
     """The part of the recipe that a machine with these backends can run.
 
     usable: names of backends that can be used. accelerators: how many devices of the file's kind
-    there are, without meaning for cpu. Raises UsageError if nothing can be run, with the command.
+    there are, without meaning for cpu. Raises UnavailableError if nothing can be run here, and
+    UsageError if it takes several hosts.
     """
     notes = list(recipe.notes)
     lacking = [name for name in recipe.backends if name not in usable]
     backends = tuple(name for name in recipe.backends if name in usable)
     if not backends or (recipe.device != "cpu" and not accelerators):
         what = " and ".join(lacking) if lacking else recipe.device
-        raise UsageError(
+        raise UnavailableError(
             "this machine",
             f"no {what} on {recipe.device}" if lacking else f"no {what}",
             f"what the file ran on ({counted(recipe.ranks, 'rank')})",

@@ -24,7 +24,8 @@ class Rerun:
     """What was run again.
 
     file: its name. differences: facts that differ between the file and the new runs. notes: what
-    could not be run as it was. folder: of the new runs.
+    could not be run as it was. folder: of the new runs. shares: what share of its own limit each
+    side reaches, on different hardware; '' if that is not known.
     """
 
     file: str
@@ -32,6 +33,7 @@ class Rerun:
     differences: Sequence[str]
     notes: Sequence[str]
     folder: str
+    shares: str = ""
 
 
 def percent(share: float) -> str:
@@ -49,7 +51,8 @@ def answer_of(rerun: Rerun) -> Answer:
     result = rerun.agreement
     name = one_line(rerun.file)
     if result.ratio is None or result.high is None:
-        return Answer(f"cannot be compared with {name}: {result.reason}", "doubt")
+        text = f"cannot be compared with {name}: {result.reason}"
+        return Answer(text, "doubt", caveats=(rerun.shares,) if rerun.shares else ())
     width = percent(result.high - 1)
     cases = counted(len(result.cases), "case")
     runs = f"{counted(result.runs, 'new run')}, {cases}"
@@ -106,6 +109,7 @@ def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:
         "file_runs": result.file_runs,
         "differences": list(rerun.differences),
         "notes": list(rerun.notes),
+        "shares": rerun.shares,
         "rows": rows,
     }
     print_results([Forms([grid], document)], format, file)

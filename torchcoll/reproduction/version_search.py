@@ -14,18 +14,20 @@ proportional to
     |I + g X'X|**-1/2 (y'y - y'X (X'X + I / g)**-1 X'y)**(-(runs - 1) / 2),    X and y centred
 
 (conjugate linear model: Gelman et al., Bayesian Data Analysis, section 14.2, integrated over mu and
-s). g is averaged over ``_SCALES``: steps of one to ten standard deviations. So the posterior of k
-is exact for normal noise, however the versions were chosen (the choice depends on the data alone).
+s). g is averaged over several scales. So the posterior of k is exact for normal noise, however the
+versions were chosen (the choice depends on the data alone).
 
-The next run is where it tells most: an end while it is open whether there is a change at all,
-otherwise the version that divides the probability of k in half (probabilistic bisection: Horstein
-1963).
+The next run is of the version whose time tells most about the answer (none, a step before k, two
+steps): the mutual information of answer and time, with the entropy of each distribution taken as
+that of a normal one of the same variance. It halves the probability of k at first (probabilistic
+bisection: Horstein 1963), then alternates between the neighbours of a step, and goes to the ends
+where a second step would show. tests/benchmarks/bisection.py has the error rates and the number
+of runs.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,16 +35,18 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-# Prior probability of each kind of model; that of a step is divided among the versions.
-_PRIOR = {"none": 0.2, "step": 0.69, "two": 0.1, "creep": 0.01}
-_SCALES = (1.0, 4.0, 16.0, 100.0)
-# Two steps are only told from one if both are large: below two deviations they are one in practice.
-_SCALES_OF_TWO = (4.0, 16.0, 100.0)
+# Prior probability of each kind of model; that of a step is divided among the versions. A larger
+# one of two steps finds more of them, and takes more runs to exclude them.
+_PRIOR = {"none": 0.2, "step": 0.767, "two": 0.03, "creep": 0.003}
+_SCALES = (1.0, 4.0, 16.0, 100.0)  # steps of one to ten deviations
+# Two steps are only told from one if both are large: three deviations, give or take.
+_SCALES_OF_TWO = (9.0,)
 _LEAST_NOISE = 1e-4  # of a time: clocks and rounding
-_LEAST_RUNS = 2  # of each of the two versions next to a step, before it is believed
-_LEAST_RUNS_OF_ENDS = 4  # before the first and the last version are called the same
+_LEAST_RUNS = 2  # of each neighbour of a step, before it is believed
+_LEAST_RUNS_OF_ENDS = 4  # before a step is believed, or the ends are called the same
+_MOST_OF_SEVERAL = 0.05  # probability of no single version at which a step is still named
+_CHANGE_IS_OPEN = 0.3  # probability of no change from which on only the ends are run
 SURE = 0.95
-_NEAR = 4  # versions next to a step
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,9 @@ class Posterior:
     """What runs say of where the change is.
 
     step[k]: probability of a single step before version k; step[0] is 0. none, two, creep: of the
-    other kinds. pair: the versions before which two steps most likely are. runs[v], sums[v],
-    squares[v]: how often version v was run, and the sums of its logarithms and of their squares.
+    other kinds. pair: the versions before which two steps most likely are. information[v]: nats
+    that one more run of version v tells about the answer. runs[v], sums[v], squares[v]: how often
+    version v was run, and the sums of its logarithms and of their squares.
     """
 
     step: np.ndarray
@@ -59,6 +64,7 @@ class Posterior:
     two: float
     creep: float
     pair: tuple[int, int]
+    information: np.ndarray
     runs: np.ndarray
     sums: np.ndarray
     squares: np.ndarray
@@ -80,53 +86,20 @@ class Posterior:
 
     @property
     def located(self) -> bool:
-        """Whether the version is sure, if there is at most one step."""
-        return bool(self.step[self.best] >= SURE * (self.none + self.step.sum()))
-
-    def sides_of_step(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-        """(near, far) ranges of versions, first and last, on each side of the best step.
-
-        A second step shows as a difference between the versions next to the step and the end. A
-        side that is too short for both is missing.
-        """
-        k, end = self.best, len(self.runs) - 1
-        sides = []
-        if k - _NEAR > 0:
-            sides.append(((k - _NEAR, k - 1), (0, 0)))
-        if k + _NEAR <= end:
-            sides.append(((k, k + _NEAR - 1), (end, end)))
-        return sides
-
-    def second_step(self) -> str:
-        """Whether there is another step: ``yes``, ``no``, or '' while that is open."""
-        levels = _levels(self, self.pair)
-        seen = self.runs > 0
-        spread = (
-            self.squares.sum()
-            - (self.runs * levels * (2 * self.sums / np.maximum(self.runs, 1) - levels))[seen].sum()
+        """Whether the version is sure, before it is confirmed."""
+        at_most_one = self.none + self.step.sum()
+        return bool(
+            self.step[self.best] >= SURE * at_most_one and self.two + self.creep <= _MOST_OF_SEVERAL
         )
-        degrees = max(1, int(self.runs.sum()) - 3)
-        noise = math.sqrt(max(spread / degrees, _LEAST_NOISE**2))
-        levels_of_one = _levels(self, (self.best,))
-        limit = max(abs(levels_of_one[-1] - levels_of_one[0]) / 2, 1.5 * noise)
-        answer = "no"
-        for near, far in self.sides_of_step():
-            counts, means = zip(*(self._mean(*side) for side in (near, far)), strict=True)
-            if min(counts) < _LEAST_RUNS:
-                answer = ""
-                continue
-            error = noise * math.sqrt(sum(1 / count for count in counts))
-            difference = abs(means[0] - means[1])
-            sure, likely = (float(special.stdtrit(degrees, share)) for share in (0.999, 0.93))
-            if difference > sure * error and difference > limit / 2:
-                return "yes"
-            if difference + likely * error >= limit:
-                answer = ""
-        return answer
 
-    def _mean(self, first: int, last: int) -> tuple[int, float]:
-        count = int(self.runs[first : last + 1].sum())
-        return count, float(self.sums[first : last + 1].sum() / max(1, count))
+    @property
+    def unconfirmed(self) -> list[int]:
+        """The versions that need more runs before the step is believed: its neighbours, as one odd
+        run must not decide, and the ends, where a second step would show.
+        """
+        least = dict.fromkeys((self.best - 1, self.best), _LEAST_RUNS)
+        least |= dict.fromkeys((0, len(self.runs) - 1), _LEAST_RUNS_OF_ENDS)
+        return [version for version, count in least.items() if self.runs[version] < count]
 
     @property
     def decided(self) -> str:
@@ -135,48 +108,111 @@ class Posterior:
             return "none"
         if self.two + self.creep >= SURE:
             return "several"
-        k = self.best
-        if not self.located or min(self.runs[k - 1], self.runs[k]) < _LEAST_RUNS:
-            return ""
-        return {"yes": "several", "no": "step", "": ""}[self.second_step()]
+        if self.located and not self.unconfirmed:
+            return "step"
+        return ""
+
+
+@dataclass(frozen=True)
+class _Models:
+    """Models with the same number of steps, p.
+
+    steps[m]: the p versions before which the steps of model m are. evidence[g, m]: log probability
+    of the data at each scale. level[g, m, j], variance[g, m, j]: mean and variance of the next time
+    (less the mean of all) after j of the steps.
+    """
+
+    steps: np.ndarray
+    evidence: np.ndarray
+    level: np.ndarray
+    variance: np.ndarray
+
+    def moments(
+        self, weights: np.ndarray, versions: int, pooled: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """First and second moments of the next time for each version, times weights: a row for each
+        model, or one of all models.
+        """
+        levels = (weights[:, :, None] * self.level).sum(axis=0)
+        squares = (weights[:, :, None] * (self.variance + self.level**2)).sum(axis=0)
+        rows = np.zeros(len(self.steps), int) if pooled else np.arange(len(self.steps))
+        moments = []
+        for values in (levels, squares):
+            changes = np.zeros((1 if pooled else len(rows), versions))  # from the version before
+            np.add.at(changes[:, 0], rows, values[:, 0])
+            for step in range(self.steps.shape[1]):
+                change = values[:, step + 1] - values[:, step]
+                np.add.at(changes, (rows, self.steps[:, step]), change)
+            moments.append(np.cumsum(changes, axis=1))
+        return moments[0], moments[1]
+
+
+def _fit(
+    steps: np.ndarray, scales: Sequence[float], after: np.ndarray, sums: np.ndarray, total: float
+) -> _Models:
+    """Fits models. after[k], sums[k]: runs of version k and later, and the sum of their y."""
+    runs = after[0]
+    columns = steps.shape[1]
+    share = after[steps] / runs  # the mean of each column
+    later = np.maximum(steps[:, :, None], steps[:, None, :])
+    products = after[later] - runs * share[:, :, None] * share[:, None, :]
+    precision = products + np.eye(columns) / np.asarray(scales)[:, None, None, None]
+    inverse = np.linalg.inv(precision)
+    d = (inverse @ sums[steps][:, :, None])[..., 0]
+    rest = np.maximum(total - (d * sums[steps]).sum(axis=2), runs * _LEAST_NOISE**2 / 2)
+    scale = columns * np.log(scales)[:, None] + np.linalg.slogdet(precision)[1]
+    evidence = -scale / 2 - (runs - 1) / 2 * np.log(rest)
+    # A row j of `where` is the column values after j steps: 1 for the steps before it.
+    where = np.tri(columns + 1, columns, -1) - share[:, None, :]
+    level = (where @ d[..., None])[..., 0]
+    spread = 1 + 1 / runs + ((where @ inverse) * where).sum(axis=3)
+    return _Models(steps, evidence, level, (rest / max(1, runs - 3))[:, :, None] * spread)
 
 
 def posterior_of(versions: int, ran: Sequence[int], logs: Sequence[float]) -> Posterior:
     """What the runs say. ran: version of each run. logs: logarithm of its time.
 
-    Before two versions have been run, the probabilities are those of the prior.
+    Before three runs the probabilities are those of the prior.
     """
-    counts = np.bincount(np.asarray(ran, dtype=int), minlength=versions)
-    firsts = np.arange(1, versions)
-    pairs = _pairs(versions)
-    priors = np.concatenate(
-        [
-            [_PRIOR["none"]],
-            np.full(len(firsts), _PRIOR["step"] / len(firsts)),
-            np.full(len(pairs), _PRIOR["two"] / max(1, len(pairs))),
-            [_PRIOR["creep"]],
-        ]
+    which, times = np.asarray(ran, dtype=int), np.asarray(logs, dtype=float)
+    counts = np.bincount(which, minlength=versions)
+    y = times - times.mean() if len(times) else times
+    total = float(y @ y) + len(y) * _LEAST_NOISE**2
+    after, sums = (
+        np.cumsum(values[::-1])[::-1]
+        for values in (counts.astype(float), np.bincount(which, weights=y, minlength=versions))
     )
-    if len(ran) >= 3:
-        evidence = np.concatenate(_log_evidence(versions, counts, np.asarray(ran), logs, pairs))
-        weights = priors * np.exp(evidence - evidence.max())
-    else:
-        weights = priors
-    weights = weights / weights.sum()
-    last = 1 + len(firsts)
+    every = [np.zeros((1, 0), int), np.arange(1, versions)[:, None], _pairs(versions)]
+    kinds = list(
+        zip(("none", "step", "two"), every, ((1.0,), _SCALES, _SCALES_OF_TWO), strict=True)
+    )
+    logs_of = [
+        np.full(
+            (len(scales), len(steps)), math.log(_PRIOR[kind] / len(scales) / max(1, len(steps)))
+        )
+        for kind, steps, scales in kinds
+    ]
+    creep = np.full(len(_SCALES), math.log(_PRIOR["creep"] / len(_SCALES)))
+    models = []
+    if len(y) >= 3:
+        models = [_fit(steps, scales, after, sums, total) for _, steps, scales in kinds]
+        logs_of = [prior + fit.evidence for prior, fit in zip(logs_of, models, strict=True)]
+        creep = creep + _creep_evidence(which / (versions - 1), y, total)
+    top = max(values.max() for values in (*logs_of, creep) if values.size)
+    weights = [np.exp(values - top) for values in (*logs_of, creep)]
+    whole = sum(float(values.sum()) for values in weights)
+    none, step, two, creeps = (values / whole for values in weights)
+    pairs = every[2]
     return Posterior(
-        np.concatenate([[0.0], weights[1:last]]),
-        float(weights[0]),
-        float(weights[last:-1].sum()),
-        float(weights[-1]),
-        tuple(pairs[weights[last:-1].argmax()].tolist()) if len(pairs) else (1, 1),
+        np.concatenate([[0.0], step.sum(axis=0)]),
+        float(none.sum()),
+        float(two.sum()),
+        float(creeps.sum()),
+        tuple(pairs[two.sum(axis=0).argmax()].tolist()) if len(pairs) else (1, 1),
+        _information(models, (none, step, two), versions) if models else np.zeros(versions),
         counts,
-        np.bincount(
-            np.asarray(ran, dtype=int), weights=np.asarray(logs, float), minlength=versions
-        ),
-        np.bincount(
-            np.asarray(ran, dtype=int), weights=np.asarray(logs, float) ** 2, minlength=versions
-        ),
+        np.bincount(which, weights=times, minlength=versions),
+        np.bincount(which, weights=times**2, minlength=versions),
     )
 
 
@@ -186,78 +222,33 @@ def _pairs(versions: int) -> np.ndarray:
     return np.stack(np.triu_indices(versions - 1, 1), axis=1) + 1
 
 
-def _log_evidence(
-    versions: int,
-    counts: np.ndarray,
-    ran: np.ndarray,
-    logs: Sequence[float],
-    pairs: np.ndarray,
-) -> list[np.ndarray]:
-    """Log probability of the data under none, each step, each pair of steps, and a creep."""
-    y = np.asarray(logs, dtype=float)
-    y = y - y.mean()
-    count = len(y)
-    total = float(y @ y) + count * _LEAST_NOISE**2
-    # Sums over the runs of versions from k on: of ones and of y.
-    after = np.cumsum(counts[::-1])[::-1][1:].astype(float)
-    sums = np.cumsum(np.bincount(ran, weights=y, minlength=versions)[::-1])[::-1][1:]
-    sxx = after - after**2 / count  # of a centred indicator; y is centred already
-    single = _averaged([_single(sxx, sums, total, count, g) for g in _SCALES])
-    if len(pairs):
-        a, b = pairs[:, 0] - 1, pairs[:, 1] - 1
-        sab = after[b] - after[a] * after[b] / count  # the runs from k2 on are among those from k1
-        two = _averaged(
-            [
-                _double((sxx[a], sab, sxx[b]), (sums[a], sums[b]), total, count, g)
-                for g in _SCALES_OF_TWO
-            ]
-        )
-    else:
-        two = np.zeros(0)
-    slope = ran / (versions - 1) - (ran / (versions - 1)).mean()
-    slope_xx, slope_xy = np.array([slope @ slope]), np.array([slope @ y])
-    creep = _averaged([_single(slope_xx, slope_xy, total, count, g) for g in _SCALES])
-    none = np.array([-(count - 1) / 2 * np.log(total)])
-    return [none, single, two, creep]
-
-
-def _averaged(values: Sequence[np.ndarray]) -> np.ndarray:
-    stacked = np.stack(values)
-    top = stacked.max(axis=0)
-    mean: np.ndarray = top + np.log(np.exp(stacked - top).mean(axis=0))
-    return mean
-
-
-def _single(sxx: np.ndarray, sxy: np.ndarray, total: float, count: int, g: float) -> np.ndarray:
-    rest = total - g * sxy**2 / (1 + g * sxx)
-    result: np.ndarray = -0.5 * np.log1p(g * sxx) - (count - 1) / 2 * np.log(rest)
+def _creep_evidence(x: np.ndarray, y: np.ndarray, total: float) -> np.ndarray:
+    """Log probability of the data under a creep, at each scale."""
+    x = x - x.mean()
+    g = np.asarray(_SCALES)
+    rest = total - g * (x @ y) ** 2 / (1 + g * (x @ x))
+    result: np.ndarray = -0.5 * np.log1p(g * (x @ x)) - (len(y) - 1) / 2 * np.log(rest)
     return result
 
 
-def _double(
-    xx: tuple[np.ndarray, np.ndarray, np.ndarray],
-    xy: tuple[np.ndarray, np.ndarray],
-    total: float,
-    count: int,
-    g: float,
+def _information(
+    models: Sequence[_Models], weights: Sequence[np.ndarray], versions: int
 ) -> np.ndarray:
-    first, cross, second = xx[0] + 1 / g, xx[1], xx[2] + 1 / g
-    determinant = first * second - cross**2
-    explained = (second * xy[0] ** 2 - 2 * cross * xy[0] * xy[1] + first * xy[1] ** 2) / determinant
-    rest = np.maximum(total - explained, count * _LEAST_NOISE**2 / 2)
-    result: np.ndarray = -0.5 * np.log(g * g * determinant) - (count - 1) / 2 * np.log(rest)
+    """Nats that one more run of each version tells about the answer."""
+    # One row for each answer: two steps, wherever they are, are one answer.
+    moments = [
+        fit.moments(values, versions, pooled=fit.steps.shape[1] == 2)
+        for fit, values in zip(models, weights, strict=True)
+    ]
+    first, second = (np.vstack(rows) for rows in zip(*moments, strict=True))
+    share = np.concatenate([values.sum(axis=0) for values in weights[:2]] + [[weights[2].sum()]])
+    likely = share > 1e-12
+    first, second, share = first[likely], second[likely], share[likely] / share[likely].sum()
+    mean = first / share[:, None]
+    within = np.maximum(second / share[:, None] - mean**2, _LEAST_NOISE**4)
+    overall = np.maximum(second.sum(axis=0) - first.sum(axis=0) ** 2, _LEAST_NOISE**4)
+    result: np.ndarray = 0.5 * (np.log(overall) - share @ np.log(within))
     return result
-
-
-def _levels(posterior: Posterior, steps: Sequence[int]) -> np.ndarray:
-    """The mean logarithm of each version if the levels change before these versions alone."""
-    levels = np.empty(len(posterior.runs))
-    edges = [0, *steps, len(posterior.runs)]
-    overall = posterior.sums.sum() / posterior.runs.sum()
-    for first, end in itertools.pairwise(edges):
-        runs = posterior.runs[first:end].sum()
-        levels[first:end] = posterior.sums[first:end].sum() / runs if runs else overall
-    return levels
 
 
 def same_ends(posterior: Posterior, threshold: float) -> bool:
@@ -279,27 +270,12 @@ def same_ends(posterior: Posterior, threshold: float) -> bool:
 
 
 def next_version(posterior: Posterior) -> int:
-    """The version to run next.
-
-    An end, while it is open whether there is a change; otherwise the version that divides the
-    probability of where the step is in half; of equals the one with fewer runs.
+    """The version to run next: an end while it is open whether there is a change, one that confirms
+    a step that is sure, otherwise the version that tells most.
     """
-    versions = range(len(posterior.step))
-    ends = (0, versions[-1])
-    if min(posterior.runs[end] for end in ends) < _LEAST_RUNS or posterior.none > 0.3:
+    ends = (0, len(posterior.step) - 1)
+    if min(posterior.runs[end] for end in ends) < 2 or posterior.none > _CHANGE_IS_OPEN:
         return min(ends, key=lambda end: posterior.runs[end])
-    k = posterior.best
-    if posterior.located:
-        if min(posterior.runs[k - 1], posterior.runs[k]) < _LEAST_RUNS:
-            return min((k - 1, k), key=lambda version: posterior.runs[version])
-        # Whether there is another step: the versions next to this one, and the ends.
-        short = min(
-            (side for pair in posterior.sides_of_step() for side in pair),
-            key=lambda side: posterior.runs[side[0] : side[1] + 1].sum(),
-            default=(k - 1, k),
-        )
-        return min(range(short[0], short[1] + 1), key=lambda version: posterior.runs[version])
-    below = np.cumsum(posterior.step) / max(posterior.step.sum(), 1e-300)
-    return min(
-        versions, key=lambda version: (round(abs(below[version] - 0.5), 3), posterior.runs[version])
-    )
+    if posterior.located and posterior.unconfirmed:
+        return min(posterior.unconfirmed, key=lambda version: posterior.runs[version])
+    return int(posterior.information.argmax())

@@ -111,6 +111,10 @@ def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -
     cases = ", ".join(map(one_line, state.cases[:_MOST_CASES]))
     more = f" and {len(state.cases) - _MOST_CASES} more" if len(state.cases) > _MOST_CASES else ""
     grid.below = [f"over {cases}{more}", f"runs: {state.path}"]
+    if state.stopped == "none":
+        grid.below.append(
+            f"if {one_line(state.names[0])} is slow already, begin with an older version"
+        )
     if state.stopped == "runs":
         grid.below.append(f"to continue: the same command with --runs {2 * state.most}")
     low, high = posterior.range() if posterior.step.sum() > 0 else (0, 0)

@@ -9,20 +9,36 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ns
 from torchcoll.curves.predictor import Ends
 from torchcoll.report.answer import Answer
-from torchcoll.report.formats import print_forms
+from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.training.config_projection import LayoutComparison, LayoutRow
+from torchcoll.training.measured_show import (
+    correction_text,
+    measured_grids,
+    measured_object,
+    order_changes,
+)
 from torchcoll.training.plan_show import format_gigabytes
 from torchcoll.training.projection import dominant
 
 
 def show_layouts(
-    comparison: LayoutComparison, format: str = "table", file: TextIO | None = None
+    comparisons: Sequence[LayoutComparison], format: str = "table", file: TextIO | None = None
 ) -> None:
-    """Prints the comparison. Raises UsageError for an unknown format."""
+    """Prints the comparisons. Raises UsageError for an unknown format."""
+    print_results([_forms(comparison) for comparison in comparisons], format, file)
+
+
+def _forms(comparison: LayoutComparison) -> Forms:
     source = f", by {comparison.machine}" if comparison.machine else ""
     heading = Grid([], [], above=[one_line(f"{comparison.what}{source}")])
-    notes = Grid([], [], below=comparison.notes, answer=_answer(comparison))
+    measured, further = comparison.measured, []
+    if measured is not None:
+        further = measured_grids(
+            measured, order_changes(_costs(comparison.uncorrected), _costs(comparison.rows))
+        )
+    all_notes = [*comparison.notes, *(measured.notes if measured else ())]
+    notes = Grid([], [], below=list(map(one_line, all_notes)), answer=_answer(comparison))
     rows = [_json_row(row) for row in comparison.rows]
     document = {
         "schema": "torchcoll-layouts/1",
@@ -32,10 +48,16 @@ def show_layouts(
         "compute_ns": comparison.compute_ns,
         "memory_bytes": comparison.memory_bytes,
         "rows": rows,
-        "notes": comparison.notes,
+        "measured": measured_object(measured) if measured else None,
+        "uncorrected": [_json_row(row) for row in comparison.uncorrected],
+        "notes": all_notes,
     }
     table = _table(comparison.rows, comparison.memory_bytes is not None)
-    print_forms([("", [heading, table, notes])], rows, document, format, file)
+    return Forms([heading, table, *further, notes], document, rows)
+
+
+def _costs(rows: Sequence[LayoutRow]) -> list[tuple[str, float]]:
+    return [(row.layout.name, row.cost) for row in rows]
 
 
 def _answer(comparison: LayoutComparison) -> Answer:
@@ -61,6 +83,13 @@ def _answer(comparison: LayoutComparison) -> Answer:
     if len(best) > 1:
         others = ", ".join(f"{row.layout.name} ({_cost(row)})" for row in best[1:])
         text += f"; with less memory: {others}"
+    if comparison.measured is not None:
+        old, new = (
+            [row.layout.name for row in sorted(rows, key=lambda row: row.cost)]
+            for rows in (comparison.uncorrected, comparison.rows)
+        )
+        order = "the order stays" if old == new else f"the order was {', '.join(old)}"
+        text += f"; {correction_text(comparison.measured)}, and {order}"
     return Answer(one_line(text))
 
 

@@ -14,7 +14,7 @@ from torchcoll.training.whole_step import UNKNOWN_CALLS, call_wait_ns, step_offs
 
 _FIELDS = {
     *("collective", "bytes_in", "bytes_out", "dtype", "op", "root", "peer", "group", "sequence"),
-    *("step", "asynchronous", "clock", "exposed_ns", "algorithm"),
+    *("step", "asynchronous", "clock", "exposed_ns", "algorithm", "module"),
 }
 
 

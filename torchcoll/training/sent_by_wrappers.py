@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torchcoll.core.collectives import find_dtype
-from torchcoll.core.traffic import TrafficCall
+from torchcoll.core.traffic import ROOT, TrafficCall
 from torchcoll.training.plans import Bucket
 from torchcoll.training.sharded import BACKWARD, FORWARD, SEND, UNSHARD, USE, UnitAct
 
@@ -381,6 +381,7 @@ class ShardStep:
             dtypes.pop() if len(dtypes) == 1 else "uint8",  # mixed dtypes are sent as bytes
             group=("shard" if ranks == shards else "resharded") + unit.group,
             asynchronous=False,
+            module=unit.name or ROOT,
         )
 
     def _reduce(self, unit: ShardUnit) -> Iterator[TrafficCall]:
@@ -411,6 +412,7 @@ class ShardStep:
                 op,
                 group=group + unit.group,
                 asynchronous=False,
+                module=unit.name or ROOT,
             )
 
     def _shard_elements(self, parameter: Parameter, unit: ShardUnit) -> int:

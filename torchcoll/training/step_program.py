@@ -7,7 +7,7 @@ durations (``Act`` of training/timeline.py has durations). ``bind`` gives each i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -80,6 +80,18 @@ class StepProgram:
         return Counter(
             act.sent for act in self.acts if isinstance(act, BeginCall) if act.sent.size_bytes
         )
+
+    def waiting_for(self, collectives: Set[str]) -> StepProgram:
+        """Returns the program in which each call of these collectives is waited for at once, so
+        that the host cannot run ahead either.
+        """
+        acts: list[ProgramAct] = []
+        for act in self.acts:
+            if isinstance(act, BeginCall) and act.sent.collective in collectives:
+                acts += [act._replace(after=None), Wait((act.name,))]
+            else:
+                acts.append(act)
+        return StepProgram(tuple(acts))
 
     def step_ns(
         self,

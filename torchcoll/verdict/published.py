@@ -29,6 +29,7 @@ _ROUNDED = 0.999  # what is printed with three digits is no more exact
 class Publication:
     """One run that somebody published.
 
+    id: its name for ``torchcoll again``.
     type: runs of one type are of the same product or site.
     linked: how many GPUs NVLink or xGMI connects with each other: those of a host, or of a rack.
     host_gbit: Gbit/s of all network interfaces of a host; None if the source does not say.
@@ -36,6 +37,7 @@ class Publication:
         place.
     """
 
+    id: str
     type: str
     machine: str
     gpu: str

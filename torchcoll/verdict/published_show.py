@@ -135,7 +135,18 @@ def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
 
 
 def _record(publication: Publication) -> dict[str, Any]:
-    names = ("machine", "gpu", "hosts", "ranks", "network", "library", "versions", "tool", "date")
+    names = (
+        "id",
+        "machine",
+        "gpu",
+        "hosts",
+        "ranks",
+        "network",
+        "library",
+        "versions",
+        "tool",
+        "date",
+    )
     return {name: getattr(publication, name) for name in (*names, "who", "source", "note")}
 
 
@@ -156,14 +167,12 @@ def _sources(publications_shown: Sequence[Publication], numbers: dict[str, int])
 
 
 def _known_grid() -> Grid:
-    """A line for each run that is known, with its largest all_reduce or what else it has."""
+    """A line for each entry, with its largest all_reduce or what else it has."""
     ordered = sorted(
         publications(),
         key=lambda publication: (publication.gpu, publication.hosts, publication.ranks),
     )
-    numbers = {
-        publication.source: number for number, publication in enumerate(_by_source(ordered), 1)
-    }
+    origins = list(dict.fromkeys(map(_origin, ordered)))
 
     def largest(publication: Publication) -> tuple[str, int]:
         first = next(iter(publication.figures))[0]
@@ -176,16 +185,25 @@ def _known_grid() -> Grid:
     return make_grid(
         [
             (Head("kind", left=True), lambda p: p.kind),
-            (Head("machine", left=True), lambda p: f"{p.machine} [{numbers[p.source]}]"),
+            (Head("entry", left=True), lambda p: f"{p.id} [{origins.index(_origin(p)) + 1}]"),
             (Head("largest case", left=True), largest_text),
             (Head("busbw", "GB/s"),
              lambda p: format_bandwidth(next(iter(p.figures[largest(p)].values())))),
-            (_HEADS["network"], lambda p: p.network),
-            (_HEADS["versions"], lambda p: p.versions),
-            (_HEADS["date"], lambda p: p.date),
+            (Head("date", left=True, drop=1), lambda p: p.date),
+            (Head("machine", left=True, drop=2), lambda p: p.machine),
+            (Head("network", left=True, drop=3), lambda p: p.network),
+            (Head("versions", left=True, drop=4), lambda p: p.versions),
         ],
         ordered,
         above=[f"published: {counted(len(ordered), 'run')} of "
                f"{len({publication.kind for publication in ordered})} kinds of machine"],
-        below=[*_sources(ordered, numbers), _CAVEAT],
+        below=[*(f"[{number}] {origin}" for number, origin in enumerate(origins, 1)),
+               "full address, note, plausibility and command of an entry: torchcoll again ENTRY "
+               "--dry-run; all addresses: --format json", _CAVEAT],
     )  # fmt: skip
+
+
+def _origin(publication: Publication) -> str:
+    """Who published it, and in which repository: whole addresses are too long for a table."""
+    address = publication.source.removeprefix("https://")
+    return f"{publication.who}, {'/'.join(address.split('/')[:3])}"
