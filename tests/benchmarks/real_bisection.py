@@ -2,18 +2,16 @@
 
     python tests/benchmarks/real_bisection.py [SHARE...]
 
-Versions v1 to v16 are arguments of this file, run by torchrun on 2 gloo ranks: from v11 on, each
-all_reduce is followed by a busy wait of SHARE (default 0.50 and 0.20) of the time that the call
-took, inside the timed call. v6 ends with exit code 2. Prints the command, its answer and how long
-the search took. A third search has no step.
-
-SHARE 0 is the A/A row. Different versions of torch are not compared: that needs wheels of each.
+Versions v1 to v16 are arguments of this file, which measures all_reduce on 2 gloo ranks. From v11
+on, each call is followed by a busy wait of SHARE (default 1, 0.2 and 0) of the time that it took,
+inside the timed call. v6 ends with exit code 2. Prints the truth, the answer, and how long the
+search took. SHARE 0 is the A/A row. The ranks are forked, because torchrun imports torch three
+times for each run. Different versions of torch are not compared: that needs wheels of each.
 """
 
 from __future__ import annotations
 
 import os
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -40,26 +38,30 @@ def slowed(call: Callable[..., Any], share: float) -> Callable[..., Any]:
     return slow_call
 
 
-def run_version(version: int) -> None:
-    """One rank of one run of a version; the options of torchcoll.allreduce follow in sys.argv."""
+def run_version(version: int, words: list[str]) -> int:
+    """One run of a version. words: options of torchcoll.allreduce."""
+    if version == BROKEN:
+        return 2
     import torch.distributed
 
-    if version == BROKEN:
-        sys.exit(2)
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from ranks import Job, command
+
     if version >= FIRST_SLOW:
         share = float(os.environ["PLANTED_SHARE"])
         torch.distributed.all_reduce = slowed(torch.distributed.all_reduce, share)
-    runpy.run_module("torchcoll.allreduce", run_name="__main__")
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(Path(folder), command("all_reduce", words), 2)
+        return max(ended.code for ended in job.wait(300).values())
 
 
 def search(share: float) -> None:
     versions = ",".join(f"v{number}" for number in range(1, 17))
     command = [sys.executable, "-m", "torchcoll", "bisect", "--axis", f"v={versions}"]
-    command += ["--runs", "80", "--quiet", "-o", "search", "--"]
-    command += ["torchrun", "--nproc-per-node", "2", str(Path(__file__).resolve()), "{v}"]
-    command += ["--sizes", "64K,512K", "-n", "200", "-c", "0"]
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PLANTED_SHARE": str(share), "PATH": programs}
+    command += ["--runs", "60", "--quiet", "-o", "search", "--"]
+    command += [sys.executable, str(Path(__file__).resolve()), "{v}"]
+    command += ["--sizes", "64K,512K", "-n", "100", "-c", "0"]
+    environment = {**os.environ, "PLANTED_SHARE": str(share)}
     with tempfile.TemporaryDirectory() as folder:
         start = time.monotonic()
         ended = subprocess.run(
@@ -74,13 +76,12 @@ def search(share: float) -> None:
 
 def main() -> None:
     if sys.argv[1:] and sys.argv[1].startswith("v"):
-        run_version(int(sys.argv.pop(1)[1:]))
-        return
+        sys.exit(run_version(int(sys.argv[1][1:]), sys.argv[2:]))
     from common import title
 
-    shares = [float(text) for text in sys.argv[1:]] or [0.50, 0.20, 0.0]
+    shares = [float(text) for text in sys.argv[1:]] or [1.0, 0.2, 0.0]
     title(
-        "torchcoll bisect: 16 versions of a wrapper of gloo's all_reduce, 2 ranks, at most 80 runs"
+        "torchcoll bisect: 16 versions of a wrapper of gloo's all_reduce, 2 ranks, at most 60 runs"
     )
     for share in shares:
         search(share)
