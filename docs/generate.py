@@ -20,6 +20,7 @@ import pandas
 
 import torchcoll
 from torchcoll import cli
+from torchcoll.acceptance import __main__ as kit
 from torchcoll.bench import options
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.collectives import COLLECTIVES, Collective
@@ -94,6 +95,11 @@ def commands() -> Iterator[str]:
     yield from ("device, time limit and output, and these:", "")
     pairs = pairs_run._parser()
     yield from _options(pairs, pairs._actions)
+    yield from ("### torchcoll.acceptance", "")
+    yield "`bash launch/acceptance.sh` passes its options to `python -m torchcoll.acceptance`"
+    yield from ("([page](../acceptance.md)):", "")
+    acceptance = kit.command_line()
+    yield from _options(acceptance, acceptance._actions)
     known = cli.commands()
     grouped = {name for names in GROUPS.values() for name in names}
     groups = {**{group: [*names] for group, names in GROUPS.items()}}

@@ -29,8 +29,8 @@ if [ $# -gt 0 ]; then
     exit $status
 fi
 
-# Tests with a server are a step of their own in .ci/run.
-export PYTEST_ADDOPTS="-m 'not postgres'"
+# Tests with servers, a browser or a Jupyter kernel are steps of their own in .ci/run.
+export PYTEST_ADDOPTS="-m 'not postgres and not slurm and not browser and not notebook'"
 # Side by side, for tests wait as much as they compute: parts that take about the same CPU time, so
 # that none runs on alone. The part with the most ranks is shown live.
 rooms='tests/importers tests/machine tests/pairs tests/report tests/overview tests/training tests/verdict'

@@ -25,7 +25,8 @@ from torchcoll.importers.registry import importers
 ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 NAMES = (
-    "again, algorithms, baseline, bisect, check, cold, collect, compare, doctor, explain, export, "
+    "acceptance, again, algorithms, baseline, bisect, check, cold, collect, compare, doctor, "
+    "explain, export, "
     "fleet, gradients, history, import, limits, log, "
     "matrix, model, pairs, plan, plot, postmortem, prune, replay, report, run, scaling, show, "
     "trace, transitions, versus"

@@ -344,6 +344,8 @@ def test_options_that_the_pages_name_exist() -> None:
     known = set(options.findall(PAGES["docs/reference/commands.md"]))
     # torchrun's, srun's, sbatch's and pip's.
     known |= {
+        "--exclusive",
+        "--gpus-per-node",
         "--nproc-per-node",
         "--max-restarts",
         "--standalone",

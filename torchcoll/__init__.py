@@ -26,6 +26,7 @@ _LAZY = {
     "cold": "torchcoll.startup.cold",
     "compare": "torchcoll.comparison.compare",
     "cost": "torchcoll.training.cost",
+    "plan": "torchcoll.training.planning",
     "advise": "torchcoll.training.advise",
     "capture": "torchcoll.training.capture",
     "ddp_hook": "torchcoll.training.hook",
@@ -42,6 +43,22 @@ _LAZY = {
     "table": "torchcoll.overview.frames",
     "transitions": "torchcoll.curves.transitions",
     "show": "torchcoll.overview.show",
+    # What they return:
+    "Advice": "torchcoll.training.choices",
+    "Algorithms": "torchcoll.forcing.algorithms",
+    "BucketAdvice": "torchcoll.training.advise",
+    "BucketPlan": "torchcoll.training.plans",
+    "Cold": "torchcoll.startup.cold",
+    "Comparison": "torchcoll.comparison.compare",
+    "Cost": "torchcoll.training.cost",
+    "LayoutComparison": "torchcoll.training.config_projection",
+    "Plan": "torchcoll.training.projection",
+    "Scaling": "torchcoll.curves.scaling",
+    "ShardAdvice": "torchcoll.training.shard_advice",
+    "ShardPlan": "torchcoll.training.sharded",
+    "Transitions": "torchcoll.curves.transitions",
+    "Trial": "torchcoll.training.plans",
+    "Verdict": "torchcoll.verdict.judging",
 }
 
 __all__ = sorted(_LAZY)

@@ -1,6 +1,7 @@
 """The public names for type checkers, which do not see those that ``__init__.py`` loads lazily."""
 
 from torchcoll.bench.session import run as run
+from torchcoll.comparison.compare import Comparison as Comparison
 from torchcoll.comparison.compare import compare as compare
 from torchcoll.core.case import Case as Case
 from torchcoll.core.errors import TorchcollError as TorchcollError
@@ -12,22 +13,37 @@ from torchcoll.curves.model_fit import FittedModel as FittedModel
 from torchcoll.curves.model_fit import fit_model as fit_model
 from torchcoll.curves.named_machines import predict as predict
 from torchcoll.curves.predictor import Prediction as Prediction
+from torchcoll.curves.scaling import Scaling as Scaling
 from torchcoll.curves.scaling import scaling as scaling
+from torchcoll.curves.transitions import Transitions as Transitions
 from torchcoll.curves.transitions import transitions as transitions
+from torchcoll.forcing.algorithms import Algorithms as Algorithms
 from torchcoll.forcing.algorithms import algorithms as algorithms
 from torchcoll.inputs import load as load
 from torchcoll.overview.frames import table as table
 from torchcoll.overview.plot import plot as plot
 from torchcoll.overview.show import show as show
+from torchcoll.startup.cold import Cold as Cold
 from torchcoll.startup.cold import cold as cold
+from torchcoll.training.advise import BucketAdvice as BucketAdvice
 from torchcoll.training.advise import advise as advise
 from torchcoll.training.bucket_trial import try_buckets as try_buckets
 from torchcoll.training.buckets import gradient_buckets as gradient_buckets
 from torchcoll.training.capture import capture as capture
+from torchcoll.training.choices import Advice as Advice
+from torchcoll.training.config_projection import LayoutComparison as LayoutComparison
+from torchcoll.training.cost import Cost as Cost
 from torchcoll.training.cost import cost as cost
 from torchcoll.training.hook import ddp_hook as ddp_hook
+from torchcoll.training.planning import plan as plan
+from torchcoll.training.plans import BucketPlan as BucketPlan
+from torchcoll.training.plans import Trial as Trial
+from torchcoll.training.projection import Plan as Plan
 from torchcoll.training.replay import replay as replay
+from torchcoll.training.shard_advice import ShardAdvice as ShardAdvice
+from torchcoll.training.sharded import ShardPlan as ShardPlan
 from torchcoll.training.shards import shard_traffic as shard_traffic
+from torchcoll.verdict.judging import Verdict as Verdict
 from torchcoll.verdict.judging import check as check
 
 __version__: str

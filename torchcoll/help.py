@@ -13,6 +13,10 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll run -n 2 suite --backend gloo -J run.jsonl",
         ),
         "doctor": ("torchcoll doctor", "torchcoll doctor --json"),
+        "acceptance": (
+            "torchcoll acceptance torchcoll-acceptance-20261127T201530.tar.gz",
+            "torchcoll acceptance torchcoll-acceptance-20261127T201530.tar.gz --format json",
+        ),
     },
     "read": {
         "show": (

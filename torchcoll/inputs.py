@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, one_line, tell
+from torchcoll.core.errors import (
+    ForeignError,
+    UnreadableError,
+    UsageError,
+    one_line,
+    path_text,
+    tell,
+)
 from torchcoll.core.file import is_ours, is_traffic, load_own
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.result import Run
@@ -54,6 +61,7 @@ def load(
     holds several runs or nothing usable. Raises UsageError for an impossible collective or ranks,
     and for either with a result file, which states its own.
     """
+    path = path_text(path, "file", "a path; runs and traffic need no load")
     if os.path.isdir(path) or (not os.path.exists(path) and glob.has_magic(os.fspath(path))):
         runs = load_all(expand(path), collective=collective, ranks=ranks)
         check_import_options(runs, collective, ranks)
@@ -77,6 +85,16 @@ def load_one(
         action = f"{hint}; compare, show, ... take all."
         raise UnreadableError("file", f"{len(runs)} runs in {path}", "a file of one run", action)
     return runs[0]
+
+
+def load_traffic(path: str | os.PathLike[str]) -> Traffic:
+    """Loads the calls of one job: a file or folder of a capture, of traces, or of dumps.
+
+    Raises UnreadableError for anything else, UsageError for files of several jobs.
+    """
+    from torchcoll.importers.traces import read_traffic
+
+    return read_traffic([path])
 
 
 def load_all(

@@ -343,7 +343,7 @@ def test_rank_0_is_killed_in_an_exchange(launch, where, number, after):
 
 
 @pytest.mark.parametrize("text", ["garbage", '{"a": 1}', '["d0", null]', "[" * 9999])
-@pytest.mark.parametrize(("writer", "key"), [(0, "d10"), (1, "g11/1"), (1, "alive/1")])
+@pytest.mark.parametrize(("writer", "key"), [(0, "d13"), (1, "g14/1"), (1, "alive/1")])
 def test_a_damaged_value_in_the_store(launch, writer, key, text):
     """Who reads it is innocent, and who should have written it has."""
 
@@ -651,7 +651,7 @@ def test_no_room_for_a_thread(launch):
 def test_a_signal_ends_the_run_in_order(launch, number, monkeypatch):
     # The others get theirs a moment later; on a busy machine that is no fraction of a second.
     monkeypatch.setattr(watchdog, "_LINGER_S", 1.0)
-    measured = launch("all_reduce", "--sizes 8,16M -n 10000 -T 60", 2)
+    measured = launch("all_reduce", "--sizes 8,64M -n 500 -T 60", 2)
     running(measured, 1)
     time.sleep(0.05)
     for rank in (0, 1):
@@ -662,8 +662,8 @@ def test_a_signal_ends_the_run_in_order(launch, number, monkeypatch):
     assert (run.end["status"], run.end["exit_code"]) == ("interrupted", 128 + number)
     event = run.events[-1]
     assert event["kind"] == "signal"
-    assert event["message"].startswith(f"{signal.Signals(number).name} in all_reduce 16M")
-    assert run.in_flight.size_bytes == 16 << 20
+    assert event["message"].startswith(f"{signal.Signals(number).name} in all_reduce 64M")
+    assert run.in_flight.size_bytes == 64 << 20
     assert measured.errors() == [f"torchcoll: error: {event['message']}"]
     assert "Traceback" not in measured.stderr(0) + measured.stderr(1)
     assert "   8  " in measured.stdout(0), "the rows so far are shown"
@@ -705,7 +705,7 @@ def test_a_signal_that_was_ignored_stays_ignored(launch):
 
 
 def test_rank_0_alone_is_interrupted(launch):
-    measured = launch("all_reduce", "--sizes 8,16M -n 10000 -T 60", 3)
+    measured = launch("all_reduce", "--sizes 8,64M -n 500 -T 60", 3)
     running(measured, 1)
     measured.job.signal(0, signal.SIGINT)
     measured.ended([130, HANG, HANG], 45)
@@ -732,7 +732,7 @@ def test_a_launch_that_is_ended_before_all_have_met(launch):
 
 def test_torchrun_ends_the_survivors_by_signal(launch):
     """Rank 1 is lost, and SIGTERM comes at once: the lost rank is the news."""
-    measured = launch("all_reduce", "--sizes 8,16M -n 10000 -T 60", 3)
+    measured = launch("all_reduce", "--sizes 8,64M -n 500 -T 60", 3)
     running(measured, 1)
     measured.job.signal(1, signal.SIGKILL)
     measured.job.until(lambda: 1 not in measured.job.running())

@@ -233,7 +233,7 @@ def test_a_restart_goes_on_with_the_file_of_its_own_launch_alone(launch, tmp_pat
 
 def test_a_soak_begins_anew_at_a_restart_in_a_file_of_its_own(launch, tmp_path):
     """It cannot be resumed, but a file of the attempt before must not end all others."""
-    words = "--sizes 8 -n 2 --soak 2s"
+    words = "--sizes 8 -n 2 --soak 1s"
     measured = launch("all_reduce", words, 2).ended(0)
     before = measured.path.read_text()
     (tmp_path / "attempt_0").mkdir()

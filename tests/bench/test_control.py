@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -11,7 +13,17 @@ import torch.distributed as dist
 from error_form import error_text
 
 from torchcoll.bench import watchdog
-from torchcoll.bench.control import Control, grace_s
+from torchcoll.bench.control import (
+    Control,
+    DamagedError,
+    alarm,
+    asked_by,
+    grace_s,
+    present_keys,
+    read,
+    survey,
+    written,
+)
 from torchcoll.bench.watchdog import Progress, Watchdog
 from torchcoll.core.errors import HangError, TorchcollError, UnavailableError
 
@@ -22,7 +34,7 @@ def on_ranks(ranks, action):
 
     def one(rank):
         control = Control(store, rank, ranks, timeout_s=30)
-        control.members = [{"host": "ab"[rank % 2]} for rank in range(ranks)]
+        control.hosts = ["ab"[rank % 2] for rank in range(ranks)]
         try:
             return action(control)
         except TorchcollError as error:
@@ -34,13 +46,14 @@ def on_ranks(ranks, action):
 
 @pytest.mark.parametrize("ranks", [3, 70])
 def test_the_store_does_not_grow(ranks):
-    """As many keys after 30 rounds as after 3, of 9 agreements each."""
+    """As many keys after 30 rounds as after 3, of 10 agreements each."""
 
     def rounds(control, until):
         for number in range(until):
             control.gather({"rank": control.rank})
             control.decide(["one"])
-            control.all_gather(number)
+            control.largest(number)
+            control.share(number, [control.rank, (control.rank + 1) % control.ranks])
             control.decide()
             for _ in range(4):
                 control.gather(None)
@@ -95,7 +108,74 @@ def test_the_first_refusal_is_raised_on_all_ranks():
     text = error_text("device", "none", "one")
     assert [str(error) for error in errors] == [f"rank 1 (b): {text}", text, text]
     assert [error.exit_code for error in errors] == [4, 4, 4]
-    assert on_ranks(3, lambda control: control.agree(None, 2 * control.rank)) == [[0, 2, 4]] * 3
+    assert on_ranks(3, lambda control: control.agree(None, control.rank)) == [[0, 1, 2], [], []]
+
+
+def test_ranks_of_a_host_share_what_the_others_need_not_know():
+    """Ranks 0 and 2 are on one host, 1 and 3 on another."""
+
+    def action(control):
+        here = [rank for rank, host in enumerate(control.hosts) if host == "ab"[control.rank % 2]]
+        shared = [control.share(turn * 10 + control.rank, here) for turn in range(3)]
+        return shared, control.largest(control.rank)
+
+    even, odd = [[0, 2], [10, 12], [20, 22]], [[1, 3], [11, 13], [21, 23]]
+    assert on_ranks(4, action) == [(even, 3), (odd, 3), (even, 3), (odd, 3)]
+
+
+def test_what_goes_to_every_rank_is_packed_where_it_is_long():
+    """The hosts of 16,384 ranks, in the order in which Slurm's cyclic distribution has them."""
+    hosts = [f"node{rank % 2048:05d}" for rank in range(16_384)]
+    text = written("d2", hosts)
+    assert read("d2", text.encode()) == hosts
+    assert len(text) < 16_384 < len(json.dumps(hosts)) // 10
+    with pytest.raises(DamagedError):
+        read("d2", text.replace("d2", "d4").encode())
+    with pytest.raises(DamagedError):
+        read("d2", b'["d2", null, "bm90IHBhY2tlZA=="]')
+
+
+@pytest.mark.parametrize("missing", [[], [0], [3, 4], [0, 1, 2, 3, 4, 5, 6, 7, 8]])
+def test_present_keys(missing):
+    store, keys = dist.HashStore(), [f"k/{rank}" for rank in range(9)]
+    there = [key for rank, key in enumerate(keys) if rank not in missing]
+    for key in there:
+        store.set(key, "")
+    assert present_keys(store, keys) == there
+
+
+def test_who_asks_whom():
+    """Of few ranks all ask all; of many the first 16, the others those and their neighbours."""
+    assert all(asked_by(rank, 256, [rank]) == {*range(256)} for rank in (0, 255))
+    assert asked_by(15, 4096, [8, 15]) == {*range(4096)}
+    assert asked_by(4000, 4096, [4000, 4001, 77]) == {*range(16), 77, 4000, 4001}
+
+
+def test_the_questions_about_a_lost_rank_do_not_grow_with_the_square_of_the_ranks():
+    """4,096 ranks of 8 a host, of which 3000 is gone: what ranks 0 and 2999 ask the store."""
+
+    class Counting:
+        def __init__(self, store):
+            self.store, self.asked = store, 0
+
+        def __getattr__(self, name):
+            def ask(*args):
+                self.asked += 1
+                return getattr(self.store, name)(*args)
+
+            return ask
+
+    store = dist.HashStore()
+    for rank in range(4096):
+        if rank != 3000:
+            alarm(store, rank, {"steps": rank})
+    for rank, most in ((0, 80), (2999, 40)):
+        counting, first = Counting(store), rank // 8 * 8
+        pids = dict.fromkeys(range(first, first + 8), os.getpid())
+        answers = survey(counting, rank, 4096, pids, {"steps": rank}, grace_s=0)
+        silent = [other for other, answer in enumerate(answers) if answer is None]
+        assert silent == ([3000] if rank == 0 else [])
+        assert counting.asked < most
 
 
 @pytest.mark.parametrize(
@@ -109,7 +189,7 @@ def test_the_first_refusal_is_raised_on_all_ranks():
 )
 def test_names(ranks, text):
     control = Control(None, 0, 4, 1)
-    control.members = [{"host": host} for host in "abab"]
+    control.hosts = [*"abab"]
     assert control.names(ranks) == text
 
 
@@ -127,7 +207,7 @@ def test_who_is_late_is_waited_for(late_s, waited_s):
 
 
 def test_the_watchdog_waits_as_it_was_late(monkeypatch):
-    """Its looks came up to 0.4 s late: 3 + 10 x 0.4 s."""
+    """Its looks came up to 0.4 s late: 3 + 10 x 0.4 s. Of 16,000 ranks each asks every 2 s."""
     asked = []
 
     def survey(store, rank, ranks, members, word, grace, hurries=None):
@@ -136,13 +216,14 @@ def test_the_watchdog_waits_as_it_was_late(monkeypatch):
 
     monkeypatch.setattr(watchdog, "survey", survey)
     store = dist.HashStore()
-    dog = Watchdog(Control(store, 0, 2, 60.0), store, Progress(), lambda *words: None)
-    dog.close()  # nothing is measured any more
-    dog._late_s.clear()
-    dog._late_s.extend([0.1, 0.4, 0.0])
-    with pytest.raises(RuntimeError, match="asked"):
-        dog._survey({})
-    assert asked == [7.0]
+    for ranks in (2, 16_000):
+        dog = Watchdog(Control(store, 0, ranks, 60.0), store, Progress(), lambda *words: None)
+        dog.close()  # nothing is measured any more
+        dog._late_s.clear()
+        dog._late_s.extend([0.1, 0.4, 0.0])
+        with pytest.raises(RuntimeError, match="asked"):
+            dog._survey({})
+    assert asked == [7.0, 9.0]
 
 
 def test_a_terminal_is_told_who_has_come():
@@ -151,9 +232,9 @@ def test_a_terminal_is_told_who_has_come():
 
     def action(control):
         control.came = told.append if control.rank == 0 else None
-        return control.all_gather(f"h{control.rank}")
+        return control.gather(f"h{control.rank}")
 
-    assert on_ranks(3, action) == [["h0", "h1", "h2"]] * 3
+    assert on_ranks(3, action) == [["h0", "h1", "h2"], [], []]
     assert sorted(told[-1]) == ["h1", "h2"]
     assert all(len(before) <= len(after) for before, after in pairwise(told))
 

@@ -39,7 +39,7 @@ from torchcoll.core.summary import geometric_interval, median, summarise
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted
 from torchcoll.curves.model_fit import fit_model
-from torchcoll.training.projection import Projection
+from torchcoll.training.projection import Plan
 from torchcoll.training.steps import find_steps
 from torchcoll.training.traffic_projection import plan_traffic
 
@@ -168,7 +168,7 @@ def main() -> None:
         f"{launches} runs of {RANKS} gloo ranks, layers {WIDTHS}, "
         f"scipy {importlib.metadata.version('scipy')}; ratios, geometric means over runs"
     )
-    found: list[tuple[Launch, list[Any], list[dict[str, Projection]]]] = []
+    found: list[tuple[Launch, list[Any], list[dict[str, Plan]]]] = []
     for _ in range(launches):
         ranks = fork_ranks(RANKS, launch, free_port())
         models = (fit_model([ranks[0].curve]), fit_model([ranks[0].concurrent], concurrent=True))
@@ -180,7 +180,7 @@ def main() -> None:
         told(found)
 
 
-def told(found: Sequence[tuple[Launch, list[Any], list[dict[str, Projection]]]]) -> None:
+def told(found: Sequence[tuple[Launch, list[Any], list[dict[str, Plan]]]]) -> None:
     """Of all runs so far: the last is the result."""
     launches = len(found)
     print(f"\nafter {counted(launches, 'run')}")

@@ -1,10 +1,13 @@
 """How well a model of few numbers of ranks predicts others: `torchcoll model fit`.
 
-    python tests/benchmarks/rank_counts.py
+    python tests/benchmarks/rank_counts.py [SOURCE]
+
+SOURCE: the rows whose source begins with it, such as H100, alone.
 
 Times on several numbers of hosts, each fitted on two or three of them, the commonest data (one host
 and several) among them, and compared on the others:
 
+- H100: a published run of one host with one of 2 or 12 hosts elsewhere (four pairs);
 - published runs of one machine: Polaris (2, 8, 256 and 540 hosts), GB200 racks (1, 2 and 20), and
   the p3dn series of benchmarks/model.py (2, 4 and 8);
 - NCCL's own cost model (src/graph/tuning.cc of 2.27: ring and tree with LL, LL128 and Simple, the
@@ -17,6 +20,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +32,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.curves.model_fit import fit_entries
 from torchcoll.curves.model_sizes import Curve
 from torchcoll.curves.predictions import only_a_guess
-from torchcoll.verdict.published import publications
+from torchcoll.verdict.published import Publication, publications
 
 MACHINES = 8
 NOISE = 0.03
@@ -111,16 +115,9 @@ def simulated() -> Iterator[Case]:
 
 def published() -> Iterator[Case]:
     for name in ("polaris", "coreweave-gb200"):
-        curves = {}
-        for run in (run for run in publications() if run.type == name):
-            hosts = max(1, round(run.ranks / run.linked))
-            factor = 2 * (run.ranks - 1) / run.ranks
-            times = {
-                size: size * factor / next(iter(busbw.values()))
-                for (_, size), busbw in run.figures.items()
-            }
-            curves[hosts] = curve_of(run.ranks, hosts, times)
-        yield from pairs(name, curves)
+        runs = [run for run in publications() if run.type == name]
+        yield from pairs(name, {hosts_of(run): published_curve(run) for run in runs})
+    yield from h100()
     series = {
         hosts: curve_of(
             8 * hosts, hosts, {8 << i: 1e3 * float(us) for i, us in enumerate(text.split())}
@@ -128,6 +125,39 @@ def published() -> Iterator[Case]:
         for hosts, text in ((ranks // 8, text) for ranks, text in SERIES.items())
     }
     yield from pairs("aws-p3dn", series)
+
+
+def h100() -> Iterator[Case]:
+    """One host of 8 H100 and several, of different machines: what people have. The third number of
+    hosts is another machine's too.
+    """
+    runs = {
+        (run.type, hosts_of(run)): run
+        for run in publications()
+        if run.type in ("azure-h100", "aws-p5", "coreweave-h100") and len(run.figures) > 4
+    }
+    several = {2: runs["aws-p5", 2], 12: runs["coreweave-h100", 12]}
+    for one in ("azure-h100", "aws-p5"):
+        curves = {1: runs[one, 1], **several}
+        for hosts in several:
+            yield Case(
+                f"H100, one host of {one}",
+                "all_reduce",
+                {count: published_curve(run) for count, run in curves.items()},
+                (1, hosts),
+            )
+
+
+def hosts_of(run: Publication) -> int:
+    return max(1, round(run.ranks / run.linked))
+
+
+def published_curve(run: Publication) -> Curve:
+    factor = 2 * (run.ranks - 1) / run.ranks
+    times = {
+        size: size * factor / next(iter(busbw.values())) for (_, size), busbw in run.figures.items()
+    }
+    return curve_of(run.ranks, hosts_of(run), times)
 
 
 def pairs(name: str, curves: dict[int, Curve]) -> Iterator[Case]:
@@ -173,7 +203,8 @@ def main() -> None:
           f"{'in 90 %':>8} {'width':>8}")  # fmt: skip
     groups: dict[tuple[str, tuple[int, ...]], list[Case]] = {}
     for case in [*published(), *simulated()]:
-        groups.setdefault((case.source, case.trained), []).append(case)
+        if not sys.argv[1:] or case.source.startswith(sys.argv[1]):
+            groups.setdefault((case.source, case.trained), []).append(case)
     for (source, trained), cases in groups.items():
         show(source, ", ".join(map(str, trained)), [score(case) for case in cases])
 

@@ -15,11 +15,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from torchcoll.core.intervals import Span, Union, merged
+from torchcoll.core.intervals import Span, Union, merged, uncovered
 from torchcoll.importers import traces
 from torchcoll.training.clocks import measure_offsets
 from torchcoll.training.joined import join_ranks
-from torchcoll.training.whole_step import uncovered
 
 
 def spans(path: str, copies: bool) -> tuple[list[Span], list[Span]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_fleet import made_fleet
+from made_fleet import made_fleet, made_summaries
 from made_runs import make_runs
 
 from torchcoll.core.case import Case
@@ -244,12 +244,15 @@ def test_healthy_runs_pass_and_a_slow_run_and_a_slow_case_are_found():
     """
     alarms = 0
     for seed in range(30):
-        runs = made_fleet(1, 60, seed=seed)
-        (baseline,) = select_baselines(summaries_of_runs(runs[:20])).baselines
-        for run in runs[20:]:
-            alarms += judge_new_run(baseline, "node000", times_of(run)).slow
+        runs = list(made_summaries(1, 60, seed=seed))
+        builder = SummariesBuilder()
+        for run, cases in runs[:20]:
+            builder.add(run, cases)
+        (baseline,) = select_baselines(builder.build()).baselines
+        for _, cases in runs[20:]:
+            times = {case.key: case.time_ns for case in cases}
+            alarms += judge_new_run(baseline, "node000", times).slow
     assert alarms <= 12  # 1 % of 1,200
-    times = times_of(runs[-1])
     judged = judge_new_run(baseline, "node000", {key: 1.05 * ns for key, ns in times.items()})
     assert judged.slow_overall
     assert judged.effect == pytest.approx(math.log(1.05), abs=0.01)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from made_fleet import made_fleet
+from made_fleet import made_fleet, made_summaries
 
 from torchcoll.fleet.changes_over_time import history_of
 from torchcoll.fleet.incidents import change_night, estimate_noise, scores_of, window_values
@@ -17,10 +17,24 @@ from torchcoll.store.series import SummariesBuilder
 
 def history(runs, threshold=0.03, accepted=0):
     builder = SummariesBuilder()
-    for run in runs:
-        builder.add(*summarise_run(run))
+    for summary, cases in runs:
+        builder.add(summary, cases)
     (panel,) = panels_of(builder.build())
     return history_of(panel, threshold, accepted)
+
+
+def test_made_summaries_are_those_of_the_made_runs():
+    plan = (3, 2, lambda node, night, case: 1 + node + night / 10 + case / 100)
+    labels = lambda node, night: {"rack": f"r{node // 2}"}  # noqa: E731
+    by_run = [summarise_run(run) for run in made_fleet(*plan, labels)]
+    of_history = ("run_id", "node", "hosts", "start_us", "facts", "labels", "status", "ranks")
+    for (run, cases), (summary, summaries) in zip(
+        by_run, made_summaries(*plan, labels), strict=True
+    ):
+        assert [getattr(run, n) for n in of_history] == [getattr(summary, n) for n in of_history]
+        assert [(c.key, c.status, c.time_ns) for c in cases] == [
+            (c.key, c.status, c.time_ns) for c in summaries
+        ]
 
 
 def versions(changed_on, **facts):
@@ -29,7 +43,7 @@ def versions(changed_on, **facts):
 
 
 def test_a_fleet_wide_step_is_dated_and_the_version_that_changed_is_named():
-    runs = made_fleet(
+    runs = made_summaries(
         16,
         30,
         lambda node, night, case: 1.06 if night >= 21 else 1,
@@ -45,7 +59,7 @@ def test_a_fleet_wide_step_is_dated_and_the_version_that_changed_is_named():
 
 def test_two_versions_that_changed_together_are_both_named():
     environment = versions(21, nccl=1, driver=1)
-    runs = made_fleet(
+    runs = made_summaries(
         16, 30, lambda node, night, case: 1.06 if night >= 21 else 1, environment=environment
     )
     (incident,) = history(runs).incidents
@@ -53,7 +67,7 @@ def test_two_versions_that_changed_together_are_both_named():
 
 
 def test_a_version_that_changed_another_night_is_not_named():
-    runs = made_fleet(
+    runs = made_summaries(
         16,
         30,
         lambda node, night, case: 1.06 if night >= 21 else 1,
@@ -64,7 +78,9 @@ def test_a_version_that_changed_another_night_is_not_named():
 
 
 def test_a_step_of_one_node_is_its_own():
-    runs = made_fleet(16, 40, lambda node, night, case: 1.05 if node == 3 and night >= 25 else 1)
+    runs = made_summaries(
+        16, 40, lambda node, night, case: 1.05 if node == 3 and night >= 25 else 1
+    )
     (incident,) = history(runs).incidents
     assert (incident.scope, incident.nodes, incident.began) == ("node", ("node003",), "2026-10-26")
     assert math.expm1(incident.effect) == pytest.approx(0.05, abs=0.005)
@@ -72,13 +88,13 @@ def test_a_step_of_one_node_is_its_own():
 
 
 def test_nothing_happened():
-    found = history(made_fleet(16, 40))
+    found = history(made_summaries(16, 40))
     assert found.incidents == ()
     assert found.detectable == pytest.approx(math.log(1.03), abs=0.01)
 
 
 def test_one_bad_night_is_over():
-    runs = made_fleet(16, 40, lambda node, night, case: 1.3 if node == 3 and night == 25 else 1)
+    runs = made_summaries(16, 40, lambda node, night, case: 1.3 if node == 3 and night == 25 else 1)
     (incident,) = history(runs).incidents
     assert (incident.kind, incident.began, incident.ended) == (
         "one night",
@@ -89,20 +105,20 @@ def test_one_bad_night_is_over():
 
 def test_a_node_that_is_slow_again_and_again_is_flapping():
     times = lambda node, night, case: 1.1 if node == 3 and night >= 20 and night // 7 % 2 else 1  # noqa: E731
-    (incident,) = history(made_fleet(16, 70, times)).incidents
+    (incident,) = history(made_summaries(16, 70, times)).incidents
     assert (incident.kind, incident.nodes) == ("flapping", ("node003",))
     assert incident.openings == 4  # nights 21-27, 35-41, 49-55, 63-69
 
 
 def test_a_slow_drift_is_called_so():
     times = lambda node, night, case: 1 + 0.002 * max(0, night - 25) if node == 3 else 1  # noqa: E731
-    (incident,) = history(made_fleet(16, 80, times)).incidents
+    (incident,) = history(made_summaries(16, 80, times)).incidents
     assert (incident.kind, incident.nodes) == ("drift", ("node003",))
 
 
 def test_a_staged_rollout_is_compared_with_the_nodes_that_had_not_changed():
     changed_on = lambda node: 25 + node % 7  # noqa: E731
-    runs = made_fleet(
+    runs = made_summaries(
         32,
         45,
         lambda node, night, case: 1.05 if night >= changed_on(node) else 1,
@@ -115,7 +131,7 @@ def test_a_staged_rollout_is_compared_with_the_nodes_that_had_not_changed():
 
 
 def test_a_rack_is_one_incident_and_its_nodes_are_none():
-    runs = made_fleet(
+    runs = made_summaries(
         32,
         45,
         lambda node, night, case: 1.05 if night >= 25 and node // 8 == 1 else 1,
@@ -126,16 +142,16 @@ def test_a_rack_is_one_incident_and_its_nodes_are_none():
 
 
 def test_after_accept_the_new_level_is_the_baseline():
-    runs = made_fleet(16, 60, lambda node, night, case: 1.06 if night >= 21 else 1)
+    runs = made_summaries(16, 60, lambda node, night, case: 1.06 if night >= 21 else 1)
     assert history(runs, accepted=22).incidents == ()
 
 
 def test_missing_nights_and_nodes_that_went_are_told():
     runs = [
-        run
-        for run in made_fleet(12, 30)
-        if not run.header["run_id"].startswith("0010")  # no night of the 11th of October
-        and not (run.header["run_id"].endswith("0004") and run.header["run_id"] > "0020")
+        (run, cases)
+        for run, cases in made_summaries(12, 30)
+        if not run.run_id.startswith("0010")  # no night of the 11th of October
+        and not (run.run_id.endswith("0004") and run.run_id > "0020")
     ]
     found = history(runs)
     assert found.missing_nights == ("2026-10-11",)
@@ -144,14 +160,14 @@ def test_missing_nights_and_nodes_that_went_are_told():
 
 
 def test_four_nights_are_too_few():
-    found = history(made_fleet(12, 4, lambda node, night, case: 2 if night == 3 else 1))
+    found = history(made_summaries(12, 4, lambda node, night, case: 2 if night == 3 else 1))
     assert found.incidents == ()
     assert found.judged == 0
 
 
 def test_a_single_node_has_its_own_history():
     (incident,) = history(
-        made_fleet(1, 60, lambda n, night, c: 1.3 if night >= 40 else 1)
+        made_summaries(1, 60, lambda n, night, c: 1.3 if night >= 40 else 1)
     ).incidents
     assert (incident.nodes, incident.began) == (("node000",), "2026-11-10")
 
@@ -199,7 +215,7 @@ def scattering(factor, since):
 
 
 def test_a_node_that_scatters_more_is_found_and_the_others_are_not():
-    incidents = history(made_fleet(16, 120, scattering(6, 60))).incidents
+    incidents = history(made_summaries(16, 120, scattering(6, 60))).incidents
     spreads = [incident for incident in incidents if incident.kind == "spread"]
     assert [incident.nodes for incident in spreads] == [("node003",)]
     assert spreads[0].detected > "2026-11-30"
@@ -211,7 +227,7 @@ def test_a_large_step_or_flapping_is_not_a_change_of_spread():
             node, 1
         )
 
-    incidents = history(made_fleet(16, 120, slowdown)).incidents
+    incidents = history(made_summaries(16, 120, slowdown)).incidents
     assert {(incident.nodes, incident.kind) for incident in incidents} == {
         (("node003",), "step"),
         (("node005",), "flapping"),

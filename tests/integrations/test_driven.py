@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 import sys
+import time
 import types
 
 import pytest
@@ -10,6 +14,7 @@ import torch
 import torch.distributed as dist
 from error_form import error_tail, error_text
 from planned_models import on_ranks
+from ranks import busy
 
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.traffic import Traffic
@@ -38,6 +43,37 @@ def test_steps(tmp_path, capfd):
         assert [call.step for call in every.calls[rank]] == [0]
 
 
+def test_start_every_and_metrics(tmp_path):
+    """Rank 1 sleeps before each step. Begun after two steps, one in two is captured three times: 3,
+    5 and 7. Of 18 steps rank 0 learns of each at the mark after it, and of the eighth at the ninth.
+    """
+    sleep_s = 0.02 * busy()
+
+    def case():
+        sampled = DrivenCapture("sampled", 3, start=2, every=2)
+        late = DrivenCapture("late", 18, start=2, metrics="late.prom")
+        with contextlib.redirect_stderr(io.StringIO()) as printed:
+            for capture, steps, rest_s in ((sampled, 9, 0), (late, 20, sleep_s)):
+                capture.begin()
+                for number in range(steps):
+                    if dist.get_rank() == 1:
+                        time.sleep(rest_s)
+                    dist.all_reduce(torch.ones(number + 1))
+                    capture.step()
+        dist.barrier()
+        return printed.getvalue()
+
+    first, *named, last = on_ranks(tmp_path, 2, {"it": case})["it"].splitlines()
+    traffic = Traffic.load(tmp_path / "sampled")
+    assert [call.bytes_in // 4 for call in traffic.calls[0]] == [4, 6, 8]
+    assert first.startswith("captured 6 steps of each rank, one in 2: ")
+    traffic = Traffic.load(tmp_path / "late")
+    assert [call.bytes_in // 4 for call in traffic.calls[0]] == [*range(3, 21)]
+    assert last.startswith("captured 18 steps of each rank: ")
+    (line,) = named
+    assert re.match(r"torchcoll: step (11|19): rank 1 is late: it caused ", line)
+
+
 def test_a_training_that_raises_is_the_status(tmp_path):
     def case():
         for name, error in (("raised", ValueError("x")), ("left", None)):
@@ -63,6 +99,13 @@ def test_without_a_process_group(capsys, in_tmp_path):
         "torchcoll: warning: nothing is captured: the training has no process group\n"
     )
     assert not (in_tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("name", ["start", "every"])
+def test_start_and_every_are_checked(name):
+    least = {"start": 0, "every": 1}[name]
+    with pytest.raises(UsageError, match=f"^{name}: got -1, expected a whole number from {least}"):
+        DrivenCapture("x", 5, **{name: -1})
 
 
 def test_steps_below_one():

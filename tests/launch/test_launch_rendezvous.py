@@ -241,7 +241,7 @@ def meet(launches, timeout_s=60.0):
             launch = launches[number]
             store = open_store(torch, launch, timeout_s)
             control = Control(store, launch.rank, launch.ranks, timeout_s)
-            answers[number] = control.all_gather(launch.rank)
+            answers[number] = control.decide(control.gather(launch.rank))
             control.leave()
         except Exception as error:
             answers[number] = error

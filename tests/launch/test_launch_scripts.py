@@ -17,7 +17,15 @@ import torchcoll
 from torchcoll.bench.main import main
 
 LAUNCH = ROOT / "launch"
-SCRIPTS = ["local.sh", "install.sh", "one_gpu.sh", "mpi.sh", "pbs.sh", "slurm.sbatch"]
+SCRIPTS = [
+    "local.sh",
+    "install.sh",
+    "one_gpu.sh",
+    "acceptance.sh",
+    "mpi.sh",
+    "pbs.sh",
+    "slurm.sbatch",
+]
 NIGHTLY = sorted(f"nightly/{path.name}" for path in (LAUNCH / "nightly").iterdir())
 SCRIPTS += [name for name in NIGHTLY if name.endswith((".sh", ".sbatch"))]
 

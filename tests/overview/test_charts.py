@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from handmade import MIB, case, result, run
 from made_pairs import pairs_run
@@ -12,13 +13,15 @@ from made_runs import run as launch
 
 from torchcoll.comparison.compare import compare
 from torchcoll.core.plausibility import summarise_run
+from torchcoll.fleet.changes_over_time import PanelHistory
+from torchcoll.fleet.panel import Panel, baseline_nights, deviations, split_fleet_and_nodes
 from torchcoll.overview.charts import (
     calls_chart,
     curves_charts,
     first_calls_charts,
     ratio_charts,
 )
-from torchcoll.overview.heat_maps import pairs_charts, ranks_chart
+from torchcoll.overview.heat_maps import nights_charts, pairs_charts, ranks_chart
 from torchcoll.overview.plot import picture_of
 from torchcoll.pairs.matches import read_pairs
 from torchcoll.report.chart import PALETTE, line_style, plain, reduced
@@ -36,7 +39,7 @@ def test_calls_in_order_of_the_slowest_rank_and_of_each():
     drawn = traces(chart)
     assert (drawn["cold"]["x"], drawn["cold"]["y"]) == ([0], [5e-6])
     assert (drawn["steady"]["x"], drawn["steady"]["y"]) == ([1, 2, 3, 4], [5e-7, 5e-7, 5e-7, 9e-7])
-    slowest, first, _second = chart.controls[0].options
+    slowest, first, _second = chart.selectors[0].options
     assert [slowest.text, first.text] == ["slowest rank", "rank 0"]
     names = [trace["name"] for trace in chart.traces]
     assert first.traces["y"][names.index("steady")] == [4e-7, 1e-7, 3e-7, 2e-7]
@@ -82,7 +85,7 @@ def test_of_many_ranks_the_slow_and_the_fast_can_be_chosen():
     samples[7] = [107, 107, 9000]
     one = result(40, time_ns={"host": samples})
     chart = calls_chart(run(one, ranks=40), one, most_ranks=4)
-    assert [option.text for option in chart.controls[0].options] == [
+    assert [option.text for option in chart.selectors[0].options] == [
         "slowest rank", "rank 0", "rank 7", "rank 20", "rank 39",
     ]  # fmt: skip
     assert "reduced: 4 of 40 ranks can be chosen" in chart.caption
@@ -93,7 +96,7 @@ def test_curves_have_both_figures_and_know_their_cases():
     one = result(4, case=case(size_bytes=MIB), time_ns={"host": [[1_000_000] * 5] * 4})
     (chart,) = curves_charts(picture_of([Side("", [run(one, ranks=4)])]), keys={id(one): "0.0"})
     line = chart.traces[-1]
-    figure = chart.controls[0]
+    figure = chart.selectors[0]
     assert (line["x"], line["y"], line["customdata"]) == ([MIB], [0.001], ["0.0"])
     assert [option.text for option in figure.options] == ["time", "bus bandwidth"]
     assert figure.options[1].traces["y"][-1] == [1.573]
@@ -154,6 +157,28 @@ def test_pairs_are_symmetric_and_blank_on_the_diagonal():
         assert len(z) == 5
     first = pairs_charts(pairs)[0].traces[0]["z"]
     assert first[0][1] == first[1][0] is not None
+
+
+def test_a_node_that_became_slow_is_at_the_top():
+    """100 nodes of which node 37 is 10 % slow in the last 5 of 30 nights; of more than 80
+    nodes those with the slowest weeks are shown first.
+    """
+    nodes, nights = 100, 30
+    generator = np.random.default_rng(1)
+    log_times = generator.normal(0, 0.002, (nights, nodes, 1)).astype(np.float32)
+    log_times[25:, 37] += np.log(1.1)
+    names = tuple(f"node{n}" for n in range(nodes))
+    panel = Panel("", 8, 0, names, (None,), log_times, np.full((nights, nodes), -1), [])
+    split = split_fleet_and_nodes(deviations(panel, baseline_nights(panel.present)), np.ones(1))
+    history = PanelHistory(panel, (), 0.03, 20, (), (), (), (), split.nodes, split.fleet)
+    slowest, every = nights_charts(history, "torchcoll fleet x --night {x}")
+    (trace,) = slowest.traces
+    assert trace["y"][0] == "node37" and len(trace["y"]) == 40 and len(trace["x"]) == nights
+    assert trace["z"][0][24] == pytest.approx(0, abs=1.5)
+    assert trace["z"][0][25:] == pytest.approx([10] * 5, abs=1.5)
+    assert "reduced: 40 of 100 nodes" in slowest.caption
+    assert len(every.traces[0]["z"]) == 100
+    assert trace["meta"]["command"] == "torchcoll fleet x --night {x}"
 
 
 def test_texts_are_no_markup_and_nothing_is_nan():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
+import json
 import shlex
 import sys
 from dataclasses import replace
@@ -19,7 +21,6 @@ from sent import ddp, traffic
 from torchcoll.cli import main
 from torchcoll.core.errors import UnavailableError, UnreadableError, UsageError
 from torchcoll.core.file import save
-from torchcoll.overview import document
 from torchcoll.overview.document import page_of
 from torchcoll.report.page import html_text, page_markdown
 
@@ -29,11 +30,11 @@ SIZES = (MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 
 
 class Read(HTMLParser):
-    """tags: (name, attributes) of all; script: the text of scripts; text: everything else."""
+    """tags: (name, attributes) of all; scripts: their texts by id; text: everything else."""
 
     def __init__(self, html):
         super().__init__(convert_charrefs=True)
-        self.tags, self.script, self.text, self._inside = [], "", "", ""
+        self.tags, self.scripts, self.text, self._inside = [], {}, "", ""
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):
@@ -45,9 +46,14 @@ class Read(HTMLParser):
 
     def handle_data(self, data):
         if self._inside == "script":
-            self.script += data
+            name = self.tags[-1][1].get("id")
+            self.scripts[name] = self.scripts.get(name, "") + data
         elif self._inside != "style":
             self.text += data
+
+    @property
+    def data(self):
+        return json.loads(self.scripts["data"])
 
 
 def sweep(**changed):
@@ -63,25 +69,16 @@ def file(tmp_path):
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """A file and its page, with its pictures."""
+    """A file and its page, with its charts."""
     path = tmp_path_factory.mktemp("drawn") / "one.jsonl"
     save(sweep(), path)
     return str(path), html_text(page_of([str(path)]))
-
-
-@pytest.fixture
-def unlaid(monkeypatch):
-    """Pictures are made, and not laid out and written, which takes most of a page's time: for tests
-    of what else stands on it.
-    """
-    monkeypatch.setattr(document, "svg_text", lambda figure, inline: "<svg></svg>")
 
 
 def titles(page):
     return [section.title for section in page.sections]
 
 
-@pytest.mark.usefixtures("unlaid")
 def test_a_run(file):
     page = page_of([file], command="torchcoll report one.jsonl")
     assert page.title == "all_reduce on gloo with 8 ranks"
@@ -98,7 +95,6 @@ def test_a_run(file):
     assert page.sections[-1].commands == ["torchcoll report one.jsonl"]
 
 
-@pytest.mark.usefixtures("unlaid")
 def test_a_peak_is_of_data_that_has_arrived(tmp_path):
     """Neither a barrier nor the time that a call takes to be issued is a shortest time."""
     issued = result(case=case(mode="async"), time_ns={"issue": [[1000] * 21] * 8})
@@ -114,7 +110,6 @@ def test_a_peak_is_of_data_that_has_arrived(tmp_path):
     assert "Shortest: 1.000 ms, all_reduce of 64M on 8 ranks." in answers
 
 
-@pytest.mark.usefixtures("unlaid")
 def test_the_peak_is_of_all_collectives_not_of_the_first_by_name(tmp_path):
     """64 MiB in 1 ms on 8 ranks is 67.109 GB/s, and x 7 / 8 58.72; scatter in half the time."""
     names = ("all_gather", "all_to_all", "reduce_scatter", "broadcast", "scatter")
@@ -135,7 +130,6 @@ def test_the_peak_is_of_all_collectives_not_of_the_first_by_name(tmp_path):
     )
 
 
-@pytest.mark.usefixtures("unlaid")
 def test_peaks_of_several_backends_are_apart(tmp_path):
     """16 bytes in 1 ms on gloo; 64 MiB in 0.5 ms on nccl: 234.9 GB/s."""
     save(run(result(case=case(size_bytes=16))), tmp_path / "a.jsonl")
@@ -153,18 +147,46 @@ def test_peaks_of_several_backends_are_apart(tmp_path):
     assert "Shortest on gloo cpu, 8 ranks: 1.000 ms, all_reduce of 16 bytes." in answers
 
 
-def test_every_picture_is_in_the_page_and_nothing_is_fetched(drawn):
+def test_every_chart_is_in_the_page_and_nothing_is_fetched(drawn):
     read = Read(drawn[1])
-    assert sum(tag == "svg" for tag, _ in read.tags) == 3
+    charts = [own["id"] for tag, own in read.tags if own.get("class") == "chart"]
+    assert charts == ["g0", "g1", "g2", "g3"]
+    assert [len(group["charts"]) for group in read.data["groups"]] == [1, len(SIZES), 1, 1]
     links = [v for _, own in read.tags for k, v in own.items() if k.endswith(("href", "src"))]
-    assert len(links) > 20
     assert [link for link in links if not link.startswith(("#", "data:"))] == []
     policy = next(own["content"] for tag, own in read.tags if "http-equiv" in own)
-    digest = base64.b64encode(hashlib.sha256(read.script.encode()).digest()).decode()
+    plotly = gzip.decompress(base64.b64decode(read.scripts["plotly"]))
+    digests = [
+        base64.b64encode(hashlib.sha256(text).digest()).decode()
+        for text in (read.scripts[None].encode(), plotly)
+    ]
     assert policy == (
-        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
-        f"script-src 'sha256-{digest}'"
+        "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digests[0]}' 'sha256-{digests[1]}'"
     )
+    assert len(drawn[1]) < 6_000_000
+
+
+def test_points_lead_to_rows_and_commands(drawn):
+    file, html = drawn
+    read = Read(html)
+    ids = [own["id"] for tag, own in read.tags if tag == "tr" and "id" in own]
+    assert ids == [f"case-0.{n}" for n in range(len(SIZES))]
+    assert set(read.data["cases"]) == {f"0.{n}" for n in range(len(SIZES))}
+    (curve,) = read.data["groups"][0]["charts"]
+    assert curve["traces"][-1]["customdata"] == ["0.0", "0.1", "0.2", "0.3"]
+    assert read.data["cases"]["0.1"] == [
+        "all_reduce 4M on gloo", 0, f"torchcoll explain all_reduce 4M {file}",
+    ]  # fmt: skip
+    assert read.data["runs"] == [f"torchcoll show --view calls {file}"]
+
+
+def test_an_answer_is_printed_once(file):
+    page = page_of([file])
+    read = Read(html_text(page))
+    for answer in page.answers:
+        headline = answer.text.removeprefix("What the first call costs: ")
+        assert read.text.count(headline.removeprefix("Where it switches: ")) == 1
 
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>](javascript:x) ${$}$ {{ 7*7 }} `|*"
@@ -190,7 +212,8 @@ def test_no_text_of_a_file_is_markup(tmp_path):
     read = Read(html_text(page))
     plain = Read(html_text(page_of_clean(tmp_path)))
     assert {tag for tag, _ in read.tags} == {tag for tag, _ in plain.tags}
-    assert sum(tag == "script" for tag, _ in read.tags) == 1
+    assert sum(tag == "script" for tag, _ in read.tags) == 3
+    assert "<" not in read.scripts["data"]
     assert not [k for _, own in read.tags for k in own if k.startswith("on")]
     assert read.text.count("<script>alert(1)</script>") > 5
     assert "49" not in [word for word in read.text.split() if word == "49"]
@@ -209,7 +232,6 @@ def page_of_clean(folder):
     return page_of([str(path)])
 
 
-@pytest.mark.usefixtures("unlaid")
 def test_sides_are_compared_with_the_first(tmp_path):
     for name in ("a1", "a2", "b1", "b2"):
         save(sweep(header={"run_id": name}), tmp_path / f"{name}.jsonl")
@@ -227,7 +249,6 @@ def times_file(path, times_us):
     return f"{path.stem}={path}"
 
 
-@pytest.mark.usefixtures("unlaid")
 def test_a_model_is_wrong_about_each_side_apart(tmp_path):
     """10 and 1000 us measured, 100 us of the model: of their mean it would be 0 % wrong. What
     shares no size with it has no section, and the others stand.
@@ -242,13 +263,12 @@ def test_a_model_is_wrong_about_each_side_apart(tmp_path):
     wrong = [one for one in page.sections if one.title.startswith("How wrong the model is")]
     assert [one.title.partition(" about ")[2] for one in wrong] == ["before", "after"]
     for one, name in zip(wrong, ("before", "after"), strict=True):
-        assert f"the times of {name}" in one.pictures[0].title
+        assert f"the times of {name}" in one.charts[0].title
     text = page_markdown(page, [str(n) for n in range(99)])
     why = error_text("cases", "")
     assert f"no section on how wrong the model is about large: {why}" in text
 
 
-@pytest.mark.usefixtures("unlaid")
 def test_launches_of_several_backends_are_compared_by_them(tmp_path):
     cases = [case(size_bytes=n, backend=b) for n in SIZES for b in ("gloo", "ccl")]
     save(run(*(result(case=one) for one in cases)), tmp_path / "x.jsonl")
@@ -263,7 +283,6 @@ def test_one_point(tmp_path):
     assert html_text(page)
 
 
-@pytest.mark.usefixtures("unlaid")
 def test_a_filter_leaves_cases_out(file):
     page = page_of([file], filter="size>=16M")
     every = next(section for section in page.sections if section.title == "Every case")
@@ -274,7 +293,6 @@ def test_a_filter_leaves_cases_out(file):
         page_of([file], filter="size>1G")
 
 
-@pytest.mark.usefixtures("unlaid")
 def test_too_many_lines_say_how_to_filter(tmp_path):
     several = [case(size_bytes=MIB, dtype=f"float{n}") for n in range(41)]
     save(run(*(result(2, case=one) for one in several), ranks=2), tmp_path / "x.jsonl")
@@ -295,12 +313,11 @@ def test_nothing_to_report(tmp_path):
         page_of([str(tmp_path / "other")])
 
 
-@pytest.mark.usefixtures("unlaid")
-@pytest.mark.parametrize("missing", ["matplotlib.figure", "jinja2"])
+@pytest.mark.parametrize("missing", ["matplotlib.figure", "plotly", "jinja2"])
 def test_a_missing_extra_is_named(missing, file, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(UnavailableError, match=r"Install torchcoll\[report\]\.$"):
-        html_text(page_of([file]))
+        html_text(page_of([file], inline=missing != "matplotlib.figure"))
 
 
 def test_markdown_has_its_pictures_beside_it(file, tmp_path, capsys):
@@ -338,7 +355,6 @@ def test_the_same_files_give_the_same_page(drawn):
     assert html_text(page_of([file])) == page
 
 
-@pytest.mark.usefixtures("unlaid")
 def test_the_ranks_of_one_capture_are_one_traffic(tmp_path):
     whole = traffic(ddp)
     for rank in (0, 1):
@@ -355,7 +371,6 @@ def test_the_ranks_of_one_capture_are_one_traffic(tmp_path):
     assert "holds 2 captures: this is the last" in html_text(page)
 
 
-@pytest.mark.usefixtures("unlaid")
 def test_pairs_traffic_and_a_log_in_one_page(tmp_path):
     save(pairs_run(5, slow=3), tmp_path / "pairs.jsonl")
     traffic(ddp).save(tmp_path / "sent.jsonl")
@@ -394,7 +409,7 @@ def test_the_names_given_are_those_of_the_page(tmp_path):
     assert not any("auto" in cell for grid in grids for row in grid.rows for cell in row)
 
 
-def test_every_command_of_a_page_works(file, unlaid, capsys, monkeypatch):
+def test_every_command_of_a_page_works(file, capsys, monkeypatch):
     """Options move from command to command; what a page tells people to type moves with them."""
     monkeypatch.chdir(Path(file).parent)
     page = page_of([file])

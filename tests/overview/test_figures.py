@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from handmade import MIB, case, result, run
 from made_runs import measured
@@ -107,12 +105,10 @@ def test_thirty_lines_are_all_of_another_style():
     assert len({str(line_style(number)) for number in range(30)}) == 30
 
 
-def test_a_picture_of_a_page_takes_its_colours_and_has_no_script():
+def test_the_same_picture_is_the_same_text_without_a_script():
     figure, axes = new_figure(1, 1)
     axes[0][0].plot([1, 2], [1, 2], **line_style(0))
     axes[0][0].set_title("</svg><script>x</script>")
     text = svg_text(figure)
-    assert text.startswith("<svg ") and "<script" not in text
-    assert "width=" not in re.search("<svg[^>]*>", text).group()
-    assert "#000000" not in text and "#0072b2" in text
+    assert "<script" not in text
     assert text == svg_text(figure)

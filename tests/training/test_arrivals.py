@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
+from sent import MS
 
 from torchcoll.cli import main
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
@@ -63,7 +65,7 @@ def test_waiting_is_what_others_have_more_than_the_shortest():
     assert hosts == {"b": (1, 2, 3, 95_000), "a": (2, 1, 3, 10_000)}
     # Three blocks are fewer than a name needs.
     assert not arrivals.late
-    assert arrivals.answer.startswith("too few calls to tell who is late: rank 2 (b) is last most")
+    assert arrivals.answer.startswith("too few calls to tell who is late: rank 2 (b) caused")
 
 
 def test_binomial_tail():
@@ -90,8 +92,8 @@ def test_a_coin_is_called_a_coin():
     arrivals = find_arrivals(traffic_of(rows))
     assert not arrivals.late
     assert arrivals.answer == (
-        "no rank is late more often than chance: rank 1 is last most often, in 52 % of 50 calls "
-        "of 2 ranks (50 % by chance)"
+        "no rank is late more often than chance: rank 1 caused most waiting, 260 us (52 % of all "
+        "waiting), and was last in 52 % of 50 calls (50 % by chance)"
     )
 
 
@@ -136,6 +138,55 @@ def test_a_rank_that_became_late_is_late_in_the_last_third():
     ]
 
 
+def issued(*times_of_ranks, clocks=("one host", "one host"), asynchronous=True):
+    """A capture of ten steps of 100 ms. times_of_ranks: (issued, ended) of each call, in ms."""
+    calls = {
+        rank: [
+            TrafficCall(
+                *("all_reduce", 1024, 1024),
+                **{"group": "g", "sequence": len(times) * step + number, "step": step},
+                **{"start_ns": (100 * step + start) * MS, "time_ns": (end - start) * MS},
+                asynchronous=asynchronous,
+            )
+            for step in range(10)
+            for number, (start, end) in enumerate(times)
+        ]
+        for rank, times in enumerate(times_of_ranks)
+    }
+    traffic = Traffic("capture", 2, calls, {"g": Group("g", (0, 1), "gloo")})
+    traffic.steps = {
+        rank: [(100 * n * MS, 100 * (n + 1) * MS) for n in range(10)] for rank in calls
+    }
+    traffic.clocks = {rank: (name, 0) for rank, name in enumerate(clocks)}
+    return traffic
+
+
+def test_a_rank_waits_once_in_calls_at_the_same_time():
+    """Rank 0 issues four calls at once, rank 1 20 ms later: 20 ms of waiting in a step, not 80."""
+    arrivals = find_arrivals(issued([(0, 25)] * 4, [(20, 25)] * 4, asynchronous=False))
+    assert {row.rank: row.caused_ns for row in arrivals.ranks} == {1: 200 * MS, 0: 0}
+
+
+def test_asynchronous_calls_are_judged_by_when_they_were_issued():
+    """Rank 1 comes 4 ms later, and its program waits long for the call: its time is the longer."""
+    times = [(0, 7)], [(4, 40)]
+    arrivals = find_arrivals(issued(*times))
+    assert [row.rank for row in arrivals.late] == [1]
+    assert arrivals.late[0].caused_ns == 10 * 4 * MS
+    # 10 ms on clocks of hosts that only these calls align, to 18.5 ms: 7 - 4 to 40 - 0.
+    assert find_arrivals(issued(*times, clocks=("a", "b"))).late == []
+
+
+def test_nobody_is_named_on_clocks_that_cannot_be_aligned():
+    """Step by step the second clock is set on: no offset fits all calls."""
+    traffic = issued([(0, 7)], [(4, 40)], clocks=("a", "b"))
+    for step, call in enumerate(traffic.calls[1]):
+        traffic.calls[1][step] = dataclasses.replace(call, start_ns=call.start_ns + 50 * step * MS)
+    arrivals = find_arrivals(traffic)
+    assert arrivals.answer == "no rank can be named: the clocks of the ranks are not aligned"
+    assert arrivals.unsplit == {"asynchronous, and the clocks of its ranks are not aligned": 10}
+
+
 def mesh(rows_of_step, steps=12):
     groups = {"tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
     return traffic_of([row for _ in range(steps) for row in rows_of_step], groups)
@@ -172,7 +223,7 @@ def test_ties_and_rooted_calls_do_not_count():
     assert find_arrivals(traffic_of([("g", {0: 30, 1: 10})] * 9, collective="broadcast")) is None
     arrivals = find_arrivals(traffic_of([("g", {0: 10, 1: 10})] * 9))
     assert (arrivals.calls, arrivals.ties, arrivals.ranks) == (9, 9, [])
-    assert arrivals.answer == "no rank came last: all had the same time in every call"
+    assert arrivals.answer.startswith("no rank can be named: the ranks came to each call at the")
 
 
 def test_trace_shows_who_is_late(tmp_path, capsys):

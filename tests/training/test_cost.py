@@ -18,7 +18,6 @@ from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.traffic import Group, Traffic, join
-from torchcoll.training.late import LateRank
 
 ALONE = Case("all_reduce", MIB, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 
@@ -187,33 +186,17 @@ def test_queuing_is_unknown_where_stamps_are():
         assert row.queued is None
 
 
-def test_who_came_last():
-    costs = torchcoll.cost(late(5, ranks=4, calls=10, last=2), measured(ALONE, ranks=4))
-    never = [LateRank(rank, 10, 0, 0.0, 0.25, None) for rank in (0, 1, 3)]
-    assert costs.late == [*never[:2], LateRank(2, 10, 10, 1.0, 0.25, 5 * MS), never[2]]
-    assert costs.ties == 0
-
-
-def test_nobody_is_last_by_less_than_the_error_of_a_late_end():
-    # 4 ms apart: of asynchronous calls either may have been first.
-    for asynchronous, last in ((True, 0), (False, 1)):
-        costs = torchcoll.cost(
-            traffic(
-                lambda rank, a=asynchronous: [call(time_ns=(7 - 4 * rank) * MS, asynchronous=a)]
-            ),
-            measured(ALONE),
-        )
-        assert (costs.late[1].last, costs.ties) == (last, 1 - last)
-
-
-def test_a_tie_is_nobodys():
-    times = {0: (3, 4), 1: (3, 9)}
-    costs = torchcoll.cost(
-        traffic(lambda rank: [call(sequence=i, time_ns=t * MS) for i, t in enumerate(times[rank])]),
-        measured(ALONE),
+def test_who_caused_the_waiting():
+    """Ten calls to which rank 2 comes 5 ms after three others: 150 ms."""
+    recorded = traffic(
+        lambda rank: [
+            call(sequence=i, time_ns=(3 if rank == 2 else 8) * MS, asynchronous=False)
+            for i in range(10)
+        ],
+        ranks=4,
     )
-    assert costs.ties == 1
-    assert costs.late == [LateRank(0, 2, 1, 0.5, 0.5, 5 * MS), LateRank(1, 2, 0, 0.0, 0.5, None)]
+    (late_rank,) = torchcoll.cost(recorded, measured(ALONE, ranks=4)).arrivals.late
+    assert (late_rank.rank, late_rank.caused_ns, late_rank.caused_share) == (2, 150 * MS, 1)
 
 
 def only(recorded: Traffic, run: Run):
@@ -260,7 +243,7 @@ def test_what_cannot_be_split_says_why(traced_call, groups, reason):
     row = torchcoll.cost(recorded, measured(ALONE)).rows[0]
     assert split(row) == (None, None, None)
     assert row.reason.split("; ")[0] == reason
-    assert torchcoll.cost(recorded, measured(ALONE)).late == []
+    assert torchcoll.cost(recorded, measured(ALONE)).arrivals is None
 
 
 def changed(**fields) -> Case:
@@ -432,7 +415,9 @@ def test_a_real_rank_that_comes_200_ms_late(tmp_path: Path):
     (row,) = result.rows
     assert 100 * MS < row.wait_ns < 1000 * MS
     assert row.transfer_ns < 100 * MS
-    assert (result.late[1].rank, result.late[1].share >= 0.6) == (1, True)
+    caused = {row.rank: row.caused_ns for row in result.arrivals.ranks}
+    assert max(caused, key=caused.get) == 1
+    assert caused[1] > 5 * 2 * 100 * MS
 
 
 def test_of_a_folder_and_a_file(tmp_path):

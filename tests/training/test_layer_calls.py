@@ -8,10 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from parallel_models import (
+    HEADS,
     HIDDEN,
+    KEY_HEADS,
     TOKENS,
     VOCABULARY,
     Llama,
+    MixtureOfExperts,
+    RingAttention,
     llama_config,
     split_over_tp,
     train_step,
@@ -21,6 +25,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.tensor.experimental._context_parallel._attention import set_rotate_method
 
 from torchcoll import capture
 from torchcoll.training.architectures import parse_config
@@ -120,11 +125,43 @@ def pipeline(virtual, micro_batches, sharded=False):
     return captured(traffic, names)
 
 
-def planned(layout_text, batch="1x8", layers=LAYERS, checkpoint=False, stage=None):
-    architecture = parse_config(llama_config(layers), "small")
+def context(ring):
+    """One layer's attention: 8 tokens over the ranks, as many heads as the plan's keys have."""
+    set_rotate_method("alltoall" if ring else "allgather")
+    local = TOKENS // dist.get_world_size()
+    head = HIDDEN // HEADS
+    heads = (1, KEY_HEADS, local, head)
+    query, key, value = (torch.randn(heads, requires_grad=True) for _ in range(3))
+    with capture() as traffic:
+        RingAttention.apply(query, key, value).sum().backward()
+    calls = captured(traffic, {tuple(range(dist.get_world_size())): "cp"})
+    # A send to the next rank is an all_to_all_single of which the other ranks get nothing.
+    name = {"all_to_all_v": "sendrecv"}
+    return calls and [[group, name.get(what, what), size] for group, what, size in calls]
+
+
+def experts():
+    """fsdp=4,ep=2: experts are sharded over the 2 ranks that have the same."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("edp", "ep"))
+    model = Llama(LAYERS)
+    for layer in model.layers:
+        layer.mlp = MixtureOfExperts(4, 2, mesh["ep"].get_group())
+        fully_shard(layer.mlp.experts, mesh=mesh["edp"])
+    whole = init_device_mesh("cpu", (4,))
+    for module in (*model.layers, model):
+        fully_shard(module, mesh=whole)
+    with capture() as traffic:
+        train_step(model)
+    calls = captured(traffic, {(0, 1): "ep", (0, 2): "edp", (0, 1, 2, 3): "fsdp"})
+    name = {"all_to_all_v": "all_to_all"}
+    return calls and [[group, name.get(what, what), size] for group, what, size in calls]
+
+
+def planned(layout_text, batch="1x8", layers=LAYERS, checkpoint=False, ring=False, config=None):
+    architecture = parse_config(config or llama_config(layers), "small")
     layout, batch = parse_layout(layout_text), parse_batch(batch)
     check_layout(layout, architecture, batch.micro_batches)
-    options = TrainingOptions("float32", layers=LayerOptions("float32", checkpoint=checkpoint))
+    options = TrainingOptions("float32", layers=LayerOptions("float32", ring, checkpoint))
     plan = plan_config(architecture, layout, batch, options)
     return [
         [act.sent.group, act.sent.collective, act.sent.size_bytes]
@@ -148,8 +185,13 @@ def test_two_ranks(tmp_path):
         "sp checkpoint": lambda: tp(True, checkpoint=True),
         "pp": lambda: pipeline(1, 4),
         "pp interleaved": lambda: pipeline(2, 4),
+        "cp": lambda: context(False),
+        "cp ring": lambda: context(True),
     }
     result = on_ranks(tmp_path, 2, cases)
+    for name in ("cp", "cp ring"):
+        plan = planned_groups("cp=2", layers=1, ring=name == "cp ring")
+        assert by_group(result[name])["cp"] == plan["cp"]
     # Without FSDP the gradients of norms stay partial sums: nothing reduces them.
     norms = ["tp", "all_reduce", 4 * HIDDEN]
 
@@ -179,8 +221,15 @@ def test_four_ranks(tmp_path):
         "hsdp": hsdp,
         "hsdp 2": lambda: hsdp(2),
         "pp fsdp": lambda: pipeline(1, 4, sharded=True),
+        "cp ring": lambda: context(True),
+        "ep": experts,
     }
     result = on_ranks(tmp_path, 4, cases)
+    plan = planned_groups("cp=4", layers=1, ring=True)
+    assert by_group(result["cp ring"])["cp"] == plan["cp"]
+    config = llama_config(LAYERS, model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
+    plan = planned_groups("fsdp=4,ep=2", config=config)
+    assert by_group(result["ep"]) == plan
     assert by_group(result["fsdp tp"]) == planned_groups("fsdp=2,tp=2,sp")
     assert result["hsdp"] == planned("hsdp=2x2")
     assert result["hsdp 2"] == planned("hsdp=2x2", "2x1x8")

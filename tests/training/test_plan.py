@@ -21,10 +21,10 @@ from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.curves.model_file import model_object
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.training.config_projection import project_parameters
-from torchcoll.training.plan_show import show_projection
-from torchcoll.training.projection import STRONG, WEAK, PlannedStep, Projection
+from torchcoll.training.plan_show import show_training_plans
+from torchcoll.training.projection import STRONG, WEAK, Plan, PlannedStep
 from torchcoll.training.sharded import BACKWARD, FORWARD
-from torchcoll.training.step_program import SentCall
+from torchcoll.training.step_program import ProgramWriter, SentCall, StepProgram
 from torchcoll.training.traffic_projection import StepStage, plan_traffic, stage_program
 
 MS = 1e6
@@ -120,7 +120,7 @@ def steps(*times):
 def test_where_it_stops():
     weak = steps((2, 10, 12, 11, 13), (4, 10, 19, 15, 21), (8, 10, 30, 19, 50))
     strong = steps((2, 80, 80, 80, 80), (4, 40, 50, 41, 70), (8, 20, 45, 21, 69))
-    result = Projection("", weak[0], weak, strong, compute_ns=1.0)
+    result = Plan("", weak[0], weak, strong, compute_ns=1.0)
     # Half of 19 is below 10; of 21 it is not; of 30 it is not either.
     assert result.scaling_limit(WEAK) == (8, None, 4)
     # 80 to 50 is 1.6 times; 50 to 45 is less than 1.25; by the ends 41 to 21 is, 80 to 70 is not.
@@ -190,6 +190,22 @@ def test_a_group_whose_ranks_are_on_different_hosts():
     assert calls_by_rank["tp"] == pytest.approx(317_601, rel=0.01)
     # 10 us + 14 x 5 us, and 1.75 x 8 x 16M at 20 GB/s: the groups share the links of a host.
     assert calls_by_rank["dp"] == pytest.approx(11_824_051, rel=0.01)
+
+
+def test_groups_that_leave_a_host_take_turns():
+    """Two calls of 30 from 30 on, and 10 of work after the second: to 100 on one network; if tp
+    stays on its host, both end at 60.
+    """
+    writer = ProgramWriter()
+    writer.work(FORWARD, 1.0)
+    writer.work(BACKWARD, 1.0)
+    writer.start(SentCall("dp", "all_reduce", 1))
+    writer.block([SentCall("tp", "all_reduce", 1)])
+    writer.work(FORWARD, 1.0)
+    program = StepProgram(tuple(writer.acts))
+    lanes = {"dp": "network", "tp": "network"}
+    assert program.step_ns(lambda sent: 30.0, PASSES, lanes) == 30 + 60 + 10
+    assert program.step_ns(lambda sent: 30.0, PASSES) == 30 + 30 + 10
 
 
 def test_shards_that_are_not_gathered_again(model):
@@ -295,7 +311,7 @@ def test_layouts_are_compared(capsys):
             "--config gpt2 --parameters 8e9",
             error_text("plan", "--config and --parameters", "one of --config FILE"),
         ),
-        ("--config gpt2", error_text("parallel", "none", "a layout such as fsdp=64, or --ranks")),
+        ("--config gpt2", error_text("parallel", "none", "a layout such as fsdp=64, or a num")),
         ("--config nix", error_text("config", "nix", "a config.json, MODULE:FACTORY, or one of")),
         ("--config nix:make --ranks 2", error_text("model", "nix:make", "a module that can be")),
         (
@@ -309,19 +325,19 @@ def test_layouts_are_compared(capsys):
         ),
         (
             "--config gpt2 --ranks 8,16 --compare dp,fsdp",
-            error_text("ranks", "8,16", "one number with --compare"),
+            error_text("ranks", "8,16", "one number with compare"),
         ),
         ("--config gpt2 --ranks 8 --compare dp=4", error_text("compare", "dp=4 = 4 ranks", "8")),
         (
             "--config gpt2 --ranks 8 --compare dp --parallel dp",
-            error_text("compare", "--parallel too", "one of them"),
+            error_text("compare", "parallel too", "one of them"),
         ),
         ("--config gpt2 --ranks 8 --dtype fp7", error_text("dtype", "fp7", "one of")),
         (
             "--config mixtral-8x7b --ranks 8 --capacity-factor 0",
             error_text("capacity-factor", "0", "a number above 0"),
         ),
-        ("--parameters 8e9", error_text("ranks", "none", "the number of ranks with --para")),
+        ("--parameters 8e9", error_text("ranks", "none", "the number of ranks with para")),
         (
             "--parameters 8e9 --ranks 4 --parallel tp=2",
             error_text("parallel", "tp=2", "--config with it, not --parameters"),
@@ -370,12 +386,12 @@ def test_what_is_only_a_guess_is_told_as_one(monkeypatch, capsys):
     )
     note = "on 64 ranks nothing is told: the 90 % interval of the communication is wider than 100x"
     assert note in projection.notes
-    show_projection(projection)
+    show_training_plans([projection])
     # Each call alone has 1/8.97 to 8.7 times its time; two calls of about half of the sum each,
     # with independent errors, have sqrt(1/2) of their logarithms.
     comm = "at least 78.6 us (16.6 us to 364 us) of communication a step"
     assert f"2 ranks (dp=2): {comm}" in told(capsys)
-    show_projection(project_parameters(model, 1e6, [64], "bfloat16", 12 * MS))
+    show_training_plans([project_parameters(model, 1e6, [64], "bfloat16", 12 * MS)])
     assert told(capsys) == (
         "64 ranks (dp=64): communication a step is only a guess, 84.5 us to 10.7 ms. Measure "
         "nearer sizes, or more numbers of ranks, and fit again."

@@ -6,23 +6,30 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from error_form import error_text, expecting
-from planned_models import on_ranks
+from planned_models import Mlp, on_ranks
+from planned_models import step as train_step
+from ranks import busy
+from torch.distributed.fsdp import fully_shard
 
 import torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.core.metrics import Metric, check_metrics, write_metrics
+from torchcoll.core.result import Run
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.training import sampled
 from torchcoll.training.over_time import Stretch, over_time
 from torchcoll.training.recorded_calls import CallRecorder
-from torchcoll.training.sampled import Sampling, StepMetrics, step_metrics
+from torchcoll.training.sampled import Sampling, StepMetrics, split_step, step_metrics
 from torchcoll.training.traffic_show import show_traffic
+
+FSDP_ON_CPU = hasattr(torch.cpu.Stream(), "record_event")  # not in torch 2.6
 
 
 def ours() -> bool:
@@ -104,10 +111,48 @@ def told_in_a_file():
     return Path("shown").read_text() if dist.get_rank() == 0 else ""
 
 
+SLEEP_S, STEPS = 0.02 * busy(), 25
+
+
+def straggler():
+    """FSDP2, with rank 1 asleep in each step. Returns who is late by what ``step`` returned on rank
+    0 and how much waiting that rank caused, how long it slept, and the metrics.
+    """
+    model = Mlp()
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    train_step(model)
+    reported, slept_s = None, 0.0
+    with torchcoll.capture("late", metrics="late.prom") as traffic:
+        for _ in range(STEPS):
+            if dist.get_rank() == 1:
+                begun = time.perf_counter()
+                time.sleep(SLEEP_S)
+                slept_s += time.perf_counter() - begun
+            train_step(model)
+            reported = traffic.step() or reported
+    if dist.get_rank() == 1:
+        assert reported is None
+        Path("slept").write_text(str(slept_s))
+    dist.barrier()
+    if dist.get_rank() == 1:
+        return None
+    rows = {row.rank: row.caused_ns / 1e9 for row in reported.ranks}
+    late = [row.rank for row in reported.late]
+    return late, rows[1], float(Path("slept").read_text()), Path("late.prom").read_text()
+
+
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    cases = (every_third, halved, every_step_with_metrics, metrics_of_the_node, told_in_a_file)
-    return on_ranks(tmp_path_factory.mktemp("job"), 2, {case.__name__: case for case in cases})
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("job")
+
+
+@pytest.fixture(scope="module")
+def outcomes(folder):
+    cases = [every_third, halved, every_step_with_metrics, metrics_of_the_node, told_in_a_file]
+    cases += [straggler] * FSDP_ON_CPU
+    return on_ranks(folder, 2, {case.__name__: case for case in cases})
 
 
 def test_one_step_in_three(outcomes):
@@ -147,6 +192,26 @@ def test_what_trace_says(outcomes):
     text = outcomes["told_in_a_file"]
     assert text.count("over time: ") == 1
     assert "a step in 2 was captured: step k here is step 1 + 2 k of the 60 that were" in text
+
+
+@pytest.mark.skipif(not FSDP_ON_CPU, reason="this FSDP2 does not run on cpu")
+def test_the_straggler_is_named_while_the_training_runs(outcomes):
+    """Rank 0 waits as long as rank 1 slept. On a busy machine it may be late itself for some of
+    that.
+    """
+    late, caused_s, slept_s, text = outcomes["straggler"]
+    assert late == [1]
+    assert 0.5 * slept_s < caused_s < 2 * slept_s  # of 24 of the 25 steps
+    (line,) = [line for line in text.splitlines() if line.startswith("torchcoll_late_rank_caused")]
+    assert ',rank="1"} ' in line
+
+
+@pytest.mark.skipif(not FSDP_ON_CPU, reason="this FSDP2 does not run on cpu")
+def test_cost_names_the_same_straggler(outcomes, folder):
+    arrivals = torchcoll.cost(folder / "late", Run()).arrivals
+    assert [row.rank for row in arrivals.late] == [1]
+    slept_ns = outcomes["straggler"][2] * 1e9
+    assert 0.5 * slept_ns < arrivals.late[0].caused_ns < 2 * slept_ns
 
 
 def test_what_is_refused(tmp_path):
@@ -302,10 +367,10 @@ def test_ranks_that_learn_of_ends_some_steps_apart(alone, tmp_path):
 
 def test_the_figures_of_a_step():
     """Two groups. In that of all, rank 1 was 1 ms in 2 calls, the others 3 and 4 ms: they waited up
-    to 3 ms for it. In 'tp' the ranks saw other numbers of calls: nothing is told.
+    to 3 ms for it, and 5 ms together. In 'tp' the ranks saw other numbers of calls: no figures.
     """
-    busy = [{"0": [2, 3_000_000], "tp": [1, 5]}, {"0": [2, 1_000_000], "tp": [2, 5]}]
-    busy += [{"0": [2, 4_000_000]}]
+    busy = [{"0": [2, 3_000_000, 0], "tp": [1, 5, 0]}, {"0": [2, 1_000_000, 0], "tp": [2, 5, 0]}]
+    busy += [{"0": [2, 4_000_000, 0]}]
     took = (20_000_000, 21_000_000, 19_000_000)
     statuses = [{"step": 101, "took_ns": t, "busy": b} for t, b in zip(took, busy, strict=True)]
     common = {"job": "torchcoll", "slurm_job_id": "17"}
@@ -317,7 +382,13 @@ def test_the_figures_of_a_step():
         "step_transfer_seconds": [(calls_by_rank, 0.001)],
         "step_wait_seconds": [(calls_by_rank, pytest.approx(0.003))],
         "step_slowest_rank": [(calls_by_rank, 1.0)],
+        "step_caused_seconds": [(calls_by_rank, pytest.approx(0.005))],
     }
+    (split,) = split_step(101, statuses)
+    assert (split.group, split.last, split.waits_ns) == ("0", 1, {0: 2_000_000, 2: 3_000_000})
+    for status in statuses:  # asynchronous calls: any of them may be 5 ms too long
+        status["busy"]["0"][2] = 5_000_000
+    assert split_step(101, statuses)[0].last is None
 
 
 def test_the_text(tmp_path):

@@ -28,6 +28,7 @@ ROW = {
     "calls_per_step": 3,
     "bytes_per_step": 75 * MIB,
     "time_per_step_ns": 36 * MS,  # three times the 12 ms of rank 0, the slower one
+    "wait_per_step_ns": 15 * MS,  # three times 12 - 7 ms
     "median_ns": 12 * MS,
     "clock": "host",
     "share": 0.36,
@@ -48,8 +49,10 @@ def some(result, *names):
 def test_rows_of_ddp():
     nine = {"bytes_in": 9 * MIB, "bytes_out": 9 * MIB, "calls_per_step": 1, "share": 0.12}
     nine |= {"bytes_per_step": 9 * MIB, "time_per_step_ns": 12 * MS}
+    nine |= {"wait_per_step_ns": 5 * MS}
     small = {"collective": "broadcast", "bytes_in": 8, "bytes_out": 8, "dtype": "int64"}
     small |= {"asynchronous": False, "calls_per_step": 1, "bytes_per_step": 8}
+    small |= {"wait_per_step_ns": None}
     small |= {"time_per_step_ns": MS / 5, "median_ns": MS / 5, "share": 0.002, "exposed_ns": MS / 5}
     assert rows(traffic(ddp, steps=4)) == [ROW, ROW | nine, ROW | small]
 

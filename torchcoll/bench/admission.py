@@ -33,17 +33,14 @@ def odd_ranks(answers: Sequence[str]) -> list[int]:
     return [rank for rank, answer in enumerate(answers) if answer != usual]
 
 
-def of_arguments(control: Control, spec: Spec) -> UsageError:
+def of_arguments(control: Control, hellos: Sequence[Mapping[str, str]], spec: Spec) -> UsageError:
     """The error of ranks that were started otherwise, by ``asked`` and ``argv`` of the hello.
 
-    Every rank calls it: Specs that programs made are exchanged here alone, and the fields that
-    differ are named.
+    hellos: of every rank on rank 0, none elsewhere. Every rank calls it: Specs that programs made
+    are sent to rank 0 here alone, and the fields that differ are named.
     """
-    members = control.members
-    odd = odd_ranks([member["asked"] for member in members])
-    like = next(rank for rank in range(len(members)) if rank not in odd)
-    argv, expected = members[odd[0]]["argv"], members[like]["argv"]
-    if not argv and not expected:
+    specs: list[dict[str, list[str]]] = []
+    if control.decide(not any(hello["argv"] for hello in hellos)):
         fields = spec.to_json()
         texts = {name: json.dumps(value) for name, value in fields.items()}
         texts["points"] = f"{len(spec.points)} calls"
@@ -51,24 +48,33 @@ def of_arguments(control: Control, spec: Spec) -> UsageError:
             name: text if len(text) <= _LONG else f"{text[:_LONG]}..."
             for name, text in texts.items()
         }
-        specs = control.all_gather(
+        specs = control.gather(
             {name: [fingerprint(value), short[name]] for name, value in fields.items()}
         )
-        argv, expected = (
-            ", ".join(
-                f"{name} {specs[rank].get(name, ['', 'unknown'])[1]}"
-                for name in specs[like]
-                if specs[odd[0]].get(name) != specs[like][name]
+    refusal: list[str] = []
+    if hellos:
+        odd = odd_ranks([hello["asked"] for hello in hellos])
+        others = {*odd}
+        like = next(rank for rank in range(len(hellos)) if rank not in others)
+        argv, expected = hellos[odd[0]]["argv"], hellos[like]["argv"]
+        if specs:
+            argv, expected = (
+                ", ".join(
+                    f"{name} {specs[rank].get(name, ['', 'unknown'])[1]}"
+                    for name in specs[like]
+                    if specs[odd[0]].get(name) != specs[like][name]
+                )
+                or "another Spec"
+                for rank in (odd[0], like)
             )
-            or "another Spec"
-            for rank in (odd[0], like)
-        )
-    return UsageError(
-        f"arguments of {control.names(odd)}",
-        argv or "no arguments",
-        f"as on {control.name(like)}: {expected or 'no arguments'}",
-        _SAME_TRAFFIC if spec.points else "Start all ranks with the same arguments.",
-    )
+        refusal = [
+            f"arguments of {control.names(odd)}",
+            argv or "no arguments",
+            f"as on {control.name(like)}: {expected or 'no arguments'}",
+        ]
+    what, value, expected = control.decide(refusal)
+    action = _SAME_TRAFFIC if spec.points else "Start all ranks with the same arguments."
+    return UsageError(what, value, expected, action)
 
 
 def disagreement(

@@ -152,7 +152,7 @@ def measure_concurrent(
         return device.together(once, calls, work, repeats)[:3]
 
     def longest(calls: int, repeats: int) -> int:
-        return max(local.control.all_gather(block(calls, repeats)[2]))
+        return round(local.control.largest(block(calls, repeats)[2]))
 
     step(f"{name}: how long {work.name} takes")
     longest(LEAST_CALLS, 1)  # the first of each is slow
@@ -167,7 +167,7 @@ def measure_concurrent(
         _TRIES
     ):  # the work slows the calls down, and has to last as long as they then do
         of_calls, of_work, _ = block(calls, repeats)
-        lasts = max(local.control.all_gather(of_calls / max(of_work, 1)))
+        lasts = local.control.largest(of_calls / max(of_work, 1))
         if lasts <= 1:
             break
         repeats = min(MOST_REPEATS, math.ceil(repeats * lasts * COVER))
@@ -230,7 +230,7 @@ def measure_offset(
 
     step(f"{name}: how long {work.name} takes")
     block(LEAST_CALLS, 1, work, 0)  # the first of each is slow
-    took = max(local.control.all_gather(block(LEAST_CALLS, 1, work, 0)[2])) / LEAST_CALLS
+    took = local.control.largest(block(LEAST_CALLS, 1, work, 0)[2]) / LEAST_CALLS
     pairs = round(max(min(BLOCK_NS / max(took, 1), OFFSETS_NS / offset_ns, MOST_CALLS), 1))
     kinds: dict[str, tuple[int, Call, int]] = {
         "alone": (1, nothing, offset_ns),

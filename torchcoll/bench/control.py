@@ -6,13 +6,15 @@ and a barrier on the data group would steal the cost of its first call. Values a
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -150,6 +152,11 @@ def second_client(dist: Any, store: Any) -> Any:
 
 
 _NAMED = 16  # ranks, in a message
+_LONG = 1 << 14  # characters: a value from there on is packed
+# All ranks ask all others where there are so few of them. Of more, the first of them ask all, and
+# the others only those and the ranks of their own host: the questions grow with the ranks then, and
+# not with their square. They would keep the store busy for an hour with 16,384 ranks.
+ALL_ASK, ASKERS = 256, 16
 
 
 class Control:
@@ -164,7 +171,8 @@ class Control:
         self.rank = rank
         self.ranks = ranks
         self.timeout_s = timeout_s
-        self.members: list[dict[str, Any]] = []  # filled by the hello; names ranks in messages
+        self.hosts: list[str] = []  # of all ranks, from the hello on; names ranks in messages
+        self.pids: dict[int, int] = {}  # of the ranks on this host, from the hello on
         self.came: Callable[[Sequence[Any]], None] | None = None  # told who has come, while waiting
         self.steps = 0
         self._awaited: list[str] = []  # what this rank waits for
@@ -172,6 +180,7 @@ class Control:
         # round. Each rank deletes its own, or rank 0 would make a trip for every rank.
         self._decided: list[str] = []
         self._said: list[str] = []
+        self._shared: list[str] = []  # since the last gather
         self._heard: list[str] = []  # of those before: rank 0 has read them
 
     def gather(self, value: Any, timeout_s: float | None = None) -> list[Any]:
@@ -184,6 +193,8 @@ class Control:
                 for old in self._heard:  # before this word, not after it: nobody leaves later
                     self.store.delete_key(old)
                 self._heard = []
+                self._said += self._shared
+                self._shared = []
                 self._said.append(f"g{self.steps}/{self.rank}")
                 self.store.set(self._said[-1], written(self._said[-1], value))
                 return []
@@ -225,29 +236,52 @@ class Control:
         this_rank = self.name(self.rank)
         return HangError(f"{this_rank} lost its connection to the store ({_first_line(error)})")
 
-    def all_gather(self, value: Any, timeout_s: float | None = None) -> list[Any]:
-        """Every rank's value on every rank; for small values."""
-        return list(self.decide(self.gather(value, timeout_s), timeout_s))
+    # What follows sends to every rank a digest that rank 0 makes, never the values of all ranks:
+    # rank 0 would send the square of their number.
+
+    def largest(self, value: float) -> float:
+        """The largest of the values of all ranks, on every rank."""
+        values = self.gather(value)
+        return float(self.decide(max(values) if values else None))
+
+    def share(self, value: Any, peers: Sequence[int]) -> list[Any]:
+        """The values of ``peers``, in their order, on each of them: for the ranks of a host. Every
+        rank calls it, with the peers that it belongs to.
+        """
+        self.steps += 1
+        if self.ranks == 1:
+            return [value]
+        with self._connected():
+            key = f"s{self.steps}/{self.rank}"
+            self.store.set(key, written(key, value))
+            # Who has come to the next gather has read it.
+            (self._shared if self.rank else self._decided).append(key)
+            keys = [f"s{self.steps}/{peer}" for peer in peers]
+            self._wait(keys, None)
+            return list(map(read, keys, _get_all(self.store, keys)))
 
     def agree(self, refusal: TorchcollError | None, fact: Any = None) -> list[Any]:
-        """Every rank's word, or the error of the first rank that has one, raised on all."""
-        refusal_text = refusal and [str(refusal), int(refusal.exit_code)]
-        answers = self.all_gather([refusal_text, fact])
-        for rank, (text, _) in enumerate(answers):
-            if text:
-                if refusal is None:
-                    refusal = TorchcollError(f"{self.name(rank)}: {text[0]}")
-                    refusal.exit_code = ExitCode(text[1])
-                raise refusal
+        """Every rank's fact on rank 0, an empty list elsewhere; or the error of the first rank that
+        has one, raised on all.
+        """
+        answers = self.gather([refusal and [str(refusal), int(refusal.exit_code)], fact])
+        refused = next(((rank, *text) for rank, (text, _) in enumerate(answers) if text), None)
+        if refused := self.decide(refused):
+            rank, text, code = refused
+            if refusal is None:
+                refusal = TorchcollError(f"{self.name(rank)}: {text}")
+                refusal.exit_code = ExitCode(code)
+            raise refusal
         return [fact for _, fact in answers]
 
     def failed(self, failure: str) -> tuple[str, str] | None:
         """(the ranks that failed, what the first of them says), None where none did. ``failure``:
         what this rank says, '' where it did not fail.
         """
-        failures = self.all_gather(failure)
+        failures = self.gather(failure)
         ranks = [rank for rank, text in enumerate(failures) if text]
-        return (self.names(ranks), failures[ranks[0]]) if ranks else None
+        failed = self.decide([self.names(ranks), failures[ranks[0]]] if ranks else None)
+        return (failed[0], failed[1]) if failed else None
 
     def align(self) -> None:
         """No rank leaves before every rank has come. Skew at leaving: about one store round."""
@@ -316,9 +350,8 @@ class Control:
         assert self.came is not None
         start, values, reported = time.monotonic(), dict[str, Any](), -1
         while len(values) < len(keys) and (now := time.monotonic()) - start < limit_s:
-            for key in keys:
-                if key not in values and self.store.check([key]):
-                    values[key] = read(key, self.store.get(key))
+            arrived = present_keys(self.store, [key for key in keys if key not in values])
+            values |= zip(arrived, map(read, arrived, _get_all(self.store, arrived)), strict=True)
             if len(values) > reported:
                 reported = len(values)
                 self.came([*values.values()])
@@ -329,21 +362,21 @@ class Control:
         if self.rank:
             return self.name(0)
         try:
-            absent = [rank for rank, key in enumerate(keys, 1) if not self.store.check([key])]
+            arrived = {*present_keys(self.store, keys)}
         except RuntimeError:
             return "the store"
-        return self.names(absent) or "the store"
+        return self.names([_rank_of(key) for key in keys if key not in arrived]) or "the store"
 
     def lacking(self, store: Any) -> list[int]:
         """On rank 0 the ranks whose word it waits for, or waited for in vain; asks ``store``."""
         if self.rank:
             return []
-        return [int(key.partition("/")[2]) for key in self._awaited if not store.check([key])]
+        arrived = {*present_keys(store, self._awaited)}
+        return [_rank_of(key) for key in self._awaited if key not in arrived]
 
     def name(self, rank: int) -> str:
         """``rank 3 (host-b)``, once the hosts are known."""
-        host = self.members[rank]["host"] if rank < len(self.members) else None
-        return f"rank {rank} ({host})" if host else f"rank {rank}"
+        return f"rank {rank} ({self.hosts[rank]})" if rank < len(self.hosts) else f"rank {rank}"
 
     def names(self, ranks: Sequence[int]) -> str:
         """Of so many ranks as a line holds, and how many more there are."""
@@ -370,57 +403,89 @@ class DamagedError(HangError):
 
 
 def written(key: str, value: Any) -> str:
-    """What stands in the store for ``value``: with its key, by which ``read`` knows it."""
-    return json.dumps([key, value])
+    """What stands in the store for ``value``: with its key, by which ``read`` knows it. A long one
+    is packed: what rank 0 decides goes to every rank.
+    """
+    text = json.dumps([key, value])
+    if len(text) < _LONG:
+        return text
+    packed = zlib.compress(json.dumps(value).encode())
+    return json.dumps([key, None, base64.b64encode(packed).decode()])
 
 
 def read(key: str, text: bytes) -> Any:
     """The value that ``written`` has made. Raises DamagedError."""
     try:
-        name, value = json.loads(text)
+        name, value, *packed = json.loads(text)
         if name == key:
-            return value
-    except (ValueError, TypeError, RecursionError):
+            return json.loads(zlib.decompress(base64.b64decode(packed[0]))) if packed else value
+    except (ValueError, TypeError, RecursionError, zlib.error):
         pass
     raise DamagedError(key, text)
 
 
+def _rank_of(key: str) -> int:
+    """Whose value the key of a gather or a share is for."""
+    return int(key.partition("/")[2])
+
+
+def present_keys(store: Any, keys: list[str]) -> list[str]:
+    """Those of ``keys`` that the store has, in order. The store says only whether it has all that
+    it is asked for: of n keys of which m are missing it takes some m log2 n questions.
+    """
+    if not keys or store.check(keys):
+        return keys
+    if len(keys) == 1:
+        return []
+    half = len(keys) // 2
+    return present_keys(store, keys[:half]) + present_keys(store, keys[half:])
+
+
 def _get_all(store: Any, keys: list[str]) -> list[bytes]:
-    if store.has_extended_api():
+    if keys and store.has_extended_api():
         return list(store.multi_get(keys))
     return [store.get(key) for key in keys]  # FileStore
 
 
-def alarm(store: Any, rank: int, status: dict[str, Any]) -> None:
-    """Say how this rank is and what it met, and wake the watchdogs of the others."""
+def alarm(store: Any, rank: int, status: dict[str, Any]) -> int:
+    """Say how this rank is and what it met, and wake the watchdogs of the others. Returns the rank
+    that was the first to.
+    """
     store.set(f"alive/{rank}", written(f"alive/{rank}", status))
-    store.compare_set("alarm", "", str(rank))  # the first stays: the others may be its consequence
+    # The first stays: the others may be its consequence.
+    first = store.compare_set("alarm", "", str(rank))
+    return int(first) if first.isdigit() else rank
 
 
 def survey(
     store: Any,
     rank: int,
     ranks: int,
-    members: list[dict[str, Any]],
+    pids: Mapping[int, int],
     status: dict[str, Any],
     grace_s: float = GRACE_S,
     hurries: Callable[[], bool] = lambda: False,
 ) -> list[dict[str, Any] | None]:
-    """Who is alive, asked once trouble is suspected: each rank's word, None for no answer.
+    """Who is alive, asked once trouble is suspected: each rank's word, None for no answer, {} for a
+    rank that this one does not ask (``asked_by``).
 
     Called by the watchdog of every rank with its own client of the store. Where a rank of this host
     is gone without a word that is the news, and nobody else is waited for but a moment ({} for
     them): the launcher, which sees it too, ends this process soon. ``hurries``: whether it has
     begun to. A rank that ended the other says so meanwhile.
     """
-    alarm(store, rank, status)
-    answers: list[dict[str, Any] | None] = [None] * ranks
+    first = alarm(store, rank, status)
+    asked = asked_by(rank, ranks, [*pids, first])
+    answers: list[dict[str, Any] | None] = [
+        None if other in asked else {} for other in range(ranks)
+    ]
     deadline, one_gone, hurried = time.monotonic() + grace_s, False, False
     while True:
-        gone = dead_ranks(members, rank)  # before the look: who is gone said all it had to say
-        for other in range(ranks):
-            if answers[other] is None and store.check([f"alive/{other}"]):
-                answers[other] = _answer(store, f"alive/{other}")
+        gone = dead_ranks(pids)  # before the look: who is gone said all it had to say
+        keys = [f"alive/{other}" for other, answer in enumerate(answers) if answer is None]
+        arrived = present_keys(store, keys)
+        for key, text in zip(arrived, _get_all(store, arrived), strict=True):
+            answers[_rank_of(key)] = _answer(key, text)
         # One that counts more ranks than others would wait for some that nobody started.
         there = min(
             [ranks, *(answer["ranks"] for answer in answers if answer and "ranks" in answer)]
@@ -438,9 +503,16 @@ def survey(
     return answers
 
 
-def _answer(store: Any, key: str) -> dict[str, Any]:
+def asked_by(rank: int, ranks: int, others: Sequence[int]) -> set[int]:
+    """The ranks whose word ``rank`` asks for; others: of its host, and that raised the alarm."""
+    if ranks <= ALL_ASK or rank < ASKERS:
+        return {*range(ranks)}
+    return {*range(ASKERS), *others} & {*range(ranks)}
+
+
+def _answer(key: str, text: bytes) -> dict[str, Any]:
     try:
-        answer: dict[str, Any] = read(key, store.get(key))
+        answer: dict[str, Any] = read(key, text)
         return answer
     except DamagedError as error:
         return {"damaged": str(error)}
@@ -478,15 +550,14 @@ def wait_for_peers(store: Any, answers: Sequence[Any], grace_s: float = GRACE_S)
     ]
     deadline = time.monotonic() + grace_s
     while leaving and not store.check(leaving) and time.monotonic() < deadline:
-        time.sleep(0.01)
+        time.sleep(max(0.01, 2e-5 * len(leaving)))  # of many ranks a question is long
 
 
-def dead_ranks(members: list[dict[str, Any]], rank: int) -> list[int]:
-    """Ranks on this host whose process has ended (a zombie counts as ended)."""
-    if not members:
-        return []
-    host = members[rank]["host"]
-    return [m["rank"] for m in members if m["host"] == host and not _lives(m["pid"])]
+def dead_ranks(pids: Mapping[int, int]) -> list[int]:
+    """Which of these ranks, all on this host, have ended (a zombie counts as ended). pids: by
+    rank.
+    """
+    return [rank for rank, pid in pids.items() if not _lives(pid)]
 
 
 def _lives(pid: int) -> bool:

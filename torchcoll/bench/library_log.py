@@ -100,10 +100,8 @@ class LibraryLog:
                 self._open(library, os.path.join(folder, f"{library}-rank{local.rank}.log"))
         except OSError as error:
             failure = error.strerror or str(error)
-        failures = local.control.all_gather(failure)
-        if any(failures):
-            rank, text = next((r, text) for r, text in enumerate(failures) if text)
-            where = f"a folder that {local.control.name(rank)} can write ({text})"
+        if failed := local.control.failed(failure):
+            where = "a folder that {} can write ({})".format(*failed)
             raise UsageError("library-log", folder, where)
         if recorder:
             for library in sorted(set(self._libraries.values())):

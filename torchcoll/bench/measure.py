@@ -68,27 +68,28 @@ def first_call(local: Rank, what: str, call: Callable[[], object] | None) -> Ref
             call()
     except Exception as error:
         refusal = Refusal(brief(error), _is_unsupported(error))
+    control = local.control
     try:
         refusal_text = None if call is None else refusal or ""
-        limit_s = min(REFUSAL_S, local.control.timeout_s / 2)
-        answers = local.control.all_gather(refusal_text, limit_s if refusal else None)
+        limit_s = min(REFUSAL_S, control.timeout_s / 2) if refusal else None
+        answers = control.gather(refusal_text, limit_s)
+        refused = [rank for rank, text in enumerate(answers) if text]
+        # The first refusal, and who was refused where some were not; '' where all were.
+        alone = [rank for rank, text in enumerate(answers) if text == ""] and control.names(refused)
+        first = control.decide([answers[refused[0]], alone or ""] if refused else None, limit_s)
     except HangError:
         if not refusal:
             raise
         mistake = _refused_value(refusal.text)
         local.abort(str(mistake or refusal.text), mistake.exit_code if mistake else None)
-    refused = {
-        rank: Refusal(*refusal_text) for rank, refusal_text in enumerate(answers) if refusal_text
-    }
-    if not refused:
+    if not first:
         return None
-    first = next(iter(refused.values()))
-    if mistake := _refused_value(first.text):
+    (text, unsupported), names = first
+    if mistake := _refused_value(text):
         raise mistake
-    if all(refusal_text for refusal_text in answers if refusal_text is not None):
-        return first
-    names = local.control.names([*refused])
-    raise TorchcollError(f"{what} failed on {names} alone: {first.text}")
+    if not names:
+        return Refusal(text, unsupported)
+    raise TorchcollError(f"{what} failed on {names} alone: {text}")
 
 
 def _is_unsupported(error: Exception) -> bool:

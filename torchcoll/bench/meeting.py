@@ -24,6 +24,7 @@ from torchcoll.machine.launcher import BY_HAND, Launch
 # Below the ports that systems give out by themselves (Linux: from 32768), above torch's 29500.
 _PORTS = range(20000, 30000)
 _TO_PBS = "In the job script: export MASTER_ADDR=$(head -n 1 $PBS_NODEFILE)"
+_OTHER_FILES = 512  # that rank 0 has open: torch's and the library's own
 _NAME_S = 20.0  # a name that does not resolve for so long will not: a typing error, mostly
 _PROCESSES = ("hydra_pmi_proxy", "mpiexec.hydra", "mpiexec", "mpirun")
 
@@ -57,6 +58,7 @@ def _join_tcp(torch: Any, launch: Launch, master: Master, timeout_s: float) -> A
         # can only count them. Without that wait the hello names who is missing.
         if launch.rank == 0:
             _check_host(master)
+            _allow_connections(launch.ranks)
             # It listens on all addresses. Its own client needs none of the names.
             store = dist.TCPStore("localhost", port, None, True, timeout, wait_for_workers=False)
         else:
@@ -78,6 +80,27 @@ def _join_tcp(torch: Any, launch: Launch, master: Master, timeout_s: float) -> A
         raise _unreachable(launch, master, timeout_s, reason) from None
     # Another run that was given the same port must not hear our ranks.
     return dist.PrefixStore(f"torchcoll/{launch_key(launch) or ''}", store)
+
+
+def _allow_connections(ranks: int) -> None:
+    """Room for the connections of all ranks: those of their control and of their watchdogs.
+
+    Raises UsageError where the hard limit of this process is too low.
+    """
+    import resource  # not on every system
+
+    needed = 2 * ranks + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = needed if hard == resource.RLIM_INFINITY else hard
+    if most < needed:
+        raise UsageError(
+            f"open files of rank 0 ({socket.gethostname()})",
+            f"a hard limit of {hard}",
+            f"at least {needed}: {ranks} ranks have two connections each to its store",
+            "Raise it there (ulimit -Hn).",
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _within(timeout_s: float, connect: Callable[[], Any]) -> Any:

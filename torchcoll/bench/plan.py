@@ -92,7 +92,7 @@ class PlanRow:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """The rows in the order in which they run, and what they come to.
 
     Memory is that of the largest case, for buffers are freed in between; ``limit_s`` is the sum.
@@ -107,7 +107,7 @@ class Plan:
     limit_s: float | None
 
 
-def plan(spec: Spec, ranks: int, ranks_per_host: int | None = None) -> Plan:
+def plan(spec: Spec, ranks: int, ranks_per_host: int | None = None) -> SweepPlan:
     """The plan for ``ranks`` ranks in blocks of ``ranks_per_host`` (None: all on one host).
 
     Raises UsageError as ``Spec.cases`` does, and for less than one rank.
@@ -117,7 +117,7 @@ def plan(spec: Spec, ranks: int, ranks_per_host: int | None = None) -> Plan:
         whole_number(value, what, 1)
     rows = tuple(_row(spec, sizing, per_host) for sizing in spec.sizings(ranks))
     limits = [row.limit_s for row in rows]
-    return Plan(
+    return SweepPlan(
         spec,
         ranks,
         per_host,
@@ -139,7 +139,7 @@ def _row(spec: Spec, sizing: SizedCase, per_host: int) -> PlanRow:
     return PlanRow(*sizes, max(needs), host, case_limit_s(spec))
 
 
-def plan_lines(plan: Plan) -> list[str]:
+def plan_lines(plan: SweepPlan) -> list[str]:
     """The plan as text, ASCII, 80 columns: what is assumed, a line a case, and the totals."""
     lines = [line for text in _assumptions(plan) for line in _wrapped(text)]
     groups: dict[str, list[PlanRow]] = {}
@@ -187,7 +187,7 @@ def _group(case: Case) -> str:
     return "  ".join(w for w in (case.collective, case.dtype, case.op, root, place) if w)
 
 
-def _assumptions(plan: Plan) -> list[str]:
+def _assumptions(plan: SweepPlan) -> list[str]:
     spec = plan.spec
     first = plan.rows[0].case if plan.rows else None
     ranks = f"{plan.ranks} rank{'s' if plan.ranks > 1 else ''}"
@@ -225,7 +225,7 @@ def _assumptions(plan: Plan) -> list[str]:
     return lines
 
 
-def _total(plan: Plan) -> str:
+def _total(plan: SweepPlan) -> str:
     cases = f"{len(plan.rows)} case{'s' if len(plan.rows) != 1 else ''}"
     refused = sum(1 for row in plan.rows if row.status)
     if refused:

@@ -34,6 +34,7 @@ from torchcoll.core.errors import (
     HangError,
     TorchcollError,
     UnavailableError,
+    UsageError,
     tell,
 )
 from torchcoll.core.spec import Spec
@@ -125,6 +126,9 @@ def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
     or leaves by an error of its own (in ``on_case``, Ctrl-C) ends the processes of the others with
     exit code 5. Raises UsageError and UnavailableError, on all ranks.
     """
+    if not isinstance(spec, Spec):
+        action = "traffic.spec() makes one of a Traffic."
+        raise UsageError("spec", type(spec).__name__, "a torchcoll.Spec", action)
     import torch
 
     with opened(torch, SessionOptions(spec)) as session:
@@ -323,14 +327,14 @@ class Session:
             from torchcoll.bench.library_log import LibraryLog
 
             self.library_log = LibraryLog()
-        self.entries, device, places = self._open_device(spec)
+        self.entries, device, places, place = self._open_device(spec)
         number, ranks = self.launch.rank, self.launch.ranks
         self.local = Rank(torch, number, ranks, control, meeting.progress, device, meeting.watchdog)
         # On the first rank of each host, where ranks communicate: the state of the machine.
         self.watch: Watch | None = None
         state: dict[str, Any] | None = None
         if self.entries[0].communicates:
-            state = self._watch_host(places, options.require_idle)
+            state = self._watch_host(place, options.require_idle)
         names = ",".join(entry.name for entry in self.entries)
         self.spec = replace(spec, backend=names, device=device.kind)
         self.parts: Parts = self.spec.parts(ranks)
@@ -399,8 +403,6 @@ class Session:
         control, progress = self._meeting.control, self._meeting.progress
         hello = {
             "host": environment.hostname(),
-            "pid": os.getpid(),
-            "rank": control.rank,
             "asked": asked,
             "argv": " ".join(argv or []),
         }
@@ -414,19 +416,26 @@ class Session:
 
         if progress.on_progress is not no_progress and control.ranks > 1:
             control.came = report_arrivals
-        control.members = control.all_gather(hello)
+        hellos = control.gather(hello)
+        control.hosts = control.decide([hello["host"] for hello in hellos])
         control.came = None
+        here = [rank for rank, host in enumerate(control.hosts) if host == hello["host"]]
+        control.pids = dict(zip(here, control.share(os.getpid(), here), strict=True))
         progress.step("hello")
-        if len({member["asked"] for member in control.members}) > 1:
+        if control.decide(len({hello["asked"] for hello in hellos}) > 1):
             from torchcoll.bench.admission import of_arguments
 
-            raise of_arguments(control, spec)
+            raise of_arguments(control, hellos, spec)
 
-    def _open_device(self, spec: Spec) -> tuple[tuple[BackendEntry, ...], Device, Places]:
-        """Backends, this rank's device, and where all are; what any lacks, every rank raises."""
+    def _open_device(
+        self, spec: Spec
+    ) -> tuple[tuple[BackendEntry, ...], Device, Places, str | None]:
+        """Backends, this rank's device, on rank 0 where all are, and which device this rank has;
+        what any lacks, every rank raises.
+        """
         meeting = self._meeting
         torch, control = meeting.torch, meeting.control
-        refusal, where = None, None
+        refusal, place = None, None
         try:
             names, kind = spec.backend, spec.device
             if self.found_group and names is None:
@@ -437,8 +446,7 @@ class Session:
             if spec.rehearse:
                 from torchcoll.bench.rehearsal import begin
 
-                hosts = [member["host"] for member in control.members]
-                undo = begin(self.found_group, hosts, entries[0].name, kind, control.rank)
+                undo = begin(self.found_group, control.hosts, entries[0].name, kind, control.rank)
                 meeting.undo.callback(undo)
             if any(entry.interfaces in os.environ for entry in entries):
                 from torchcoll.machine.placement import check_interfaces
@@ -446,38 +454,39 @@ class Session:
                 check_interfaces(entries)
             with meeting.phase("device"):
                 device = open_device(torch, kind, self.launch, spec.rehearse)
-            where = [environment.hostname(), environment.device_place(torch, device)]
+            place = environment.device_place(torch, device)
         except TorchcollError as error:
             refusal = error
-        places: Places = [tuple(place) for place in control.agree(refusal, where)]
+        devices = control.agree(refusal, place)
+        places: Places = list(zip(control.hosts, devices, strict=False))
         if device.kind != "cpu" and not spec.rehearse:
-            refuse_shared(places, device.described)
-        return entries, device, places
+            self.on_rank_0(lambda recorder: refuse_shared(places, device.described))
+        return entries, device, places, place
 
-    def _watch_host(self, places: Places, require_idle: bool) -> dict[str, Any] | None:
+    def _watch_host(self, place: str | None, require_idle: bool) -> dict[str, Any] | None:
         """The first rank of each host looks at it: the state before the run, None on other ranks.
 
-        places: host and device of each rank. Collective. Raises UnavailableError on all ranks with
+        place: the device of this rank. Collective. Raises UnavailableError on all ranks with
         ``require_idle`` where others use a host.
         """
         control, state, busy = self.local.control, None, None
-        host, _ = places[self.local.rank]
-        on_host = [rank for rank, (name, _) in enumerate(places) if name == host]
-        if self.local.rank == on_host[0]:
+        here = [*control.pids]
+        places = control.share(place, here)
+        if self.local.rank == here[0]:
             from torchcoll.machine.host_watch import Watch
 
-            devices = [place for rank in on_host if (place := places[rank][1])]
-            pids = [control.members[rank]["pid"] for rank in on_host]
-            self.watch = Watch(self.local.device.kind, devices, pids)
+            devices = [device for device in places if device]
+            self.watch = Watch(self.local.device.kind, devices, [*control.pids.values()])
             state = self.watch.before()
             busy = self.watch.why_busy(state) if require_idle else None
         # Asked in any case: no phase is to begin with waiting for those who look.
-        reasons = [reason for reason in control.all_gather(busy) if reason]
-        if reasons:
-            more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+        reasons = [reason for reason in control.gather(busy) if reason]
+        reason = control.decide([reasons[0], len(reasons)] if reasons else None)
+        if reason:
+            more = f" (and {reason[1] - 1} more)" if reason[1] > 1 else ""
             raise UnavailableError(
                 "require-idle",
-                f"{reasons[0]}{more}",
+                f"{reason[0]}{more}",
                 "a machine that nobody else uses",
                 "Wait, end that, or leave --require-idle out.",
             )

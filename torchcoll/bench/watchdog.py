@@ -22,10 +22,12 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from torchcoll.bench.control import (
+    ALL_ASK,
     GRACE_S,
     MOMENT_S,
     Control,
     alarm,
+    asked_by,
     claim_report,
     dead_ranks,
     grace_s,
@@ -41,6 +43,7 @@ from torchcoll.core.errors import ExitCode, tell
 _POLL_S = 0.25
 STOP_S = 60.0  # after SIGUSR1: a call that has not ended by then will not
 _LATENESSES = 40  # looks, which are 10 s
+_MOST_QUESTIONS = 8000  # for an alarm, a second, of all ranks: a store answers 20 times as many
 _QUIET_S = 1.0  # without progress for so long, the store is asked whether another rank saw trouble
 # Ranks that get the same signal wait so long for each other's words, write their own, and wait
 # again before they go. Open MPI kills a second after its SIGTERM.
@@ -163,6 +166,13 @@ class StoreClient:
         self._thread.join(GRACE_S)
 
 
+def _readable(descriptor: int, limit_s: float) -> bool:
+    """Not by ``select``, which takes none from 1024 on: rank 0 has two for every other rank."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * limit_s))
+
+
 # Called at the end of a run with status, exit code, event kind, text, and whether this rank reports
 # for all ranks. On rank 0 it writes the file.
 FinalReport = Callable[[str, int, str, str, bool], None]
@@ -204,6 +214,9 @@ class Watchdog:
         self._first = b""  # the rank that raised the alarm before all others, as the store has it
         self._where = StackSampler()
         self._late_s: deque[float] = deque(maxlen=_LATENESSES)
+        # Many ranks that wait for a long call must not keep the store busy with their questions.
+        self._ask_every_s = control.ranks / _MOST_QUESTIONS if control.ranks > ALL_ASK else 0.0
+        self._asked = 0.0  # when the store was last asked for an alarm
         self._looked = time.monotonic()  # the last look of the thread that watches
         self._pause_s, self._pause_end = pause_s, self._looked  # the longest time without a look
         self._closed = False
@@ -242,7 +255,7 @@ class Watchdog:
         last, since = self._signs(), time.monotonic()
         while not self._closed:
             began = time.monotonic()
-            signalled = bool(select.select([self._read], [], [], _POLL_S)[0])
+            signalled = _readable(self._read, _POLL_S)
             if self._look_at_clock() >= self.control.timeout_s:
                 since = time.monotonic()  # a rank that stood still has waited for nobody
             if signalled:
@@ -270,11 +283,11 @@ class Watchdog:
 
     def _signalled(self) -> bool:
         """Whether a signal that ends this rank has come: its thread may be here and not read it."""
-        return self._ending or bool(select.select([self._read], [], [], 0)[0])
+        return self._ending or _readable(self._read, 0)
 
     @property
     def _grace_s(self) -> float:
-        return grace_s(max(self._late_s, default=0.0))
+        return grace_s(max(self._late_s, default=0.0)) + self._ask_every_s
 
     def _look_at_clock(self) -> float:
         """How long ago any thread of this process looked before. The longest such pause is kept
@@ -304,21 +317,20 @@ class Watchdog:
         A rank that waits in a collective hears it from the library, one that waits for the store
         does not.
         """
-        members, rank = self.control.members, self.control.rank
-        here = self._here()
-        if len(here) < 2:
+        pids = self.control.pids
+        if len(pids) < 2:
             return False
-        following = here[(here.index(rank) + 1) % len(here)]
-        return bool(dead_ranks([members[rank], members[following]], 0))
-
-    def _here(self) -> list[int]:
-        """The ranks of this host, as far as they are known."""
-        members, rank = self.control.members, self.control.rank
-        return [m["rank"] for m in members if m["host"] == members[rank]["host"]]
+        here = [*pids]
+        following = here[(here.index(self.control.rank) + 1) % len(here)]
+        return bool(dead_ranks({following: pids[following]}))
 
     def _alarmed(self) -> bool:
         if self.control.ranks == 1 or self.over is not None:
             return False
+        now = time.monotonic()
+        if now - self._asked < self._ask_every_s:
+            return False
+        self._asked = now
         with contextlib.suppress(RuntimeError):
             return bool(self._store_client.ask(lambda: self._store.check(["alarm"]), _POLL_S))
         return False
@@ -358,7 +370,7 @@ class Watchdog:
     def _not_come(self) -> str:
         """Of a run that ends before all have met, whom rank 0 still waits for."""
         control = self.control
-        if control.members or control.rank:
+        if control.hosts or control.rank:
             return ""
         with contextlib.suppress(RuntimeError):
             absent = self._store_client.ask(lambda: control.lacking(self._store), _LINGER_S)
@@ -371,7 +383,7 @@ class Watchdog:
         others have left for that.
         """
         control = self.control
-        here = dead_ranks(control.members, control.rank)
+        here = dead_ranks(control.pids)
         status = {**self.progress.status(), "signal": name, "dead": here, **self._stood_still()}
         status["last"] = self.progress.last()
         alone: list[dict[str, Any]] = [{}] * control.rank + [status]
@@ -379,11 +391,15 @@ class Watchdog:
 
         def ask() -> tuple[list[int], str, str]:
             answers = survey(
-                self._store, control.rank, control.ranks, control.members, status, _LINGER_S
+                self._store, control.rank, control.ranks, control.pids, status, _LINGER_S
             )
             dead_lists = [answer.get("dead", []) for answer in answers if answer]
-            dead = {*dead_ranks(control.members, control.rank)}.union(*dead_lists)
-            lost = sorted(rank for rank in dead if not answers[rank])
+            dead = {*dead_ranks(control.pids)}.union(*dead_lists)
+            lost = sorted(
+                rank
+                for rank in dead
+                if not answers[rank] and not self._store.check([f"alive/{rank}"])
+            )
             record_leaving(self._store, control.rank)
             left = dead or any(answer and answer.get("hang") for answer in answers)
             return lost, other_buffers(answers, control.names), still if left else ""
@@ -437,7 +453,11 @@ class Watchdog:
                 seen = self._seen(culprit.lost) if culprit.why is Why.LOST else ""
                 text = culprit.text(doing, control.names, seen)
                 kind, code = culprit.kind, culprit.code or code
-                speaks = all(answer is None for answer in answers[: control.rank])
+                first = witness.first
+                asked = asked_by(
+                    control.rank, control.ranks, [*control.pids, first or control.rank]
+                )
+                speaks = all(answers[rank] is None for rank in asked if rank < control.rank)
                 speaks = self._part(culprit.story(control.names), speaks)
             except RuntimeError as error:
                 alone: list[dict[str, Any]] = [{}] * control.rank + [status]
@@ -455,7 +475,7 @@ class Watchdog:
                     rank = self._first_here()
                     deadline = time.monotonic() + GRACE_S
                     while time.monotonic() < deadline:
-                        if rank in dead_ranks(self.control.members, self.control.rank):
+                        if rank in dead_ranks(self.control.pids):
                             break
                         time.sleep(_POLL_S)
         self._leave(code or ExitCode.HANG, "failed", kind, text, speaks, answers)
@@ -472,7 +492,7 @@ class Watchdog:
             self._store,
             control.rank,
             control.ranks,
-            control.members,
+            control.pids,
             status,
             self._grace_s,
             self._signalled,
@@ -503,10 +523,10 @@ class Watchdog:
         of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         if of_agent and os.getppid() != self._parent:
             return "the store is gone: torchrun's agent on this host has ended; "
-        if 0 in dead_ranks(control.members, control.rank):
+        if 0 in dead_ranks(control.pids):
             return f"lost {control.name(0)}: "  # others that are gone may have left for that
-        if control.members and 0 in self._here():
-            seen = seen_from_outside(control.members[0]["pid"])
+        if 0 in control.pids:
+            seen = seen_from_outside(control.pids[0])
             if "stopped" in seen:
                 return f"lost {control.name(0)} (no answer; {seen}): "
         server = control.name(0)
@@ -522,17 +542,15 @@ class Watchdog:
         that is stopped only says nothing.
         """
         control = self.control
-        if not control.members or control.rank == 0:
+        if not control.pids or control.rank == 0:
             return False
-        if 0 in self._here():
-            return 0 in dead_ranks(control.members, control.rank)
+        if 0 in control.pids:
+            return 0 in dead_ranks(control.pids)
         return self._store_gone and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
     def _first_here(self) -> int:
         """The rank that speaks for this host when the store is gone, and rank 0 with it."""
-        if not self.control.members:
-            return self.control.rank
-        return min((rank for rank in self._here() if rank), default=self.control.rank)
+        return min(filter(None, self.control.pids), default=self.control.rank)
 
     def _witness(self, symptom: str | None, kind: str, still: bool, waited: bool) -> Witness:
         control, first = self.control, self._first.decode(errors="replace")
@@ -542,16 +560,16 @@ class Watchdog:
             kind,
             control.timeout_s,
             still,
-            self._here(),
-            dead_ranks(control.members, control.rank),
+            [*control.pids],
+            dead_ranks(control.pids),
             int(first) if first.isdecimal() else None,
             waited,
         )
 
     def _seen(self, silent: Sequence[int]) -> str:
         """What the processes of silent ranks of this host do."""
-        here = {*self._here()} if self.control.members else set()
-        pids = [self.control.members[rank]["pid"] for rank in silent if rank in here][:4]
+        here = self.control.pids
+        pids = [here[rank] for rank in silent if rank in here][:4]
         seen = dict.fromkeys(filter(None, map(seen_from_outside, pids)))
         return "".join(f"{text}; " for text in seen)
 

@@ -35,7 +35,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
             "quoted glob, or label=PATH. Several files with one label are the runs "
             "of that side; without labels the first file is BASE and the others are"
             " NEW. backend:gloo=PATH takes the cases of one backend, model=PATH is "
-            "a prediction whose errors are shown"
+            "a prediction whose errors are shown. Or two captures of a training"
         ),
     )
     add(
@@ -94,6 +94,8 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     from torchcoll.stats.differences import check_unmixed
     from torchcoll.stats.sides import side
 
+    if captures := _captures(options.sides):
+        return _compare_captures(captures, options)
     gate = parse_gate(options.fail_on) if options.fail_on is not None else {}
     threshold = parse_share(options.threshold, "threshold")
     choice(options.format, "format", FORMATS)
@@ -151,6 +153,48 @@ def _gated(gate: dict[str, float], comparisons: Sequence[Comparison], text: str)
 # Options that would make another comparison of the folder of a versus, and what they are unasked.
 _OTHERWISE = {"threshold": _THRESHOLD, "metric": "time", "filter": "", "by": "", "fit": False}
 _OTHERWISE |= dict.fromkeys(("over_ranks", *IMPORT_OPTIONS)) | {"only": ""}
+
+
+def _captures(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """(name, path) of each side if all are captures of a training, otherwise [].
+
+    A folder that also has result files stands for these.
+
+    Raises UsageError for captures and others together, and unless there are two.
+    """
+    from torchcoll.core.file import is_ours, is_traffic
+    from torchcoll.inputs import split_label
+
+    sides = [split_label(argument) for argument in arguments]
+
+    def has_results(path: str) -> bool:
+        files = filter(Path.is_file, Path(path).iterdir()) if Path(path).is_dir() else ()
+        return any(is_ours(file) and not is_traffic(file) for file in files)
+
+    captured = [is_traffic(path) and not has_results(path) for _, path in sides]
+    if not any(captured):
+        return []
+    if not all(captured) or len(captured) != 2:
+        number = f"{sum(captured)} of {len(captured)} sides captures"
+        raise UsageError("compare", number, "two captures, or results of measurements")
+    names = [label or name for (label, _), name in zip(sides, ("base", "new"), strict=True)]
+    return list(zip(names, (path for _, path in sides), strict=True))
+
+
+def _compare_captures(captures: Sequence[tuple[str, str]], options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.traffic import Traffic
+    from torchcoll.report.formats import FORMATS
+    from torchcoll.training.traffic_comparison import compare_traffic
+    from torchcoll.training.traffic_comparison_show import show_traffic_comparisons
+
+    choice(options.format, "format", FORMATS)
+    for name, unasked in {**_OTHERWISE, "fail_on": None}.items():
+        if (value := getattr(options, name)) != unasked:
+            raise UsageError(name.replace("_", "-"), value, "none with captures of a training")
+    (base_name, base), (new_name, new) = captures
+    comparison = compare_traffic(Traffic.load(base), Traffic.load(new), (base_name, new_name))
+    show_traffic_comparisons([comparison], options.format)
+    return ExitCode.OK
 
 
 def _compare_versus(state: Versus, options: argparse.Namespace, gate: dict[str, float]) -> ExitCode:

@@ -23,7 +23,7 @@ from torchcoll.comparison.results import (
     tables_of,
 )
 from torchcoll.core.display import Displayed
-from torchcoll.core.errors import UsageError, choice, did_you_mean
+from torchcoll.core.errors import UsageError, choice, did_you_mean, text_items
 from torchcoll.core.summary import OVER_RANKS
 from torchcoll.inputs import Source
 from torchcoll.stats.across_hardware import Profile, Start, profile, start
@@ -168,7 +168,7 @@ def matched(
         choice(over_ranks, "over-ranks", OVER_RANKS)
     ours, theirs = side_of(base, "base"), side_of(new, "new")
     check_together(ours, theirs)
-    names = tuple(n.strip() for n in by.split(",")) if isinstance(by, str) and by else tuple(by)
+    names = tuple(name.strip() for name in text_items(by, "by")) if by != "" else ()
     available = {*NAMES, *values_by_name(ours), *values_by_name(theirs)}
     for name in names:
         if name not in available:

@@ -49,9 +49,13 @@ def _values_of(shown: Any) -> Iterator[str]:
 
 
 class Displayed(OneLine):
-    """Shows itself where the last line of a cell is one of these."""
+    """A result that a notebook displays as a table and charts when it is the value of a cell."""
 
     __slots__ = ()
+
+    def _ipython_display_(self) -> None:
+        # By name, as below.
+        importlib.import_module("torchcoll.overview.notebook").display(self)
 
     def _repr_html_(self) -> str:
         # By name: all packages know what they compute, and only `overview` how it is printed.

@@ -132,6 +132,29 @@ _LIKE = 0.75  # endings are alike anyhow
 _MOST_FILES = 2000  # of a folder: comparing each with the name takes 5 us a character
 
 
+def path_text(value: object, what: str, expected: str = "a path") -> str:
+    """The path as text. Raises UsageError for anything but text and path-like objects."""
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise UsageError(what, type(value).__name__, expected)
+    return text
+
+
+def text_items(value: object, what: str) -> list[str]:
+    """The items of a text with commas, or of several texts. Raises UsageError for anything else."""
+    items: Iterable[object] = ()
+    if isinstance(value, str):
+        items = value.split(",")
+    elif isinstance(value, list | tuple | set | frozenset | dict):
+        items = value
+    else:
+        raise UsageError(what, type(value).__name__, "text, or a list of it")
+    for item in items:
+        if not isinstance(item, str):
+            raise UsageError(what, type(item).__name__, "text, or a list of it")
+    return [str(item) for item in items]
+
+
 class UnreadableError(TorchcollError):
     """An input file that is missing, foreign or broken (exit code 3)."""
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.checksums import LineWriter
-from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
+from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError, path_text
 from torchcoll.core.jsonl import TRUNCATED, UNUSABLE, lines_of, parse_line, read_records
 from torchcoll.core.opening import open_to_read, open_to_write
 from torchcoll.core.result import (
@@ -198,7 +198,11 @@ def save(run: Run, path: str | os.PathLike[str]) -> None:
 
     Raises UsageError when one exists or cannot be written.
     """
-    path = Path(path)
+    if not isinstance(run, Run):
+        action = "traffic.save(PATH) writes a Traffic." if hasattr(run, "calls") else ""
+        action = "torchcoll.run returns it on rank 0 alone." if run is None else action
+        raise UsageError("run", type(run).__name__, "a Run", action)
+    path = Path(path_text(path, "path", "a path to write to"))
     for number, (member, results) in enumerate(run.all_runs(), 1):
         part = dataclasses.replace(member, results=results)
         if part.continuations:  # the rest of a merged run is that of its last run

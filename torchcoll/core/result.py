@@ -10,6 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -615,6 +616,29 @@ class Run(Displayed):
         cases = f"{counted(len(self.results), 'case')}{of}"
         ranks = counted(self.ranks, "rank")
         return as_one_line(f"Run {str(where)[-80:]}: {cases}, {ranks}, {ended}")
+
+    def plot(self) -> Sequence[Any]:
+        """Interactive charts of the run, which a notebook displays: a sequence of plotly Figures.
+
+        Time and bus bandwidth over sizes, a figure for each collective; first and second calls; the
+        calls in order of the smallest, the middle and the largest size; ranks by sizes.
+        ``torchcoll.plot`` draws a picture into a file. Raises UsageError where no case has a time,
+        UnavailableError without plotly (torchcoll[report]).
+        """
+        figures: Sequence[Any] = import_module("torchcoll.overview.notebook").figures_of(self)
+        return figures
+
+    def frame(self, each: str = "case") -> Any:
+        """The run as a tidy pandas DataFrame, with units in the names of the columns.
+
+        each: ``case``, a row for each case, with the columns of ``torchcoll.table``: times in ns,
+        bandwidths in GB/s. Or ``call``, a row for each case, clock, rank and call, cold calls
+        included: ``rank``, ``clock``, ``kind`` (cold, warmup, ramp_up or steady), ``call`` (its
+        number in the case), ``calls_per_sample`` and ``time_ns``.
+
+        Raises UsageError for another value of ``each``.
+        """
+        return import_module("torchcoll.overview.frames").run_frame(self, each)
 
     @property
     def spec(self) -> Spec:

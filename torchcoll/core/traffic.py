@@ -15,7 +15,7 @@ from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.display import Displayed, as_one_line
-from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.errors import UnreadableError, UsageError, path_text
 from torchcoll.core.file import Writer, is_traffic
 from torchcoll.core.intervals import Span
 from torchcoll.core.jsonl import TRUNCATED, read_records
@@ -25,6 +25,7 @@ from torchcoll.core.units import counted
 
 # Beside the names of core/collectives.py: one side of a point-to-point message each.
 POINT_TO_POINT = ("send", "recv")
+ROOT = "(root)"  # the module of calls of the outermost one, whose name in the model is empty
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,16 @@ class Group:
     backend: str = ""
     description: str = ""
     calls_before: int = field(default=0, compare=False)
+
+    @property
+    def label(self) -> str:
+        """What the program calls it, such as a dimension of a mesh (``mesh_tp``), which several
+        groups may share; otherwise its name.
+        """
+        given = self.description not in ("", "undefined", "default_pg")
+        numbered = self.name.partition("@")[0].isdecimal()  # by torch
+        mesh = self.description.startswith("mesh_")
+        return self.description if mesh or (given and numbered) else self.name
 
     def to_json(self) -> dict[str, Any]:
         data = vars(self).copy()
@@ -61,10 +72,13 @@ class TrafficCall:
     start_ns: when it was issued, on this rank's own clock, from the start of the capture.
     time_ns: its duration, from issue to completion (clock ``host``), or of the kernel (``device``).
     began_ns: when its kernel began, on the clock of start_ns, where a trace tells it.
-    exposed_ns: the part of time_ns under which nothing else ran, where a trace tells it.
+    exposed_ns: the part of time_ns under which nothing else ran (of a trace), or for which the
+    program waited (of a capture); less what counts for an earlier call. None where not told.
     tensors: how many tensors went in one coalesced call. splits: bytes to each rank of the group,
     of an uneven all_to_all_v. algorithm: what the names of its kernels say (``RING/LL``), a hint
-    only; '' where not known. logged_ns: when the source wrote the call down, since 1970 on the
+    only; '' where not known. module: whose parameters or gradients it moves, by the name in the
+    model: a unit of FSDP2, a parameter or the blocks of a bucket of DDP (``layers.2 to layers.4``);
+    '' where not known. logged_ns: when the source wrote the call down, since 1970 on the
     rank's own clock, which may be long after its end; None where it does not tell.
     """
 
@@ -88,6 +102,7 @@ class TrafficCall:
     algorithm: str = ""
     began_ns: int | None = None
     logged_ns: int | None = None
+    module: str = ""
 
     @property
     def span(self) -> Span | None:
@@ -126,7 +141,7 @@ class TrafficCall:
         numbers = [*sizes, *(number for number in optional if number is not None)]
         check_whole(*numbers, *or_none(call.start_ns), *or_none(call.began_ns))
         check_whole(*or_none(call.logged_ns), call.tensors)
-        texts = (call.collective, call.group, call.clock, call.algorithm)
+        texts = (call.collective, call.group, call.clock, call.algorithm, call.module)
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("not a text")
         if call.asynchronous is not None and not isinstance(call.asynchronous, bool):
@@ -147,13 +162,16 @@ class Traffic(Displayed):
     ``replay`` (a captured step, played again). ranks: size of the world. calls[rank]: in the order
     of issue; not all ranks need be there, and one that made no call has an empty list.
     groups: by their names, which the calls have; one that is missing was not known.
+    parameters: of a module that calls name, the names of the parameters that they move.
     environment: versions, host and variables as the source tells them, {} where it does not.
     path: the file, or the folder of several; None without one.
     steps[rank]: (start, end) of each marked step in nanoseconds on that rank's clock; no marks: all
     calls are one step.
     computing[rank]: when something else than communication ran, on that rank's clock; a rank whose
     source does not tell (a capture) is missing. apart[rank]: when communication ran that belongs to
-    none of the calls. clocks[rank]: (name of the clock that its stamps
+    none of the calls. copies[rank]: when FSDP2 copied into and out of its flat buffers, which
+    ``computing`` contains too; a rank whose source does not tell (a capture) is missing.
+    clocks[rank]: (name of the clock that its stamps
     are of, what it said at their 0): ranks of one name can be compared; missing: not known.
     notes: what could not be seen, a sentence each. problems: what was wrong in
     the file. end: the ``status`` (``complete``, ``failed``, ``interrupted``) and, where it is not
@@ -168,6 +186,7 @@ class Traffic(Displayed):
     steps: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     computing: dict[int, list[Span]] = field(default_factory=dict)
     apart: dict[int, list[Span]] = field(default_factory=dict)
+    copies: dict[int, list[Span]] = field(default_factory=dict)
     clocks: dict[int, tuple[str, int]] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -175,6 +194,7 @@ class Traffic(Displayed):
     left_out: int = 0
     path: Path | None = field(default=None, compare=False)
     end: dict[str, Any] = field(default_factory=lambda: {"status": "complete"})
+    parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # While it is being captured:
     mark_step: Callable[[], object] | None = field(default=None, compare=False, repr=False)
 
@@ -186,11 +206,16 @@ class Traffic(Displayed):
         name = f"{type(self).__name__}{where}"
         return as_one_line(f"{name}: {self.source}, {held}, {counted(steps, 'step')}")
 
-    def step(self) -> None:
-        """Marks the end of a training step. Raises UsageError outside of a capture."""
+    def step(self) -> Any:
+        """Marks the end of a training step. Raises UsageError outside of a capture.
+
+        Returns None, except on rank 0 of a capture with ``metrics``, after every eighth captured
+        step: who the others waited for in the last 64 captured steps. Its ``late`` are the ranks
+        that caused more waiting than chance explains, its ``answer`` is a sentence.
+        """
         if self.mark_step is None:
             raise UsageError("step", "no capture", "a step inside of `with torchcoll.capture()`")
-        self.mark_step()
+        return self.mark_step()
 
     def add_group(self, group: Group) -> str:
         """Its name here: ``NAME@2`` where one of that name has other ranks."""
@@ -226,7 +251,9 @@ class Traffic(Displayed):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new file. Raises UsageError when it exists or cannot be written."""
-        self.write(Writer(Path(path), "Name another file."))
+        self.write(
+            Writer(Path(path_text(path, "path", "a path to write to")), "Name another file.")
+        )
 
     def write(self, writer: Writer) -> None:
         """``save`` to a file that is open, and close it."""
@@ -245,7 +272,7 @@ class Traffic(Displayed):
         or of another major schema, and for a folder without one; UsageError as ``join`` does.
         """
 
-        return load(Path(path))
+        return load(Path(path_text(path, "traffic", "a file or a folder")))
 
 
 def join(parts: Iterable[Traffic]) -> Traffic:
@@ -263,9 +290,11 @@ def join(parts: Iterable[Traffic]) -> Traffic:
                 part,
                 calls=dict(part.calls),
                 groups=dict(part.groups),
+                parameters=dict(part.parameters),
                 steps=dict(part.steps),
                 computing=dict(part.computing),
                 apart=dict(part.apart),
+                copies=dict(part.copies),
                 clocks=dict(part.clocks),
                 notes=list(part.notes),
                 problems=list(part.problems),
@@ -288,10 +317,12 @@ def join(parts: Iterable[Traffic]) -> Traffic:
             elif group.ranks and there.ranks != group.ranks:
                 value = f"group {name} of ranks {group.ranks} in {where}"
                 raise UsageError("traffic", value, f"ranks {there.ranks}", _OF_ONE)
+        joined.parameters.update(part.parameters)
         joined.calls.update(part.calls)
         joined.steps.update(part.steps)
         joined.computing.update(part.computing)
         joined.apart.update(part.apart)
+        joined.copies.update(part.copies)
         joined.clocks.update(part.clocks)
         joined.notes += part.notes
         joined.problems += part.problems
@@ -378,12 +409,14 @@ _OF_ONE = "Join the files of one capture."
 #            ``left_out``: calls that the source names without sizes, where there are any
 # group      one for each process group: ``name``, ``ranks`` (of the world, in the group's order),
 #            ``backend``, ``description``
+# parameters of calls with a ``module``: its name, and ``names``, those of its parameters
 # step       one or more for each rank that was seen: ``rank``; ``spans_ns``: [start, end] of its
 #            marked steps on its own clock, those of further records after those of the first;
 #            ``clock``: [its name, what it said at the stamps' 0], where known
 # computing  of a rank whose source tells it: ``rank``; ``spans_ns``: when something else than
 #            communication ran
 # apart      the same, of communication that belongs to none of the calls
+# copies     the same, of FSDP2's copies into and out of its flat buffers
 # call       one for each call of a rank, in the order of issue: ``rank`` and the fields of
 #            TrafficCall, of which those that have their default are left out. A capture writes a
 #            call before its step is marked where that takes long: in its files (``seen_by`` in
@@ -401,7 +434,7 @@ _OF_ONE = "Join the files of one capture."
 # schema, ``torchcoll-traffic/3``, which this version refuses.
 
 SCHEMA = "torchcoll-traffic/2"
-_SPANS = ("computing", "apart")  # records, and fields of Traffic
+_SPANS = ("computing", "apart", "copies")  # records, and fields of Traffic
 RANK_FILE = "traffic-rank"  # what a capture writes: traffic-rank0.jsonl
 
 
@@ -410,6 +443,8 @@ def records_of(traffic: Traffic) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "header", header_of(traffic)
     for group in traffic.groups.values():
         yield "group", group.to_json()
+    for module, names in traffic.parameters.items():
+        yield "parameters", {"module": module, "names": names}
     for rank in sorted({*traffic.calls, *traffic.steps}):
         clock = {"clock": traffic.clocks[rank]} if rank in traffic.clocks else {}
         yield "step", {"rank": rank, "spans_ns": traffic.steps.get(rank, []), **clock}
@@ -498,6 +533,9 @@ def _take(traffic: Traffic, record: str, data: dict[str, Any]) -> None:
             data.get("description") or "",
             calls_before,
         )
+    elif record == "parameters":
+        check_texts(data["module"], *data["names"])
+        traffic.parameters[data["module"]] = tuple(data["names"])
     elif record == "step" or record in _SPANS:
         spans = [(start, end) for start, end in data["spans_ns"]]
         check_whole(*(stamp for span in spans for stamp in span))

@@ -37,6 +37,23 @@ def find_machine(text: str | os.PathLike[str]) -> Predictor:
     raise UsageError("machine", name, expected, action)
 
 
+def as_machine(
+    machine: FittedModel | MachineModel | PublishedMachine | str | os.PathLike[str],
+) -> Predictor:
+    """The machine of what ``fit_model`` returned, of a file, or of a name.
+
+    Raises UsageError for anything else, and as ``find_machine`` does.
+    """
+    if isinstance(machine, FittedModel):
+        return machine.model
+    if isinstance(machine, str | os.PathLike):
+        return find_machine(machine)
+    if not isinstance(machine, MachineModel | PublishedMachine):
+        expected = "what fit_model returned, a file of `torchcoll model fit`, or a name: 8xH100"
+        raise UsageError("machine", type(machine).__name__, expected)
+    return machine
+
+
 def predict(
     machine: FittedModel | MachineModel | PublishedMachine | str | os.PathLike[str],
     collective: str,
@@ -53,13 +70,7 @@ def predict(
 
     Returns a ``Prediction``. Raises UsageError for what cannot be predicted.
     """
-    if isinstance(machine, FittedModel):
-        machine = machine.model
-    elif isinstance(machine, str | os.PathLike):
-        machine = find_machine(machine)  # type: ignore[assignment]
-    if not isinstance(machine, MachineModel | PublishedMachine):
-        expected = "what fit_model returned, a file of `torchcoll model fit`, or a name: 8xH100"
-        raise UsageError("machine", type(machine).__name__, expected)
+    predictor = as_machine(machine)
     if not isinstance(collective, str):
         raise UsageError("collective", type(collective).__name__, "a name such as all_reduce")
     size_bytes = parse_size(size) if isinstance(size, int | str) else None
@@ -71,4 +82,4 @@ def predict(
             raise UsageError(what, type(value).__name__, "a whole number")
     if hosts is not None and (hosts < 1 or ranks % hosts):
         raise UsageError("ranks", ranks, f"a multiple of the hosts ({hosts})")
-    return machine.predict(collective, size_bytes, ranks, hosts)
+    return predictor.predict(collective, size_bytes, ranks, hosts)

@@ -162,7 +162,8 @@ def scaling(
     Raises UsageError for a size that no case has, and if no case has ranks and a time;
     UnreadableError for a file that cannot be read.
     """
-    if link_gbps is not None and not 0 < link_gbps < float("inf"):
+    number = isinstance(link_gbps, int | float) and not isinstance(link_gbps, bool)
+    if link_gbps is not None and not (number and 0 < link_gbps < float("inf")):
         raise UsageError("link-gbps", link_gbps, "a number of GB/s above 0")
     files = side("files", sources)
     separate = kept_separate((run.ranks, known_of(run)) for run in files.parts)
@@ -170,6 +171,9 @@ def scaling(
         started = cold(files.runs)
     except UsageError:  # no first call is known
         started = None
+    whole = isinstance(sizes, list | tuple) and all(type(size) is int for size in sizes)
+    if not whole:
+        raise UsageError("sizes", sizes, "a list of whole numbers of bytes")
     cases, left_out = _cases(files, separate, sizes, started)
     drafts = [*cases, *_starts(started)]
     if not drafts:

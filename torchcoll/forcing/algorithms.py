@@ -76,6 +76,8 @@ def algorithms(
     Raises UsageError if no cell forces anything or none has right results; UnreadableError for a
     file that cannot be read.
     """
+    if not (isinstance(threshold, int | float) and 0 < threshold < 1):
+        raise UsageError("threshold", threshold, "above 0 % and below 100 %")
     files = side("files", sources)
     wanted = conditions(filter)
     reading = Reading(over_ranks)

@@ -23,8 +23,9 @@ from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.collectives import exchange_with_splits, uneven
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.intervals import Span, Union, exposed, merged
-from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.core.traffic import ROOT, Group, Traffic, TrafficCall
 from torchcoll.importers.base import itemsize, whole
+from torchcoll.importers.kineto_copies import find_copies
 from torchcoll.importers.kineto_events import (
     PARAM,
     Event,
@@ -32,6 +33,7 @@ from torchcoll.importers.kineto_events import (
     assign_kernels,
     event_device,
     find_issued,
+    find_units,
     read_events,
     read_steps,
     zero_ns,
@@ -377,6 +379,11 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     steps = sorted(read_steps(events).items())
     spans = [span for _, span in steps]
     timed = _timed(pairs, works, computing, kernels, on_device)
+    units = find_units(events, calls)
+    timed = [
+        dataclasses.replace(call, module=units[issued] or ROOT) if issued in units else call
+        for call, (issued, _) in zip(timed, pairs, strict=True)
+    ]
     traffic_calls = _numbered(pairs, _in_steps(timed, spans))
     # Calls without sizes are dropped after numbering. ``fill_from_root`` fills those of a scatter.
     traffic_calls = [
@@ -393,6 +400,8 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     if not busy and all(call.clock == "host" for call in traffic_calls):
         busy = list(computing)
     traffic.computing = {rank: merged(busy)} if busy else {}
+    copies = find_copies(events)
+    traffic.copies = {rank: merged(copies)} if copies else {}
     # The time of dropped calls, and of kernels that belong to no single call.
     left = [call.span for call in timed if call.bytes_in == UNKNOWN and not _awaited(call, rank)]
     ran = [(event.start, event.end) for event in unassigned]

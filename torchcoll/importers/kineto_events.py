@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import itemgetter
 from sys import intern
 from typing import Any
 
@@ -27,14 +28,21 @@ PARAM = "record_param_comms"
 _NO_CALLS = ("wait", "init", "startCoalescing", "endCoalescing")
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
 _DEEPEST = 1000  # nested operators
-_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_WANTED = {"cpu_op", "user_annotation", *_ON_DEVICE}
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+# Operators whose kernels are FSDP2's copies (importers/kineto_copies.py).
+_COPYING = ("fsdp::", "aten::_foreach_copy_", "aten::_chunk_cat", "aten::split_with_sizes_copy")
+_WANTED = {"cpu_op", "user_annotation", *ON_DEVICE}
 _RUNTIME = ("cuda_runtime", "cuda_driver")  # calls of the host; also the names for ROCm
 _ANNOTATION = re.compile(r"(?:nccl|rccl|xccl|hccl|ucc|mpi):\w")
 # Names of events whose arguments are needed.
 _WITH_ARGS = (PARAM, "c10d::", "_c10d_functional::", "gloo:")
 _NO_ARGS: Mapping[str, Any] = {}
 _LIBRARY = re.compile(r"nccl|rccl|oneccl|xccl", re.IGNORECASE)
+
+
+# Ranges in which FSDP2 issues calls, with the name of the unit (FSDPParamGroup._with_fqn of torch);
+# the outermost module has none.
+_UNIT = re.compile(r"FSDP::(?:all_gather|post_backward_reduce)(?: \((.+)\))?$")
 
 
 @dataclass(eq=False, slots=True)
@@ -128,7 +136,7 @@ def _wanted_args(name: str, category: str, args: Mapping[str, Any]) -> Mapping[s
     """
     if "Collective name" in args or name.startswith(_WITH_ARGS):
         return args
-    if category in _ON_DEVICE or category in _RUNTIME:
+    if category in ON_DEVICE or category in _RUNTIME:
         # In those old traces an External id is not that of an operator but of the launch.
         is_correlation = args.get("External id") == args.get("correlation")
         if category in _RUNTIME:
@@ -141,6 +149,8 @@ def _wanted_args(name: str, category: str, args: Mapping[str, Any]) -> Mapping[s
         return {key: args[key] for key in keys if key in args}
     if category == "user_annotation" and _ANNOTATION.match(name):
         return args
+    if name.startswith(_COPYING) and "External id" in args:
+        return {"External id": args["External id"]}
     return _NO_ARGS
 
 
@@ -249,6 +259,27 @@ def _thread_calls(events: Sequence[Event]) -> tuple[list[IssuedCall], list[Span]
     return calls_made, [(e.start, e.end) for e in events if e not in busy]
 
 
+def find_units(events: Iterable[Event], calls: Iterable[IssuedCall]) -> dict[IssuedCall, str]:
+    """The unit of FSDP2 that issued each call, '' for the outermost module.
+
+    It has no calls that no unit issued, and none at all if torch did not name any unit.
+    """
+    ranges: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
+    for event in events:
+        if event.category == "user_annotation" and (match := _UNIT.match(event.name)):
+            ranges[event.thread].append((event.start, event.end, match[1] or ""))
+    if not any(name for of_thread in ranges.values() for _, _, name in of_thread):
+        return {}
+    units = {}
+    for call in calls:
+        of_thread = ranges.get(call.event.thread, [])
+        # They do not contain each other.
+        index = bisect_right(of_thread, call.event.start, key=itemgetter(0)) - 1
+        if index >= 0 and call.event.end <= of_thread[index][1]:
+            units[call] = of_thread[index][2]
+    return units
+
+
 def _has_call(issued: IssuedCall) -> bool:
     """Whether it is a call. An old record_param_comms may be a wait, or the frame of several
     calls.
@@ -271,7 +302,7 @@ def assign_kernels(
     computing: dict[str, list[Span]] = defaultdict(list)
     unassigned: list[Event] = []
     for event in events:
-        if event.category not in _ON_DEVICE:
+        if event.category not in ON_DEVICE:
             continue
         number = event.args.get("correlation") if launched else None
         call = ids.get(event.id) or (launched.get(number) if _plain(number) else None)

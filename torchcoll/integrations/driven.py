@@ -23,38 +23,73 @@ class DrivenCapture:
     """Runs ``torchcoll.capture`` around the steps of a training framework.
 
     folder: each rank writes its file into it.
-    steps: the capture ends after this number of optimiser steps; None: with the training.
+    steps: the number of optimiser steps to capture; None: until the training ends.
+    start: the number of optimiser steps before the first of them, such as those in which the
+    training warms up.
+    every, metrics: those of ``capture``. With ``every`` the capture lasts ``steps`` x ``every``
+    steps. With ``metrics`` rank 0 prints which rank the others wait for, each time when that
+    changes.
 
     Without a process group it captures nothing and prints a warning. Raises UsageError for steps
-    below 1, and as ``capture`` does.
+    below 1, for a start below 0, for an ``every`` below 1, and as ``capture`` does.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], steps: int | None) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        steps: int | None,
+        start: int = 0,
+        every: int = 1,
+        metrics: str | os.PathLike[str] | None = None,
+    ) -> None:
         if steps is not None:
             whole_number(steps, "steps", 1)
-        self._folder, self._most = folder, steps
+        whole_number(start, "start", 0)
+        whole_number(every, "every", 1)
+        self._folder, self._start = folder, start
+        self._every, self._metrics = every, metrics
+        self._most = None if steps is None else steps * every
         self._open: ExitStack | None = None
         self._traffic: Traffic | None = None
         self._marked = 0
+        self._before = 0  # steps until the capture starts
+        self._late: list[int] = []  # the ranks that were last printed
 
     def begin(self) -> None:
-        """Begin a capture; call it at the same step on all ranks. A second training begins a new
-        one.
+        """The training begins; call it at the same step on all ranks. A second training begins a
+        new capture.
         """
         self.end()
         if not dist.is_initialized():
             tell("torchcoll: warning: nothing is captured: the training has no process group")
             return
-        self._open, self._marked = ExitStack(), 0
-        self._traffic = self._open.enter_context(capture(self._folder))
+        self._before, self._marked, self._late = self._start, 0, []
+        if not self._before:
+            self._capture()
+
+    def _capture(self) -> None:
+        self._open = ExitStack()
+        entered = capture(self._folder, every=self._every, metrics=self._metrics)
+        self._traffic = self._open.enter_context(entered)
         atexit.register(self._abandon)  # Hugging Face calls no hook if the training raises
 
     def step(self) -> None:
         """Mark the end of an optimiser step."""
+        if self._before:
+            self._before -= 1
+            if not self._before:
+                self._capture()
+            return
         if self._traffic is None or self._open is None:
             return
-        self._traffic.step()
+        arrivals = self._traffic.step()
         self._marked += 1
+        if arrivals is not None:
+            late = sorted(row.rank for row in arrivals.late)
+            if late != self._late:
+                answer = arrivals.answer if late else "no rank is late any more"
+                tell(f"torchcoll: step {self._start + self._marked}: {answer}")
+            self._late = late
         if self._marked == self._most:
             self.end()
 
@@ -64,7 +99,7 @@ class DrivenCapture:
 
     def end(self, error: BaseException | None = None) -> None:
         """End the capture if it is open. error: the exception that ended the training early."""
-        stack, self._open = self._open, None
+        stack, self._open, self._before = self._open, None, 0
         if stack is None:
             return
         self._traffic = None
@@ -77,8 +112,8 @@ class DrivenCapture:
                 stack.__exit__(type(error), error, None)
         if rank == 0:
             tell(
-                f"captured {counted(self._marked, 'step')} of each rank: torchcoll trace "
-                f"{self._folder}"
+                f"captured {counted(self._marked, 'step')} of each rank"
+                f"{f', one in {self._every}' * (self._every > 1)}: torchcoll trace {self._folder}"
             )
 
 

@@ -12,13 +12,25 @@ _Base = base_class(["transformers"], "TrainerCallback", _HOOKS)
 
 
 class TrainerCapture(_Base):  # type: ignore[misc,valid-type]
-    """Captures the first ``steps`` steps of a Trainer (None: all of them) into ``folder``.
+    """Captures ``steps`` steps of a Trainer (None: all of them) into ``folder``.
 
     A step is an optimiser step. With gradient accumulation it has several backward passes.
+
+    - start: number of steps before the first captured one.
+    - every, metrics: as in ``torchcoll.capture``. With ``every`` the ``steps`` captured steps are
+      one in ``every`` of the training. With ``metrics`` rank 0 prints which rank the others wait
+      for.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], steps: int | None = STEPS) -> None:
-        self._capture = DrivenCapture(folder, steps)
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        steps: int | None = STEPS,
+        start: int = 0,
+        every: int = 1,
+        metrics: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._capture = DrivenCapture(folder, steps, start, every, metrics)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._capture.begin()

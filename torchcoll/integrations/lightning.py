@@ -17,14 +17,27 @@ _Base = base_class(_MODULES, "Callback", _HOOKS)
 
 
 class LightningCapture(_Base):  # type: ignore[misc,valid-type]
-    """Captures the first ``steps`` steps of a Trainer (None: all of them) into ``folder``.
+    """Captures ``steps`` steps of a Trainer (None: all of them) into ``folder``.
 
     A step is an optimiser step. With accumulate_grad_batches it has several backward passes.
+
+    - start: number of steps before the first captured one.
+    - every, metrics: as in ``torchcoll.capture``. With ``every`` the ``steps`` captured steps are
+      one in ``every`` of the training. With ``metrics`` rank 0 prints which rank the others wait
+      for.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], steps: int | None = STEPS) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        steps: int | None = STEPS,
+        start: int = 0,
+        every: int = 1,
+        metrics: str | os.PathLike[str] | None = None,
+    ) -> None:
         super().__init__()
-        self._capture, self._seen = DrivenCapture(folder, steps), 0
+        self._capture = DrivenCapture(folder, steps, start, every, metrics)
+        self._seen = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._seen = trainer.global_step

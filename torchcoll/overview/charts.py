@@ -52,7 +52,7 @@ from torchcoll.report.sample_views import calls_in_order, rank_of
 if TYPE_CHECKING:
     from torchcoll.verdict.rules import Limit
 
-MOST_CALLS = 1500  # points of one chart: plotly draws more too slowly
+MOST_CALLS = 600  # points of one chart: with more, a choice takes plotly over 0.1 s
 MOST_RANKS = 8  # whose calls can be chosen
 _BINS = 48  # of a histogram
 HOVER = "%{text}<extra></extra>"
@@ -149,7 +149,7 @@ def _curves_chart(
         )  # fmt: skip
         times.append([None, None])
         bandwidths.append([limit.busbw_gbps] * 2)
-    controls = []
+    selectors = []
     if any(value is not None for values in bandwidths for value in values):
         of_time = {"yaxis.title.text": "time of a call", "yaxis.tickformat": "~s"}
         of_time |= {"yaxis.ticksuffix": "s"}
@@ -158,7 +158,7 @@ def _curves_chart(
             "yaxis.tickformat": "",
             "yaxis.ticksuffix": "",
         }
-        controls.append(
+        selectors.append(
             Selector(
                 "figure",
                 (
@@ -167,16 +167,16 @@ def _curves_chart(
                 ),
             )
         )
-    controls.append(SCALES)
+    selectors.append(SCALES)
     if bands:
         shown, hidden = ({"opacity": [value] * len(bands)} for value in (1, 0))
-        controls.append(
+        selectors.append(
             Selector(
                 "spread", (Option("shown", shown, {}, bands), Option("hidden", hidden, {}, bands))
             )
         )
     layout = {"xaxis": size_axis(sizes), "yaxis": time_axis(), "showlegend": len(lines) > 1}
-    return Chart(plain(collective), traces, layout, controls, list(caption))
+    return Chart(plain(collective), traces, layout, selectors, list(caption))
 
 
 def _busbw_at(point: PlotPoint, time_ns: float | None) -> float | None:
@@ -253,7 +253,8 @@ def ratio_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[C
         across = {"xref": "paper", "x0": 0, "x1": 1, "yref": "y", "layer": "below"}
         layout = {
             "xaxis": size_axis(sizes),
-            "yaxis": {"type": "log", "title": {"text": "ratio"}, "tickformat": ".3~r"},
+            "yaxis": {"type": "log", "title": {"text": "ratio"}, "tickformat": ".3~r",
+                      "nticks": 4},
             "showlegend": True,
             "shapes": [
                 {**across, "type": "rect", "y0": 1 / same, "y1": same, "line": {"width": 0},
@@ -276,7 +277,7 @@ def calls_chart(
 ) -> Chart:
     """The calls of one case in order, and how the steady calls are distributed.
 
-    A control chooses the slowest rank of each call, or one rank. most_points: of each of these;
+    A selector chooses the slowest rank of each call, or one rank. most_points: of each of these;
     of more calls, the fastest and the slowest of neighbours remain. most_ranks: of more ranks,
     those with the shortest, middle and longest median and with the longest call can be chosen.
     """
@@ -305,9 +306,9 @@ def calls_chart(
         name = of_calls if index is None else f"rank {rank_of(result, index)}"
         options.append((name, *_calls_traces(series, most_points)))
     name, traces, shapes, each = options[0]
-    controls = []
+    selectors = []
     if len(options) > 1:
-        controls.append(
+        selectors.append(
             Selector(
                 "rank",
                 [
@@ -333,7 +334,7 @@ def calls_chart(
             f"reduced: of every {each} calls in a row the fastest and the slowest are drawn; the "
             "distribution on the right is of all calls"
         )
-    if len(indices) < count:
+    if indices and len(indices) < count:
         caption.append(f"reduced: {len(indices)} of {count} ranks can be chosen")
     layout = {
         "xaxis": {"title": {"text": "number of the call"}, "domain": [0, 0.82]},
@@ -343,7 +344,7 @@ def calls_chart(
         "showlegend": True,
         "shapes": shapes,
     }  # fmt: skip
-    return Chart(plain(case_text(result.case)), traces, layout, [*controls, SCALES], caption, key)
+    return Chart(plain(case_text(result.case)), traces, layout, [*selectors, SCALES], caption, key)
 
 
 def _ranks_to_choose(result: CaseResult, clock: str | None, count: int, most: int) -> Sequence[int]:
@@ -427,32 +428,31 @@ def _marks(
 
 def first_calls_charts(run: Run, rows: Sequence[Row], keys: Mapping[int, str] = {}) -> list[Chart]:
     """The first and the second call of each case beside its steady figure, over sizes: which sizes
-    are cold again. A chart for each backend with at least two such cases.
+    are cold again. A chart for each collective and backend with at least two such cases.
 
     rows: of the cases of the run, as ``summarise_run`` returns them.
     """
-    by_backend: dict[str, list[tuple[Row, CaseResult]]] = {}
+    groups: dict[str, list[tuple[Row, CaseResult]]] = {}
     for row, result in zip(rows, run.results, strict=True):
         if row.status == "ok" and row.first_call_ns and row.median_ns:
-            by_backend.setdefault(row.backend, []).append((row, result))
+            groups.setdefault(f"{row.collective}, {row.backend}", []).append((row, result))
     return [
-        _first_calls_chart(backend, cases, keys)
-        for backend, cases in by_backend.items()
-        if len(cases) > 1
+        _first_calls_chart(name, cases, keys) for name, cases in groups.items() if len(cases) > 1
     ]
 
 
 def _first_calls_chart(
-    backend: str, cases: Sequence[tuple[Row, CaseResult]], keys: Mapping[int, str]
+    name: str, cases: Sequence[tuple[Row, CaseResult]], keys: Mapping[int, str]
 ) -> Chart:
     fields = {"first_call_ns": "1st call", "second_call_ns": "2nd call", "median_ns": "steady"}
-    several = len({row.collective for row, _ in cases}) > 1
+    sizes = [max(1, row.size_bytes) for row, _ in cases]
+    lines = len(set(sizes)) == len(sizes)  # otherwise cases differ in more than the size
     traces = []
-    for number, (name, title) in enumerate(fields.items()):
-        points = [(row, result, ns) for row, result in cases if (ns := getattr(row, name))]
+    for number, (figure, title) in enumerate(fields.items()):
+        points = [(row, result, ns) for row, result in cases if (ns := getattr(row, figure))]
         traces.append(
             {
-                "mode": "markers" if several else "lines+markers",
+                "mode": "lines+markers" if lines else "markers",
                 "name": title,
                 "x": [max(1, row.size_bytes) for row, _, _ in points],
                 "y": [seconds(ns) for _, _, ns in points],
@@ -467,9 +467,9 @@ def _first_calls_chart(
             }
         )
     layout = {
-        "xaxis": size_axis([max(1, row.size_bytes) for row, _ in cases]),
+        "xaxis": size_axis(sizes),
         "yaxis": time_axis(),
         "showlegend": True,
     }
     caption = ["slowest rank of each call; cold calls are on the host clock"]
-    return Chart(plain(backend), traces, layout, [SCALES], caption)
+    return Chart(plain(name), traces, layout, [SCALES], caption)

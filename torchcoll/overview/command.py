@@ -14,7 +14,7 @@ from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
 from torchcoll.inputs import IMPORT_OPTIONS, add_import_options
 
 if TYPE_CHECKING:
-    pass
+    from pathlib import Path
 
 
 def show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,13 +98,60 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show the phases of the start and the cost of measuring too",
     )
+    add(
+        "--follow",
+        action="store_true",
+        help="print the rows of a run that goes on as its file grows, until it ends",
+    )
+    add("-o", "--output", metavar="FILE", help="with --follow: an HTML report, kept up to date")
+    add("--force", action="store_true", help="replace the report")
 
 
 def run_show(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.file import uncollected
 
+    if options.follow:
+        return _followed(options)
+    if options.output is not None:
+        action = f"torchcoll report FILE -o {shlex.quote(options.output)} writes one of a file."
+        raise UsageError("output", options.output, "--follow with it", action)
     with uncollected():
         return _shown(options)
+
+
+def _followed(options: argparse.Namespace) -> ExitCode:
+    from pathlib import Path
+
+    from torchcoll.overview.document import page_of
+    from torchcoll.overview.follow import follow
+    from torchcoll.report.destination import write_file
+    from torchcoll.report.page import check_charts_available, html_text
+
+    parser = argparse.ArgumentParser()
+    show_arguments(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        if name not in ("files", "follow", "output", "force") and getattr(options, name) != default:
+            raise UsageError(name.replace("_", "-"), getattr(options, name), "none with --follow")
+    if len(options.files) != 1:
+        actual = f"{len(options.files)} files"
+        raise UsageError("follow", actual, "one result file of a run that goes on")
+    (path,) = options.files
+    if options.output is None:
+        follow(path)
+        return ExitCode.OK
+    output = Path(options.output)
+    _check_report(output, (".html",), options.force)
+    check_charts_available()
+    argv = shlex.join(["torchcoll", "show", "--follow", path, "-o", options.output])
+
+    def write_page(goes_on: bool) -> None:
+        page = page_of([path], "", None, argv, True)
+        page.reloads = goes_on
+        write_file(output, html_text(page), "output", True)
+
+    follow(path, write_page)
+    print(printable(f"report: {output}"))
+    return ExitCode.OK
 
 
 def _shown(options: argparse.Namespace) -> ExitCode:
@@ -176,6 +223,7 @@ def _fits_both(options: argparse.Namespace) -> bool:
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
     left_out = ("files", "run", "reference", "published", *IMPORT_OPTIONS)
+    left_out += ("follow", "output", "force")
     return {k: v for k, v in vars(options).items() if k not in left_out}
 
 
@@ -261,8 +309,8 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--format",
-        help="csv, json, parquet and nccl-tests are for other programs: torchcoll reads none "
-        "of them back, the result file (.jsonl) is the record",
+        help="csv, json, parquet, nccl-tests and aiconfigurator (its nccl_perf table) are for "
+        "other programs: torchcoll reads none of them back, the result file (.jsonl) is the record",
     )
     add(
         "--trace",
@@ -279,7 +327,7 @@ def run_export(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.store.address import is_store
 
-    formats = ("nccl-tests", "csv", "json", "parquet")
+    formats = ("nccl-tests", "csv", "json", "parquet", "aiconfigurator")
     if options.trace and options.format:
         raise UsageError("trace", f"--format {options.format} too", "one of them")
     if not options.trace:
@@ -301,7 +349,15 @@ def run_export(options: argparse.Namespace) -> ExitCode:
         for note in json.loads(trace)["otherData"]["clocks"]:
             tell(f"torchcoll: note: clocks: {note}")
         return ExitCode.OK
-    if options.format == "parquet":
+    if options.format == "aiconfigurator":
+        from torchcoll.report.aiconfigurator import perf_file, perf_rows
+
+        rows, notes = perf_rows(runs)
+        path = options.output or "-"
+        write_file(path, perf_file(rows, path), "output", options.force)
+        for note in notes:
+            tell(f"torchcoll: note: {note}")
+    elif options.format == "parquet":
         from torchcoll.overview.frames import write_parquet
 
         if not options.output:
@@ -386,16 +442,16 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="FILE",
         help="result files, traffic, logs, topology files, output of other tools, folders of them "
-        "(of torchcoll matrix and versus too); label=PATH makes sides, which are compared with the "
-        "first",
+        "(of torchcoll matrix and versus too), stores of torchcoll collect; label=PATH makes "
+        "sides, which are compared with the first",
     )
     add(
         "-o",
         "--output",
         required=True,
         metavar="FILE",
-        help="report.html, one page that needs nothing else; or report.md, with its pictures in "
-        "files of their own",
+        help="report.html, one page with charts that needs nothing else; or report.md, with its "
+        "pictures in files of their own",
     )
     add("--force", action="store_true", help="replace the page and its pictures")
     add(
@@ -407,6 +463,16 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fabric", metavar="NAME", help="the verdict's reference: nvswitch-h200, ib-ndr:8, ...")
 
 
+def _check_report(path: Path, suffixes: Sequence[str], force: bool) -> None:
+    from torchcoll.report.destination import check_new
+
+    if path.suffix.lower() not in suffixes:
+        raise UsageError("output", path, f"a file that ends in {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise UsageError("output", path, "a folder that exists")
+    check_new(path, "output", force)
+
+
 def run_report(options: argparse.Namespace) -> ExitCode:
     from pathlib import Path
 
@@ -416,11 +482,7 @@ def run_report(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.page import html_text, page_markdown
 
     path = Path(options.output)
-    if path.suffix.lower() not in (".html", ".md"):
-        raise UsageError("output", options.output, "a file that ends in .html or .md")
-    if not path.parent.is_dir():
-        raise UsageError("output", options.output, "a folder that exists")
-    check_new(path, "output", options.force)
+    _check_report(path, (".html", ".md"), options.force)
     argv = ["torchcoll", "report", *options.files, "-o", options.output]
     for name in ("filter", "fabric"):
         if value := getattr(options, name):

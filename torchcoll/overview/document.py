@@ -1,5 +1,5 @@
-"""``torchcoll report``: everything that files tell, as one page. Sections stand where there is
-data.
+"""``torchcoll report``: everything that files and stores tell, as one page. Sections stand where
+there is data.
 
 The tables are those of the commands, and the page begins with the answers that the commands give.
 """
@@ -10,7 +10,7 @@ import io
 import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +22,25 @@ from torchcoll.core.result import Run, facts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
 from torchcoll.inputs import Material, read_material, split_label
+from torchcoll.overview.figures import case_text
 from torchcoll.overview.show import further_grids, has_pairs, table_grid, title_of
 from torchcoll.pairs.matches import read_pairs
 from torchcoll.report.answer import Answer, Caveat
+from torchcoll.report.chart import plain
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.many import MOST_RUNS, runs_grids
 from torchcoll.report.notes import runs_lines
-from torchcoll.report.page import Illustration, Page, Section, TitledGrids, shorten_repeated_caveats
+from torchcoll.report.page import (
+    ChartGroup,
+    Illustration,
+    Page,
+    PageCase,
+    Section,
+    TitledGrids,
+    check_charts_available,
+    shorten_repeated_caveats,
+)
 from torchcoll.report.pictures import check_pictures_available, svg_text
 from torchcoll.stats.filters import conditions
 from torchcoll.stats.sides import Reading, Side
@@ -40,12 +51,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from torchcoll.comparison.compare import Comparison
+    from torchcoll.report.chart import Chart
 
 _OPEN = 3  # runs up to which their tables are open
 _TOLD = ("label=cell", "label=run")  # the name of the side, and the number of its run
 _FEW = 6  # files of a side that a command names
 _LINES = 16  # of one panel; more tell nothing apart
 _SIDES = 12  # cells of a matrix that are compared with its first
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """One thing to see: as a picture for markdown, or as charts for HTML, of which the page shows
+    one at a time. figure: None where markdown has no picture of it. label: what distinguishes the
+    charts.
+    """
+
+    text: str
+    figure: Callable[[], Figure | None] | None
+    charts: Callable[[], Sequence[Chart]]
+    label: str = "cases"
 
 
 class _Document:
@@ -62,6 +87,12 @@ class _Document:
         self.rows = [summarise_run(run) for run in material.runs]
         # Pairs have a section of their own: as cases they would be hundreds of lines.
         self.plain = [run for run in material.runs if not has_pairs(run)]
+        # By which charts lead to cases: id of the result -> numbers of its run and of the case.
+        self.keys = {
+            id(result): f"{number}.{index}"
+            for number, run in enumerate(self.plain if inline else ())
+            for index, result in enumerate(run.results)
+        }
 
     def command(self, name: str, kind: str = "runs") -> str:
         return f"torchcoll {name} {shlex.join(self.material.arguments.get(kind, []))}"
@@ -71,12 +102,12 @@ class _Document:
         title: str,
         grids: Iterable[Grid],
         command: str,
-        figures: Sequence[tuple[str, Callable[[], Figure | None]]] = (),
+        drawings: Sequence[_Drawing] = (),
     ) -> Section:
         section = Section(title, commands=[command] if command else [])
         section.tables.append(TitledGrids("", list(grids)))
-        for name, draw in figures:
-            self.draw(section, name, draw)
+        for drawing in drawings:
+            self.draw(section, drawing)
         self.sections.append(section)
         for answer in answers_of(section):
             if isinstance(answer.headline, Caveat):
@@ -87,18 +118,19 @@ class _Document:
         ]
         return section
 
-    def draw(self, section: Section, name: str, draw: Callable[[], Figure | None]) -> None:
-        figure = draw()
+    def draw(self, section: Section, drawing: _Drawing) -> None:
+        if self.inline:
+            if charts := drawing.charts():
+                section.charts.append(ChartGroup(drawing.text, drawing.label, charts))
+            return
+        figure = drawing.figure() if drawing.figure else None
         if figure is None:
             return
         caption = figure.get_label()
         figure.supxlabel("")
         texts = [caption] if isinstance(caption, str) else []
-        section.pictures.append(
-            Illustration(
-                svg_text(figure, self.inline), name, [" ".join(filter(None, [f"{name}.", *texts]))]
-            )
-        )
+        lines = [" ".join(filter(None, [f"{drawing.text}.", *texts]))]
+        section.pictures.append(Illustration(svg_text(figure), drawing.text, lines))
 
     def tried(self, what: str, make: Callable[[], None]) -> None:
         """A section that the files may not have the data for: why not is said at the end."""
@@ -123,13 +155,21 @@ def page_of(
 ) -> Page:
     """The page on everything that these files, folders and ``label=PATH`` hold.
 
-    filter: as of ``compare``; the cases of results that it holds for. fabric: what the verdict is
-    measured by. command: what makes the page again. inline: its pictures are parts of it. Raises
+    arguments may be stores of ``torchcoll collect`` too. filter: as of ``compare``; the cases of
+    results that it holds for. fabric: what the verdict is measured by. command: what makes the page
+    again. inline: HTML, with charts in the page; otherwise its pictures are files. Raises
     UnreadableError where there is nothing to report, UsageError for choices that do not exist,
-    UnavailableError without matplotlib.
+    UnavailableError without plotly, or without matplotlib if not inline.
     """
-    check_pictures_available()
-    material = read_material(arguments)
+    from torchcoll.store.address import is_store
+
+    if inline:
+        check_charts_available()
+    else:
+        check_pictures_available()
+    stores = [argument for argument in arguments if is_store(argument)]
+    files = [argument for argument in arguments if argument not in stores]
+    material = read_material(files) if files else Material()
     if wanted := conditions(filter):
         for run in material.runs:
             items = Side("", [run]).measured("time", Reading())
@@ -140,6 +180,9 @@ def page_of(
         if not material.runs:
             raise UsageError("filter", filter, "conditions that some case fulfils")
     document = _Document(material, fabric, inline)
+    nights = [*stores, *([*files] if _has_nights(material.runs) else [])]
+    if nights:
+        document.tried("nights", lambda: _nights(document, nights))
     if material.runs:
         _about_runs(document)
     if material.traffic:
@@ -159,7 +202,73 @@ def page_of(
         )
     _ending(document, command)
     sections = shorten_repeated_caveats(document.sections, document.printed)
-    return Page(_title(material), document.answers, sections)
+    title = _title(material) if files else "Nodes over nights"
+    return Page(title, document.answers, sections, *_page_cases(document))
+
+
+def _page_cases(document: _Document) -> tuple[dict[str, PageCase], list[str]]:
+    """The cases that points of charts lead to, and of each run what prints its calls."""
+    if not document.inline:
+        return {}, []
+    runs, names = document.plain, _short_names(document.plain)
+    cases = {}
+    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+        of_run = f" of {name}" if len(runs) > 1 else ""
+        for result in run.results:
+            text = case_text(result.case)
+            explain = f"torchcoll explain {text} {shlex.quote(str(run.path))}" if run.path else ""
+            title = f"{text} on {one_line(result.case.backend)}{of_run}"
+            cases[document.keys[id(result)]] = PageCase(title, number, explain)
+    calls = [
+        f"torchcoll show --view calls {shlex.quote(str(run.path))}" if run.path else ""
+        for run in runs
+    ]
+    return cases, calls
+
+
+def _has_nights(runs: Sequence[Run]) -> bool:
+    """Whether the runs are of several nodes over enough days for ``torchcoll history``."""
+    nodes = {(run.members[0].get("host"), run.ranks) for run in runs if run.members}
+    days = {str(run.header.get("start_utc") or "")[:10] for run in runs}
+    return len(nodes) > 1 and len(days - {""}) >= _FEWEST_NIGHTS
+
+
+_FEWEST_NIGHTS = 6
+
+
+def _nights(document: _Document, arguments: Sequence[str]) -> None:
+    """Which node differs, and since when, of each device model and number of ranks."""
+    from torchcoll.fleet.changes_over_time import history_of
+    from torchcoll.fleet.history_show import history_grid
+    from torchcoll.fleet.nights import parse_night_start
+    from torchcoll.fleet.panel import panels_of
+    from torchcoll.overview.heat_maps import nights_charts
+    from torchcoll.store.sources import summaries_of
+
+    # As torchcoll history without options.
+    panels = panels_of(summaries_of(arguments), parse_night_start("12:00"))
+    if not panels:
+        raise UsageError("nights", " ".join(arguments), "runs with dates and times")
+    quoted = shlex.join(arguments)
+    for panel in panels:
+        if len(panel.nodes) < 2:
+            continue
+        history = history_of(panel, 0.03)
+        kind = f"{panel.device_name or 'device not recorded'}, {counted(panel.ranks, 'rank')}"
+        title = f"Nodes over nights{f': {one_line(kind)}' if len(panels) > 1 else ''}"
+        document.add(
+            title,
+            [history_grid(history, False)],
+            f"torchcoll history {quoted}",
+            [
+                _Drawing(
+                    "How much slower each node was in each night",
+                    None,
+                    partial(nights_charts, history, f"torchcoll fleet {quoted} --night {{x}}"),
+                    "nodes",
+                )
+            ],
+        )
 
 
 def _title(material: Material) -> str:
@@ -341,7 +450,7 @@ def _comparisons(document: _Document) -> list[Comparison]:
             title,
             comparison_grids(comparison, every=True),
             f"torchcoll compare {named}",
-            [_ratios(comparison)],
+            [_ratios(document, comparison)],
         )
         compared.append(comparison)
     _errors(document, sides)
@@ -353,6 +462,7 @@ def _errors(document: _Document, sides: Sequence[Side]) -> None:
     from torchcoll.comparison.prediction import MODEL
     from torchcoll.curves.validation import validate_predicted
     from torchcoll.curves.validation_show import errors_figure
+    from torchcoll.overview.finding_charts import errors_charts
 
     predicted = [run for side in sides if side.name == MODEL for run in side.runs]
     measured = [side for side in sides if side.name != MODEL]
@@ -364,7 +474,10 @@ def _errors(document: _Document, sides: Sequence[Side]) -> None:
             title += f" about {one_line(side.name)}"
             whose = f"the times of {one_line(side.name)}"
         text = f"Predicted against {whose}, and the error of each size"
-        document.add(title, [], "", [(text, lambda: errors_figure(validation))])
+        drawing = _Drawing(
+            text, lambda: errors_figure(validation), lambda: errors_charts(validation)
+        )
+        document.add(title, [], "", [drawing])
 
     for measured_side in measured if predicted else ():
         document.tried(
@@ -372,7 +485,8 @@ def _errors(document: _Document, sides: Sequence[Side]) -> None:
         )
 
 
-def _ratios(comparison: Comparison) -> tuple[str, Callable[[], Figure | None]]:
+def _ratios(document: _Document, comparison: Comparison) -> _Drawing:
+    from torchcoll.overview.charts import ratio_charts
     from torchcoll.overview.figures import ratio_figure
 
     above = "is faster" if comparison.more_is_faster else "takes longer"
@@ -380,7 +494,9 @@ def _ratios(comparison: Comparison) -> tuple[str, Callable[[], Figure | None]]:
         "Ratio of each case with its 95 % interval; the band is what counts as the same; above 1 "
         f"{one_line(comparison.new.name)} {above}"
     )
-    return text, lambda: ratio_figure(comparison)
+    return _Drawing(
+        text, lambda: ratio_figure(comparison), lambda: ratio_charts(comparison, document.keys)
+    )
 
 
 def _versus(document: _Document, folder: str) -> list[Comparison]:
@@ -396,8 +512,8 @@ def _versus(document: _Document, folder: str) -> list[Comparison]:
         document.notes.append(f"{folder}: no round of torchcoll versus is complete")
         return []
     grids = versus_grids(state, comparisons, folder, state.stopped)
-    figures = [_ratios(comparison) for comparison in comparisons]
-    document.add("A against B", grids, f"torchcoll versus --resume {shlex.quote(folder)}", figures)
+    drawings = [_ratios(document, comparison) for comparison in comparisons]
+    document.add("A against B", grids, f"torchcoll versus --resume {shlex.quote(folder)}", drawings)
     document.answers.append(answer(state, comparisons, folder))
     return comparisons
 
@@ -478,6 +594,7 @@ def _short_names(runs: Sequence[Run]) -> list[str]:
 
 
 def _curves(document: _Document, compared: Sequence[Comparison]) -> None:
+    from torchcoll.overview.charts import curves_charts
     from torchcoll.overview.plot import lines_figure, picture_of
 
     sides = [Side("", document.plain)]
@@ -496,7 +613,14 @@ def _curves(document: _Document, compared: Sequence[Comparison]) -> None:
             )
         document.add(
             "Time and bandwidth over sizes", [], document.command("plot"),
-            [("Time and bus bandwidth over sizes", lambda: lines_figure(picture))],
+            [
+                _Drawing(
+                    "Time and bus bandwidth over sizes",
+                    lambda: lines_figure(picture),
+                    lambda: curves_charts(picture, keys=document.keys),
+                    "collective",
+                )
+            ],
         )  # fmt: skip
 
     document.tried("time over sizes", make)
@@ -507,6 +631,7 @@ def _curves(document: _Document, compared: Sequence[Comparison]) -> None:
 def _transitions(document: _Document) -> None:
     from torchcoll.curves.transitions import transitions
     from torchcoll.curves.transitions_show import ranges_figure, transitions_grids
+    from torchcoll.overview.finding_charts import transitions_charts
 
     finding = transitions(document.plain)
     if len(finding.curves) > _SIDES:
@@ -518,14 +643,20 @@ def _transitions(document: _Document) -> None:
         )
     changing = replace(finding, curves=[curve for curve in finding.curves if curve.transitions])
     text = "Times, the law of each range, and where one ends"
-    figures = [(text, lambda: ranges_figure(changing))] * bool(changing.curves)
+    drawing = _Drawing(
+        text, lambda: ranges_figure(changing), lambda: transitions_charts(changing), "curve"
+    )
     document.add(
-        "Where it switches", transitions_grids([finding]), document.command("transitions"), figures
+        "Where it switches",
+        transitions_grids([finding]),
+        document.command("transitions"),
+        [drawing] * bool(changing.curves),
     )
 
 
 def _calls(document: _Document) -> None:
     from torchcoll.overview.figures import calls_figure, chosen, ranks_figure
+    from torchcoll.overview.heat_maps import ranks_chart
 
     runs = document.plain
     run = next((result for result in runs if chosen(result)), None)
@@ -533,23 +664,74 @@ def _calls(document: _Document) -> None:
         return
     which = f", of {title_of(run)}" if len(runs) > 1 else ""
     results = chosen(run)
+
+    def rank_maps() -> list[Chart]:
+        maps = [(name, ranks_chart(run, document.keys)) for name, run in _named(runs[:_MAPS])]
+        charts = [replace(chart, title=name) for name, chart in maps if chart]
+        if charts and len(runs) > _MAPS:
+            charts[0].caption.append(f"of the first {_MAPS} of {len(runs)} runs")
+        return charts
+
     document.add(
         "Calls and ranks",
         [],
         f"torchcoll show --view calls {shlex.quote(str(run.path))}" if run.path else "",
         [
-            (f"Each call, by rank and in order{which}", lambda: calls_figure(run, results)),
-            (
+            _Drawing(
+                "Each call, by rank and in order" + which * (not document.inline),
+                lambda: calls_figure(run, results),
+                lambda: _calls_charts(document),
+                "case",
+            ),
+            _Drawing(
                 "Own time of each rank over that of the median rank: a rank that comes last waits "
-                f"least{which}",
+                "least" + which * (not document.inline),
                 lambda: ranks_figure(run),
+                rank_maps,
+                "run",
             ),
         ],
     )
 
 
+_MAPS = 40  # runs whose ranks have a map
+_CALL_CASES = 500  # cases whose calls are in the page
+_CALL_POINTS = 120_000  # calls in the page, about 2 MB
+
+
+def _calls_charts(document: _Document) -> list[Chart]:
+    """The calls of as many cases as a page can hold; of many runs the smallest, a middle and the
+    largest size.
+    """
+    from torchcoll.overview.charts import MOST_CALLS, calls_chart
+    from torchcoll.overview.figures import chosen, sampled
+
+    every = [(run, result) for run in document.plain for result in sampled(run)]
+    shown = every
+    if len(every) > _CALL_CASES:
+        shown = [(run, result) for run in document.plain for result in chosen(run)][:_CALL_CASES]
+    ranks = 8 if len(shown) <= 40 else 4 if len(shown) <= 100 else 0
+    points = max(100, min(MOST_CALLS, _CALL_POINTS // (len(shown) * (1 + ranks))))
+    names = {id(run): name for name, run in _named(document.plain)}
+    charts = []
+    for run, result in shown:
+        chart = calls_chart(run, result, document.keys[id(result)], points, ranks)
+        backends = {r.case.backend for r in run.results}
+        backend = f", {one_line(result.case.backend)}" * (len(backends) > 1)
+        of_run = f", {names[id(run)]}" * (len(document.plain) > 1)
+        charts.append(replace(chart, title=plain(f"{case_text(result.case)}{backend}{of_run}")))
+        if len(shown) < len(every):
+            chart.caption.append(f"{len(shown)} of the {len(every)} cases are in this page")
+    return charts
+
+
+def _named(runs: Sequence[Run]) -> list[tuple[str, Run]]:
+    return list(zip(_short_names(runs), runs, strict=True))
+
+
 def _pairs(document: _Document, run: Run) -> None:
     from torchcoll.overview.figures import pairs_figure
+    from torchcoll.overview.heat_maps import pairs_charts
     from torchcoll.pairs.show import pairs_grids
     from torchcoll.pairs.suspects import find_suspects
     from torchcoll.report.destination import Destination
@@ -559,20 +741,44 @@ def _pairs(document: _Document, run: Run) -> None:
     slow = find_suspects(pairs, pairs.threshold)
     out = Destination(io.StringIO())
     grids = pairs_grids(run, pairs, out, slow, pairs.threshold, "markdown")
-    figure = [("Each pair: row and column are its two ends", lambda: pairs_figure(pairs))]
-    document.add("Who is slow", grids, document.command("show"), figure)
+    drawing = _Drawing(
+        "Each pair: row and column are its two ends",
+        lambda: pairs_figure(pairs),
+        lambda: pairs_charts(pairs),
+        "call",
+    )
+    document.add("Who is slow", grids, document.command("show"), [drawing])
 
 
 def _cold(document: _Document) -> None:
+    from torchcoll.overview.charts import first_calls_charts
+    from torchcoll.overview.finding_charts import cold_charts
     from torchcoll.startup.cold import cold
     from torchcoll.startup.show import cold_figure, cold_grids
+
+    def first_calls() -> list[Chart]:
+        rows = {id(run): r for run, r in zip(document.material.runs, document.rows, strict=True)}
+        charts = []
+        for name, run in _named(document.plain[:_MAPS]):
+            for chart in first_calls_charts(run, rows[id(run)], document.keys):
+                of_run = f", {plain(name)}" * (len(document.plain) > 1)
+                charts.append(replace(chart, title=f"{chart.title}{of_run}"))
+        return charts
 
     def make() -> None:
         finding = cold(document.plain)
         several = len({scale.ranks for scale in finding.scales}) > 1
-        figures = [("What starting cost, over the ranks", lambda: cold_figure(finding))]
+        drawings = [
+            _Drawing("First and second call of each case", None, first_calls, "cases"),
+            _Drawing(
+                f"What starting cost, {'over the ranks' if several else 'run by run'}",
+                (lambda: cold_figure(finding)) if several else None,
+                lambda: cold_charts(finding) if several or len(finding.rows) > 1 else [],
+                "kind of run",
+            ),
+        ]
         command = document.command("cold")
-        document.add("What the first call costs", cold_grids(finding), command, figures * several)
+        document.add("What the first call costs", cold_grids(finding), command, drawings)
 
     document.tried("first calls", make)
 
@@ -580,12 +786,20 @@ def _cold(document: _Document) -> None:
 def _scaling(document: _Document) -> None:
     from torchcoll.curves.scaling import scaling
     from torchcoll.curves.scaling_show import scaling_figure, scaling_grids
+    from torchcoll.overview.finding_charts import scaling_charts
 
     finding = scaling(document.plain)
     several = any(len([p for p in curve.points if p.time_ns]) > 1 for curve in finding.curves)
-    figures = [("Time and speed-up over the ranks", lambda: scaling_figure(finding))] * several
+    drawing = _Drawing(
+        "Time and speed-up over the ranks",
+        lambda: scaling_figure(finding),
+        lambda: scaling_charts(finding),
+    )
     document.add(
-        "Over the number of ranks", scaling_grids(finding), document.command("scaling"), figures
+        "Over the number of ranks",
+        scaling_grids(finding),
+        document.command("scaling"),
+        [drawing] * several,
     )
 
 
@@ -594,18 +808,25 @@ def _further(document: _Document, run: Run) -> None:
     grids = further_grids(run)
     if not grids:
         return
-    figures: list[tuple[str, Callable[[], Figure | None]]] = []
+    drawings = []
     if run.windows:
         from torchcoll.contention.soak_show import soak_answer
         from torchcoll.contention.soaked import soaked
         from torchcoll.overview.figures import soak_figure
+        from torchcoll.overview.finding_charts import soak_chart
 
         if soak := soaked(run):
             document.answers.append(Answer(soak_answer(soak), "bad" if soak.faults else ""))
-            figures.append(("Hours of the same cases", lambda: soak_figure(soak, run)))
+            drawings.append(
+                _Drawing(
+                    "Hours of the same cases",
+                    lambda: soak_figure(soak, run),
+                    lambda: [soak_chart(soak, run)],
+                )
+            )
     title = "Hours of it" if run.windows else "Beside other work"
     several = f": {title_of(run)}" if len(document.material.runs) > 1 else ""
-    document.add(f"{title}{several}", grids, document.command("show"), figures)
+    document.add(f"{title}{several}", grids, document.command("show"), drawings)
 
 
 def _published(document: _Document) -> None:
@@ -635,7 +856,7 @@ def _tables(document: _Document, verdicts: Sequence[Verdict]) -> None:
         section.tables.append(TitledGrids("", runs_grids(runs, rows_of, named)))
     else:
         for run, _, verdict in plain:
-            grid = table_grid(run, verdict=verdict)
+            grid = table_grid(run, verdict=verdict, row_keys=document.keys)
             section.tables.append(TitledGrids(title_of(run) if len(plain) > 1 else "", [grid]))
     if plain:
         document.sections.append(section)

@@ -11,13 +11,14 @@ from typing import BinaryIO
 import pandas
 
 from torchcoll.core.display import OneLine
-from torchcoll.core.errors import UnavailableError, UsageError, one_line
+from torchcoll.core.errors import UnavailableError, UsageError, choice, one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, over_ranks_of, stated
 from torchcoll.core.traffic import Traffic
 from torchcoll.overview.show import show
-from torchcoll.report.formats import ORIGIN, row_origins
+from torchcoll.report.formats import ORIGIN, View, row_origins
+from torchcoll.report.sample_views import CALL_FIELDS, CALLS
 from torchcoll.training.traffic_table import TrafficRow, summarise_traffic
 
 
@@ -45,6 +46,8 @@ def table(
     ``cold``, ``scaling``, ``transitions``, ``cost`` or ``advise`` found the ``rows`` of its JSON.
     Raises UsageError for other readings of these, and for anything else.
     """
+    if clock is not None and not isinstance(clock, str):
+        raise UsageError("clock", type(clock).__name__, "host, device or issue")
     runs = list(source) if isinstance(source, list | tuple) else [source]
     if runs and all(isinstance(run, Run) for run in runs):
         frames = [_run_table(run, over_ranks, clock) for run in runs if isinstance(run, Run)]
@@ -70,6 +73,17 @@ def table(
     action = "torchcoll.run returns it on rank 0 alone." if source is None else ""
     expected = "a Run, several, a Traffic, or what compare, cold, scaling, cost, ... found"
     raise UsageError("table", type(source).__name__, expected, action)
+
+
+def run_frame(run: Run, each: str) -> pandas.DataFrame:
+    """``Run.frame``."""
+    choice(each, "each", ("case", "call"))
+    if each == "case":
+        return table(run)
+    columns = [{"ns": "time_ns"}.get(name, name) for name in CALL_FIELDS]
+    rows = [tuple(row.values()) for row in CALLS.of(run, View())]
+    frame: pandas.DataFrame = pandas.DataFrame(rows, columns=columns)
+    return frame
 
 
 def _run_table(run: Run, over_ranks: str, clock: str | None) -> pandas.DataFrame:

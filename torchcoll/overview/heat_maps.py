@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from torchcoll.fleet.changes_over_time import PanelHistory
 
 _CELLS = 256  # rows or columns: of more, neighbours are merged
+_TICKS = 16  # ranks that have a tick each
+_WEEK = 7  # nights
+_SLOWEST = 40  # nodes that have a chart of their own
 _NIGHT_ROWS = 500  # nodes, or nights: one pixel of a screen's height for each
 
 
@@ -60,7 +63,9 @@ def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
         "rank %{y}" + (f" to %{{y}} + {step - 1}" if step > 1 else "")
         + "<br>%{x}<br>%{z:.3f} of the median rank<extra></extra>",
     )  # fmt: skip
-    chart.layout["yaxis"] |= {"title": {"text": "rank"}}
+    chart.layout["yaxis"] |= {"title": {"text": "rank"}, "tickformat": "d"}
+    if run.ranks <= _TICKS:
+        chart.layout["yaxis"]["dtick"] = 1
     chart.traces[0]["meta"] = {"keys": [keys_of([result], keys) for result in results]}
     chart.caption = caption
     return chart
@@ -132,37 +137,69 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
     return charts
 
 
-def nights_chart(history: PanelHistory) -> Chart:
+def nights_charts(history: PanelHistory, command: str = "") -> list[Chart]:
     """A row for each node and a column for each night: how much slower the node was than its own
-    baseline and the fleet of that night, in %. The slowest node of the last 7 nights is at the top.
+    baseline and the fleet of that night, in %. The node with the slowest week is at the top; of
+    many nodes those with the slowest weeks have a chart of their own, before that of all.
+
+    command: shows one night, whose date is in place of ``{x}``.
     """
+    effects = np.asarray(history.node_effects, dtype=float).T  # [N, T]
+    present = np.isfinite(effects)
+    ends = np.cumsum(np.where(present, effects, 0.0), axis=1), np.cumsum(present, axis=1)
+    sums, counts = (end - _shifted(end, _WEEK) for end in ends)
+    weeks = np.where(counts > 0, sums / np.maximum(counts, 1), -np.inf)
+    order = np.argsort(-weeks.max(axis=1), kind="stable")
+    charts = [_nights_chart(history, effects, order, command)]
+    if len(order) > 2 * _SLOWEST:
+        charts.insert(0, _nights_chart(history, effects, order[:_SLOWEST], command))
+    return charts
+
+
+def _shifted(values: np.ndarray[Any, Any], by: int) -> np.ndarray[Any, Any]:
+    """The values ``by`` columns earlier; 0 where there are none."""
+    return np.pad(values, [(0, 0), (by, 0)])[:, : values.shape[1]]
+
+
+def _nights_chart(
+    history: PanelHistory,
+    effects: np.ndarray[Any, Any],
+    order: np.ndarray[Any, Any],
+    command: str,
+) -> Chart:
+    """order: numbers of the nodes to draw, from the top."""
     from torchcoll.fleet.nights import format_night
 
-    effects = np.asarray(history.node_effects, dtype=float).T  # [N, T]
-    change = 100 * np.expm1(effects)
-    recent = np.where(np.isfinite(effects[:, -7:]), effects[:, -7:], -np.inf)
-    order = np.argsort(-recent.max(axis=1), kind="stable")
+    change = 100 * np.expm1(effects[order])
     step = -(-len(order) // _NIGHT_ROWS)
     nodes = [plain(history.panel.nodes[n]) for n in order.tolist()]
     first = history.panel.first_night
     nights = [format_night(first + n) for n in range(change.shape[1])]
     night_step = -(-len(nights) // _NIGHT_ROWS)
-    merged = _merged(_merged(change[order], step).T, night_step).T
-    rows = [
-        nodes[n] if step == 1 else f"{nodes[n]} to {nodes[min(n + step, len(nodes)) - 1]}"
-        for n in range(0, len(nodes), step)
-    ]
+    merged = _merged(_merged(change, step).T, night_step).T
+    rows = [", ".join(nodes[n : n + step]) for n in range(0, len(nodes), step)]
+    if step > 3:
+        rows = [f"{nodes[n]} and the next {step - 1}" for n in range(0, len(nodes), step)]
     hover = "%{y}<br>night of %{x}<br>%{z:+.3~g} %<extra></extra>"
-    chart = _heat_map("node by night", merged, nights[::night_step], rows, "slower (%)", hover, 3)
+    all_nodes = len(order) == len(effects)
+    title = "all" if all_nodes else f"{len(order)} with the slowest weeks"
+    chart = _heat_map(title, merged, nights[::night_step], rows, "slower (%)", hover, 3)
     limit = max(5.0, 100 * math.expm1(history.detectable) if history.judged else 5.0)
-    chart.traces[0] |= {"colorscale": "RdBu", "zmid": 0, "zmin": -limit, "zmax": limit}
-    chart.layout["xaxis"] |= {"type": "category", "nticks": 12}
-    chart.layout["yaxis"] |= {"type": "category", "nticks": 20, "automargin": True}
+    chart.traces[0] |= {
+        "colorscale": "RdBu",
+        "meta": {"command": command} if command else None,
+        "zmid": 0,
+        "zmin": -limit,
+        "zmax": limit,
+    }
+    chart.layout["xaxis"] |= {"type": "category", "nticks": 8}
+    chart.layout["yaxis"] |= {"type": "category", "nticks": 20}
     chart.caption = [
         "time of each node against its own baseline and what all nodes share in that night, over "
-        f"all cases; darkest from {limit:.3g} % on; the node that was slowest in the last 7 nights "
-        "is at the top"
+        f"all cases; darkest from {limit:.3g} % on; the node with the slowest week is at the top"
     ]
+    if not all_nodes:
+        chart.caption.append(f"reduced: {len(order)} of {len(effects)} nodes")
     if step > 1:
         chart.caption.append(
             f"reduced: each row is the slowest of {step} nodes that are neighbours in this order"

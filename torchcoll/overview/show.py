@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 import importlib
 import io
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.errors import UsageError, choice, one_line, unknown
@@ -45,10 +46,16 @@ _PIVOT = "pivot:"
 _KINDS = tuple(name for name in DIMENSIONS if not name.startswith("size"))
 
 
-def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = None) -> Grid:
+def table_grid(
+    run: Run,
+    view: View | None = None,
+    verdict: Verdict | None = None,
+    row_keys: Mapping[int, str] | None = None,
+) -> Grid:
     """The table of one run: header lines, one row a case, footnotes, and the verdict.
 
-    verdict: default: by the fabric that the run is known to be of.
+    verdict: default: by the fabric that the run is known to be of. row_keys: by
+    ``id(result)``, the keys of the Grid.
     """
     view = view or View()
     notes = Notes()
@@ -80,6 +87,7 @@ def table_grid(run: Run, view: View | None = None, verdict: Verdict | None = Non
         below=without_verdict(below, verdict),
         styles=[row_style(entry) for entry in entries],
         answer=answer_of(verdict),
+        keys=[row_keys.get(id(entry.result), "") for entry in entries] if row_keys else [],
     )
 
 
@@ -160,8 +168,8 @@ def show(
         reported: dict[str, Any] = {"percentiles": percentiles, "clock": clock, "metric": metric}
         reported |= {"view": None if view == "cases" else view}
         reported |= {"over-ranks": None if over_ranks == "max" else over_ranks}
-        reported |= {"nccl-log": ", ".join(split_list(nccl_log)) or None}
-        reported |= {"topology": ", ".join(split_list(topology)) or None}
+        reported |= {"nccl-log": ", ".join(split_list(nccl_log, "nccl-log")) or None}
+        reported |= {"topology": ", ".join(split_list(topology, "topology")) or None}
         _show_others(others, len(sources), format, columns, file, reported, every)
         return
     choice(format, "format", RUN_FORMATS)
@@ -171,18 +179,26 @@ def show(
     if topology:
         from torchcoll.libraries.shares import load_limits
 
-        limits = load_limits(split_list(topology))
+        limits = load_limits(split_list(topology, "topology"))
     expected = None
     if nccl_log:
         from torchcoll.libraries.nccl.expected import TuningTables
 
-        expected = TuningTables(split_list(nccl_log)).filled
+        expected = TuningTables(split_list(nccl_log, "nccl-log")).filled
     readings = View(
-        split_list(columns), split_list(percentiles), over_ranks, clock, limits, expected, verbose
+        split_list(columns, "columns"),
+        split_list(percentiles, "percentiles"),
+        over_ranks,
+        clock,
+        limits,
+        expected,
+        verbose,
     )
     out = Destination(file)
     by_collective = view is None and format == "table" and out.terminal
     view = view or "cases"
+    if not isinstance(view, str):
+        raise UsageError("view", type(view).__name__, f"one of {', '.join(VIEWS)}, {_PIVOT}KEY")
     if not view.startswith(_PIVOT) and view not in VIEWS:
         raise unknown("view", view, (*VIEWS, f"{_PIVOT}KEY"))
     _check_together(readings, format, view, metric)
@@ -210,8 +226,6 @@ def show(
     out.flush()
 
 
-# What has an answer, which is the last line.
-JUDGED = ("Run", "Comparison", "Algorithms", "Cold", "Scaling", "Transitions", "BucketAdvice")
 # What is no run: its type -> the module that shows it, and the function. By name:
 # importing a type of analysis would load numpy for everyone.
 _OTHERS = {
@@ -222,10 +236,13 @@ _OTHERS = {
     "Comparison": ("comparison.show", "show_comparisons"),
     "Cost": ("training.cost_show", "show_costs"),
     "FittedModel": ("curves.model_show", "show_fits"),
+    "LayoutComparison": ("training.layouts_show", "show_layouts"),
+    "Plan": ("training.plan_show", "show_training_plans"),
     "Scaling": ("curves.scaling_show", "show_scaling"),
     "ShardAdvice": ("training.advice_show", "show_advice"),
     "ShardPlan": ("training.traffic_show", "show_traffic"),
     "Traffic": ("training.traffic_show", "show_traffic"),
+    "TrafficComparison": ("training.traffic_comparison_show", "show_traffic_comparisons"),
     "Transitions": ("curves.transitions_show", "show_transitions"),
     "Trial": ("training.buckets_show", "show_trials"),
 }
@@ -250,10 +267,12 @@ def _show_others(
         expected = f"a run, a file, or one of {', '.join(_OTHERS)}"
         raise UsageError("show", kinds[0], expected)
     if columns and kinds[0] not in ("Traffic", "ShardPlan"):
-        raise UsageError("columns", ",".join(split_list(columns)), f"none with {kinds[0]}")
+        raise UsageError(
+            "columns", ",".join(split_list(columns, "columns")), f"none with {kinds[0]}"
+        )
     module, name = _OTHERS[kinds[0]]
     show_them = getattr(importlib.import_module(f"torchcoll.{module}"), name)
-    more: dict[str, Any] = {"columns": split_list(columns)} if columns else {}
+    more: dict[str, Any] = {"columns": split_list(columns, "columns")} if columns else {}
     more |= {"every": True} if every and kinds[0] == "Comparison" else {}
     show_them(others, format, file, **more)
 
@@ -453,11 +472,16 @@ _STYLE = "white-space: pre; overflow-x: auto; font-family: monospace; line-heigh
 
 
 def html_of(finding: Any) -> str:
-    """The text of ``show``, as text; what judges has its answer first, too."""
-    out = io.StringIO()
-    show(finding, file=out)
-    text, answer = out.getvalue().rstrip("\n"), ""
-    if type(finding).__name__ in JUDGED:
-        answer = text.rpartition("\n")[2]
-    first = f"<p><b>{html.escape(answer)}</b></p>" if answer else ""
-    return f'{first}<pre style="{_STYLE}">{html.escape(text)}</pre>'
+    """The text of ``show``, as text, below the answer if the finding has one."""
+    forms = {}
+    for form in ("table", "json"):
+        out = io.StringIO()
+        show(finding, format=form, file=out)
+        forms[form] = out.getvalue()
+    document = json.loads(forms["json"])
+    answer = (document[0] if isinstance(document, list) else document).get("answer")
+    first = ""
+    if answer:
+        text = Answer(answer["headline"], caveats=answer["caveats"]).text
+        first = f"<p><b>{html.escape(text)}</b></p>"
+    return f'{first}<pre style="{_STYLE}">{html.escape(forms["table"].rstrip())}</pre>'

@@ -121,7 +121,7 @@ def bisect(
             attempts.append(session.local.control.decide(_speeds(session, len(subgroups))))
         return max(attempt[0] for attempt in attempts), max(attempt[1] for attempt in attempts)
 
-    hosts = [member["host"] for member in session.local.control.members]
+    hosts = session.local.control.hosts
 
     def comparable(first: Group, second: Group) -> bool:
         """Whether both halves spread their ranks over nodes alike; if not, one may be slower

@@ -175,7 +175,7 @@ class PairsRun:
         self.session, self.local = session, session.local
         self.options, self._on_progress = options, on_progress
         self._all = Sweep(session)
-        self.units = group_ranks(options.by, [m["host"] for m in self.local.control.members])
+        self.units = group_ranks(options.by, self.local.control.hosts)
         check_units(self.units, options.by)
         first = session.sizings[0].case
         rule = "pair" if options.by == "rank" else "node"

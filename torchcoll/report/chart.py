@@ -25,9 +25,18 @@ _MOST_TICKS = 9
 _MARKUP = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
+# On a logarithmic axis plotly leaves the unit out of all labels but those of powers of ten.
+TIME_LABELS = {
+    f"{mantissa}{zeros}{prefix}": f"{mantissa}{zeros}{prefix}s"
+    for mantissa in range(2, 10)
+    for zeros in ("", "0", "00")
+    for prefix in ("n", "µ", "m", "")
+}
+
+
 @dataclass(frozen=True)
 class Option:
-    """One value of a control: what plotly's ``update`` changes.
+    """One value of a selector: what plotly's ``update`` changes.
 
     traces: attribute -> one value for each of ``indices``. layout: attribute -> value. indices: the
     traces that change; None is all of them.
@@ -57,7 +66,7 @@ class Selector:
 class Chart:
     """title: what it shows, in a few words. caption: how to read it, and what was reduced and how.
 
-    controls: independent of each other. key: of the case whose calls it shows, '' for others. A
+    selectors: independent of each other. key: of the case whose calls it shows, '' for others. A
     trace's ``customdata`` are keys of cases, one for each point; of a heat map ``meta`` has one for
     each column.
     """
@@ -65,33 +74,42 @@ class Chart:
     title: str
     traces: list[dict[str, Any]]
     layout: dict[str, Any]
-    controls: list[Selector] = field(default_factory=list)
+    selectors: list[Selector] = field(default_factory=list)
     caption: list[str] = field(default_factory=list)
     key: str = ""
 
     def figure(self) -> Any:
-        """A plotly Figure with the controls as menus. Raises UnavailableError without plotly."""
+        """A plotly Figure with the selectors as menus. Raises UnavailableError without plotly."""
         try:
             from plotly.graph_objects import Figure
         except ImportError:
             raise UnavailableError(
                 "chart", "no library for it", "plotly", "Install torchcoll[plot]."
             ) from None
+
+        def arguments(option: Option) -> list[Any]:
+            traces, layout, *indices = option.arguments
+            if "yaxis.ticksuffix" in layout:
+                layout["yaxis.labelalias"] = TIME_LABELS if layout["yaxis.ticksuffix"] else {}
+            return [traces, layout, *indices]
+
         menus = [
             {
                 "buttons": [
-                    {"label": option.text, "method": "update", "args": option.arguments}
-                    for option in control.options
+                    {"label": option.text, "method": "update", "args": arguments(option)}
+                    for option in selector.options
                 ],
                 "x": 0.18 * number,
                 "xanchor": "left",
                 "y": 1.02,
                 "yanchor": "bottom",
             }
-            for number, control in enumerate(self.controls)
+            for number, selector in enumerate(self.selectors)
         ]
-        top = {"title": {"text": self.title}} | ({"updatemenus": menus} if menus else {})
-        return Figure({"data": self.traces, "layout": {**self.layout, **top}})
+        layout = {**self.layout, "title": {"text": self.title}, "updatemenus": menus}
+        if layout.get("yaxis", {}).get("ticksuffix"):
+            layout["yaxis"] = {**layout["yaxis"], "labelalias": TIME_LABELS}
+        return Figure({"data": self.traces, "layout": layout})
 
 
 def plain(value: object) -> str:
@@ -170,7 +188,7 @@ def time_axis(title: str = "time of a call") -> dict[str, Any]:
         "title": {"text": title},
         "tickformat": "~s",
         "ticksuffix": "s",
-        "exponentformat": "SI",
+        "nticks": 4,  # with more, plotly labels all of 1 to 9 where they overlap
     }
 
 

@@ -40,6 +40,8 @@ class Destination:
     """
 
     def __init__(self, file: TextIO | None = None, width: int | None = None) -> None:
+        if file is not None and not hasattr(file, "isatty"):
+            raise UsageError("file", type(file).__name__, "an open text file, such as sys.stderr")
         # Python has no stdout where it was closed before the start (`>&-`).
         self.file = file or sys.stdout or io.StringIO()
         self.terminal = is_terminal(self.file)
@@ -170,11 +172,17 @@ def clock_text(seconds: float) -> str:
 class RunProgress:
     """Cases done of all cases, elapsed time, and time left if the rest is like what was done."""
 
-    def __init__(self, total: int, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        total: int,
+        now: Callable[[], float] = time.monotonic,
+        started: float | None = None,
+    ) -> None:
+        """started: when the run began, by ``now``; None: now."""
         self.total = total
         self.finished = 0
         self._now = now
-        self._start = now()
+        self._start = now() if started is None else started
 
     def text(self, doing: str = "") -> str:
         elapsed = self._now() - self._start

@@ -54,10 +54,14 @@ CLOCKS = ("host", "device", "issue")
 METRICS = ("time", "algbw", "busbw")
 
 
-def split_list(value: str | Sequence[Any] | None) -> tuple[Any, ...]:
-    """A list as code gives it or, with commas, as the command line does."""
+def split_list(value: str | Sequence[Any] | None, what: str = "list") -> tuple[Any, ...]:
+    """A list as code gives it or, with commas, as the command line does. Raises UsageError for
+    anything else.
+    """
     if value is None:
         return ()
+    if not isinstance(value, str | list | tuple):
+        raise UsageError(what, type(value).__name__, "text with commas, or a list")
     return tuple(p.strip() for p in value.split(",")) if isinstance(value, str) else tuple(value)
 
 

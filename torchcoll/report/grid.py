@@ -54,6 +54,7 @@ class Grid:
     rows: the cells by row and column. above, below: the lines before and after the table.
     styles: rich's style of each row, '' for most; colours only repeat what the text says.
     answer: printed before the tables, and again after them if they fill more than a screen.
+    keys: of each row a key by which charts of a page link to it, '' for none; [] for no row.
     """
 
     heads: Sequence[Head]
@@ -62,6 +63,7 @@ class Grid:
     below: list[str] = field(default_factory=list)
     styles: list[str] = field(default_factory=list)
     answer: Answer | None = None
+    keys: list[str] = field(default_factory=list)
 
     def widths(self) -> list[int]:
         widths = [max(len(head.first), len(head.second)) for head in self.heads]

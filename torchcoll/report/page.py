@@ -1,11 +1,13 @@
-"""A report as one document: sections of tables and pictures, as HTML that needs no network or as
-markdown.
+"""A report as one document: sections of tables, with charts as HTML that needs no network, or with
+pictures as markdown.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 from torchcoll.core.errors import UnavailableError, one_line, printable
 from torchcoll.report.answer import Answer, Caveat
+from torchcoll.report.chart import TIME_LABELS, Chart
 from torchcoll.report.grid import Grid, escape_markdown, legends, markdown_text
 
 _STYLES = {"green": "good", "red": "bad", "yellow": "doubt", "dim": "dim"}
@@ -27,6 +30,28 @@ class Illustration:
     caption: Sequence[str] = ()
 
 
+@dataclass(eq=False)
+class ChartGroup:
+    """Charts of which a page shows one at a time. label: what distinguishes them, such as case."""
+
+    title: str
+    label: str
+    charts: Sequence[Chart]
+
+
+@dataclass(frozen=True)
+class PageCase:
+    """A case that points of charts lead to.
+
+    title: what it is. run: the number of its run in ``Page.run_commands``. command: explains its
+    row, '' without a file.
+    """
+
+    title: str
+    run: int
+    command: str
+
+
 @dataclass
 class TitledGrids:
     """Tables below a title; '' is none."""
@@ -37,21 +62,31 @@ class TitledGrids:
 
 @dataclass
 class Section:
-    """commands: what prints the same in a terminal. folded: tables are closed at first."""
+    """commands: what prints the same in a terminal. pictures: of markdown. charts: of HTML. folded:
+    tables are closed at first.
+    """
 
     title: str
     texts: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     pictures: list[Illustration] = field(default_factory=list)
+    charts: list[ChartGroup] = field(default_factory=list)
     tables: list[TitledGrids] = field(default_factory=list)
     folded: bool = False
 
 
 @dataclass
 class Page:
+    """cases: those that points of the charts lead to, by key. run_commands: of each run the command
+    that prints its calls, '' without a file. reloads: a browser reads the page again and again.
+    """
+
     title: str
     answers: list[Answer]
     sections: list[Section]
+    cases: dict[str, PageCase] = field(default_factory=dict)
+    run_commands: list[str] = field(default_factory=list)
+    reloads: bool = False
 
 
 def shorten_repeated_caveats(
@@ -85,10 +120,11 @@ def shorten_repeated_caveats(
 
 
 def html_text(page: Page) -> str:
-    """The whole page, with its pictures, style and script in it.
+    """The whole page, with its charts, style and scripts in it.
 
-    Every text is escaped; of scripts the page's own alone is allowed to run, and nothing may be
-    fetched (a content security policy says so). Raises UnavailableError without jinja2.
+    Every text is escaped; of scripts the page's own and plotly's alone are allowed to run, and
+    nothing may be fetched (a content security policy says so). Raises UnavailableError without
+    jinja2.
     """
     try:
         from jinja2 import Environment, StrictUndefined
@@ -98,19 +134,84 @@ def html_text(page: Page) -> str:
             "report", "no library for it", "jinja2", "Install torchcoll[report]."
         ) from None
     folder = Path(__file__).parent
-    script = (folder / "page.js").read_text(encoding="utf-8")
+    scripts = [(folder / "page.js").read_text(encoding="utf-8")]
+    groups = [group for section in page.sections for group in section.charts]
+    plotly = ""
+    if groups:
+        scripts.append(plotly_script())
+        plotly = base64.b64encode(gzip.compress(scripts[1].encode(), mtime=0)).decode()
+    printed = {answer.text for answer in page.answers}
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=False, finalize=_shown
     )
     template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
     return template.render(
         page=page,
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        numbers={group: number for number, group in enumerate(groups)},
+        data=Markup(_json_text(page, groups)),
+        plotly=Markup(plotly),
+        script=Markup(scripts[0]),
+        script_hashes=[
+            base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts
+        ],
         above=_above,
         style=_style,
-        svg=lambda picture: Markup(picture.svg),
+        repeated=lambda title, grid: (
+            not printed.isdisjoint((grid.answer.text, f"{title}: {grid.answer.text}"))
+        ),
     )
+
+
+def plotly_script() -> str:
+    """plotly.js, from the Python package."""
+    from plotly.offline import get_plotlyjs
+
+    text: str = get_plotlyjs()
+    return text
+
+
+def check_charts_available() -> None:
+    """Raises UnavailableError where a page could not have its charts, before anything is read."""
+    try:
+        import plotly  # noqa: F401
+    except ImportError:
+        raise UnavailableError(
+            "report", "no library for it", "plotly", "Install torchcoll[report]."
+        ) from None
+
+
+def _json_text(page: Page, groups: Sequence[ChartGroup]) -> str:
+    """What page.js reads. A script element ends at ``</script``, whatever JSON it stands in, so no
+    ``<`` is left; ASCII, because U+2028 ends lines of scripts.
+    """
+    data = {
+        "groups": [{"label": g.label, "charts": list(map(_chart_json, g.charts))} for g in groups],
+        "cases": {key: [case.title, case.run, case.command] for key, case in page.cases.items()},
+        "runs": page.run_commands,
+        "time_labels": TIME_LABELS,
+    }
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _chart_json(chart: Chart) -> dict[str, Any]:
+    selectors = [
+        {
+            "label": selector.label,
+            "options": [
+                {"text": option.text, "arguments": option.arguments} for option in selector.options
+            ],
+        }
+        for selector in chart.selectors
+    ]
+    return {
+        "title": chart.title,
+        "traces": chart.traces,
+        "layout": chart.layout,
+        "selectors": selectors,
+        "caption": [line if line.isprintable() else printable(line) for line in chart.caption],
+        "key": chart.key,
+    }
 
 
 def _shown(value: Any) -> Any:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import UnavailableError, UsageError, one_line
+from torchcoll.core.errors import UnavailableError, UsageError, one_line, path_text
 from torchcoll.core.units import format_size, format_time
 from torchcoll.report.destination import check_new, write_file
 
@@ -48,7 +48,7 @@ def check_path(path: str | os.PathLike[str], force: bool = True) -> Path:
 
     force: one that is there may be replaced.
     """
-    file = Path(path)
+    file = Path(path_text(path, "picture", "a path"))
     if file.suffix.lower() not in SUFFIXES:
         raise UsageError("picture", path, f"a name that ends in one of {', '.join(SUFFIXES)}")
     if not file.parent.is_dir():
@@ -169,31 +169,12 @@ def write_figure(figure: Figure, path: str | os.PathLike[str]) -> WrittenPicture
     return WrittenPicture(Path(path))
 
 
-# What is ink or paper follows the page's colours; those of lines are readable on both.
-_INK = {
-    "#000000": "var(--ink)",
-    "#333333": "var(--ink)",
-    "#4c4c4c": "var(--soft)",
-    "#4d4d4d": "var(--soft)",
-    "#666666": "var(--soft)",
-    "#e5e5e5": "var(--grid)",
-    "#e6e6e6": "var(--grid)",
-    "#d9d9d9": "var(--grid)",
-    "#cccccc": "var(--line)",
-    "#ffffff": "var(--paper)",
-}
-_PROLOG = re.compile(r"\A.*?(?=<svg)", re.DOTALL)
-_GROUP = re.compile(r'<g id="[^"]*"')
-_COLOUR = re.compile(r"(?:stroke|fill): (#[0-9a-f]{6})")
 _FONTS = re.compile(r"font-family: [^;\"]*sans-serif")
-_SIZE = re.compile(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"')
 
 
-def svg_text(figure: Figure, inline: bool = True) -> str:
-    """The picture as SVG without a date, so that the same data give the same text.
-
-    inline: to stand in a page, whose colours it takes (``--ink`` and the like), without a size of
-    its own. Its texts are texts, which a reader can search and copy.
+def svg_text(figure: Figure) -> str:
+    """The picture as SVG without a date, so that the same data give the same text. Its texts are
+    texts, which a reader can search and copy.
     """
     import matplotlib
 
@@ -205,16 +186,8 @@ def svg_text(figure: Figure, inline: bool = True) -> str:
     ):
         # Of letters that its font lacks, which the reader's has.
         warnings.simplefilter("ignore", UserWarning)
-        figure.savefig(drawn, format="svg", transparent=inline, metadata=nothing)
-    text = _FONTS.sub("font-family: 'DejaVu Sans', Verdana, sans-serif", drawn.getvalue())
-    if not inline:
-        return text
-    text = _PROLOG.sub("", text)
-    text = _GROUP.sub("<g", text)  # the ids of two pictures would be alike
-    text = _SIZE.sub(r"\1", _SIZE.sub(r"\1", text))
-    text = _COLOUR.sub(_theme_colour, text)
-    text = text.replace("<text ", '<text fill="currentColor" ')
-    return text.replace("<svg ", '<svg role="img" ', 1)
+        figure.savefig(drawn, format="svg", metadata=nothing)
+    return _FONTS.sub("font-family: 'DejaVu Sans', Verdana, sans-serif", drawn.getvalue())
 
 
 def check_pictures_available() -> None:
@@ -225,8 +198,3 @@ def check_pictures_available() -> None:
         raise UnavailableError(
             "report", "no library for it", "matplotlib", "Install torchcoll[report]."
         ) from None
-
-
-def _theme_colour(match: re.Match[str]) -> str:
-    whole, colour = match.group(0), match.group(1)
-    return whole.replace(colour, _INK.get(colour, colour))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchcoll.core.collectives import find_collective
-from torchcoll.core.errors import UsageError, choice
+from torchcoll.core.errors import UsageError, choice, text_items
 from torchcoll.core.units import parse_size
 from torchcoll.stats.matching import NAMES, value_of
 from torchcoll.stats.sides import Measured
@@ -45,8 +45,7 @@ def conditions(filter: str | Sequence[str]) -> list[Condition]:
     """The conditions of a text with commas, or of several. Raises UsageError naming the first bad
     one.
     """
-    texts = filter.split(",") if isinstance(filter, str) else filter
-    return [_condition(text) for text in texts if text.strip()]
+    return [_condition(text) for text in text_items(filter, "filter") if text.strip()]
 
 
 def _condition(text: str) -> Condition:

@@ -167,6 +167,7 @@ def _lines_above(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[str]:
         ]
     else:
         lines = [*_shard_proposal(advice), f"FSDP2 on {advice.ranks} ranks"]
+        lines += [f"machine: {one_line(advice.machine)}"] * bool(advice.machine)
     for used in advice.curves:
         row, (least, most) = used.row, used.sizes
         collective = used.collective
@@ -195,6 +196,8 @@ def _lines_above(advice: BucketAdvice | ShardAdvice, spread: bool) -> list[str]:
             "low, high = the least and the most of the runs; 95 % over the runs, for all "
             "rows together"
         )
+    elif isinstance(advice, ShardAdvice) and advice.machine:
+        lines.append("low, high = the 90 % interval of the prediction")
     elif spread:
         lines.append("low, high = with the 5th and the 95th percentile of the curve's calls")
     return lines
@@ -370,7 +373,7 @@ def _object(advice: BucketAdvice | ShardAdvice) -> dict[str, Any]:
         ]
         facts = {
             "schema": "torchcoll-shard-advice/1",
-            **select_fields(advice, "ranks forward_ns backward_ns hides runs"),
+            **select_fields(advice, "ranks forward_ns backward_ns hides runs machine?"),
             "curves": curves,
             **select_fields(advice, "best=best.choice least_memory=least.choice"),
         }

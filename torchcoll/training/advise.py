@@ -24,6 +24,8 @@ from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_size, whole_number
+from torchcoll.curves.named_machines import find_machine
+from torchcoll.curves.predictor import Predictor
 from torchcoll.inputs import Source
 from torchcoll.stats.sides import Side, side
 from torchcoll.training.backward import (
@@ -54,7 +56,7 @@ from torchcoll.training.choices import (
 )
 from torchcoll.training.measured_curves import MeasuredCallTime, MeasuredCurves
 from torchcoll.training.plans import MIB, BucketPlan
-from torchcoll.training.shard_advice import ShardAdvice, advise_shards
+from torchcoll.training.shard_advice import ShardAdvice, advise_shards, advise_shards_on
 from torchcoll.training.sharded import ShardPlan
 from torchcoll.training.timeline import Act, Compute, Send, step_ns
 
@@ -227,8 +229,9 @@ class BucketAdvice(Advice[Proposal]):
 
 def advise(
     gradients: Any,
-    curve: Source | Side | Sequence[Source],
+    curve: Source | Side | Sequence[Source] | None = None,
     *,
+    machine: Predictor | str | os.PathLike[str] | None = None,
     caps_mb: Sequence[float] | None = None,
     backward_ms: float | None = None,
     dtype: str | None = None,
@@ -246,6 +249,9 @@ def advise(
       assumed to be even.
     - curve: Runs, files, folders or globs with all_reduce over sizes on the same number of ranks.
       Several of them count as runs and give an interval.
+    - machine: for plans of FSDP2, in place of a curve: what ``torchcoll model fit`` wrote, or the
+      name of a machine that others measured, such as ``8xH100``. Times and intervals are those of
+      ``torchcoll plan``.
     - caps_mb: the bucket_cap_mb (MiB) to consider without plans; None: 1 to 800.
     - backward_ms: duration of a backward pass without communication; None: taken from the traffic.
     - accumulate: backward passes per optimiser step. None: one; traffic that makes the same calls
@@ -264,7 +270,9 @@ def advise(
     """
     if accumulate is not None:
         whole_number(accumulate, "accumulate", 1)
-    if curve is None:
+    if machine is not None and curve is not None:
+        raise UsageError("advise", "a curve and a machine", "one of them")
+    if curve is None and machine is None:
         action = "torchcoll.run returns it on rank 0 alone."
         raise UsageError("curve", "None", "a Run, or files", action)
     plans: Any = [gradients] if isinstance(gradients, (BucketPlan, ShardPlan)) else gradients
@@ -277,9 +285,13 @@ def advise(
         passes = (
             None if backward_ms is None else _checked_number(backward_ms, "backward-ms", 0) * 1e6
         )
-        return advise_shards(
-            list(plans), curve if isinstance(curve, Side) else side("curve", curve), passes
-        )
+        if machine is not None:
+            if isinstance(machine, str | os.PathLike):
+                machine = find_machine(machine)
+            return advise_shards_on(list(plans), machine, passes)
+        return advise_shards(list(plans), _measured(curve), passes)
+    if machine is not None:
+        raise UsageError("machine", machine, "plans of shard_traffic with it (FSDP2)")
     if isinstance(gradients, (int, float)) and not isinstance(gradients, bool):
         pass_gradients = gradients_from_count(gradients, dtype)
     elif dtype is not None:
@@ -299,11 +311,15 @@ def advise(
         pass_gradients.backward_source = "given"
     return _advise_buckets(
         pass_gradients,
-        curve if isinstance(curve, Side) else side("curve", curve),
+        _measured(curve),
         [*pass_gradients.settings] if kinds else None,
         caps_mb,
         accumulate or 1,
     )
+
+
+def _measured(curve: Any) -> Side:
+    return curve if isinstance(curve, Side) else side("curve", curve)
 
 
 def _advise_buckets(

@@ -1,8 +1,14 @@
 """Who came last to the collectives of a job, how much waiting that caused, and what is chance.
 
 In a call that all ranks need, the last rank to arrive has the shortest time of its own, and what
-the others have more is their wait for it. Someone is last in every call, so a share alone says
-nothing: of two equal ranks each is last in half of the calls.
+the others have more is their wait for it. This compares durations, so the clocks of the ranks need
+not agree. A capture learns late of the end of an asynchronous call on a CPU (training/late.py), so
+its duration says nothing about a wait of less than 5 ms. Such a call is judged by when each rank
+issued it, which needs clocks that can be compared (training/clocks.py): without them no rank counts
+as last. A rank that waits in several calls at once waits once: the time counts for the first.
+
+Someone is last in every call, so a share alone says nothing: of two equal ranks each is last in
+half of the calls.
 
 The test counts time, not calls. The calls of a group are cut into at most 32 consecutive blocks (of
 whole steps where steps are marked), because calls that follow each other are not independent. The
@@ -20,21 +26,26 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import cached_property
 
 from torchcoll.core.summary import median
-from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import counted, format_ns
+from torchcoll.core.traffic import Group, Traffic
+from torchcoll.core.units import counted, format_ns, format_ranges
 from torchcoll.stats.drift import SURE
+from torchcoll.training.clocks import Offsets, measure_offsets
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
-from torchcoll.training.late import cut_at_marks, error_ns
+from torchcoll.training.late import cut_at_marks, may_end_late
+from torchcoll.training.steps import find_steps
 
 MOST_BLOCKS = 32
 LEAST_BLOCKS = 6  # of fewer, no rank is named
 _NOTABLE = 1.1  # times its share of the waiting by chance: less is nothing to act on
 _THIRDS = ("first third", "second third", "last third")
+_OTHER_STEP = "outside of the steps that send alike"
+_NO_CLOCK = "asynchronous, and the clocks of its ranks are not aligned"
 
 
 @dataclass(frozen=True)
@@ -152,139 +163,279 @@ class Arrivals:
             for rank in self.late:
                 named.setdefault(rank.rank, rank)
             return "; ".join(map(self._late_text, list(named.values())[:3]))
-        most = max(self.ranks, key=lambda rank: (rank.calls, rank.share), default=None)
-        if most is None:
-            return "no rank came last: all had the same time in every call"
-        ranks = round(1 / most.chance)
-        text = (
-            f"{_name(most)} is last most often, in {100 * most.share:.0f} % of "
-            f"{counted(most.calls, 'call')} of {ranks} ranks ({100 * most.chance:.0f} % by chance)"
-        )
+        if not self.calls:
+            return "no rank can be named: the clocks of the ranks are not aligned"
+        if not self.ranks:
+            return (
+                "no rank can be named: the ranks came to each call at the same time, as far as the "
+                "recorded times tell"
+            )
+        caused = Counter[int]()
+        for row in self.ranks:
+            caused[row.rank] += row.caused_ns
+        most = next(row for row in self.ranks if row.rank == caused.most_common(1)[0][0])
+        text = f"{_name(most)} caused most waiting, {self._caused_text(most)}"
         if max(rank.blocks for rank in self.ranks) < LEAST_BLOCKS:
             return f"too few calls to tell who is late: {text}"
         return f"no rank is late more often than chance: {text}"
 
     def _late_text(self, rank: RankArrival) -> str:
-        same = [r for r in self.ranks if r.rank == rank.rank]
-        caused = sum(r.caused_ns for r in same)
-        share = f" ({100 * caused / self.wait_ns:.0f} % of all waiting)" if self.wait_ns else ""
         when = f" in the {rank.when}" if rank.when else ""
+        doubt = f", unless it waited for an unrecorded rank of group {rank.doubt}"
+        caused = f"it caused {self._caused_text(rank, 'of waiting ')}"
+        return f"{_name(rank)} is late{when}: {caused}{doubt * bool(rank.doubt)}"
+
+    def _caused_text(self, rank: RankArrival, what: str = "") -> str:
+        caused = sum(row.caused_ns for row in self.ranks if row.rank == rank.rank)
+        share = f"({100 * caused / self.wait_ns:.0f} % of all waiting)" if self.wait_ns else ""
         return (
-            f"{_name(rank)} is late{when}: it caused {format_ns(caused, 3)} of waiting{share}, and "
-            f"was last in {100 * rank.share:.0f} % of {counted(rank.calls, 'call')} "
-            f"({100 * rank.chance:.0f} % by chance)"
-        ) + f", unless it waited for an unrecorded rank of group {rank.doubt}" * bool(rank.doubt)
+            f"{format_ns(caused, 3)} {what}{share}, and was last in {100 * rank.share:.0f} % of "
+            f"{counted(rank.calls, 'call')} ({100 * rank.chance:.0f} % by chance)"
+        )
 
 
 def _name(rank: RankArrival) -> str:
     return f"rank {rank.rank} ({rank.host})" if rank.host else f"rank {rank.rank}"
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call that could be split. last: None for a tie."""
+@dataclass(frozen=True, eq=False)
+class SplitCall:
+    """A call whose time splits into waiting and transfer.
 
-    joined: JoinedCall
+    - members: all ranks of the group.
+    - order: step (-1: none), number in the group.
+    - last: None for a tie.
+    - waits_ns: each other rank -> how long it waited; {} for a tie.
+    - transfer_ns: the shortest time of its ranks.
+    - logged_ns: when the lowest rank wrote it down, since 1970; None if unknown.
+    """
+
     group: str
+    members: tuple[int, ...]
+    order: tuple[int, int]
     last: int | None
-    order: tuple[int, int]  # step, number in its group
+    waits_ns: Mapping[int, int]
+    transfer_ns: int
+    logged_ns: int | None = None
 
-    @property
-    def shortest_ns(self) -> int:
-        return min(self.joined.times_ns.values())
-
-    @property
-    def waits_ns(self) -> dict[int, int]:
-        """Each other rank -> how long it waited; {} for a tie."""
-        if self.last is None:
-            return {}
-        times = self.joined.times_ns
-        return {r: t - times[self.last] for r, t in times.items() if r != self.last}
-
-    @property
+    @cached_property
     def wait_ns(self) -> int:
         return sum(self.waits_ns.values())
 
 
-def find_arrivals(traffic: Traffic) -> Arrivals | None:
-    """Who came last to the calls of all groups; None if no call can be split."""
-    traffic = cut_at_marks(traffic)
+def last_rank(waits_ns: Mapping[int, int], error_ns: int) -> int | None:
+    """Returns the rank that waited for nobody, or None if several waited no longer than the error.
+
+    - waits_ns: of each rank, 0 of the last.
+    """
+    first = [rank for rank, wait in waits_ns.items() if wait <= error_ns]
+    return first[0] if len(first) == 1 else None
+
+
+@dataclass(frozen=True)
+class SplitTraffic:
+    """The calls of a traffic that could be split, and why others could not.
+
+    - calls: in the order of the lowest rank.
+    - unsplit: reason -> number of calls.
+    - participants: groups with unrecorded ranks -> their recorded ranks.
+    - groups: by name, as the traffic has them.
+    """
+
+    calls: list[SplitCall]
+    unsplit: Counter[str]
+    participants: dict[str, set[int]]
+    groups: Mapping[str, Group] = field(default_factory=dict)
+
+
+def split_traffic(traffic: Traffic) -> SplitTraffic:
+    """Splits the calls of the steady steps, or all calls if no step is marked."""
+    whole, traffic = traffic, cut_at_marks(traffic)
     joined, _ = join_ranks(traffic)
+    steady: Set[int] | None = None
+    if any(traffic.steps.values()) or any(
+        call.step is not None for calls in traffic.calls.values() for call in calls
+    ):
+        steady = set(find_steps(traffic).steady)
     unique: dict[JoinedCall, str] = {}
     for rank, calls in traffic.calls.items():
         for call, joined_call in zip(calls, joined[rank], strict=True):
             unique.setdefault(joined_call, call.group)
     unsplit: Counter[str] = Counter()
-    split: dict[str, list[_Call]] = defaultdict(list)
-    for joined_call, group in unique.items():
-        if reason := unsplit_reason(joined_call):
-            unsplit[reason] += 1
-            continue
-        times = joined_call.times_ns
-        near = min(times.values()) + max(1, error_ns(joined_call, traffic.source))
-        shortest = [rank for rank, time in times.items() if time < near]
-        first = next(iter(joined_call.calls.values()))
-        step = -1 if first.step is None else first.step
-        last = shortest[0] if len(shortest) == 1 else None
-        split[group].append(_Call(joined_call, group, last, (step, first.sequence)))
-    if not split:
-        return None
-    for group_calls in split.values():
-        group_calls.sort(key=lambda call: call.order)
-    hosts = traffic.environment.get("hosts")
-    host_of = {int(r): str(h) for r, h in hosts.items()} if isinstance(hosts, dict) else {}
-    ranks = [row for g, calls in split.items() for row in _rank_rows(g, calls, host_of)]
-    ranks = _with_followers(_judged(ranks, split), split)
     participants: dict[str, set[int]] = defaultdict(set)
+    waits: dict[JoinedCall, dict[int, int]] = {}
+    lasts: dict[JoinedCall, int | None] = {}
+    offsets: Offsets | None = None
     for joined_call, group in unique.items():
         if len(joined_call.members) != len(joined_call.calls):
             participants[group] |= joined_call.calls.keys()
+        step = next(iter(joined_call.calls.values())).step
+        reason = unsplit_reason(joined_call)
+        if not reason and steady is not None and step not in steady:
+            reason = _OTHER_STEP
+        if not reason and any(may_end_late(c, traffic.source) for c in joined_call.calls.values()):
+            if offsets is None:
+                # Of ends before the cut: a bound that is too narrow would be wrong.
+                of_whole, _ = join_ranks(whole)
+                offsets = measure_offsets(
+                    whole, dict.fromkeys(itertools.chain.from_iterable(of_whole.values()))
+                )
+            if issued := _issued_ns(joined_call, offsets):
+                latest = max(issued.values())
+                times = joined_call.times_ns
+                waits[joined_call] = {r: min(latest - at, times[r]) for r, at in issued.items()}
+                error = 2 * max(offsets.error_ns[r] for r in issued)
+                lasts[joined_call] = last_rank(waits[joined_call], error)
+            else:
+                reason = _NO_CLOCK
+        elif not reason:
+            shortest = min(joined_call.times_ns.values())
+            waits[joined_call] = {r: ns - shortest for r, ns in joined_call.times_ns.items()}
+            lasts[joined_call] = last_rank(waits[joined_call], 0)
+        if reason:
+            unsplit[reason] += 1
+    _count_once(traffic, joined, waits)
+    split = []
+    for joined_call, of_ranks in waits.items():
+        first = joined_call.calls[min(joined_call.calls)]
+        last = lasts[joined_call]
+        split.append(
+            SplitCall(
+                unique[joined_call],
+                joined_call.members,
+                (-1 if first.step is None else first.step, first.sequence),
+                last,
+                {} if last is None else {r: ns for r, ns in of_ranks.items() if r != last},
+                min(joined_call.times_ns.values()),
+                first.logged_ns,
+            )
+        )
+    return SplitTraffic(split, unsplit, participants, traffic.groups)
+
+
+def _issued_ns(joined: JoinedCall, offsets: Offsets) -> dict[int, int]:
+    """Returns when each rank issued the call, on the clock of the first rank; {} if unknown."""
+    issued = {
+        rank: call.start_ns + offsets.added_ns[rank]
+        for rank, call in joined.calls.items()
+        if call.start_ns is not None and rank in offsets.added_ns
+    }
+    return issued if len(issued) == len(joined.calls) else {}
+
+
+def _count_once(
+    traffic: Traffic,
+    joined: Mapping[int, Sequence[JoinedCall]],
+    waits: Mapping[JoinedCall, dict[int, int]],
+) -> None:
+    """Takes from each wait the time in which its rank already waited in an earlier call."""
+    for rank, calls in traffic.calls.items():
+        spans = [
+            (call.span[0], joined_call)
+            for call, joined_call in zip(calls, joined[rank], strict=True)
+            if call.span and joined_call in waits
+        ]
+        until: float = -math.inf
+        for start, joined_call in sorted(spans, key=lambda each: each[0]):
+            end = start + waits[joined_call][rank]
+            waits[joined_call][rank] = round(max(0, end - max(start, until)))
+            until = max(until, end)
+
+
+def find_arrivals(traffic: Traffic) -> Arrivals | None:
+    """Who came last to the calls of all groups; None if no call can be split.
+
+    If clocks that are not aligned are the reason, the result says so.
+    """
+    hosts = traffic.environment.get("hosts")
+    return arrivals_of(
+        split_traffic(traffic),
+        {int(r): str(h) for r, h in hosts.items()} if isinstance(hosts, dict) else {},
+    )
+
+
+def arrivals_of(
+    split_calls: SplitTraffic, host_of: Mapping[int, str], brief: bool = False
+) -> Arrivals | None:
+    """Who came last to these calls; None as in ``find_arrivals``.
+
+    - host_of: rank -> host, where known.
+    - brief: the ranks alone, without pairs, hosts and thirds of the time.
+    """
+    every = split_calls.calls
+    if not every and _NO_CLOCK not in split_calls.unsplit:
+        return None
+    split: dict[str, list[SplitCall]] = defaultdict(list)
+    for call in every:
+        split[call.group].append(call)
+    for group_calls in split.values():
+        group_calls.sort(key=lambda call: call.order)
+    ranks = [row for g, calls in split.items() for row in _rank_rows(g, calls, host_of)]
+    ranks = _with_followers(_judged(ranks, split), split)
+    participants = split_calls.participants
     ranks = [_replaced(row, doubt=_doubt(row, ranks, split, participants)) for row in ranks]
+    labels = _labels(split_calls.groups, [*split, *participants])
+    ranks = [
+        _replaced(row, group=labels[row.group], doubt=labels.get(row.doubt, "")) for row in ranks
+    ]
     ranks.sort(key=lambda row: (-row.caused_ns, row.rank))
-    every = [call for calls in split.values() for call in calls]
     return Arrivals(
         len(every),
         sum(call.last is None for call in every),
         sum(call.wait_ns for call in every),
-        sum(call.shortest_ns for call in every),
+        sum(call.transfer_ns for call in every),
         ranks,
-        _pairs(every),
-        _hosts(every, host_of),
-        _time_thirds(split),
-        dict(unsplit),
+        [] if brief else _pairs(every),
+        [] if brief else _hosts(every, host_of),
+        [] if brief else _time_thirds(split),
+        dict(split_calls.unsplit),
     )
 
 
+def _labels(groups: Mapping[str, Group], names: Iterable[str]) -> dict[str, str]:
+    """The labels of groups by their names; with the ranks, if several would have the same."""
+    chosen = {name: groups.get(name, Group(name)) for name in names}
+    counts = Counter(group.label for group in chosen.values())
+    return {
+        name: group.label
+        if counts[group.label] == 1
+        else f"{group.label} {format_ranges(group.ranks)}"
+        for name, group in chosen.items()
+    }
+
+
 def _rank_rows(
-    group: str, calls: Sequence[_Call], hosts: Mapping[int, str]
+    group: str, calls: Sequence[SplitCall], hosts: Mapping[int, str]
 ) -> Iterable[RankArrival]:
-    decided = [call for call in calls if call.last is not None]
-    total = sum(call.wait_ns for call in decided)
-    blocks = _leaders(calls)
-    members = calls[0].joined.members
-    for rank in members:
-        was_last = [call for call in decided if call.last == rank]
-        caused = sum(call.wait_ns for call in was_last)
-        if decided:
-            yield RankArrival(
-                group,
-                rank,
-                hosts.get(rank, ""),
-                len(decided),
-                len(was_last),
-                1 / len(members),
-                caused,
-                caused / total if total else 0.0,
-                len(blocks),
-                blocks.count(rank),
-                1.0,
-            )
+    last: Counter[int] = Counter()
+    caused: Counter[int] = Counter()
+    for call in calls:
+        if call.last is not None:
+            last[call.last] += 1
+            caused[call.last] += call.wait_ns
+    decided, total = sum(last.values()), sum(caused.values())
+    leaders = _leaders(calls)
+    led, members = Counter(leaders), calls[0].members
+    for rank in members if decided else ():
+        yield RankArrival(
+            group,
+            rank,
+            hosts.get(rank, ""),
+            decided,
+            last[rank],
+            1 / len(members),
+            caused[rank],
+            caused[rank] / total if total else 0.0,
+            len(leaders),
+            led[rank],
+            1.0,
+        )
 
 
-def _leaders(calls: Sequence[_Call]) -> list[int]:
+def _leaders(calls: Sequence[SplitCall]) -> list[int]:
     """The rank that caused most waiting in each block; blocks in which none did are left out."""
     steps = list(dict.fromkeys(call.order[0] for call in calls))
-    if len(steps) > 1:
+    if steps != [-1]:
         place = {step: n for n, step in enumerate(steps)}
         numbers, count = [place[call.order[0]] for call in calls], len(steps)
     else:
@@ -315,6 +466,8 @@ def independence(leaders: Sequence[int]) -> float:
 
 def at_least(successes: int, trials: int, chance: float) -> float:
     """The probability of so many successes or more, of independent trials."""
+    if not successes:
+        return 1.0
     return min(
         1.0,
         sum(
@@ -324,7 +477,9 @@ def at_least(successes: int, trials: int, chance: float) -> float:
     )
 
 
-def _judged(rows: Sequence[RankArrival], split: Mapping[str, Sequence[_Call]]) -> list[RankArrival]:
+def _judged(
+    rows: Sequence[RankArrival], split: Mapping[str, Sequence[SplitCall]]
+) -> list[RankArrival]:
     """The rows with p and ``when``: the whole time first, then each third."""
     tests: list[tuple[float, int, str]] = []  # p, row, time
     for group, calls in split.items():
@@ -362,13 +517,13 @@ def _replaced(row: RankArrival, **changes: object) -> RankArrival:
 
 
 def _with_followers(
-    rows: Sequence[RankArrival], split: Mapping[str, Sequence[_Call]]
+    rows: Sequence[RankArrival], split: Mapping[str, Sequence[SplitCall]]
 ) -> list[RankArrival]:
     """The rows with ``after``: a rank that is late in one group only because it waited for a late
     rank in another. It is not late itself in the group that it shares with that rank.
     """
     late = {(row.group, row.rank): row for row in rows if row.late}
-    members = {group: set(calls[0].joined.members) for group, calls in split.items()}
+    members = {group: set(calls[0].members) for group, calls in split.items()}
     marked = []
     for row in rows:
         causes = [
@@ -388,7 +543,7 @@ def _with_followers(
 def _doubt(
     row: RankArrival,
     rows: Sequence[RankArrival],
-    split: Mapping[str, Sequence[_Call]],
+    split: Mapping[str, Sequence[SplitCall]],
     participants: Mapping[str, set[int]],
 ) -> str:
     """The group with unrecorded ranks that may explain that a rank is late.
@@ -397,7 +552,7 @@ def _doubt(
     ``row.group`` take part delays them alike, and one delays all of its ranks: if another of them
     is not late elsewhere, it is no explanation.
     """
-    members = set(split[row.group][0].joined.members)
+    members = set(split[row.group][0].members)
     for group, ranks in participants.items():
         if not row.late or group in split or row.rank not in ranks or members <= ranks:
             continue
@@ -407,7 +562,7 @@ def _doubt(
     return ""
 
 
-def _pairs(calls: Iterable[_Call]) -> list[WaitPair]:
+def _pairs(calls: Iterable[SplitCall]) -> list[WaitPair]:
     waits: dict[tuple[int, int], list[int]] = defaultdict(list)
     for call in calls:
         for waiter, wait in call.waits_ns.items():
@@ -419,7 +574,7 @@ def _pairs(calls: Iterable[_Call]) -> list[WaitPair]:
     return sorted(pairs, key=lambda pair: (-pair.total_ns, pair.waiter, pair.last))
 
 
-def _hosts(calls: Sequence[_Call], hosts: Mapping[int, str]) -> list[HostArrival]:
+def _hosts(calls: Sequence[SplitCall], hosts: Mapping[int, str]) -> list[HostArrival]:
     """[] unless the ranks are on several hosts."""
     if len(set(hosts.values())) < 2:
         return []
@@ -434,9 +589,9 @@ def _hosts(calls: Sequence[_Call], hosts: Mapping[int, str]) -> list[HostArrival
     return sorted(rows, key=lambda row: (-row.caused_ns, row.host))
 
 
-def _time_thirds(split: Mapping[str, Sequence[_Call]]) -> list[Third]:
+def _time_thirds(split: Mapping[str, Sequence[SplitCall]]) -> list[Third]:
     """[] for fewer than three calls in each group."""
-    parts: list[list[_Call]] = [[], [], []]
+    parts: list[list[SplitCall]] = [[], [], []]
     for calls in split.values():
         for number, call in enumerate(calls):
             parts[3 * number // len(calls)].append(call)
@@ -461,18 +616,17 @@ def _time_thirds(split: Mapping[str, Sequence[_Call]]) -> list[Third]:
                 caused[rank] / total if rank is not None and total else 0.0,
                 last[rank] / decided if rank is not None else 0.0,
                 total,
-                sum(call.shortest_ns for call in calls),
+                sum(call.transfer_ns for call in calls),
             )
         )
     return rows
 
 
-def _bounds(calls: Sequence[_Call]) -> str:
+def _bounds(calls: Sequence[SplitCall]) -> str:
     """From when to when the calls were: by the clock, else by steps, else by their numbers."""
-    # Of one rank: the clocks of hosts differ.
-    rank = min(rank for each in calls for rank in each.joined.calls)
-    of_rank = [each.joined.calls[rank] for each in calls if rank in each.joined.calls]
-    stamps = [call.logged_ns for call in of_rank if call.logged_ns]
+    # Of the calls of one rank: the clocks of hosts differ.
+    rank = min(min(call.members) for call in calls)
+    stamps = [call.logged_ns for call in calls if call.logged_ns and rank in call.members]
     if stamps:
         try:
             first, last = (

@@ -35,6 +35,7 @@ from torchcoll.training.capture_file import NO_ROOM, CaptureFile, open_rank_file
 from torchcoll.training.decode import Schema, tensors
 from torchcoll.training.device_times import DeviceTimes
 from torchcoll.training.group_names import unbox_group
+from torchcoll.training.module_names import ModuleNames
 from torchcoll.training.recorded_calls import CallRecorder, RecordedCall
 from torchcoll.training.ring_file import RingEntry, RingFile
 from torchcoll.training.waits import Waits
@@ -80,8 +81,8 @@ def capture(
       shows drift and late ranks over time.
     - metrics: a file ``NAME.prom`` that rank 0 rewrites after each captured step, in the format of
       node_exporter's textfile collector: the step's number, duration, transfer, wait and slowest
-      rank. With ``every`` or ``metrics`` no other thread may communicate at a mark.
-
+      rank, and the ranks that are late beyond chance. ``traffic.step()`` then returns on rank 0
+      who is late. With ``every`` or ``metrics`` no other thread may communicate at a mark.
     - on_hang: ``"dump"`` keeps the last 4096 calls of this rank in ``calls-rank{r}.ring`` (320 KiB)
       in the folder, from the moment before each is issued, with every backend and in every step.
       The file survives SIGKILL of the process (not a crash of its node). If no call begins or ends
@@ -264,6 +265,9 @@ class _Recording:
         self._ring = ring
         self._stall_watch: StallWatch | None = None
         self._recorder = CallRecorder(traffic)
+        self._module_names = ModuleNames(self._recorder.add_parameters)
+        self._module_names.find_models()
+        self._recorder.on_mark = self._module_names.find_models  # those that were made since
         self._device = DeviceTimes()
         self._waits = Waits()
         self._without_future: set[tuple[str, str]] = set()  # operators of backends
@@ -331,6 +335,7 @@ class _Recording:
             self._uninstall()
 
     def _install(self) -> None:
+        self._module_names.find_fsdp()
         self._kernels = torch.library.Library("c10d", "IMPL")
         for name, kernel in self._kernels_by_name.items():
             if "torch._dynamo" in sys.modules:  # or Dynamo would compile the kernel
@@ -391,6 +396,8 @@ class _Recording:
             result = issue()
             if recording and not early:
                 fields = self._decode_call(schema, values, result, seen_group)
+            if recording and schema.operator is not None:
+                self._module_names.set_module(call, schema.sent(values))
             if on_host:
                 self._time_call(call, _work(result), schema, values, seen_group)
             else:
@@ -444,10 +451,12 @@ class _Recording:
         operator, waits = schema.operator, schema.asynchronous(values)
         if work is None and operator is not None:  # monitored_barrier returns when it is over
             call.end()
+            call.waited_from = call.start
         elif work is not None and waits is False:
             # The caller waits next anyway. Waiting here is exact: no other thread is involved.
             self._waits.torch_wait(work)
             call.end()
+            call.waited_from = call.start
         elif (schema.name, group.backend) in self._without_future or not self._end_by_future(
             call, work
         ):
@@ -461,6 +470,9 @@ class _Recording:
                 if call.entry and not waits:
                     call.entry.set_uncertain()
                 self._waits.watch(call, work, tensors(schema.received(values)))
+        elif not call.pending:  # the program waits for it, not DDP's reducer
+            call.pending = True
+            self._waits.watch(call, work, tensors(schema.received(values)))
         if schema.name == "c10d::recv_any_source_":
             call.work = work
 

@@ -80,7 +80,7 @@ class AdviceRow:
         """The communication that is hidden."""
         if self.communication_ns is None or self.exposed_ns is None:
             return None
-        return self.communication_ns - self.exposed_ns
+        return max(0.0, self.communication_ns - self.exposed_ns)
 
 
 AnyRow = TypeVar("AnyRow", bound=AdviceRow)

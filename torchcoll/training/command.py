@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,16 @@ from torchcoll.core.errors import ExitCode, UsageError, choice, tell, unknown
 
 if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic
-    from torchcoll.curves.predictor import Predictor
     from torchcoll.machine.launcher import Launch
     from torchcoll.training.plans import BucketPlan
     from torchcoll.training.sharded import ShardPlan
+
+
+_MACHINE = "NAME|FILE"
+_MACHINE_HELP = (
+    "what `torchcoll model fit` wrote, or a machine that others measured, such as 8xH100 or aws-p5 "
+    "(list: all of them)"
+)
 
 
 def gradients_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +58,7 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=(
             "with --fsdp: number of these modules per unit (default 1; with --curve"
-            " each of 1,2,4,...)"
+            " or --machine each of 1,2,4,...)"
         ),
     )
     add(
@@ -61,7 +66,7 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         help=(
             "with --fsdp: reshard_after_forward: true, false or a number of ranks "
-            "(default: that of fully_shard; with --curve both true and false)"
+            "(default: that of fully_shard; with --curve or --machine false too)"
         ),
     )
     add(
@@ -83,6 +88,11 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
             "traffic or by --parameters. With --fsdp: find the wrapping and "
             "resharding, by all_gather and reduce_scatter or all_reduce"
         ),
+    )
+    add(
+        "--machine",
+        metavar=_MACHINE,
+        help=f"with --fsdp, in place of --curve: {_MACHINE_HELP}",
     )
     add(
         "--parameters",
@@ -114,16 +124,26 @@ _OF_FSDP = ("ranks", "together", "reshard", "replicas", "param_dtype", "reduce_d
 
 def run_gradients(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.file import is_traffic
+    from torchcoll.curves.machines_show import show_machines
+    from torchcoll.curves.named_machines import LIST
     from torchcoll.overview.show import show
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
+    if options.machine == LIST:
+        show_machines(options.format)
+        return ExitCode.OK
     if options.fsdp is None:
+        if options.machine is not None:
+            action = "For DDP: torchcoll plan --config MODULE:FACTORY --parallel dp=N --machine."
+            raise UsageError("machine", options.machine, "--fsdp CLASSES with it", action)
         for name in _OF_FSDP:
             if (value := getattr(options, name)) is not None:
                 action = "DDP's buckets are the same on any number." if name == "ranks" else ""
                 raise UsageError(name.replace("_", "-"), value, "--fsdp CLASSES with it", action)
-    if options.curve is not None:
+    if options.curve is not None and options.machine is not None:
+        raise UsageError("machine", f"{options.machine} and --curve", "one of them")
+    if _compares(options):
         return _show_advice(options)
     for name in _OF_CURVE:
         if (value := getattr(options, name)) is not None:
@@ -142,6 +162,11 @@ def run_gradients(options: argparse.Namespace) -> ExitCode:
     plans = _bucket_plans(options, _parse_caps(options.bucket_cap_mb))
     show_plans(plans, options.format, model=options.model)
     return ExitCode.OK
+
+
+def _compares(options: argparse.Namespace) -> bool:
+    """Whether choices are compared by their times, in place of showing what is sent."""
+    return options.curve is not None or options.machine is not None
 
 
 def _bucket_plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[BucketPlan]:
@@ -183,6 +208,7 @@ def _show_advice(options: argparse.Namespace) -> ExitCode:
     advice = advise(
         gradients,
         options.curve,
+        machine=options.machine,
         caps_mb=caps,
         backward_ms=None if backward is None else _parse_number(backward, "backward-ms"),
         dtype=options.dtype,
@@ -212,7 +238,7 @@ def _shard_plans(options: argparse.Namespace) -> list[ShardPlan]:
     """Returns a plan for each choice of wrapping and resharding."""
     named = _parse_together(options)
     plans = []
-    for reshard in _parse_reshard(options) or [True, False]:
+    for reshard in _parse_reshard(options) or [None, False]:
         number, together = 0, 1
         while named[number:] if named else together:
             together = named[number] if named else together
@@ -228,28 +254,30 @@ def _parse_together(options: argparse.Namespace) -> list[int]:
     text = options.together
     if text is None:
         return []
-    expected = "whole numbers from 1 on, such as 1,2,4" if options.curve else "one whole number"
+    several = _compares(options)
+    expected = "whole numbers from 1 on, such as 1,2,4" if several else "one whole number"
     try:
         numbers = [int(item) for item in text.split(",")]
     except ValueError:
         raise UsageError("together", text, expected) from None
-    if min(numbers) < 1 or (len(numbers) > 1 and options.curve is None):
+    if min(numbers) < 1 or (len(numbers) > 1 and not several):
         raise UsageError("together", text, expected)
     return numbers
 
 
-def _parse_reshard(options: argparse.Namespace) -> list[bool | int]:
+def _parse_reshard(options: argparse.Namespace) -> list[bool | int | None]:
     text = options.reshard
     if text is None:
         return []
     keywords = {"true": True, "false": False}
+    choices: list[bool | int | None]
     try:
         choices = [
             keywords[item] if item in keywords else int(item) for item in text.lower().split(",")
         ]
     except ValueError:
         raise UsageError("reshard", text, "true, false or a number of ranks") from None
-    if len(choices) > 1 and options.curve is None:
+    if len(choices) > 1 and not _compares(options):
         raise UsageError("reshard", text, "one of true, false, or a number of ranks")
     return choices
 
@@ -486,9 +514,6 @@ def _tell_problems(jobs: Sequence[Traffic], format: str) -> None:
             tell(f"torchcoll: warning: {problem}")
 
 
-_BATCH = "1x8192"
-
-
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
@@ -508,20 +533,26 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch",
         metavar="LIST",
         help="SEQUENCESxTOKENS of a data-parallel rank in a step, or "
-        f"MICROBATCHESxSEQUENCESxTOKENS (default {_BATCH})",
+        "MICROBATCHESxSEQUENCESxTOKENS (default 1x8192)",
     )
     add(
         "--compare",
         metavar="LIST",
         help="layouts on --ranks, compared: dp,fsdp,hsdp,fsdp+tp=8+sp",
     )
+    add("--memory-gb", metavar="GB", help="with --compare: of a GPU, such as 80; what fits it")
     add(
         "--machine",
-        metavar="NAME|FILE",
-        help="what `torchcoll model fit` wrote, or a machine that others measured, such as 8xH100 "
-        "or aws-p5 (list: all of them); without it bytes and calls alone",
+        metavar=_MACHINE,
+        help=f"{_MACHINE_HELP}; without it bytes and calls alone",
     )
     add("--step-ms", metavar="MS", help="computation of a step on a rank, without communication")
+    add(
+        "--measured",
+        metavar="PATH",
+        help="a capture of real steps of this training, or their profiler traces, on these or "
+        "other numbers of ranks: shows where they differ from the plan, and corrects it",
+    )
     add("--dtype", metavar="NAME", help="of the parameters (default: the config's, or bfloat16)")
     add("--param-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
     add("--reduce-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
@@ -548,21 +579,21 @@ _REPLACED = {  # options of earlier versions
     "model": "--machine FILE",
 }
 _OF_CONFIG = (
-    *("parallel", "batch", "compare", "dtype", "param_dtype", "reduce_dtype", "checkpointing"),
-    *("ring", "capacity_factor"),
+    *("parallel", "batch", "compare", "param_dtype", "reduce_dtype", "checkpointing"),
+    *("ring", "capacity_factor", "memory_gb"),
 )
 
 
 def run_plan(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.units import parse_ranks
     from torchcoll.curves.machines_show import show_machines
-    from torchcoll.curves.named_machines import LIST, find_machine
-    from torchcoll.importers.traces import read_traffic
+    from torchcoll.curves.named_machines import LIST
     from torchcoll.report.formats import FORMATS
     from torchcoll.report.pictures import check_path
-    from torchcoll.training.config_projection import project_parameters
-    from torchcoll.training.plan_show import draw_projection, show_projection
-    from torchcoll.training.traffic_projection import plan_traffic
+    from torchcoll.training.config_projection import LayoutComparison
+    from torchcoll.training.layouts_show import show_layouts
+    from torchcoll.training.plan_show import draw_plan, show_training_plans
+    from torchcoll.training.planning import plan as make_plan
 
     choice(options.format, "format", FORMATS)
     for old, new in _REPLACED.items():
@@ -576,95 +607,50 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     ranks = [] if options.ranks is None else parse_ranks(options.ranks)
     if options.plot and len(ranks) < 2:
         raise UsageError("plot", options.plot, "several numbers of --ranks")
-    step_ms = options.step_ms
-    compute_ns = None if step_ms is None else 1e6 * _parse_positive(step_ms, "step-ms")
-    machine = None if options.machine is None else find_machine(options.machine)
-    if options.plot and machine is None:
+    if options.plot and options.machine is None:
         raise UsageError("plot", options.plot, "--machine NAME or FILE with it")
+    if options.measured is not None and options.machine is None:
+        raise UsageError("measured", options.measured, "--machine NAME or FILE with it")
     sources = [name for name in ("config", "traffic", "parameters") if getattr(options, name)]
     if len(sources) != 1:
         actual = " and ".join(f"--{name}" for name in sources) or "nothing"
         expected = "one of --config FILE, --traffic PATH, --parameters N"
         raise UsageError("plan", actual, expected)
-    if options.config is not None:
-        return _plan_config(options, machine, ranks, compute_ns)
-    for name in (*_OF_CONFIG[:3], *_OF_CONFIG[4:], *(["dtype"] if options.traffic else [])):
+    of_config = (*_OF_CONFIG, *(["dtype"] if options.traffic else []))
+    for name in of_config if options.config is None else ():
         if value := getattr(options, name):
             raise UsageError(name.replace("_", "-"), value, f"--config with it, not --{sources[0]}")
-    if options.traffic is not None:
-        projection = plan_traffic(machine, read_traffic([options.traffic]), ranks, compute_ns)
-    else:
-        from torchcoll.core.collectives import find_dtype
 
-        if not ranks:
-            raise UsageError("ranks", "none", "the number of ranks with --parameters")
-        count = _parse_positive(options.parameters, "parameters")
-        dtype = find_dtype(options.dtype or "bfloat16").name
-        projection = project_parameters(machine, count, ranks, dtype, compute_ns)
-    show_projection(projection, options.format)
-    if options.plot:
-        draw_projection(projection, options.plot)
-        tell(f"torchcoll: picture: {options.plot}")
-    return ExitCode.OK
+    def number(name: str) -> float | None:
+        value = getattr(options, name)
+        return None if value is None else _parse_positive(value, name.replace("_", "-"))
 
-
-def _plan_config(
-    options: argparse.Namespace,
-    machine: Predictor | None,
-    ranks: list[int],
-    compute_ns: float | None,
-) -> ExitCode:
-    from torchcoll.core.collectives import find_dtype
-    from torchcoll.training.architectures import read_architecture
-    from torchcoll.training.config_plan import TrainingOptions
-    from torchcoll.training.config_projection import compare_layouts, project_config
-    from torchcoll.training.layer_calls import LayerOptions, parse_batch
-    from torchcoll.training.layouts import parse_layout, parse_layouts
-    from torchcoll.training.layouts_show import show_layouts
-    from torchcoll.training.plan_show import draw_projection, show_projection
-
-    if ":" in options.config and not os.path.exists(options.config):
-        from torchcoll.bench.main import import_torch
-
-        import_torch()  # reports a missing torch in one line
-        from torchcoll.training.meta_model import read_module
-
-        architecture = read_module(options.config)
-    else:
-        architecture = read_architecture(options.config)
-    fixed = architecture.tokens
-    batch = parse_batch(options.batch or (f"1x{fixed}" if fixed else _BATCH))
-    if fixed and batch.tokens != fixed:
-        raise UsageError("batch", options.batch, f"{fixed} tokens, which an image has: 64x{fixed}")
-    names = {
-        name: find_dtype(value).name if (value := getattr(options, name)) else ""
-        for name in ("dtype", "param_dtype", "reduce_dtype")
+    arguments: dict[str, Any] = {
+        "config": options.config,
+        "parallel": options.parallel,
+        "ranks": ranks or None,
+        "batch": options.batch,
+        "compare": options.compare,
+        "machine": options.machine,
+        "step_ms": number("step_ms"),
+        "measured": options.measured,
+        "traffic": options.traffic,
+        "parameters": number("parameters"),
+        "dtype": options.dtype,
+        "param_dtype": options.param_dtype,
+        "reduce_dtype": options.reduce_dtype,
+        "checkpointing": options.checkpointing,
+        "ring": options.ring,
+        "capacity_factor": number("capacity_factor"),
+        "memory_gb": number("memory_gb"),
     }
-    dtype = names["dtype"] or find_dtype(architecture.dtype or "bfloat16").name
-    capacity = options.capacity_factor
-    layers = LayerOptions(
-        names["param_dtype"] or dtype,
-        options.ring,
-        options.checkpointing,
-        None if capacity is None else _parse_positive(capacity, "capacity-factor"),
-    )
-    training = TrainingOptions(dtype, names["param_dtype"], names["reduce_dtype"], layers)
-    if options.compare is not None:
-        if options.parallel is not None:
-            raise UsageError("compare", "--parallel too", "one of them")
-        if len(ranks) != 1:
-            raise UsageError("ranks", options.ranks or "none", "one number with --compare")
-        layouts = parse_layouts(options.compare, ranks[0])
-        comparison = compare_layouts(machine, architecture, layouts, batch, training, compute_ns)
-        show_layouts(comparison, options.format)
+    result = make_plan(**arguments)
+    if isinstance(result, LayoutComparison):
+        show_layouts([result], options.format)
         return ExitCode.OK
-    if options.parallel is None and not ranks:
-        raise UsageError("parallel", "none", "a layout such as fsdp=64, or --ranks N")
-    layout = parse_layout(options.parallel or "fsdp", ranks[0] if ranks else None)
-    projection = project_config(machine, architecture, layout, ranks, batch, training, compute_ns)
-    show_projection(projection, options.format)
+    show_training_plans([result], options.format)
     if options.plot:
-        draw_projection(projection, options.plot)
+        draw_plan(result, options.plot)
         tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK
 

@@ -3,19 +3,24 @@
 The rank is that of the pipeline stage with the most communication (``busiest_stage``). Gradients:
 
 - ``dp``: DDP's buckets, sent in the last micro-batch (``no_sync`` in the others).
-- ``zero1``: Megatron-LM's distributed optimizer: buckets of max(40e6, 1e6 x ranks) elements or
-  more, a reduce_scatter of each in the backward pass of the last micro-batch and an all_gather
-  before the forward pass (megatron/core/distributed/distributed_data_parallel.py and
-  param_and_grad_buffer.py: buckets are closed in reverse registration order and padded to the least
-  common multiple of the ranks and 128).
+- ``zero1``: Megatron-LM's distributed optimizer with --overlap-grad-reduce and
+  --overlap-param-gather: a reduce_scatter of each bucket in the backward pass of the last
+  micro-batch, and an all_gather before the forward pass. On the first pipeline stage and in its
+  first chunk buckets have max(40e6, 1e6 x dp) elements or more, elsewhere all parameters
+  (megatron/core/distributed/distributed_data_parallel.py, DistributedDataParallel.__init__).
+  bfloat16 gradients are reduced in float32 (megatron/training/arguments.py, validate_args). The
+  gradients of norms are all-reduced over tp in one call
+  (megatron/core/distributed/finalize_model_grads.py, _allreduce_non_tensor_model_parallel_grads).
 - ``zero-torch``: DDP's buckets, and after them the broadcasts of ZeroRedundancyOptimizer.
 - ``fsdp``, ``hsdp``, ``zero2``: FSDP2 with each layer and the root wrapped; ``zero2`` keeps the
   parameters after the forward pass. In each micro-batch, as without
   ``set_requires_gradient_sync``. With a pipeline, parameters are gathered once and gradients
   scattered once in a step (torch/distributed/pipelining/stage.py, backward_maybe_with_nosync;
-  torchtitan does not reshard after the forward pass then). Experts that are split by ``ep`` are a
-  unit of their own (torchtitan/models/llama4/infra/parallelize.py), sharded over the ranks that
-  have the same experts, by their columns if there are fewer experts than ranks.
+  torchtitan does not reshard after the forward pass then). Experts that are split by ``ep`` are
+  sharded over the ranks that have the same experts, by their columns if there are fewer experts
+  than ranks, and have calls of their own (torchtitan/distributed/fsdp.py, apply_fsdp_to_decoder).
+  torchtitan has the embedding, and the last norm with the head, as two units of their own, and
+  this plan as the root's: the same bytes, two more calls.
 
 Pipeline: layers in equal shares, one forward and one backward in turn. Each stage sends the
 activations of a micro-batch to the next, and their gradients back. Ranks are idle for
@@ -48,10 +53,12 @@ from torchcoll.training.layouts import HSDP, TORCH_ZERO, ZERO1, ZERO2, ParallelL
 from torchcoll.training.memory import Memory
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
 from torchcoll.training.sent_by_wrappers import (
+    PaddedBucket,
     Parameter,
     ShardStep,
     ShardUnit,
     assign_buckets,
+    distributed_optimizer_buckets,
     zero_redundancy_calls,
 )
 from torchcoll.training.sharded import BACKWARD, FORWARD, SEND, UNSHARD, USE, UnitAct
@@ -136,7 +143,7 @@ def stage_blocks(
         if number == count - 1:
             # The head of a tied model needs the embedding's matrix on its own stage.
             matrix = first[0].weights[:1] if architecture.tied and layout.pp > 1 else ()
-            blocks = [*blocks, *(replace(b, weights=(*matrix, *b.weights)) for b in last)]
+            blocks = [*blocks, *(replace(b, weights=(*b.weights, *matrix)) for b in last)]
         chunks.append(blocks)
     return chunks
 
@@ -198,7 +205,7 @@ class _StagePlan:
         }
         self.gathered: dict[tuple[int, int], Hashable] = {}
         self.reduced: Hashable = None
-        self.peak_bytes = 0
+        self.peak_bytes = self.kept_bytes = self.trained_bytes = 0  # of FSDP2
 
     def plan(self) -> ConfigPlan:
         if self.layout.sharded:
@@ -269,7 +276,10 @@ class _StagePlan:
 
     @property
     def _reduce_itemsize(self) -> int:
-        return find_dtype(self.options.reduce_dtype or self.options.dtype).itemsize
+        dtype = self.options.reduce_dtype or self.options.dtype
+        if not self.options.reduce_dtype and self.layout.data == ZERO1 and dtype == "bfloat16":
+            dtype = "float32"
+        return find_dtype(dtype).itemsize
 
     def _local(self, weight: Weight) -> tuple[int, ...]:
         """Returns the shape of a rank's part of a parameter, before FSDP2."""
@@ -294,34 +304,47 @@ class _StagePlan:
     def _replicated(self) -> None:
         """Writes all micro-batches: forward passes, backward passes, buckets in the last one."""
         gathers = self._bucket_gathers()
-        buckets = self._buckets() if self.layout.replicas * self.layout.shards > 1 else {}
+        buckets = self._buckets()
+        reduced: list[Hashable] = []
+        ready = [[in_order_of_gradients(b.weights) for b in blocks] for blocks in self.chunks]
         for micro_batch in range(self.batch.micro_batches):
             last = micro_batch == self.batch.micro_batches - 1
             for number, blocks in enumerate(self.chunks):
                 for block in blocks:
-                    if micro_batch == 0 and gathers:
-                        self.writer.wait(gathers.pop(0))
+                    if micro_batch == 0:
+                        self.writer.wait(*{gathers.get(weight.name) for weight in block.weights})
                     self._compute(FORWARD, block)
                     calls = self._calls(block)
                     self.writer.block((*calls.forward, *calls.experts_forward))
                 self._send_activations(number, forward=True)
             for number, blocks in reversed(list(enumerate(self.chunks))):
-                for block in reversed(blocks):
+                for block, weights in zip(reversed(blocks), reversed(ready[number]), strict=True):
                     calls = self._calls(block)
                     self.writer.block((*calls.experts_backward, *calls.backward))
                     # A gradient is ready in proportion to the elements of those before it.
-                    weights = in_order_of_gradients(block.weights)
                     active = self.architecture.active_elements(block)
                     total = sum(weight.elements for weight in weights) or 1
                     for weight in weights:
                         self._compute(BACKWARD, block, active * weight.elements / total)
                         for sent in buckets.get(weight.name, ()) if last else ():
-                            self.writer.start(sent)
-                    if last:
+                            reduced.append(self.writer.start(sent))
+                    if last and self.layout.data != ZERO1:
                         self.writer.block(calls.norm_gradients)
                 self._send_activations(number, forward=False)
         if self.layout.data == TORCH_ZERO:
             self._broadcasts()
+        elif self.layout.data == ZERO1:
+            self.writer.wait(*reduced)
+            self._norms_together()
+
+    def _norms_together(self) -> None:
+        """Issues Megatron-LM's all_reduce of the gradients of all norms over tp."""
+        norms = [n for blocks in self.chunks for block in blocks for n in block.norms]
+        if self.layout.sequence_parallel and norms:
+            size_bytes = sum(norms) * self._reduce_itemsize
+            self.writer.block(
+                [SentCall("tp", "all_reduce", size_bytes, "gradients of norms", BLOCKS)]
+            )
 
     def _broadcasts(self) -> None:
         """Issues the broadcasts of ZeroRedundancyOptimizer.step(), which waits for them all."""
@@ -353,50 +376,59 @@ class _StagePlan:
     def _buckets(self) -> dict[str, list[SentCall]]:
         """Returns the calls that the gradient of each parameter completes, by its name."""
         sent: dict[str, list[SentCall]] = {}
+        if self.layout.data == ZERO1:
+            trained = (p.name for expert in (True, False) for p in self._trained(expert))
+            order = {name: number for number, name in enumerate(trained)}
+            for group, bucket in self._padded_buckets():
+                size_bytes = bucket.elements * self._reduce_itemsize
+                call = SentCall(group, "reduce_scatter", size_bytes, "gradients", REST_OF_BACKWARD)
+                last = max(bucket.names, key=order.__getitem__)
+                sent.setdefault(last, []).append(call)
+            return sent
         for expert in (False, True):
             parameters = self._trained(expert)
             group = "edp" if expert else self.layout.data_group
             if group not in self.layout.groups() or not parameters:
                 continue
-            for size_bytes, name in self._bucket_sizes(parameters, group):
-                collective = "reduce_scatter" if self.layout.data == ZERO1 else "all_reduce"
-                call = SentCall(group, collective, size_bytes, "gradients", REST_OF_BACKWARD)
-                sent.setdefault(name, []).append(call)
+            limits = [DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB]
+            for each in assign_buckets(parameters, limits, True):
+                call = SentCall(group, "all_reduce", each.size_bytes, "gradients", REST_OF_BACKWARD)
+                sent.setdefault(each.parameters[-1], []).append(call)
         return sent
 
-    def _bucket_sizes(self, parameters: list[Parameter], group: str) -> Iterator[tuple[int, str]]:
-        """Yields the bytes of each bucket's gradients, and the parameter that completes it."""
-        if self.layout.data != ZERO1:
-            limits = [DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB]
-            for bucket in assign_buckets(parameters, limits, True):
-                yield bucket.size_bytes, bucket.parameters[-1]
-            return
-        ranks = self.layout.groups()[group][0]
-        least = max(40_000_000, 1_000_000 * ranks)
-        padding = math.lcm(ranks, 128)
-        elements = 0
-        for parameter in parameters:
-            elements += parameter.elements
-            if elements >= least or parameter is parameters[-1]:
-                yield -(-elements // padding) * padding * self._reduce_itemsize, parameter.name
-                elements = 0
+    def _padded_buckets(self) -> Iterator[tuple[str, PaddedBucket]]:
+        """Yields the buckets of Megatron-LM's distributed optimizer, and the group of each."""
+        limit = max(40_000_000, 1_000_000 * self.layout.replicas * self.layout.shards)
+        tied = self.architecture.tied and self.layout.pp > 1
+        matrix = self.architecture.blocks[0].weights[0].name if tied else ""
+        for number, blocks in enumerate(self.chunks):
+            names = dict.fromkeys(w.name for block in blocks for w in block.weights)
+            for expert in (False, True):
+                group = "edp" if expert else ZERO1
+                if group not in self.layout.groups():
+                    continue
+                trained = {parameter.name: parameter for parameter in self._trained(expert)}
+                parameters = [trained[name] for name in names if name in trained]
+                ranks = self.layout.groups()[group][0]
+                bucketed = self.stage == 0 and number == 0
+                for bucket in distributed_optimizer_buckets(
+                    parameters, ranks, limit if bucketed else None, matrix
+                ):
+                    yield group, bucket
 
-    def _bucket_gathers(self) -> list[Hashable]:
-        """Issues the all_gather of the updated parameters, and returns their names."""
+    def _bucket_gathers(self) -> dict[str, Hashable]:
+        """Issues the all_gather of the updated parameters. Returns the call that brings each."""
         if self.layout.data != ZERO1:
-            return []
-        sent_dtype = self.options.param_dtype or self.options.dtype
-        names = []
-        for expert in (True, False):
-            parameters, group = self._trained(expert), "edp" if expert else ZERO1
-            if group not in self.layout.groups() or not parameters:
-                continue
-            # The parameters of the first layers, in the last buckets, are needed first.
-            for size_bytes, _ in reversed(list(self._bucket_sizes(parameters, group))):
-                size_bytes = size_bytes // self._reduce_itemsize * find_dtype(sent_dtype).itemsize
-                call = SentCall(group, "all_gather", size_bytes, "parameters", NEXT_FORWARD)
-                names.append(self.writer.start(call))
-        return names
+            return {}
+        itemsize = find_dtype(self.options.param_dtype or self.options.dtype).itemsize
+        calls: dict[str, Hashable] = {}
+        # The parameters of the first layers, in the last buckets, are needed first.
+        for group, bucket in reversed(list(self._padded_buckets())):
+            call = SentCall(
+                group, "all_gather", bucket.elements * itemsize, "parameters", NEXT_FORWARD
+            )
+            calls.update(dict.fromkeys(bucket.names, self.writer.start(call)))
+        return calls
 
     # FSDP2
 
@@ -473,6 +505,8 @@ class _StagePlan:
             False if pipeline or layout.data == ZERO2 else None,
         )
         step.run(root)
+        self.kept_bytes += step.kept_bytes(root)
+        self.trained_bytes += step.kept_bytes(root, trainable=True)
         return step, {number: units[unit] for number, unit in enumerate(root.walk())}
 
     def _write_acts(
@@ -540,41 +574,39 @@ class _StagePlan:
     def _memory(self) -> Memory:
         """Returns the memory of the rank, with Adam's two states for each parameter.
 
-        ZERO1 has float32 copies of the parameters in its optimizer state (12 bytes for each
-        parameter), as Megatron-LM has for 16-bit parameters; elsewhere the states have the
-        parameters' dtype, as in torch.optim.AdamW. Activations: V. Korthikanti et al.,
-        arXiv 2205.05198, equations 1 to 4, without the part of the attention scores, which
+        FSDP2 pads the shards of each parameter to equal ones. ZERO1 has float32 copies of 16-bit
+        parameters in its optimizer state: 12 bytes for each parameter (Megatron-LM,
+        megatron/training/theoretical_memory_usage.py, num_bytes_per_parameter). Elsewhere the
+        states have the parameters' dtype, as in torch.optim.AdamW. Activations: V. Korthikanti et
+        al., arXiv 2205.05198, equations 1 to 4, without the part of the attention scores, which
         FlashAttention does not keep: 34 bytes for each token and hidden column of a layer in 16-bit
         types, 2 with checkpointing; in the pipeline as many micro-batches as are in flight.
+        ``tests/training/test_memory.py`` has those of FSDP2 and DDP that torch really allocates.
         """
         layout = self.layout
+        if layout.sharded:
+            kept, trained = float(self.kept_bytes), float(self.trained_bytes)
+            buffers = float(self.peak_bytes)
+            return Memory(kept, trained, 2 * trained, buffers, self._activations())
         seen: dict[str, Weight] = {}
         for blocks in self.chunks:
             for block in blocks:
                 for weight in block.weights:
                     seen.setdefault(weight.name, weight)
-        whole = {False: 0.0, True: 0.0}  # elements of a rank before FSDP2, of experts or others
+        whole = {False: 0.0, True: 0.0}  # elements of a rank, of experts or others
         for weight in seen.values():
             whole[weight.expert and layout.ep > 1] += math.prod(self._local(weight))
-        shards = layout.shards * layout.cp
-        divided = {False: shards, True: max(1, shards // layout.ep)}
-        if not layout.sharded:
-            replicas = layout.replicas * layout.shards * layout.cp
-            divided = {False: replicas, True: max(1, replicas // layout.ep)}
-        kept = sum(whole[e] / divided[e] for e in whole)
+        replicas = layout.replicas * layout.shards * layout.cp
+        kept = whole[False] / replicas + whole[True] / max(1, replicas // layout.ep)
         elements = sum(whole.values())
-        gradient_itemsize = self._reduce_itemsize if layout.data == ZERO1 else self.itemsize
-        if layout.sharded:
-            parameters = kept * self.itemsize
-            gradients, optimizer, buffers = parameters, 2 * parameters, float(self.peak_bytes)
-        elif layout.data == ZERO1:
-            parameters, gradients = elements * self.itemsize, elements * gradient_itemsize
+        parameters = elements * self.itemsize
+        if layout.data == ZERO1:
+            gradients = elements * self._reduce_itemsize
             optimizer, buffers = kept * (12 if self.itemsize < 4 else 8), 0.0
         else:
-            parameters = gradients = elements * self.itemsize
-            states = kept * self.itemsize if layout.data == TORCH_ZERO else parameters
-            optimizer = 2 * states
-            buffers = gradients if layout.replicas * layout.shards * layout.cp > 1 else 0.0
+            gradients = parameters
+            optimizer = 2 * (kept * self.itemsize if layout.data == TORCH_ZERO else parameters)
+            buffers = gradients if replicas > 1 else 0.0
         return Memory(parameters, gradients, optimizer, buffers, self._activations())
 
     def _activations(self) -> float:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torchcoll.core.collectives import find_dtype
+from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.curves.predictor import Predictor
 from torchcoll.training.architectures import Architecture
 from torchcoll.training.config_plan import TrainingOptions, plan_config
+from torchcoll.training.corrected_machine import UNCORRECTED, CorrectedMachine
 from torchcoll.training.layer_calls import Batch
 from torchcoll.training.layouts import DATA_PARALLEL, ParallelLayout, check_layout, degrees_text
+from torchcoll.training.measured_step import MeasuredStep
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
 from torchcoll.training.projection import (
+    Plan,
     PlannedStep,
-    Projection,
     finish,
     place_group,
     planned_step,
@@ -35,7 +38,7 @@ def project_config(
     batch: Batch,
     options: TrainingOptions,
     compute_ns: float | None,
-) -> Projection:
+) -> Plan:
     """Returns a plan of a model.
 
     - ranks: numbers of ranks; the data-parallel degree grows with them. The step is on the
@@ -55,7 +58,7 @@ def project_config(
     if active < architecture.parameters:
         what += f", {active:,.0f} of them for a token"
     what += f", {options.dtype}; a step of {batch.text} on each data-parallel rank"
-    projection = Projection(
+    projection = Plan(
         what,
         step(layout),
         compute_ns=compute_ns,
@@ -70,6 +73,18 @@ def project_config(
         return _StepPlanner(other, architecture, batch, options, compute_ns)(layout)
 
     return finish(projection, machine, step_on)
+
+
+def plan_layout(
+    machine: Predictor | None,
+    architecture: Architecture,
+    layout: ParallelLayout,
+    batch: Batch,
+    options: TrainingOptions,
+    compute_ns: float | None,
+) -> PlannedStep:
+    """Returns one step on a layout. Raises UsageError for one that the model cannot have."""
+    return _StepPlanner(machine, architecture, batch, options, compute_ns)(layout)
 
 
 class _StepPlanner:
@@ -148,7 +163,7 @@ def project_parameters(
     ranks: Sequence[int],
     dtype: str,
     compute_ns: float | None,
-) -> Projection:
+) -> Plan:
     """Returns a plan of DDP with so many parameters and nothing else known: even buckets, ready in
     proportion to their bytes.
     """
@@ -172,7 +187,7 @@ def project_parameters(
 
     first = ranks[0]
     what = f"gradients, {parameters:.4g} parameters of {dtype}"
-    projection = Projection(what, step(first), compute_ns=compute_ns)
+    projection = Plan(what, step(first), compute_ns=compute_ns)
     if len(ranks) > 1:
         projection.weak = [step(count) for count in ranks]
         projection.strong = [step(count, first / count) for count in ranks]
@@ -183,12 +198,15 @@ def project_parameters(
 class LayoutRow:
     """A layout in a comparison.
 
-    - pareto: no other layout is better in both time and memory; without a time, bytes sent.
+    - pareto: it fits, and no other layout that fits is better in both time and memory; without a
+      time, bytes sent.
+    - fits: whether its memory is within the limit, if there is one.
     """
 
     layout: ParallelLayout
     step: PlannedStep
     pareto: bool = False
+    fits: bool = True
 
     @property
     def cost(self) -> float:
@@ -201,11 +219,15 @@ class LayoutRow:
         return self.step.memory.total if self.step.memory else 0.0
 
 
-@dataclass
-class LayoutComparison:
+@dataclass(repr=False)
+class LayoutComparison(Displayed):
     """Layouts of one model on the same ranks, with the same tokens in a step of all ranks.
 
-    - rows: the Pareto set first, each by its cost.
+    - rows: the Pareto set first, and the layouts that do not fit last, each by its cost.
+    - compute_ns: the computation of a step in ns; None if unknown.
+    - memory_bytes: the memory that a rank has; None if no limit was given.
+    - measured: the measured step that corrects the times, and uncorrected: the rows without it;
+      None and [] without one.
     """
 
     what: str
@@ -214,6 +236,27 @@ class LayoutComparison:
     compute_ns: float | None
     machine: str
     notes: list[str]
+    memory_bytes: float | None = None
+    measured: MeasuredStep | None = None
+    uncorrected: list[LayoutRow] = field(default_factory=list)
+
+
+def equal_batches(layouts: Sequence[ParallelLayout], batch: Batch) -> list[Batch]:
+    """Returns the batch of a data-parallel rank of each layout, with the same tokens of all ranks.
+
+    - batch: that of the layout with the most data-parallel ranks.
+    """
+    widest = min(layouts, key=lambda layout: layout.inner)
+    batches = []
+    for layout in layouts:
+        micro_batches, odd_batches = divmod(batch.micro_batches * layout.pp, widest.pp)
+        more = batch.sequences * layout.tp * layout.cp
+        sequences, odd_sequences = divmod(more, widest.tp * widest.cp)
+        if odd_batches or odd_sequences or not micro_batches or not sequences:
+            expected = f"layouts whose tp x cp and pp are multiples of those of {widest.name}"
+            raise UsageError("compare", layout.name, expected)
+        batches.append(replace(batch, micro_batches=micro_batches, sequences=sequences))
+    return batches
 
 
 def compare_layouts(
@@ -223,36 +266,33 @@ def compare_layouts(
     batch: Batch,
     options: TrainingOptions,
     compute_ns: float | None,
+    memory_bytes: float | None = None,
 ) -> LayoutComparison:
     """Returns the layouts with their costs.
 
     - batch: of a data-parallel rank of the layout with the most of these. The others compute as
       much more as they have fewer data-parallel ranks: more sequences with tp and cp, more
       micro-batches with pp.
+    - memory_bytes: the memory that a rank has; None for no limit.
     """
     widest = min(layouts, key=lambda layout: layout.inner)
     rows = []
-    for layout in layouts:
-        micro_batches, odd_batches = divmod(batch.micro_batches * layout.pp, widest.pp)
-        more = batch.sequences * layout.tp * layout.cp
-        sequences, odd_sequences = divmod(more, widest.tp * widest.cp)
-        if odd_batches or odd_sequences or not micro_batches or not sequences:
-            expected = f"layouts whose tp x cp and pp are multiples of those of {widest.name}"
-            raise UsageError("compare", layout.name, expected)
-        larger = replace(batch, micro_batches=micro_batches, sequences=sequences)
-        step = _StepPlanner(machine, architecture, larger, options, compute_ns)
-        rows.append(LayoutRow(layout, step(layout)))
+    for layout, larger in zip(layouts, equal_batches(layouts, batch), strict=True):
+        step = plan_layout(machine, architecture, layout, larger, options, compute_ns)
+        row = LayoutRow(layout, step)
+        rows.append(replace(row, fits=memory_bytes is None or row.memory_bytes <= memory_bytes))
 
     def dominated(row: LayoutRow) -> bool:
         return any(
-            other.cost <= row.cost
+            other.fits
+            and other.cost <= row.cost
             and other.memory_bytes <= row.memory_bytes
             and (other.cost, other.memory_bytes) != (row.cost, row.memory_bytes)
             for other in rows
         )
 
-    rows = [replace(row, pareto=not dominated(row)) for row in rows]
-    rows.sort(key=lambda row: (not row.pareto, row.cost))
+    rows = [replace(row, pareto=row.fits and not dominated(row)) for row in rows]
+    rows.sort(key=lambda row: (not row.pareto, not row.fits, row.cost))
     tokens = round(batch.micro_batches * batch.tokens_each * widest.ranks / widest.inner)
     notes = [
         "the same tokens in a step for each layout: with tp and cp a data-parallel rank computes "
@@ -261,6 +301,7 @@ def compare_layouts(
         + ("step" if compute_ns is not None and machine else "comm" if machine else "sent")
         + " and memory",
         *(machine.notes() if machine is not None else ["--machine NAME or FILE gives the times"]),
+        *([] if machine is None or isinstance(machine, CorrectedMachine) else [UNCORRECTED]),
     ]
     return LayoutComparison(
         what=f"{architecture.source}: {architecture.parameters:,} parameters, {options.dtype}; "
@@ -270,4 +311,5 @@ def compare_layouts(
         compute_ns=compute_ns,
         machine=machine.name if machine is not None else "",
         notes=notes,
+        memory_bytes=memory_bytes,
     )

@@ -4,11 +4,11 @@ The model is deliberately simple. The ranks of a collective end together, so the
 has the shortest time, and that time is the transfer; the excess of each other rank is its wait. The
 transfer's excess over the same call measured alone is contention, with the concurrent computation
 and with other groups on the same wires. All three are estimates. Only durations are used: the
-clocks of ranks are never compared.
+clocks of ranks are not compared.
 
 A capture stamps the ends of asynchronous calls on CPUs late (training/late.py). A contention within
-this error is therefore only an upper bound, and a rank counts as last only if its time was shorter
-by more than that.
+this error is therefore only an upper bound. Which rank caused the waiting is the answer of
+training/arrivals.py.
 """
 
 from __future__ import annotations
@@ -27,16 +27,11 @@ from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ns
 from torchcoll.inputs import load
+from torchcoll.training.arrivals import Arrivals, find_arrivals
+from torchcoll.training.exposed import Exposed, find_exposed
 from torchcoll.training.isolated import IsolatedTimes
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
-from torchcoll.training.late import (
-    LATE,
-    LateRank,
-    cut_at_marks,
-    error_ns,
-    late_ranks,
-    may_end_late,
-)
+from torchcoll.training.late import LATE, cut_at_marks, error_ns, may_end_late
 from torchcoll.training.steps import find_steps
 from torchcoll.training.traffic_table import group_text
 
@@ -89,15 +84,16 @@ class CostRow:
 class Cost(Displayed):
     """The result of ``cost``.
 
-    - ties: the number of calls in which the last rank is unknown.
+    - arrivals: which rank caused the waiting; None if no call can be split.
+    - exposed: the exposed communication of a step, in all and by module.
     """
 
     rows: list[CostRow]
-    late: list[LateRank]
-    ties: int
+    arrivals: Arrivals | None
     traffic: str
     run: str
     notes: list[str] = field(default_factory=list)
+    exposed: Exposed | None = None
 
 
 def cost(
@@ -134,6 +130,7 @@ def cost(
     joined, separate = join_ranks(traffic)
     steps = find_steps(traffic)
     calls_by_kind: dict[tuple[object, ...], list[JoinedCall]] = defaultdict(list)
+    index_of: dict[tuple[object, ...], int] = {}  # of the group among similar ones
     joined_calls: dict[JoinedCall, None] = {}
     for rank, calls in traffic.calls.items():
         for i in (i for step in steps.steady for i in steps.at[rank].get(step, ())):
@@ -144,10 +141,13 @@ def cost(
             size = _size(calls[i], traffic)
             key = (kind.collective, size, kind.dtype, kind.op, kind.asynchronous, kind.group)
             calls_by_kind[key].append(joined_call)
+            index_of[key] = kind.group[2]
     queued = _queued(traffic)
-    rows = [_row(kind_calls, traffic, alone, queued, cut) for kind_calls in calls_by_kind.values()]
+    rows = [
+        _row(kind_calls, traffic, alone, queued, cut, index_of[key])
+        for key, kind_calls in calls_by_kind.items()
+    ]
     split = [joined_call for joined_call in joined_calls if not unsplit_reason(joined_call)]
-    late, ties = late_ranks(split, traffic.source)
     notes = [*traffic.problems, *steps.notes, *separate]
     notes += _notes(rows, joined_calls, traffic.source, cut)
     if traffic.source == "plan":
@@ -163,7 +163,9 @@ def cost(
             "all of them, as torchcoll.capture(FOLDER) leaves them: torchcoll.cost(FOLDER, run)"
         )
     names = ", ".join(str(run.path or run.header.get("run_id") or "run") for run in runs)
-    return Cost(rows, late, ties, str(traffic.path or "traffic"), names, notes)
+    exposed = find_exposed(traffic, steps, joined)
+    arrivals = find_arrivals(whole)
+    return Cost(rows, arrivals, str(traffic.path or "traffic"), names, notes, exposed)
 
 
 def _plan_note(rows: Sequence[CostRow]) -> str:
@@ -215,6 +217,7 @@ def _row(
     isolated_calls: IsolatedTimes,
     queued: Mapping[int, bool | None],
     cut: Set[int],
+    index: int,
 ) -> CostRow:
     calls = [call for joined_call in joined for call in joined_call.calls.values()]
     first = calls[0]
@@ -254,7 +257,7 @@ def _row(
         first.collective,
         _size(first, traffic),
         first.dtype,
-        group_text(groups),
+        group_text(groups, index),
         len(groups[0].ranks),
         backend,
         first.asynchronous,
@@ -306,8 +309,7 @@ def _notes(
     if late:
         notes.append(
             f"{late} of {len(calls)} calls {LATE}: in step and transfer may be so much too long, "
-            "wait as much off; a contention of no more than that is a bound (<=), and a rank came "
-            "last only where the others waited longer"
+            "wait as much off; a contention of no more than that is a bound (<=)"
         )
     at_marks = sum(id(call) in cut for call in calls)
     if at_marks:

@@ -12,6 +12,8 @@ from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.notes import Notes
+from torchcoll.training.arrivals_show import arrivals_answer, arrivals_grids, arrivals_object
+from torchcoll.training.exposed_show import exposed_line, module_grids
 
 if TYPE_CHECKING:
     from torchcoll.training.cost import Cost, CostRow
@@ -21,21 +23,24 @@ _ABOVE = (
     "shortest rank's time is the transfer, what the others have more is their wait for it; in "
     "step: the slowest rank's; contention: transfer - alone. Medians over the calls"
 )
-_LATE = (
-    "which rank came last: the one with the shortest time of its own; even: the share that chance "
-    "gives each; waited: the longest wait of the others, median of the calls in which it was last"
-)
 _COST_DIMENSIONS = ("dtype", "group", "backend", "asynchronous", "clock", "isolated_as")
 
 
 def show_costs(costs: Sequence[Cost], format: str = "table", file: TextIO | None = None) -> None:
-    """Prints the costs; csv has the calls, json the late ranks too.
+    """Prints the costs; csv has the calls, json also who caused the waiting.
 
     Raises UsageError for an unknown format.
     """
     print_results(
         [
-            Forms(cost_grids(cost), {"schema": "torchcoll-cost/1", **dataclasses.asdict(cost)})
+            Forms(
+                cost_grids(cost),
+                {
+                    "schema": "torchcoll-cost/1",
+                    **dataclasses.asdict(cost),
+                    "arrivals": arrivals_object(cost.arrivals) if cost.arrivals else None,
+                },
+            )
             for cost in costs
         ],
         format,
@@ -44,7 +49,7 @@ def show_costs(costs: Sequence[Cost], format: str = "table", file: TextIO | None
 
 
 def cost_grids(cost: Cost) -> list[Grid]:
-    """Returns the tables of calls and of late ranks, followed by notes."""
+    """Returns the tables of calls and of who caused the waiting, followed by notes."""
     notes = Notes()
     values = {n: [v for v in distinct_values(cost.rows, n) if v != ""] for n in _COST_DIMENSIONS}
     varying = [name for name, distinct in values.items() if len(distinct) > 1]
@@ -73,30 +78,16 @@ def cost_grids(cost: Cost) -> list[Grid]:
         ]
         for row in cost.rows
     ]
-    above = [f"{one_line(cost.traffic)} beside {one_line(cost.run)}", ", ".join(common), _ABOVE]
+    above = [f"{one_line(cost.traffic)} beside {one_line(cost.run)}", ", ".join(common)]
+    above += [exposed_line(cost.exposed) if cost.exposed else "", _ABOVE]
     first = Grid(heads, rows, [line for line in above if line], notes.lines())
     if not rows:
         first.below = ["no calls"]
-    late_heads = [Head(name) for name in ("rank", "calls", "last", "share", "even", "waited")]
-    late = [
-        [
-            str(late_rank.rank),
-            str(late_rank.calls),
-            str(late_rank.last),
-            f"{100 * late_rank.share:.0f} %",
-            f"{100 * late_rank.expected:.0f} %",
-            format_time(late_rank.waited_ns),
-        ]
-        for late_rank in cost.late
-    ]
-    calls = "1 call" if cost.ties == 1 else f"{cost.ties} calls"
-    within = " (of asynchronous calls: within 5 ms)" * any(row.late_ns for row in cost.rows)
-    ties = f"{calls}: several ranks had the shortest time{within}, none counts as last"
-    return [
-        first,
-        Grid(late_heads, late, [_LATE] * bool(late), [ties] * bool(cost.ties)),
-        Grid([], [], below=[one_line(note) for note in cost.notes]),
-    ]
+    grids = [first, *(module_grids(cost.exposed) if cost.exposed else [])]
+    if cost.arrivals:
+        first.answer = arrivals_answer(cost.arrivals, None)
+        grids += arrivals_grids(cost.arrivals)[:1]
+    return [*grids, Grid([], [], below=[one_line(note) for note in cost.notes])]
 
 
 _HEADS = {"asynchronous": "async", "isolated_as": "alone as"}

@@ -113,6 +113,9 @@ class Schema:
         """Returns torch's own reduce op, which ``reduction`` reads; None if there is none."""
         return None if self._op_at is None else values[self._op_at]
 
+    def sent(self, values: Sequence[Any]) -> Any:
+        return None if self._sent_at is None else values[self._sent_at]
+
     def received(self, values: Sequence[Any]) -> Any:
         return None if self._received_at is None else values[self._received_at]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.intervals import Span, merged
+from torchcoll.core.intervals import Span, merged, uncovered
 from torchcoll.core.units import format_ns, format_size
 from torchcoll.report.pictures import (
     WrittenPicture,
@@ -19,7 +19,7 @@ from torchcoll.report.pictures import (
     write_figure,
 )
 from torchcoll.training.step_show import answer_lines, call_text, step_title
-from torchcoll.training.whole_step import RankStep, StepCall, WholeStep, aligned_spans, uncovered
+from torchcoll.training.whole_step import RankStep, StepCall, WholeStep, aligned_spans
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,10 +76,10 @@ def draw_step(step: WholeStep, path: str | os.PathLike[str]) -> WrittenPicture:
 
 
 def _ranks_to_draw(step: WholeStep) -> list[RankStep]:
-    """Returns all ranks; of many, the first ones and the one that came last most often."""
+    """Returns all ranks; of many, the first ones and the one that caused most waiting."""
     if len(step.ranks) <= MAX_RANKS_DRAWN:
         return step.ranks
-    late = max(step.ranks, key=lambda rank: (rank.last or 0) - (rank.even or 0))
+    late = max(step.ranks, key=lambda rank: rank.caused_ns or 0)
     first = [rank for rank in step.ranks if rank is not late][: MAX_RANKS_DRAWN - 1]
     return sorted([*first, late], key=lambda rank: rank.rank)
 

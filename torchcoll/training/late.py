@@ -1,4 +1,4 @@
-"""Which rank came last to each collective of a training, and which end stamps may be late.
+"""Which end stamps of a capture may be late, and by how much.
 
 A capture learns of the end of an asynchronous call on a CPU only when Python runs the callback. The
 recorded duration is therefore never too short, but up to 5 ms too long while another thread keeps
@@ -8,12 +8,9 @@ Python busy.
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.training.joined import JoinedCall
 
@@ -64,7 +61,11 @@ def cut_at_marks(
         return (
             call
             if durations_ns and until < min(durations_ns)
-            else dataclasses.replace(call, time_ns=until)
+            else dataclasses.replace(
+                call,
+                time_ns=until,
+                exposed_ns=None if call.exposed_ns is None else min(call.exposed_ns, until),
+            )
         )
 
     ended = {rank: list(map(cut, calls, left[rank])) for rank, calls in traffic.calls.items()}
@@ -80,61 +81,9 @@ def _time_until_mark(call: TrafficCall, spans: Sequence[tuple[int, int]]) -> int
     return left if 0 <= left < (call.time_ns or 0) <= left + MAX_LATENESS_NS else None
 
 
-@dataclass(frozen=True)
-class LateRank:
-    """How often a rank came last.
-
-    - calls: collectives of this rank whose duration could be split.
-    - last: those in which its own duration was the shortest, by more than the error of late stamps.
-    - share: last / calls.
-    - expected: the share if all ranks came last equally often.
-    - waited_ns: median over the calls in which it came last of the longest wait of its peers.
-    """
-
-    rank: int
-    calls: int
-    last: int
-    share: float
-    expected: float
-    waited_ns: float | None
-
-
 def error_ns(joined: JoinedCall, source: str) -> int:
     """Returns by how much (ns) a rank's duration of the call may be too long.
 
     - source: the source of the traffic.
     """
     return MAX_LATENESS_NS if any(may_end_late(c, source) for c in joined.calls.values()) else 0
-
-
-def late_ranks(split: Iterable[JoinedCall], source: str) -> tuple[list[LateRank], int]:
-    """Returns a row for each rank, and the number of calls in which the last rank is unknown.
-
-    - split: calls whose duration can be split into wait and transfer.
-    - source: the source of their traffic.
-    """
-    waits: dict[int, list[int]] = defaultdict(list)  # rank -> the waits that it caused
-    shares: dict[int, list[float]] = defaultdict(list)  # rank -> 1 / ranks of each of its calls
-    ties = 0
-    for joined in split:
-        times = joined.times_ns
-        near = min(times.values()) + max(1, error_ns(joined, source))
-        shortest = [rank for rank, time in times.items() if time < near]
-        for rank in times:
-            shares[rank].append(1 / len(times))
-        if len(shortest) > 1:
-            ties += 1
-        else:
-            waits[shortest[0]].append(max(times.values()) - min(times.values()))
-    rows = [
-        LateRank(
-            rank,
-            len(rank_shares),
-            len(waits[rank]),
-            len(waits[rank]) / len(rank_shares),
-            sum(rank_shares) / len(rank_shares),
-            median(waits[rank]) if waits[rank] else None,
-        )
-        for rank, rank_shares in sorted(shares.items())
-    ]
-    return rows, ties

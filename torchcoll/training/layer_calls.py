@@ -8,22 +8,32 @@ tokens / cp x hidden columns.
   backward pass. Each block has one input, as with PrepareModuleInput of torch and in Megatron-LM; a
   ColwiseParallel of its own for each of query, key and value reduces the gradient three times.
 - With sequence parallelism (V. Korthikanti et al., arXiv 2205.05198, section 4.2.2): an all_gather
-  before and a reduce_scatter after each block, in both passes. Megatron-LM gathers the input again
-  for the gradients of the weights, which torch's DTensor keeps: two more all_gather a layer there.
-  The gradients of the norms are all-reduced over tp.
+  before and a reduce_scatter after each block, in both passes. The gradients of the norms are
+  all-reduced over tp. With ``zero1``, as in Megatron-LM, the input of a block and of the head is
+  gathered again for the gradients of the weights, which torch's DTensor keeps
+  (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
 - Embedding and head are split by the vocabulary, and the loss is computed on the parts
   (``loss_parallel``): three all_reduce of a float32 for each token.
 - Context parallelism: torch's ring attention
-  (torch/distributed/tensor/experimental/_context_parallel/_attention.py): by default one all_gather
-  of keys and values in each pass, or with the ring cp - 1 sends; the gradients of keys and values
-  go around the ring in float32, cp sends.
-- Expert parallelism (torchtitan/distributed/expert_parallel.py): all_to_all of the numbers of
-  tokens, of the tokens to their experts, and of the results back; in the backward pass the last two
-  again. Tokens are taken as spread evenly over the experts. With tp the experts are split over it,
-  and the tokens gathered and their results scattered over tp
-  (Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher).
+  (torch/distributed/tensor/experimental/_context_parallel/_attention.py, _templated_ring_attention
+  and _templated_ring_attention_backward): by default one all_gather of keys and values in each
+  pass, or with the ring cp - 1 sends; the gradients of keys and values go around the ring in
+  float32, cp sends. A send is an all_to_all_single there, of which all goes to the next rank
+  (permute_tensor of torch/distributed/_functional_collectives.py).
+- Expert parallelism (torchtitan/models/common/token_dispatcher.py, AllToAllTokenDispatcher):
+  all_to_all of the numbers of tokens, of the tokens to their experts, and of the results back; in
+  the backward pass the last two again. Tokens are taken as spread evenly over the experts.
+  Megatron-LM (megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher)
+  all_gathers the numbers, and sends the routing probabilities in calls of their own: 4 bytes for
+  each token and expert, which the plan leaves out.
+- Expert parallelism with tp: as in MoEAlltoAllTokenDispatcher, with the default of
+  --expert-tensor-parallel-size: the experts are split over tp, and the tokens gathered and their
+  results scattered over it. Without sequence parallelism Megatron-LM refuses to train that
+  (megatron/core/transformer/moe/moe_layer.py, MoELayer.forward). torchtitan takes the ranks of tp
+  for ep instead, and splits no expert (torchtitan/distributed/parallel_dims.py).
 - Activation checkpointing of whole layers repeats the calls of the forward pass in the backward
-  pass, but for the last one, whose result is not needed (torch.utils.checkpoint stops early).
+  pass: with ``zero1`` all of them (megatron/core/tensor_parallel/random.py, CheckpointFunction),
+  elsewhere without the last one, whose result is not needed (torch.utils.checkpoint stops early).
 
 ``tests/training/test_layer_calls.py`` compares these with captures of DTensor's.
 """
@@ -36,7 +46,7 @@ from dataclasses import dataclass
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.training.architectures import EMBEDDING, HEAD, Architecture, ModelBlock
-from torchcoll.training.layouts import ParallelLayout
+from torchcoll.training.layouts import ZERO1, ParallelLayout
 from torchcoll.training.step_program import BLOCKS, SHARED_EXPERTS, SentCall
 
 _REDUCED, _GATHERED, _SCATTERED = "all_reduce", "all_gather", "reduce_scatter"
@@ -115,7 +125,7 @@ def block_calls(
     itemsize = find_dtype(options.dtype).itemsize
     tokens = batch.tokens_each / layout.cp
     act = math.ceil(tokens * architecture.hidden * itemsize)
-    tp, sp = layout.tp > 1, layout.sequence_parallel
+    tp, sp, megatron = layout.tp > 1, layout.sequence_parallel, layout.data == ZERO1
     gather = SentCall("tp", _GATHERED, act, "activations", BLOCKS)
     scatter = SentCall("tp", _SCATTERED, act, "activations", BLOCKS)
     reduce = SentCall("tp", _REDUCED, act, "activations", BLOCKS)
@@ -134,7 +144,9 @@ def block_calls(
             return BlockCalls(norm_gradients=norms)
         loss = SentCall("tp", _REDUCED, math.ceil(tokens * 4), "loss", BLOCKS)
         before = (gather,) if sp else ()
-        return BlockCalls((*before, loss, loss, loss), (scatter if sp else reduce,), (), (), norms)
+        again = (gather,) if sp and megatron else ()
+        backward = (*again, scatter if sp else reduce)
+        return BlockCalls((*before, loss, loss, loss), backward, (), (), norms)
     halves = ((gather, scatter) if sp else (reduce,)) if tp else ()
     keys_forward, keys_backward = _keys(architecture, layout, batch, options)
     routed, routed_backward = _experts(architecture, layout, batch, options)
@@ -143,15 +155,18 @@ def block_calls(
     dense = halves if not routed_here or architecture.shared_experts else ()
     attention = (*halves[:1], *keys_forward, *halves[1:]) if sp else (*keys_forward, *halves)
     forward = (*attention, *dense)
-    backward = (*dense, *halves[:1], *keys_backward, *halves[1:])
+    again = (gather,) if sp and megatron else ()
+    dense_backward = (*dense[:1], *again, *dense[1:]) if dense else ()
+    backward = (*dense_backward, *halves[:1], *keys_backward, *again, *halves[1:])
     if not sp:
         backward = (*dense, *keys_backward, *halves)
     experts_forward = routed if routed_here else ()
     experts_backward = routed_backward if routed_here else ()
     if options.checkpoint:
-        repeated = forward[:-1] if dense and not routed_here else forward
+        stops_early = dense and not routed_here and not megatron
+        repeated = forward[:-1] if stops_early else forward
         # The gradient of the last reduce_scatter is gathered before anything is computed again.
-        first = backward[:1] if sp and dense and not routed_here else ()
+        first = backward[:1] if sp and stops_early else ()
         backward = (*first, *repeated, *backward[len(first) :])
         experts_backward = (*experts_forward, *experts_backward)
     return BlockCalls(forward, backward, experts_forward, experts_backward, norms)

@@ -9,20 +9,36 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ns
 from torchcoll.curves.predictor import Ends
 from torchcoll.report.answer import Answer
-from torchcoll.report.formats import print_forms
+from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.training.config_projection import LayoutComparison, LayoutRow
+from torchcoll.training.measured_show import (
+    correction_text,
+    measured_grids,
+    measured_object,
+    order_changes,
+)
 from torchcoll.training.plan_show import format_gigabytes
 from torchcoll.training.projection import dominant
 
 
 def show_layouts(
-    comparison: LayoutComparison, format: str = "table", file: TextIO | None = None
+    comparisons: Sequence[LayoutComparison], format: str = "table", file: TextIO | None = None
 ) -> None:
-    """Prints the comparison. Raises UsageError for an unknown format."""
+    """Prints the comparisons. Raises UsageError for an unknown format."""
+    print_results([_forms(comparison) for comparison in comparisons], format, file)
+
+
+def _forms(comparison: LayoutComparison) -> Forms:
     source = f", by {comparison.machine}" if comparison.machine else ""
     heading = Grid([], [], above=[one_line(f"{comparison.what}{source}")])
-    notes = Grid([], [], below=comparison.notes, answer=_answer(comparison))
+    measured, further = comparison.measured, []
+    if measured is not None:
+        further = measured_grids(
+            measured, order_changes(_costs(comparison.uncorrected), _costs(comparison.rows))
+        )
+    all_notes = [*comparison.notes, *(measured.notes if measured else ())]
+    notes = Grid([], [], below=list(map(one_line, all_notes)), answer=_answer(comparison))
     rows = [_json_row(row) for row in comparison.rows]
     document = {
         "schema": "torchcoll-layouts/1",
@@ -30,22 +46,50 @@ def show_layouts(
         "ranks": comparison.ranks,
         "machine": comparison.machine or None,
         "compute_ns": comparison.compute_ns,
+        "memory_bytes": comparison.memory_bytes,
         "rows": rows,
-        "notes": comparison.notes,
+        "measured": measured_object(measured) if measured else None,
+        "uncorrected": [_json_row(row) for row in comparison.uncorrected],
+        "notes": all_notes,
     }
-    print_forms([("", [heading, _table(comparison.rows), notes])], rows, document, format, file)
+    table = _table(comparison.rows, comparison.memory_bytes is not None)
+    return Forms([heading, table, *further, notes], document, rows)
+
+
+def _costs(rows: Sequence[LayoutRow]) -> list[tuple[str, float]]:
+    return [(row.layout.name, row.cost) for row in rows]
 
 
 def _answer(comparison: LayoutComparison) -> Answer:
     best = [row for row in comparison.rows if row.pareto]
+    limit = comparison.memory_bytes
+    if not best:
+        assert limit is not None
+        least = min(comparison.rows, key=lambda row: row.memory_bytes)
+        return Answer(
+            one_line(
+                f"no layout fits {format_gigabytes(limit)} of memory on "
+                f"{counted(comparison.ranks, 'rank')}: {least.layout.name} needs least, "
+                f"{format_gigabytes(least.memory_bytes)}"
+            )
+        )
     step = best[0].step
     what = "has the shortest step" if step.step_ns else "sends least"
     if step.comm_ns and not step.step_ns:
         what = "has the least communication"
-    text = f"on {counted(comparison.ranks, 'rank')} {best[0].layout.name} {what}: {_cost(best[0])}"
+    within = f"in {format_gigabytes(limit)} of memory " if limit is not None else ""
+    ranks = counted(comparison.ranks, "rank")
+    text = f"on {ranks} {within}{best[0].layout.name} {what}: {_cost(best[0])}"
     if len(best) > 1:
         others = ", ".join(f"{row.layout.name} ({_cost(row)})" for row in best[1:])
         text += f"; with less memory: {others}"
+    if comparison.measured is not None:
+        old, new = (
+            [row.layout.name for row in sorted(rows, key=lambda row: row.cost)]
+            for rows in (comparison.uncorrected, comparison.rows)
+        )
+        order = "the order stays" if old == new else f"the order was {', '.join(old)}"
+        text += f"; {correction_text(comparison.measured)}, and {order}"
     return Answer(one_line(text))
 
 
@@ -55,7 +99,9 @@ def _cost(row: LayoutRow) -> str:
     return f"{cost}, {format_gigabytes(row.memory_bytes)} of memory"
 
 
-def _table(rows: Sequence[LayoutRow]) -> Grid:
+def _table(rows: Sequence[LayoutRow], limited: bool) -> Grid:
+    """Returns the table; limited: with a column for what does not fit."""
+
     def time(name: str) -> Any:
         def cell(row: LayoutRow) -> str:
             ends: Ends | None = getattr(row.step, name)
@@ -94,6 +140,7 @@ def _table(rows: Sequence[LayoutRow]) -> Grid:
             (Head("sent"), lambda row: format_gigabytes(row.step.sent_bytes)),
             *(of_times if predicted else []),
             (Head("memory"), lambda row: format_gigabytes(row.memory_bytes)),
+            *([(Head("fits"), lambda row: "yes" if row.fits else "no")] if limited else []),
             (Head("most", left=True), most),
         ],
         rows,
@@ -115,6 +162,7 @@ def _json_row(row: LayoutRow) -> dict[str, Any]:
     return {
         "layout": row.layout.name,
         "pareto": row.pareto,
+        "fits": row.fits,
         "calls": step.calls,
         "sent_bytes": step.sent_bytes,
         **ends("comm", step.comm_ns),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic
 from torchcoll.stats.drift import TimeDrift, drift_of
+from torchcoll.training.arrivals import SplitCall, split_traffic
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
-from torchcoll.training.late import late_ranks
 
 MOST_ROWS = 24
 _ROUND_S = (1, 5, 15, 60, 300, 600, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 7 * 86400)
@@ -27,8 +27,8 @@ class Stretch:
       median over the steps.
     - transfer_ns: the shortest duration of each call's ranks, added up over a step; median over the
       steps.
-    - late_rank: the rank that came last to most calls.
-    - late_share: its share of the calls in which the last rank is known.
+    - late_rank: the rank that caused most waiting (training/arrivals.py).
+    - late_share: its share of the waiting.
     """
 
     from_s: float
@@ -76,8 +76,11 @@ def over_time(traffic: Traffic) -> OverTime | None:
     steps_by_round: dict[int, list[int]] = defaultdict(list)
     for k in range(count):
         steps_by_round[int(first[k][0] / 1e9 // length_s)].append(k)
+    arrived: dict[int, list[SplitCall]] = defaultdict(list)  # by step
+    for split_call in split_traffic(traffic).calls:
+        arrived[split_call.order[0]].append(split_call)
     stretches = [
-        _stretch(index * length_s, length_s, steps, took, split, traffic.source)
+        _stretch(index * length_s, length_s, steps, took, split, arrived)
         for index, steps in sorted(steps_by_round.items())
     ]
     return OverTime(tuple(stretches), drift_of(took))
@@ -89,17 +92,19 @@ def _stretch(
     steps: Sequence[int],
     took: Sequence[int],
     calls: Mapping[int, Mapping[JoinedCall, None]],
-    source: str,
+    arrived: Mapping[int, Sequence[SplitCall]],
 ) -> Stretch:
     step_times = [
         [joined_call.times_ns.values() for joined_call in calls[k]] for k in steps if k in calls
     ]
     waits = [sum(max(times) - min(times) for times in step) for step in step_times]
     transfers = [sum(min(times) for times in step) for step in step_times]
-    rows, _ = late_ranks([joined_call for k in steps for joined_call in calls.get(k, ())], source)
-    worst = max(rows, key=lambda row: row.last, default=None)
-    late_calls = sum(row.last for row in rows)
-    late = worst if worst and worst.last else None
+    caused: Counter[int] = Counter()
+    for split_call in (each for k in steps for each in arrived.get(k, ())):
+        if split_call.last is not None:
+            caused[split_call.last] += split_call.wait_ns
+    late = max(caused, key=lambda rank: caused[rank], default=None)
+    total = sum(caused.values())
     return Stretch(
         from_s,
         from_s + length_s,
@@ -107,6 +112,6 @@ def _stretch(
         median([took[k] for k in steps]),
         median(waits) if waits else None,
         median(transfers) if transfers else None,
-        late.rank if late else None,
-        late.last / late_calls if late else None,
+        late if total else None,
+        caused[late] / total if late is not None and total else None,
     )

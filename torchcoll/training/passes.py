@@ -130,12 +130,15 @@ def measured_exposed(passes: Sequence[Calls], source: str) -> tuple[float | None
     - passes: the calls of each pass.
     - source: the source of their traffic.
 
-    The exposed time comes from a trace if it has one, otherwise from host stamps: from the issue of
-    the last call to the end of all calls.
+    The exposed time is that of the calls if all have one, otherwise from host stamps: from the
+    issue of the last call to the end of all calls.
     """
     if all(call.exposed_ns is not None for calls in passes for call in calls):
         sums = [sum(call.exposed_ns or 0 for call in calls) for calls in passes]
-        return median(sums), "all_reduce of a pass under which nothing else ran"
+        which = (
+            "that the program waited for" if source == "capture" else "under which nothing else ran"
+        )
+        return median(sums), f"all_reduce of a pass {which}"
     exposed = []
     for calls in passes:
         if all(call.clock == "host" and call.span for call in calls):

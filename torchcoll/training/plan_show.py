@@ -11,17 +11,23 @@ from torchcoll.core.units import counted, format_bytes, format_ns
 from torchcoll.curves.predictions import MORE_DATA
 from torchcoll.curves.predictor import Ends, sum_of
 from torchcoll.report.answer import Answer
-from torchcoll.report.formats import print_forms
+from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
+from torchcoll.training.measured_show import (
+    correction_text,
+    measured_grids,
+    measured_object,
+    step_changes,
+)
 from torchcoll.training.memory import Memory
 from torchcoll.training.projection import (
     GAIN,
     HALF,
     STRONG,
     WEAK,
+    Plan,
     PlannedRow,
     PlannedStep,
-    Projection,
 )
 
 _LEGEND = (
@@ -39,10 +45,14 @@ _SCALINGS = {
 }
 
 
-def show_projection(
-    projection: Projection, format: str = "table", file: TextIO | None = None
+def show_training_plans(
+    plans: Sequence[Plan], format: str = "table", file: TextIO | None = None
 ) -> None:
-    """Prints the plan. Raises UsageError for an unknown format."""
+    """Prints the plans. Raises UsageError for an unknown format."""
+    print_results([_forms(plan) for plan in plans], format, file)
+
+
+def _forms(projection: Plan) -> Forms:
     source = f", by {os.path.basename(projection.machine)}" if projection.machine else ""
     grids = [Grid([], [], above=[one_line(f"{projection.what}{source}")])]
     grids.append(_rows(projection.step))
@@ -51,9 +61,11 @@ def show_projection(
     for kind in (WEAK, STRONG):
         if steps := getattr(projection, kind):
             grids.append(_over_ranks(kind, steps))
-    notes = Grid(
-        [], [], below=[one_line(note) for note in projection.notes], answer=_answer(projection)
-    )
+    measured, before = projection.measured, projection.uncorrected
+    if measured is not None and before is not None:
+        grids += measured_grids(measured, step_changes(before, projection.step))
+    all_notes = [*projection.notes, *(measured.notes if measured else ())]
+    notes = Grid([], [], below=list(map(one_line, all_notes)), answer=_answer(projection))
     # csv has the rows of the step and the steps over ranks; its column ``table`` tells them apart.
     rows = [_row(row) for row in projection.step.rows]
     over_ranks = {
@@ -78,12 +90,14 @@ def show_projection(
             kind: dict(zip(("value", "low", "high"), projection.scaling_limit(kind), strict=True))
             for kind in (WEAK, STRONG)
         },
-        "notes": projection.notes,
+        "measured": measured_object(measured) if measured else None,
+        "uncorrected": _step(before) if before else None,
+        "notes": all_notes,
     }
-    print_forms([("", [*grids, notes])], records, document, format, file)
+    return Forms([*grids, notes], document, records)
 
 
-def _answer(projection: Projection) -> Answer:
+def _answer(projection: Plan) -> Answer:
     step = projection.step
     degrees = " x ".join(f"{name}={n}" for name, n in step.degrees.items())
     setup = f"{counted(step.ranks, 'rank')}{f' ({degrees})' if degrees else ''}"
@@ -104,7 +118,10 @@ def _answer(projection: Projection) -> Answer:
         compute = format_ns(projection.compute_ns, 3)
         text += f", {_ends(step.exposed_ns)} of it exposed under {compute} of computation"
         text += f": {100 * step.efficiency[0]:.0f} % of a step computes"
-    text += f"; it depends most on {projection.depends}" if projection.depends else ""
+    depends = projection.depends and projection.measured is None
+    text += f"; it depends most on {projection.depends}" if depends else ""
+    if projection.measured is not None:
+        text += f"; {correction_text(projection.measured)}"
     kinds = [kind for kind in (WEAK, STRONG) if getattr(projection, kind)]
     texts = [text]
     for kind in kinds:
@@ -295,7 +312,7 @@ def _row(row: PlannedRow) -> dict[str, Any]:
     }
 
 
-def draw_projection(projection: Projection, path: str | os.PathLike[str]) -> None:
+def draw_plan(projection: Plan, path: str | os.PathLike[str]) -> None:
     """Draws the times of a step over ranks, weak and strong, with their intervals.
 
     Raises UsageError for a path that cannot be written.

@@ -9,6 +9,7 @@ from torchcoll.core.display import Displayed
 from torchcoll.core.summary import HIGH, LOW, geometric_interval, median, quantile
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import whole_number
+from torchcoll.training.bucket_names import bucket_names
 
 THRESHOLD = 0.02  # as in a comparison: nobody would act on a smaller change
 MIB = 1 << 20
@@ -88,15 +89,31 @@ class BucketPlan(Displayed):
         """
         whole_number(ranks, "ranks", 1)
         world = Group("data", tuple(range(ranks)), description="DistributedDataParallel")
-        sent = [(b.size_bytes, b.dtype) for b in (self.first_step if first_step else self.buckets)]
+        buckets = self.first_step if first_step else self.buckets
+        in_order = (name for bucket in self.first_step[::-1] for name in bucket.parameters)
+        registered = {name: i for i, name in enumerate(in_order)}
+        contents = [sorted(b.parameters, key=lambda name: registered.get(name, 0)) for b in buckets]
+        modules = bucket_names(contents)
+        sent = [(b.size_bytes, b.dtype, m) for b, m in zip(buckets, modules, strict=True)]
         if self.find_unused:
-            sent.append((self.used_map_bytes, "int32"))
+            sent.append((self.used_map_bytes, "int32", ""))
         calls = [
             # DDP divides before it sends: the op is a sum.
-            TrafficCall("all_reduce", n, n, dtype, "sum", group=world.name, asynchronous=True)
-            for n, dtype in sent
+            TrafficCall(
+                "all_reduce",
+                n,
+                n,
+                dtype,
+                "sum",
+                group=world.name,
+                asynchronous=True,
+                module=module,
+            )
+            for n, dtype, module in sent
         ]
-        return traffic_from_calls(calls, ranks, [world], self.notes)
+        traffic = traffic_from_calls(calls, ranks, [world], self.notes)
+        traffic.parameters = dict(zip(modules, map(tuple, contents), strict=True))
+        return traffic
 
 
 @dataclass(frozen=True)

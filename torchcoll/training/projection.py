@@ -2,7 +2,9 @@
 
 The durations are the machine's (curves/predictor.py), one call at a time. What is hidden under
 computation follows from a timeline of one rank (training/step_program.py): one lane computes, and
-each group has a lane on which its calls follow one another.
+each group has a lane on which its calls follow one another. Groups whose ranks are on several hosts
+have one lane together, because their calls share the network interface of the host: two of them at
+once take as long as one after the other.
 
 The ranks of a group with ranks in between share the network interfaces of their hosts with the
 neighbouring groups at the same time. Such a call counts as one call with the bytes of all these
@@ -19,14 +21,20 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.curves.predictions import WIDEST, too_wide
 from torchcoll.curves.predictor import Ends, PlannedCalls, Prediction, Predictor, sum_of
+from torchcoll.training.corrected_machine import UNCORRECTED, CorrectedMachine
 from torchcoll.training.memory import Memory
 from torchcoll.training.sharded import BACKWARD, FORWARD
 from torchcoll.training.step_program import SentCall, StepProgram
+
+if TYPE_CHECKING:
+    from torchcoll.training.measured_step import MeasuredStep
 
 # The backward pass computes two products for each one of the forward pass.
 PASS_SHARES = {FORWARD: 1 / 3, BACKWARD: 2 / 3}
@@ -35,6 +43,7 @@ PASS_SHARES = {FORWARD: 1 / 3, BACKWARD: 2 / 3}
 HALF, GAIN = 0.5, 1.25
 WEAK, STRONG = "weak", "strong"
 _MESSAGE = "sendrecv"
+_NETWORK = "network"  # the lane of all groups that leave a host
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ class PlannedGroup:
 
     - ranks: the number of its ranks.
     - hosts: the number of hosts that they are on; None if unknown.
+    - apart: how far one rank is from the next.
     - concurrent: how many such groups use the interfaces of a host at the same time.
     """
 
@@ -50,6 +60,7 @@ class PlannedGroup:
     ranks: int
     hosts: int | None = None
     concurrent: int = 1
+    apart: int = 1
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,7 @@ class PlannedRow:
 
     - prediction: one of them; None without a machine.
     - what: what they carry; overlaps: what they can overlap with; '' if unknown.
+    - apart: how far one rank of the group is from the next.
     """
 
     group: str
@@ -68,6 +80,7 @@ class PlannedRow:
     prediction: Prediction | None
     what: str = ""
     overlaps: str = ""
+    apart: int = 1
 
     @property
     def sent_bytes(self) -> float:
@@ -101,7 +114,8 @@ class PlannedStep:
 
     - comm_ns: all calls, one after another.
     - compute_ns: the computation.
-    - exposed_ns: the communication that nothing hides.
+    - exposed_ns: the communication that nothing hides; corrected by a measured step, with the gaps
+      in which nothing runs.
     - step_ns: the step with its computation.
     - idle_ns: waiting for the other stages of a pipeline; 0 without one.
     - memory: of a rank; None if unknown.
@@ -150,8 +164,8 @@ class PlannedStep:
         return self.compute_ns / value, self.compute_ns / high, self.compute_ns / low
 
 
-@dataclass
-class Projection:
+@dataclass(repr=False)
+class Plan(Displayed):
     """A plan of a training.
 
     - subject: what is trained and how, such as ``llama-3-8b with FSDP2``; '' if unknown.
@@ -159,7 +173,12 @@ class Projection:
     - weak, strong: the steps over ranks; [] for one number of ranks.
     - concurrent: the work that ran while the machine's calls were measured; '' if none.
     - lower_bound: the calls were measured alone, on the cores that also compute.
+    - compute_ns: the computation of a step in ns; None if unknown.
+    - machine: its name; '' without one.
+    - notes: what is assumed and left out.
     - depends: what the communication depends on most, in a clause.
+    - measured: the measured step that corrects the times, and uncorrected: the step without it;
+      None without one.
     """
 
     what: str
@@ -173,6 +192,8 @@ class Projection:
     lower_bound: bool = False
     depends: str = ""
     subject: str = ""
+    measured: MeasuredStep | None = None
+    uncorrected: PlannedStep | None = None
 
     def scaling_limit(self, kind: str) -> tuple[int | None, int | None, int | None]:
         """Returns the number of ranks from which on it no longer scales, or None if it scales up to
@@ -233,6 +254,7 @@ def planned_step(
             prediction,
             sent.what,
             sent.overlaps,
+            group.apart,
         )
         of_groups.setdefault(sent.group, []).extend(row.planned)
         rows.append(row)
@@ -255,7 +277,15 @@ def planned_step(
 
         return time_ns
 
-    step = tuple(program.step_ns(times_at(end), passes) for end in range(3))
+    lanes = {
+        name: _NETWORK if group.hosts is not None and group.hosts > 1 else name
+        for name, group in groups.items()
+    }
+    gaps_ns = 0.0
+    if isinstance(machine, CorrectedMachine):
+        program = program.waiting_for(machine.correction.blocking)
+        gaps_ns = machine.correction.gap_ns * sum(row.calls for row in rows)
+    step = tuple(program.step_ns(times_at(end), passes, lanes) + gaps_ns for end in range(3))
     idle = tuple(program.idle_ns(times_at(end), passes) for end in range(3))
     exposed = tuple(max(0.0, step[end] - compute_ns - idle[end]) for end in range(3))
     return PlannedStep(
@@ -295,14 +325,14 @@ def place_group(name: str, ranks: int, apart: int, machine: Predictor | None) ->
         hosts = max(1, math.ceil(ranks * apart / most - 1e-9))
         if hosts > 1:
             hosts, concurrent = min(ranks, hosts), max(1, min(apart, round(most)))
-    return PlannedGroup(name, ranks, hosts, concurrent)
+    return PlannedGroup(name, ranks, hosts, concurrent, apart)
 
 
 def finish(
-    projection: Projection,
+    projection: Plan,
     machine: Predictor | None,
     step_on: Callable[[Predictor], PlannedStep],
-) -> Projection:
+) -> Plan:
     """Adds what the step depends on, notes on the limits, and removes what would be a guess.
 
     - step_on: returns the step of the projection on another machine.
@@ -345,7 +375,7 @@ def dominant(step: PlannedStep) -> tuple[str, float]:
     return name, weights[name] / (sum(weights.values()) or 1.0)
 
 
-def _add_notes(projection: Projection, machine: Predictor) -> Projection:
+def _add_notes(projection: Plan, machine: Predictor) -> Plan:
     """Adds notes on the limits of the machine and removes the steps that would be guesses."""
     guesses = sorted(
         {step.ranks for step in (*projection.weak, *projection.strong) if step.only_a_guess}
@@ -374,17 +404,27 @@ def _add_notes(projection: Projection, machine: Predictor) -> Projection:
             f"{count} of {len(every)} times are extrapolated, and their "
             f"intervals are wider: {farthest}"
         )
-    projection.notes.append(
-        f"calls as they are beside {projection.concurrent}, not beside the computation of this step"
-        if projection.concurrent
-        else "calls as they are alone: a lower bound where computation shares cores or wires with "
-        "them; torchcoll model fit --concurrent takes runs that were measured beside work"
-    )
+    if isinstance(machine, CorrectedMachine):
+        projection.notes.append(
+            "each time is the machine's, corrected by the factor that the capture has for its "
+            "collective, or for all calls"
+        )
+    elif projection.concurrent:
+        projection.notes.append(
+            f"calls as they are beside {projection.concurrent}, not beside the computation of this "
+            "step"
+        )
+    else:
+        projection.notes += [
+            "calls as they are alone: a lower bound where computation shares cores or wires with "
+            "them; torchcoll model fit --concurrent takes runs that were measured beside work",
+            UNCORRECTED,
+        ]
     if projection.compute_ns is None:
         projection.notes.append("--step-ms MS tells how much of it is exposed, and how it scales")
     else:
         projection.notes.append(
             "the forward pass is taken for a third of the computation; a rank's calls of a group "
-            "go one after another, those of different groups beside each other"
+            "go one after another, and so do those of all groups that leave a host"
         )
     return projection

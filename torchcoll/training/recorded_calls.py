@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +69,14 @@ class RecordedCall:
     - wait_note: a note, if that wait is the end of the call.
     - forgotten: its step is no longer kept; the call still takes its sequence number.
     - entry: its record in the ring file, if there is one.
+    - waited_from: when the program began to wait for its end; None if that is not known.
+    - pending: its module, or whether the program waits for it, is still to be learned.
+    - module: whose parameters or gradients it moves, see TrafficCall.
     """
 
     __slots__ = (
-        *("clock", "entry", "fields", "forgotten", "future", "no_time_reason", "op", "start"),
-        *("step", "time_ns", "wait_note", "work"),
+        *("clock", "entry", "fields", "forgotten", "future", "module", "no_time_reason", "op"),
+        *("pending", "start", "step", "time_ns", "wait_note", "waited_from", "work"),
     )
 
     def __init__(self, step: int) -> None:
@@ -80,6 +84,9 @@ class RecordedCall:
         self.fields: dict[str, Any] | None = None
         self.clock, self.no_time_reason, self.wait_note = "host", "", ""
         self.forgotten = False
+        self.pending = False
+        self.module = ""
+        self.waited_from: int | None = None
         self.op: Any = None
         self.future: Any = None
         self.work: Any = None
@@ -88,7 +95,9 @@ class RecordedCall:
         self.start = time.perf_counter_ns()
 
     def end(self, future: Any = None) -> None:
-        """Stamps the end of the call; also the callback of its future."""
+        """Stamps the end of the call; also the callback of its future, which may come later."""
+        if self.time_ns is not None:
+            return
         self.time_ns = time.perf_counter_ns() - self.start
         self.future = None
         if self.entry:
@@ -123,6 +132,7 @@ class CallRecorder:
         traffic.ranks = dist.get_world_size()
         traffic.environment |= environment("capture")
         traffic.mark_step = self.step
+        self.on_mark: Callable[[], object] = lambda: None  # called at each mark of a step
         self.begun = time.perf_counter_ns()
         self._step_began = 0  # ns since the capture began
         self.kept = 0  # number of steps that were marked and not forgotten
@@ -131,6 +141,7 @@ class CallRecorder:
         self._file: CaptureFile | None = None
         self._full = False
         self._ended_calls = 0
+        self._waited_until = 0  # the end of the last call that the program waited for
         self._write_at_ns = 0
         self._flushing = threading.Lock()
         # The steps for ``take_step`` by their number: spans and calls.
@@ -173,6 +184,12 @@ class CallRecorder:
         """
         return self._groups.group(group, device)
 
+    def add_parameters(self, module: str, names: tuple[str, ...]) -> None:
+        """Adds the names of the parameters that calls of a module move."""
+        self.traffic.parameters[module] = names
+        if self._file:
+            self._file.add("parameters", {"module": module, "names": names})
+
     def add(self, call: RecordedCall, fields: dict[str, Any], op: Any) -> None:
         """Sets what was sent by a call.
 
@@ -201,7 +218,9 @@ class CallRecorder:
             self._spans[self.kept] = span
         self.kept += 1
         self._step_began = now
+        self.on_mark()
         for call in self._open:  # otherwise such a call would hold back all later ones
+            call.pending = False
             if call.wait_note and call.time_ns is None and call.step < self.kept - 1:
                 call.no_time_reason = _NOT_WAITED
         self._flush(write=True)
@@ -276,7 +295,9 @@ class CallRecorder:
                 if self._streams and len(self._open) > OPEN_CALLS and call.time_ns is None:
                     call.no_time_reason = call.no_time_reason or _TOO_OLD
                 complete = call.fields == {} or (
-                    call.fields and (call.no_time_reason or call.time_ns is not None)
+                    call.fields
+                    and (call.no_time_reason or call.time_ns is not None)
+                    and not (call.pending and self._may_wait(call))
                 )
                 if not (complete or final):
                     break
@@ -294,6 +315,10 @@ class CallRecorder:
                     self._write_at_ns = now + _WRITE_NS
         finally:
             self._flushing.release()
+
+    def _may_wait(self, call: RecordedCall) -> bool:
+        """Returns whether a call that has ended may stay open until more is known about it."""
+        return len(self._open) < BATCH and time.perf_counter_ns() < call.start + _WRITE_NS
 
     def _keep(self, call: TrafficCall) -> None:
         self._ended_calls += 1
@@ -356,9 +381,21 @@ class CallRecorder:
                 "step": call.step if self._streams or call.step < self.kept else None,
                 "start_ns": call.start - self.begun,
                 "time_ns": call.time_ns,
+                "exposed_ns": self._exposed_ns(call),
                 "clock": call.clock,
+                "module": call.module,
             }
         )
+
+    def _exposed_ns(self, call: RecordedCall) -> int | None:
+        """Returns how long the program waited for a call, less what it waited for earlier ones."""
+        if call.waited_from is None or call.time_ns is None or call.clock != "host":
+            return None
+        end = call.start + call.time_ns
+        exposed = max(0, end - max(call.start, call.waited_from, self._waited_until))
+        if exposed:
+            self._waited_until = end
+        return exposed
 
     def _source(self, work: Any, group: str) -> int | None:
         """Returns the rank of the world that a message came from; None if it has not arrived."""

@@ -175,14 +175,16 @@ def _agree_on_step(
         usual = most_common_steps(traffic, session.local.rank)[-_MAX_OFFERS:]
     except TorchcollError as error:
         refusal = error
-    offers = [set(steps) for steps in session.local.control.agree(refusal, usual) if steps]
+    control = session.local.control
+    offers = [set(steps) for steps in control.agree(refusal, usual) if steps]
     # A problem in the file is the likely cause of a mismatch.
     action = ". ".join([*traffic.problems[:1], _ONE_CAPTURE])
     common: set[Step] = set.intersection(*offers) if offers else set()
-    if not common:
-        actual = "no step that all ranks have" if offers else "no calls"
+    step = max(common, key=lambda number: -1 if number is None else number, default=None)
+    actual = "no step that all ranks have" if offers else "no calls"
+    step, actual = control.decide([step, "" if common else actual])
+    if actual:
         raise UsageError("traffic", actual, "a captured step", action)
-    step = max(common, key=lambda number: -1 if number is None else number)
     try:
         playback = rank_playback(traffic, session.local.rank, step)
         playback = replace(playback, notes=(*left_out, *playback.notes))
@@ -190,9 +192,9 @@ def _agree_on_step(
             raise UsageError("compute", "calls without times", "a traffic that was captured")
     except TorchcollError as error:
         refusal = error
-    session.local.control.agree(refusal)
-    digests = session.local.control.gather(digest(playback, session.local.rank))
-    text = session.local.control.decide(mismatch(digests))
+    control.agree(refusal)
+    digests = control.gather(digest(playback, session.local.rank))
+    text = control.decide(mismatch(digests))
     if text:
         raise UsageError("traffic", text, "parts that fit together", action)
     return traffic, playback, step

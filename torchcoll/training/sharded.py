@@ -19,9 +19,9 @@ _backward_prefetch and post_backward of _fsdp_param_group.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from torchcoll.core.traffic import Traffic
 from torchcoll.training import timeline
@@ -29,6 +29,7 @@ from torchcoll.training.timeline import Compute, Mark, Send, Wait
 
 FORWARD, BACKWARD = "forward", "backward"
 UNSHARD, USE, SEND = "unshard", "use", "send gradients"
+AnyAct = TypeVar("AnyAct")
 _COPIED_OUT = "copied out"  # event: the parameters of the last all_gather were copied out
 
 
@@ -72,6 +73,41 @@ class StepTime(NamedTuple):
     exposed_ns: float
 
 
+def step_acts(
+    plan: ShardPlan,
+    send: Callable[[int, Hashable | None], AnyAct],
+    compute: Callable[[str, float], AnyAct],
+) -> list[AnyAct | Wait | Mark]:
+    """Returns the acts of a step by the model above.
+
+    - send: returns the act that issues a call: its index in the plan, and what it comes after.
+    - compute: returns the act that computes a share of FORWARD or BACKWARD.
+    """
+    whole = {
+        kind: sum(act.elements for act in plan.acts if act.kind == kind) or 1
+        for kind in (FORWARD, BACKWARD)
+    }
+    acts: list[AnyAct | Wait | Mark] = []
+    reduced: int | None = None  # the reduce_scatter whose input buffer is still in use
+    gathered: dict[int, int] = {}  # unit -> its all_gather
+    for act in plan.acts:
+        if act.kind in whole:
+            acts.append(compute(act.kind, act.elements / whole[act.kind]))
+        elif act.kind == UNSHARD:
+            gathered[act.unit] = act.calls[0]
+            acts.append(send(act.calls[0], _COPIED_OUT))
+        elif act.kind == USE:
+            acts += [Wait((gathered.get(act.unit),)), Mark(_COPIED_OUT)]
+        else:
+            acts.append(Wait((reduced,)))
+            after: int | None = None
+            for call_index in act.calls:
+                acts.append(send(call_index, after))
+                after = call_index
+            reduced = act.calls[0]
+    return acts
+
+
 def step_time(
     plan: ShardPlan, times_ns: Sequence[float], passes_ns: Mapping[str, float], hides: bool
 ) -> StepTime:
@@ -86,28 +122,12 @@ def step_time(
     if not hides:
         return StepTime(together, together)
     calls = plan.calls[0]
-    whole = {
-        kind: sum(act.elements for act in plan.acts if act.kind == kind) or 1 for kind in passes_ns
-    }
-    acts: list[timeline.Act] = []
-    reduced: int | None = None  # the reduce_scatter whose input buffer is still in use
-    gathered: dict[int, int] = {}  # unit -> its all_gather
-    for act in plan.acts:
-        if act.kind in (FORWARD, BACKWARD):
-            if act.kind in passes_ns:
-                acts.append(Compute(passes_ns[act.kind] * act.elements / whole[act.kind]))
-        elif act.kind == UNSHARD:
-            gathered[act.unit] = call_index = act.calls[0]
-            acts.append(
-                Send(call_index, calls[call_index].group, times_ns[call_index], after=_COPIED_OUT)
-            )
-        elif act.kind == USE:
-            acts += [Wait((gathered.get(act.unit),)), Mark(_COPIED_OUT)]
-        else:
-            acts.append(Wait((reduced,)))
-            after: int | None = None
-            for call_index in act.calls:
-                acts.append(Send(call_index, calls[call_index].group, times_ns[call_index], after))
-                after = call_index
-            reduced = act.calls[0]
-    return StepTime(together, timeline.step_ns(acts) - sum(passes_ns.values()))
+
+    def send(index: int, after: Hashable | None) -> timeline.Act:
+        return Send(index, calls[index].group, times_ns[index], after)
+
+    def compute(kind: str, share: float) -> timeline.Act:
+        return Compute(passes_ns.get(kind, 0.0) * share)
+
+    step = timeline.step_ns(step_acts(plan, send, compute))
+    return StepTime(together, step - sum(passes_ns.values()))

@@ -15,7 +15,7 @@ from torch import nn
 
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UsageError
-from torchcoll.core.traffic import Group
+from torchcoll.core.traffic import ROOT, Group
 from torchcoll.core.units import whole_number
 from torchcoll.training.buckets import describe, trainable_parameters
 from torchcoll.training.plans import traffic_from_calls
@@ -94,6 +94,9 @@ def shard_traffic(
             "param_dtype, since then in the dtype of the parameters)"
         )
     plan = traffic_from_calls(step.calls, ranks, groups, notes)
+    plan.parameters = {
+        unit.name or ROOT: tuple(unit.parameters) for unit in root.walk() if unit.parameters
+    }
     units = sum(1 for _ in root.walk()) - 1
     choice = f"{units} unit{'s' * (units != 1)}" if units else "the root alone"
     choice += f" of {together}" if together > 1 else ""
@@ -183,6 +186,7 @@ def _build_units(
                 last, count = ShardUnit(full, gradient_in=any_gradient and not integers), 0
                 unit.inner.append(last)
                 unit.body.append(last)
+            last.name += f", {full}" * (count > 0)  # as FSDP2 names modules of one unit
             count += 1
             visit(child, full, last)
             last.gradient_out = any_gradient
@@ -190,6 +194,9 @@ def _build_units(
     root = ShardUnit("")
     visit(model, "", root)
     root.gradient_out = any_gradient
+    # What the root has before its first unit is taken for embeddings: a lookup computes nothing.
+    first = next((n for n, entry in enumerate(root.body) if isinstance(entry, ShardUnit)), 0)
+    root.body[:first] = [0] * first
     if not root.inner and not root_alone:
         class_names = sorted(
             {type(module).__name__ for module in model.modules() if module is not model}

@@ -87,6 +87,7 @@ def shrink(traffic: Traffic, ranks: int) -> tuple[Traffic, list[str]]:
         steps={rank: spans for rank, spans in traffic.steps.items() if rank < ranks},
         computing={rank: spans for rank, spans in traffic.computing.items() if rank < ranks},
         apart={rank: spans for rank, spans in traffic.apart.items() if rank < ranks},
+        copies={rank: spans for rank, spans in traffic.copies.items() if rank < ranks},
         clocks={rank: clock for rank, clock in traffic.clocks.items() if rank < ranks},
     )
     return smaller_traffic, notes

@@ -7,7 +7,7 @@ durations (``Act`` of training/timeline.py has durations). ``bind`` gives each i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -81,15 +81,32 @@ class StepProgram:
             act.sent for act in self.acts if isinstance(act, BeginCall) if act.sent.size_bytes
         )
 
+    def waiting_for(self, collectives: Set[str]) -> StepProgram:
+        """Returns the program in which each call of these collectives is waited for at once, so
+        that the host cannot run ahead either.
+        """
+        acts: list[ProgramAct] = []
+        for act in self.acts:
+            if isinstance(act, BeginCall) and act.sent.collective in collectives:
+                acts += [act._replace(after=None), Wait((act.name,))]
+            else:
+                acts.append(act)
+        return StepProgram(tuple(acts))
+
     def step_ns(
-        self, time_ns: Callable[[SentCall], float], passes_ns: Mapping[str, float]
+        self,
+        time_ns: Callable[[SentCall], float],
+        passes_ns: Mapping[str, float],
+        lanes: Mapping[str, str] | None = None,
     ) -> float:
         """Returns the duration of the step.
 
         - time_ns: returns the duration of a call.
         - passes_ns: durations of the computation of FORWARD and BACKWARD in the step.
+        - lanes: for each group the lane of its calls, which do not overlap. A group that is not in
+          it has its own.
         """
-        return timeline.step_ns(bind(self.acts, time_ns, passes_ns))
+        return timeline.step_ns(bind(self.acts, time_ns, passes_ns, lanes or {}))
 
     def idle_ns(
         self, time_ns: Callable[[SentCall], float], passes_ns: Mapping[str, float]
@@ -110,14 +127,16 @@ def bind(
     acts: Iterable[ProgramAct],
     time_ns: Callable[[SentCall], float],
     passes_ns: Mapping[str, float],
+    lanes: Mapping[str, str],
 ) -> list[timeline.Act]:
-    """Returns the acts with their durations."""
+    """Returns the acts with their durations; lanes: as in ``StepProgram.step_ns``."""
     bound: list[timeline.Act] = []
     for act in acts:
         if isinstance(act, PassWork):
             bound.append(Compute(act.share * passes_ns[act.phase]))
         elif isinstance(act, BeginCall):
-            bound.append(Send(act.name, act.sent.group, time_ns(act.sent), act.after))
+            group = act.sent.group
+            bound.append(Send(act.name, lanes.get(group, group), time_ns(act.sent), act.after))
         elif isinstance(act, Idle):
             bound.append(Compute(_idle_ns(act, time_ns, passes_ns)))
         else:

@@ -31,7 +31,8 @@ _FIGURES_WITHOUT_COMPUTATION = (
 )
 _ALL_EXPOSED_TEXT = "exposed: the program waited for every call, so that all of it is"
 _LAST_TEXT = (
-    "last: of all steady steps' calls those in which the rank came last; even: if all did alike"
+    "last: of all steady steps' calls those in which the rank came last; even: if all did alike; "
+    "caused: the waiting of all other ranks in these calls"
 )
 _PATH_TEXT = "path: its share of the critical path, from the end of the step back to its begin"
 
@@ -53,10 +54,11 @@ def show_step(step: WholeStep, format: str = "table", file: TextIO | None = None
             select_fields(
                 rank,
                 "rank step_ns computing_ns communicating_ns hidden_ns exposed_ns idle_ns wait_ns "
-                "came_last=last even late? path",
+                "came_last=last even caused_ns path",
             )
             for rank in step.ranks
         ],
+        "late_ranks": [row.rank for row in step.arrivals.late] if step.arrivals else None,
     }
     print_results([Forms(_grids(step), document)], format, file)
 
@@ -90,9 +92,8 @@ def answer_lines(step: WholeStep) -> list[str]:
     elif total:
         share = sum(rank.communicating_ns for rank in step.ranks) / total
         lines.append(f"{_percent(share)} communicating (of all ranks' time); the rest is not told")
-    for rank in step.ranks:
-        if rank.late:
-            lines.append(f"rank {rank.rank} came last most often in {rank.late} steps")
+    if step.arrivals and step.arrivals.late:
+        lines.append(one_line(step.arrivals.answer))
     if step.path:
         names = {EXPOSED: "communication", IDLE: "idle", "": "not told (computation or idle)"}
         order = sorted(step.path.items(), key=lambda pair: -pair[1])
@@ -124,6 +125,7 @@ def _grids(step: WholeStep) -> list[Grid]:
         (Head("wait"), lambda row: format_time(row.wait_ns)),
         (Head("last"), lambda row: _percent(row.last)),
         (Head("even", drop=3), lambda row: _percent(row.even)),
+        (Head("caused", drop=4), lambda row: format_time(row.caused_ns)),
         (Head("path"), lambda row: _percent(row.path) if len(step.ranks) > 1 else "-"),
     ]
     # Communication by group, on the rank with the most of it.
@@ -163,6 +165,7 @@ def _percent(share: float | None) -> str:
 
 
 def call_text(call: TrafficCall) -> str:
-    """Returns for example ``all_reduce 1M``."""
+    """Returns for example ``all_gather 1M layers.3``."""
     size = call.bytes_in or call.bytes_out
-    return one_line(f"{call.collective} {format_size(size)}" if size else call.collective)
+    texts = (call.collective, format_size(size) if size else "", call.module)
+    return one_line(" ".join(filter(None, texts)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -18,15 +18,22 @@ from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.curves.predictor import Predictor
 from torchcoll.training.projection import (
+    Plan,
     PlannedGroup,
     PlannedStep,
-    Projection,
     finish,
     place_group,
     planned_step,
 )
-from torchcoll.training.sharded import BACKWARD, FORWARD
-from torchcoll.training.step_program import ProgramWriter, SentCall, StepProgram
+from torchcoll.training.sharded import BACKWARD, FORWARD, ShardPlan, step_acts
+from torchcoll.training.step_program import (
+    BeginCall,
+    PassWork,
+    ProgramAct,
+    ProgramWriter,
+    SentCall,
+    StepProgram,
+)
 from torchcoll.training.steps import find_steps
 
 
@@ -62,12 +69,26 @@ def stage_program(stages: Sequence[StepStage]) -> StepProgram:
     return StepProgram(tuple(writer.acts))
 
 
+def shard_program(plan: ShardPlan) -> StepProgram:
+    """Returns the step of a plan of FSDP2 as a program."""
+    sent = []
+    for call in plan.calls[0]:
+        point, _ = point_of(call, len(plan.members(call)))
+        size_bytes = point.size_bytes if point else max(call.bytes_in, call.bytes_out)
+        sent.append(SentCall(call.group, call.collective, size_bytes))
+
+    def send(index: int, after: Hashable | None) -> ProgramAct:
+        return BeginCall(index, sent[index], after)
+
+    return StepProgram(tuple(step_acts(plan, send, PassWork)))
+
+
 def plan_traffic(
     machine: Predictor | None,
     traffic: Traffic,
     ranks: Sequence[int],
     compute_ns: float | None,
-) -> Projection:
+) -> Plan:
     """Returns a plan of a step that was captured or planned.
 
     - ranks: numbers of ranks; by default those of the traffic. Groups of all ranks grow with them,
@@ -96,7 +117,10 @@ def plan_traffic(
         raise UsageError(
             "ranks", f"groups {sizes}", f"one of all {captured_ranks} ranks, which grows with them"
         )
-    program = stage_program(_stages_from_calls(traffic, calls))
+    if isinstance(traffic, ShardPlan):
+        program = shard_program(traffic)
+    else:
+        program = stage_program(_stages_from_calls(traffic, calls))
 
     def groups(count: int, on: Predictor | None) -> dict[str, PlannedGroup]:
         placed_groups: dict[str, PlannedGroup] = {}
@@ -120,7 +144,7 @@ def plan_traffic(
 
     first = captured_ranks if captured_ranks in rank_counts else rank_counts[0]
     what = f"a step of {traffic.source} on {captured_ranks} ranks, {len(calls)} calls a rank"
-    projection = Projection(what, step(first), compute_ns=compute_ns)
+    projection = Plan(what, step(first), compute_ns=compute_ns)
     projection.notes += traffic.problems
     if len(rank_counts) > 1:
         projection.weak = [step(count) for count in rank_counts]

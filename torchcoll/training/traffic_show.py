@@ -22,6 +22,7 @@ from torchcoll.report.destination import clock_text
 from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.stats.drift import LEAST, SURE, drift_text
+from torchcoll.training.exposed_show import exposed_line, exposed_object, module_grids
 
 if TYPE_CHECKING:
     from torchcoll.training.over_time import OverTime
@@ -32,6 +33,10 @@ _BYTES = "bytes a step: what one rank puts in"
 _TIME = (
     "time a step: of each call the slowest rank's time, so waiting for the others is in it, added "
     "up over the calls; each row on its own over the steps, so that rows need not add up"
+)
+_WAITING = (
+    "waiting: what the calls of a step took longer than on the rank that came last to each, on the "
+    "rank that waited longest"
 )
 _ALGORITHM = "algorithm: a hint (?) by the names of the kernels, some of which run others too"
 _EXPOSED = "exposed: of that, what no computation hides, an estimate"
@@ -76,7 +81,7 @@ def show_traffic(
     for traffic in traffics:
         table = summarise_traffic(traffic)
         file_name = {"file": one_line(traffic.path or "traffic")} if len(traffics) > 1 else {}
-        apart = ("rows", "sizes", "over_time")
+        apart = ("rows", "sizes", "over_time", "exposed")
         facts = {name: value for name, value in vars(table).items() if name not in apart}
         document: dict[str, Any] = {
             "schema": "torchcoll-traffic-rows/1",
@@ -89,6 +94,7 @@ def show_traffic(
                 "problems": traffic.problems,
             },
             "rows": [select_fields(row, " ".join(keys or _COLUMNS)) for row in table.rows],
+            **exposed_object(table.exposed, traffic),
             "sizes": [dataclasses.asdict(size) for size in table.sizes],
             **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
         }
@@ -118,6 +124,7 @@ def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = (
         columns = {k: (dataclasses.replace(h, drop=0), cell) for k, (h, cell) in columns.items()}
     rows = [[cell(row) for _, cell in columns.values()] for row in table.rows]
     above = [_title(traffic, table, common), *_step_lines(table)]
+    above += [line] if (line := exposed_line(table.exposed)) else []
     if traffic.left_out:
         every = sum(map(len, traffic.calls.values())) + traffic.left_out
         above.append(
@@ -138,6 +145,7 @@ def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = (
     return [
         Grid([head for head, _ in columns.values()], rows, above, [] if rows else ["no calls"]),
         Grid(size_heads, sizes, title),
+        *module_grids(table.exposed),
         *over,
         Grid([], [], below=[one_line(text) for text in below], answer=traffic_answer(table)),
     ]
@@ -208,6 +216,10 @@ def traffic_answer(table: TrafficTable) -> Answer | None:
     text = f"a step takes {format_ns(table.step_ns, 3)}"
     if table.busy_ns is not None:
         text += f", {100 * table.busy_ns / table.step_ns:.0f} % of it with a collective in flight"
+    if table.exposed.share is not None and not table.exposed.unknown:
+        text += f" and {100 * table.exposed.share:.0f} % exposed"
+        if most := table.exposed.most:
+            text += f" (most by the {one_line(most.text)})"
     return Answer(f"{text}; {sent}")
 
 
@@ -231,11 +243,9 @@ def _time_grid(over_time: OverTime) -> Grid:
             (Head("wait", "a step", legend=_WAIT), lambda s: format_time(s.wait_ns)),
             (Head("transfer", "a step"), lambda s: format_time(s.transfer_ns)),
             (
-                Head("most often", "last"),
+                Head("most waiting", "caused by"),
                 lambda s: (
-                    "-"
-                    if s.late_share is None
-                    else f"rank {s.late_rank} {s.late_share:.0%} of known"
+                    "-" if s.late_share is None else f"rank {s.late_rank}, {s.late_share:.0%} of it"
                 ),
             ),
         ],
@@ -296,6 +306,10 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
     "time_per_step_ns": (
         Head("time", "a step", legend=_TIME),
         lambda row: format_time(row.time_per_step_ns),
+    ),
+    "wait_per_step_ns": (
+        Head("waiting", "a step", legend=_WAITING),
+        lambda row: format_time(row.wait_per_step_ns),
     ),
     "median_ns": (Head("median", "a call", drop=2), lambda row: format_time(row.median_ns)),
     "clock": (Head("clock", left=True), _traffic_cell("clock")),

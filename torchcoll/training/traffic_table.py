@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import has_splits
 from torchcoll.core.intervals import Union
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic
 from torchcoll.core.units import format_ranges
-from torchcoll.training.joined import JoinedCall, join_ranks
+from torchcoll.training.exposed import Exposed, call_exposed_ns, find_exposed
+from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
 from torchcoll.training.late import cut_at_marks
 from torchcoll.training.over_time import OverTime, over_time
 from torchcoll.training.steps import Kind, Steps, find_steps, group_description
@@ -28,17 +28,20 @@ class TrafficRow:
 
     - bytes_in, bytes_out: bytes of one call that a rank puts in and gets; None if they vary
       (all_to_all_v).
-    - group: its name, or the shared description of several groups that are used alike.
+    - group: its label, or the shared description of several groups that are used alike.
     - group_ranks: the number of ranks in each group; 0 unknown.
     - groups: the number of groups.
     - ranks: the ranks that make the calls (``0-3``).
     - calls_per_step, bytes_per_step: those of one rank.
     - time_per_step_ns: the durations of the calls of a step added up, each on its slowest rank; of
       several groups the slowest. The median over the steps (the mean if the steps vary).
+    - wait_per_step_ns: how much longer the calls of a step took than on the rank that came last to
+      each, on the rank that waited longest; otherwise like time_per_step_ns.
     - median_ns: the median duration of one call.
     - share: time_per_step_ns / duration of a step. Calls overlap, so shares may add up to more than
       1.
-    - exposed_ns: the time per step during which nothing else ran, on the slowest rank: an estimate.
+    - exposed_ns: the time per step during which nothing else ran, on the slowest rank: an estimate;
+      see TrafficCall.
     - algorithm: a hint from the names of the kernels, each listed once.
     """
 
@@ -56,6 +59,7 @@ class TrafficRow:
     calls_per_step: float
     bytes_per_step: float
     time_per_step_ns: float | None
+    wait_per_step_ns: float | None
     median_ns: float | None
     clock: str | None
     share: float | None
@@ -83,6 +87,7 @@ class TrafficTable:
     - statistic: ``median`` or ``mean`` over the steps.
     - step_ns: duration of one step on the slowest rank.
     - busy_ns: how long any call was in flight, on the rank with the most; host clock.
+    - exposed: the exposed communication of a step, in all and by module.
     - notes: one sentence each.
     - over_time: the steps over time; only for a capture of every Nth step.
     """
@@ -95,6 +100,7 @@ class TrafficTable:
     statistic: str
     step_ns: float | None
     busy_ns: float | None
+    exposed: Exposed
     notes: list[str] = field(default_factory=list)
     over_time: OverTime | None = None
 
@@ -135,6 +141,7 @@ def summarise_traffic(traffic: Traffic) -> TrafficTable:
         "mean" if steps.varying else "median",
         steps.duration_ns,
         reader.busy_ns(),
+        find_exposed(traffic, steps, joined),
         notes,
         over_time(traffic),
     )
@@ -191,7 +198,7 @@ class _TrafficReader:
             _single_value(call.bytes_out for call in calls),
             kind.dtype,
             kind.op,
-            group_text(groups),
+            group_text(groups, kind.group[2]),
             len(groups[0].ranks),
             len(groups),
             _join_distinct(group.backend for group in groups),
@@ -200,6 +207,7 @@ class _TrafficReader:
             len(calls) / share,
             sum(call.bytes_in for call in calls) / share,
             per_step,
+            self.steps.reduce(lambda step: self._slowest(at, step, self._wait)),
             median(known_times) if known_times else None,
             _join_distinct(call.clock for call in calls if call.time_ns is not None) or None,
             per_step / duration if per_step is not None and duration else None,
@@ -221,16 +229,14 @@ class _TrafficReader:
             sums.append(sum(time_ns for time_ns in times if time_ns is not None))
         return max(sums)
 
+    def _wait(self, rank: int, i: int) -> int | None:
+        """Returns by how much the call took longer than on the rank that came last."""
+        joined, time_ns = self.joined[rank][i], self.traffic.calls[rank][i].time_ns
+        split = time_ns is not None and not unsplit_reason(joined)
+        return (time_ns or 0) - min(joined.times_ns.values()) if split else None
+
     def _exposed(self, rank: int, i: int) -> int | None:
-        """Returns the exposed time of a call from the trace, or all of it if the host waited for
-        it.
-        """
-        call = self.traffic.calls[rank][i]
-        if call.exposed_ns is not None:
-            return call.exposed_ns
-        group = self.traffic.groups.get(call.group)
-        at_once = call.asynchronous is False and call.clock == "host"
-        return call.time_ns if at_once and group and backend_of(group.backend).on_host else None
+        return call_exposed_ns(self.traffic, self.traffic.calls[rank][i])
 
     def sizes(self) -> list[SizeBin]:
         """Returns the calls by the bytes that a rank puts in, in bins from 2^k to below 2^(k+1)."""
@@ -283,8 +289,12 @@ def _join_distinct(texts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(text for text in texts if text))
 
 
-def group_text(groups: Sequence[Group]) -> str:
-    """Returns the name of one group; of several their shared description or their names."""
+def group_text(groups: Sequence[Group], index: int) -> str:
+    """Returns the label of one group; of several their shared description or their names.
+
+    - index: of the group among those of its rank that share label and size.
+    """
     if len(groups) == 1:
-        return groups[0].name
+        text = groups[0].label
+        return f"{text} ({groups[0].name})" if index and text != groups[0].name else text
     return group_description(groups[0]) or ",".join(group.name for group in groups)

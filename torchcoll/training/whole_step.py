@@ -22,24 +22,22 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scipy.stats import binom
-
-from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
-from torchcoll.core.intervals import Span, Union, merged
+from torchcoll.core.intervals import Span, Union, merged, uncovered
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.units import format_ns, format_ranges
+from torchcoll.training.arrivals import Arrivals, find_arrivals
 from torchcoll.training.clocks import Offsets, measure_offsets
+from torchcoll.training.exposed import waiting_spans
 from torchcoll.training.joined import JoinedCall, join_ranks
-from torchcoll.training.late import cut_at_marks, error_ns, late_ranks
+from torchcoll.training.late import cut_at_marks, error_ns
 from torchcoll.training.steps import Steps, find_steps, group_description
 
 COMPUTING, EXPOSED, IDLE = "computing", "exposed", "idle"
-_CHANCE = 0.05  # false alarms over all ranks (Bonferroni)
 UNKNOWN_CALLS = "not told which"  # communication that belongs to no recorded call
 
 
@@ -71,9 +69,9 @@ class RankStep:
       was moving data; a call behind another one is queued, not waiting.
     - last: the share of the calls of all steady steps in which this rank came last.
     - even: the share if all ranks came last equally often.
+    - caused_ns: the waiting of all other ranks in the calls of all steady steps in which it came
+      last.
     - path: its share of the critical path.
-    - late: for example ``9 of 9``, the steps in which it came last most often, if chance alone
-      gives so many for no rank in 95 % of cases; otherwise ''.
     """
 
     rank: int
@@ -90,8 +88,8 @@ class RankStep:
     wait_ns: int | None
     last: float | None = None
     even: float | None = None
+    caused_ns: int | None = None
     path: float | None = None
-    late: str = ""
 
     @property
     def step_ns(self) -> int:
@@ -111,6 +109,7 @@ class WholeStep:
       computing or idle if the computation is not recorded).
     - groups: name of a group -> its description.
     - late_ns: by how much ends may be stamped late.
+    - arrivals: who caused the waiting, over all steady steps; None if no call can be split.
     """
 
     traffic: str
@@ -124,6 +123,7 @@ class WholeStep:
     path: dict[str, float]
     groups: dict[str, str]
     late_ns: int
+    arrivals: Arrivals | None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -181,8 +181,9 @@ def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
             (error_ns(step_call.joined, traffic.source) for r in ranks for step_call in r.calls),
             default=0,
         ),
+        find_arrivals(whole),
     )
-    _find_late_ranks(result, traffic, steps, joined)
+    _add_arrivals(result)
     if not separate:
         _trace_critical_path(result)
     whole_notes = [f"of all that was recorded: {note}" for note in traffic.notes]
@@ -232,17 +233,9 @@ def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[JoinedC
         exposed = uncovered(talking, computing)
         idle = end - begin - sum(b - a for a, b in merged([*talking, *computing]))
     else:
-        # If every call was synchronous and on the host, the program did nothing else meanwhile.
-        on_host = {
-            name: backend_of(group.backend).on_host for name, group in traffic.groups.items()
-        }
-        if all(
-            step_call.call.asynchronous is False
-            and step_call.call.clock == "host"
-            and on_host.get(step_call.call.group)
-            for step_call in calls
-        ):
-            exposed = talking
+        waiting_for = waiting_spans(traffic, [step_call.call for step_call in calls])
+        if waiting_for is not None:
+            exposed = merged(_clip(waiting, span) for waiting in waiting_for)
     waits: dict[str, list[Span]] = {}
     for name in {step_call.call.group for step_call in calls}:
         group_calls = [step_call for step_call in calls if step_call.call.group == name]
@@ -292,26 +285,6 @@ def aligned_spans(whole: WholeStep) -> dict[int, Span]:
     }
 
 
-def uncovered(spans: Sequence[Span], hiding: Sequence[Span]) -> list[Span]:
-    """Returns the parts of ``spans`` outside of ``hiding``.
-
-    Both are in ascending order, and the spans of each do not touch.
-    """
-    gaps: list[Span] = []
-    index = 0
-    for start, end in spans:
-        while index < len(hiding) and hiding[index][1] <= start:
-            index += 1
-        reached, i = start, index
-        while i < len(hiding) and hiding[i][0] < end:
-            if hiding[i][0] > reached:
-                gaps.append((reached, hiding[i][0]))
-            reached, i = max(reached, hiding[i][1]), i + 1
-        if reached < end:
-            gaps.append((reached, end))
-    return gaps
-
-
 def call_wait_ns(call: TrafficCall, joined: JoinedCall) -> int | None:
     """Returns by how much the call took longer than on the rank that came last; None if unknown."""
     split = call.time_ns is not None and _is_split(joined)
@@ -348,51 +321,15 @@ def step_offsets(traffic: Traffic, number: int | None) -> Offsets:
     return nearer if len(nearer.added_ns) > len(offsets.added_ns) else offsets
 
 
-def _find_late_ranks(
-    whole: WholeStep, traffic: Traffic, steps: Steps, joined: Mapping[int, Sequence[JoinedCall]]
-) -> None:
-    """Sets how often each rank came last over the steady steps.
-
-    The calls of one step are not independent, because a rank that is late to one is late to the
-    next. Each step is therefore one vote of each group, for the rank that came last most often in
-    it. Groups vote separately, because otherwise most votes would go to ranks of the group with the
-    most calls.
-    """
-    every: list[JoinedCall] = []
-    steps_of_group: Counter[tuple[int, ...]] = Counter()
-    votes: Counter[tuple[tuple[int, ...], int]] = Counter()
-    for step in steps.steady:
-        step_calls = {
-            joined[rank][i]: None for rank, at in steps.at.items() for i in at.get(step, ())
-        }
-        groups: dict[tuple[int, ...], list[JoinedCall]] = defaultdict(list)
-        for call in filter(_is_split, step_calls):
-            groups[tuple(sorted(call.members))].append(call)
-        for members, calls in groups.items():
-            every += calls
-            steps_of_group[members] += 1
-            rows, _ = late_ranks(calls, traffic.source)
-            most = max(row.last for row in rows)
-            first = [row.rank for row in rows if row.last == most]
-            votes.update([(members, first[0])] if most and len(first) == 1 else [])
-    tests = sum(map(len, steps_of_group))
-    rows, _ = late_ranks(every, traffic.source)
-    by_rank = {row.rank: row for row in rows}
+def _add_arrivals(whole: WholeStep) -> None:
+    """Sets how often each rank came last over the steady steps, and the waiting that it caused."""
+    rows = whole.arrivals.ranks if whole.arrivals else []
     for rank_step in whole.ranks:
-        row = by_rank.get(rank_step.rank)
-        if row:
-            rank_step.last, rank_step.even = row.share, row.expected
-            chances = [
-                (
-                    float(binom.sf(votes[members, rank_step.rank] - 1, count, 1 / len(members))),
-                    members,
-                )
-                for members, count in steps_of_group.items()
-                if rank_step.rank in members
-            ]
-            chance, members = min(chances)
-            text = f"{votes[members, rank_step.rank]} of {steps_of_group[members]}"
-            rank_step.late = text if chance * tests < _CHANCE else ""
+        of_rank = [row for row in rows if row.rank == rank_step.rank]
+        if calls := sum(row.calls for row in of_rank):
+            rank_step.last = sum(row.last for row in of_rank) / calls
+            rank_step.even = sum(row.chance * row.calls for row in of_rank) / calls
+            rank_step.caused_ns = sum(row.caused_ns for row in of_rank)
 
 
 class _Lane:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.display import OneLine, as_one_line
-from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.errors import UsageError, one_line, path_text
 from torchcoll.core.plausibility import (
     IMPLAUSIBLE,
     link_unused,
@@ -109,6 +109,7 @@ def check(
     if isinstance(baseline, Run):
         reference = baseline
     elif baseline is not None:
+        path_text(baseline, "baseline", "a Run, or its file")
         reference = good_runs_source(baseline) or load_one(baseline)
     return judge(run, fabric, rules, reference)
 

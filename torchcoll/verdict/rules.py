@@ -16,7 +16,7 @@ from typing import Any
 
 from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import DTYPES, OPS, find_collective
-from torchcoll.core.errors import TorchcollError, UsageError, did_you_mean, unknown
+from torchcoll.core.errors import TorchcollError, UsageError, did_you_mean, path_text, unknown
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.plausibility import DeviceLimits
 from torchcoll.core.summary import Row
@@ -122,8 +122,10 @@ def packaged() -> tuple[str, ...]:
 def read_rules(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Rule]:
     """name -> the rule of each of the user's own files. Raises UsageError for what is wrong."""
     rules: dict[str, Rule] = {}
+    if not isinstance(paths, list | tuple):
+        raise UsageError("rules", type(paths).__name__, "a list of files")
     for path in paths:
-        rule = _rule(Path(path))
+        rule = _rule(Path(path_text(path, "rules", "files")))
         if rule.name in rules:
             expected = f"another name than in {rules[rule.name].path}"
             raise UsageError("rules", f"name {rule.name} in {path}", expected)
@@ -136,6 +138,9 @@ def load_fabric(text_of_option: str, own_rules: Mapping[str, Rule] | None = None
 
     Raises UsageError for one that is not there, and for a wrong parameter.
     """
+    if not isinstance(text_of_option, str):
+        expected = "the name of a fabric, such as nvswitch-h100"
+        raise UsageError("fabric", type(text_of_option).__name__, expected)
     name, colon, text = text_of_option.partition(":")
     rule = (own_rules or {}).get(name)
     if rule is None:

@@ -1,0 +1,536 @@
+"""The acceptance kit on two forked gloo ranks, as it is and with a defect planted in each part."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import runpy
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+import handmade
+import pytest
+from ranks import Job, Ticking
+
+import torchcoll
+from torchcoll import cli
+from torchcoll.acceptance import __main__ as kit_main
+from torchcoll.acceptance import (
+    clock_probe,
+    error_probe,
+    fault_probe,
+    first_call_probe,
+    judge,
+    other_work,
+    parts,
+    running,
+)
+from torchcoll.acceptance.archive import read_archive, write_archive
+from torchcoll.acceptance.kit import Kit, MachineUnderTest
+from torchcoll.acceptance.part_result import FAILED, NOT_RUN, NOT_SHOWN, PROVEN
+from torchcoll.acceptance.parts import PARTS
+from torchcoll.bench import watchdog
+from torchcoll.bench.verify import Checker
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.file import save
+from torchcoll.core.result import Choice
+from torchcoll.importers.traces import read_traffic
+from torchcoll.machine.devices import Cpu
+from torchcoll.matrix.processes import Ended
+
+GLOO = MachineUnderTest("gloo", "cpu", 2, False, "", "gloo of torch", facts={"names": []})
+
+
+def steady_time(rank: int, extra_look: bool = False) -> None:
+    """In a rank: each look at the clock takes a microsecond, so that noise has no part in ratios.
+
+    extra_look: torchcoll's own loop looks once more within its stamps.
+    """
+    clock = Ticking()
+    for probe in (clock_probe, first_call_probe):
+        names = {"perf_counter_ns": staticmethod(clock.now), "monotonic": staticmethod(monotonic)}
+        probe.time = type("Time", (), names)
+    Cpu.__init__.__defaults__ = (clock.now,)
+    watchdog._QUIET_S = 0.3
+    other_work.describe = lambda first: ""
+    error_probe.TYPES = ("bfloat16",)
+    if extra_look:
+        synchronized = Cpu.synchronized
+
+        def slower(self, call, align, calls, clocks):
+            synchronized(self, lambda: (call(), clock.now()), align, calls, clocks)
+
+        Cpu.synchronized = slower
+
+
+def forked(setup: Callable[[int], object] = steady_time, after=lambda folder: None):
+    """A starter of a Kit: the module on two forked ranks."""
+
+    def start(module, arguments, variables, limit_s, log) -> Ended:
+        def target() -> None:
+            sys.argv = [module, *arguments]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+        job = Job(log.parent, target, 2, setup=setup, environment=variables)
+        try:
+            ended = job.wait().values()
+        finally:
+            job.kill()
+        log.write_text("\n".join(rank.stderr for rank in ended))
+        after(log.parent)
+        return Ended(max(abs(rank.code) for rank in ended), 0.0)
+
+    return start
+
+
+class InProcess(Kit):
+    """Commands of torchcoll run in this process: starting Python was most of what they cost."""
+
+    def command(self, part, arguments, output):
+        folder, before = self.part_folder(part), os.getcwd()
+        with open(folder / output, "w") as file, contextlib.redirect_stdout(file):
+            os.chdir(folder)
+            try:
+                with open("log.txt", "a") as log, contextlib.redirect_stderr(log):
+                    return cli.main(arguments)
+            finally:
+                os.chdir(before)
+
+
+def kit(folder: Path, start=None, machine: MachineUnderTest = GLOO) -> Kit:
+    deadline = monotonic() + 1000
+    start = start or forked()
+    return InProcess(folder, machine, start, deadline, 1, 3, timeout_s=3, max_time_s=0.01)
+
+
+def part(folder: Path, name: str, start=None, machine: MachineUnderTest = GLOO):
+    return running.run_part(kit(folder, start, machine), name)
+
+
+@pytest.fixture(scope="module")
+def proven(tmp_path_factory):
+    """(report, folder, archive, how many parts each archive had) of one run of the kit: all parts
+    but the stopped rank, which takes its timeout.
+    """
+    folder = tmp_path_factory.mktemp("kit")
+    archive = folder.with_suffix(".tar.gz")
+    written = []
+
+    def keep(report) -> None:
+        written.append(len(report.parts))
+        write_archive(archive, report, folder, "table", hash_names=True)
+
+    importlib.import_module("torch._dynamo")  # DDP does: once here, and not in each rank
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NCCL_API_TOKEN", "hunter2hunter2")
+        patch.setattr(parts, "_SIZES", ("4K",))
+        names = [name for name in PARTS if name != "stopped-rank"]
+        report = running.run_parts(kit(folder), names, keep)
+    return report, folder, archive, written
+
+
+def test_the_kit_on_two_gloo_ranks(proven):
+    report, _, _, written = proven
+    statuses = {result.name: result.status for result in report.parts}
+    assert statuses == {
+        "doctor": PROVEN,
+        "machine": NOT_SHOWN,  # torchcoll has no limit for gloo
+        "limits": NOT_SHOWN,
+        "verification": PROVEN,
+        "clock": PROVEN,
+        "first-call": PROVEN,
+        "forced-algorithms": NOT_SHOWN,
+        "capture": PROVEN,
+        "killed-rank": PROVEN,
+    }, [(r.name, r.status, r.reason) for r in report.parts]
+    assert written == [*range(1, 10), 9]
+    figures = {f.name: f for result in report.parts for f in result.figures}
+    # Six collectives without a root on two ranks, and three faults; without a fault once.
+    assert figures["planted errors missed"].unit == "of 18"
+    assert figures["false alarms"].unit == "of 6"
+    # A microsecond a call in both: see steady_time.
+    assert figures["host 4K"].value == 1.0
+    # DDP, all_gather and broadcast in each of four steps, and what DDP broadcasts of its buckets.
+    assert figures["calls captured"].value >= 12
+    assert figures["rank 1 named"].value == 1
+
+
+def test_the_archive_is_read_and_has_no_secret(proven, tmp_path, capsys):
+    _, _, archive, _ = proven
+    assert cli.main(["acceptance", str(archive)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("6 of 9 parts proven on 2 ranks on cpu, gloo of torch")
+    assert "limits: do the limits follow from its topology? cannot be shown here: gloo" in shown
+    contents = unpacked(archive)
+    text = b"".join(contents.values()).decode()
+    assert "NCCL_API_TOKEN" in text
+    assert "hunter2" not in text
+    hosts = {
+        member["host"] for member in json.loads(result_file(contents).splitlines()[1])["ranks"]
+    }
+    assert all(host.startswith("name-") for host in hosts)
+    files = {name.partition("/")[2] for name in contents}
+    assert {"acceptance.json", "table.txt", "killed-rank/kill.jsonl"} <= files
+    # With its names hashed a result file is still whole: its check sums were made again.
+    copy = tmp_path / "machine.jsonl"
+    copy.write_bytes(result_file(contents))
+    run = torchcoll.load(copy)
+    assert run.complete
+    assert run.problems == []
+
+
+def unpacked(archive: Path) -> dict[str, bytes]:
+    with tarfile.open(archive) as tar:
+        return {m.name: tar.extractfile(m).read() for m in tar if m.isreg()}
+
+
+def result_file(contents: dict[str, bytes]) -> bytes:
+    return next(content for name, content in contents.items() if name.endswith("/machine.jsonl"))
+
+
+def test_a_stopped_rank_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "_STOPPED_S", 5.0)
+    result = part(tmp_path, "stopped-rank")
+    assert result.status == PROVEN, result
+    assert result.figures[0].value == 1
+
+
+def test_doctor_fails_on_a_trap_that_ends_every_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "3")  # without WORLD_SIZE
+    result = part(tmp_path, "doctor")
+    assert result.status == FAILED
+    assert "RANK" in result.reason
+
+
+def damage(rank: int) -> None:
+    """In a rank: the library leaves one wrong element on rank 1."""
+    entry = COLLECTIVES["all_gather"]
+
+    def prepare(dist, layout, send, recv, op, group):
+        call = entry.prepare(dist, layout, send, recv, op, group)
+
+        def faulty():
+            call()
+            recv[:1] += rank
+
+        return faulty
+
+    COLLECTIVES["all_gather"] = replace(entry, prepare=prepare)
+
+
+def test_machine_fails_on_a_wrong_case(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "_SIZES", ("4K",))
+    result = part(tmp_path, "machine", forked(damage))
+    assert result.status == FAILED
+    assert "all_gather" in result.reason
+    assert "first on rank 1, element 0" in result.reason
+
+
+def nccl(**changed) -> MachineUnderTest:
+    return replace(GLOO, backend="nccl", family="nccl", library="NCCL 2.27.5", **changed)
+
+
+TOPOLOGY = """<system version="1">
+  <cpu numaid="0" affinity="f" arch="x86_64" vendor="AuthenticAMD" familyid="175" modelid="1">
+    <pci busid="0000:07:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16">
+      <gpu dev="0" sm="90" rank="0" gdr="1"/>
+    </pci>
+    <pci busid="0000:08:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16">
+      <gpu dev="1" sm="90" rank="1" gdr="1"/>
+    </pci>
+  </cpu>
+</system>
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "status"), [(TOPOLOGY, PROVEN), ("<system", FAILED), (None, NOT_SHOWN)]
+)
+def test_limits_of_a_topology(tmp_path, content, status):
+    (tmp_path / "machine").mkdir()
+    if content:
+        (tmp_path / "machine" / "topology.xml").write_text(content)
+    result = part(tmp_path, "limits", machine=nccl())
+    assert result.status == status, result
+
+
+def test_clock_fails_where_the_loop_takes_longer(tmp_path):
+    result = part(tmp_path, "clock", forked(lambda rank: steady_time(rank, True)))
+    assert result.status == FAILED
+    # Two microseconds for one.
+    assert result.figures[0].value == 2.0
+    assert result.figures[1].value == 1.0
+
+
+def test_first_call_fails_where_it_takes_longer(tmp_path):
+    result = part(tmp_path, "first-call", forked(lambda rank: steady_time(rank, True)))
+    assert result.status == FAILED
+    assert result.figures[0].value == 2.0
+
+
+def blind(rank: int) -> None:
+    steady_time(rank)
+    Checker.count_wrong = lambda self: (self._buffers.recv.numel(), 0)
+
+
+def test_verification_fails_where_it_sees_nothing(tmp_path):
+    result = part(tmp_path, "verification", forked(blind))
+    assert result.status == FAILED
+    assert (result.figures[0].value, result.figures[0].unit) == (18, "of 18")
+
+
+def logs(name: str):
+    """A starter: the log of the library names this algorithm whatever was forced."""
+
+    def start(module, arguments, variables, limit_s, log) -> Ended:
+        assert variables["NCCL_ALGO"] in ("allreduce:ring", "allreduce:tree")
+        case = handmade.case(backend="nccl", device="cuda", mode="back-to-back")
+        file = log.parent / arguments[arguments.index("-J") + 1]
+        save(handmade.run(handmade.result(case=case, choices=[Choice(name, "SIMPLE")])), file)
+        return Ended(0, 0.0)
+
+    return start
+
+
+def test_forced_algorithms_fail_where_the_log_names_another(tmp_path):
+    result = part(tmp_path, "forced-algorithms", logs("TREE"), nccl())
+    assert (result.status, result.reason) == (
+        FAILED,
+        "ring-simple was forced, all_reduce of 64M ran TREE/SIMPLE",
+    )
+
+
+def test_forced_algorithms_are_proven_by_the_log(tmp_path):
+    def start(module, arguments, variables, limit_s, log):
+        name = variables["NCCL_ALGO"].rpartition(":")[2].upper()
+        return logs(name)(module, arguments, variables, limit_s, log)
+
+    assert part(tmp_path, "forced-algorithms", start, nccl()).status == PROVEN
+
+
+def test_capture_fails_where_it_misses_a_call(proven, tmp_path):
+    folder = proven[1] / "capture"
+    lines = (folder / "captured" / "traffic-rank0.jsonl").read_text().splitlines(keepends=True)
+    lost = next(line for line in lines if '"broadcast"' in line and '"bytes_in":512' in line)
+    edited = tmp_path / "traffic-rank0.jsonl"
+    edited.write_text("".join(line for line in lines if line != lost))
+    profiled = read_traffic([folder / "trace-rank0.json"])
+    result = judge.judge_capture(read_traffic([edited]), profiled)
+    assert result.status == FAILED
+    assert result.reason.startswith("the capture misses 1 call of broadcast of 512")
+
+
+def test_a_rank_that_the_file_does_not_name_fails(tmp_path):
+    """Rank 0, which writes the file, is killed in place of rank 1: nothing says so."""
+
+    def kill_rank_0(rank: int) -> None:
+        steady_time(rank)
+        if rank == 0:
+            fault_probe.plant("kill", 20, "0")
+
+    result = part(tmp_path, "killed-rank", forked(kill_rank_0))
+    assert result.status == FAILED, result
+
+
+def test_a_part_that_fails_does_not_stop_the_others(tmp_path):
+    def start(*_):
+        raise RuntimeError("planted")
+
+    report = running.run_parts(kit(tmp_path, start), ["clock", "doctor"], lambda report: None)
+    assert [result.status for result in report.parts] == [FAILED, PROVEN]
+    assert report.parts[0].reason == "the part itself failed: RuntimeError: planted"
+
+
+def test_a_part_that_hangs_is_ended_within_its_limit(tmp_path, monkeypatch):
+    monkeypatch.setitem(PARTS, "clock", replace(PARTS["clock"], limit_s=1.0))
+
+    def start(module, arguments, variables, limit_s, log):
+        from torchcoll.acceptance.starting import run_command
+
+        command = [
+            sys.executable,
+            "-c",
+            "import time; print('waiting', flush=True); time.sleep(99)",
+        ]
+        return run_command(command, variables, limit_s, log)
+
+    result = part(tmp_path, "clock", start)
+    assert (result.status, result.reason) == (FAILED, "it did not end within its 1 s: waiting")
+
+
+def test_ctrl_c_leaves_the_parts_that_were_run(tmp_path):
+    def start(*_):
+        raise KeyboardInterrupt
+
+    kept = []
+    report = running.run_parts(kit(tmp_path, start), ["doctor", "clock", "capture"], kept.append)
+    assert report.status == "interrupted"
+    assert [result.status for result in report.parts] == [PROVEN, NOT_RUN, NOT_RUN]
+    assert len(kept) == 2
+
+
+def test_no_part_begins_after_the_20_minutes(tmp_path):
+    late = replace_deadline(kit(tmp_path))
+    result = running.run_part(late, "clock")
+    assert (result.status, result.reason) == (NOT_RUN, "the 20 minutes of the kit are over")
+
+
+def replace_deadline(kit: Kit) -> Kit:
+    kit.deadline = monotonic() - 1
+    return kit
+
+
+def test_one_rank_shows_what_it_can(tmp_path):
+    alone = replace(GLOO, ranks=1, why_one="the GPU is in exclusive mode")
+    assert part(tmp_path, "killed-rank", machine=alone).reason == "the GPU is in exclusive mode"
+    assert part(tmp_path, "killed-rank", machine=alone).status == NOT_SHOWN
+
+
+def facts(**changed) -> dict:
+    return {
+        "backend": "nccl",
+        "device": "cuda",
+        "devices": 1,
+        "names": ["NVIDIA H100 80GB HBM3"],
+        "least_free_bytes": 1 << 30,
+        "shares_device": True,
+        "exclusive": False,
+        "slices": False,
+        "family": "nccl",
+        "library": "NCCL 2.27.5",
+        **changed,
+    }
+
+
+def described(arguments: str = "", **changed) -> MachineUnderTest:
+    return kit_main.describe(facts(**changed), kit_main.parse(arguments.split()))
+
+
+def test_how_many_ranks_a_machine_gets():
+    assert (described().ranks, described().shared) == (2, True)
+    eight = described(devices=8)
+    assert (eight.ranks, eight.shared) == (8, False)
+    assert described(device="cpu", devices=0, shares_device=False).ranks == 2
+    two_nodes = described("--nodes 2 --master-addr n1", devices=8)
+    assert (two_nodes.ranks, two_nodes.shared) == (16, False)
+    one_each = described("--nodes 2 --master-addr n1")
+    assert (one_each.ranks, one_each.shared) == (2, False)
+    assert described("--launcher srun", devices=8).ranks is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"exclusive": True}, "exclusive mode"),
+        ({"slices": True, "names": ["NVIDIA H100 MIG 1g.10gb"]}, "MIG slices"),
+        ({"backend": "xccl", "device": "xpu", "shares_device": False}, "xccl cannot share"),
+    ],
+)
+def test_a_device_that_takes_one_rank(changed, reason):
+    machine = described(**changed)
+    assert (machine.ranks, machine.shared) == (1, False)
+    assert reason in machine.why_one
+    with pytest.raises(torchcoll.TorchcollError, match="ranks: got 2, expected at most 1"):
+        described("--ranks 2", **changed)
+
+
+def test_too_little_memory_is_no_failure_of_a_case(tmp_path):
+    tight = replace(nccl(), device="cuda", least_bytes=1000)
+    result = part(tmp_path, "machine", machine=tight)
+    assert (result.status, result.reason) == (
+        FAILED,
+        "too little memory: 1000 bytes are free on a device",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--parts clok", "parts: got clok"),
+        ("--ranks 0", "ranks: got 0"),
+        ("--nodes 2", "without --master-addr"),
+        ("--nodes 2 --node-rank 2 --master-addr a", "node-rank: got 2"),
+        ("--part clock", "unrecognized arguments"),
+    ],
+)
+def test_bad_arguments_are_one_line(arguments, expected, capsys):
+    assert kit_main.main(arguments.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
+
+
+def test_a_machine_without_the_device_is_one_line(tmp_path, monkeypatch, capsys):
+    def look(command, variables, limit_s, log):
+        log.write_text(
+            "torchcoll: error: device cuda: got none that torch can use (The NVIDIA driver on your "
+            "system is too old), expected at least one. Update the driver.\n"
+        )
+
+    monkeypatch.setattr(kit_main, "run_command", look)
+    assert kit_main.main(["--backend", "nccl", "-o", str(tmp_path)]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "driver on your system is too old" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_whole_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(kit_main, "look", lambda options, folder: GLOO)
+    monkeypatch.setattr(kit_main, "OnThisHost", lambda ranks: forked())
+    monkeypatch.setattr(kit_main, "Kit", InProcess)
+    assert kit_main.main(["-o", str(tmp_path), "--parts", "doctor,limits"]) == 0
+    output = capsys.readouterr()
+    (archive,) = tmp_path.iterdir()
+    assert f"archive: {archive}" in output.out
+    accepted = read_archive(archive)
+    assert accepted.report.status == "complete"
+    assert [p.status for p in accepted.report.parts] == [PROVEN, NOT_SHOWN]
+    printed, read = io.StringIO(output.out), json.loads
+    assert "1 of 2 parts proven" in printed.readline()
+    assert cli.main(["acceptance", str(archive), "--format", "json"]) == 0
+    assert read(capsys.readouterr().out)["parts"][0]["name"] == "doctor"
+
+
+def test_a_busy_machine_is_no_failure():
+    pairs = [[2.0, 1.0]] * 20
+    same = [[1.0, 1.0]] * 20
+    compared = [{"clock": "host", "size_bytes": 4096, "pairs": pairs, "aa": same}]
+    assert judge.judge_clock({"busy": "", "compared": compared}).status == FAILED
+    busy = "other programs used 1.6 of 2 cores"
+    result = judge.judge_clock({"busy": busy, "compared": compared})
+    assert result.status == NOT_SHOWN
+    assert result.reason.startswith(busy)
+
+
+@pytest.mark.parametrize(
+    ("n", "low", "high"),
+    # The largest k with P(k <= Binomial(n, 1/2) <= n - k) of at least 90 %: 1 of 5 (93.75 %),
+    # 2 of 10 (97.9 %, with 3 89.1 %), 6 of 20 (95.9 %, with 7 88.5 %).
+    [(5, 1, 5), (10, 2, 9), (20, 6, 15)],
+)
+def test_the_interval_of_a_median(n, low, high):
+    assert judge.median_interval(range(n, 0, -1)) == ((n + 1) / 2, low, high)
+
+
+def test_a_ratio_is_proven_only_as_a_whole_interval():
+    def status(ours, same):
+        pairs = [[ratio, 1.0] for ratio in ours]
+        compared = {
+            "clock": "host",
+            "size_bytes": 8,
+            "pairs": pairs,
+            "aa": [[a, 1.0] for a in same],
+        }
+        return judge.judge_clock({"busy": "", "compared": [compared]}).status
+
+    even = [1.0] * 10
+    assert status([1.02] * 10, even) == PROVEN
+    assert status([1.02] * 5 + [1.04] * 5, even) == NOT_SHOWN
+    assert status([1.04] * 10, even) == FAILED
+    assert status([1.0] * 10, [0.9] * 5 + [1.1] * 5) == NOT_SHOWN

@@ -1,0 +1,313 @@
+"""The HTML report in headless Chromium: first paint, interactions, sizes, and accessibility.
+
+    python tests/benchmarks/page.py [--only one,runs,ranks,year] [--axe axe.min.js] [--keep FOLDER]
+
+Pages of one run (8 ranks x 13 cases x 1,000 calls), of 32 such runs with 200 calls, of 4,096 ranks
+x 13 cases x 1,000 calls, and of a store with a year of 1,000 nodes (10 cases a night). Samples are
+synthetic: log-normal, with a slow mode in some calls and a slow rank. Each page is opened five
+times; medians are printed in ms. ``paint``: first contentful paint. ``drawn``: until every chart
+has been drawn, also those below the window. An interaction lasts until the frame after it has been
+painted; the page is idle before it. --axe: a file of axe-core (``npm pack axe-core``), by which the
+page is checked in light and dark. --keep: a folder for the pages; those there are not made again.
+--libraries: instead of the pages, what a page with one chart costs with plotly and with bokeh.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import gzip
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+import plotly
+from browser import browser, media, open_page, resize
+from common import title
+
+from torchcoll.core.case import Case
+from torchcoll.core.file import save
+from torchcoll.core.result import CaseResult, Packed, Run, Verification
+from torchcoll.overview.document import page_of
+from torchcoll.report.page import html_text
+
+SIZES = [8 * 4**n for n in range(13)]
+REPEATS = 5
+
+
+def synthetic(ranks: int, calls: int, seed: int) -> Run:
+    """Calls of 20 us + size at 10 GB/s; one call in ten takes twice as long; rank 3 is 5 % slow."""
+    random_calls = np.random.default_rng(seed)
+    run = Run(
+        header={
+            "run_id": f"run-{seed}",
+            "start_utc": f"2026-11-{1 + seed % 28:02}T00:00:00Z",
+            "ranks": ranks,
+            "argv": ["torchcoll", "allreduce"],
+        },
+        members=[
+            {"rank": rank, "host": f"node{rank // 8:03}", "pid": rank, "device": "cpu"}
+            for rank in range(ranks)
+        ],
+    )
+    for size in SIZES:
+        case = Case("all_reduce", size, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
+        shared = (20_000 + size / 10) * random_calls.lognormal(0, 0.03, calls)
+        shared[random_calls.random(calls) < 0.1] *= 2
+        shared[calls // 2] *= 20
+        own = random_calls.lognormal(0, 0.01, (ranks, 1))
+        own[3 % ranks] *= 1.05
+        samples = (shared * own).astype(np.int64)
+        first = int(50 * shared[0])
+        run.results.append(
+            CaseResult(
+                case,
+                "ok",
+                ranks,
+                count=size // 4,
+                size_bytes=size,
+                bytes_in=size,
+                bytes_out=size,
+                cold_ns=[[first, first // 20, first // 45]] * ranks,
+                time_ns={"host": [Packed("q", row.tobytes()) for row in samples]},
+                batches=[calls],
+                stop="count",
+                verification=Verification(size // 4, 0),
+                ordinal=0 if size == SIZES[0] else 100,
+            )
+        )
+    run.end = {"status": "complete", "exit_code": 0}
+    return run
+
+
+def one(folder: Path) -> list[str]:
+    path = folder / "run.jsonl"
+    save(synthetic(8, 1000, 0), path)
+    return [str(path)]
+
+
+def runs(folder: Path) -> list[str]:
+    for number in range(32):
+        save(synthetic(8, 200, number), folder / f"run-{number:02}.jsonl")
+    return [str(folder)]
+
+
+def ranks(folder: Path) -> list[str]:
+    path = folder / "run.jsonl"
+    save(synthetic(4096, 1000, 0), path)
+    return [str(path)]
+
+
+def year(folder: Path) -> list[str]:
+    import store
+
+    from torchcoll.store.address import parse_address
+
+    path = str(folder / "year.sqlite")
+    store.fill(parse_address(path, new=True), store.Year(1000, 365))
+    return [path]
+
+
+PAGES: dict[str, Callable[[Path], list[str]]] = {
+    "one": one, "runs": runs, "ranks": ranks, "year": year,
+}  # fmt: skip
+
+# Each returns {name: ms} of what the page has. Run when all charts have been drawn.
+INTERACTIONS = """
+const done = arguments[0];
+const painted = () => new Promise(r => requestAnimationFrame(() => setTimeout(r)));
+const rest = () => new Promise(r => setTimeout(r, 60));
+const times = {};
+const measure = async (name, action) => {
+  await rest();
+  const start = performance.now();
+  await action();
+  await painted();
+  times[name] = Math.max(times[name] ?? 0, performance.now() - start);
+};
+(async () => {
+  for (const figure of document.querySelectorAll('figure.chart')) {
+    const plot = figure.querySelector('.plot');
+    figure.scrollIntoView();
+    await rest();
+    const named = () => [...figure.querySelectorAll('.controls label')];
+    const labels = named().map(l => l.firstChild.data.trim());
+    for (const label of labels) {
+      for (const back of [false, true]) {
+        const list = named().find(l => l.firstChild.data.trim() === label)?.querySelector('select');
+        if (!list) continue;
+        await measure(`select ${label}`, () => {
+          list.selectedIndex = back ? 0 : list.options.length - 1;
+          list.dispatchEvent(new Event('change'));
+        });
+      }
+    }
+    for (const key of ['ArrowRight', 'ArrowDown', 'Enter']) {
+      await measure(`key ${key}`, () =>
+        plot.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true })));
+    }
+    const area = plot.querySelector('.nsewdrag').getBoundingClientRect();
+    const [x, y] = [area.left + area.width / 3, area.top + area.height / 2];
+    await measure('hover', () => (document.elementFromPoint(x, y) ?? plot).dispatchEvent(
+      new MouseEvent('mousemove', { clientX: x, clientY: y, bubbles: true, view: window })));
+    await measure('zoom', () => {
+      const axis = plot._fullLayout.xaxis.range, middle = (axis[0] + axis[1]) / 2;
+      return Plotly.relayout(plot, { 'xaxis.range': [axis[0], middle] });
+    });
+    await measure('reset', () => Plotly.relayout(plot, { 'xaxis.autorange': true }));
+  }
+  for (const button of [...document.querySelectorAll('th button')].slice(0, 3)) {
+    await measure('sort a table', () => button.click());
+  }
+  const filters = [...document.querySelectorAll('.filter')];
+  if (filters.length) {
+    await measure('filter a table', () => {
+      filters[0].value = '1';
+      filters[0].dispatchEvent(new Event('input'));
+    });
+  }
+})().then(() => done(times), error => done({ [`failed: ${error}`]: NaN }));
+"""
+
+
+def libraries(driver: Any, folder: Path) -> None:
+    """One chart of 8 lines x 200 points by each library, inline: size of the page and ms until the
+    script is ready and until the chart is drawn.
+    """
+    from plotly.offline import get_plotlyjs
+
+    lines = "[...Array(8).keys()].map(k => [...Array(200).keys()].map(i => Math.random() + k))"
+    draw = f"""Plotly.newPlot('c', {lines}.map(y => ({{ y, mode: 'lines+markers' }})), {{}})
+        .then(() => window.drawn = performance.now());"""
+    packed = base64.b64encode(gzip.compress(get_plotlyjs().encode())).decode()
+    unpack = f"""(async () => {{
+        const text = atob(document.getElementById('z').textContent);
+        const bytes = Uint8Array.from(text, c => c.charCodeAt(0));
+        const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
+        const script = document.createElement('script');
+        script.textContent = await new Response(stream).text();
+        document.head.append(script);
+        window.ready = performance.now(); {draw}
+    }})()"""
+    now = "<script>ready = performance.now();"
+    pages = {
+        "plotly.js": f"<script>{get_plotlyjs()}</script>{now}{draw}</script>",
+        "plotly.js, packed": (
+            f"<script type=text/plain id=z>{packed}</script><script>{unpack}</script>"
+        ),
+    }
+    try:
+        import bokeh
+    except ImportError:
+        print("BokehJS: not installed")
+    else:
+        static = Path(bokeh.__file__).parent / "server/static/js"
+        script = "".join((static / f"bokeh{n}.min.js").read_text() for n in ("", "-api"))
+        draw = f"""const p = Bokeh.Plotting.figure({{ width: 700, height: 450 }});
+            const x = [...Array(200).keys()];
+            for (const y of {lines}) {{ p.line(x, y); p.scatter(x, y, {{ size: 6 }}); }}
+            Bokeh.Plotting.show(p, '#c').then(() => window.drawn = performance.now());"""
+        pages[f"BokehJS {bokeh.__version__}"] = f"<script>{script}</script>{now}{draw}</script>"
+    for name, scripts in pages.items():
+        path = folder / "library.html"
+        box = "<div id=c style='width:700px;height:450px'></div>"
+        path.write_text(f"<!doctype html><meta charset=utf-8>{box}{scripts}", encoding="utf-8")
+        marks = []
+        for _ in range(REPEATS):
+            driver.get(path.as_uri())
+            while not driver.execute_script("return window.drawn"):
+                time.sleep(0.05)
+            marks.append(driver.execute_script("return [ready, drawn]"))
+        ready, drawn = map(statistics.median, zip(*marks, strict=True))
+        size = path.stat().st_size / 1e6
+        print(f"{name}: {size:.2f} MB, ready {ready:.0f}, drawn {drawn:.0f}", flush=True)
+
+
+AXE = """
+const done = arguments[0];
+axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'best-practice'] })
+  .then(found => done(found.violations.map(v =>
+    [v.impact, v.id, v.nodes.length, v.nodes[0].html.slice(0, 120), v.nodes[0].failureSummary])));
+"""
+
+
+def measure(driver: Any, path: Path) -> tuple[float, float, dict[str, float]]:
+    paints, drawn, interactions = [], [], {}
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        open_page(driver, path)
+        drawn.append(1000 * (time.perf_counter() - start))
+        entry = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+        paints.append(driver.execute_script(f"return {entry}"))
+        for name, ms in driver.execute_async_script(INTERACTIONS).items():
+            interactions.setdefault(name, []).append(ms)
+    medians = {name: statistics.median(values) for name, values in interactions.items()}
+    return statistics.median(paints), statistics.median(drawn), medians
+
+
+def check(driver: Any, path: Path, axe: str) -> None:
+    for scheme in ("light", "dark"):
+        media(driver, scheme)
+        open_page(driver, path)
+        driver.execute_script(axe)
+        violations = driver.execute_async_script(AXE)
+        serious = [v for v in violations if v[0] in ("serious", "critical")]
+        print(f"  axe, {scheme}: {len(serious)} serious, {len(violations) - len(serious)} others")
+        for violation in violations:
+            print("   ", *violation[:4], str(violation[4]).replace("\n", " ")[:200])
+    media(driver)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default=",".join(PAGES))
+    parser.add_argument("--axe")
+    parser.add_argument("--libraries", action="store_true")
+    parser.add_argument("--keep")
+    options = parser.parse_args()
+    title("the HTML report in a browser")
+    print(f"plotly {plotly.__version__}; load average at the start {os.getloadavg()[0]:.1f}")
+    axe = Path(options.axe).read_text() if options.axe else ""
+    with tempfile.TemporaryDirectory() as folder:
+        if options.libraries:
+            with browser(Path(tempfile.mkdtemp(dir=folder))) as driver:
+                libraries(driver, Path(folder))
+            return
+        kept = Path(options.keep or folder)
+        for name in options.only.split(","):
+            path = kept / f"{name}.html"
+            took = ""
+            if not path.exists():
+                data = Path(folder) / name
+                data.mkdir()
+                files = PAGES[name](data)
+                start = time.perf_counter()
+                path.write_text(html_text(page_of(files)), encoding="utf-8")
+                took = f", made in {time.perf_counter() - start:.1f} s"
+            with browser(Path(tempfile.mkdtemp(dir=folder)), 1400, 900) as driver:
+                resize(driver, 1400)
+                driver.set_script_timeout(120)
+                version = driver.capabilities["browserVersion"]
+                paint, drawn, interactions = measure(driver, path)
+                size = path.stat().st_size / 1e6
+                print(f"{name}: {size:.2f} MB{took}; Chromium {version}")
+                print(
+                    f"  paint {paint:.0f} ms, drawn {drawn:.0f} ms; load {os.getloadavg()[0]:.1f}"
+                )
+                slow = sorted(interactions.items(), key=lambda item: -item[1])
+                print("  " + ", ".join(f"{what} {ms:.0f}" for what, ms in slow), flush=True)
+                if axe:
+                    check(driver, path, axe)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Two captures side by side: figures that can be computed in the head."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from error_form import error_text
+from handmade import result, run
+from sent import MIB, MS, call, traffic
+
+import torchcoll
+from torchcoll.cli import main
+from torchcoll.training.traffic_comparison import compare_traffic
+from torchcoll.training.traffic_comparison_show import comparison_answer
+
+STEPS = 8
+
+
+def captured(calls_a_step, late_ms=0, size_bytes=MIB):
+    """Steps of 100 ms with calls of 3 ms, to which rank 1 comes so much later."""
+    return traffic(
+        lambda rank: [
+            call(
+                size_bytes=size_bytes,
+                sequence=calls_a_step * step + number,
+                step=step,
+                asynchronous=False,
+                start_ns=(100 * step + 10 * number + late_ms * rank) * MS,
+                time_ns=(3 + late_ms * (1 - rank)) * MS,
+            )
+            for step in range(STEPS)
+            for number in range(calls_a_step)
+        ],
+        steps=STEPS,
+    )
+
+
+def test_calls_bytes_time_and_waiting():
+    """One call of 3 ms a step, then two to which rank 1 comes 5 ms late: 2 x 8 ms, 10 of it waited
+    for.
+    """
+    comparison = compare_traffic(captured(1), captured(2, late_ms=5))
+    (row,) = comparison.rows
+    base, new = row.base, row.new
+    assert (base.calls_per_step, new.calls_per_step) == (1, 2)
+    assert (base.bytes_per_step, new.bytes_per_step) == (MIB, 2 * MIB)
+    assert (base.time_per_step_ns, new.time_per_step_ns) == (3 * MS, 16 * MS)
+    assert (base.wait_per_step_ns, new.wait_per_step_ns) == (0, 10 * MS)
+    assert row.ratio == pytest.approx(16 / 3)
+    assert not comparison.sent_alike
+    answer = comparison_answer(comparison)
+    assert answer.headline == (
+        "a step takes 100 ms in new and 100 ms in base (1x); its ranks wait for each other for "
+        "10.0 ms and 0 ns (all together); new sends 2 MiB in 2 calls a step, base 1 MiB in 1 "
+        "call (1 of 1 rows differ); in new rank 1 is late: it caused 80.0 ms of waiting (100 % of "
+        "all waiting), and was last in 100 % of 16 calls (50 % by chance)"
+    )
+
+
+def test_calls_of_one_side_alone():
+    comparison = compare_traffic(captured(1), captured(1, size_bytes=2 * MIB))
+    assert [(row.base is None, row.new is None) for row in comparison.rows] == [
+        (False, True),
+        (True, False),
+    ]
+    assert compare_traffic(captured(2), captured(2, late_ms=5)).sent_alike
+
+
+def test_the_command(tmp_path, capsys):
+    paths = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
+    captured(1).save(paths[0])
+    captured(1, late_ms=5).save(paths[1])
+    assert main(["compare", f"before={paths[0]}", f"after={paths[1]}"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("a step takes 100 ms in after and 100 ms in before (1x); ")
+    assert "both send the same, 1 MiB in 1 call a step; in after rank 1 is late: " in text
+    assert main(["compare", *paths, "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (row,) = document["rows"]
+    assert (row["base_wait_per_step_ns"], row["new_wait_per_step_ns"]) == (0, 5 * MS)
+    assert document["new"]["arrivals"]["ranks"][0]["rank"] == 1
+
+    assert main(["compare", *paths, "--threshold", "5%"]) == 2
+    expected = error_text("threshold", "5%", "none with captures of a training")
+    assert expected in capsys.readouterr().err
+    results = str(tmp_path / "run.jsonl")
+    torchcoll.save(run(result()), results)
+    assert main(["compare", paths[0], results]) == 2
+    expected = "two captures, or results of measurements"
+    assert error_text("compare", "1 of 2 sides captures", expected) in capsys.readouterr().err

@@ -1,0 +1,205 @@
+"""The parts of the acceptance kit: each starts ranks as a user would, and has the files that they
+leave judged (acceptance/judge.py).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torchcoll.acceptance import judge
+from torchcoll.acceptance.kit import LOG, ONE_RANK, Kit, PartEnded, last_line
+from torchcoll.acceptance.part_result import FAILED, NOT_SHOWN, PROVEN, Figure, PartResult
+from torchcoll.core.backends import NCCL, ONECCL
+from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
+from torchcoll.core.units import parse_size
+from torchcoll.importers.traces import read_traffic
+
+
+def _doctor(kit: Kit) -> PartResult:
+    kit.command("doctor", ["doctor", "--json"], "doctor.json")
+    path = kit.part_folder("doctor") / "doctor.json"
+    try:
+        report = json.loads(path.read_text())
+    except (OSError, ValueError):
+        raise PartEnded(last_line(path.parent / LOG)) from None
+    return judge.judge_doctor(report, kit.machine.backend)
+
+
+_TOPOLOGY = "topology.xml"
+# The largest buffers that are measured, a rank: input and output.
+_SIZES = ("4K", "1M", "16M", "256M", "1G")
+_ROOM = 8  # times the size must be free
+
+
+def _machine(kit: Kit) -> PartResult:
+    machine = kit.machine
+    # On a CPU the machine's own caches end there; a shared GPU has time for no more.
+    count = 3 if machine.device == "cpu" or machine.shared else len(_SIZES)
+    free = machine.least_bytes
+    if free is not None:
+        count = min(count, sum(parse_size(s, "size") * _ROOM <= free for s in _SIZES))
+    if not count:
+        raise PartEnded(f"too little memory: {free} bytes are free on a device")
+    # Those that every rank takes part in alike.
+    collectives = [
+        name
+        for name, entry in COLLECTIVES.items()
+        if entry.has_data and not (entry.has_root or entry.has_splits or entry.power_of_two)
+    ]
+    arguments = ["--collectives", ",".join(collectives), "--sizes", ",".join(_SIZES[:count])]
+    arguments += [
+        "--max-time",
+        f"{kit.max_time_s:g}",
+        "-J",
+        "machine.jsonl",
+        "-T",
+        "60",
+        *kit.flags,
+    ]
+    variables = {"NCCL_TOPO_DUMP_FILE": _TOPOLOGY} if machine.family == NCCL else {}
+    kit.on_ranks("machine", "torchcoll.suite", arguments, variables)
+    run = kit.results("machine", "machine.jsonl")
+    kit.command("machine", ["check", "machine.jsonl", "--format", "json"], "check.json")
+    path = kit.part_folder("machine") / "check.json"
+    try:
+        verdict = json.loads(path.read_text())["verdict"]
+    except (OSError, ValueError, KeyError):
+        raise PartEnded(last_line(path.parent / LOG)) from None
+    return judge.judge_health(run, verdict, kit.note or (ONE_RANK if run.ranks == 1 else ""))
+
+
+def _limits(kit: Kit) -> PartResult:
+    if kit.machine.family != NCCL:
+        text = f"{kit.machine.backend} writes no topology: NCCL and RCCL do"
+        return PartResult("limits", NOT_SHOWN, text)
+    topology = kit.folder / "machine" / _TOPOLOGY
+    if not topology.exists():
+        text = "the library wrote no topology in the part 'machine'"
+        return PartResult("limits", NOT_SHOWN, text)
+    shutil.copy(topology, kit.part_folder("limits") / _TOPOLOGY)
+    code = kit.command("limits", ["limits", _TOPOLOGY, "--format", "json"], "limits.json")
+    log = kit.part_folder("limits") / LOG
+    if code:
+        return PartResult("limits", FAILED, last_line(log))
+    document = json.loads((log.parent / "limits.json").read_text())
+    rows = document.get("rows") or []
+    figures = (Figure("limits computed", len(rows), least=1),)
+    if not rows:
+        return PartResult("limits", FAILED, "no limit follows from the topology", figures)
+    headline = str((document.get("answer") or {}).get("headline") or f"{len(rows)} limits")
+    return PartResult("limits", PROVEN, headline, figures)
+
+
+def _clock(kit: Kit) -> PartResult:
+    return judge.judge_clock(kit.probe("clock", "clock", kit.pairs), kit.note)
+
+
+def _first_call(kit: Kit) -> PartResult:
+    evidence = kit.probe("first-call", "first-call", kit.rounds)
+    return judge.judge_first_call(evidence, kit.note)
+
+
+def _verification(kit: Kit) -> PartResult:
+    return judge.judge_verification(kit.probe("verification", "verification"))
+
+
+def _forced(kit: Kit) -> PartResult:
+    name, machine = "forced-algorithms", kit.machine
+    from torchcoll.forcing.check import logged_cases
+    from torchcoll.libraries.nccl import forced as nccl_forced
+    from torchcoll.libraries.oneccl import algorithms as oneccl
+
+    collectives = (DEFAULT_COLLECTIVE,)
+    if machine.family == NCCL:
+        version = machine.library.rpartition(" ")[2]
+        forcings = nccl_forced.forcings(collectives, version)
+        chosen = [f for f in forcings if f.name in ("ring-simple", "tree-simple")]
+    elif machine.family == ONECCL:
+        chosen = oneccl.forcings(collectives, machine.device, mpi=False)[:2]
+    else:
+        text = f"no variable chooses an algorithm of {machine.backend}, and it writes no log"
+        return PartResult(name, NOT_SHOWN, text)
+    forced = []
+    module = f"torchcoll.{find_collective(DEFAULT_COLLECTIVE).module}"
+    for forcing in chosen:
+        file = f"{forcing.name}.jsonl"
+        arguments = ["--library-log", "--sizes", "64K,4M", "-n", "20", "-J", file, *kit.flags]
+        kit.on_ranks(name, module, arguments, forcing.variables)
+        cases = logged_cases([kit.results(name, file)], forcing.variables, ())
+        others = [
+            (case.collective, case.size_bytes, ", ".join(case.mismatches))
+            for case in cases
+            if case.mismatches
+        ]
+        forced.append((forcing.name, len(cases), others))
+    return judge.judge_forced(forced, kit.note)
+
+
+def _capture(kit: Kit) -> PartResult:
+    evidence = kit.probe("capture", "capture")
+    folder = kit.part_folder("capture")
+    captured = read_traffic([folder / evidence["capture"] / "traffic-rank0.jsonl"])
+    profiled = read_traffic([folder / evidence["trace"]])
+    return judge.judge_capture(captured, profiled, kit.note)
+
+
+_AT_CALL = 20  # past the cold calls
+
+
+def _hit(kit: Kit, part: str, fault: str) -> PartResult:
+    timeout_s, file = kit.timeout_s, f"{fault}.jsonl"
+    arguments = [
+        fault,
+        str(_AT_CALL),
+        str(timeout_s + _STOPPED_S),
+        "--sizes",
+        "64K",
+        "-n",
+        "100000",
+    ]
+    arguments += ["-c", "0", "-T", f"{timeout_s:g}", "-J", file, *kit.flags]
+    ended = kit.on_ranks(part, "torchcoll.acceptance.fault_probe", arguments)
+    run = kit.results(part, file)
+    wall_s = float((run.end or {}).get("wall_s") or 0.0)
+    most_s = timeout_s + _GRACE_S
+    return judge.judge_fault(part, run, wall_s, most_s, ended.exit_code)
+
+
+_GRACE_S = 30.0  # for the other ranks to report (bench/control.py), and for the start
+_STOPPED_S = 15.0  # after its --timeout the others have reported, and a stopped rank may be killed
+
+
+def _killed(kit: Kit) -> PartResult:
+    return _hit(kit, "killed-rank", "kill")
+
+
+def _stopped(kit: Kit) -> PartResult:
+    return _hit(kit, "stopped-rank", "stop")
+
+
+@dataclass(frozen=True)
+class Part:
+    """question: what it answers. limit_s: of each start of ranks. several: needs two ranks."""
+
+    run: Callable[[Kit], PartResult]
+    question: str
+    limit_s: float
+    several: bool = False
+
+
+# In the order in which they run; all limits together are below MOST_S.
+PARTS: dict[str, Part] = {
+    "doctor": Part(_doctor, "can this machine be used?", 60),
+    "machine": Part(_machine, "is the machine as fast as its fabric allows?", 180),
+    "limits": Part(_limits, "do the limits follow from its topology?", 60),
+    "verification": Part(_verification, "does verification see planted errors?", 120),
+    "clock": Part(_clock, "is a time of torchcoll that of a bare loop?", 150),
+    "first-call": Part(_first_call, "is its first call that of a bare script?", 150, True),
+    "forced-algorithms": Part(_forced, "does the library run what is forced?", 75, True),
+    "capture": Part(_capture, "does a capture see what the profiler sees?", 90, True),
+    "killed-rank": Part(_killed, "is a rank named that was killed?", 100, True),
+    "stopped-rank": Part(_stopped, "is a rank named that has stopped?", 100, True),
+}

@@ -1,0 +1,38 @@
+"""Names for DDP's buckets, made of those of their parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+
+def block_name(parameter: str) -> str:
+    """Returns the module of a parameter, or the numbered block that contains it.
+
+    ``model.layers.0.mlp.up.weight`` is in ``model.layers.0``.
+    """
+    parts = parameter.split(".")
+    number = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts) - 2)
+    return ".".join(parts[: number + 1]) or parameter
+
+
+def bucket_names(buckets: Sequence[Sequence[str]]) -> list[str]:
+    """Returns a name for each bucket.
+
+    - buckets: the names of the parameters of each bucket, in the order of registration.
+
+    The name is that of the only parameter, or of the blocks of the first and the last one. If
+    buckets would share a name, theirs are made of the names of the parameters.
+    """
+    names = [_span(list(map(block_name, bucket)), bucket) for bucket in buckets]
+    counts = Counter(names)
+    return [
+        name if counts[name] == 1 else _span(bucket, bucket)
+        for name, bucket in zip(names, buckets, strict=True)
+    ]
+
+
+def _span(blocks: Sequence[str], parameters: Sequence[str]) -> str:
+    if len(parameters) == 1:
+        return parameters[0]
+    return blocks[0] if blocks[0] == blocks[-1] else f"{blocks[0]} to {blocks[-1]}"

@@ -1,0 +1,87 @@
+"""Whose parameters or gradients a captured call moves: a unit of FSDP2, or a bucket of DDP.
+
+FSDP2 issues its calls in two methods of FSDPParamGroup, which has the names of its modules. The
+method is found among the callers of the operator, a few frames above it, so nothing of torch is
+replaced. Buckets are in training/ddp_buckets.py. Where torch lacks one of the private attributes
+used here, a call has no name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchcoll.core.traffic import ROOT
+from torchcoll.training.ddp_buckets import BucketCalls
+
+if TYPE_CHECKING:
+    from torchcoll.training.recorded_calls import RecordedCall
+
+_FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+_ISSUING = ("unshard", "post_backward")  # methods of FSDPParamGroup
+_MOST_FRAMES = 20  # from the operator to the method; it is about 10
+
+
+class ModuleNames:
+    """Names the calls of one rank.
+
+    - on_parameters: called with a name and the names of its parameters, before it is first used.
+    """
+
+    def __init__(self, on_parameters: Callable[[str, tuple[str, ...]], object]) -> None:
+        self._on_parameters = on_parameters
+        self._buckets = BucketCalls(on_parameters)
+        self._node = getattr(torch._C, "_current_autograd_node", lambda: None)
+        self._units: set[str] = set()
+        self._issuing: frozenset[Any] = frozenset()  # code of the methods of FSDP2
+
+    def find_fsdp(self) -> None:
+        """Looks for FSDP2, which the program may have imported since."""
+        kind = getattr(sys.modules.get(_FSDP), "FSDPParamGroup", None)
+        methods = (inspect.unwrap(getattr(kind, name, len)) for name in _ISSUING)
+        codes = (getattr(method, "__code__", None) for method in methods)
+        self._issuing = frozenset(code for code in codes if code)
+
+    def find_models(self) -> None:
+        """Finds the DDP models of the process; must not run while calls are in flight."""
+        self._buckets.find_models()
+
+    def set_module(self, call: RecordedCall, sent: Any) -> None:
+        """Sets the module of a call that is being issued by this thread, now or later.
+
+        - sent: the argument that holds what is sent.
+        """
+        try:
+            node: Any = self._node()
+            if type(node).__name__ == "AccumulateGrad":
+                self._buckets.add(call, node.variable, sent)
+            elif self._issuing:
+                call.module = self._unit()
+        except Exception:  # a future version of torch must not end the training
+            call.pending = False
+
+    def _unit(self) -> str:
+        """Returns the names of the modules whose FSDPParamGroup issues the call."""
+        frame: Any = sys._getframe(3)
+        issuing = self._issuing
+        for _ in range(_MOST_FRAMES):
+            if frame is None:
+                break
+            if frame.f_code in issuing:
+                group = frame.f_locals.get("self")
+                name = getattr(group, "_module_fqn", None)
+                if not isinstance(name, str):
+                    break
+                name = name or ROOT
+                if name not in self._units:
+                    self._units.add(name)
+                    parameters = getattr(group, "fsdp_params", ())
+                    names = (getattr(each, "_param_fqn", None) for each in parameters)
+                    self._on_parameters(name, tuple(n for n in names if isinstance(n, str)))
+                return name
+            frame = frame.f_back
+        return ""
