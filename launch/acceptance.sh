@@ -20,6 +20,11 @@ set -euo pipefail
 # slurmd runs a copy of this file elsewhere: the checkout is then where sbatch was called.
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 [ -r "$HERE/install.sh" ] || HERE=${SLURM_SUBMIT_DIR:-$PWD}/launch
+[ -r "$HERE/install.sh" ] || {
+    echo "torchcoll: error: launch: got no install.sh in $HERE, expected it beside this script. \
+Call sbatch in the folder above launch/." >&2
+    exit 2
+}
 # shellcheck source=launch/install.sh
 source "$HERE/install.sh"
 

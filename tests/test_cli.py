@@ -28,8 +28,8 @@ NAMES = (
     "acceptance, again, algorithms, baseline, bisect, check, cold, collect, compare, doctor, "
     "explain, export, "
     "fleet, gradients, history, import, limits, log, "
-    "matrix, model, pairs, plan, plot, postmortem, prune, replay, report, run, scaling, show, "
-    "trace, transitions, versus"
+    "matrix, merge, model, pairs, plan, plot, postmortem, prune, replay, report, run, scaling, "
+    "show, trace, transitions, versus"
 )
 MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce."
 COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}

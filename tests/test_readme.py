@@ -356,6 +356,10 @@ def test_options_that_the_pages_name_exist() -> None:
         "--partition",
         "--help",
     }
+    # More of Slurm's, and of docker, on the page of clusters.
+    known |= {"--gpus-per-node", "--gpu-bind", "--tres-bind", "--tres-per-task", "--gres-flags"}
+    known |= {"--distribution", "--cpu-bind", "--segment", "--container-env", "--rm", "--gpus"}
+    known |= {"--network", "--ipc", "--ulimit", "--cap-add", "--shm-size", "--device"}
     known |= {"--extra-index-url", "--version", "--print-completion"}
     # analyze_perf_json.py of nccl-tests, py-spy, and more of torchrun.
     known |= {"--straggler", "--spikes", "--iter", "--pid", "--log-dir", "--redirects"}

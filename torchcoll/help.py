@@ -47,6 +47,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll export run.jsonl --format nccl-tests",
             "torchcoll export torchcoll.sqlite --format parquet -o runs.parquet",
         ),
+        "merge": ("torchcoll merge run.jsonl -o all.jsonl",),
         "plot": ("torchcoll plot run.jsonl -o curve.png",),
         "report": (
             "torchcoll report runs/ -o report.html",

@@ -10,10 +10,10 @@ import os
 import runpy
 import sys
 import tarfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 
 import handmade
 import pytest
@@ -55,7 +55,8 @@ def steady_time(rank: int, extra_look: bool = False) -> None:
     """
     clock = Ticking()
     for probe in (clock_probe, first_call_probe):
-        probe.time = type("Time", (), {"perf_counter_ns": staticmethod(clock.now)})
+        names = {"perf_counter_ns": staticmethod(clock.now), "monotonic": staticmethod(monotonic)}
+        probe.time = type("Time", (), names)
     Cpu.__init__.__defaults__ = (clock.now,)
     watchdog._QUIET_S = 0.3
     other_work.describe = lambda first: ""
@@ -104,7 +105,7 @@ class InProcess(Kit):
 
 
 def kit(folder: Path, start=None, machine: MachineUnderTest = GLOO) -> Kit:
-    deadline = time.monotonic() + 1000
+    deadline = monotonic() + 1000
     start = start or forked()
     return InProcess(folder, machine, start, deadline, 1, 3, timeout_s=3, max_time_s=0.01)
 
@@ -382,7 +383,7 @@ def test_no_part_begins_after_the_20_minutes(tmp_path):
 
 
 def replace_deadline(kit: Kit) -> Kit:
-    kit.deadline = time.monotonic() - 1
+    kit.deadline = monotonic() - 1
     return kit
 
 

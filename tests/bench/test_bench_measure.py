@@ -15,6 +15,7 @@ from torchcoll.bench import buffers, measure, stopping
 from torchcoll.bench.control import Control
 from torchcoll.machine import environment
 from torchcoll.machine.devices import Cpu
+from torchcoll.report.header import header_lines
 
 
 def test_set_up_phases(launch):
@@ -25,6 +26,20 @@ def test_set_up_phases(launch):
         assert len(ns) == 3 and all(0 < each < 60_000_000_000 for each in ns)
     # gloo connects in init_process_group: there is no phase of its own.
     assert "communicator" not in run.phases
+
+
+def test_what_a_process_group_takes(launch):
+    """gloo of 3 ranks has a socket for each of two peers, beside what one of 2 ranks has."""
+    growths = []
+    for ranks in (2, 3):
+        run = launch("all_reduce", "--sizes 8 -n 1", ranks).ended(0).run
+        growths.append([member["communicators"]["gloo"] for member in run.members])
+        assert len(growths[-1]) == ranks
+        assert all(0 < growth["resident_bytes"] < 1 << 27 for growth in growths[-1])
+    (few,), (many,) = ({growth["descriptors"] for growth in ranks} for ranks in growths)
+    assert many == few + 1 > 2
+    text = next(t for t in header_lines(run, [], verbose=True) if t.startswith("process groups"))
+    assert text.endswith(f" of host memory, {many} descriptors")
 
 
 def test_cold_calls(launch):

@@ -123,6 +123,19 @@ def test_ranks_of_a_host_share_what_the_others_need_not_know():
     assert on_ranks(4, action) == [(even, 3), (odd, 3), (even, 3), (odd, 3)]
 
 
+def test_the_hosts_of_all_ranks():
+    """Each name is there once, in whatever order the ranks are dealt out."""
+    hosts = ["a", "b", "a", "b"]
+
+    def action(control):
+        control.share_hosts(hosts if control.rank == 0 else [])
+        return control.hosts
+
+    results = on_ranks(4, action)
+    assert results == [hosts] * 4
+    assert all(len({id(name) for name in names}) == 2 for names in results)
+
+
 def test_what_goes_to_every_rank_is_packed_where_it_is_long():
     """The hosts of 16,384 ranks, in the order in which Slurm's cyclic distribution has them."""
     hosts = [f"node{rank % 2048:05d}" for rank in range(16_384)]

@@ -8,7 +8,6 @@ busy, against the other rank, which waits: both issue it after a barrier. torch'
 ddp_hook does but for the record: what any hook costs.
 
 python tests/benchmarks/capture.py 5 50: of steps of about 5 and 50 ms, a capture and A/A alone.
-python tests/benchmarks/capture.py parts: what it adds to such a step, by what is left out of it.
 python tests/benchmarks/capture.py every [PAIRS] [FILE]: capture(every=N) of steps of 20 ms, whole
 blocks of N steps, the one that is captured in each; N is 20: with 100 it costs a fifth. Pairs are
 added to FILE, and the figures are of all that it holds.
@@ -43,7 +42,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import torchcoll
-from torchcoll.training import capture
 
 PAIRS = int(os.environ.get("PAIRS", "300"))
 STEPS = int(os.environ.get("STEPS", "5"))  # of a block
@@ -82,7 +80,7 @@ def of_length(step_ms: float) -> tuple[nn.Module, torch.Tensor]:
 
 def training(name: str, state: Any = None, hook: Any = None) -> Callable[[], None]:
     """One step of the model, with its own DDP."""
-    made = MODELS[name]() if name in MODELS else of_length(5 if name == "parts" else float(name))
+    made = MODELS[name]() if name in MODELS else of_length(float(name))
     return stepper(*made, state, hook)
 
 
@@ -120,34 +118,6 @@ def join(rank: int, port: int) -> None:
     dist.init_process_group("gloo", store=tcp_store(rank, 2, port), rank=rank, world_size=2)
 
 
-@contextlib.contextmanager
-def less(name: str, method: Any) -> Any:
-    """A capture with another method in place of one of its own."""
-    kind = capture._Watch
-    own = getattr(kind, name)
-    setattr(kind, name, method)
-    try:
-        with torchcoll.capture():
-            yield
-    finally:
-        setattr(kind, name, own)
-
-
-def untimed(self: Any, call: Any, *_: Any) -> None:
-    call.unstated = "not asked for"
-
-
-def passed_on(self: Any, schema: Any, bound: Any, issue: Callable[[], Any]) -> Any:
-    return issue()
-
-
-def told(self: Any, schema: Any, bound: Any, issue: Callable[[], Any]) -> Any:
-    """What any way to hear of the end in Python costs: torch's own future, and nothing done."""
-    result = issue()
-    capture._work(result).get_future().add_done_callback(id)
-    return result
-
-
 def compare(rank: int, port: int, name: str) -> dict[str, list[tuple[float, float]]]:
     join(rank, port)
     plain = training(name)
@@ -156,10 +126,6 @@ def compare(rank: int, port: int, name: str) -> dict[str, list[tuple[float, floa
         "capture": (plain, torchcoll.capture),
         "A/A": (plain, nothing),
     }
-    if name == "parts":
-        rows["its kernel alone"] = plain, lambda: less("_record", passed_on)
-        rows["its kernel and a callback that does nothing"] = plain, lambda: less("_record", told)
-        rows["all but the end of a call"] = plain, lambda: less("_time", untimed)
     if name in MODELS:
         hook = torchcoll.ddp_hook
         rows["ddp_hook"] = training(name, torchcoll.Traffic(), hook), nothing

@@ -1,75 +1,105 @@
-"""The control path of a run of thousands of ranks, over a real TCPStore: time and memory by step.
+"""The control path of a run of thousands of ranks, over a real TCPStore: what each step costs.
 
+    pip install greenlet
     python tests/benchmarks/control_path.py [RANKS ...]
 
-Every rank is a thread with a connection of its own, in as many processes as there are cores;
-rank 0 is alone in its process, which serves the store. 8 ranks a host. The steps are those of
-bench/session.py, bench/sweep.py and bench/measure.py, with values of their size, an alignment
-before each; the time is that until rank 0 goes on. The clients share the cores with the store, so a
-cluster is faster: how the time grows with the ranks is what this shows. "lost rank": all ranks but
-one, whose watchdogs have raised the alarm, ask once who lives.
+Every rank runs the real code of bench/control.py, with values of the size that bench/session.py,
+bench/sweep.py and bench/measure.py give it, 8 ranks a host. The ranks are greenlets of one process:
+one that would wait in the store lets the next one run, so all of them get as far as 16,384 ranks
+with one connection. Requests and bytes are exact. CPU time is that of all ranks and of the store
+together, which shares it with nobody: a cluster spreads that of the ranks. The last columns are the
+powers of the ranks with which requests, bytes and CPU time of all ranks grow: 1 is linear.
+"lost rank": all ranks but one, whose watchdogs have raised the alarm, ask once who lives.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import resource
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
+import greenlet
 import torch.distributed as dist
 from common import free_port, title
 
 from torchcoll.bench.control import Control, alarm, survey
 from torchcoll.bench.stopping import cap_calls
 
-RANKS = (256, 1024, 4096)
+RANKS = (256, 1024, 4096, 16_384)
 PER_HOST = 8
-LIMIT_S = 300.0
 VARIABLES = {f"NCCL_VARIABLE_{number}": "a value of usual length" for number in range(10)}
 
 
-def peak_mb() -> float:
-    with open("/proc/self/status") as status:
-        return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024
+@dataclass
+class Cost:
+    requests: int = 0
+    sent_bytes: int = 0  # by the store to the ranks, and by them to it
+    cpu_s: float = 0.0
+
+
+class CountingStore:
+    """The store as one rank sees it: counts, and lets other ranks run where it would wait."""
+
+    def __init__(self, store: Any, hub: greenlet.greenlet, cost: Cost) -> None:
+        self._store, self._hub, self._cost = store, hub, cost
+
+    def wait(self, keys: list[str], limit: timedelta) -> None:
+        self._cost.requests += 1
+        self._cost.sent_bytes += sum(map(len, keys))
+        while not self._store.check(keys):
+            self._hub.switch()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._store, name)
+
+        def counted(*arguments: Any) -> Any:
+            answer = method(*arguments)
+            self._cost.requests += name != "has_extended_api"
+            for value in (*arguments, answer):
+                items = value if isinstance(value, list) else [value]
+                self._cost.sent_bytes += sum(len(i) for i in items if isinstance(i, str | bytes))
+            return answer
+
+        return counted
 
 
 def steps(control: Control, calls: int) -> list[tuple[str, Callable[[], object]]]:
     rank, ranks = control.rank, control.ranks
-    host = f"node{rank // PER_HOST:05d}"
-    first = rank // PER_HOST * PER_HOST
+    host, first = f"node{rank // PER_HOST:05d}", rank // PER_HOST * PER_HOST
     here = [*range(first, min(ranks, first + PER_HOST))]
     gone, status = ranks // 2, {"steps": 100, "doing": "all_reduce 8: steady calls"}
-    samples = [1_000_000 + rank] * calls
 
     def hello() -> None:
         hellos = control.gather({"host": host, "asked": "0123456789abcdef", "argv": "--sizes 8"})
-        control.hosts = control.decide([hello["host"] for hello in hellos])
+        control.share_hosts([hello["host"] for hello in hellos])
         control.pids = dict(zip(here, control.share(os.getpid(), here), strict=True))
 
     def members() -> None:
-        control.gather(
-            {
-                **{"rank": rank, "host": host, "pid": 100_000, "local_rank": rank % PER_HOST},
-                **{"device": "cuda:0", "device_name": "NVIDIA H100 80GB HBM3", "variables": {}},
-                **{"affinity": "0-11", "numa": [0], "pci_id": "0000:1b:00.0", "nic": "mlx5_0"},
-                **{"variables": VARIABLES, "phases": dict.fromkeys("abcde", 123_456_789)},
-            }
-        )
+        member = {"rank": rank, "host": host, "pid": 100_000, "local_rank": rank % PER_HOST}
+        member |= {"device": "cuda:0", "device_name": "NVIDIA H100 80GB HBM3", "nic": "mlx5_0"}
+        member |= {"affinity": "0-11", "numa": [0], "pci_id": "0000:1b:00.0"}
+        control.gather({**member, "variables": VARIABLES, "phases": dict.fromkeys("abcde", 12**8)})
+        control.decide()
+
+    def samples() -> None:
+        # Of numbers that are all alike a packed value would be short.
+        control.gather({"host": [10**6 + (rank + call) * 7919 % 10**5 for call in range(calls)]})
         control.decide()
 
     def lost() -> None:
         if rank == gone:
             return
-        pids = {other: os.getpid() for other in here if other != gone}
+        pids = dict.fromkeys(here, os.getpid())
         answers = survey(control.store, rank, ranks, pids, status, grace_s=0)
         silent = [other for other, answer in enumerate(answers) if answer is None]
-        assert silent == ([gone] if rank < 16 or gone in here or ranks <= 256 else []), silent
+        asks = rank < 16 or gone in here or ranks <= 256
+        assert silent == [gone] * asks, silent
 
     return [
         ("hello", hello),
@@ -77,90 +107,69 @@ def steps(control: Control, calls: int) -> list[tuple[str, Callable[[], object]]
         ("members", members),
         ("case agreed", lambda: control.decide(bool(control.gather({"case": "0" * 16})))),
         ("buffers", lambda: control.failed("")),
-        ("start together", control.start_together),
-        (f"{calls} samples", lambda: control.decide(bool(control.gather({"host": samples})))),
+        ("samples", samples),
         ("alarm", lambda: rank == gone or alarm(control.store, rank, status)),
         ("lost rank", lost),
+        ("leaving", control.leave),
     ]
 
 
-def run_rank(control: Control, calls: int) -> dict[str, float]:
-    seconds = {}
-    for name, step in [("connected", control.align), *steps(control, calls)]:
-        if name != "connected":
-            control.align()
-        start = time.perf_counter()
-        step()
-        seconds[name] = time.perf_counter() - start
-    control.leave()
-    return seconds
+def resident_mb() -> float:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def clients(port: int, which: Sequence[int], ranks: int, calls: int) -> None:
-    """Ends this process, with 0 where all threads came to their end."""
-    failed: list[BaseException] = []
-
-    def client(rank: int) -> None:
-        try:
-            limit = timedelta(seconds=LIMIT_S)
-            store = dist.TCPStore("127.0.0.1", port, None, False, limit, wait_for_workers=False)
-            run_rank(Control(store, rank, ranks, LIMIT_S), calls)
-        except BaseException as error:
-            failed.append(error)
-
-    threading.stack_size(1 << 18)
-    before = peak_mb()
-    threads = [threading.Thread(target=client, args=(rank,)) for rank in which]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        print(f"{len(failed)} ranks failed: {failed[0]!r}", file=sys.stderr)
-    elif which[0] == 1:
-        print(
-            f"  a rank other than 0: {(peak_mb() - before) * 1024 / len(which):.0f} KB", flush=True
-        )
-    os._exit(bool(failed))
+def measure(ranks: int) -> dict[str, Cost]:
+    store = dist.TCPStore("127.0.0.1", free_port(), None, True, wait_for_workers=False)
+    calls, hub, cost = cap_calls(ranks), greenlet.getcurrent(), Cost()
+    controls = [
+        Control(CountingStore(store, hub, cost), rank, ranks, 300.0) for rank in range(ranks)
+    ]
+    of_ranks, costs, before = [steps(control, calls) for control in controls], {}, resident_mb()
+    for number, (name, _) in enumerate(of_ranks[0]):
+        cost.requests, cost.sent_bytes, start = 0, 0, time.process_time()
+        # Rank 0 last: it waits for all others, which then have their decision at once.
+        waiting = [greenlet.greenlet(of_ranks[rank][number][1]) for rank in reversed(range(ranks))]
+        while waiting:
+            for rank in waiting:
+                rank.switch()
+            waiting = [rank for rank in waiting if not rank.dead]
+        costs[name] = Cost(cost.requests, cost.sent_bytes, time.process_time() - start)
+        if name == "hello":
+            each = (resident_mb() - before) * 1e3 / ranks
+            print(
+                f"{ranks} ranks, {calls} calls: the hello leaves {each:.0f} KB a rank", flush=True
+            )
+    return costs
 
 
-def measure(ranks: int) -> dict[str, float]:
-    calls, port, processes = cap_calls(ranks), free_port(), os.cpu_count() or 1
-    pids = []
-    for number in range(processes):
-        pid = os.fork()
-        if not pid:
-            time.sleep(1)  # the store is not there before
-            clients(port, range(1 + number, ranks, processes), ranks, calls)
-        pids.append(pid)
-    before = peak_mb()
-    store = dist.TCPStore(
-        "127.0.0.1", port, None, True, timedelta(seconds=LIMIT_S), wait_for_workers=False
-    )
-    seconds = run_rank(Control(store, 0, ranks, LIMIT_S), calls)
-    print(
-        f"{ranks} ranks, load average {os.getloadavg()[0]:.1f}; rank 0: {peak_mb() - before:.0f} MB"
-    )
-    for pid in pids:
-        os.waitpid(pid, 0)
-    return seconds
+def power(counts: list[int], values: list[float]) -> str:
+    if len(counts) < 2 or min(values) <= 0:
+        return "-"
+    logs = [*map(math.log, counts)], [*map(math.log, values)]
+    return f"{statistics.linear_regression(*logs).slope:.2f}"
 
 
 def main() -> None:
-    counts = [*map(int, sys.argv[1:])] or RANKS
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    title("control path, seconds of each step on rank 0, of ranks that are threads")
+    counts = [*map(int, sys.argv[1:])] or [*RANKS]
+    title("control path, of all ranks and the store together")
     table = {ranks: measure(ranks) for ranks in counts}
-    print(f"{'step':16}" + "".join(f"{ranks:>10}" for ranks in counts) + "  power of the ranks")
-    names = [name.lstrip("0123456789 ") for name in table[counts[0]]]
-    for index, name in enumerate(names):
-        row = [[*seconds.values()][index] for seconds in table.values()]
-        power = ""
-        if len(counts) > 1:
-            slope = statistics.linear_regression([*map(math.log, counts)], [*map(math.log, row)])[0]
-            power = f"{slope:.2f}"
-        print(f"{name:16}" + "".join(f"{value:10.3f}" for value in row) + f"  {power:>8}")
+    print(f"load average {os.getloadavg()[0]:.1f}")
+    print("requests a rank / KB a rank / CPU us a rank, and the powers of requests, bytes, CPU")
+    print(f"{'step':12}" + "".join(f"{ranks:>19}" for ranks in counts) + f"{'powers':>18}")
+    for name in table[counts[0]]:
+        row = [table[ranks][name] for ranks in counts]
+        cells = [
+            f"{cost.requests / ranks:.1f} / {cost.sent_bytes / ranks / 1e3:.2f}"
+            f" / {cost.cpu_s / ranks * 1e6:.0f}"
+            for ranks, cost in zip(counts, row, strict=True)
+        ]
+        powers = [
+            power(counts, [cost.requests for cost in row]),
+            power(counts, [cost.sent_bytes for cost in row]),
+            power(counts, [cost.cpu_s for cost in row]),
+        ]
+        print(f"{name:12}" + "".join(f"{cell:>19}" for cell in cells) + f"{' '.join(powers):>18}")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from torchcoll.machine.launcher import Launch
 CALLS = 20  # of a block
 LEADS = 5  # ramp-up calls of a block on the device clock
 SIZES = (4 << 10, 1 << 20)
+MOST_S = 20.0  # of one clock and size: ranks that share a GPU take 10 ms a call
 Block = Callable[[], float]
 
 
@@ -47,27 +48,30 @@ def measure(torch: Any, launch: Launch, options: ProbeOptions) -> Evidence:
             clocks = ("host",) if local.device.kind == "cpu" else ("host", "device")
             for clock in clocks:
                 ours, bare = _blocks(local, clock, call, align, barrier, tensor, reduce_op)
-                compared.append(
-                    {
-                        "clock": clock,
-                        "size_bytes": case.size_bytes,
-                        "pairs": _pairs(ours, bare, options.pairs, local),
-                        "aa": _pairs(bare, bare, options.pairs, local),
-                    }
-                )
+                pairs = _pairs(ours, bare, options.pairs, local)
+                compared.append({"clock": clock, "size_bytes": case.size_bytes, **pairs})
         rank = local.rank
     return {"ranks": launch.ranks, "compared": compared} if rank == 0 else None
 
 
-def _pairs(first: Block, second: Block, count: int, local: Rank) -> list[tuple[float, float]]:
-    order, pairs = random.Random(1), []
+def _pairs(ours: Block, bare: Block, count: int, local: Rank) -> dict[str, list[list[float]]]:
+    """``count`` pairs of both and as many of the bare block with itself (A/A), in turn; fewer where
+    they take longer than MOST_S.
+    """
+    order = random.Random(1)
+    kinds = {"pairs": (ours, bare), "aa": (bare, bare)}
+    times: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
+    began = time.monotonic()
     for _ in range(count):
-        times = [0.0, 0.0]
-        for index in order.sample((0, 1), 2):
-            times[index] = (first, second)[index]()
-            local.progress.beat()
-        pairs.append((times[0], times[1]))
-    return pairs
+        for kind, blocks in kinds.items():
+            pair = [0.0, 0.0]
+            for index in order.sample((0, 1), 2):
+                pair[index] = blocks[index]()
+                local.progress.beat()
+            times[kind].append(pair)
+        if local.control.decide(time.monotonic() - began > MOST_S):
+            break
+    return times
 
 
 def _blocks(

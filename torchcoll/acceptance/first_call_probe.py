@@ -19,6 +19,7 @@ from torchcoll.machine.devices import open_device
 from torchcoll.machine.launcher import Launch
 
 SIZE_BYTES = 4096
+MOST_S = 90.0  # of all rounds: NCCL takes seconds to connect many ranks
 
 
 def measure(torch: Any, launch: Launch, options: ProbeOptions) -> Evidence:
@@ -31,8 +32,12 @@ def measure(torch: Any, launch: Launch, options: ProbeOptions) -> Evidence:
             return 0.0
         return float(max(calls[0] for calls in result.results[0].cold_ns))
 
+    began, is_over = time.monotonic(), False
+
     def bare() -> float:
-        return _bare(torch, launch, options)
+        nonlocal is_over
+        first_ns, is_over = _bare(torch, launch, options, time.monotonic() - began > MOST_S)
+        return first_ns
 
     arms: tuple[Callable[[], float], ...] = (through_torchcoll, bare, bare)
     order, rounds = random.Random(1), []
@@ -43,11 +48,15 @@ def measure(torch: Any, launch: Launch, options: ProbeOptions) -> Evidence:
         for index in order.sample(range(3), 3):
             times[index] = arms[index]()
         rounds.append(times)
+        if is_over:
+            break
     return {"ranks": launch.ranks, "rounds": rounds} if launch.rank == 0 else None
 
 
-def _bare(torch: Any, launch: Launch, options: ProbeOptions) -> float:
-    """ns of the first call of a new process group, as a script would measure it."""
+def _bare(torch: Any, launch: Launch, options: ProbeOptions, is_over: bool) -> tuple[float, bool]:
+    """ns of the first call of a new process group, as a script would measure it; and rank 0's
+    ``is_over``.
+    """
     dist = torch.distributed
     store = store_of(torch, launch, TIMEOUT_S, found_group=False, fake=False)
     subgroup_store, client = own_part(dist, store, launch.ranks > 1)
@@ -69,9 +78,10 @@ def _bare(torch: Any, launch: Launch, options: ProbeOptions) -> float:
         device.synchronize()
         first_ns = time.perf_counter_ns() - start
         everyone = control.gather(first_ns)
+        is_over = control.decide(is_over)
         control.leave()
     finally:
         dist.destroy_process_group()
         if undo:
             undo()
-    return float(max(everyone)) if everyone else 0.0
+    return float(max(everyone)) if everyone else 0.0, is_over

@@ -252,6 +252,9 @@ def judge_health(run: Run, verdict: Mapping[str, Any], shared: str = "") -> Part
     if bad is not None:
         text = f"{bad.case.describe()} is {bad.status}: {bad.reason}"
         return PartResult("machine", FAILED, text, figures)
+    if not run.complete:
+        text = run.ending or "its file has no end"
+        return PartResult("machine", FAILED, text, figures)
     line = str(verdict.get("line") or "")
     if shared:
         return PartResult("machine", NOT_SHOWN, f"{good} cases are correct; {shared}", figures)

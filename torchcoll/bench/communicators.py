@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.backends import BackendEntry, backend_of, current_backend, group_store
 from torchcoll.core.errors import UnavailableError
+from torchcoll.machine.environment import footprint
 
 if TYPE_CHECKING:
     from torchcoll.bench.session import Parts, Rank
@@ -62,6 +63,7 @@ class Communicators:
         self._whole: dict[str, Any] = {}  # backend -> group of all ranks
         self._made: list[Any] = []  # groups to destroy, None for the default one
         self._shared: dict[str, Communicator] = {}
+        self.growth: dict[str, dict[str, int]] = {}  # backend -> what its making added: _weighed
         self.unusable: dict[str, str] = {}  # backend -> why its first call did not connect
 
     def open(self, phase: Callable[[str], Any]) -> None:
@@ -74,7 +76,11 @@ class Communicators:
             there = current_backend(local.torch, local.device.kind)
         for index, entry in enumerate(self._entries):
             if index == 0 and not self._in_group:
-                with phase("init_process_group"), self._device_stated():
+                with (
+                    self._weighed(entry),
+                    phase("init_process_group"),
+                    self._device_stated(),
+                ):
                     self._dist.init_process_group(
                         entry.name,
                         store=group_store(local.torch, entry.name, local.control.store),
@@ -88,12 +94,25 @@ class Communicators:
             elif entry.name == there:
                 self._whole[entry.name] = None
             else:
-                with phase(f"new_group_{entry.name}"):
+                with self._weighed(entry), phase(f"new_group_{entry.name}"):
                     self._whole[entry.name] = self._new(entry, None)
         with phase("communicator") if self._eager else contextlib.nullcontext():
             for entry in self._entries:
-                self._connect(entry, self._whole[entry.name])
+                with self._weighed(entry):
+                    self._connect(entry, self._whole[entry.name])
                 self._shared[entry.name] = self._over_parts(entry, self._parts, fresh=False)
+
+    @contextlib.contextmanager
+    def _weighed(self, entry: BackendEntry) -> Iterator[None]:
+        """Adds to ``growth`` what this process holds more after than before. A backend that
+        connects in its first call takes most of its memory there.
+        """
+        before = footprint(self._local.device)
+        yield
+        growth = self.growth.setdefault(entry.name, {})
+        for name, value in footprint(self._local.device).items():
+            if name in before:
+                growth[name] = growth.get(name, 0) + value - before[name]
 
     @contextlib.contextmanager
     def _device_stated(self) -> Iterator[None]:

@@ -152,7 +152,7 @@ def second_client(dist: Any, store: Any) -> Any:
 
 
 _NAMED = 16  # ranks, in a message
-_LONG = 1 << 14  # characters: a value from there on is packed
+_LONG = 1 << 12  # characters: a value from there on is packed
 # All ranks ask all others where there are so few of them. Of more, the first of them ask all, and
 # the others only those and the ranks of their own host: the questions grow with the ranks then, and
 # not with their square. They would keep the store busy for an hour with 16,384 ranks.
@@ -259,6 +259,14 @@ class Control:
             keys = [f"s{self.steps}/{peer}" for peer in peers]
             self._wait(keys, None)
             return list(map(read, keys, _get_all(self.store, keys)))
+
+    def share_hosts(self, hosts: Sequence[str]) -> None:
+        """Give every rank the hosts of all ranks, which rank 0 has; each name goes once, and is
+        there once in the memory of a rank.
+        """
+        indices = {name: index for index, name in enumerate(dict.fromkeys(hosts))}
+        names, of_ranks = self.decide([[*indices], [indices[host] for host in hosts]])
+        self.hosts = [names[index] for index in of_ranks]
 
     def agree(self, refusal: TorchcollError | None, fact: Any = None) -> list[Any]:
         """Every rank's fact on rank 0, an empty list elsewhere; or the error of the first rank that

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from torchcoll.bench.concurrent import Work
     from torchcoll.bench.session import Rank
     from torchcoll.bench.sweep import Sweep
-    from torchcoll.core.result import CaseResult
+    from torchcoll.core.kept_samples import KeptSamples
+    from torchcoll.core.result import CaseResult, KeptBatches
 
 
 # Ranks that refuse a call do so at once; one that says nothing for so long after this rank was
@@ -251,11 +252,13 @@ class _Measurement:
         self.batch_starts: list[tuple[int, int]] = []  # monotonic in ns, wall in us
         self.spent = dict.fromkeys(("ramp_up", "barriers", "gathers"), 0)
         self.gathered: list[list[dict[str, list[int]]]] = []  # rank 0: [batch][rank][clock]
-        self.batches: list[int] = []
+        self.batches: list[int] = []  # those gathered
+        self.sizes: list[int] = []  # all
+        self.kept: KeptBatches | None = None
         self.steady_after: int | None = None
         self.stops: list[str] = []  # rank 0: of each sub-group
         self.steady_ns: int | None = None
-        self.concurrent_calls = 0
+        self.concurrent_calls = self.ramp_up_calls = 0
 
     def measure(self) -> list[CaseResult]:
         local, case = self.local, self.sizing.case
@@ -294,7 +297,7 @@ class _Measurement:
         if library_log and alone and case.implementation == NATIVE:
             local.progress.step(f"{name}: what the library expects")
             expected_ns = library_log.expected_ns(local, self.call, self.communicator)
-        calls = len(self.cold) + len(self.warmup) + len(self.lead) + sum(self.batches)
+        calls = len(self.cold) + len(self.warmup) + self.ramp_up_calls + sum(self.sizes)
         calls += self.concurrent_calls
         self._count(calls * case.coalesce)
         return _results(
@@ -314,6 +317,7 @@ class _Measurement:
             steady_ns=self.steady_ns,
             calls_per_sample=self._calls_per_sample,
             expected_ns=expected_ns,
+            kept=self.kept,
         )
 
     def _not_run(self, refusal: Refusal) -> NotRun:
@@ -395,41 +399,81 @@ class _Measurement:
         where no rank began.
         """
         local, spec, rule = self.local, self.spec, None
+        case, now, every = self.sizing.case, time.perf_counter_ns, 1
         if local.rank == 0:
-            from torchcoll.bench.stopping import StoppingRules, present
+            from torchcoll.bench.stopping import StoppingRules, present, split_samples
 
+            kinds = len(self.device.clocks(case.mode))
+            most, every = split_samples(local.control.ranks, kinds, spec.iters)
+            if not self.sweep.keeps:
+                every = 1
             rule = StoppingRules(
                 [part for part in self.sweep.parts if present(part, local.control.ranks)],
                 *(local.ranks, spec.iters, spec.precision, spec.max_time_s),
                 expected_ns=self.cold[-1],
-                means=self.sizing.case.back_to_back,
+                means=case.back_to_back,
+                most_batch=most,
             )
-        case, now = self.sizing.case, time.perf_counter_ns
         if case.mode == "graph":
             self.timed, refused = self._captured(name)
             if refused:
                 return refused
-        leads = local.control.decide(max(1, min(LEAD_CALLS, LEAD_NS // max(1, self.cold[-1]))))
+        leads = max(1, min(LEAD_CALLS, LEAD_NS // max(1, self.cold[-1])))
+        leads, every = local.control.decide([leads, every])
+        kept = self.sweep.kept_samples() if every > 1 else None
         began = accounted = now()
         while size := local.control.decide(rule and rule.next_batch(now() - began)):
             decided = now()
             self.refill()
-            self.batch_starts.append((now(), time.time_ns() // 1000))
-            clocks = self._batch(name, leads, size)
+            start = (now(), time.time_ns() // 1000)
+            clocks, lead = self._batch(name, leads, size)
             ended = now()
-            self.batches.append(size)
-            everyone = local.control.gather(clocks)
-            if rule:
-                rule.add(everyone, case.back_to_back, size)
-                self.gathered.append(everyone)
-            self._account(leads, clocks, decided - accounted + now() - ended, ended)
+            number = len(self.sizes)
+            self.sizes.append(size)
+            self.ramp_up_calls += len(lead)
+            if kept and number % every:
+                self._keep(kept, number, start, lead, clocks)
+                if rule:
+                    rule.skip(size)
+            else:
+                self.batch_starts.append(start)
+                self.lead += lead
+                self.batches.append(size)
+                everyone = local.control.gather(clocks)
+                if rule:
+                    rule.add(everyone, case.back_to_back, size)
+                    self.gathered.append(everyone)
+            steady = self._account(size, lead, clocks)
+            self.spent["gathers"] += decided - accounted + now() - ended
+            self.spent["barriers"] += max(0, ended - start[0] - steady)
             accounted = now()
+        if kept and len(self.sizes) > len(self.batches):
+            from torchcoll.core.result import KeptBatches
+
+            self.kept = KeptBatches(kept.cases, tuple(self.sizes), every)
         if rule:
             self.stops, self.steady_ns = rule.reasons, round(rule.elapsed_ns)
         return None
 
-    def _batch(self, name: str, leads: int, size: int) -> dict[str, list[int]]:
-        """The samples of ``size`` steady calls, after the ramp-up calls."""
+    def _keep(
+        self,
+        kept: KeptSamples,
+        number: int,
+        start: tuple[int, int],
+        lead: Sequence[int],
+        clocks: dict[str, list[int]],
+    ) -> None:
+        """The samples of a batch to this rank's own file."""
+        failure = ""
+        try:
+            kept.write(number, start, lead, clocks)
+        except TorchcollError as error:
+            failure = str(error)
+        if failed := self.local.control.failed(failure):
+            raise TorchcollError("{}: {}".format(*failed))
+
+    def _batch(self, name: str, leads: int, size: int) -> tuple[dict[str, list[int]], list[int]]:
+        """The samples of ``size`` steady calls, by clock, and of the ramp-up calls before."""
         case, device, progress = self.sizing.case, self.device, self.local.progress
         if self.cycle:  # so that steady call k of a batch has position k
             self.cycle.begin(-leads)
@@ -444,19 +488,14 @@ class _Measurement:
             device.synchronized(self.timed, self.align, leads, {"host": lead, "issue": []})
             progress.step(f"{name}: steady calls", live)
             device.synchronized(self.timed, self.align, size, clocks)
-        self.lead += lead
-        return clocks
+        return clocks, lead
 
-    def _account(self, leads: int, clocks: dict[str, list[int]], gathers: int, ended: int) -> None:
-        """Where the time of the last batch went, which ended at ``ended``."""
-        lead = sum(self.lead[-leads:])
+    def _account(self, size: int, lead: Sequence[int], clocks: dict[str, list[int]]) -> int:
+        """The time of the calls of a batch of ``size``, ramp-up calls included, in ns."""
         steady = next(iter(clocks.values()))  # samples may be means of several calls
-        counts = split_batch(self.batches[-1], self._calls_per_sample)
-        calls = sum(map(operator.mul, steady, counts))
-        self.spent["ramp_up"] += lead
-        self.spent["gathers"] += gathers
-        waiting = ended - self.batch_starts[-1][0] - lead - calls
-        self.spent["barriers"] += max(0, waiting)
+        calls = sum(map(operator.mul, steady, split_batch(size, self._calls_per_sample)))
+        self.spent["ramp_up"] += sum(lead)
+        return sum(lead) + calls
 
     def _concurrent(self, samples: dict[str, Any], name: str) -> NotRun | None:
         """What --concurrent asks for; why not where some rank has no room for the work."""

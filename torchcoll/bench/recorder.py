@@ -271,7 +271,8 @@ def _result(
             result.reason += (
                 f"; first on rank {wrong[0]}, element {place}: {measured_value} for {expected}"
             )
-    warnings = [_UNVERIFIED] if first.get("unverified") else []
+    warnings = [result.kept.note] if result.kept else []
+    warnings += [_UNVERIFIED] if first.get("unverified") else []
     if result.steady_after is None:
         warnings.append(f"rank 0 saw no steady state in the first {len(result.cold_ns[0])} calls")
     if result.calls_per_sample > 1:

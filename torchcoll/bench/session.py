@@ -379,6 +379,12 @@ class Session:
             raise refusal
 
     @property
+    def file(self) -> tuple[str, str] | None:
+        """The result file, where rank 0 writes one, and the id of the run."""
+        file = self._meeting.file
+        return (file[0], file[1]) if file else None
+
+    @property
     def asked_to_stop(self) -> bool:
         """Whether this rank got SIGUSR1, where it is taken."""
         return self._meeting.watchdog.asked_to_stop
@@ -417,7 +423,7 @@ class Session:
         if progress.on_progress is not no_progress and control.ranks > 1:
             control.came = report_arrivals
         hellos = control.gather(hello)
-        control.hosts = control.decide([hello["host"] for hello in hellos])
+        control.share_hosts([hello["host"] for hello in hellos])
         control.came = None
         here = [rank for rank, host in enumerate(control.hosts) if host == hello["host"]]
         control.pids = dict(zip(here, control.share(os.getpid(), here), strict=True))
@@ -505,6 +511,7 @@ class Session:
             {
                 **environment.member(torch, self.launch, device),
                 "implementation": implementations,
+                "communicators": self.communicators.growth,
                 "variables": environment.variables(),
                 "phases": self._meeting.phases,
                 "machine": state,

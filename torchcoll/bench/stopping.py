@@ -36,6 +36,20 @@ LOOKS_IN_A_ROW = 2
 STILL = 0.1
 
 
+# Samples in one gather (some 20 MB of text), and of one case in the memory and the file of rank 0.
+# Only a number of calls that somebody asked for comes to more: see cap_calls.
+MOST_GATHERED, MOST_SAMPLES = 2_000_000, 8_000_000
+
+
+def split_samples(ranks: int, clocks: int, calls: int | None) -> tuple[int, int]:
+    """(the most calls of a batch, every how many batches one goes to rank 0), for no more samples
+    than that. calls: those asked for, None where a rule ends them. The ranks keep the others
+    (core/kept_samples.py).
+    """
+    most = max(MIN_CALLS, min(MOST_BATCH, MOST_GATHERED // (ranks * clocks)))
+    return most, max(1, math.ceil((calls or 0) * ranks * clocks / MOST_SAMPLES))
+
+
 def cap_calls(ranks: int) -> int:
     """The most steady calls of a case: 1024 ranks x 30 cases x 1000 calls would be 220 MB."""
     return min(1000, max(MIN_CALLS, 200_000 // ranks))
@@ -63,10 +77,11 @@ def next_look(calls: int) -> int:
 class StoppingRule:
     """Batches of calls until a reason to stop; ``reason`` is then count, precision, time or cap.
 
-    ``iters`` fixes the number of calls (0: none). Feed each batch's durations to ``add``, ask
-    ``next_batch`` for the size of the next one, 0 to stop. ``expected_ns``: what a call is likely
-    to take, as the cold calls tell; 0 is unknown. ``means``: the figure of the case is the mean of
-    what is fed (periods of calls back to back), not the median.
+    ``iters`` fixes the number of calls (0: none), ``most_batch`` how many a batch has then. Feed
+    each batch's durations to ``add``, ask ``next_batch`` for the size of the next one, 0 to stop.
+    ``expected_ns``: what a call is likely to take, as the cold calls tell; 0 is unknown. ``means``:
+    the figure of the case is the mean of what is fed (periods of calls back to back), not the
+    median.
 
     precision: the relative half-width that is asked for. The blocks' medians (or means) are given
     the 95 % t interval of their mean, inflated by their lag-1 correlation r as in a series of that
@@ -84,8 +99,10 @@ class StoppingRule:
         max_time_s: float,
         expected_ns: float = 0,
         means: bool = False,
+        most_batch: int = MOST_BATCH,
     ) -> None:
         self.iters = iters
+        self._most_batch = most_batch
         self.precision = precision
         self.max_time_ns = max_time_s * 1e9
         self.cap = cap_calls(ranks)
@@ -105,7 +122,7 @@ class StoppingRule:
         if self.reason:
             return 0
         if self.iters is not None:
-            return min(MOST_BATCH, self.iters - self.calls)
+            return min(self._most_batch, self.iters - self.calls)
         if not self._slowest_ns:
             return min(FIRST_BATCH, self._look)
         if elapsed_ns >= self.max_time_ns:
@@ -195,6 +212,11 @@ class StoppingRules:
         for part, rule in zip(self._parts, self._rules, strict=True):
             times_of_group = [everyone[rank] for rank in present(part, len(everyone))]
             rule.add(times_of_calls(times_of_group, back_to_back), calls)
+
+    def skip(self, calls: int) -> None:
+        """One batch whose samples the ranks keep, of calls that were asked for by their number."""
+        for rule in self._rules:
+            rule.calls += calls
 
     @property
     def reasons(self) -> list[str]:

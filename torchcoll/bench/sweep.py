@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.measure import measure_case
 from torchcoll.core.case import NotRun, SizedCase, fingerprint
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import TorchcollError, UsageError
 from torchcoll.machine import environment
 from torchcoll.machine.devices import cost_of_measuring
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchcoll.bench.communicators import Communicators
     from torchcoll.bench.recorder import Recorder
     from torchcoll.bench.session import Parts, Rank, Session
+    from torchcoll.core.kept_samples import KeptSamples
     from torchcoll.core.result import CaseResult
     from torchcoll.core.spec import Spec
 
@@ -49,6 +50,7 @@ class Sweep:
         self.digested = False  # --soak: what every checked call put out, bit by bit
         self.gathered: list[dict[str, Any]] = []  # rank 0: what each rank said of the last case
         self._cost_known = False
+        self._kept: KeptSamples | None = None
         self._on_case = on_case
         self._weights = ""  # hash of the weights of uneven blocks
         if self.spec.has_splits:
@@ -57,6 +59,32 @@ class Sweep:
             rule = split_rules(self.spec.splits)[0]
             weights = split_weights(rule, max(map(len, self.parts)))
             self._weights = fingerprint([list(row) for row in weights.rows])
+
+    @property
+    def keeps(self) -> bool:
+        """Whether ranks may keep samples on their own disks: the run has a result file, beside
+        which they are looked for. A soak keeps no samples.
+        """
+        return self.session.file is not None and self.session.soak_s is None
+
+    def kept_samples(self) -> KeptSamples:
+        """This rank's file of samples, in which a case begins. Collective. Raises TorchcollError
+        where some rank has none.
+        """
+        failure = ""
+        if self._kept is None:
+            from torchcoll.core.kept_samples import KeptSamples
+
+            assert self.session.file
+            try:
+                self._kept = KeptSamples(*self.session.file, self.local.rank)
+            except TorchcollError as error:
+                failure = str(error)
+        if failed := self.local.control.failed(failure):
+            raise TorchcollError("{}: {}".format(*failed))
+        assert self._kept
+        self._kept.cases += 1
+        return self._kept
 
     def run(self, which: Sequence[int] | None = None) -> None:
         """Run the session's cases of these indices (None: all)."""
@@ -67,6 +95,8 @@ class Sweep:
 
     def finish(self, look: bool = True) -> None:
         """After the last case: the library's own timings; and a look at the machine."""
+        if self._kept:
+            self._kept.close()
         session, local = self.session, self.local
         if session.library_log:
             session.library_log.keep_timings(session)

@@ -313,6 +313,42 @@ CONCURRENT_BLOCKS = ("alone_ns", "work_ns", "both_calls_ns", "both_work_ns", "bo
 LATER_BLOCKS = ("later_calls_ns", "later_work_ns", "later_ns", "later_begins_ns")
 
 
+@dataclass(frozen=True)
+class KeptBatches:
+    """Batches of calls whose samples are in files of the ranks (core/kept_samples.py), for there
+    are too many for one file.
+
+    case: the number of the case in those files. sizes: calls of each batch of the case, in order.
+    every: the result file has the samples of batches 0, every, 2 every, ...
+    """
+
+    case: int
+    sizes: tuple[int, ...]
+    every: int
+
+    @property
+    def numbers(self) -> list[int]:
+        """The batches that are not in the result file."""
+        return [number for number in range(len(self.sizes)) if number % self.every]
+
+    @property
+    def note(self) -> str:
+        """The footnote of a result that has a part of the calls."""
+        calls, kept = sum(self.sizes), sum(self.sizes[number] for number in self.numbers)
+        return (
+            f"{kept} of {calls} steady calls are not in this file: each rank has its own in the "
+            "folder FILE.samples of its host. torchcoll merge FILE -o ALL puts them together"
+        )
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> KeptBatches:
+        check_lists(data["sizes"])
+        check_whole(data["case"], data["every"])
+        if data["every"] < 1:
+            raise ValueError("a result file has one of every so many batches")
+        return cls(data["case"], tuple(data["sizes"]), data["every"])
+
+
 # Slots, and () for what is empty: a table of another tool has a million rows, of which each would
 # have a dictionary of 1.2 KB and twelve empty lists of 0.7 KB.
 @dataclass(slots=True, repr=False, eq=False)
@@ -347,6 +383,7 @@ class CaseResult:
     expected_ns: what the library's own model expects of a call; None is unknown.
     stop: why the steady calls ended: count, precision, time or cap. steady_ns: how long they took
     together with all that lies between them, as rank 0 saw it; None is unknown.
+    kept: calls that are not here, for the ranks keep their samples; None: all calls are here.
     """
 
     case: Case
@@ -383,6 +420,7 @@ class CaseResult:
     choices: Sequence[Choice] = ()
     concurrent: ConcurrentBlocks | None = None
     expected_ns: int | None = None
+    kept: KeptBatches | None = None
 
     def __repr__(self) -> str:
         ranks = counted(self.ranks, "rank")
@@ -424,6 +462,10 @@ class CaseResult:
             data["choices"] = [dataclasses.asdict(choice) for choice in self.choices]
         else:
             del data["choices"]
+        if self.kept:
+            data["kept"] = dataclasses.asdict(self.kept)
+        else:
+            del data["kept"]
         if self.concurrent:
             data["concurrent"] = dataclasses.asdict(self.concurrent)
             if self.concurrent.offset_ns is None:
@@ -449,6 +491,8 @@ class CaseResult:
         if values.get("reported") is not None:
             values["reported"] = Reported.from_json(data["reported"])
         values["choices"] = [Choice.from_json(choice) for choice in data.get("choices") or ()]
+        if values.get("kept") is not None:
+            values["kept"] = KeptBatches.from_json(data["kept"])
         if values.get("concurrent") is not None:
             values["concurrent"] = ConcurrentBlocks.from_json(data["concurrent"])
         result = cls(**values)

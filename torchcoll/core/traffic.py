@@ -41,6 +41,16 @@ class Group:
     description: str = ""
     calls_before: int = field(default=0, compare=False)
 
+    @property
+    def label(self) -> str:
+        """What the program calls it, such as a dimension of a mesh (``mesh_tp``), which several
+        groups may share; otherwise its name.
+        """
+        given = self.description not in ("", "undefined", "default_pg")
+        numbered = self.name.partition("@")[0].isdecimal()  # by torch
+        mesh = self.description.startswith("mesh_")
+        return self.description if mesh or (given and numbered) else self.name
+
     def to_json(self) -> dict[str, Any]:
         data = vars(self).copy()
         if not self.calls_before:

@@ -144,6 +144,24 @@ def free_memory(device: Device) -> dict[str, Any]:
     return {"where": f"{device.name} of {hostname()}", "free": free}
 
 
+def footprint(device: Device) -> dict[str, int]:
+    """What this process holds now, where the system says: ``resident_bytes`` of host memory,
+    ``descriptors`` (open files and sockets), and on an accelerator ``device_bytes``: what is not
+    free there, up to a constant, of all processes.
+    """
+    result = {}
+    try:
+        with open(f"{_PROC}/self/statm") as file:
+            result["resident_bytes"] = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        result["descriptors"] = len(os.listdir(f"{_PROC}/self/fd"))
+    except (OSError, ValueError, IndexError):
+        result.clear()
+    free = device.free_bytes()
+    if free is not None:
+        result["device_bytes"] = -free
+    return result
+
+
 def free_bytes() -> int:
     """Bytes that processes of this host can still use: MemAvailable, or less if a cgroup limits it.
 

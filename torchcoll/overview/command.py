@@ -1,4 +1,4 @@
-"""``torchcoll show``, ``plot``, ``export``, ``explain`` and ``report``."""
+"""``torchcoll show``, ``plot``, ``export``, ``explain``, ``report`` and ``merge``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
 from torchcoll.inputs import IMPORT_OPTIONS, add_import_options
 
 if TYPE_CHECKING:
-    pass
+    from pathlib import Path
 
 
 def show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,13 +98,60 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show the phases of the start and the cost of measuring too",
     )
+    add(
+        "--follow",
+        action="store_true",
+        help="print the rows of a run that goes on as its file grows, until it ends",
+    )
+    add("-o", "--output", metavar="FILE", help="with --follow: an HTML report, kept up to date")
+    add("--force", action="store_true", help="replace the report")
 
 
 def run_show(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.file import uncollected
 
+    if options.follow:
+        return _followed(options)
+    if options.output is not None:
+        action = f"torchcoll report FILE -o {shlex.quote(options.output)} writes one of a file."
+        raise UsageError("output", options.output, "--follow with it", action)
     with uncollected():
         return _shown(options)
+
+
+def _followed(options: argparse.Namespace) -> ExitCode:
+    from pathlib import Path
+
+    from torchcoll.overview.document import page_of
+    from torchcoll.overview.follow import follow
+    from torchcoll.report.destination import write_file
+    from torchcoll.report.page import check_charts_available, html_text
+
+    parser = argparse.ArgumentParser()
+    show_arguments(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        if name not in ("files", "follow", "output", "force") and getattr(options, name) != default:
+            raise UsageError(name.replace("_", "-"), getattr(options, name), "none with --follow")
+    if len(options.files) != 1:
+        actual = f"{len(options.files)} files"
+        raise UsageError("follow", actual, "one result file of a run that goes on")
+    (path,) = options.files
+    if options.output is None:
+        follow(path)
+        return ExitCode.OK
+    output = Path(options.output)
+    _check_report(output, (".html",), options.force)
+    check_charts_available()
+    argv = shlex.join(["torchcoll", "show", "--follow", path, "-o", options.output])
+
+    def write_page(goes_on: bool) -> None:
+        page = page_of([path], "", None, argv, True)
+        page.reloads = goes_on
+        write_file(output, html_text(page), "output", True)
+
+    follow(path, write_page)
+    print(printable(f"report: {output}"))
+    return ExitCode.OK
 
 
 def _shown(options: argparse.Namespace) -> ExitCode:
@@ -175,7 +222,8 @@ def _fits_both(options: argparse.Namespace) -> bool:
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
-    left_out = ("files", "run", "reference", "published", *IMPORT_OPTIONS)
+    names = ("files", "run", "reference", "published", "follow", "output", "force")
+    left_out = (*names, *IMPORT_OPTIONS)
     return {k: v for k, v in vars(options).items() if k not in left_out}
 
 
@@ -415,6 +463,16 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fabric", metavar="NAME", help="the verdict's reference: nvswitch-h200, ib-ndr:8, ...")
 
 
+def _check_report(path: Path, suffixes: Sequence[str], force: bool) -> None:
+    from torchcoll.report.destination import check_new
+
+    if path.suffix.lower() not in suffixes:
+        raise UsageError("output", path, f"a file that ends in {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise UsageError("output", path, "a folder that exists")
+    check_new(path, "output", force)
+
+
 def run_report(options: argparse.Namespace) -> ExitCode:
     from pathlib import Path
 
@@ -424,11 +482,7 @@ def run_report(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.page import html_text, page_markdown
 
     path = Path(options.output)
-    if path.suffix.lower() not in (".html", ".md"):
-        raise UsageError("output", options.output, "a file that ends in .html or .md")
-    if not path.parent.is_dir():
-        raise UsageError("output", options.output, "a folder that exists")
-    check_new(path, "output", options.force)
+    _check_report(path, (".html", ".md"), options.force)
     argv = ["torchcoll", "report", *options.files, "-o", options.output]
     for name in ("filter", "fabric"):
         if value := getattr(options, name):
@@ -451,7 +505,37 @@ def run_report(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+def merge_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("file", metavar="FILE", help="the result file of the run")
+    add(
+        "folders",
+        nargs="*",
+        metavar="FOLDER",
+        help="the samples of its ranks (default: FILE.samples; of several hosts one for each)",
+    )
+    add("-o", "--output", required=True, metavar="FILE", help="a new result file")
+
+
+def run_merge(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.file import save
+    from torchcoll.overview.merge import merge_kept
+
+    run = merge_kept(options.file, options.folders)
+    for problem in run.problems:
+        tell(f"torchcoll: warning: {problem}")
+    save(run, options.output)
+    calls = sum(sum(result.batches) for result in run.results)
+    print(printable(f"{options.output}: all {calls} steady calls of {options.file}"))
+    return ExitCode.OK
+
+
 COMMANDS = {
+    "merge": (
+        "put samples that the ranks have kept into one file",
+        merge_arguments,
+        run_merge,
+    ),
     "report": (
         "write everything about some runs as one page",
         report_arguments,

@@ -80,8 +80,10 @@ def run_frame(run: Run, each: str) -> pandas.DataFrame:
     choice(each, "each", ("case", "call"))
     if each == "case":
         return table(run)
-    frame: pandas.DataFrame = pandas.DataFrame(CALLS.of(run, View()), columns=CALL_FIELDS)
-    return frame.rename(columns={"ns": "time_ns"})
+    columns = [{"ns": "time_ns"}.get(name, name) for name in CALL_FIELDS]
+    rows = [tuple(row.values()) for row in CALLS.of(run, View())]
+    frame: pandas.DataFrame = pandas.DataFrame(rows, columns=columns)
+    return frame
 
 
 def _run_table(run: Run, over_ranks: str, clock: str | None) -> pandas.DataFrame:

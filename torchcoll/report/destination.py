@@ -172,11 +172,17 @@ def clock_text(seconds: float) -> str:
 class RunProgress:
     """Cases done of all cases, elapsed time, and time left if the rest is like what was done."""
 
-    def __init__(self, total: int, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        total: int,
+        now: Callable[[], float] = time.monotonic,
+        started: float | None = None,
+    ) -> None:
+        """started: when the run began, by ``now``; None: now."""
         self.total = total
         self.finished = 0
         self._now = now
-        self._start = now()
+        self._start = now() if started is None else started
 
     def text(self, doing: str = "") -> str:
         elapsed = self._now() - self._start

@@ -32,8 +32,8 @@ from datetime import datetime, timezone
 from functools import cached_property
 
 from torchcoll.core.summary import median
-from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import counted, format_ns
+from torchcoll.core.traffic import Group, Traffic
+from torchcoll.core.units import counted, format_ns, format_ranges
 from torchcoll.stats.drift import SURE
 from torchcoll.training.clocks import Offsets, measure_offsets
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
@@ -239,11 +239,13 @@ class SplitTraffic:
     - calls: in the order of the lowest rank.
     - unsplit: reason -> number of calls.
     - participants: groups with unrecorded ranks -> their recorded ranks.
+    - groups: by name, as the traffic has them.
     """
 
     calls: list[SplitCall]
     unsplit: Counter[str]
     participants: dict[str, set[int]]
+    groups: Mapping[str, Group] = field(default_factory=dict)
 
 
 def split_traffic(traffic: Traffic) -> SplitTraffic:
@@ -308,7 +310,7 @@ def split_traffic(traffic: Traffic) -> SplitTraffic:
                 first.logged_ns,
             )
         )
-    return SplitTraffic(split, unsplit, participants)
+    return SplitTraffic(split, unsplit, participants, traffic.groups)
 
 
 def _issued_ns(joined: JoinedCall, offsets: Offsets) -> dict[int, int]:
@@ -372,6 +374,10 @@ def arrivals_of(
     ranks = _with_followers(_judged(ranks, split), split)
     participants = split_calls.participants
     ranks = [_replaced(row, doubt=_doubt(row, ranks, split, participants)) for row in ranks]
+    labels = _labels(split_calls.groups, [*split, *participants])
+    ranks = [
+        _replaced(row, group=labels[row.group], doubt=labels.get(row.doubt, "")) for row in ranks
+    ]
     ranks.sort(key=lambda row: (-row.caused_ns, row.rank))
     return Arrivals(
         len(every),
@@ -384,6 +390,18 @@ def arrivals_of(
         [] if brief else _time_thirds(split),
         dict(split_calls.unsplit),
     )
+
+
+def _labels(groups: Mapping[str, Group], names: Iterable[str]) -> dict[str, str]:
+    """The labels of groups by their names; with the ranks, if several would have the same."""
+    chosen = {name: groups.get(name, Group(name)) for name in names}
+    counts = Counter(group.label for group in chosen.values())
+    return {
+        name: group.label
+        if counts[group.label] == 1
+        else f"{group.label} {format_ranges(group.ranks)}"
+        for name, group in chosen.items()
+    }
 
 
 def _rank_rows(

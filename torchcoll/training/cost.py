@@ -130,6 +130,7 @@ def cost(
     joined, separate = join_ranks(traffic)
     steps = find_steps(traffic)
     calls_by_kind: dict[tuple[object, ...], list[JoinedCall]] = defaultdict(list)
+    index_of: dict[tuple[object, ...], int] = {}  # of the group among similar ones
     joined_calls: dict[JoinedCall, None] = {}
     for rank, calls in traffic.calls.items():
         for i in (i for step in steps.steady for i in steps.at[rank].get(step, ())):
@@ -140,8 +141,12 @@ def cost(
             size = _size(calls[i], traffic)
             key = (kind.collective, size, kind.dtype, kind.op, kind.asynchronous, kind.group)
             calls_by_kind[key].append(joined_call)
+            index_of[key] = kind.group[2]
     queued = _queued(traffic)
-    rows = [_row(kind_calls, traffic, alone, queued, cut) for kind_calls in calls_by_kind.values()]
+    rows = [
+        _row(kind_calls, traffic, alone, queued, cut, index_of[key])
+        for key, kind_calls in calls_by_kind.items()
+    ]
     split = [joined_call for joined_call in joined_calls if not unsplit_reason(joined_call)]
     notes = [*traffic.problems, *steps.notes, *separate]
     notes += _notes(rows, joined_calls, traffic.source, cut)
@@ -212,6 +217,7 @@ def _row(
     isolated_calls: IsolatedTimes,
     queued: Mapping[int, bool | None],
     cut: Set[int],
+    index: int,
 ) -> CostRow:
     calls = [call for joined_call in joined for call in joined_call.calls.values()]
     first = calls[0]
@@ -251,7 +257,7 @@ def _row(
         first.collective,
         _size(first, traffic),
         first.dtype,
-        group_text(groups),
+        group_text(groups, index),
         len(groups[0].ranks),
         backend,
         first.asynchronous,

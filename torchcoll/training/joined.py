@@ -64,7 +64,7 @@ def join_ranks(traffic: Traffic) -> tuple[dict[int, list[JoinedCall]], list[str]
     separate: dict[str, str] = {}
     for key, by_rank in by_key.items():
         if len({(call.collective, call.dtype, call.step) for call in by_rank.values()}) > 1:
-            separate.setdefault(key[0], _disagreement(key, by_rank))
+            separate.setdefault(key[0], _disagreement(traffic, key, by_rank))
     together = {
         key: JoinedCall(by_rank, traffic.groups[key[0]].ranks)
         for key, by_rank in by_key.items()
@@ -90,7 +90,7 @@ def join_ranks(traffic: Traffic) -> tuple[dict[int, list[JoinedCall]], list[str]
     return joined, notes
 
 
-def _disagreement(key: Key, by_rank: Mapping[int, TrafficCall]) -> str:
+def _disagreement(traffic: Traffic, key: Key, by_rank: Mapping[int, TrafficCall]) -> str:
     ranks_of: dict[str, list[int]] = defaultdict(list)
     for rank, call in by_rank.items():
         step = "" if call.step is None else f" in step {call.step}"
@@ -98,8 +98,10 @@ def _disagreement(key: Key, by_rank: Mapping[int, TrafficCall]) -> str:
     differences = ", ".join(
         f"{text} on rank {format_ranges(ranks)}" for text, ranks in ranks_of.items()
     )
+    label = traffic.groups[key[0]].label
+    group = key[0] if label == key[0] else f"{label} ({key[0]})"
     return (
-        f"group {key[0]}: call {key[1]} is {differences}: the ranks do not count alike: its "
+        f"group {group}: call {key[1]} is {differences}: the ranks do not count alike: its "
         "calls are not put together, and times are each rank's own"
     )
 

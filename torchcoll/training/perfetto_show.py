@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from torchcoll.core.errors import UsageError, one_line
-from torchcoll.core.traffic import Traffic
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.report.perfetto import complete_event, named_track, trace_document
 from torchcoll.training.joined import join_ranks
 from torchcoll.training.late import cut_at_marks
@@ -47,13 +49,14 @@ def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
             thread = tracks.assign_thread(track, start, end)
             event = complete_event(name, category, rank, start + shift, end - start, {})
             events.append({**event, "tid": thread})
+        labels = _labels(traffic, calls)
         spans = [
             (call.span, number, call, joined_call)
             for number, (call, joined_call) in enumerate(zip(calls, joined[rank], strict=True))
             if call.span
         ]
         for (start, end), _, call, joined_call in sorted(spans, key=lambda entry: entry[:2]):
-            thread = tracks.assign_thread(f"group {one_line(call.group)}", start, end)
+            thread = tracks.assign_thread(f"group {one_line(labels[call.group])}", start, end)
             fields = {name: value for name, value in call.to_json().items() if name in _FIELDS}
             args = {
                 **fields,
@@ -70,6 +73,16 @@ def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
         text = f"{offsets.problem}; their events are right among themselves only"
     clocks = [text] if text else []
     return trace_document(events, clocks), clocks
+
+
+def _labels(traffic: Traffic, calls: Sequence[TrafficCall]) -> dict[str, str]:
+    """Returns a label for each group of a rank; with its name, if several would have the same."""
+    names = dict.fromkeys(call.group for call in calls)
+    labels = {name: traffic.groups.get(name, Group(name)).label for name in names}
+    counts = Counter(labels.values())
+    return {
+        name: label if counts[label] == 1 else f"{label} ({name})" for name, label in labels.items()
+    }
 
 
 class _Tracks:

@@ -28,7 +28,7 @@ class TrafficRow:
 
     - bytes_in, bytes_out: bytes of one call that a rank puts in and gets; None if they vary
       (all_to_all_v).
-    - group: its name, or the shared description of several groups that are used alike.
+    - group: its label, or the shared description of several groups that are used alike.
     - group_ranks: the number of ranks in each group; 0 unknown.
     - groups: the number of groups.
     - ranks: the ranks that make the calls (``0-3``).
@@ -198,7 +198,7 @@ class _TrafficReader:
             _single_value(call.bytes_out for call in calls),
             kind.dtype,
             kind.op,
-            group_text(groups),
+            group_text(groups, kind.group[2]),
             len(groups[0].ranks),
             len(groups),
             _join_distinct(group.backend for group in groups),
@@ -289,8 +289,12 @@ def _join_distinct(texts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(text for text in texts if text))
 
 
-def group_text(groups: Sequence[Group]) -> str:
-    """Returns the name of one group; of several their shared description or their names."""
+def group_text(groups: Sequence[Group], index: int) -> str:
+    """Returns the label of one group; of several their shared description or their names.
+
+    - index: of the group among those of its rank that share label and size.
+    """
     if len(groups) == 1:
-        return groups[0].name
+        text = groups[0].label
+        return f"{text} ({groups[0].name})" if index and text != groups[0].name else text
     return group_description(groups[0]) or ",".join(group.name for group in groups)

@@ -1,0 +1,107 @@
+"""``torchcoll show --follow``: a run is watched by another process while it goes on."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from error_form import error_text
+from handmade import case, result, run
+from ranks import Measured
+
+import torchcoll
+from torchcoll.cli import main
+from torchcoll.overview import follow as module
+from torchcoll.overview.live import slowest_in_calls
+
+SIZES = ["1K", "4K", "16K"]
+
+
+@pytest.fixture
+def text(tmp_path):
+    """The file of a run with three cases."""
+    whole = run(*(result(case=case(size_bytes=n), size_bytes=n) for n in (1024, 4096, 16384)))
+    whole.header["spec"] |= {"sizes": [1024, 4096, 16384], "collectives": ["all_reduce"]}
+    torchcoll.save(whole, tmp_path / "whole.jsonl")
+    return (tmp_path / "whole.jsonl").read_text()
+
+
+def test_rows_come_as_the_file_grows(text, tmp_path, monkeypatch, capsys):
+    """The file is written in pieces that end within a line; every row is printed once."""
+    path = tmp_path / "run.jsonl"
+    cuts = [0, 40, len(text) // 3, len(text) // 2, len(text)]
+    pieces = [text[a:b] for a, b in pairwise(cuts)]
+    printed = []
+
+    def sleep(seconds):
+        printed.append(capsys.readouterr().out)
+        with path.open("a") as file:
+            file.write(pieces.pop(0))
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    assert main(["show", "--follow", str(path)]) == 0
+    out = "".join([*printed, capsys.readouterr().out])
+    assert not pieces
+    assert [line.split()[0] for line in out.splitlines() if line.endswith("correct")] == SIZES
+    assert any(printed), "something was printed before the end"
+
+
+def test_a_real_run_and_its_page(tmp_path, capsys):
+    """The page is there at the end, and does not reload itself any more."""
+    pytest.importorskip("plotly")
+    measured = Measured(tmp_path / "run", "all_reduce", "--sizes 8,1K,4K -n 50", 2)
+    page = tmp_path / "page.html"
+    assert main(["show", "--follow", str(measured.path), "-o", str(page)]) == 0
+    measured.ended(0)
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines() if line.endswith("correct")] == [
+        "8",
+        "1K",
+        "4K",
+    ]
+    assert out.endswith(f"report: {page}\n")
+    assert 'http-equiv="refresh"' not in page.read_text()
+
+
+def test_a_page_of_a_run_that_goes_on_reloads_itself(text, tmp_path, monkeypatch):
+    pytest.importorskip("plotly")
+    path, page = tmp_path / "run.jsonl", tmp_path / "page.html"
+    *lines, end = text.splitlines(keepends=True)
+    path.write_text("".join(lines))
+    pages = []
+
+    def sleep(seconds):
+        pages.append(page.read_text())
+        path.write_text("".join([*lines, end]))
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    assert main(["show", "--follow", str(path), "-o", str(page)]) == 0
+    assert [p.count('http-equiv="refresh"') for p in (*pages, page.read_text())] == [1, 0]
+
+
+def test_the_slowest_rank_of_the_latest_case():
+    """Rank 1 is the longest in three of four calls."""
+    times = [[10, 10, 10, 99], [20, 30, 40, 50]]
+    latest = result(ranks=2, case=case(size_bytes=1024), time_ns={"host": times})
+    assert slowest_in_calls(latest).startswith("slowest: rank 1 in 75 % of all_reduce 1K")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["a.jsonl", "b.jsonl", "--follow"], ("follow", "2 files", "one result file")),
+        (["-", "--follow"], ("follow", "-", "one result file")),
+        (["a.jsonl", "--follow", "--format", "csv"], ("format", "csv", "none with --follow")),
+        (["a.jsonl", "--follow", "-o", "a.txt"], ("output", "a.txt", "a file that ends in .html")),
+        (["a.jsonl", "-o", "a.html"], ("output", "a.html", "--follow with it")),
+    ],
+)
+def test_bad_input(words, error, capsys):
+    assert main(["show", *words]) == 2
+    assert error_text(*error) in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_result(tmp_path, capsys):
+    (tmp_path / "notes.jsonl").write_text("no result\n")
+    assert main(["show", "--follow", str(tmp_path / "notes.jsonl")]) == 3
+    assert "notes.jsonl" in capsys.readouterr().err

@@ -1,0 +1,114 @@
+"""How much of a step waits for communication: by hand, and of functional collectives on ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from planned_models import on_ranks
+from sent import MS, call, traffic
+
+from torchcoll import Traffic, capture
+from torchcoll.core.traffic import Group
+from torchcoll.training.perfetto_show import traffic_trace
+from torchcoll.training.traffic_table import summarise_traffic
+
+
+def waited():
+    """[exposed, time] in ns of calls on rank 0: one waited for at once, and one after a pause."""
+    tensor, work = torch.ones(4), []
+    dist.barrier()
+    with capture() as traffic:
+        if dist.get_rank():
+            time.sleep(0.2)
+        functional.all_reduce(tensor, "sum", dist.group.WORLD).wait()
+        dist.barrier()
+        hidden = functional.all_reduce(tensor, "sum", dist.group.WORLD)
+        work.append(dist.all_reduce(tensor, async_op=True))
+        time.sleep(0.2)
+        hidden.wait()
+        work.pop().wait()
+        dist.all_reduce(tensor, async_op=True)  # nobody waits for it
+        traffic.step()
+    return [
+        [call.exposed_ns, call.time_ns]
+        for call in traffic.calls[dist.get_rank()]
+        if call.collective == "all_reduce"
+    ]
+
+
+def test_of_functional_and_asynchronous_calls(tmp_path):
+    at_once, hidden, hidden_too, unwaited = on_ranks(tmp_path, 2, {"waited": waited})["waited"]
+    assert 0.15e9 < at_once[0] <= at_once[1]
+    assert hidden[0] == hidden_too[0] == 0
+    assert unwaited[0] is None
+
+
+def sent(rank, group="3"):
+    """Of 2 to 6 and 3 to 8 ms the program waits for 3 to 8; then for 1 ms on rank 1 alone."""
+    layer = {"module": "layers.1", "group": group, "step": 0}
+    root = {"module": "(root)", "group": group, "step": 0, "sequence": 2}
+    return [
+        call("all_gather", 100, **layer, start_ns=2 * MS, time_ns=4 * MS, exposed_ns=3 * MS),
+        call(
+            "all_gather",
+            100,
+            **layer,
+            sequence=1,
+            start_ns=3 * MS,
+            time_ns=5 * MS,
+            exposed_ns=2 * MS,
+        ),
+        call(
+            "reduce_scatter",
+            10,
+            **root,
+            start_ns=10 * MS,
+            time_ns=(2 + rank) * MS,
+            exposed_ns=rank * MS,
+        ),
+    ]
+
+
+MESH = {"3": Group("3", (0, 1), "gloo", "mesh_dp")}
+
+
+def test_by_hand():
+    table = summarise_traffic(traffic(sent, steps=1, groups=MESH))
+    exposed = table.exposed
+    assert (exposed.total_ns, exposed.share, exposed.unknown) == (6 * MS, 0.06, 0)
+    rows = [dataclasses.astuple(row) for row in exposed.modules]
+    assert rows == [
+        ("layers.1", "all_gather", 2, 200, 9 * MS, 5 * MS, 0.05),
+        ("(root)", "reduce_scatter", 1, 10, 3 * MS, MS, 0.01),
+    ]
+    assert exposed.most.text == "all_gather of layers.1"
+    assert {row.group for row in table.rows} == {"mesh_dp"}
+
+
+def test_the_answer_names_the_layer(shown):
+    text = shown(traffic(sent, steps=1, groups=MESH))
+    assert "exposed: 6.00 ms a step, 6.0 % of it" in text
+    assert "most by the all_gather of layers.1: 5.00 ms" in text
+    assert "group mesh_dp" in text
+
+
+def test_perfetto_names_layers_and_dimensions():
+    two = MESH | {"4": Group("4", (0, 1), "gloo", "mesh_dp"), "5": Group("5", (0, 1), "gloo")}
+    calls = traffic(lambda rank: [*sent(rank), *sent(rank, "4"), *sent(rank, "5")], groups=two)
+    events = json.loads(traffic_trace(calls)[0])["traceEvents"]
+    assert {"all_gather 100 layers.1", "reduce_scatter 10 (root)"} <= {e["name"] for e in events}
+    tracks = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {"group mesh_dp (3)", "group mesh_dp (4)", "group 5"} <= tracks
+
+
+def test_a_file_keeps_modules_and_their_parameters(tmp_path):
+    saved = traffic(sent, steps=1, groups=MESH)
+    saved.parameters = {"layers.1": ("layers.1.weight", "layers.1.bias")}
+    saved.save(tmp_path / "traffic.jsonl")
+    loaded = Traffic.load(tmp_path / "traffic.jsonl")
+    assert (loaded.calls, loaded.parameters) == (saved.calls, saved.parameters)

@@ -1,0 +1,121 @@
+"""``torchcoll show --follow``: the table of a run that is still going on, from its result file.
+
+Another process than the ranks reads the file again whenever it has grown, so that watching costs
+the ranks nothing. The rows are printed as rank 0 prints them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from torchcoll.core.errors import UnreadableError, UsageError, one_line
+from torchcoll.core.result import Run
+from torchcoll.inputs import load_one
+from torchcoll.overview.live import Reporter, reporter, slowest_in_calls, slowest_in_window
+from torchcoll.report.destination import ProgressLine, RunProgress
+
+POLL_S = 1.0
+_PAGE_EVERY_S = 5.0  # a page of a large run takes a second to write
+
+
+def follow(path: str, write_page: Callable[[bool], None] | None = None) -> Run:
+    """Prints the rows of a run as its file grows, until the file has its end.
+
+    On a terminal the last line has the current case, the time left and the slowest rank. The file
+    may not exist yet. write_page: writes the page of the file, once it has rows and again when it
+    has more; its argument says whether the run goes on.
+
+    Returns the complete run. Raises UsageError for what cannot be followed, UnreadableError for a
+    file that is none of torchcoll's.
+    """
+    if path == "-" or os.path.isdir(path):
+        raise UsageError("follow", path, "one result file of a run that goes on")
+    width = shutil.get_terminal_size().columns
+    line = ProgressLine(sys.stderr, width)
+    printed = _Printed()
+    size, page_size, page_at = -1, -1, 0.0
+    while True:
+        try:
+            now = os.path.getsize(path)
+        except OSError:
+            now = -1
+        if now < 0:
+            line.show(one_line(f"waiting for {path}"))
+        elif now != size:
+            size = now
+            run = _read(path)
+            if run is not None:
+                line.clear()
+                printed.update(run)
+                over = run.end is not None
+                due = over or time.monotonic() - page_at >= _PAGE_EVERY_S
+                if write_page and run.results and due and page_size != size:
+                    write_page(not over)
+                    page_size, page_at = size, time.monotonic()
+                if over:
+                    return run
+        if printed.run is not None:
+            line.show(printed.progress_text())
+        time.sleep(POLL_S)
+
+
+def _read(path: str) -> Run | None:
+    """The run as far as its file goes; None where not even the header is complete."""
+    try:
+        return load_one(path)
+    except UnreadableError:
+        if b"\n" in Path(path).read_bytes()[: 1 << 20]:
+            raise
+        return None
+
+
+class _Printed:
+    """What has been printed of the run."""
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+        self._reporter: Reporter | None = None
+        self._progress = RunProgress(0)
+        self._rows = 0
+
+    def update(self, run: Run) -> None:
+        """Prints the rows that ``run`` has more, and what ends the table."""
+        if self._reporter is None:
+            cases = run.spec.cases(run.ranks)
+            self._reporter = reporter()
+            self._reporter.line = ProgressLine(None, 0)  # the caller has one
+            self._reporter.begin(run, cases)
+            self._progress = RunProgress(len(cases), started=_monotonic_start(run))
+        self.run = run
+        for result in run.results[self._rows :]:
+            self._reporter.done(result)
+        self._rows = self._progress.finished = len(run.results)
+        if run.end is not None:
+            self._reporter.end(run)
+
+    def progress_text(self) -> str:
+        run = self.run
+        assert run is not None
+        doing = [run.in_flight.describe()] if run.in_flight else []
+        if run.windows:
+            doing += [f"round {run.windows[-1].last_round}", slowest_in_window(run.windows[-1])]
+        elif run.results:
+            doing.append(slowest_in_calls(run.results[-1]))
+        return self._progress.text("; ".join(filter(None, doing)))
+
+
+def _monotonic_start(run: Run) -> float | None:
+    """When the run began, on this process's monotonic clock; None if the header does not say."""
+    text = run.header.get("start_utc")
+    try:
+        began = datetime.fromisoformat(str(text).replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    age_s = (datetime.now(timezone.utc) - began.astimezone(timezone.utc)).total_seconds()
+    return time.monotonic() - max(0.0, age_s)
