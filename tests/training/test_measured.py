@@ -166,6 +166,8 @@ def test_a_trace_has_computation_and_copies(model):
     assert result.overlapped_ns == pytest.approx(MS, rel=1e-2)
     planned = GATHER_NS + SCATTER_NS
     assert result.correction.factor[0] == pytest.approx((planned + 1.5 * MS) / planned, rel=1e-3)
+    # DDP does not copy: other collectives take the factor without the copies.
+    assert result.correction.others[0] == pytest.approx((planned + MS) / planned, rel=1e-3)
 
 
 def test_a_call_behind_another_is_no_longer_than_its_own(model):

@@ -1,9 +1,10 @@
 """A machine whose predictions are corrected by a measured step.
 
 The times of a collective take the factor that was measured for it; other collectives take that of
-all calls. Calls like those measured (collective, number of ranks and size) have the error of the
-factor alone. Where only the size differs, by an octave at most, the error of the machine's law that
-is independent between sizes comes on top, and for all other calls its whole error.
+all calls, without FSDP2's copies. Calls like those measured (collective, number of ranks and size)
+have the error of the factor alone. Where only the size differs, by an octave at most, the error of
+the machine's law that is independent between sizes comes on top, and for all other calls its whole
+error.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ UNCORRECTED = (
 class Correction:
     """What a measured step changes in a plan.
 
-    - factor: (measured, low, high) over planned time of all calls; factors: of each collective.
+    - factor: (measured, low, high) over planned time of all calls, with FSDP2's copies.
+    - others: the same without the copies, for collectives that were not measured.
+    - factors: of each measured collective.
     - sizes: the measured sizes S by collective and number of ranks.
     - gap_ns: the time in which nothing runs, divided by the calls; 0.0 if unknown.
     - blocking: collectives whose calls the program waits for at once, so that nothing hides them.
     """
 
     factor: Ends
+    others: Ends
     factors: Mapping[str, Ends]
     sizes: Mapping[tuple[str, int], frozenset[int]]
     gap_ns: float
@@ -65,7 +69,7 @@ class CorrectedMachine:
         self, collective: str, size_bytes: int, ranks: int, hosts: int | None = None
     ) -> Prediction:
         prediction = self.machine.predict(collective, size_bytes, ranks, hosts)
-        factor = self.correction.factors.get(collective, self.correction.factor)
+        factor = self.correction.factors.get(collective, self.correction.others)
         sizes = self.correction.sizes.get((collective, ranks), frozenset())
         if size_bytes in sizes:
             return corrected(prediction, factor, 0.0, 0.0)

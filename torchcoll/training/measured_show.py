@@ -175,6 +175,7 @@ def measured_object(measured: MeasuredStep) -> dict[str, Any]:
         "planned": ends(measured.planned_ns),
         "slower_ns": measured.slower_ns,
         "factor": ends(correction.factor),
+        "others": ends(correction.others),
         "factors": {name: ends(values) for name, values in correction.factors.items()},
         "gap_ns": correction.gap_ns,
         "blocking": sorted(correction.blocking),

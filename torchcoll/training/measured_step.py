@@ -481,10 +481,12 @@ def _summarise(
     copied = [name for name in of_collective if name in _COPIED]
     copied_ns = sum(of_collective[name] for name in copied)
 
-    def factor(collective: str | None) -> Ends:
+    def factor(collective: str | None = None, copies: bool = True) -> Ends:
         base = planned_ns[0] if collective is None else of_collective[collective]
-        part = 1.0 if collective is None else 0.0
-        if collective in copied:
+        part = 0.0  # of the copies
+        if copies and collective is None:
+            part = 1.0
+        elif copies and collective in copied:
             part = base / copied_ns
         ratios = [(_in_calls(s, collective) + part * s.copies_ns) / base for s in figures]
         inner = [(_in_calls(s, collective) + part * s.copies_ns) / base for s in middle]
@@ -514,7 +516,8 @@ def _summarise(
         step_ns=step_ns,
         overlapped_ns=mean("overlapped_ns") if traffic.computing else None,
         correction=Correction(
-            factor(None),
+            factor(),
+            factor(copies=False),
             {name: factor(name) for name in of_collective},
             sizes,
             (gaps_ns or 0.0) / sum(row.calls for row in matched),

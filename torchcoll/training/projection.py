@@ -109,8 +109,8 @@ class PlannedRow:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step on a given number of ranks. Times are None without a machine, those with computation
-    also without its time.
+    """A step on a given number of ranks. Times in ns, as (value, low, high) with a 90 % interval;
+    None without a machine, those with computation also without its time.
 
     - comm_ns: all calls, one after another.
     - compute_ns: the computation.
@@ -169,7 +169,8 @@ class Plan(Displayed):
     """A plan of a training.
 
     - subject: what is trained and how, such as ``llama-3-8b with FSDP2``; '' if unknown.
-    - step: the step on the requested ranks, the first of several.
+    - what: what is planned, in words.
+    - step: the step on the requested ranks, the first of several: times in ns, bytes of a rank.
     - weak, strong: the steps over ranks; [] for one number of ranks.
     - concurrent: the work that ran while the machine's calls were measured; '' if none.
     - lower_bound: the calls were measured alone, on the cores that also compute.
