@@ -91,7 +91,7 @@ ON_RANKS = {
         f"acceptance.{name}_probe"
         for name in ("capture", "clock", "error", "fault", "first_call", "machine")
     ),
-    "acceptance.probe",
+    *("acceptance.probe", "acceptance.other_work"),
     *(
         f"training.{name}"
         for name in (

@@ -1,6 +1,6 @@
 """How often `torchcoll again` calls a file reproduced, and how often it refuses a false claim.
 
-    python tests/benchmarks/again.py [DRAWS [REAL_RUNS]]
+    python tests/benchmarks/again.py [DRAWS [REAL_RUNS [real]]]
 
 Each row judges so many files (default 400) by 6 new runs of 8 cases. A true file is a run like
 the new ones. A false claim is the same file with all times 10 % shorter. sigma is the deviation
@@ -11,6 +11,7 @@ refused, where the noise hides 10 %), false claims refused in 90 % where sigma i
 The last rows do the same with real runs: all_reduce of 3 sizes on 2 gloo ranks of this machine,
 REAL_RUNS (default 120) one after the other. Each draw takes 7 runs in a row: the first is the file.
 sigma is that of the geometric mean over the cases. A/A is the row of true files itself.
+`real`: these rows alone.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def main() -> None:
     print(f"{'noise':28}{'file':14}" + "  ".join(f"{verdict:>15}" for verdict in VERDICTS))
     random = np.random.default_rng(4001)
     for heavy in (False, True):
-        for sigma in SIGMAS:
+        for sigma in SIGMAS if sys.argv[3:] != ["real"] else ():
             label = f"{'t4' if heavy else 'normal'}, sigma {100 * sigma:g} %"
             row(label, simulated(sigma, heavy, random), draws)
     runs = real_runs(count)

@@ -374,6 +374,22 @@ def summary(by_setting: dict[Setting, list[Row]]) -> None:
             f"predicted / measured communication, {kind}: {ratio:.2f} (95 % {low or 0:.2f} to "
             f"{high or 0:.2f}), median error {error:.2f}x, {len(own)} rows"
         )
+    choices(by_setting)
+    for count in COUNTS:
+        choices({each: own for each, own in by_setting.items() if each.ranks == count})
+    inside = sum(
+        r.exposed[0] <= r.predicted_exposed[1] and r.predicted_exposed[0] <= r.exposed[1]
+        for r in rows
+    )
+    print(f"brackets of exposed time overlap in {inside} of {len(rows)}")
+
+
+def choices(by_setting: dict[Setting, list[Row]]) -> None:
+    """Prints how well the plan and the bytes order the layouts of these settings."""
+    if not by_setting:
+        return
+    counts = sorted({setting.ranks for setting in by_setting})
+    print(f"{len(by_setting)} settings of {', '.join(map(str, counts))} ranks")
     pairs = [
         (one, other)
         for own in by_setting.values()
@@ -382,37 +398,20 @@ def summary(by_setting: dict[Setting, list[Row]]) -> None:
         if max(one.comm[0], other.comm[0]) > 1.1 * min(one.comm[0], other.comm[0])
         and (one.comm[1] > other.comm[2] or other.comm[1] > one.comm[2])
     ]
-    orders: dict[str, Callable[[Row], float]] = {
-        "torchcoll plan": lambda row: row.predicted[0],
-        "bytes sent": lambda row: row.sent,
-    }
-    for name, value in orders.items():
-        found, count = tau(pairs, value)
-        best = sum(
-            chosen_ratio(own, value, lambda r: r.comm[0]) <= 1.1 for own in by_setting.values()
-        )
+    for name, comm, step in (
+        ("torchcoll plan", lambda row: row.predicted[0], lambda row: row.steps[0]),
+        ("bytes sent", lambda row: row.sent, lambda row: row.sent),
+    ):
+        found, count = tau(pairs, comm)
+        own_rows = by_setting.values()
+        comm_ratios = [chosen_ratio(own, comm, lambda r: r.comm[0]) for own in own_rows]
+        step_ratios = [chosen_ratio(own, step, lambda r: r.step[0]) for own in own_rows]
         print(
-            f"order by {name}: tau-b {found:.2f} over {count} pairs; the chosen layout's "
-            f"communication is within 10 % of the best in {best} of {len(by_setting)}"
+            f"  by {name}: tau-b {found:.2f} over {count} pairs; the chosen layout is within 10 % "
+            f"of the best in {sum(r <= 1.1 for r in comm_ratios)} by communication (worst "
+            f"{max(comm_ratios):.2f}x), in {sum(r <= 1.1 for r in step_ratios)} by step (worst "
+            f"{max(step_ratios):.2f}x)"
         )
-    orders = {
-        "torchcoll plan, computation as alone": lambda row: row.steps[0],
-        "torchcoll plan, computation as of all ranks at once": lambda row: row.steps[1],
-        "bytes sent": lambda row: row.sent,
-    }
-    for name, value in orders.items():
-        best = sum(
-            chosen_ratio(own, value, lambda r: r.step[0]) <= 1.1 for own in by_setting.values()
-        )
-        print(
-            f"step of the layout chosen by {name}: within 10 % of the best in {best} of "
-            f"{len(by_setting)}"
-        )
-    inside = sum(
-        r.exposed[0] <= r.predicted_exposed[1] and r.predicted_exposed[0] <= r.exposed[1]
-        for r in rows
-    )
-    print(f"brackets of exposed time overlap in {inside} of {len(rows)}")
 
 
 def chosen_ratio(

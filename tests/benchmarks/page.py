@@ -5,10 +5,12 @@
 Pages of one run (8 ranks x 13 cases x 1,000 calls), of 32 such runs with 200 calls, of 4,096 ranks
 x 13 cases x 1,000 calls, and of a store with a year of 1,000 nodes (10 cases a night). Samples are
 synthetic: log-normal, with a slow mode in some calls and a slow rank. Each page is opened five
-times; medians are printed in ms. ``paint``: first contentful paint. ``drawn``: until every chart
-has been drawn, also those below the window. An interaction lasts until the frame after it has been
-painted; the page is idle before it. --axe: a file of axe-core (``npm pack axe-core``), by which the
-page is checked in light and dark. --keep: a folder for the pages; those there are not made again.
+times, and each interaction made five times; medians are printed in ms. ``paint``: first contentful
+paint. ``drawn``: until every chart has been drawn, also those below the window. An interaction
+lasts until the frame after it has been painted; in brackets is the CPU time of the page's main
+thread (the mean), which hardly depends on what else runs on the machine.
+--axe: a file of axe-core (``npm pack axe-core``), by which the page is checked in light and dark.
+--keep: a folder for the pages; those there are not made again.
 --libraries: instead of the pages, what a page with one chart costs with plotly and with bokeh.
 """
 
@@ -121,61 +123,59 @@ PAGES: dict[str, Callable[[Path], list[str]]] = {
     "one": one, "runs": runs, "ranks": ranks, "year": year,
 }  # fmt: skip
 
-# Each returns {name: ms} of what the page has. Run when all charts have been drawn.
-INTERACTIONS = """
-const done = arguments[0];
-const painted = () => new Promise(r => requestAnimationFrame(() => setTimeout(r)));
-const rest = () => new Promise(r => setTimeout(r, 60));
-const times = {};
-const measure = async (name, action) => {
-  await rest();
-  const start = performance.now();
-  await action();
-  await painted();
-  times[name] = Math.max(times[name] ?? 0, performance.now() - start);
-};
-(async () => {
-  for (const figure of document.querySelectorAll('figure.chart')) {
-    const plot = figure.querySelector('.plot');
-    figure.scrollIntoView();
-    await rest();
-    const named = () => [...figure.querySelectorAll('.controls label')];
-    const labels = named().map(l => l.firstChild.data.trim());
-    for (const label of labels) {
-      for (const back of [false, true]) {
-        const list = named().find(l => l.firstChild.data.trim() === label)?.querySelector('select');
-        if (!list) continue;
-        await measure(`select ${label}`, () => {
-          list.selectedIndex = back ? 0 : list.options.length - 1;
-          list.dispatchEvent(new Event('change'));
-        });
-      }
+# Makes ``steps``: [name, action] of what can be done with the charts and tables of a page.
+STEPS = """
+const steps = window.steps = [];
+for (const figure of document.querySelectorAll('figure.chart')) {
+  const plot = figure.querySelector('.plot');
+  const named = () => [...figure.querySelectorAll('.controls label')];
+  steps.push(['', () => figure.scrollIntoView()]);
+  for (const label of named().map(l => l.firstChild.data.trim())) {
+    for (const back of [false, true]) {
+      steps.push([`select ${label}`, () => {
+        const list = named().find(l => l.firstChild.data.trim() === label).querySelector('select');
+        list.selectedIndex = back ? 0 : list.options.length - 1;
+        list.dispatchEvent(new Event('change'));
+      }]);
     }
-    for (const key of ['ArrowRight', 'ArrowDown', 'Enter']) {
-      await measure(`key ${key}`, () =>
-        plot.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true })));
-    }
+  }
+  for (const key of ['ArrowRight', 'ArrowDown', 'Enter']) {
+    steps.push([`key ${key}`, () =>
+      plot.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }))]);
+  }
+  steps.push(['hover', () => {
     const area = plot.querySelector('.nsewdrag').getBoundingClientRect();
     const [x, y] = [area.left + area.width / 3, area.top + area.height / 2];
-    await measure('hover', () => (document.elementFromPoint(x, y) ?? plot).dispatchEvent(
-      new MouseEvent('mousemove', { clientX: x, clientY: y, bubbles: true, view: window })));
-    await measure('zoom', () => {
-      const axis = plot._fullLayout.xaxis.range, middle = (axis[0] + axis[1]) / 2;
-      return Plotly.relayout(plot, { 'xaxis.range': [axis[0], middle] });
-    });
-    await measure('reset', () => Plotly.relayout(plot, { 'xaxis.autorange': true }));
+    (document.elementFromPoint(x, y) ?? plot).dispatchEvent(
+      new MouseEvent('mousemove', { clientX: x, clientY: y, bubbles: true, view: window }));
+  }]);
+  steps.push(['zoom', () => {
+    const [low, high] = plot._fullLayout.xaxis.range;
+    return Plotly.relayout(plot, { 'xaxis.range': [low, (low + high) / 2] });
+  }]);
+  steps.push(['reset', () => Plotly.relayout(plot, { 'xaxis.autorange': true })]);
+}
+for (const button of [...document.querySelectorAll('th button')].slice(0, 3)) {
+  steps.push(['sort a table', () => button.click()]);
+}
+const filter = document.querySelector('.filter');
+if (filter) steps.push(['filter a table', () => {
+  filter.value = '1';
+  filter.dispatchEvent(new Event('input'));
+}]);
+return steps.map(([name]) => name);
+"""
+STEP = """
+const [number, repeats, done] = arguments, times = [];
+(async () => {
+  for (let n = 0; n < repeats; n++) {
+    await new Promise(r => setTimeout(r, 50));
+    const start = performance.now();
+    await steps[number][1]();
+    await new Promise(r => requestAnimationFrame(() => setTimeout(r)));
+    times.push(performance.now() - start);
   }
-  for (const button of [...document.querySelectorAll('th button')].slice(0, 3)) {
-    await measure('sort a table', () => button.click());
-  }
-  const filters = [...document.querySelectorAll('.filter')];
-  if (filters.length) {
-    await measure('filter a table', () => {
-      filters[0].value = '1';
-      filters[0].dispatchEvent(new Event('input'));
-    });
-  }
-})().then(() => done(times), error => done({ [`failed: ${error}`]: NaN }));
+})().then(() => done(times));
 """
 
 
@@ -240,18 +240,33 @@ axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'best-
 """
 
 
-def measure(driver: Any, path: Path) -> tuple[float, float, dict[str, float]]:
-    paints, drawn, interactions = [], [], {}
+def cpu_ms(driver: Any) -> float:
+    """What the page's main thread has computed so far."""
+    metrics = driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+    return 1000 * next(item["value"] for item in metrics if item["name"] == "TaskDuration")
+
+
+def measure(driver: Any, path: Path) -> tuple[float, float, dict[str, tuple[float, float]]]:
+    """Medians of: first paint, and all charts drawn; of each interaction with the slowest chart or
+    table that has it the median of the clock and the mean of the CPU.
+    """
+    driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+    paints, drawn = [], []
     for _ in range(REPEATS):
         start = time.perf_counter()
         open_page(driver, path)
         drawn.append(1000 * (time.perf_counter() - start))
         entry = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
         paints.append(driver.execute_script(f"return {entry}"))
-        for name, ms in driver.execute_async_script(INTERACTIONS).items():
-            interactions.setdefault(name, []).append(ms)
-    medians = {name: statistics.median(values) for name, values in interactions.items()}
-    return statistics.median(paints), statistics.median(drawn), medians
+    slowest: dict[str, tuple[float, float]] = {}
+    for number, name in enumerate(driver.execute_script(STEPS)):
+        before = cpu_ms(driver)
+        clock = statistics.median(driver.execute_async_script(STEP, number, REPEATS))
+        cpu = (cpu_ms(driver) - before) / REPEATS
+        if name:
+            longest = slowest.get(name, (0.0, 0.0))
+            slowest[name] = (max(longest[0], clock), max(longest[1], cpu))
+    return statistics.median(paints), statistics.median(drawn), slowest
 
 
 def check(driver: Any, path: Path, axe: str) -> None:
@@ -303,8 +318,9 @@ def main() -> None:
                 print(
                     f"  paint {paint:.0f} ms, drawn {drawn:.0f} ms; load {os.getloadavg()[0]:.1f}"
                 )
-                slow = sorted(interactions.items(), key=lambda item: -item[1])
-                print("  " + ", ".join(f"{what} {ms:.0f}" for what, ms in slow), flush=True)
+                slow = sorted(interactions.items(), key=lambda item: -item[1][1])
+                texts = [f"{what} {clock:.0f} ({cpu:.0f})" for what, (clock, cpu) in slow]
+                print("  " + ", ".join(texts), flush=True)
                 if axe:
                     check(driver, path, axe)
 

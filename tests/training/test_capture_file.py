@@ -293,7 +293,8 @@ def test_calls_without_marks_are_written_in_batches(tmp_path):
     finally:
         job.kill()
     calls = Traffic.load(tmp_path / "killed").calls[0]
-    assert 512 <= len(calls) <= 600
+    # At most a batch is lost; a slow machine also writes after a second, so batches may shift.
+    assert 600 - recorded_calls.BATCH < len(calls) <= 600
     assert [call.sequence for call in calls] == list(range(len(calls)))
     assert {call.step for call in calls} == {None}
 

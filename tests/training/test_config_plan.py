@@ -257,7 +257,12 @@ def test_activation_memory():
     split = plan_config(
         parse_config(llama_config(), "x"), parse_layout("pp=2"), parse_batch("4x1x8"), BF16
     )
-    assert split.memory.activations == 34 * 8 * 16 * (2 if split.stage == 0 else 1)
+    assert split.memory.activations == 34 * 8 * 16 * 2
+    # With 2 virtual stages 2 (2 - 1) + (2 - 1) 2 + 1 = 5 passes of a chunk, of one layer each.
+    split = plan_config(
+        parse_config(llama_config(4), "x"), parse_layout("pp=2x2"), parse_batch("4x1x8"), BF16
+    )
+    assert split.memory.activations == 34 * 8 * 16 * 5
 
 
 def test_over_ranks_without_a_machine():

@@ -17,7 +17,7 @@ from torchcoll.training.layer_calls import LayerOptions, parse_batch
 from torchcoll.training.layouts import parse_layout
 
 RANKS = 3  # divides none of the sizes: shards are padded
-LAYERS, WIDTHS = 4, Widths(64, 8, 8, 192, 256)
+LAYERS, WIDTHS = 2, Widths(64, 8, 8, 192, 256)
 LAYER_BYTES = 4 * (4 * 64 * 64 + 3 * 64 * 192 + 2 * 64)
 
 

@@ -222,8 +222,8 @@ def _fits_both(options: argparse.Namespace) -> bool:
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
-    left_out = ("files", "run", "reference", "published", *IMPORT_OPTIONS)
-    left_out += ("follow", "output", "force")
+    names = ("files", "run", "reference", "published", "follow", "output", "force")
+    left_out = (*names, *IMPORT_OPTIONS)
     return {k: v for k, v in vars(options).items() if k not in left_out}
 
 

@@ -22,7 +22,7 @@ _CELLS = 256  # rows or columns: of more, neighbours are merged
 _TICKS = 16  # ranks that have a tick each
 _WEEK = 7  # nights
 _SLOWEST = 40  # nodes that have a chart of their own
-_NIGHT_ROWS = 500  # nodes, or nights: one pixel of a screen's height for each
+_NIGHTS = 500  # columns
 
 
 def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
@@ -171,11 +171,11 @@ def _nights_chart(
     from torchcoll.fleet.nights import format_night
 
     change = 100 * np.expm1(effects[order])
-    step = -(-len(order) // _NIGHT_ROWS)
+    step = -(-len(order) // _CELLS)
     nodes = [plain(history.panel.nodes[n]) for n in order.tolist()]
     first = history.panel.first_night
     nights = [format_night(first + n) for n in range(change.shape[1])]
-    night_step = -(-len(nights) // _NIGHT_ROWS)
+    night_step = -(-len(nights) // _NIGHTS)
     merged = _merged(_merged(change, step).T, night_step).T
     rows = [", ".join(nodes[n : n + step]) for n in range(0, len(nodes), step)]
     if step > 3:

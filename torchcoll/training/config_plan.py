@@ -1,6 +1,6 @@
 """One step of a model from its config: the program of one rank, and the memory that it needs.
 
-The rank is that of the pipeline stage with the most communication (``busiest_stage``). Gradients:
+The rank is that of the pipeline stage with the most communication (``plan_config``). Gradients:
 
 - ``dp``: DDP's buckets, sent in the last micro-batch (``no_sync`` in the others).
 - ``zero1``: Megatron-LM's distributed optimizer with --overlap-grad-reduce and
@@ -98,6 +98,7 @@ class ConfigPlan:
     """What one rank does in a step, and the memory that it needs.
 
     - stage: the number of its pipeline stage.
+    - memory: of the stage that needs the most.
     """
 
     program: StepProgram
@@ -117,9 +118,10 @@ def plan_config(
     for stage in stages:
         chunks = stage_blocks(architecture, layout, stage)
         plans.append(_StagePlan(architecture, layout, batch, options, stage, chunks).plan())
-    return max(
+    busiest = max(
         plans, key=lambda plan: sum(s.size_bytes * n for s, n in plan.program.counts.items())
     )
+    return replace(busiest, memory=max((p.memory for p in plans), key=lambda m: m.total))
 
 
 def stage_blocks(
@@ -580,7 +582,9 @@ class _StagePlan:
         states have the parameters' dtype, as in torch.optim.AdamW. Activations: V. Korthikanti et
         al., arXiv 2205.05198, equations 1 to 4, without the part of the attention scores, which
         FlashAttention does not keep: 34 bytes for each token and hidden column of a layer in 16-bit
-        types, 2 with checkpointing; in the pipeline as many micro-batches as are in flight.
+        types, 2 with checkpointing; in the pipeline as many micro-batches as are in flight
+        (Megatron-LM, megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches, and
+        torch.distributed.pipelining).
         ``tests/training/test_memory.py`` has those of FSDP2 and DDP that torch really allocates.
         """
         layout = self.layout
@@ -620,8 +624,7 @@ class _StagePlan:
         else:
             layer = (10 + 24 / layout.tp) * each
         layers = sum(block.kind == LAYER for blocks in self.chunks for block in blocks)
-        flight = 1.0
-        if layout.pp > 1:
-            flight = min(batch.micro_batches, layout.pp - self.stage)
-            flight *= 1 + (layout.pp - 1) / (layout.pp * layout.virtual) * (layout.virtual > 1)
-        return layers * layer * flight
+        # Passes of a chunk that are in flight: the warm-up, and the one that follows it.
+        chunks, behind = layout.virtual, layout.pp - self.stage - 1
+        flight = behind + 1 if chunks == 1 else 2 * behind + (chunks - 1) * layout.pp + 1
+        return layers / chunks * layer * min(batch.micro_batches * chunks, flight)

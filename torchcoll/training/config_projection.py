@@ -140,7 +140,10 @@ def _notes(
             "or shard_placement_fn with Shard(1), avoids that"
         )
     if layout.pp > 1:
-        notes.append("calls, memory and times are those of the stage that sends the most")
+        notes.append(
+            "calls and times are those of the stage that sends the most, memory of the one that "
+            "needs the most"
+        )
     if layout.tp > 1:
         notes.append(
             "tensor parallel calls as torch's DTensor makes them; Megatron-LM gathers two more "

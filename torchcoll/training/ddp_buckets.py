@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -25,6 +27,7 @@ from torchcoll.training.bucket_names import bucket_names
 if TYPE_CHECKING:
     from torchcoll.training.recorded_calls import RecordedCall
 
+_CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
 _MOST_SEARCHES = 8  # for models in one capture: each looks at all objects of the process
 _MOST_READS = 20  # of the log of a model that does not list its buckets
 
@@ -42,18 +45,24 @@ class BucketCalls:
         self._searches = 0
         self._search_due = True
         self._calls: list[tuple[RecordedCall, int, int]] = []
+        self._task = -1  # of autograd, to which they belong
+        self._nested = False  # in the backward pass of another, which goes on after its end
 
     def add(self, call: RecordedCall, parameter: Any, sent: Any) -> None:
         """Adds a call that is being issued because of a parameter's gradient.
 
         - sent: the argument that holds what is sent.
         """
+        from torch import _C
         from torch.autograd import Variable
 
         while isinstance(sent, list | tuple) and len(sent) == 1:
             sent = sent[0]
-        if not self._calls:
+        task = getattr(_C, "_current_graph_task_id", int)()
+        if not self._calls or task != self._task:  # a backward pass that failed has no end
+            self._task, self._calls = task, []
             Variable._execution_engine.queue_callback(self._end_backward)
+            self._nested = _within_checkpoint()
         call.pending = True
         elements = sent.numel() if hasattr(sent, "numel") else -1
         self._calls.append((call, id(parameter), elements))
@@ -82,7 +91,8 @@ class BucketCalls:
             for call, parameter, elements in calls:
                 call.module = self._name(parameter, elements)
         for call, _, _ in calls:
-            if call.fields and call.fields["asynchronous"] is not False:
+            asynchronous = call.fields and call.fields["asynchronous"] is not False
+            if asynchronous and not self._nested:
                 call.waited_from = now
             call.pending = False
 
@@ -95,6 +105,16 @@ class BucketCalls:
         if parameters := buckets.contents.pop(name, None):
             self._on_parameters(name, parameters)
         return name
+
+
+def _within_checkpoint() -> bool:
+    """Returns whether this backward pass is within another: reentrant activation checkpointing."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_CHECKPOINT):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Buckets:

@@ -91,9 +91,9 @@ def compare_traffic(
     Groups are matched by their size, because their names differ between runs.
     """
     sides = [_side(traffic, name) for traffic, name in zip((base, new), names, strict=True)]
-    found = [_by_key(side.table.rows) for side in sides]
-    keys = dict.fromkeys([*found[0], *found[1]])
-    rows = [ComparedCalls(found[0].get(key), found[1].get(key)) for key in keys]
+    base_rows, new_rows = (_by_key(side.table.rows) for side in sides)
+    keys = dict.fromkeys([*base_rows, *new_rows])
+    rows = [ComparedCalls(base_rows.get(key), new_rows.get(key)) for key in keys]
     notes = [
         f"{side.name}: {note}"
         for side, traffic in zip(sides, (base, new), strict=True)
@@ -127,11 +127,11 @@ Key = tuple[object, ...]
 def _by_key(rows: list[TrafficRow]) -> dict[Key, TrafficRow]:
     """Returns the rows by what the sides must have in common, and a number among equal ones."""
     seen: Counter[Key] = Counter()
-    found: dict[Key, TrafficRow] = {}
+    rows_by_key: dict[Key, TrafficRow] = {}
     for row in rows:
         size = (row.bytes_in, row.bytes_out)
         key = (row.collective, size, row.dtype, row.op, row.group_ranks, row.groups)
         numbered = (*key, seen[key])
-        found[numbered] = row
+        rows_by_key[numbered] = row
         seen[key] += 1
-    return found
+    return rows_by_key
