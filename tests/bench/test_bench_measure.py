@@ -129,16 +129,13 @@ def test_time_stamps(launch, monkeypatch):
 
 
 def test_samples_of_several_calls_are_no_waiting():
-    """25 calls, samples of 10, 10 and 5: 4 * 10 + 4 * 10 + 6 * 5 = 110 ns, after a lead call of 5;
-    3 are left for barriers.
-    """
+    """25 calls in samples of 10, 10 and 5: 4 * 10 + 4 * 10 + 6 * 5 = 110 ns, a lead call of 5."""
     one = object.__new__(measure._Measurement)
     one.sizing = SimpleNamespace(case=SimpleNamespace(mode="back-to-back"))
     one.device = SimpleNamespace(calls_per_sample=10)
-    one.lead, one.batches, one.batch_starts = [5], [25], [(1000, 0)]
     one.spent = dict.fromkeys(("ramp_up", "barriers", "gathers"), 0)
-    one._account(1, {"device": [4, 4, 6], "issue": [1] * 25}, 7, 1000 + 5 + 110 + 3)
-    assert one.spent == {"ramp_up": 5, "barriers": 3, "gathers": 7}
+    assert one._account(25, [5], {"device": [4, 4, 6], "issue": [1] * 25}) == 5 + 110
+    assert one.spent == {"ramp_up": 5, "barriers": 0, "gathers": 0}
 
 
 def test_where_the_time_went(launch):
