@@ -77,7 +77,7 @@ TABLE = {
     "overview": (
         {"core", "libraries", "inputs", "stats", "report", *QUESTIONS},
         SCIENCE,
-        {"pyarrow", "store", *DRAWN},
+        {"IPython", "pyarrow", "store", *DRAWN},
     ),
     "cli": ({"core", "help"}, set(), {"machine", "bench", "report", "shtab"}),
     "help": (set(), set(), set()),

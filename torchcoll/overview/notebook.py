@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 MOST_BARS = 40  # kinds of calls in one chart of traffic
 
 
-class Figures(Sequence["Figure"]):
+class RunFigures(Sequence["Figure"]):
     """The charts of a run as plotly Figures, which a notebook displays below each other.
 
     Each is a Figure with all of plotly's methods: ``figures[0].write_html("busbw.html")``.
@@ -78,7 +78,7 @@ class Figures(Sequence["Figure"]):
                 display_output({"text/html": f"<small>{text}</small>"}, raw=True)
 
 
-def figures_of(run: Run) -> Figures:
+def figures_of(run: Run) -> RunFigures:
     """Everything that can be drawn of a run: time and bus bandwidth over sizes for each collective,
     first and second calls, the calls in order of its smallest, middle and largest size, and ranks
     by sizes.
@@ -94,7 +94,7 @@ def figures_of(run: Run) -> Figures:
         charts.append(chart)
     if not charts:
         raise UsageError("plot", repr(run), "a run in which a case has a time")
-    return Figures(charts)
+    return RunFigures(charts)
 
 
 def charts_of(finding: Any) -> list[Chart]:
