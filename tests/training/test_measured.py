@@ -199,6 +199,21 @@ def test_a_call_behind_another_is_no_longer_than_its_own(model):
     assert any("gaps are unknown" in note for note in result.notes)
 
 
+def test_a_collective_without_time_of_its_own_takes_the_factor_of_all(model):
+    """The scatter is issued while the gather is in flight, and ends with it."""
+    whole = 2 * round(GATHER_NS + SCATTER_NS)
+    gather = replace(GATHER, step=0, start_ns=0, time_ns=whole, asynchronous=True)
+    scatter = replace(SCATTER, step=0, sequence=1, start_ns=9, time_ns=whole - 9, asynchronous=True)
+    calls = {rank: [gather, scatter] for rank in (0, 1)}
+    traffic = Traffic("capture", 2, calls, dict(GROUP), {rank: [(0, whole)] for rank in (0, 1)})
+    result = measured(traffic, model)
+    assert set(result.correction.factors) == {"all_gather"}
+    assert any(note.startswith("reduce_scatter ended with") for note in result.notes)
+    machine = CorrectedMachine(model, result.correction)
+    corrected_ns = machine.predict("reduce_scatter", GATHERED, 2).time_ns
+    assert corrected_ns == pytest.approx(2 * SCATTER_NS, rel=1e-3)
+
+
 def test_one_rank_alone_does_not_show_who_is_late(model):
     traffic = captured(late_ns=2 * MS)
     del traffic.calls[1], traffic.steps[1]

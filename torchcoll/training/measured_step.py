@@ -45,6 +45,9 @@ from torchcoll.training.late import LATE, cut_at_marks, may_end_late
 from torchcoll.training.projection import PlannedRow, PlannedStep
 from torchcoll.training.steps import find_steps
 
+# A collective that took less than this share of its plan, because its calls ended with the calls
+# before them, has no factor of its own.
+_LEAST_FACTOR = 1e-3
 LEAST_DEVIATION = 0.05  # of steps, in logarithms
 # Of a capture with one step: as between runs on two busy cores
 # (results/benchmarks/corrected-2026-11-27.txt).
@@ -500,6 +503,12 @@ def _summarise(
         values = [getattr(step, name) for step in middle]
         return None if None in values else fmean(values)
 
+    factors = {name: factor(name) for name in of_collective}
+    timeless = [name for name, (value, _, _) in factors.items() if value < _LEAST_FACTOR]
+    others = factor(copies=False)
+    if others[0] < _LEAST_FACTOR:
+        actual = f"{traffic.path or 'traffic'}, whose calls took less than 0.1 % of their plan"
+        raise UsageError("measured", actual, "a capture of calls with durations")
     late = fmean(sum(waited for _, waited in step.calls.values()) for step in middle)
     gaps_ns, step_ns = mean("gaps_ns"), mean("step_ns")
     records_copies = bool(traffic.copies) and step_ns is not None
@@ -521,13 +530,13 @@ def _summarise(
         overlapped_ns=mean("overlapped_ns") if traffic.computing else None,
         correction=Correction(
             factor(),
-            factor(copies=False),
-            {name: factor(name) for name in of_collective},
-            sizes,
+            others,
+            {name: ends for name, ends in factors.items() if name not in timeless},
+            {key: each for key, each in sizes.items() if key[0] not in timeless},
             (gaps_ns or 0.0) / sum(row.calls for row in matched),
             blocking,
         ),
-        notes=tuple(_notes(traffic, figures, step_notes, separate, unsplit)),
+        notes=tuple(_notes(traffic, figures, step_notes, separate, unsplit, timeless)),
     )
 
 
@@ -576,6 +585,7 @@ def _notes(
     step_notes: Sequence[str],
     separate: Sequence[str],
     unsplit: Mapping[str, None],
+    timeless: Sequence[str],
 ) -> list[str]:
     notes = [f"of the capture: {note}" for note in (*traffic.problems, *step_notes, *separate)]
     reasons = [reason for reason in unsplit if reason]
@@ -583,6 +593,11 @@ def _notes(
         what = "late ranks are not separated" if "" not in unsplit else "of some calls, late ranks"
         more = "" if "" not in unsplit else " are not separated"
         notes.append(f"{what}{more}: {'; '.join(reasons)}")
+    if timeless:
+        notes.append(
+            f"{' and '.join(timeless)} ended with the calls before them, which leaves them no time "
+            "of their own: they take the factor of all calls"
+        )
     calls = [call for calls in traffic.calls.values() for call in calls]
     late = sum(may_end_late(call, traffic.source) for call in calls)
     if late:
