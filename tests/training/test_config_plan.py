@@ -265,6 +265,48 @@ def test_activation_memory():
     assert split.memory.activations == 34 * 8 * 16 * 5
 
 
+def test_peak_memory():
+    """8 tokens, 16 columns, 32 logits: two tensors of 16-bit numbers, or a layer of 34 x 16."""
+    assert plan(llama_config(), "fsdp=4", options=BF16).memory.peak == 2 * 2 * 8 * 32
+    assert plan(llama_config(), "dp=4,tp=2,sp", options=BF16).memory.peak == 2 * 2 * 8 * 32 / 2
+    options = TrainingOptions("bfloat16", layers=LayerOptions("bfloat16", checkpoint=True))
+    memory = plan(llama_config(), "fsdp=4", options=options).memory
+    assert memory.peak == 34 * 8 * 16
+    # bfloat16 logits of 131072 tokens are 33.6 GB, and so is their gradient.
+    memory = plan("llama-3-8b", "fsdp=8", "1x131072", options).memory
+    assert memory.peak == 2 * 2 * 131072 * 128256
+    assert memory.total > 114e9
+
+
+def test_activation_memory_of_experts():
+    """Of each token 17 x 16 bytes, and of 2 visits 4 x 16 + 6 x 40, in 2 layers."""
+    config = llama_config(model_type="mixtral", num_local_experts=4)
+    assert plan(config, "fsdp=8", options=BF16).memory.activations == 2 * 8 * (
+        17 * 16 + 2 * (4 * 16 + 6 * 40)
+    )
+
+
+def test_layouts_that_do_not_fit_get_more_micro_batches():
+    """8 times the tokens of a data-parallel rank: 8 x 8 x 8192, in micro-batches of 2 sequences."""
+    architecture = read_architecture("llama-3-70b")
+    layouts = [parse_layout(text) for text in ("fsdp=2,tp=8,sp", "fsdp=16")]
+
+    def compared(memory_bytes):
+        rows = compare_layouts(
+            None, architecture, layouts, parse_batch("8x1x8192"), BF16, None, memory_bytes
+        ).rows
+        return {row.layout.name: row for row in rows}
+
+    free = compared(None)["fsdp=2,tp=8,sp"]
+    assert free.batch == parse_batch("8x8x8192")
+    for limit, batch in ((free.memory_bytes, "8x8x8192"), (90e9, "32x2x8192"), (1e9, "64x1x8192")):
+        row = compared(limit)["fsdp=2,tp=8,sp"]
+        assert row.batch == parse_batch(batch)
+        alone = plan_config(architecture, layouts[0], parse_batch(batch), BF16)
+        assert row.memory_bytes == alone.memory.total
+        assert row.fits == (limit != 1e9)
+
+
 def test_over_ranks_without_a_machine():
     architecture = parse_config(llama_config(), "x")
     layout, batch = parse_layout("fsdp=4"), parse_batch("1x8")
@@ -299,6 +341,8 @@ def test_comparison_keeps_the_tokens_and_begins_with_the_pareto_set():
     assert not any(row.pareto for row in limited.rows if not row.fits)
     assert [row.fits for row in limited.rows] == sorted(fits.values(), reverse=True)
     costs = {row.layout.name: row.cost for row in comparison.rows}
+    batches = {row.layout.name: row.batch for row in comparison.rows}
+    assert batches["fsdp=4,tp=2"] == parse_batch("1x2x8")
     # Half of an all_gather and of a reduce_scatter is as much as an all_reduce.
     assert costs["zero1=8"] == pytest.approx(costs["dp=8"], rel=0.05)  # its padding
     assert costs["fsdp=8"] > costs["dp=8"]

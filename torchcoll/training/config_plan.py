@@ -582,16 +582,17 @@ class _StagePlan:
         states have the parameters' dtype, as in torch.optim.AdamW. Activations: V. Korthikanti et
         al., arXiv 2205.05198, equations 1 to 4, without the part of the attention scores, which
         FlashAttention does not keep: 34 bytes for each token and hidden column of a layer in 16-bit
-        types, 2 with checkpointing; in the pipeline as many micro-batches as are in flight
-        (Megatron-LM, megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches, and
-        torch.distributed.pipelining).
+        types, 2 with checkpointing, and one whole layer that is computed again. Logits and their
+        gradient have the type of activations. In the pipeline as many micro-batches as are in
+        flight (Megatron-LM, megatron/core/pipeline_parallel/schedules.py,
+        get_pp_rank_microbatches, and torch.distributed.pipelining).
         ``tests/training/test_memory.py`` has those of FSDP2 and DDP that torch really allocates.
         """
         layout = self.layout
         if layout.sharded:
             kept, trained = float(self.kept_bytes), float(self.trained_bytes)
             buffers = float(self.peak_bytes)
-            return Memory(kept, trained, 2 * trained, buffers, self._activations())
+            return Memory(kept, trained, 2 * trained, buffers, self._activations(), self._peak())
         seen: dict[str, Weight] = {}
         for blocks in self.chunks:
             for block in blocks:
@@ -611,20 +612,64 @@ class _StagePlan:
             gradients = parameters
             optimizer = 2 * (kept * self.itemsize if layout.data == TORCH_ZERO else parameters)
             buffers = gradients if replicas > 1 else 0.0
-        return Memory(parameters, gradients, optimizer, buffers, self._activations())
+        return Memory(parameters, gradients, optimizer, buffers, self._activations(), self._peak())
 
     def _activations(self) -> float:
-        layout, batch = self.layout, self.batch
-        each = batch.tokens_each / layout.cp * self.architecture.hidden
-        each *= find_dtype(self.options.layers.dtype).itemsize / 2
-        if self.options.layers.checkpoint:
-            layer = 2 * each / (layout.tp if layout.sequence_parallel else 1)
-        elif layout.sequence_parallel:
-            layer = 34 * each / layout.tp
-        else:
-            layer = (10 + 24 / layout.tp) * each
-        layers = sum(block.kind == LAYER for blocks in self.chunks for block in blocks)
+        """Returns the bytes that are kept for the backward pass."""
+        layout = self.layout
+        checkpoint = self.options.layers.checkpoint
+        split = layout.tp if layout.sequence_parallel else 1
+        input_bytes = 2 * self.architecture.hidden * self._token_bytes / split
+        layers = sum(
+            input_bytes if checkpoint else self._layer_bytes(block)
+            for blocks in self.chunks
+            for block in blocks
+            if block.kind == LAYER
+        )
         # Passes of a chunk that are in flight: the warm-up, and the one that follows it.
         chunks, behind = layout.virtual, layout.pp - self.stage - 1
         flight = behind + 1 if chunks == 1 else 2 * behind + (chunks - 1) * layout.pp + 1
-        return layers / chunks * layer * min(batch.micro_batches * chunks, flight)
+        return layers / chunks * min(self.batch.micro_batches * chunks, flight)
+
+    def _peak(self) -> float:
+        """Returns the bytes that come on top for a while: the logits and their gradient before the
+        first layer of the backward pass, or with checkpointing a whole layer, if that is more.
+        """
+        blocks = [block for blocks in self.chunks for block in blocks]
+        peak = 0.0
+        if any(block.kind == HEAD for block in blocks):
+            columns = -(-self.architecture.vocabulary // self.layout.tp)
+            peak = 2 * columns * 2 * self._token_bytes
+        if self.options.layers.checkpoint:
+            again = [self._layer_bytes(block) for block in blocks if block.kind == LAYER]
+            peak = max([peak, *again])
+        return peak
+
+    @property
+    def _token_bytes(self) -> float:
+        """The tokens of a micro-batch on a rank of cp; for types of 4 bytes twice as many, as the
+        bytes of activations are those of 16-bit types.
+        """
+        itemsize = find_dtype(self.options.layers.dtype).itemsize
+        return self.batch.tokens_each / self.layout.cp * itemsize / 2
+
+    def _layer_bytes(self, block: ModelBlock) -> float:
+        """Returns the bytes of a layer's activations."""
+        hidden, tp = self.architecture.hidden, self.layout.tp
+        whole, split = 10.0 * hidden, 24.0 * hidden  # bytes of a token; divided by tp
+        if block.moe:
+            # Attention, norms and the input of the experts are 8 + 9 of the 34 bytes. Each visit of
+            # an expert keeps its input, its output, and three tensors of the expert's columns, as
+            # gated feed-forward blocks do; a shared expert has such tensors, too.
+            capacity = self.options.layers.capacity
+            visits = self.architecture.top_k * (1.0 if capacity is None else capacity)
+            shared = sum(
+                weight.elements / hidden
+                for weight in block.weights
+                if "shared_expert" in weight.name and "down_proj" in weight.name
+            )
+            whole = 9.0 * hidden + 4.0 * hidden * visits
+            split = 8.0 * hidden + 6.0 * (visits * self.architecture.expert_columns + shared)
+        if self.layout.sequence_parallel:
+            return (whole + split) / tp * self._token_bytes
+        return (whole + split / tp) * self._token_bytes

@@ -14,7 +14,13 @@ from torchcoll.training.architectures import Architecture
 from torchcoll.training.config_plan import TrainingOptions, plan_config
 from torchcoll.training.corrected_machine import UNCORRECTED, CorrectedMachine
 from torchcoll.training.layer_calls import Batch
-from torchcoll.training.layouts import DATA_PARALLEL, ParallelLayout, check_layout, degrees_text
+from torchcoll.training.layouts import (
+    DATA_PARALLEL,
+    ZERO1,
+    ParallelLayout,
+    check_layout,
+    degrees_text,
+)
 from torchcoll.training.measured_step import MeasuredStep
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
 from torchcoll.training.projection import (
@@ -150,14 +156,21 @@ def _notes(
             "times a layer with sp"
         )
     states = "two states of Adam in the parameters' type"
-    if layout.data == "zero1":
-        states = "Adam's states and a copy of the parameters in float32"
-    hidden = " (activations: none counted)" if not architecture.hidden else ""
-    notes.append(
-        f"memory: {states}; activations by Korthikanti et al. (arXiv 2205.05198), which leave out "
-        f"attention scores and logits{hidden}"
-    )
+    if layout.data == ZERO1:
+        states = _ZERO1_STATES
+    notes.append(f"memory: {states}; {_activations_note(architecture)}")
     return notes
+
+
+_ZERO1_STATES = "Adam's states and a copy of the parameters in float32"
+
+
+def _activations_note(architecture: Architecture) -> str:
+    hidden = " (activations: none counted)" if not architecture.hidden else ""
+    return (
+        "activations by Korthikanti et al. (arXiv 2205.05198), without attention scores; logits "
+        f"and their gradient in the activations' type, without a copy in float32{hidden}"
+    )
 
 
 def project_parameters(
@@ -201,6 +214,7 @@ def project_parameters(
 class LayoutRow:
     """A layout in a comparison.
 
+    - batch: of a data-parallel rank.
     - pareto: it fits, and no other layout that fits is better in both time and memory; without a
       time, bytes sent.
     - fits: whether its memory is within the limit, if there is one.
@@ -208,6 +222,7 @@ class LayoutRow:
 
     layout: ParallelLayout
     step: PlannedStep
+    batch: Batch
     pareto: bool = False
     fits: bool = True
 
@@ -244,8 +259,9 @@ class LayoutComparison(Displayed):
     uncorrected: list[LayoutRow] = field(default_factory=list)
 
 
-def equal_batches(layouts: Sequence[ParallelLayout], batch: Batch) -> list[Batch]:
-    """Returns the batch of a data-parallel rank of each layout, with the same tokens of all ranks.
+def equal_batches(layouts: Sequence[ParallelLayout], batch: Batch) -> list[list[Batch]]:
+    """Returns the batches that a data-parallel rank of each layout can have, with the same tokens
+    of all ranks: from the largest micro-batches to those with as many sequences as ``batch``.
 
     - batch: that of the layout with the most data-parallel ranks.
     """
@@ -258,7 +274,14 @@ def equal_batches(layouts: Sequence[ParallelLayout], batch: Batch) -> list[Batch
         if odd_batches or odd_sequences or not micro_batches or not sequences:
             expected = f"layouts whose tp x cp and pp are multiples of those of {widest.name}"
             raise UsageError("compare", layout.name, expected)
-        batches.append(replace(batch, micro_batches=micro_batches, sequences=sequences))
+        batches.append(
+            [
+                replace(batch, micro_batches=micro_batches * n, sequences=sequences // n)
+                for n in range(1, sequences // batch.sequences + 1)
+                if sequences % n == 0
+            ]
+            or [replace(batch, micro_batches=micro_batches, sequences=sequences)]
+        )
     return batches
 
 
@@ -276,14 +299,19 @@ def compare_layouts(
     - batch: of a data-parallel rank of the layout with the most of these. The others compute as
       much more as they have fewer data-parallel ranks: more sequences with tp and cp, more
       micro-batches with pp.
-    - memory_bytes: the memory that a rank has; None for no limit.
+    - memory_bytes: the memory that a rank has; None for no limit. A layout that does not fit it has
+      smaller micro-batches, and more of them, down to the sequences of ``batch``.
     """
     widest = min(layouts, key=lambda layout: layout.inner)
     rows = []
-    for layout, larger in zip(layouts, equal_batches(layouts, batch), strict=True):
-        step = plan_layout(machine, architecture, layout, larger, options, compute_ns)
-        row = LayoutRow(layout, step)
-        rows.append(replace(row, fits=memory_bytes is None or row.memory_bytes <= memory_bytes))
+    for layout, batches in zip(layouts, equal_batches(layouts, batch), strict=True):
+        for each in batches:
+            step = plan_layout(machine, architecture, layout, each, options, compute_ns)
+            row = LayoutRow(layout, step, each)
+            fits = memory_bytes is None or row.memory_bytes <= memory_bytes
+            if fits:
+                break
+        rows.append(replace(row, fits=fits))
 
     def dominated(row: LayoutRow) -> bool:
         return any(
@@ -300,9 +328,19 @@ def compare_layouts(
     notes = [
         "the same tokens in a step for each layout: with tp and cp a data-parallel rank computes "
         "more sequences, with pp more micro-batches",
+        *(
+            []
+            if memory_bytes is None
+            else [
+                "batch: MICROBATCHESxSEQUENCESxTOKENS of a data-parallel rank, the largest "
+                "micro-batches that fit"
+            ]
+        ),
         "Pareto: no other layout here is better in both columns, "
         + ("step" if compute_ns is not None and machine else "comm" if machine else "sent")
         + " and memory",
+        f"memory: two states of Adam in the parameters' type, with zero1 {_ZERO1_STATES}; "
+        f"{_activations_note(architecture)}",
         *(machine.notes() if machine is not None else ["--machine NAME or FILE gives the times"]),
         *([] if machine is None or isinstance(machine, CorrectedMachine) else [UNCORRECTED]),
     ]

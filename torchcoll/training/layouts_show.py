@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -20,6 +21,8 @@ from torchcoll.training.measured_show import (
 )
 from torchcoll.training.plan_show import format_gigabytes
 from torchcoll.training.projection import dominant
+
+_UNSURE = 0.1  # Of the limit: the memory of activations is an approximation.
 
 
 def show_layouts(
@@ -52,7 +55,7 @@ def _forms(comparison: LayoutComparison) -> Forms:
         "uncorrected": [_json_row(row) for row in comparison.uncorrected],
         "notes": all_notes,
     }
-    table = _table(comparison.rows, comparison.memory_bytes is not None)
+    table = _table(comparison.rows, comparison.memory_bytes)
     return Forms([heading, table, *further, notes], document, rows)
 
 
@@ -99,8 +102,11 @@ def _cost(row: LayoutRow) -> str:
     return f"{cost}, {format_gigabytes(row.memory_bytes)} of memory"
 
 
-def _table(rows: Sequence[LayoutRow], limited: bool) -> Grid:
-    """Returns the table; limited: with a column for what does not fit."""
+def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
+    """Returns the table.
+
+    - limit: bytes of memory; with a column for what does not fit. None: no limit.
+    """
 
     def time(name: str) -> Any:
         def cell(row: LayoutRow) -> str:
@@ -116,6 +122,10 @@ def _table(rows: Sequence[LayoutRow], limited: bool) -> Grid:
     def most(row: LayoutRow) -> str:
         name, share = dominant(row.step)
         return f"{name} ({share:.0%})"
+
+    def fits(row: LayoutRow) -> str:
+        near = row.memory_bytes > (1 - _UNSURE) * (limit or math.inf)
+        return "no" if not row.fits else "yes?" if near else "yes"
 
     predicted = any(row.step.comm_ns for row in rows)
     computed = any(row.step.step_ns for row in rows)
@@ -136,11 +146,12 @@ def _table(rows: Sequence[LayoutRow], limited: bool) -> Grid:
         [
             (Head("layout", left=True), lambda row: row.layout.name),
             (Head("Pareto"), lambda row: "yes" if row.pareto else ""),
+            *([(Head("batch"), _batch)] if limit is not None else []),
             (Head("calls"), lambda row: f"{row.step.calls:,}"),
             (Head("sent"), lambda row: format_gigabytes(row.step.sent_bytes)),
             *(of_times if predicted else []),
             (Head("memory"), lambda row: format_gigabytes(row.memory_bytes)),
-            *([(Head("fits"), lambda row: "yes" if row.fits else "no")] if limited else []),
+            *([(Head("fits"), fits)] if limit is not None else []),
             (Head("most", left=True), most),
         ],
         rows,
@@ -148,8 +159,13 @@ def _table(rows: Sequence[LayoutRow], limited: bool) -> Grid:
             "of a rank in a step; sent: with the algorithm of a ring; idle: waiting for other "
             "stages of the pipeline; most: the calls with the largest share of "
             + ("comm" if predicted else "sent")
+            + ("" if limit is None else f"; yes?: within {_UNSURE:.0%} of the limit")
         ],
     )
+
+
+def _batch(row: LayoutRow) -> str:
+    return f"{row.batch.micro_batches}x{row.batch.sequences}x{row.batch.tokens:g}"
 
 
 def _json_row(row: LayoutRow) -> dict[str, Any]:
@@ -161,6 +177,7 @@ def _json_row(row: LayoutRow) -> dict[str, Any]:
 
     return {
         "layout": row.layout.name,
+        "batch": _batch(row),
         "pareto": row.pareto,
         "fits": row.fits,
         "calls": step.calls,

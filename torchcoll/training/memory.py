@@ -9,6 +9,10 @@ from dataclasses import dataclass
 class Memory:
     """Bytes that a rank needs. Activations are an approximation.
 
+    - activations: kept until the backward pass.
+    - peak: on top of them, at the begin of the backward pass or in it: logits and their gradient,
+      or a layer that is computed again.
+
     - buffers: whole parameters and gradients of FSDP2 at their peak, or DDP's buckets.
     """
 
@@ -17,7 +21,9 @@ class Memory:
     optimizer: float
     buffers: float
     activations: float
+    peak: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.parameters + self.gradients + self.optimizer + self.buffers + self.activations
+        kept = self.parameters + self.gradients + self.optimizer + self.buffers
+        return kept + self.activations + self.peak

@@ -207,10 +207,14 @@ def _memory(memory: Memory) -> Grid:
         ("optimiser", memory.optimizer),
         ("buffers", memory.buffers),
         ("activations", memory.activations),
+        ("peak", memory.peak),
         ("all", memory.total),
     ]
     columns = [(Head(name), lambda _, size=size: format_gigabytes(size)) for name, size in parts]
-    below = "buffers: whole parameters and gradients of FSDP2 at their peak, or DDP's buckets"
+    below = (
+        "buffers: whole parameters and gradients of FSDP2 at their peak, or DDP's buckets; peak: "
+        "logits and their gradient, or with checkpointing a layer that is computed again"
+    )
     return make_grid(columns, [memory], above=["memory of a rank"], below=[below])
 
 

@@ -305,10 +305,10 @@ def _captured_layout(
 ) -> tuple[PlannedStep, ParallelLayout]:
     """Returns the layout whose calls are most like those of the capture, on its ranks."""
     candidates = []
-    for layout, batch in zip(layouts, equal_batches(layouts, setting.batch), strict=True):
+    for layout, batches in zip(layouts, equal_batches(layouts, setting.batch), strict=True):
         try:
             there = layout.on(captured.ranks)
-            candidates.append((_step(setting, there, batch), there))
+            candidates += [(_step(setting, there, batch), there) for batch in batches]
         except UsageError:  # not a layout of so many ranks
             continue
     if not candidates:
