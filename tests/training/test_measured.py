@@ -315,6 +315,19 @@ def test_the_plan_takes_the_factor_the_gaps_and_the_waiting(model):
     assert "the measured step communicates" in result._repr_html_()
 
 
+def test_the_computation_of_the_capture_is_said_and_bounds_step_ms(model):
+    """A captured step computes 8 ms, and is longer by its calls."""
+    traffic = captured()
+    result = torchcoll.plan(traffic=PLAN, machine=model, measured=traffic)
+    assert result.compute_ns == pytest.approx(8 * MS, abs=2)
+    note = "8.00 ms of computation are the capture's, taken to be of the planned step"
+    assert any(each.startswith(note) for each in result.measured.notes)
+    said = torchcoll.plan(traffic=PLAN, machine=model, measured=traffic, step_ms=8)
+    assert not any("of computation are" in each for each in said.measured.notes)
+    with pytest.raises(UsageError, match=f"^{error_text('step_ms', '1000', 'at most the')}"):
+        torchcoll.plan(traffic=PLAN, machine=model, measured=traffic, step_ms=1000)
+
+
 def test_other_collectives_take_the_factor_of_all(model):
     result = measured(captured(slower_ns=MS), model)
     machine = CorrectedMachine(model, result.correction)

@@ -15,7 +15,7 @@ from typing import Any, overload
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import MOST_RANKS, whole_number
+from torchcoll.core.units import MOST_RANKS, format_ns, whole_number
 from torchcoll.curves.model import MachineModel
 from torchcoll.curves.model_fit import FittedModel
 from torchcoll.curves.named_machines import as_machine
@@ -230,7 +230,8 @@ def _plan_layout(
     there = _on_captured_ranks(layout, captured.ranks)
     step = _step(setting, there, setting.batch)
     measured = measure_step(step, captured, there.name, setting.compute_ns)
-    return _corrected(setting.machine, setting.compute_ns, measured, project)
+    taken = f"--batch {setting.batch.text}"
+    return _corrected(setting.machine, setting.compute_ns, measured, taken, project)
 
 
 def _plan_captured(
@@ -247,19 +248,43 @@ def _plan_captured(
         return project(machine, compute_ns)
     step = plan_traffic(machine, traffic, [captured.ranks], compute_ns).step
     measured = measure_step(step, captured, "", compute_ns)
-    return _corrected(machine, compute_ns, measured, project)
+    return _corrected(machine, compute_ns, measured, "the planned step", project)
 
 
 def _corrected(
     machine: Predictor,
     compute_ns: float | None,
     measured: MeasuredStep,
+    taken: str,
     project: Callable[[Predictor | None, float | None], Plan],
 ) -> Plan:
-    compute_ns = measured.computing_ns if compute_ns is None else compute_ns
+    compute_ns, measured = _computation(compute_ns, measured, taken)
     corrected = project(CorrectedMachine(machine, measured.correction), compute_ns)
     corrected.measured, corrected.uncorrected = measured, project(machine, compute_ns).step
     return corrected
+
+
+def _computation(
+    compute_ns: float | None, measured: MeasuredStep, taken: str
+) -> tuple[float | None, MeasuredStep]:
+    """Returns the computation of a step, and the measured step with a note where it is its own.
+
+    - compute_ns: as given; None for that of the measured step.
+    - taken: the batch that the measured step is taken to have: its calls need not show the batch.
+    """
+    if compute_ns is None:
+        if measured.computing_ns is None:
+            return None, measured
+        note = (
+            f"{format_ns(measured.computing_ns, 3)} of computation are the capture's, taken to be "
+            f"of {taken}; --step-ms says another"
+        )
+        return measured.computing_ns, replace(measured, notes=(*measured.notes, note))
+    if measured.step_ns is not None and compute_ns > measured.step_ns:
+        expected = f"at most the {format_ns(measured.step_ns, 3)} of a captured step"
+        action = "Capture a step of the batch that is planned."
+        raise UsageError("step_ms", f"{compute_ns / 1e6:g}", expected, action)
+    return compute_ns, measured
 
 
 def _compare(
@@ -293,7 +318,8 @@ def _compare(
         return project(setting.machine, setting.compute_ns)
     step, layout = _captured_layout(setting, layouts, captured)
     measured = measure_step(step, captured, layout.name, setting.compute_ns)
-    compute_ns = measured.computing_ns if setting.compute_ns is None else setting.compute_ns
+    taken = f"--batch {setting.batch.text}"
+    compute_ns, measured = _computation(setting.compute_ns, measured, taken)
     corrected = project(CorrectedMachine(setting.machine, measured.correction), compute_ns)
     corrected.measured = measured
     corrected.uncorrected = project(setting.machine, compute_ns).rows
