@@ -47,6 +47,8 @@ def follow(path: str, write_page: Callable[[bool], None] | None = None) -> Run:
     page_at = -math.inf
     changed_at, mentioned = time.monotonic(), False
     page_due = False
+    if not os.path.exists(path):
+        tell(f"torchcoll: {one_line(f'waiting for {path}')}")
     while True:
         state = _state_of(path)
         if state != seen:
