@@ -34,13 +34,14 @@ export PYTEST_ADDOPTS="-m 'not postgres and not slurm and not browser and not no
 # Side by side, for tests wait as much as they compute: parts that take about the same CPU time, so
 # that none runs on alone. The part with the most ranks is shown live.
 rooms='tests/importers tests/machine tests/pairs tests/report tests/overview tests/training tests/verdict'
+few='tests/fleet tests/store tests/contention'
 others="tests --ignore tests/bench --ignore tests/launch --ignore tests/test_readme.py"
-for room in $rooms; do
+for room in $rooms $few; do
     others+=" --ignore $room"
 done
 parts=(
     mypy
-    'pytest -q -p no:cacheprovider tests/test_readme.py tests/launch'
+    "pytest -q -p no:cacheprovider tests/test_readme.py tests/launch $few"
     "pytest -q -p no:cacheprovider $rooms"
     "pytest -q -p no:cacheprovider $others"
 )

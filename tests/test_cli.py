@@ -226,8 +226,12 @@ def test_version_and_help(capsys):
         (
             "show -o x.csv FILE",
             2,
-            "unrecognized arguments: -o. torchcoll show prints. What writes files: torchcoll "
-            "export FILE -o ROWS.csv, torchcoll report PATH -o PAGE.html.",
+            error_text(
+                "output",
+                "x.csv",
+                "--follow with it. torchcoll export FILE -o ROWS.csv and torchcoll report PATH -o "
+                "PAGE.html write files.",
+            ),
         ),
         (
             "check FILE --health -",

@@ -26,6 +26,11 @@ def text(tmp_path):
     return (tmp_path / "whole.jsonl").read_text()
 
 
+def sizes_of_rows(out):
+    rows = [line.split() for line in out.splitlines() if "correct" in line]
+    return [row[0] for row in rows if row[0][0].isdigit()]
+
+
 def test_rows_come_as_the_file_grows(text, tmp_path, monkeypatch, capsys):
     """The file is written in pieces that end within a line; every row is printed once."""
     path = tmp_path / "run.jsonl"
@@ -42,7 +47,7 @@ def test_rows_come_as_the_file_grows(text, tmp_path, monkeypatch, capsys):
     assert main(["show", "--follow", str(path)]) == 0
     out = "".join([*printed, capsys.readouterr().out])
     assert not pieces
-    assert [line.split()[0] for line in out.splitlines() if line.endswith("correct")] == SIZES
+    assert sizes_of_rows(out) == SIZES
     assert any(printed), "something was printed before the end"
 
 
@@ -54,11 +59,7 @@ def test_a_real_run_and_its_page(tmp_path, capsys):
     assert main(["show", "--follow", str(measured.path), "-o", str(page)]) == 0
     measured.ended(0)
     out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.splitlines() if line.endswith("correct")] == [
-        "8",
-        "1K",
-        "4K",
-    ]
+    assert sizes_of_rows(out) == ["8", "1K", "4K"]
     assert out.endswith(f"report: {page}\n")
     assert 'http-equiv="refresh"' not in page.read_text()
 
@@ -77,6 +78,42 @@ def test_a_page_of_a_run_that_goes_on_reloads_itself(text, tmp_path, monkeypatch
     monkeypatch.setattr(module.time, "sleep", sleep)
     assert main(["show", "--follow", str(path), "-o", str(page)]) == 0
     assert [p.count('http-equiv="refresh"') for p in (*pages, page.read_text())] == [1, 0]
+
+
+def test_another_run_in_the_same_file(text, tmp_path, monkeypatch, capsys):
+    """A restart writes a new file of that name: its rows are not added to those before."""
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(text.splitlines(keepends=True)[:-1]))
+    again = run(*(result(case=case(size_bytes=n), size_bytes=n) for n in (64, 256)))
+    again.header |= {"run_id": "r2"}
+    again.header["spec"] |= {"sizes": [64, 256], "collectives": ["all_reduce"]}
+
+    def sleep(seconds):
+        path.unlink()
+        torchcoll.save(again, path)
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    assert main(["show", "--follow", str(path)]) == 0
+    captured = capsys.readouterr()
+    assert sizes_of_rows(captured.out) == [*SIZES, "64", "256"]
+    assert captured.out.count("busbw") == 2  # two tables
+    assert f"another run began in {path}" in captured.err
+
+
+def test_a_run_that_was_killed_is_mentioned(text, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(text.splitlines(keepends=True)[:-1]))
+    monkeypatch.setattr(module, "_STILL_S", 0.0)
+    sleeps = []
+
+    def sleep(seconds):
+        sleeps.append(seconds)
+        if len(sleeps) == 3:
+            path.write_text(text)
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    assert main(["show", "--follow", str(path)]) == 0
+    assert capsys.readouterr().err.count("has not grown") == 1
 
 
 def test_the_slowest_rank_of_the_latest_case():

@@ -86,6 +86,8 @@ def test_the_command(tmp_path, capsys):
     assert expected in capsys.readouterr().err
     results = str(tmp_path / "run.jsonl")
     torchcoll.save(run(result()), results)
-    assert main(["compare", paths[0], results]) == 2
+    assert main(["compare", paths[0], results]) == 3  # traffic is left out, and one side remains
+    capsys.readouterr()
+    assert main(["compare", *paths, paths[0]]) == 2
     expected = "two captures, or results of measurements"
-    assert error_text("compare", "1 of 2 sides captures", expected) in capsys.readouterr().err
+    assert error_text("compare", "3 captures", expected) in capsys.readouterr().err

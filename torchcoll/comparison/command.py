@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torchcoll.comparison.fail_on import parse_gate, tripped, untested
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
-from torchcoll.core.units import parse_duration, parse_share
+from torchcoll.core.units import counted, parse_duration, parse_share
 from torchcoll.inputs import IMPORT_OPTIONS, add_import_options
 
 if TYPE_CHECKING:
@@ -158,9 +158,7 @@ _OTHERWISE |= dict.fromkeys(("over_ranks", *IMPORT_OPTIONS)) | {"only": ""}
 def _captures(arguments: Sequence[str]) -> list[tuple[str, str]]:
     """(name, path) of each side if all are captures of a training, otherwise [].
 
-    A folder that also has result files stands for these.
-
-    Raises UsageError for captures and others together, and unless there are two.
+    A folder that also has result files stands for these. Raises UsageError unless there are two.
     """
     from torchcoll.core.file import is_ours, is_traffic
     from torchcoll.inputs import split_label
@@ -172,10 +170,10 @@ def _captures(arguments: Sequence[str]) -> list[tuple[str, str]]:
         return any(is_ours(file) and not is_traffic(file) for file in files)
 
     captured = [is_traffic(path) and not has_results(path) for _, path in sides]
-    if not any(captured):
+    if not all(captured):  # traffic among results is left out
         return []
-    if not all(captured) or len(captured) != 2:
-        number = f"{sum(captured)} of {len(captured)} sides captures"
+    if len(captured) != 2:
+        number = counted(len(captured), "capture")
         raise UsageError("compare", number, "two captures, or results of measurements")
     names = [label or name for (label, _), name in zip(sides, ("base", "new"), strict=True)]
     return list(zip(names, (path for _, path in sides), strict=True))

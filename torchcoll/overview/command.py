@@ -113,7 +113,9 @@ def run_show(options: argparse.Namespace) -> ExitCode:
     if options.follow:
         return _followed(options)
     if options.output is not None:
-        action = f"torchcoll report FILE -o {shlex.quote(options.output)} writes one of a file."
+        action = (
+            "torchcoll export FILE -o ROWS.csv and torchcoll report PATH -o PAGE.html write files."
+        )
         raise UsageError("output", options.output, "--follow with it", action)
     with uncollected():
         return _shown(options)
