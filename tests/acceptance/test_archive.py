@@ -118,13 +118,17 @@ INDEX = ("kit/acceptance.json", b'{"schema": "torchcoll-acceptance/1"}')
         ("kit/link", link(tarfile.LNKTYPE)),
         ("kit/device", link(tarfile.CHRTYPE)),
         ("kit/pipe", link(tarfile.FIFOTYPE)),
-        ("alone", b"x"),
     ],
 )
 def test_members_that_would_be_written_elsewhere(tmp_path, member, capsys):
     line = refused(packed(tmp_path / "a.tar.gz", member, INDEX), capsys)
     assert f"got {member[0]}, expected a plain file below one folder" in line
     assert line.endswith("Do not unpack this archive.")
+
+
+def test_an_archive_of_something_else(tmp_path, capsys):
+    line = refused(packed(tmp_path / "a.tar.gz", ("alone", b"x")), capsys)
+    assert line.endswith("a.tar.gz, expected an archive of launch/acceptance.sh")
 
 
 def test_what_is_no_archive(tmp_path, archive, capsys):

@@ -24,6 +24,7 @@ from torchcoll.report.export import NcclTests
         ("two_shot,own,two_shot", "nccl", "two_shot,own", "nccl"),
         ("nccl-legacy,multimem", None, "own,multimem", "nccl-legacy"),
         ("nccl", "nccl,gloo", "own", "nccl,gloo"),
+        ("gloo,functional,DTensor", None, "own,functional,dtensor", "gloo"),
     ],
 )
 def test_a_backends_name_is_its_own(asked, backend, implementation, found):
@@ -40,8 +41,8 @@ def test_a_backends_name_is_its_own(asked, backend, implementation, found):
             None,
             error_tail(
                 "oneshot",
-                "own, one_shot, two_shot, multimem, multimem_one_shot, or the backend's name. "
-                "Did you mean one_shot?",
+                "own, functional, dtensor, one_shot, two_shot, multimem, multimem_one_shot, "
+                "or the backend's name. Did you mean one_shot?",
             ),
         ),
         ("nccl,one_shot", "gloo", error_tail("nccl", "own, or a name of --backend gloo")),

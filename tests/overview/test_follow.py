@@ -80,6 +80,42 @@ def test_a_page_of_a_run_that_goes_on_reloads_itself(text, tmp_path, monkeypatch
     assert [p.count('http-equiv="refresh"') for p in (*pages, page.read_text())] == [1, 0]
 
 
+def test_another_run_in_the_same_file(text, tmp_path, monkeypatch, capsys):
+    """A restart writes a new file of that name: its rows are not added to those before."""
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(text.splitlines(keepends=True)[:-1]))
+    again = run(*(result(case=case(size_bytes=n), size_bytes=n) for n in (64, 256)))
+    again.header |= {"run_id": "r2"}
+    again.header["spec"] |= {"sizes": [64, 256], "collectives": ["all_reduce"]}
+
+    def sleep(seconds):
+        path.unlink()
+        torchcoll.save(again, path)
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    assert main(["show", "--follow", str(path)]) == 0
+    captured = capsys.readouterr()
+    assert sizes_of_rows(captured.out) == [*SIZES, "64", "256"]
+    assert captured.out.count("busbw") == 2  # two tables
+    assert f"another run began in {path}" in captured.err
+
+
+def test_a_run_that_was_killed_is_mentioned(text, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(text.splitlines(keepends=True)[:-1]))
+    monkeypatch.setattr(module, "_STILL_S", 0.0)
+    sleeps = []
+
+    def sleep(seconds):
+        sleeps.append(seconds)
+        if len(sleeps) == 3:
+            path.write_text(text)
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    assert main(["show", "--follow", str(path)]) == 0
+    assert capsys.readouterr().err.count("has not grown") == 1
+
+
 def test_the_slowest_rank_of_the_latest_case():
     """Rank 1 is the longest in three of four calls."""
     times = [[10, 10, 10, 99], [20, 30, 40, 50]]

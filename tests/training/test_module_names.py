@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import torch.distributed as dist
 from planned_models import Transformer, on_ranks, step
 from torch.distributed.device_mesh import init_device_mesh
@@ -48,6 +49,27 @@ def fsdp(folder):
     return saved(traffic, folder, "fsdp") if dist.get_rank() == 0 else ""
 
 
+def two_models(folder):
+    """Of FSDP2 and of DDP, each with the same names; and an all_reduce of the program's own, of as
+    many elements as a bucket, while autograd is at that parameter.
+    """
+    first, second = (torch.nn.Sequential(torch.nn.Linear(n, n, bias=False)) for n in (8, 16))
+    for model in (first, second):
+        fully_shard(model[0])
+        fully_shard(model)
+    weights = [torch.nn.Linear(n, n, bias=False) for n in (8, 16)]
+    models = [DistributedDataParallel(torch.nn.Sequential(weight)) for weight in weights]
+    weights[0].weight.register_post_accumulate_grad_hook(
+        lambda parameter: dist.all_reduce(torch.ones(64))
+    )
+    with capture() as traffic:
+        for _ in range(4):
+            for model, n in ((first, 8), (second, 16), (models[0], 8), (models[1], 16)):
+                model(torch.ones(2, n)).sum().backward()
+            traffic.step()
+    return saved(traffic, folder, "two") if dist.get_rank() == 0 else ""
+
+
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("captured")
@@ -55,6 +77,7 @@ def captured(tmp_path_factory):
         "ddp": lambda: ddp(folder, False),
         "unused": lambda: ddp(folder, True),
         "fsdp": lambda: fsdp(folder),
+        "two": lambda: two_models(folder),
     }
     paths = on_ranks(folder, 2, cases)
     return {name: Traffic.load(path) for name, path in paths.items()} | {"folder": folder}
@@ -96,6 +119,19 @@ def test_ddp_calls_name_the_parameters_of_their_bucket(captured, case):
         names = traffic.parameters[call.module]
         assert sorted(names) == sorted(bucket.parameters)
         assert sum(model.get_parameter(name).nbytes for name in names) == call.bytes_in
+
+
+def test_two_models_with_equal_names_are_told_apart(captured):
+    """8 x 8 and 16 x 16 float32, the hook's 64 float32 without a name."""
+    calls = [c for c in captured["two"].calls[0] if c.step == 3]
+    bytes_of = {(c.collective, c.module, c.bytes_in) for c in calls if c.collective != "all_gather"}
+    assert bytes_of == {
+        ("reduce_scatter", "0", 256),
+        ("reduce_scatter", "0 (model 2)", 1024),
+        ("all_reduce", "0.weight", 256),
+        ("all_reduce", "0.weight (model 2)", 1024),
+        ("all_reduce", "", 256),
+    }
 
 
 def test_plan_of_fsdp_names_the_same_units(captured):

@@ -269,7 +269,9 @@ def _members(path: str | os.PathLike[str]) -> Iterator[tuple[str, bytes | None]]
                     raise UnreadableError(_WHAT, path, f"at most {_MOST_MEMBERS} members")
                 parts = PurePosixPath(member.name).parts
                 plain = member.isreg() and not member.name.startswith("/") and ".." not in parts
-                if not (plain or member.isdir()) or len(parts) < 2 - member.isdir():
+                if plain and len(parts) < 2:
+                    raise UnreadableError(_WHAT, path, "an archive of launch/acceptance.sh")
+                if not (plain or member.isdir()):
                     raise UnreadableError(
                         f"member of {path}",
                         member.name,

@@ -162,11 +162,11 @@ def _buffers(sweep: Sweep, sizing: SizedCase, group: Any) -> Iterator[Buffers | 
     buffers, failure = None, ""
     place = sweep.part.index(local.rank)
     group = group or sweep.communicators.whole(sizing.case.backend)
-    plain = sizing.case.buffers == "default" and sizing.case.implementation == NATIVE
+    plain = sizing.case.buffers == "default" and sizing.case.by_backend
     try:
         if plain:
             buffers = allocate(torch, sizing, place, device)
-        elif sizing.case.implementation != NATIVE:
+        elif not sizing.case.by_backend:
             from torchcoll.bench.symmetric import allocate_mapped
 
             buffers = allocate_mapped(torch, sizing, place, local.device)
@@ -177,7 +177,7 @@ def _buffers(sweep: Sweep, sizing: SizedCase, group: Any) -> Iterator[Buffers | 
     except (RuntimeError, MemoryError) as error:
         failure = brief(error)
     lacking = local.control.failed(failure)
-    if sizing.case.implementation != NATIVE and buffers is not None and not lacking:
+    if not sizing.case.by_backend and buffers is not None and not lacking:
         from torchcoll.bench.symmetric import map_together
 
         try:
@@ -212,6 +212,7 @@ class _Measurement:
         self.sweep = sweep
         self.local = local = sweep.local
         self.sizing = sizing
+        self.buffers = buffers
         self.spec = sweep.spec
         self.device = local.device
         self.communicator = communicator
@@ -263,7 +264,7 @@ class _Measurement:
     def measure(self) -> list[CaseResult]:
         local, case = self.local, self.sizing.case
         name = case.describe()
-        ordinal = self.communicator.calls if case.implementation == NATIVE else None
+        ordinal = self.communicator.calls if case.by_backend else None
         samples: dict[str, Any] = {"cold": self.cold, "cold_start": self.cold_starts}
         samples |= {"warmup": self.warmup, "ramp_up": self.lead}
         samples["connect"] = self.communicator.connect_ns
@@ -327,7 +328,7 @@ class _Measurement:
         case, backend = self.sizing.case, self.communicator.backend
         if _is_memory(refusal.text):
             return NotRun("oom", refusal.text)
-        if case.implementation != NATIVE:
+        if not case.by_backend:
             return NotRun("unsupported", refusal.text)
         reason = backend.reason(case, refusal.text)
         connected = self.communicator.calls != 0 or backend.connects != "first call"
@@ -341,10 +342,10 @@ class _Measurement:
         """Calls that another implementation made are none of the communicator's; but what aligned
         them may have connected it, so that its own first call to come is not known to be cold.
         """
-        native = self.sizing.case.implementation == NATIVE
-        if native and self.communicator.calls is not None:
+        by_backend = self.sizing.case.by_backend
+        if by_backend and self.communicator.calls is not None:
             self.communicator.calls += calls
-        elif not native and self.communicator.calls == 0:
+        elif not by_backend and self.communicator.calls == 0:
             self.communicator.calls = None
 
     @property
@@ -564,6 +565,7 @@ class _Measurement:
             try:
                 self.align()
                 self.timed()
+                self.buffers.receive()
                 self.device.synchronize()
             except RuntimeError as error:
                 local.abort(brief(error))
@@ -591,6 +593,10 @@ class _Measurement:
 def prepared(local: Rank, sizing: SizedCase, place: int, buffers: Buffers, group: Any) -> Call:
     """The call of the case on that rank of the group."""
     case, op = sizing.case, None
+    if case.through_api:
+        from torchcoll.bench.functional import prepare_call
+
+        return prepare_call(local, sizing, place, buffers, group)
     if case.implementation != NATIVE:
         from torchcoll.bench.symmetric import called_on
 

@@ -243,7 +243,8 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     )
     how.add_argument(
         "--implementation",
-        help="who makes the calls: own (the backend, or its name), or kernels of torch's symmetric "
+        help="what makes the calls: own (the backend, or its name), the backend through torch's "
+        "functional collectives (functional) or DTensor (dtensor), or kernels of torch's symmetric "
         "memory: one_shot, two_shot, multimem, multimem_one_shot; several: each case by each "
         f"({default.implementation})",
         **text,

@@ -36,8 +36,9 @@ def impossible(case: Case, ranks: int) -> NotRun | None:
         from torchcoll.core.implementations import refusal
 
         reason = refusal(case)
-        return NotRun("unsupported", reason) if reason else None
-    if case.in_place not in entry.placements:
+        if reason or not case.by_backend:
+            return NotRun("unsupported", reason) if reason else None
+    elif case.in_place not in entry.placements:
         only = "in place" if entry.placements[0] else "out of place"
         return NotRun("unsupported", f"torch.distributed has {entry.name} {only} only")
     if case.op in BITWISE and case.dtype and DTYPES[case.dtype].kind == "float":

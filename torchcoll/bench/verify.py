@@ -31,6 +31,7 @@ class Buffers:
 
     rooms: what they are a place in, where there are several (see bench/buffers.py); ``move`` takes
     them to another one.
+    returned: the receive buffer and the result of the last call, if calls return new tensors.
     """
 
     send: Any
@@ -39,10 +40,17 @@ class Buffers:
     pool: Any = None  # what the memory was taken from, where that must outlive the buffers
     rooms: tuple[Any, Any] = (None, None)
     at: Callable[[int], tuple[Any, Any]] | None = None
+    returned: tuple[Any, Any] | None = None
 
     def move(self, place: int) -> None:
         assert self.at
         self.send, self.recv = self.at(place)
+
+    def receive(self) -> None:
+        """Copy the result of the last call into the receive buffer, if it returned a new tensor."""
+        if self.returned:
+            recv, result = self.returned
+            recv.narrow(0, 0, len(result)).copy_(result)
 
 
 def allocate(

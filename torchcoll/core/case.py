@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from torchcoll.core.splits import Division, Weights
 
 NATIVE = "own"  # value of ``implementation``: the backend's own collective
-
+# Values of ``implementation`` that call the backend through another API of torch than
+# torch.distributed's functions.
+APIS = FUNCTIONAL, DTENSOR = ("functional", "dtensor")
 
 # The memory that verification takes besides the buffers, temporaries included: it works in chunks
 # of this size. Each element counts as two float64 and a comparison, which is what avg needs (most).
@@ -70,8 +72,8 @@ class Case:
     buffer_reuse: ``same`` buffers for every call, ``rotate`` or ``unknown``. With ``rotate`` each
     call uses the next slot of buffers as large as the largest size of the sweep, as in nccl-tests,
     but slots begin at multiples of 128 bytes. The calls of one group share a slot.
-    implementation: ``own`` for the backend's collective, or the name of one of
-    core/implementations.py.
+    implementation: ``own`` for the backend's collective, ``functional`` or ``dtensor`` for the same
+    collective through that API, or the name of one of core/implementations.py.
     """
 
     collective: str
@@ -128,6 +130,19 @@ class Case:
     def communicates(self) -> bool:
         """False for a backend that sends nothing between ranks."""
         return communicates(self.backend)
+
+    @property
+    def through_api(self) -> bool:
+        """True if the backend is called through functional collectives or DTensor.
+
+        Each call then allocates its result.
+        """
+        return self.implementation in APIS
+
+    @property
+    def by_backend(self) -> bool:
+        """True if the backend makes the calls; False for kernels that take its place."""
+        return self.implementation == NATIVE or self.through_api
 
     @property
     def itemsize(self) -> int:
@@ -292,12 +307,15 @@ def size_case(
 def need_bytes(sizing: SizedCase, rank: int, check: bool) -> int:
     """Bytes that a rank needs for a case: its buffers, and a chunk for verification if ``check``.
 
-    Verification reads the output, and out of place the input too. Coalesced calls share the
+    Functional collectives and DTensor need an output per call as well. Verification reads the
+    output, and out of place the input too. Coalesced calls share the
     buffers. Torch's nccl and xccl do not copy coalesced tensors either: each passes the buffer of
     each call to its library (ProcessGroupNCCL.cpp and ProcessGroupXCCL.cpp, collectiveCoalesced).
     """
     buffers = sizing.buffer_bytes(rank)
     case = sizing.case
+    if case.through_api:
+        buffers += sizing.bytes_out
     if not (check and case.verifiable):
         return buffers
     sent, received = sizing.elements(rank)

@@ -1,10 +1,11 @@
 """The table of implementations of collectives other than the backend's own.
 
-``own`` is the backend's. The others are kernels of torch's symmetric memory, which read and write
-the memory of all GPUs of the group directly. Inference engines call them instead of NCCL for small
-messages (vllm PR 24111, 24532). The table follows torch's CUDASymmetricMemoryOps.cu and has not
-been tested on hardware. ``lacking`` asks torch whether a kernel can run; other reasons show up as a
-refused first call.
+``own`` is the backend's, and ``functional`` and ``dtensor`` call it through other APIs of torch
+(API_CALLS, bench/functional.py). The others are kernels of torch's symmetric
+memory, which read and write the memory of all GPUs of the group directly. Inference engines call
+them instead of NCCL for small messages (vllm PR 24111, 24532). The table follows torch's
+CUDASymmetricMemoryOps.cu and has not been tested on hardware. ``lacking`` asks torch whether a
+kernel can run; other reasons show up as a refused first call.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from torchcoll.core.backends import BACKENDS, communicates, is_nccl
-from torchcoll.core.case import NATIVE, Case
+from torchcoll.core.case import APIS, DTENSOR, NATIVE, Case
 from torchcoll.core.errors import UsageError, did_you_mean
 
 MEMORY = "torch.distributed._symmetric_memory"
@@ -96,6 +97,52 @@ IMPLEMENTATIONS: dict[str, dict[str, Kernel]] = {
 }
 
 
+@dataclass(frozen=True)
+class ApiCall:
+    """A collective as functional collectives and DTensor make it.
+
+    functions: names in torch.distributed._functional_collectives, the newest first: torch 2.13
+    renamed some, and warns about the old names, the only ones in torch 2.6.
+    arguments(op, received, sent, group): the arguments after the tensor. received, sent: elements
+    of each block, None if all are even.
+    placements: the placements of a DTensor before and after; None if no redistribution of one
+    dimension is this collective.
+    """
+
+    functions: tuple[str, ...]
+    arguments: Callable[[str, Any, Any, Any], tuple[Any, ...]]
+    placements: tuple[str, str] | None = None
+
+
+_EXCHANGE = ApiCall(
+    ("all_to_all_single",), lambda op, received, sent, group: (received, sent, group)
+)
+API_CALLS: dict[str, ApiCall] = {
+    "all_reduce": ApiCall(
+        ("all_reduce",),
+        lambda op, received, sent, group: (op, group),
+        ("Partial", "Replicate"),
+    ),
+    "all_gather": ApiCall(
+        ("all_gather_single", "all_gather_tensor"),
+        lambda op, received, sent, group: (0, group),
+        ("Shard", "Replicate"),
+    ),
+    "reduce_scatter": ApiCall(
+        ("reduce_scatter_single", "reduce_scatter_tensor"),
+        lambda op, received, sent, group: (op, 0, group),
+        ("Partial", "Shard"),
+    ),
+    "all_to_all": _EXCHANGE,
+    "all_to_all_v": _EXCHANGE,
+}
+
+
+def api_collectives(api: str) -> list[str]:
+    """The collectives that torchcoll measures through an API."""
+    return [name for name, call in API_CALLS.items() if call.placements or api != DTENSOR]
+
+
 def find_implementations(text: str, backend: str | None) -> tuple[tuple[str, ...], str | None]:
     """Read a list of implementations such as ``nccl,one_shot``. Raises UsageError.
 
@@ -104,9 +151,9 @@ def find_implementations(text: str, backend: str | None) -> tuple[tuple[str, ...
     """
     names: list[str] = []
     for name in (name.strip().lower() for name in text.split(",")):
-        if name not in IMPLEMENTATIONS and name != NATIVE:
+        if name not in (NATIVE, *APIS, *IMPLEMENTATIONS):
             if name not in BACKENDS and not is_nccl(name):
-                usable = [NATIVE, *IMPLEMENTATIONS]
+                usable = [NATIVE, *APIS, *IMPLEMENTATIONS]
                 expected = f"{', '.join(usable)}, or the backend's name"
                 raise UsageError("implementation", name, expected, did_you_mean(name, usable))
             if backend is not None and name not in backend.split(","):
@@ -123,7 +170,9 @@ def kernel_of(case: Case) -> Kernel | None:
 
 
 def placement_of(implementation: str, collective: str) -> bool | None:
-    """Whether an implementation of a collective works in place; None if there is no kernel."""
+    """Whether an implementation of a collective works in place; None if it has none."""
+    if implementation in APIS:
+        return False  # each call returns a new tensor
     kernel = IMPLEMENTATIONS.get(implementation, {}).get(collective)
     return kernel.in_place if kernel else None
 
@@ -133,6 +182,8 @@ def refusal(case: Case) -> str:
     name = case.implementation
     if name == NATIVE:
         return ""
+    if case.through_api:
+        return _api_refusal(case)
     if not communicates(case.backend):
         return f"{case.backend} communicates nothing, and {name} does"
     kernel = kernel_of(case)
@@ -157,6 +208,21 @@ def refusal(case: Case) -> str:
         return f"{name} has no group of calls"
     if case.buffers != "default":
         return f"{name} makes buffers of its own, not {case.buffers} ones"
+    return ""
+
+
+def _api_refusal(case: Case) -> str:
+    name, collectives = case.implementation, api_collectives(case.implementation)
+    if case.collective not in collectives:
+        return f"{name} is measured for {', '.join(collectives)} only"
+    if case.in_place:
+        return f"{name} returns a new tensor, so no call is in place"
+    if case.asynchronous:
+        return f"{name} has no async_op: every call returns early, and is then waited for"
+    if case.coalesce > 1:
+        return f"{name} has no group of calls"
+    if case.buffers != "default":
+        return f"{name} allocates its results, which are not {case.buffers} buffers"
     return ""
 
 

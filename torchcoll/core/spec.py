@@ -86,11 +86,11 @@ class Spec:
     mode: ``synchronized``, ``back-to-back`` or ``graph``; None: synchronized on CPU, back-to-back
     on accelerators. backend: a name, or several with commas: each case is measured on each of them.
     init: ``lazy`` (connect in the first call) or ``eager``. buffers: ``default``, ``registered`` or
-    ``symmetric`` (nccl). implementation: ``own`` (the backend's, or its name) or another one of
-    core/implementations.py; several with commas: each case by each of them. groups: sub-groups that
-    run at once, see core/case.py. buffer_reuse (``same`` or ``rotate``), asynchronous, coalesce:
-    see Case. rehearse: several ranks on one GPU,
-    bandwidth without meaning. iters: a fixed number of steady calls (0: cold calls only); None:
+    ``symmetric`` (nccl). implementation: ``own`` (the backend's, or its name), ``functional``,
+    ``dtensor``, or another one of core/implementations.py; several with commas: each case by each
+    of them. groups: sub-groups that run at once, see core/case.py. buffer_reuse (``same`` or
+    ``rotate``), asynchronous, coalesce: see Case. rehearse: several ranks on one GPU, bandwidth
+    without meaning. iters: a fixed number of steady calls (0: cold calls only); None:
     until ``precision`` (relative half-width, 0.05 = 5 %) or ``max_time_s`` a case, see
     bench/stopping.py. cold: at least so many cold calls. check: verify after timing. timeout_s: no
     progress for so long is a hang. splits: of uneven blocks, a rule as in core/splits.py, such as

@@ -261,7 +261,7 @@ class Row:
     group: str | None  # the sub-group: mod:2/0
     buffers: str  # default, registered, symmetric
     buffer_reuse: str  # same, rotate, unknown
-    implementation: str  # own (the backend's), one_shot, two_shot, ...
+    implementation: str  # own (the backend's), functional, dtensor, one_shot, ...
     asynchronous: bool  # called with async_op and waited for
     coalesce: int  # calls in one group, timed together
     rehearsal: bool  # several ranks shared one GPU

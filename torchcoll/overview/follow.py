@@ -6,6 +6,8 @@ the ranks nothing. The rows are printed as rank 0 prints them.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import shutil
 import sys
@@ -14,7 +16,8 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
-from torchcoll.core.errors import UnreadableError, UsageError, one_line
+from torchcoll.core.errors import UnreadableError, UsageError, one_line, tell
+from torchcoll.core.file import files_of_run
 from torchcoll.core.result import Run
 from torchcoll.inputs import load_one
 from torchcoll.overview.live import Reporter, reporter, slowest_in_calls, slowest_in_window
@@ -22,47 +25,72 @@ from torchcoll.report.destination import ProgressLine, RunProgress
 
 POLL_S = 1.0
 _PAGE_EVERY_S = 5.0  # a page of a large run takes a second to write
+_STILL_S = 120.0  # a run that writes nothing for so long is mentioned
 
 
 def follow(path: str, write_page: Callable[[bool], None] | None = None) -> Run:
     """Prints the rows of a run as its file grows, until the file has its end.
 
     On a terminal the last line has the current case, the time left and the slowest rank. The file
-    may not exist yet. write_page: writes the page of the file, once it has rows and again when it
-    has more; its argument says whether the run goes on.
+    may not exist yet. A run that --resume continues in FILE.2 is followed there; of one that begins
+    again in the same file the table begins again. write_page: writes the page of the file, once it
+    has rows and again when it has more; its argument says whether the run goes on.
 
     Returns the complete run. Raises UsageError for what cannot be followed, UnreadableError for a
     file that is none of torchcoll's.
     """
-    if path == "-" or os.path.isdir(path):
+    if path == "-" or (os.path.exists(path) and not os.path.isfile(path)):
         raise UsageError("follow", path, "one result file of a run that goes on")
-    width = shutil.get_terminal_size().columns
-    line = ProgressLine(sys.stderr, width)
+    line = ProgressLine(sys.stderr, shutil.get_terminal_size().columns)
     printed = _Printed()
-    size, page_size, page_at = -1, -1, 0.0
+    seen: object = None
+    page_at = -math.inf
+    changed_at, mentioned = time.monotonic(), False
+    page_due = False
+    if not os.path.exists(path):
+        tell(f"torchcoll: {one_line(f'waiting for {path}')}")
     while True:
-        try:
-            now = os.path.getsize(path)
-        except OSError:
-            now = -1
-        if now < 0:
-            line.show(one_line(f"waiting for {path}"))
-        elif now != size:
-            size = now
-            run = _read(path)
-            if run is not None:
+        state = _state_of(path)
+        if state != seen:
+            seen, changed_at, mentioned = state, time.monotonic(), False
+            if run := _read(path):
                 line.clear()
                 printed.update(run)
-                over = run.end is not None
-                due = over or time.monotonic() - page_at >= _PAGE_EVERY_S
-                if write_page and run.results and due and page_size != size:
-                    write_page(not over)
-                    page_size, page_at = size, time.monotonic()
-                if over:
-                    return run
-        if printed.run is not None:
-            line.show(printed.progress_text())
+                page_due = bool(run.results)
+        run = printed.run
+        over = run is not None and run.end is not None
+        if write_page and page_due and (over or time.monotonic() - page_at >= _PAGE_EVERY_S):
+            write_page(not over)
+            page_due, page_at = False, time.monotonic()
+        if run is not None and over:
+            return run
+        if not mentioned and time.monotonic() - changed_at >= _STILL_S:
+            line.clear()
+            tell(f"torchcoll: {_still_text(path, run)}")
+            mentioned = True
+        line.show(printed.progress_text() if run else one_line(f"waiting for {path}"))
         time.sleep(POLL_S)
+
+
+def _state_of(path: str) -> object:
+    """What changes whenever a file of the run is written or replaced."""
+    states = []
+    for file in files_of_run(path):
+        with contextlib.suppress(OSError):
+            status = os.stat(file)
+            states.append((str(file), status.st_ino, status.st_size))
+    return states
+
+
+def _still_text(path: str, run: Run | None) -> str:
+    since = f"for {_STILL_S / 60:.0f} minutes"
+    if run is None:
+        return one_line(f"no run in {path} {since}; still waiting (Ctrl-C ends this)")
+    flight = f" during {run.in_flight.describe()}" if run.in_flight else ""
+    return one_line(
+        f"{path} has not grown {since}{flight}: the run may have been killed, which leaves no end; "
+        "still waiting (Ctrl-C ends this)"
+    )
 
 
 def _read(path: str) -> Run | None:
@@ -70,8 +98,9 @@ def _read(path: str) -> Run | None:
     try:
         return load_one(path)
     except UnreadableError:
-        if b"\n" in Path(path).read_bytes()[: 1 << 20]:
-            raise
+        with contextlib.suppress(OSError):
+            if b"\n" in Path(path).read_bytes()[: 1 << 20]:
+                raise
         return None
 
 
@@ -86,6 +115,9 @@ class _Printed:
 
     def update(self, run: Run) -> None:
         """Prints the rows that ``run`` has more, and what ends the table."""
+        if self.run and self.run.header.get("run_id") != run.header.get("run_id"):
+            tell(f"torchcoll: another run began in {one_line(run.path)}")
+            self._reporter, self._rows = None, 0
         if self._reporter is None:
             cases = run.spec.cases(run.ranks)
             self._reporter = reporter()

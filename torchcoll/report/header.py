@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from torchcoll.core.backends import communicates
-from torchcoll.core.case import NATIVE, Case
+from torchcoll.core.case import APIS, NATIVE, Case
 from torchcoll.core.errors import one_line
 from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.result import CaseResult, Reported, Run
@@ -193,10 +193,12 @@ def common_text(items: Sequence[Any]) -> str:
         if name != "default"
     ]
     implementation_names = distinct_values(items, "implementation")
+    also = "also " * (NATIVE in implementation_names)
+    if apis := [name for name in implementation_names if name in APIS]:
+        parts.append(f"{also}through {' and '.join(apis)} of torch")
     if implementations := " and ".join(
-        one_line(name) for name in implementation_names if name != NATIVE
+        one_line(name) for name in implementation_names if name not in (NATIVE, *APIS)
     ):
-        also = "also " * (NATIVE in implementation_names)
         of_torch = any(name in IMPLEMENTATIONS for name in implementation_names)
         origin = " of torch's symmetric memory" if of_torch else ""
         parts.append(f"{also}by {implementations}{origin}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def block_name(parameter: str) -> str:
@@ -36,3 +36,12 @@ def _span(blocks: Sequence[str], parameters: Sequence[str]) -> str:
     if len(parameters) == 1:
         return parameters[0]
     return blocks[0] if blocks[0] == blocks[-1] else f"{blocks[0]} to {blocks[-1]}"
+
+
+def numbered(name: str, taken: Iterable[str]) -> str:
+    """Returns the name, with a number if another model of the process has it: ``0 (model 2)``."""
+    free, number, names = name, 1, set(taken)
+    while free in names:
+        number += 1
+        free = f"{name} (model {number})"
+    return free

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.training.bucket_names import bucket_names
+from torchcoll.training.bucket_names import bucket_names, numbered
 
 if TYPE_CHECKING:
     from torchcoll.training.recorded_calls import RecordedCall
@@ -42,6 +42,7 @@ class BucketCalls:
     def __init__(self, on_parameters: Callable[[str, tuple[str, ...]], object]) -> None:
         self._on_parameters = on_parameters
         self._models: dict[int, _Buckets] = {}  # by id of a parameter
+        self._names: dict[tuple[int, str], str] = {}  # by id of the model's buckets, and its name
         self._searches = 0
         self._search_due = True
         self._calls: list[tuple[RecordedCall, int, int]] = []
@@ -102,9 +103,12 @@ class BucketCalls:
             self._search_due = self._searches < _MOST_SEARCHES
             return ""
         name = buckets.name(parameter, elements)
+        if not name:
+            return ""
+        shown = self._names.setdefault((id(buckets), name), numbered(name, self._names.values()))
         if parameters := buckets.contents.pop(name, None):
-            self._on_parameters(name, parameters)
-        return name
+            self._on_parameters(shown, parameters)
+        return shown
 
 
 def _within_checkpoint() -> bool:

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchcoll.core.traffic import ROOT
+from torchcoll.training.bucket_names import numbered
 from torchcoll.training.ddp_buckets import BucketCalls
 
 if TYPE_CHECKING:
     from torchcoll.training.recorded_calls import RecordedCall
 
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+_FUNCTIONS = "torch.distributed.distributed_c10d"
 _ISSUING = ("unshard", "post_backward")  # methods of FSDPParamGroup
 _MOST_FRAMES = 20  # from the operator to the method; it is about 10
 
@@ -36,7 +38,7 @@ class ModuleNames:
         self._on_parameters = on_parameters
         self._buckets = BucketCalls(on_parameters)
         self._node = getattr(torch._C, "_current_autograd_node", lambda: None)
-        self._units: set[str] = set()
+        self._units: dict[int, str] = {}  # by the id of the FSDPParamGroup
         self._issuing: frozenset[Any] = frozenset()  # code of the methods of FSDP2
 
     def find_fsdp(self) -> None:
@@ -58,7 +60,8 @@ class ModuleNames:
         try:
             node: Any = self._node()
             if type(node).__name__ == "AccumulateGrad":
-                self._buckets.add(call, node.variable, sent)
+                if not _from_python():
+                    self._buckets.add(call, node.variable, sent)
             elif self._issuing:
                 call.module = self._unit()
         except Exception:  # a future version of torch must not end the training
@@ -76,12 +79,29 @@ class ModuleNames:
                 name = getattr(group, "_module_fqn", None)
                 if not isinstance(name, str):
                     break
-                name = name or ROOT
-                if name not in self._units:
-                    self._units.add(name)
-                    parameters = getattr(group, "fsdp_params", ())
-                    names = (getattr(each, "_param_fqn", None) for each in parameters)
-                    self._on_parameters(name, tuple(n for n in names if isinstance(n, str)))
-                return name
+                return self._units.get(id(group)) or self._new_unit(group, name or ROOT)
             frame = frame.f_back
         return ""
+
+    def _new_unit(self, group: Any, name: str) -> str:
+        """Returns the name, which is numbered where units of several models have the same."""
+        unit = self._units[id(group)] = numbered(name, self._units.values())
+        parameters = (getattr(p, "_param_fqn", None) for p in getattr(group, "fsdp_params", ()))
+        self._on_parameters(unit, tuple(n for n in parameters if isinstance(n, str)))
+        return unit
+
+
+def _from_python() -> bool:
+    """Whether the program issues the call by a function of torch.distributed, as DDP does not.
+
+    A hook of a parameter may: its call then has as many elements as a bucket by accident. So may a
+    communication hook of DDP, whose calls have no name for that reason.
+    """
+    frame: Any = sys._getframe(2)
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return False
+        if frame.f_globals.get("__name__") == _FUNCTIONS:
+            return True
+        frame = frame.f_back
+    return False
