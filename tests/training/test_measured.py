@@ -328,6 +328,17 @@ def test_the_computation_of_the_capture_is_said_and_bounds_step_ms(model):
         torchcoll.plan(traffic=PLAN, machine=model, measured=traffic, step_ms=1000)
 
 
+def test_a_capture_of_cpus_does_not_pass_for_a_machine_with_gpus(model, capsys):
+    on_gpus = torchcoll.plan(traffic=PLAN, machine="8xH100", measured=captured(), step_ms=8)
+    assert on_gpus.measured.other_hardware
+    torchcoll.show(on_gpus)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the measured step on gloo, not on such a machine, communicates" in shown
+    assert "8xH100 has GPUs: the factor is not of that machine" in shown
+    here = torchcoll.plan(traffic=PLAN, machine=model, measured=captured(), step_ms=8)
+    assert not here.measured.other_hardware
+
+
 def test_other_collectives_take_the_factor_of_all(model):
     result = measured(captured(slower_ns=MS), model)
     machine = CorrectedMachine(model, result.correction)

@@ -86,6 +86,8 @@ def _answer(comparison: LayoutComparison) -> Answer:
     if len(best) > 1:
         others = ", ".join(f"{row.layout.name} ({_cost(row)})" for row in best[1:])
         text += f"; with less memory: {others}"
+    if alike := _overlapping(comparison.rows, best[0]):
+        text += f"; its interval overlaps that of {', '.join(alike)}"
     if comparison.measured is not None:
         old, new = (
             [row.layout.name for row in sorted(rows, key=lambda row: row.cost)]
@@ -94,6 +96,21 @@ def _answer(comparison: LayoutComparison) -> Answer:
         order = "the order stays" if old == new else f"the order was {', '.join(old)}"
         text += f"; {correction_text(comparison.measured)}, and {order}"
     return Answer(one_line(text))
+
+
+def _overlapping(rows: Sequence[LayoutRow], best: LayoutRow) -> list[str]:
+    """Returns the layouts that fit, and whose 90 % interval overlaps that of the best."""
+
+    def ends(row: LayoutRow) -> Ends | None:
+        return row.step.step_ns or row.step.comm_ns
+
+    upper = ends(best)
+    return [
+        row.layout.name
+        for row in rows
+        if row is not best and row.fits and upper and (interval := ends(row))
+        if interval[1] <= upper[2]
+    ]
 
 
 def _cost(row: LayoutRow) -> str:
@@ -134,20 +151,20 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
         *(
             [
                 (Head("exposed"), time("exposed_ns")),
-                (Head("idle"), lambda row: format_ns(row.step.idle_ns, 3)),
+                (Head("idle", drop=1), lambda row: format_ns(row.step.idle_ns, 3)),
                 (Head("step"), time("step_ns")),
             ]
             if computed
             else []
         ),
-        (Head("low to high", drop=1), interval),
+        (Head("low to high"), interval),
     ]
     return make_grid(
         [
             (Head("layout", left=True), lambda row: row.layout.name),
             (Head("Pareto"), lambda row: "yes" if row.pareto else ""),
             *([(Head("batch"), _batch)] if limit is not None else []),
-            (Head("calls"), lambda row: f"{row.step.calls:,}"),
+            (Head("calls", drop=1), lambda row: f"{row.step.calls:,}"),
             (Head("sent"), lambda row: format_gigabytes(row.step.sent_bytes)),
             *(of_times if predicted else []),
             (Head("memory"), lambda row: format_gigabytes(row.memory_bytes)),

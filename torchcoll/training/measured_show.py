@@ -154,7 +154,8 @@ def correction_text(measured: MeasuredStep) -> str:
     """Returns a clause for the answer."""
     value, low, high = measured.correction.factor
     cause = largest_cause(measured)
-    text = f"the measured step communicates {value:.2f} times as long as planned"
+    where = f" on {', '.join(measured.backends)}, not on such a machine," * measured.other_hardware
+    text = f"the measured step{where} communicates {value:.2f} times as long as planned"
     return f"{text} ({low:.2f} to {high:.2f}){f', mostly by {cause}' if cause else ''}"
 
 

@@ -106,12 +106,13 @@ class UnmatchedCalls:
 class MeasuredStep:
     """A measured step beside its plan. Times in ns, of one step; None: unknown.
 
-    - capture: its path. layout: what was planned for it. ranks: of the capture.
+    - capture: its path. layout: what was planned for it. ranks, backends: of the capture.
     - steps: how many steady steps count.
     - planned_ns: all matched calls one after another, with the 90 % interval.
     - transfer_ns, late_ns, copies_ns, gaps_ns, computing_ns, exposed_ns, step_ns: see the module.
     - overlapped_ns: the part of transfer_ns - planned_ns of calls that ran beside computation.
     - correction: what it changes in a plan.
+    - other_hardware: the capture is of CPUs, and the machine of the plan has GPUs.
     """
 
     capture: str
@@ -131,6 +132,8 @@ class MeasuredStep:
     overlapped_ns: float | None
     correction: Correction
     notes: tuple[str, ...] = field(default=())
+    backends: tuple[str, ...] = ()
+    other_hardware: bool = False
 
     @property
     def in_calls_ns(self) -> float:
@@ -537,6 +540,7 @@ def _summarise(
             blocking,
         ),
         notes=tuple(_notes(traffic, figures, step_notes, separate, unsplit, timeless)),
+        backends=tuple(sorted({g.backend for g in traffic.groups.values() if g.backend})),
     )
 
 

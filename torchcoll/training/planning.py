@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
+from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Traffic
@@ -259,9 +260,22 @@ def _corrected(
     project: Callable[[Predictor | None, float | None], Plan],
 ) -> Plan:
     compute_ns, measured = _computation(compute_ns, measured, taken)
+    measured = _with_other_hardware(measured, machine)
     corrected = project(CorrectedMachine(machine, measured.correction), compute_ns)
     corrected.measured, corrected.uncorrected = measured, project(machine, compute_ns).step
     return corrected
+
+
+def _with_other_hardware(measured: MeasuredStep, machine: Predictor) -> MeasuredStep:
+    """Adds a note where calls of CPUs correct the times of GPUs."""
+    on_host = bool(measured.backends) and all(backend_of(b).on_host for b in measured.backends)
+    if not on_host or not isinstance(machine, PublishedMachine):
+        return measured
+    text = (
+        f"the step was captured with {', '.join(measured.backends)} on CPUs, and {machine.name} "
+        "has GPUs: the factor is not of that machine"
+    )
+    return replace(measured, notes=(text, *measured.notes), other_hardware=True)
 
 
 def _computation(
@@ -320,6 +334,7 @@ def _compare(
     measured = measure_step(step, captured, layout.name, setting.compute_ns)
     taken = f"--batch {setting.batch.text}"
     compute_ns, measured = _computation(setting.compute_ns, measured, taken)
+    measured = _with_other_hardware(measured, setting.machine)
     corrected = project(CorrectedMachine(setting.machine, measured.correction), compute_ns)
     corrected.measured = measured
     corrected.uncorrected = project(setting.machine, compute_ns).rows
