@@ -177,6 +177,22 @@ def test_asynchronous_calls_are_judged_by_when_they_were_issued():
     assert find_arrivals(issued(*times, clocks=("a", "b"))).late == []
 
 
+@pytest.mark.parametrize("last_asynchronous", [True, False])
+def test_time_in_the_queue_of_a_group_is_no_waiting(last_asynchronous):
+    """Two calls are in flight on both ranks until 40 ms. Of the third rank 1 is 30 ms later, at 31
+    ms, when it could not start yet: nobody waited for it. At 50 ms rank 0 waits 10 ms.
+    """
+    for late_ms, caused_ms in ((31, 0), (50, 100)):
+        traffic = issued([(0, 20), (1, 40), (1, 60)], [(0, 20), (1, 40), (late_ms, 60)])
+        for calls in traffic.calls.values():
+            calls[2::3] = [
+                dataclasses.replace(call, asynchronous=last_asynchronous) for call in calls[2::3]
+            ]
+        arrivals = find_arrivals(traffic)
+        assert sum(row.caused_ns for row in arrivals.late if row.rank == 1) == caused_ms * MS
+        assert arrivals.wait_ns == caused_ms * MS
+
+
 def test_nobody_is_named_on_clocks_that_cannot_be_aligned():
     """Step by step the second clock is set on: no offset fits all calls."""
     traffic = issued([(0, 7)], [(4, 40)], clocks=("a", "b"))

@@ -5,7 +5,8 @@ the others have more is their wait for it. This compares durations, so the clock
 not agree. A capture learns late of the end of an asynchronous call on a CPU (training/late.py), so
 its duration says nothing about a wait of less than 5 ms. Such a call is judged by when each rank
 issued it, which needs clocks that can be compared (training/clocks.py): without them no rank counts
-as last. A rank that waits in several calls at once waits once: the time counts for the first.
+as last. A call begins when the call before it in its group has ended: what it spends in the queue
+is no wait for a rank. A rank that waits in several calls at once waits once: the time counts for the first.
 
 Someone is last in every call, so a share alone says nothing: of two equal ranks each is last in
 half of the calls.
@@ -37,7 +38,7 @@ from torchcoll.core.units import counted, format_ns, format_ranges
 from torchcoll.stats.drift import SURE
 from torchcoll.training.clocks import Offsets, measure_offsets
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
-from torchcoll.training.late import cut_at_marks, may_end_late
+from torchcoll.training.late import MAX_LATENESS_NS, begun_ns, cut_at_marks, may_end_late
 from torchcoll.training.steps import find_steps
 
 MOST_BLOCKS = 32
@@ -263,7 +264,9 @@ def split_traffic(traffic: Traffic) -> SplitTraffic:
             unique.setdefault(joined_call, call.group)
     unsplit: Counter[str] = Counter()
     participants: dict[str, set[int]] = defaultdict(set)
+    begun, unsure = begun_ns(traffic)
     waits: dict[JoinedCall, dict[int, int]] = {}
+    transfers: dict[JoinedCall, int] = {}
     lasts: dict[JoinedCall, int | None] = {}
     offsets: Offsets | None = None
     for joined_call, group in unique.items():
@@ -273,6 +276,13 @@ def split_traffic(traffic: Traffic) -> SplitTraffic:
         reason = unsplit_reason(joined_call)
         if not reason and steady is not None and step not in steady:
             reason = _OTHER_STEP
+        if not reason:
+            times = {
+                rank: call.span[1] - begun[id(call)] if call.span else joined_call.times_ns[rank]
+                for rank, call in joined_call.calls.items()
+            }
+            transfers[joined_call] = min(times.values())
+            error = MAX_LATENESS_NS * any(id(c) in unsure for c in joined_call.calls.values())
         if not reason and any(may_end_late(c, traffic.source) for c in joined_call.calls.values()):
             if offsets is None:
                 # Of ends before the cut: a bound that is too narrow would be wrong.
@@ -280,21 +290,19 @@ def split_traffic(traffic: Traffic) -> SplitTraffic:
                 offsets = measure_offsets(
                     whole, dict.fromkeys(itertools.chain.from_iterable(of_whole.values()))
                 )
-            if issued := _issued_ns(joined_call, offsets):
-                latest = max(issued.values())
-                times = joined_call.times_ns
-                waits[joined_call] = {r: min(latest - at, times[r]) for r, at in issued.items()}
-                error = 2 * max(offsets.error_ns[r] for r in issued)
+            if begins := _aligned_ns(joined_call, begun, offsets):
+                latest = max(begins.values())
+                waits[joined_call] = {r: min(latest - at, times[r]) for r, at in begins.items()}
+                error += 2 * max(offsets.error_ns[r] for r in begins)
                 lasts[joined_call] = last_rank(waits[joined_call], error)
             else:
                 reason = _NO_CLOCK
         elif not reason:
-            shortest = min(joined_call.times_ns.values())
-            waits[joined_call] = {r: ns - shortest for r, ns in joined_call.times_ns.items()}
-            lasts[joined_call] = last_rank(waits[joined_call], 0)
+            waits[joined_call] = {r: ns - transfers[joined_call] for r, ns in times.items()}
+            lasts[joined_call] = last_rank(waits[joined_call], error)
         if reason:
             unsplit[reason] += 1
-    _count_once(traffic, joined, waits)
+    _count_once(traffic, joined, begun, waits)
     split = []
     for joined_call, of_ranks in waits.items():
         first = joined_call.calls[min(joined_call.calls)]
@@ -306,32 +314,35 @@ def split_traffic(traffic: Traffic) -> SplitTraffic:
                 (-1 if first.step is None else first.step, first.sequence),
                 last,
                 {} if last is None else {r: ns for r, ns in of_ranks.items() if r != last},
-                min(joined_call.times_ns.values()),
+                transfers[joined_call],
                 first.logged_ns,
             )
         )
     return SplitTraffic(split, unsplit, participants, traffic.groups)
 
 
-def _issued_ns(joined: JoinedCall, offsets: Offsets) -> dict[int, int]:
-    """Returns when each rank issued the call, on the clock of the first rank; {} if unknown."""
-    issued = {
-        rank: call.start_ns + offsets.added_ns[rank]
+def _aligned_ns(
+    joined: JoinedCall, begun: Mapping[int, int], offsets: Offsets
+) -> dict[int, int]:
+    """Returns when the call began on each rank, on the clock of the first; {} if unknown."""
+    begins = {
+        rank: begun[id(call)] + offsets.added_ns[rank]
         for rank, call in joined.calls.items()
-        if call.start_ns is not None and rank in offsets.added_ns
+        if call.span and rank in offsets.added_ns
     }
-    return issued if len(issued) == len(joined.calls) else {}
+    return begins if len(begins) == len(joined.calls) else {}
 
 
 def _count_once(
     traffic: Traffic,
     joined: Mapping[int, Sequence[JoinedCall]],
+    begun: Mapping[int, int],
     waits: Mapping[JoinedCall, dict[int, int]],
 ) -> None:
     """Takes from each wait the time in which its rank already waited in an earlier call."""
     for rank, calls in traffic.calls.items():
         spans = [
-            (call.span[0], joined_call)
+            (begun[id(call)], joined_call)
             for call, joined_call in zip(calls, joined[rank], strict=True)
             if call.span and joined_call in waits
         ]
