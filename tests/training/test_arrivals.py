@@ -225,6 +225,38 @@ def test_a_rank_that_waited_for_the_late_one_is_not_blamed():
     assert after == {("tp0", 1): None, ("dp1", 1): None, ("dp0", 0): 1}
 
 
+def late_after(rows_of_step, groups):
+    rows = [row for _ in range(12) for row in rows_of_step]
+    steps = [number // len(rows_of_step) for number in range(len(rows))]
+    arrivals = find_arrivals(traffic_of(rows, groups, steps=steps))
+    return {(row.group, row.rank): row.after for row in arrivals.ranks if row.late}
+
+
+def test_a_short_wait_does_not_explain_a_long_delay():
+    """Rank 0 waits 20 us for rank 2 in dp, and the other 480 us of its delay in tp are its own."""
+    groups = {"tp": (0, 1), "dp": (0, 2)}
+    own = late_after([("tp", {0: 10, 1: 510}), ("dp", {0: 30, 2: 10})], groups)
+    assert own == {("tp", 0): None, ("dp", 2): None}
+    # A wait of 300 us explains most of the 500.
+    after = late_after([("tp", {0: 10, 1: 510}), ("dp", {0: 310, 2: 10})], groups)
+    assert after == {("tp", 0): 2, ("dp", 2): None}
+
+
+def test_two_late_ranks_do_not_explain_each_other():
+    """Rank 0 is late for all, rank 1 for rank 0 alone: each waits for the other."""
+    waits = [("w", {0: 10, 1: 510, 2: 510}), ("s", {0: 510, 1: 10})]
+    assert late_after(waits, {"w": (0, 1, 2), "s": (0, 1)}) == {("w", 0): None, ("s", 1): None}
+
+
+def test_a_rank_that_is_late_by_less_than_one_percent_is_not_named():
+    """Rank 0 is last in each call by 90 or by 110 us of about 10 ms."""
+    small = find_arrivals(traffic_of([("g", {0: 10_000, 1: 10_090})] * 12))
+    assert (small.late, [row.small for row in small.ranks]) == ([], [True, False])
+    assert small.answer.startswith("no rank is late by 1 % of the time in collectives: rank 0 caus")
+    large = find_arrivals(traffic_of([("g", {0: 10_000, 1: 10_110})] * 12))
+    assert [row.rank for row in large.late] == [0]
+
+
 def test_a_rank_that_may_have_waited_for_an_unrecorded_one_is_in_doubt():
     """Rank 1 was not recorded: rank 0 may be last in dp0 only because it waited for it in tp0."""
     whole = mesh([("tp0", {0: 510, 1: 10}), ("dp0", {0: 10, 2: 510})])

@@ -31,6 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
+from statistics import fmean
 
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic
@@ -44,6 +45,7 @@ from torchcoll.training.steps import find_steps
 MOST_BLOCKS = 32
 LEAST_BLOCKS = 6  # of fewer, no rank is named
 _NOTABLE = 1.1  # times its share of the waiting by chance: less is nothing to act on
+_SMALL = 0.01  # of the time in collectives: a wait of less is nothing to act on
 _THIRDS = ("first third", "second third", "last third")
 _OTHER_STEP = "outside of the steps that send alike"
 _NO_CLOCK = "asynchronous, and the clocks of its ranks are not aligned"
@@ -61,6 +63,8 @@ class RankArrival:
     - blocks, led: how many blocks there are, and how many it led.
     - p: of the most significant time, corrected for all ranks, groups and times (Holm).
     - when: the time in which it is late, '' for the whole time; None if it is not late.
+    - small: it is late more often than chance, but another rank waited for it for less than 1 % of
+      the time that the ranks of the group were in collectives of any group.
     - after: the rank for which it waited in another group, which explains that it is late.
     - doubt: a group in which it may have waited for a rank that was not recorded, as the others of
       this group did not; '' for none.
@@ -78,6 +82,7 @@ class RankArrival:
     led: int
     p: float
     when: str | None = None
+    small: bool = False
     after: int | None = None
     doubt: str = ""
 
@@ -178,6 +183,8 @@ class Arrivals:
         text = f"{_name(most)} caused most waiting, {self._caused_text(most)}"
         if max(rank.blocks for rank in self.ranks) < LEAST_BLOCKS:
             return f"too few calls to tell who is late: {text}"
+        if most.small:
+            return f"no rank is late by 1 % of the time in collectives: {text}"
         return f"no rank is late more often than chance: {text}"
 
     def _late_text(self, rank: RankArrival) -> str:
@@ -513,14 +520,34 @@ def _judged(
     for place, (p, index, name) in enumerate(sorted(tests)):
         running = max(running, min(1.0, p * (len(tests) - place)))
         adjusted[index][name] = running
+    in_collectives = _time_in_collectives(split)
     judged = []
     for index, row in enumerate(rows):
         by_time = adjusted[index]
         p = min(by_time.values(), default=1.0)
         sure = [name for name in ("", *_THIRDS) if by_time.get(name, 1.0) <= SURE]
         notable = row.caused_share >= _NOTABLE * row.chance
-        judged.append(_replaced(row, p=p, when=sure[0] if sure and notable else None))
+        times_ns = [in_collectives[rank] for rank in split[row.group][0].members]
+        small = row.caused_ns / max(1, len(times_ns) - 1) < _SMALL * fmean(times_ns)
+        late = sure and notable and not small
+        judged.append(
+            _replaced(
+                row,
+                p=p,
+                when=sure[0] if late else None,
+                small=bool(sure and notable and small),
+            )
+        )
     return judged
+
+
+def _time_in_collectives(split: Mapping[str, Sequence[SplitCall]]) -> Counter[int]:
+    """Returns how long (ns) each rank was in the calls of all groups: waiting and transfer."""
+    spent: Counter[int] = Counter()
+    for call in itertools.chain.from_iterable(split.values()):
+        for rank in call.members:
+            spent[rank] += call.transfer_ns + call.waits_ns.get(rank, 0)
+    return spent
 
 
 def _replaced(row: RankArrival, **changes: object) -> RankArrival:
@@ -531,23 +558,39 @@ def _with_followers(
     rows: Sequence[RankArrival], split: Mapping[str, Sequence[SplitCall]]
 ) -> list[RankArrival]:
     """The rows with ``after``: a rank that is late in one group only because it waited for a late
-    rank in another. It is not late itself in the group that it shares with that rank.
+    rank in another. It is not late itself in the group that it shares with that rank, and its wait
+    there explains most of its delay in the same steps. Two ranks do not explain each other.
     """
     late = {(row.group, row.rank): row for row in rows if row.late}
     members = {group: set(calls[0].members) for group, calls in split.items()}
+    causes: dict[tuple[str, int], tuple[str, int]] = {}
+    for place, row in late.items():
+        delays: Counter[int] = Counter()  # by step: how long another rank of the group waited
+        for call in split[row.group]:
+            if call.last == row.rank:
+                delays[call.order[0]] += max(call.waits_ns.values())
+        explained: dict[tuple[str, int], int] = {}
+        for group, cause in late:
+            elsewhere = cause != row.rank and group != row.group and row.rank in members[group]
+            if elsewhere and (group, row.rank) not in late:
+                waited: Counter[int] = Counter()
+                for call in split[group]:
+                    if call.last == cause:
+                        waited[call.order[0]] += call.waits_ns.get(row.rank, 0)
+                explained[group, cause] = (delays & waited).total()
+        best = max(explained, key=lambda each: explained[each], default=None)
+        if best is not None and explained[best] >= delays.total() / 2:
+            causes[place] = best
     marked = []
     for row in rows:
-        causes = [
-            other
-            for (group, rank), other in late.items()
-            if row.late
-            and rank != row.rank
-            and group != row.group
-            and row.rank in members[group]
-            and (group, row.rank) not in late
-        ]
-        cause = max(causes, key=lambda other: other.caused_share, default=None)
-        marked.append(_replaced(row, after=cause.rank) if cause else row)
+        start = (row.group, row.rank)
+        seen: list[tuple[str, int]] = []
+        at = causes.get(start)
+        while at is not None and at not in seen:
+            seen.append(at)
+            at = causes.get(at)
+        ends_elsewhere = seen and start not in seen
+        marked.append(_replaced(row, after=causes[start][1]) if ends_elsewhere else row)
     return marked
 
 
