@@ -19,6 +19,7 @@ from ranks import busy
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.traffic import Traffic
 from torchcoll.integrations.driven import DrivenCapture, base_class
+from torchcoll.training import sampled as sampled_steps
 
 
 def test_steps(tmp_path, capfd):
@@ -45,15 +46,16 @@ def test_steps(tmp_path, capfd):
 
 def test_start_every_and_metrics(tmp_path):
     """Rank 1 sleeps before each step. Begun after two steps, one in two is captured three times: 3,
-    5 and 7. Of 18 steps rank 0 learns of each at the mark after it, and of the eighth at the ninth.
+    5 and 7. Rank 0 learns of each step at the mark after it, of the 24th at the 25th: windows of 8.
     """
     sleep_s = 0.02 * busy()
 
     def case():
+        sampled_steps.WINDOW = 8
         sampled = DrivenCapture("sampled", 3, start=2, every=2)
-        late = DrivenCapture("late", 18, start=2, metrics="late.prom")
+        late = DrivenCapture("late", 26, start=2, metrics="late.prom")
         with contextlib.redirect_stderr(io.StringIO()) as printed:
-            for capture, steps, rest_s in ((sampled, 9, 0), (late, 20, sleep_s)):
+            for capture, steps, rest_s in ((sampled, 9, 0), (late, 28, sleep_s)):
                 capture.begin()
                 for number in range(steps):
                     if dist.get_rank() == 1:
@@ -68,10 +70,10 @@ def test_start_every_and_metrics(tmp_path):
     assert [call.bytes_in // 4 for call in traffic.calls[0]] == [4, 6, 8]
     assert first.startswith("captured 6 steps of each rank, one in 2: ")
     traffic = Traffic.load(tmp_path / "late")
-    assert [call.bytes_in // 4 for call in traffic.calls[0]] == [*range(3, 21)]
-    assert last.startswith("captured 18 steps of each rank: ")
+    assert [call.bytes_in // 4 for call in traffic.calls[0]] == [*range(3, 29)]
+    assert last.startswith("captured 26 steps of each rank: ")
     (line,) = named
-    assert re.match(r"torchcoll: step (11|19): rank 1 is late: it caused ", line)
+    assert re.match(r"torchcoll: step 27: rank 1 is late: it caused ", line)
 
 
 def test_a_training_that_raises_is_the_status(tmp_path):

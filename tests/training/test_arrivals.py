@@ -177,6 +177,22 @@ def test_asynchronous_calls_are_judged_by_when_they_were_issued():
     assert find_arrivals(issued(*times, clocks=("a", "b"))).late == []
 
 
+@pytest.mark.parametrize("last_asynchronous", [True, False])
+def test_time_in_the_queue_of_a_group_is_no_waiting(last_asynchronous):
+    """Two calls are in flight on both ranks until 40 ms. Of the third rank 1 is 30 ms later, at 31
+    ms, when it could not start yet: nobody waited for it. At 50 ms rank 0 waits 10 ms.
+    """
+    for late_ms, caused_ms in ((31, 0), (50, 100)):
+        traffic = issued([(0, 20), (1, 40), (1, 60)], [(0, 20), (1, 40), (late_ms, 60)])
+        for calls in traffic.calls.values():
+            calls[2::3] = [
+                dataclasses.replace(call, asynchronous=last_asynchronous) for call in calls[2::3]
+            ]
+        arrivals = find_arrivals(traffic)
+        assert sum(row.caused_ns for row in arrivals.late if row.rank == 1) == caused_ms * MS
+        assert arrivals.wait_ns == caused_ms * MS
+
+
 def test_nobody_is_named_on_clocks_that_cannot_be_aligned():
     """Step by step the second clock is set on: no offset fits all calls."""
     traffic = issued([(0, 7)], [(4, 40)], clocks=("a", "b"))
@@ -207,6 +223,38 @@ def test_a_rank_that_waited_for_the_late_one_is_not_blamed():
     assert {row.rank for row in arrivals.late} == {1}
     after = {(row.group, row.rank): row.after for row in arrivals.ranks if row.late}
     assert after == {("tp0", 1): None, ("dp1", 1): None, ("dp0", 0): 1}
+
+
+def late_after(rows_of_step, groups):
+    rows = [row for _ in range(12) for row in rows_of_step]
+    steps = [number // len(rows_of_step) for number in range(len(rows))]
+    arrivals = find_arrivals(traffic_of(rows, groups, steps=steps))
+    return {(row.group, row.rank): row.after for row in arrivals.ranks if row.late}
+
+
+def test_a_short_wait_does_not_explain_a_long_delay():
+    """Rank 0 waits 20 us for rank 2 in dp, and the other 480 us of its delay in tp are its own."""
+    groups = {"tp": (0, 1), "dp": (0, 2)}
+    own = late_after([("tp", {0: 10, 1: 510}), ("dp", {0: 30, 2: 10})], groups)
+    assert own == {("tp", 0): None, ("dp", 2): None}
+    # A wait of 300 us explains most of the 500.
+    after = late_after([("tp", {0: 10, 1: 510}), ("dp", {0: 310, 2: 10})], groups)
+    assert after == {("tp", 0): 2, ("dp", 2): None}
+
+
+def test_two_late_ranks_do_not_explain_each_other():
+    """Rank 0 is late for all, rank 1 for rank 0 alone: each waits for the other."""
+    waits = [("w", {0: 10, 1: 510, 2: 510}), ("s", {0: 510, 1: 10})]
+    assert late_after(waits, {"w": (0, 1, 2), "s": (0, 1)}) == {("w", 0): None, ("s", 1): None}
+
+
+def test_a_rank_that_is_late_by_less_than_one_percent_is_not_named():
+    """Rank 0 is last in each call by 90 or by 110 us of about 10 ms."""
+    small = find_arrivals(traffic_of([("g", {0: 10_000, 1: 10_090})] * 12))
+    assert (small.late, [row.small for row in small.ranks]) == ([], [True, False])
+    assert small.answer.startswith("no rank is late by 1 % of the time in collectives: rank 0 caus")
+    large = find_arrivals(traffic_of([("g", {0: 10_000, 1: 10_110})] * 12))
+    assert [row.rank for row in large.late] == [0]
 
 
 def test_a_rank_that_may_have_waited_for_an_unrecorded_one_is_in_doubt():

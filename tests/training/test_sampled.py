@@ -124,6 +124,7 @@ def straggler():
     fully_shard(model)
     train_step(model)
     reported, slept_s = None, 0.0
+    window, sampled.WINDOW = sampled.WINDOW, 8
     with torchcoll.capture("late", metrics="late.prom") as traffic:
         for _ in range(STEPS):
             if dist.get_rank() == 1:
@@ -132,6 +133,7 @@ def straggler():
                 slept_s += time.perf_counter() - begun
             train_step(model)
             reported = traffic.step() or reported
+    sampled.WINDOW = window
     if dist.get_rank() == 1:
         assert reported is None
         Path("slept").write_text(str(slept_s))
@@ -360,6 +362,27 @@ def test_ranks_that_learn_of_ends_some_steps_apart(alone, tmp_path):
     assert told_after(20) == 16
     ranks[1].stuck = False
     assert told_after(20) == 55
+
+
+def test_a_rank_is_named_that_is_late_in_three_windows_in_a_row(tmp_path, monkeypatch):
+    """Windows of 8 steps. In each rank 1 is 10 ms later than rank 0, but not in the second: none is
+    named until the fifth, for 24 steps.
+    """
+    monkeypatch.setattr(sampled, "WINDOW", 8)
+    path = tmp_path / "step.prom"
+    store = dist.HashStore()
+    ranks = [StepMetrics(path, store, "x", rank, 2) for rank in (1, 0)]
+    looks = {}
+    for step in range(48):
+        last = step % 2 if 8 <= step < 16 else 1
+        for rank, metrics in zip((1, 0), ranks, strict=True):
+            time_ns = 10_000_000 if rank == last else 20_000_000
+            call = TrafficCall("all_reduce", 4, 4, group="0", start_ns=0, time_ns=time_ns)
+            metrics.add(step, step, (0, 30_000_000), [call])
+            if arrivals := metrics.report():
+                looks[step + 1] = [(row.rank, row.caused_ns) for row in arrivals.late]
+    assert looks == {24: [], 32: [], 40: [(1, 240_000_000)], 48: [(1, 240_000_000)]}
+    assert 'torchcoll_late_rank_caused_seconds{job="torchcoll"' in path.read_text()
 
 
 # -- metrics ---------------------------------------------------------------------------------------

@@ -209,9 +209,10 @@ class Traffic(Displayed):
     def step(self) -> Any:
         """Marks the end of a training step. Raises UsageError outside of a capture.
 
-        Returns None, except on rank 0 of a capture with ``metrics``, after every eighth captured
-        step: who the others waited for in the last 64 captured steps. Its ``late`` are the ranks
-        that caused more waiting than chance explains, its ``answer`` is a sentence.
+        Returns None, except on rank 0 of a capture with ``metrics``, after every 32 captured steps
+        from the 96th on: who the others waited for in the last 96 captured steps. Its ``late`` are
+        the ranks that caused more waiting than chance explains in each third of them, its
+        ``answer`` is a sentence.
         """
         if self.mark_step is None:
             raise UsageError("step", "no capture", "a step inside of `with torchcoll.capture()`")

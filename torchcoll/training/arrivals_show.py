@@ -119,6 +119,8 @@ def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
 
 
 def _late_text(row: RankArrival) -> str:
+    if row.small:
+        return "< 1 %"
     if not row.late:
         return "chance" if row.p > 0.05 else "-"
     if row.after is not None:

@@ -87,3 +87,24 @@ def error_ns(joined: JoinedCall, source: str) -> int:
     - source: the source of the traffic.
     """
     return MAX_LATENESS_NS if any(may_end_late(c, source) for c in joined.calls.values()) else 0
+
+
+def begun_ns(traffic: Traffic) -> tuple[dict[int, int], set[int]]:
+    """Returns when each call that has a span could begin on its rank, by the call's id: issued, and
+    the call before it in its group ended. And the ids of those that began up to MAX_LATENESS_NS
+    earlier, because that end may be stamped late.
+    """
+    begun: dict[int, int] = {}
+    unsure: set[int] = set()
+    for calls in traffic.calls.values():
+        ends: dict[str, tuple[int, bool]] = {}
+        for call in calls:
+            if call.span is None:
+                continue
+            start, end = call.span
+            before, late = ends.get(call.group, (start, False))
+            begun[id(call)] = min(end, max(start, before))
+            if late and before > start:
+                unsure.add(id(call))
+            ends[call.group] = max((before, late), (end, may_end_late(call, traffic.source)))
+    return begun, unsure

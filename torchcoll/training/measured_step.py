@@ -41,7 +41,7 @@ from torchcoll.core.units import counted, format_ns
 from torchcoll.curves.predictor import Ends, PlannedCalls, sum_of
 from torchcoll.training.corrected_machine import Correction
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
-from torchcoll.training.late import LATE, cut_at_marks, may_end_late
+from torchcoll.training.late import LATE, begun_ns, cut_at_marks, may_end_late
 from torchcoll.training.projection import PlannedRow, PlannedStep
 from torchcoll.training.steps import find_steps
 
@@ -301,19 +301,13 @@ def _service_times(traffic: Traffic) -> dict[int, float]:
     """Returns the time of each call without its wait for the call before it in its group, by the
     call's id.
     """
-    service: dict[int, float] = {}
-    for calls in traffic.calls.values():
-        ends: dict[str, int] = {}
-        for call in calls:
-            if call.time_ns is None:
-                continue
-            if call.span is None:
-                service[id(call)] = call.time_ns
-                continue
-            start, end = call.span
-            service[id(call)] = max(0, end - max(start, ends.get(call.group, start)))
-            ends[call.group] = max(end, ends.get(call.group, end))
-    return service
+    begun, _ = begun_ns(traffic)
+    return {
+        id(call): call.span[1] - begun[id(call)] if call.span else call.time_ns
+        for calls in traffic.calls.values()
+        for call in calls
+        if call.time_ns is not None
+    }
 
 
 def _transfer_ns(joined: JoinedCall, service: Mapping[int, float]) -> float | None:
