@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from itertools import accumulate
 
@@ -122,6 +123,64 @@ def test_merge_of_hosts(measured, command, tmp_path):
     code, _, text = command("merge", output, "-o", tmp_path / "again.jsonl")
     expected = "a file whose ranks have kept samples: this one has all"
     assert (code, text) == (2, f"torchcoll: error: {error_text('merge', output, expected)}\n")
+
+
+def edited(change):
+    """A change of the records of a file, which then has no check sums."""
+
+    def edit(text: str) -> str:
+        records = [json.loads(line) for line in text.splitlines()]
+        for record in records:
+            del record["crc"], record["line"]
+        change(records)
+        return "".join(f"{json.dumps(record)}\n" for record in records)
+
+    return edit
+
+
+def shortened(records):
+    records[1]["time_ns"]["host"] = records[1]["time_ns"]["host"][:3]
+
+
+def twice(records):
+    records.append({**records[1], "start_ns": records[1]["start_ns"] + 1})
+
+
+def negative(records):
+    records[1]["time_ns"]["host"][0] = -1
+
+
+def without_lead(records):
+    records[1]["ramp_up_ns"] = []
+
+
+@pytest.mark.parametrize(
+    ("edit", "got"),
+    [
+        (edited(shortened), "got 3 of clock host in batch 1 of rank 1, expected 20"),
+        (edited(lambda records: records[1]["time_ns"].clear()), "got 0 of clock host in batch 1"),
+        (edited(without_lead), "got 0 before the batch in batch 1 of rank 1, expected "),
+        (edited(twice), "got two different records of rank 1, expected "),
+        (edited(negative), "rank-00001.jsonl:2: unusable record: ValueError: a duration below 0"),
+        (lambda text: text.replace('"start_ns":', '"start_ns":1', 1), "rank-00001.jsonl:2: "),
+    ],
+)
+def test_damaged_samples_are_refused(measured, command, tmp_path, edit, got):
+    folder = measured.path.with_name(f"{measured.path.name}.samples")
+    here = tmp_path / folder.name
+    shutil.copytree(folder, here)
+    file = here / "rank-00001.jsonl"
+    file.write_text(edit(file.read_text()))
+    output = tmp_path / "all.jsonl"
+    code, _, text = command("merge", measured.path, here, "-o", output)
+    assert code == (3 if "two" in got else 2) and got in text and text.count("\n") == 1
+    assert not output.exists()
+
+
+def test_copies_of_samples_are_no_harm(measured, command, tmp_path):
+    folder = measured.path.with_name(f"{measured.path.name}.samples")
+    code, _, text = command("merge", measured.path, folder, folder, "-o", tmp_path / "all.jsonl")
+    assert (code, text) == (0, "")
 
 
 def test_a_disk_that_one_rank_cannot_write(launch):

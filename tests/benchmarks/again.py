@@ -5,8 +5,9 @@
 Each row judges so many files (default 400) by 6 new runs of 8 cases. A true file is a run like
 the new ones. A false claim is the same file with all times 10 % shorter. sigma is the deviation
 from run to run of one case, of which half of the variance is common to all cases of a run. Noise:
-normal, or Student's t with 4 degrees of freedom. Asked for: true files reproduced in 93 % (or not
-refused, where the noise hides 10 %), false claims refused in 90 % where sigma is at most 2 %.
+normal, or Student's t with 4 degrees of freedom. Asked for: true files reproduced in 93 % where
+sigma is at most 1 %, and elsewhere refused in at most 7 %; false claims refused in 90 % where sigma
+is at most 2 %, and called reproduced in at most 2.5 % at any sigma.
 
 The last rows do the same with real runs: all_reduce of 3 sizes on 2 gloo ranks of this machine,
 REAL_RUNS (default 120) one after the other. Each draw takes 7 runs in a row: the first is the file.

@@ -80,6 +80,36 @@ def test_what_has_no_place():
         perf_rows([measured(nccl(), nccl(mode="graph"))])
 
 
+def test_a_table_is_of_one_system():
+    """1 and 3 ms of different machines have no median."""
+    one = measured(nccl())
+    other = measured(nccl(ms=3))
+    for member in other.members:
+        member["device_name"] = "NVIDIA A100-SXM4-80GB"
+    names = "device NVIDIA H100 80GB HBM3 and NVIDIA A100-SXM4-80GB"
+    with pytest.raises(UsageError, match=got(names)):
+        perf_rows([one, other])
+
+    other = measured(nccl(ms=3))
+    other.environment["libraries"] = LIBRARIES | {"nccl": "NCCL 2.19.3"}
+    with pytest.raises(UsageError, match=got("library NCCL 2.27.3 and NCCL 2.19.3")):
+        perf_rows([one, other])
+
+    other = measured(nccl(size_bytes=1024, ms=3))  # another point of the same curve
+    for member in other.members:
+        member["host"] = f"node{member['rank'] // 4}"
+    with pytest.raises(UsageError, match=got("8 ranks on 1 host and 2 hosts")):
+        perf_rows([one, other])
+
+
+def test_a_sub_group_is_not_the_world():
+    (row,), notes = perf_rows([measured(nccl(), nccl(ms=9, group="mod:1/0"))])
+    assert row["latency"] == 1.0
+    assert notes == [
+        "1 case not exported: of a sub-group, beside the others (run as many ranks alone)"
+    ]
+
+
 def test_the_command(tmp_path, capsys):
     path = tmp_path / "run.jsonl"
     torchcoll.save(measured(nccl()), path)

@@ -123,19 +123,52 @@ def judged(file: float, new: list[float], threshold: float = 0.1):
 
 
 def test_verdict_by_hand():
-    """Logs -0.01, 0, 0.01: s = 0.01. t(0.975, 2) = 4.3027, times 0.01 sqrt(4/3) is 0.0497."""
+    """Logs -0.01, 0, 0.01: s = 0.01, and the standard error is 0.01 sqrt(4/3) = 0.011547."""
     new = [math.exp(-0.01), 1.0, math.exp(0.01)]
     result = judged(1.0, new)
     assert (result.verdict, result.runs, result.file_runs) == ("reproduced", 3, 1)
-    assert result.high == pytest.approx(math.exp(0.0496826), rel=1e-5)
-    # Over all cases the error is 2.5 %: t(0.9875, 2) = 6.2053.
-    assert judged(math.exp(-0.0716), new).verdict == "reproduced"
+    # Over all cases the error is 2.5 %: t(0.9875, 2) = 6.2053. The interval is of the same level.
+    assert result.high == pytest.approx(math.exp(0.0716523), rel=1e-5)
+    assert judged(math.exp(-0.0716), new).verdict == "cannot tell"
     assert judged(math.exp(-0.0717), new).verdict == "not reproduced"
+    # t(0.975, 2) = 4.3027: 0.04968. ln 1.1 is 0.09531, of which 0.04563 are left for a difference.
+    assert result.cases[0].bound == pytest.approx(math.expm1(0.0496826), rel=1e-5)
+    assert judged(math.exp(-0.0456), new).verdict == "reproduced"
+    assert judged(math.exp(0.0457), new).verdict == "cannot tell"
     assert judged(1.0, new, threshold=0.05).verdict == "cannot tell"
 
 
+def test_a_ratio_outside_the_printed_interval_is_refused():
+    """Logs of mean 0 with squares of 0.0054: s = 0.03286, t(0.9875, 5) = 3.1634, standard error
+    s sqrt(7/6) = 0.03550, so the noise is up to 0.1123.
+    """
+    new = [math.exp(log) for log in (0, 0.02, -0.03, 0.05, -0.04, 0.0)]
+    low = judged(math.exp(0.112), new)
+    assert low.verdict == "cannot tell" and low.ratio < low.high
+    high = judged(math.exp(0.113), new)
+    assert high.verdict == "not reproduced" and high.ratio > high.high
+
+
+def test_a_quiet_mean_does_not_hide_a_noisy_case():
+    """In the last case the logs are 0.05 times (-1, -1, -1, 1, 1, 1), so s = 0.05477 and 29 % are
+    not excluded: t(0.975, 5) = 2.5706, times s sqrt(7/6) is 0.1521, and 0.1 + 0.1521 = 0.2521.
+    """
+    quiet = {number: 0.001 * sign for number, sign in enumerate((-1, 1, -1, 1, -1, 1))}
+    noisy = {number: 0.05 * sign for number, sign in enumerate((-1, -1, -1, 1, 1, 1))}
+    cases = [(f"case {n}", {0: 0.0}, quiet) for n in range(9)]
+    result = judge([*cases, ("claim", {0: -0.1}, noisy)], 0.1)
+    assert result.high < 1.1  # the interval of the mean
+    assert result.verdict == "cannot tell"
+    assert [case.name for case in result.open_cases] == ["claim"]
+    assert result.cases[-1].bound == pytest.approx(math.expm1(0.2521), rel=1e-3)
+    answer = answer_of(Rerun("old.jsonl", result, [], [], "again"))
+    assert answer.headline.endswith(
+        "but 10 % cannot be excluded in 1 of 10 cases, most in claim: up to 29 % (6 new runs)"
+    )
+
+
 def test_one_case_that_differs_is_found_among_many():
-    """Seven cases that agree; the eighth is 20 % faster in the file."""
+    """Seven cases that agree; the eighth is 18 % shorter in the file."""
     new = {number: 0.01 * (number - 2) for number in range(5)}
     cases = [(f"case {n}", {0: 0.0}, new) for n in range(7)]
     result = judge([*cases, ("odd", {0: -0.2}, new)], 0.1)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.errors import UnreadableError
 from torchcoll.core.file import Writer
 from torchcoll.core.jsonl import read_records
 from torchcoll.core.result import check_lists, check_whole
@@ -59,7 +60,7 @@ def read_kept(
     """{(run id, case): {rank: its batches}} of all files in ``folders``.
 
     problems: gets a line for each record that cannot be used. Raises UnreadableError for a file of
-    another kind.
+    another kind, and for two different records of a batch.
     """
     result: dict[tuple[str, int], dict[int, Batches]] = defaultdict(lambda: defaultdict(dict))
     for path in _files(folders):
@@ -70,11 +71,22 @@ def read_kept(
             origin |= {"run": str(data["run_id"]), "rank": data["rank"]}
 
         def take(
-            record: str, data: dict[str, Any], line: bytes, origin: dict[str, Any] = origin
+            record: str,
+            data: dict[str, Any],
+            line: bytes,
+            origin: dict[str, Any] = origin,
+            path: Path = path,
         ) -> None:
             check_whole(data["case"], data["batch"], data["start_ns"], data["start_wall_us"])
-            check_lists(data["ramp_up_ns"], *data["time_ns"].values())
-            result[origin["run"], data["case"]][origin["rank"]][data["batch"]] = data
+            check_lists(data["ramp_up_ns"], *data["time_ns"].values(), durations=True)
+            batches = result[origin["run"], data["case"]][origin["rank"]]
+            if batches.setdefault(data["batch"], data) != data:  # a copy is no harm
+                raise UnreadableError(
+                    f"{path}: batch {data['batch']} of case {data['case']}",
+                    f"two different records of rank {origin['rank']}",
+                    "samples of a batch once",
+                    "Copy the files of the ranks again.",
+                )
 
         read_records(path, problems, _WHAT, SCHEMA, header, take)
     return result

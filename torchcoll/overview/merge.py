@@ -17,14 +17,17 @@ def merge_kept(path: str, folders: Sequence[str] = ()) -> Run:
     """The run of a result file with all samples of its cases.
 
     folders: where the files of the ranks are; none is those beside the result file. Raises
-    UsageError where the file lacks nothing, and for ranks whose samples are not there.
+    UsageError where the file lacks nothing, for ranks whose samples are not there, and for samples
+    that are not as many as the calls; UnreadableError for two different records of a batch.
     """
     run = load_own(path)
     if not any(result.kept for result in run.results):
         raise UsageError("merge", path, "a file whose ranks have kept samples: this one has all")
     defaults = [f"{file}{FOLDER_ENDING}" for file in files_of_run(path)]
     sources = [Path(folder) for folder in folders or defaults]
-    kept = read_kept(sources, run.problems)
+    problems: list[str] = []
+    kept = read_kept(sources, problems)
+    run.problems += problems
     for member, results in run.all_runs():
         run_id = str(member.header.get("run_id"))
         for result in results:
@@ -33,7 +36,9 @@ def merge_kept(path: str, folders: Sequence[str] = ()) -> Run:
                 ranks = list(result.members) or list(range(result.ranks))
                 lacking = [rank for rank in ranks if not _has_all(batches.get(rank), result.kept)]
                 if lacking:
-                    raise _missing(run, result, lacking, sources)
+                    raise _missing(run, result, lacking, sources, problems)
+                for rank in ranks:
+                    _check_lengths(result, result.kept, rank, batches[rank])
                 _fill(result, result.kept, [batches[rank] for rank in ranks])
     return run
 
@@ -42,9 +47,50 @@ def _has_all(batches: Batches | None, kept: KeptBatches) -> bool:
     return {*kept.numbers} <= (batches or {}).keys()
 
 
+def _check_lengths(result: CaseResult, kept: KeptBatches, rank: int, batches: Batches) -> None:
+    """Raises UsageError unless each batch has a sample of each clock for each of its calls."""
+    for number in kept.numbers:
+        batch = batches[number]
+        expected = {
+            f"of clock {clock}": (batch["time_ns"].get(clock, ()), size)
+            for clock in result.time_ns
+            if (size := _counts(result, clock, kept.sizes)[number])
+        }
+        expected["before the batch"] = (batch["ramp_up_ns"], _leads(result))
+        for which, (samples, count) in expected.items():
+            if len(samples) != count:
+                raise UsageError(
+                    f"merge: samples of {result.case.describe()}",
+                    f"{len(samples)} {which} in batch {number} of rank {rank}",
+                    str(count),
+                    "Copy the file of the rank again.",
+                )
+
+
+def _counts(result: CaseResult, clock: str, sizes: Sequence[int]) -> list[int]:
+    """Samples of a clock in batches of ``sizes`` calls; 0 where the clock has none at all."""
+    matrix = result.time_ns[clock]
+    if not matrix or not matrix[0]:
+        return [0] * len(sizes)
+    split = [len(split_batch(size, result.calls_per_sample)) for size in result.batches]
+    if len(matrix[0]) != sum(split):  # a sample for each call
+        return list(sizes)
+    return [len(split_batch(size, result.calls_per_sample)) for size in sizes]
+
+
+def _leads(result: CaseResult) -> int:
+    """Calls before each batch that have a sample."""
+    return max(map(len, result.ramp_up_ns), default=0) // len(result.batches)
+
+
 def _missing(
-    run: Run, result: CaseResult, ranks: Sequence[int], sources: Sequence[Path]
+    run: Run,
+    result: CaseResult,
+    ranks: Sequence[int],
+    sources: Sequence[Path],
+    problems: Sequence[str],
 ) -> UsageError:
+    """problems: of the files of the ranks."""
     hosts = {rank: str(run.members[rank].get("host")) for rank in ranks if rank < len(run.members)}
     names = ", ".join(dict.fromkeys(hosts.values()))
     more = f" and {len(ranks) - 1} more" if len(ranks) > 1 else ""
@@ -52,7 +98,9 @@ def _missing(
         f"merge: samples of {result.case.describe()}",
         f"not all of rank {ranks[0]}{more} in {', '.join(map(str, sources))}",
         f"those of {counted(result.ranks, 'rank')}",
-        f"Copy the folder *{FOLDER_ENDING} of {names[:200]} to here, and name all folders.",
+        problems[0]
+        if problems
+        else f"Copy the folder *{FOLDER_ENDING} of {names[:200]} to here, and name all folders.",
     )
 
 
@@ -61,15 +109,17 @@ def _fill(result: CaseResult, kept: KeptBatches, ranks: Sequence[Batches]) -> No
     was kept is that of its first rank; the result file has those of rank 0.
     """
     for clock, matrix in result.time_ns.items():
-        counts = [len(split_batch(size, result.calls_per_sample)) for size in result.batches]
-        if matrix and len(matrix[0]) != sum(counts):
-            counts = list(result.batches)
+        counts = _counts(result, clock, result.batches)
         result.time_ns[clock] = [
-            _joined(row, counts, kept, {n: batch["time_ns"][clock] for n, batch in batches.items()})
+            _joined(
+                row,
+                counts,
+                kept,
+                {n: batch["time_ns"].get(clock, []) for n, batch in batches.items()},
+            )
             for row, batches in zip(matrix, ranks, strict=True)
         ]
-    leads = max(map(len, result.ramp_up_ns), default=0) // len(result.batches)
-    if leads:
+    if leads := _leads(result):
         counts = [leads] * len(result.batches)
         result.ramp_up_ns = [
             _joined(row, counts, kept, {n: batch["ramp_up_ns"] for n, batch in batches.items()})

@@ -26,7 +26,7 @@ from torchcoll.core.case import NATIVE
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.plausibility import summarise_run
-from torchcoll.core.result import Run
+from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_size
 from torchcoll.report.formats import records_csv
@@ -66,13 +66,14 @@ def perf_rows(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
     A point that several runs measured has the median over the runs. If a run has it both in place
     and out of place, the latter counts, as in aiconfigurator's own table.
 
-    Raises UsageError if no case fits, for cases of NCCL and of oneCCL together, and for cases that
-    the table cannot tell apart.
+    Raises UsageError if no case fits, for cases of several devices or libraries, for as many ranks
+    on different numbers of hosts, and for other cases that the table cannot tell apart.
     """
     skipped: Counter[str] = Counter()
-    points: dict[tuple[Any, ...], list[tuple[Row, str]]] = defaultdict(list)
+    points: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    devices: dict[str, None] = {}
+    hosts: dict[int, dict[int, None]] = defaultdict(dict)  # {ranks: numbers of hosts}
     for run in runs:
-        device = next((str(m["device_name"]) for m in run.members if m.get("device_name")), "")
         for row, result in zip(summarise_run(run), run.results, strict=True):
             if reason := _unfit(row, loaded=bool(result.concurrent)):
                 skipped[reason] += 1
@@ -85,7 +86,9 @@ def perf_rows(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
                 row.ranks,
                 elements,
             )
-            points[key].append((row, device))
+            points[key].append(row)
+            devices |= dict.fromkeys(str(m.get("device_name") or "") for m in run.members)
+            hosts[row.ranks][hosts_of(run)] = None
     libraries = {key[0] for key in points}
     reasons = [f"{counted(count, 'case')} not exported: {why}" for why, count in skipped.items()]
     if not points:
@@ -93,18 +96,45 @@ def perf_rows(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
         raise UsageError("aiconfigurator", "; ".join(reasons) or "no case", expected)
     if len(libraries) > 1:
         raise UsageError("aiconfigurator", "cases of NCCL and oneCCL", "one of them in a file")
+    every = [row for rows in points.values() for row in rows]
+    _check_system([*devices], "device")
+    _check_system([*dict.fromkeys(row.library or "" for row in every)], "library")
+    for ranks, numbers in hosts.items():
+        _check_system([counted(number, "host") for number in numbers], f"{ranks} ranks on")
     table = []
-    for key, measured in sorted(points.items()):
+    for key, rows in sorted(points.items()):
         library, op, dtype, ranks, elements = key
-        rows = [row for row, _ in measured]
         chosen = [row for row in rows if not row.in_place] or rows
         _check_alike(f"{op} {dtype} of {ranks} ranks", chosen)
         version = (chosen[0].library or "").rpartition(" ")[2]
         # Their order is that of COLUMNS.
-        values = ("torchcoll", version, measured[0][1], op, library, dtype, ranks, elements)
+        values = (
+            "torchcoll",
+            version,
+            next(iter(devices), ""),
+            op,
+            library,
+            dtype,
+            ranks,
+            elements,
+        )
         latency = round(median([row.median_ns or 0 for row in chosen]) / 1e6, 9)
         table.append(dict(zip(COLUMNS, (*values, latency), strict=True)))
-    return table, [*reasons, *_mode_notes([row for each in points.values() for row, _ in each])]
+    return table, [*reasons, *_mode_notes(every)]
+
+
+def _check_system(values: Sequence[str], what: str) -> None:
+    """Raises UsageError for several values: a table is of one system, and its reader takes no
+    notice of the columns that name it.
+    """
+    named = [value for value in values if value not in ("", "0 hosts")]  # the others name none
+    if len(named) > 1:
+        raise UsageError(
+            "aiconfigurator",
+            f"{what} {' and '.join(named)}",
+            "one system in a file",
+            "Export their runs one by one.",
+        )
 
 
 def _unfit(row: Row, loaded: bool) -> str:
@@ -119,6 +149,8 @@ def _unfit(row: Row, loaded: bool) -> str:
         return f"{row.dtype} (measure with -d bfloat16)"
     if row.implementation != NATIVE:
         return f"{row.implementation} in place of the library's own"
+    if row.group:
+        return "of a sub-group, beside the others (run as many ranks alone)"
     if loaded or row.coalesce > 1 or row.ranks < 2:
         return "with concurrent work" if loaded else "several calls at once, or one rank"
     return ""

@@ -9,6 +9,12 @@ Two tests share the error: one of the geometric mean over all cases, which finds
 everywhere, and one of each case (Holm), which finds what changed in one place. The second gets less
 of it: with few runs, the tails of real noise make errors in single cases more frequent than the t
 distribution says (tests/benchmarks/again.py).
+
+A difference that is not shown is not yet agreement. ``reproduced`` also needs that in each case a
+difference of the threshold is excluded: the 95 % interval of its ratio lies within the threshold
+(two tests against both bounds; Schuirmann, 1987). All cases have to pass, so the level needs no
+correction for their number (intersection-union test; Berger, 1982): where a case differs by the
+threshold or more, the error is at most 2.5 %.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scipy import stats as distributions
 
@@ -25,20 +31,22 @@ from torchcoll.stats.ratios import exp, holm
 from torchcoll.stats.sides import Measured
 
 LEAST_RUNS = 3  # new runs: with two, the interval is 13 standard deviations wide
-LEVEL = 0.95  # of the prediction interval that is printed
 ERROR_OVER_ALL, ERROR_OF_CASES = 0.025, 0.01
+ERROR_OF_REPRODUCED = 0.025  # in a case that differs by the threshold
 
 
 @dataclass(frozen=True)
 class CaseAgreement:
     """One case. ratio: time in the file / time in the new runs, so below 1 the file is faster.
 
-    p: of a ratio as far from 1, without correction. differs: whether it is still shown after Holm.
+    p: of a ratio as far from 1, without correction. bound: the largest difference that is not
+    excluded, as a share of the smaller time. differs: whether p is still small enough after Holm.
     """
 
     name: str
     ratio: float
     p: float
+    bound: float
     differs: bool = False
 
 
@@ -48,9 +56,9 @@ class Agreement:
 
     verdict: ``reproduced``, ``not reproduced``, ``cannot tell`` or ``not comparable``.
     ratio: geometric mean over the cases of time in the file / time in the new runs; None if not
-    comparable. low, high: 95 % prediction interval of that ratio for runs that do not differ.
-    runs, file_runs: how many of each. cases: in the order of the file. reason: why it is not
-    comparable.
+    comparable. low, high: 97.5 % prediction interval of that ratio for runs that do not differ; the
+    ratio lies outside exactly where the test over all cases refuses. runs, file_runs: how many of
+    each. cases: in the order of the file. threshold: as a share. reason: why it is not comparable.
     """
 
     verdict: str
@@ -60,6 +68,7 @@ class Agreement:
     runs: int = 0
     file_runs: int = 0
     cases: tuple[CaseAgreement, ...] = ()
+    threshold: float = 0.0
     reason: str = ""
 
     @property
@@ -68,12 +77,16 @@ class Agreement:
         differing = [case for case in self.cases if case.differs]
         return max(differing, key=lambda case: abs(math.log(case.ratio)), default=None)
 
+    @property
+    def open_cases(self) -> tuple[CaseAgreement, ...]:
+        """The cases in which a difference above the threshold is neither shown nor excluded."""
+        return tuple(c for c in self.cases if not c.differs and c.bound > self.threshold)
+
 
 def agreement(pairs: Sequence[Pair], threshold: float) -> Agreement:
     """Judges matched cases; the base of each pair is the file, the new side the new runs.
 
-    threshold: with a wider prediction interval (half of it, as a share) nothing is concluded from
-    runs that agree.
+    threshold: the difference, as a share, that must be excluded in each case of a reproduced file.
     """
     matched = [
         (pair.base[0].result.case.describe(), _by_run(pair.base), _by_run(pair.new))
@@ -90,31 +103,30 @@ def judge(
     matched = [(name, file, new) for name, file, new in figures if file and len(new) >= LEAST_RUNS]
     if not matched:
         return Agreement("not comparable", reason=f"no case has {LEAST_RUNS} new runs")
-    cases = [
-        CaseAgreement(name, *_compared(list(file.values()), list(new.values()))[:2])
-        for name, file, new in matched
-    ]
-    adjusted = holm([case.p for case in cases])
-    cases = [
-        CaseAgreement(case.name, case.ratio, case.p, p <= ERROR_OF_CASES)
-        for case, p in zip(cases, adjusted, strict=True)
-    ]
+    compared = [_compared([*file.values()], [*new.values()]) for _, file, new in matched]
+    adjusted = holm([case.p for case in compared])
+    cases = tuple(
+        CaseAgreement(name, exp(c.difference), c.p, _bound(c), p <= ERROR_OF_CASES)
+        for (name, _, _), c, p in zip(matched, compared, adjusted, strict=True)
+    )
     # Over the cases that all runs have: a mean over others would differ by what is missing.
     file_means = _means([file for _, file, _ in matched])
     new_means = _means([new for _, _, new in matched])
-    ratio, p, half = _compared(file_means, new_means)
-    shown = p <= ERROR_OVER_ALL or any(case.differs for case in cases)
-    width = math.expm1(half)
-    verdict = "not reproduced" if shown else "reproduced" if width <= threshold else "cannot tell"
-    return Agreement(
-        verdict,
-        ratio,
+    mean = _compared(file_means, new_means)
+    half = mean.half_width(ERROR_OVER_ALL)
+    result = Agreement(
+        "reproduced",
+        exp(mean.difference),
         exp(-half),
         exp(half),
         len(new_means),
         len(file_means),
-        tuple(cases),
+        cases,
+        threshold,
     )
+    if mean.p <= ERROR_OVER_ALL or result.worst:
+        return replace(result, verdict="not reproduced")
+    return replace(result, verdict="cannot tell") if result.open_cases else result
 
 
 def _by_run(items: Sequence[Measured]) -> dict[int, float]:
@@ -132,14 +144,32 @@ def _means(cases: Sequence[Mapping[int, float]]) -> list[float]:
     return [statistics.fmean(case[run] for case in cases) for run in sorted(runs)]
 
 
-def _compared(file: Sequence[float], new: Sequence[float]) -> tuple[float, float, float]:
-    """(ratio, p, half width of the 95 % prediction interval in logarithms) of two sets of runs."""
-    difference = statistics.fmean(file) - statistics.fmean(new)
+@dataclass(frozen=True)
+class _Compared:
+    """The difference of two sets of runs in logarithms, its standard error and its two-sided p."""
+
+    difference: float
+    error: float
+    degrees: int
+
+    @property
+    def p(self) -> float:
+        if not self.error:
+            return float(self.difference == 0)
+        return 2 * float(distributions.t.sf(abs(self.difference) / self.error, self.degrees))
+
+    def half_width(self, level: float) -> float:
+        """Of the interval that a difference of 0 leaves with probability level."""
+        return float(distributions.t.isf(level / 2, self.degrees)) * self.error
+
+
+def _compared(file: Sequence[float], new: Sequence[float]) -> _Compared:
     squares = sum((value - statistics.fmean(side)) ** 2 for side in (file, new) for value in side)
     degrees = len(file) + len(new) - 2
     error = math.sqrt(squares / degrees * (1 / len(file) + 1 / len(new)))
-    half = float(distributions.t.ppf((1 + LEVEL) / 2, degrees)) * error
-    if not error:
-        return exp(difference), float(difference == 0), 0.0
-    p = 2 * float(distributions.t.sf(abs(difference) / error, degrees))
-    return exp(difference), p, half
+    return _Compared(statistics.fmean(file) - statistics.fmean(new), error, degrees)
+
+
+def _bound(case: _Compared) -> float:
+    """The end of the interval that is farther from 0 has an error on this side alone."""
+    return exp(abs(case.difference) + case.half_width(2 * ERROR_OF_REPRODUCED)) - 1

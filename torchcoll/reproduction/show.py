@@ -58,11 +58,18 @@ def answer_of(rerun: Rerun) -> Answer:
     runs = f"{counted(result.runs, 'new run')}, {cases}"
     what = f"{faster_or_slower(result.ratio)} over all cases"
     if result.verdict == "reproduced":
-        text = f"reproduced {name}: the new runs are {what}, within the noise of {width} ({runs})"
-    elif result.verdict == "cannot tell":
+        limit = percent(result.threshold)
         text = (
-            f"cannot tell whether {name} is reproduced: the new runs are {what}, and differences "
-            f"below {width} cannot be resolved at this noise ({runs})"
+            f"reproduced {name}: the new runs are {what}, within the noise of {width}, and no case "
+            f"differs by {limit} ({runs})"
+        )
+    elif result.verdict == "cannot tell":
+        noisiest = max(result.open_cases, key=lambda case: case.bound)
+        text = (
+            f"cannot tell whether {name} is reproduced: the new runs are {what}, within the noise "
+            f"of {width}, but {percent(result.threshold)} cannot be excluded in "
+            f"{len(result.open_cases)} of {cases}, most in {noisiest.name}: up to "
+            f"{percent(noisiest.bound)} ({counted(result.runs, 'new run')})"
         )
     else:
         text = f"not reproduced {name}: the new runs are {what}, and runs differ by up to {width}"
@@ -74,7 +81,11 @@ def answer_of(rerun: Rerun) -> Answer:
         shown = [one_line(line) for line in rerun.differences[:_MOST_DIFFERENCES]]
         more = len(rerun.differences) - len(shown)
         caveats.append(f"differences: {'; '.join(shown)}{f'; and {more} more' if more else ''}")
-    counts = {"cases": len(result.cases), "differing": sum(case.differs for case in result.cases)}
+    counts = {
+        "cases": len(result.cases),
+        "differing": sum(case.differs for case in result.cases),
+        "open": len(result.open_cases),
+    }
     named = tuple(case.name for case in result.cases if case.differs)
     return Answer(text, _LEVELS.get(result.verdict, "doubt"), counts, named, tuple(caveats))
 
@@ -86,14 +97,16 @@ def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:
         [
             (Head("case", left=True), lambda case: case.name),
             (Head("new runs"), lambda case: faster_or_slower(case.ratio)),
+            (Head("at most"), lambda case: percent(case.bound)),
             (Head("p"), lambda case: f"{case.p:.2g}"),
-            (Head("result", left=True), _result_text),
+            (Head("result", left=True), lambda case: _result_text(case, result)),
         ],
         result.cases,
     )
     grid.answer = answer_of(rerun)
     grid.below = [
         *(f"note: {one_line(note)}" for note in rerun.notes),
+        "at most: the largest difference that is not excluded (2.5 % error)",
         "p: of a difference as large between runs that do not differ, for this case alone",
         f"new runs: {rerun.folder}",
     ]
@@ -115,9 +128,17 @@ def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:
     print_results([Forms([grid], document)], format, file)
 
 
-def _result_text(case: CaseAgreement) -> str:
-    return "differs" if case.differs else "within the noise"
+def _result_text(case: CaseAgreement, result: Agreement) -> str:
+    if case.differs:
+        return "differs"
+    return "cannot tell" if case in result.open_cases else f"within {percent(result.threshold)}"
 
 
 def _row(case: CaseAgreement) -> dict[str, Any]:
-    return {"case": case.name, "ratio": case.ratio, "p": case.p, "differs": case.differs}
+    return {
+        "case": case.name,
+        "ratio": case.ratio,
+        "p": case.p,
+        "bound": case.bound,
+        "differs": case.differs,
+    }
