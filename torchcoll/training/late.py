@@ -89,13 +89,13 @@ def error_ns(joined: JoinedCall, source: str) -> int:
     return MAX_LATENESS_NS if any(may_end_late(c, source) for c in joined.calls.values()) else 0
 
 
-def begun_ns(traffic: Traffic) -> tuple[dict[int, int], set[int]]:
+def begun_ns(traffic: Traffic) -> tuple[dict[int, int], dict[int, int]]:
     """Returns when each call that has a span could begin on its rank, by the call's id: issued, and
-    the call before it in its group ended. And the ids of those that began up to MAX_LATENESS_NS
-    earlier, because that end may be stamped late.
+    the call before it in its group ended. And by how much (ns) earlier it may have begun, by the id
+    of those that waited for an end that may be stamped late.
     """
     begun: dict[int, int] = {}
-    unsure: set[int] = set()
+    errors: dict[int, int] = {}
     for calls in traffic.calls.values():
         ends: dict[str, tuple[int, bool]] = {}
         for call in calls:
@@ -105,6 +105,6 @@ def begun_ns(traffic: Traffic) -> tuple[dict[int, int], set[int]]:
             before, late = ends.get(call.group, (start, False))
             begun[id(call)] = min(end, max(start, before))
             if late and before > start:
-                unsure.add(id(call))
+                errors[id(call)] = min(MAX_LATENESS_NS, before - start)
             ends[call.group] = max((before, late), (end, may_end_late(call, traffic.source)))
-    return begun, unsure
+    return begun, errors
