@@ -35,7 +35,7 @@ def again_arguments(parser: argparse.ArgumentParser) -> None:
         "--threshold",
         default="10%",
         metavar="SHARE",
-        help="if runs differ by more than this, runs that agree prove nothing (default: 10%%)",
+        help="the difference that reproduced excludes in every case (default: 10%%)",
     )
     add("-o", "--output", metavar="DIR", help="folder of the new runs (default: again-FILE)")
     add("--format", default="table", help="table, markdown, csv or json")
