@@ -35,8 +35,8 @@ def executed():
 
 
 def outputs(notebook, text):
-    """The data of the outputs of the cell that ends with the text."""
-    (cell,) = [c for c in notebook.cells if c.cell_type == "code" and c.source.endswith(text)]
+    """The data of the outputs of the cell that has the text."""
+    (cell,) = [c for c in notebook.cells if c.cell_type == "code" and text in c.source]
     return [output.data for output in cell.outputs if "data" in output]
 
 
@@ -54,7 +54,7 @@ def test_plot_displays_more(executed):
 
 
 def test_frames_are_tables(executed):
-    for text in ('values="median_ns")', "describe(percentiles=[0.5, 0.99])"):
+    for text in ('values="median_ns")', "describe("):
         (data,) = outputs(executed, text)
         assert "<table" in data["text/html"]
 
