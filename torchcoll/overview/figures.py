@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -161,21 +162,32 @@ def _draw_calls(axis: Axes, result: CaseResult) -> None:
     axis.grid(True, color="0.9")
 
 
-def ranks_figure(run: Run) -> Figure | None:
-    """A row a rank, a column a case: the rank's own median over that of the median rank. None where
-    fewer than two ranks or no samples are there.
+def rank_shares(run: Run, most: int) -> tuple[list[CaseResult], int, list[list[float]]]:
+    """The map of ranks by cases: all cases with samples of every rank, how many neighbouring ranks
+    are one row, and a column for each of the first ``most`` cases.
+
+    most: rows and columns of the map. A value is a rank's own median over that of the median rank,
+    of several ranks the largest; NaN where a rank has no samples.
     """
-    every = [r for r in sampled(run) if len(steady_samples(r)) == run.ranks > 1]
-    results = every[:_CELLS]
-    if not results:
-        return None
-    step = -(-run.ranks // _CELLS)
+    results = [r for r in sampled(run) if len(steady_samples(r)) == run.ranks > 1]
+    step = max(1, -(-run.ranks // most))
     columns = []
-    for result in results:
-        middles = [median(times) if times else 0.0 for times in steady_samples(result)]
-        middle = median(middles) or 1.0
-        shares = [ns / middle for ns in middles]
-        columns.append([max(shares[n : n + step]) for n in range(0, len(shares), step)])
+    for result in results[:most]:
+        middles = [median(times) if times else math.nan for times in steady_samples(result)]
+        present = [ns for ns in middles if not math.isnan(ns)]
+        middle = (median(present) if present else 0.0) or 1.0
+        rows = (middles[n : n + step] for n in range(0, len(middles), step))
+        shares = ([ns / middle for ns in row if not math.isnan(ns)] for row in rows)
+        columns.append([max(of_row, default=math.nan) for of_row in shares])
+    return results, step, columns
+
+
+def ranks_figure(run: Run) -> Figure | None:
+    """A row a rank, a column a case. None where fewer than two ranks or no samples are there."""
+    every, step, columns = rank_shares(run, _CELLS)
+    if not every:
+        return None
+    results = every[:_CELLS]
     figure, axes = new_figure(1, 1)
     rows = [list(row) for row in zip(*columns, strict=True)]
     mesh = axes[0][0].pcolormesh(rows, cmap="cividis", edgecolors="none")

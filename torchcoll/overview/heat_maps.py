@@ -11,7 +11,7 @@ import numpy as np
 from torchcoll.core.result import Run
 from torchcoll.core.units import format_size
 from torchcoll.overview.charts import keys_of
-from torchcoll.overview.figures import case_text, sampled, steady_samples
+from torchcoll.overview.figures import case_text, rank_shares
 from torchcoll.pairs.matches import EXCHANGE, Pairs
 from torchcoll.report.chart import Chart, plain, rounded
 
@@ -29,17 +29,10 @@ def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
     """A row for each rank and a column for each case: the rank's own median over that of the median
     rank. None if there are fewer than two ranks, or no samples.
     """
-    every = [r for r in sampled(run) if len(steady_samples(r)) == run.ranks > 1]
-    results = every[:_CELLS]
-    if not results:
+    every, step, columns = rank_shares(run, _CELLS)
+    if not every:
         return None
-    step = -(-run.ranks // _CELLS)
-    columns = []
-    for result in results:
-        middles = np.array(
-            [np.median(times) if len(times) else np.nan for times in steady_samples(result)]
-        )
-        columns.append(_merged(middles / np.nanmedian(middles), step))
+    results = every[:_CELLS]
     names = [case_text(result.case) for result in results]
     if len(set(names)) < len(names):
         names = [
