@@ -137,6 +137,11 @@ class Job:
                 "CUDA_VISIBLE_DEVICES": "",  # these are tests of the CPU, on GPU machines too
             }
             variables |= environment(rank) if callable(environment) else environment or {}
+            for stream in (
+                "stdout",
+                "stderr",
+            ):  # the rank may not have opened them when they are read
+                (folder / f"{rank}.{stream}").touch()
             pid = os.fork()
             if not pid:
                 _become(folder, rank, variables, lambda rank=rank: (setup(rank), target()))
