@@ -137,10 +137,8 @@ class Job:
                 "CUDA_VISIBLE_DEVICES": "",  # these are tests of the CPU, on GPU machines too
             }
             variables |= environment(rank) if callable(environment) else environment or {}
-            for stream in (
-                "stdout",
-                "stderr",
-            ):  # the rank may not have opened them when they are read
+            # A test may read them before the rank has opened them.
+            for stream in ("stdout", "stderr"):
                 (folder / f"{rank}.{stream}").touch()
             pid = os.fork()
             if not pid:
