@@ -1,6 +1,6 @@
 """How often `torchcoll bisect` names the right version, a wrong one, and after how many runs.
 
-    python tests/benchmarks/bisection.py [SEARCHES [steps | others]]
+    python tests/benchmarks/bisection.py [SEARCHES [steps | others [normal | t4]]]
 
 Each row simulates so many searches (default 200) among 64 versions, at most 180 runs each. Noise
 from run to run: normal, or Student's t with 4 degrees of freedom, with standard deviation sigma.
@@ -11,7 +11,8 @@ left; at most 2 oracles + 12 runs.
 
 Then: two steps of the same size and direction, at least 4 versions apart ('several' in 90 %), no
 step, and a creep over all versions ('several' is right). `steps` and `others` run one of the two
-tables alone, from the same seed.
+tables alone, and `normal` and `t4` the rows with that noise. Each row has a seed of its own, so a
+row run alone is the row of the whole table.
 """
 
 from __future__ import annotations
@@ -109,56 +110,59 @@ def others(make: Callable[[], np.ndarray], draw: Noise, searches: int) -> str:
     return f"{shares}{statistics.fmean(runs):8.1f}"
 
 
-def single_steps(searches: int, random: np.random.Generator) -> None:
+def single_steps(searches: int, noises: list[str]) -> None:
     print(
         f"{'noise':8}{'step':>7}{'sigma':>8}{'right':>10}{'wrong':>10}{'several':>10}{'none':>10}"
         f"{'open':>10}{'in range':>10}{'runs':>8}{'oracle':>8}"
     )
-    for heavy in (False, True):
+    for kind in noises:
         for step in (0.03, 0.05, 0.10):
             for sigma in (0.01, 0.02, 0.03):
-                row = steps(noise(sigma, heavy, random), math.log1p(step), sigma, searches, random)
-                print(
-                    f"{'t4' if heavy else 'normal':8}{100 * step:5.0f} %{100 * sigma:6.0f} %{row}",
-                    flush=True,
-                )
+                random = seeded(kind, step, sigma)
+                draw = noise(sigma, kind == "t4", random)
+                row = steps(draw, math.log1p(step), sigma, searches, random)
+                print(f"{kind:8}{100 * step:5.0f} %{100 * sigma:6.0f} %{row}", flush=True)
 
 
-def other_changes(searches: int, random: np.random.Generator) -> None:
-    place = np.arange(VERSIONS)
+def seeded(*row: object) -> np.random.Generator:
+    return np.random.default_rng([20261127, *repr(row).encode()])
 
-    def two(size: float) -> Callable[[], np.ndarray]:
+
+def other_changes(searches: int, noises: list[str]) -> None:
+    versions = np.arange(VERSIONS)
+
+    def two(size: float, random: np.random.Generator) -> Callable[[], np.ndarray]:
         def make() -> np.ndarray:
             first = int(random.integers(1, VERSIONS - 4))
             second = int(random.integers(first + 4, VERSIONS))
-            return size * ((place >= first).astype(float) + (place >= second))
+            return size * ((versions >= first).astype(float) + (versions >= second))
 
         return make
 
     print(f"{'noise':8}{'truth':22}{'step':>10}{'several':>10}{'none':>10}{'open':>10}{'runs':>8}")
-    for heavy in (False, True):
+    for kind in noises:
         for sigma in (0.01, 0.03):
-            truths = {
-                f"two of 2 sigma, {sigma:.0%}": two(2 * sigma),
-                f"two of 5 sigma, {sigma:.0%}": two(5 * sigma),
-                f"none, {sigma:.0%}": lambda: np.zeros(VERSIONS),
-                f"creep of 6 sigma, {sigma:.0%}": lambda sigma=sigma: (
-                    6 * sigma * place / (VERSIONS - 1)
-                ),
-            }
-            for name, make in truths.items():
-                row = others(make, noise(sigma, heavy, random), searches)
-                print(f"{'t4' if heavy else 'normal':8}{name:22}{row}", flush=True)
+            for name in ("two of 2 sigma", "two of 5 sigma", "none", "creep of 6 sigma"):
+                random = seeded(kind, sigma, name)
+                truths = {
+                    "two of 2 sigma": two(2 * sigma, random),
+                    "two of 5 sigma": two(5 * sigma, random),
+                    "none": lambda: np.zeros(VERSIONS),
+                    "creep of 6 sigma": lambda sigma=sigma: 6 * sigma * versions / (VERSIONS - 1),
+                }
+                row = others(truths[name], noise(sigma, kind == "t4", random), searches)
+                print(f"{kind:8}{f'{name}, {sigma:.0%}':22}{row}", flush=True)
 
 
 def main() -> None:
     searches = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     title(f"torchcoll bisect: {searches} searches a row, {VERSIONS} versions, at most {MOST} runs")
-    part = sys.argv[2] if len(sys.argv) > 2 else ""
-    if part != "others":
-        single_steps(searches, np.random.default_rng(20261127))
-    if part != "steps":
-        other_changes(searches, np.random.default_rng(20261127))
+    table = sys.argv[2] if len(sys.argv) > 2 else ""
+    noises = [sys.argv[3]] if len(sys.argv) > 3 else ["normal", "t4"]
+    if table != "others":
+        single_steps(searches, noises)
+    if table != "steps":
+        other_changes(searches, noises)
 
 
 if __name__ == "__main__":
