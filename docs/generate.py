@@ -27,7 +27,7 @@ from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_size
-from torchcoll.help import GROUPS
+from torchcoll.help import FAILURES, GROUPS
 from torchcoll.pairs import pairs_run
 from torchcoll.report.columns import COLUMNS
 from torchcoll.verdict.rules import _packaged, packaged
@@ -52,6 +52,7 @@ def pages() -> dict[str, str]:
         "columns.md": columns(),
         "tables.md": tables(),
         "api.md": api(),
+        "exit-codes.md": exit_codes(),
     }
     texts = {name: "\n".join([_NOTE, "", *lines]).rstrip() + "\n" for name, lines in made.items()}
     return texts | {_SCHEMA.name: _SCHEMA.read_text()}  # JSON has no place for the note
@@ -176,6 +177,57 @@ def _options(parser: argparse.ArgumentParser, actions: Sequence[argparse.Action]
             text += f" (default {action.default})"
         rows.append((", ".join(names), text))
     yield from table(("option", "meaning"), rows)
+
+
+# -------------------------------------------------------------------------------------------------
+
+_EXIT_CODES = (
+    ("0", "OK", "success; an `unsupported` or `skipped` case is no failure"),
+    ("1", "FAILED", "a case failed, a gate tripped, or the answer is bad: see the table below"),
+    (
+        "2",
+        "USAGE",
+        "an option or argument that is not valid, or inputs that do not fit each other; "
+        "`check --gate` for a run without a reference",
+    ),
+    (
+        "3",
+        "UNREADABLE",
+        "an input that is missing, foreign or broken, or that lacks what the command needs, such "
+        "as cases with a time, pairs or first calls",
+    ),
+    (
+        "4",
+        "UNAVAILABLE",
+        "a backend, device or library that this process cannot use; `doctor`: no usable backend",
+    ),
+    ("5", "HANG", "a rank hung, was lost or never came"),
+    ("128 + n", "", "ended by signal n: 130 is Ctrl-C, 141 a closed pipe"),
+)
+_ABOUT_EXIT_CODES = """An error is one line on stderr without a traceback:
+`torchcoll: error: WHAT: got VALUE, expected SET. NEXT ACTION`. Under a launcher rank 0 prints it.
+
+torchrun turns every failure into 1, also under `torchcoll run`, where only a wrong argument is 2.
+The `end` record of the [result file](file.md) has the code, and with `TORCHELASTIC_ERROR_FILE`
+torchrun repeats the line last. From Python the same errors are exceptions:
+`torchcoll.TorchcollError` and its subclasses, with `exit_code`.
+
+## Exit code 1 of each command
+
+On the ranks (`torchcoll.allreduce` and its like, `torchcoll.suite`): a case failed or was wrong, or
+no case was measured. `torchcoll.pairs`: the same, or a suspect link.
+
+Every command exits with 1 if the disk or the reader of stdout refuses what it writes.
+"""
+
+
+def exit_codes() -> Iterator[str]:
+    yield from ("# Exit codes", "")
+    yield from table(("code", "name", "meaning"), _EXIT_CODES)
+    yield from (*_ABOUT_EXIT_CODES.splitlines(), "")
+    names = [name for names in GROUPS.values() for name in names]
+    rows = [(f"`{name}`", FAILURES.get(name, "-")) for name in names]
+    yield from table(("command", "exit code 1"), rows)
 
 
 # -------------------------------------------------------------------------------------------------

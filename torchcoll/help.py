@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Generator
 
 # Group -> command -> examples. A command that another package adds is listed below the groups.
@@ -134,6 +135,24 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "replay": ("torchrun --nproc-per-node 8 -m torchcoll replay traffic/",),
     },
 }
+# Command -> when its exit code is 1. The other commands exit with 1 only if the disk or the reader
+# of stdout refuses what they write.
+FAILURES: dict[str, str] = {
+    "run": "a case failed or was wrong, no case ran, or a rank ended with any other code",
+    "acceptance": "a part failed",
+    "check": "with --gate: a verdict is FAIL; with good runs as --baseline: a run is slower",
+    "compare": "with --fail-on: a case has this result",
+    "versus": "a run failed twice in a row, or too few runs were made to judge",
+    "bisect": "there is no single version, or it is not decided",
+    "again": "not reproduced, cannot tell, or cannot be compared",
+    "algorithms": "with --check: a run failed, a case is slower or wrong, or another algorithm ran",
+    "pairs": "a rank, host or link is suspect, or a pair has no time",
+    "model": "validate --predicted: the file lacks cases that were measured",
+    "matrix": "a run failed, or took longer than --cell-timeout",
+    "fleet": "a node failed, is slow or missing, or a group of nodes is slow",
+    "history": "the times became longer and have not recovered",
+    "replay": "the file that is being written was removed",
+}
 _EXAMPLES = "examples:"
 
 
@@ -160,7 +179,10 @@ def examples_text(command: str) -> str | None:
     """The epilog of ``torchcoll COMMAND --help``; None for a command without examples."""
     for commands in GROUPS.values():
         if command in commands:
-            return "\n".join([_EXAMPLES, *(f"  {line}" for line in commands[command])])
+            lines = [_EXAMPLES, *(f"  {line}" for line in commands[command])]
+            if when := FAILURES.get(command):
+                lines += ["", *textwrap.wrap(f"exit code 1: {when}", 78, subsequent_indent="  ")]
+            return "\n".join(lines)
     return None
 
 

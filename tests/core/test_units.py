@@ -11,6 +11,7 @@ from torchcoll.core.units import (
     counted,
     format_bandwidth,
     format_bytes,
+    format_change,
     format_ratio,
     format_size,
     format_time,
@@ -294,3 +295,21 @@ def test_counted():
     assert [counted(1, "case"), counted(2, "case"), counted(0, "run")] == (
         ["1 case", "2 cases", "0 runs"]
     )
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (1.0, "0.0 % faster"),
+        (1 / 0.9, "11 % slower"),
+        (1 / 1.25, "20 % faster"),
+        (1.0996, "10 % slower"),
+        (1.994, "99 % slower"),
+        (1.9951, "2.0x slower"),
+        (23.64, "24x slower"),  # 2264 %
+        (0.5, "2.0x faster"),
+        (1 / 130.4, "130x faster"),
+    ],
+)
+def test_a_change_is_a_percentage_below_twice_and_a_factor_from_there(ratio, text):
+    assert format_change(ratio) == text

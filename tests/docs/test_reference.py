@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
 import json
@@ -13,6 +14,7 @@ import jsonschema
 import pytest
 from ranks import Measured
 
+from torchcoll import cli
 from torchcoll.core.case import Case
 from torchcoll.core.errors import ExitCode
 from torchcoll.core.file import SCHEMA as CURRENT
@@ -27,6 +29,7 @@ from torchcoll.core.result import (
     Verification,
 )
 from torchcoll.core.spec import Spec
+from torchcoll.help import FAILURES
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs/reference"
@@ -47,6 +50,34 @@ def test_every_exit_code_has_its_line():
     page = (REFERENCE / "exit-codes.md").read_text()
     for code in ExitCode:
         assert f"| {code.value} | {code.name} |" in page
+
+
+def commands_that_can_fail() -> set[str]:
+    """Those whose function, or another one of a command.py that it refers to, has ExitCode.FAILED
+    or becomes torchrun.
+    """
+    functions: dict[str, list[ast.AST]] = {}
+    for path in (ROOT / "torchcoll").glob("*/command.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef):
+                functions.setdefault(node.name, []).append(node)
+
+    def fails(name: str, seen: set[str]) -> bool:
+        seen.add(name)
+        nodes = [node for function in functions[name] for node in ast.walk(function)]
+        if {"FAILED", "execv"} & {n.attr for n in nodes if isinstance(n, ast.Attribute)}:
+            return True
+        names = {n.id for n in nodes if isinstance(n, ast.Name)} & functions.keys() - seen
+        return any(fails(name, seen) for name in names)
+
+    return {name for name, (_, _, run) in cli.commands().items() if fails(run.__name__, set())}
+
+
+def test_exit_code_1_is_documented_for_each_command_that_can_fail():
+    assert commands_that_can_fail() == FAILURES.keys()
+    page = (REFERENCE / "exit-codes.md").read_text()
+    for name in cli.commands():
+        assert f"| `{name}` | {FAILURES.get(name, '-')} |" in page
 
 
 # -------------------------------------------------------------------------------------------------

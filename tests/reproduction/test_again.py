@@ -16,7 +16,7 @@ from torchcoll.cli import main
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.reproduction.agreement import judge
 from torchcoll.reproduction.recipe import on_this_machine, recipe_of, unset_settings
-from torchcoll.reproduction.show import Rerun, answer_of, faster_or_slower
+from torchcoll.reproduction.show import Rerun, answer_of
 
 FAKE = Path(__file__).parents[1] / "fake_launch.py"
 
@@ -182,9 +182,6 @@ def test_cases_without_three_new_runs_are_not_judged():
 
 
 def test_sentences():
-    # A file time of 0.9 of the new ones: the new runs are 1 / 0.9 - 1 = 11 % slower.
-    assert faster_or_slower(0.9) == "11 % slower"
-    assert faster_or_slower(1.25) == "20 % faster"
     result = judged(math.exp(-0.2), [math.exp(-0.01), 1.0, math.exp(0.01)])
     answer = answer_of(Rerun("old.jsonl", result, ["kernel: 6.1 -> 6.2"], [], "again"))
     assert answer.level == "bad"

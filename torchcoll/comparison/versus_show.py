@@ -18,10 +18,10 @@ from torchcoll.comparison.show import (
     start_lines,
     titles_of,
 )
-from torchcoll.comparison.wording import factor_text, rounded_down, side_names, speed_cell, speed_up
+from torchcoll.comparison.wording import rounded_down, side_names, speed_cell, speed_up
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_percent, format_ratio, format_size
+from torchcoll.core.units import counted, format_factor, format_percent, format_ratio, format_size
 from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination, ProgressLine, clock_text
 from torchcoll.report.formats import Forms, print_results
@@ -316,7 +316,7 @@ def _size_of_difference(comparison: Comparison, rows: Sequence[Compared]) -> str
         return max(ratio, 1 / ratio)
 
     factors = sorted(factor(row.ratio) for row in rows if row.ratio)
-    texts = dict.fromkeys([factor_text(factors[0]), factor_text(factors[-1])])
+    texts = dict.fromkeys([format_factor(factors[0]), format_factor(factors[-1])])
     estimates = f"{'estimates' if len(texts) > 1 else 'estimate'} {' to '.join(texts)}"
     bounds = [factor(row.judged.least) for row in rows if row.judged.least]
     if not bounds:
@@ -324,7 +324,7 @@ def _size_of_difference(comparison: Comparison, rows: Sequence[Compared]) -> str
     where = f" in {len(bounds)} of {counted(len(rows), 'case')}"
     if len(bounds) == len(rows):
         where = " at each" if len(rows) > 1 else ""
-    return f": at least {factor_text(rounded_down(min(bounds)))}{where} ({estimates})"
+    return f": at least {format_factor(rounded_down(min(bounds)))}{where} ({estimates})"
 
 
 def show_versus(

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_percent
+from torchcoll.core.units import counted, format_factor, format_percent
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
@@ -50,18 +50,9 @@ def speed_up(ratio: float, more_is_faster: bool) -> float:
     return ratio if more_is_faster else 1 / ratio
 
 
-def factor_text(factor: float) -> str:
-    """``13x``, ``4.6x``, ``1.06x``, ``1.003x``: enough digits to tell the factor from 1."""
-    away = abs(math.log(factor))
-    if factor >= 99.5:
-        return f"{factor:.3g}x"
-    digits = 0 if factor >= 9.95 else 1 if factor >= 1.995 else 2 if away >= 0.0095 else 3
-    return f"{factor:.{digits}f}x"
-
-
 def change_text(speed: float) -> str:
     """``4.6x faster`` or ``1.06x slower``."""
-    return f"{factor_text(max(speed, 1 / speed))} {'faster' if speed >= 1 else 'slower'}"
+    return f"{format_factor(max(speed, 1 / speed))} {'faster' if speed >= 1 else 'slower'}"
 
 
 def speed_cell(speed: float | None) -> str:
@@ -82,7 +73,7 @@ def least_text(judged: Judged, more_is_faster: bool) -> str:
     if judged.least is None:
         return NO_BOUND
     least = speed_up(judged.least, more_is_faster)
-    return f"at least {factor_text(rounded_down(max(least, 1 / least)))}"
+    return f"at least {format_factor(rounded_down(max(least, 1 / least)))}"
 
 
 def rounded_down(factor: float) -> float:
@@ -115,7 +106,7 @@ def judged_sentence(
     if most and (mean > 1) == (changed[0] == "faster"):
         ends = speeds if mean >= 1 else [1 / speed for speed in reversed(speeds)]
         low, high = (
-            factor_text(end) if end >= 1 else change_text(1 / end if mean < 1 else end)
+            format_factor(end) if end >= 1 else change_text(1 / end if mean < 1 else end)
             for end in (ends[0], ends[-1])
         )
         text = f"{new} is {change_text(mean)} than {base}{what}"
@@ -128,7 +119,7 @@ def judged_sentence(
             key=lambda place: -abs(math.log(speed_of(comparison, ratios[place]))),
         )
         named = [
-            f"{names[place]} {factor_text(max(s := speed_of(comparison, ratios[place]), 1 / s))} "
+            f"{names[place]} {format_factor(max(s := speed_of(comparison, ratios[place]), 1 / s))} "
             f"({least_text(ratios[place].judged, comparison.more_is_faster)})"
             for place in places[:_MOST_NAMED]
         ]

@@ -113,22 +113,33 @@ def nearest_option(message: str, options: Collection[str], help: str) -> str:
 
 
 def nearest_file(path: object) -> str:
-    """``Did you mean runs/a.jsonl?``: the file beside it of the name most alike, or ''; where there
-    is no such folder, that of its name.
+    """``Did you mean runs/a.jsonl?``: an existing path in which one name, of the file or of a
+    folder, is replaced by the name most alike; '' where there is none.
     """
-    folder, name = os.path.split(str(path))
-    if folder and not os.path.isdir(folder):
-        return nearest_file(folder)
+    folder, name, below = *os.path.split(str(path)), ""
+    while folder and not os.path.isdir(folder):
+        if os.path.dirname(folder) == folder:
+            return ""
+        below = os.path.join(name, below) if below else name
+        folder, name = os.path.split(folder)
+    if len(name) < _LEAST_LETTERS:
+        return ""
     try:
         inside = sorted(os.listdir(folder or "."))[:_MOST_FILES]
     except OSError:
         return ""
-    if alike := did_you_mean(name, inside, _LIKE):
-        return f"Did you mean {os.path.join(folder, alike.removeprefix('Did you mean '))}"
-    return ""
+    names = [each for each in inside if each != name]
+    if below:
+        names = [each for each in names if os.path.exists(os.path.join(folder, each, below))]
+    alike = did_you_mean(name, names, _LIKE)
+    if not alike:
+        return ""
+    nearest = os.path.join(folder, alike.removeprefix("Did you mean ").removesuffix("?"), below)
+    return f"Did you mean {nearest.rstrip(os.sep)}?"
 
 
 _LIKE = 0.75  # endings are alike anyhow
+_LEAST_LETTERS = 3  # any two shorter names are alike
 _MOST_FILES = 2000  # of a folder: comparing each with the name takes 5 us a character
 
 
@@ -157,6 +168,17 @@ def text_items(value: object, what: str) -> list[str]:
 
 class UnreadableError(TorchcollError):
     """An input file that is missing, foreign or broken (exit code 3)."""
+
+    exit_code = ExitCode.UNREADABLE
+
+
+class UnusableError(UsageError):
+    """An input that holds nothing of what is asked: no case with a time, no pair, no model type
+    that torchcoll can plan.
+
+    Exit code 3, as for any file that a command cannot use. From Python it is a ValueError, because
+    a Run or a dictionary can be passed in place of a file.
+    """
 
     exit_code = ExitCode.UNREADABLE
 

@@ -29,6 +29,8 @@ _READERS = (
             rb'|COMMS-RES|---- Performance of |"coll_exec_time_us"|Time, us|data_size\(Bytes\)'
         ),
     ),
+    ("history", re.compile(rb"\ASQLite format 3\0")),
+    ("acceptance", re.compile(rb"\Atorchcoll-acceptance[^\0]*\0")),
     ("log", re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) |\d\)? ?\|CCL_[A-Z]+\|")),
 )
 _EXECUTION_TRACE = (".et", ".et.gz")

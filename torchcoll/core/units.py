@@ -7,6 +7,7 @@ others as 1024.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
@@ -231,6 +232,37 @@ def format_ratio(ratio: float | None) -> str:
 def format_percent(share: float) -> str:
     """Format a share as a percentage: 0.025 as ``2.5 %``."""
     return f"{100 * share:g} %"
+
+
+def format_factor(factor: float) -> str:
+    """Format a factor with enough digits to tell it from 1: ``13x``, ``4.6x``, ``1.003x``."""
+    if factor >= 99.5:
+        return f"{factor:.3g}x"
+    away = abs(math.log(factor))
+    digits = 0 if factor >= 9.95 else 1 if factor >= 1.995 else 2 if away >= 0.0095 else 3
+    return f"{factor:.{digits}f}x"
+
+
+def format_difference(ratio: float) -> str:
+    """Format how far a time is from another: ``8.0 %``, or ``24x`` from twice (or half) of it on.
+
+    ratio: the time divided by the other one.
+    """
+    if not _HALF < ratio < _TWICE:
+        return format_factor(max(ratio, 1 / ratio))
+    percent = 100 * abs(ratio - 1)
+    return f"{percent:.{int(percent < 9.95)}f} %"
+
+
+_HALF, _TWICE = 0.5, 1.995  # 1.995 is shown as 2.0x
+
+
+def format_change(ratio: float, longer: str = "slower", shorter: str = "faster") -> str:
+    """Format a change of a time for a sentence: ``8.0 % slower``, ``24x slower``, ``3.0 % faster``.
+
+    ratio: the time divided by the earlier or usual one.
+    """
+    return f"{format_difference(ratio)} {longer if ratio > 1 else shorter}"
 
 
 def format_ranges(numbers: Iterable[int]) -> str:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchcoll.core.collectives import COLLECTIVES, Layout
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.intervals import Union
 from torchcoll.core.opening import replace_file
 from torchcoll.core.result import Run, hosts_of
@@ -169,7 +169,7 @@ def export_run(model: MachineModel, run: Run, folder: Path) -> SimulatorInput:
             "; ".join(f"{count} of {reason}" for reason, count in left_out.items()) or "no case"
         )
         expected = f"cases of {', '.join(SIMULATED)}"
-        raise UsageError("astra-sim", reasons, expected)
+        raise UnusableError("astra-sim", reasons, expected)
     written.notes += [f"left out: {count} cases of {reason}" for reason, count in left_out.items()]
     _write(written, model, links, simulations, {})
     return written

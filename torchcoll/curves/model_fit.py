@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from torchcoll.core.display import Displayed
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import stated_link_gbps
 from torchcoll.core.result import ConcurrentBlocks, Run, hosts_of
 from torchcoll.core.units import counted
@@ -129,7 +129,7 @@ def measured_times(files: Side, concurrent: bool = False) -> tuple[list[Measured
         )
     if not items:
         rejected, why = describe_unusable(files)
-        raise UsageError("cases", rejected, "some with ranks, a size and a time, and right", why)
+        raise UnusableError("cases", rejected, "some with ranks, a size and a time, and right", why)
     return items, excluded
 
 

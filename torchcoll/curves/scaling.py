@@ -13,7 +13,7 @@ from typing import Any
 
 from torchcoll.comparison.results import is_right, runs_of
 from torchcoll.core.display import Displayed
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import LIKELY
 from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.units import counted, format_size
@@ -178,7 +178,7 @@ def scaling(
     drafts = [*cases, *_starts(started)]
     if not drafts:
         excluded, why = describe_unusable(files)
-        raise UsageError("cases", excluded, "at least one with ranks and a time, and right", why)
+        raise UnusableError("cases", excluded, "at least one with ranks and a time, and right", why)
     fits = _fits(drafts)
     curves = [
         RanksCurve(

@@ -20,7 +20,7 @@ from typing import Any
 
 from torchcoll.comparison.fits import counted_share
 from torchcoll.core.display import Displayed
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.result import Run
 from torchcoll.core.units import format_size
@@ -343,7 +343,7 @@ def _curves(side: Side, over_ranks: str, separate: Sequence[str]) -> list[CurveR
         common |= {"cell": side.runs[item.run].labels.get("cell")}
         groups.setdefault(repr(common), (common, []))[1].append(item)
     if not groups:
-        raise UsageError("cases", "none with a time and a size", "at least one")
+        raise UnusableError("cases", "none with a time and a size", "at least one")
     return [_ranges(common, items) for common, items in groups.values()]
 
 

@@ -138,8 +138,8 @@ def _inline_case(key: CaseKey) -> str:
 
 
 def read_baselines(path: str | os.PathLike[str]) -> tuple[Baseline, ...]:
-    """The baselines of a file. Raises UnreadableError for a file that cannot be read, UsageError
-    for one that ``torchcoll baseline`` did not write.
+    """The baselines of a file. Raises UnreadableError for one that cannot be read, or that
+    ``torchcoll baseline`` did not write.
     """
     try:
         with open_to_read(Path(path)) as file:
@@ -149,7 +149,7 @@ def read_baselines(path: str | os.PathLike[str]) -> tuple[Baseline, ...]:
             "baseline", path, f"a file that can be read ({error.strerror})"
         ) from None
     if len(content) > _MOST_BYTES:
-        raise UsageError("baseline", path, f"a file of at most {_MOST_BYTES >> 20} MiB")
+        raise UnreadableError("baseline", path, f"a file of at most {_MOST_BYTES >> 20} MiB")
     try:
         table = toml_table(content.decode())
     except ImportError:
@@ -157,11 +157,11 @@ def read_baselines(path: str | os.PathLike[str]) -> tuple[Baseline, ...]:
             "baseline", f"{path} without tomli", "Python 3.11, or tomli", "pip install tomli"
         ) from None
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML
-        raise UsageError("baseline", f"{path} ({error})", _EXPECTED) from None
+        raise UnreadableError("baseline", f"{path} ({error})", _EXPECTED) from None
     if MARK not in table:
-        raise UsageError("baseline", f"{path} without {MARK}", _EXPECTED)
+        raise UnreadableError("baseline", f"{path} without {MARK}", _EXPECTED)
     if table[MARK] != VERSION:
-        raise UsageError(
+        raise UnreadableError(
             "baseline",
             f"version {table[MARK]} of {path}",
             f"version {VERSION}, which this one reads",
@@ -176,11 +176,11 @@ def read_baselines(path: str | os.PathLike[str]) -> tuple[Baseline, ...]:
             _baseline(machine, threshold, false_alarms) for machine in table["machine"]
         )
     except KeyError as error:
-        raise UsageError("baseline", f"{path} without {error.args[0]}", _EXPECTED) from None
+        raise UnreadableError("baseline", f"{path} without {error.args[0]}", _EXPECTED) from None
     except (ValueError, TypeError, AttributeError) as error:
-        raise UsageError("baseline", f"{path} ({error})", _EXPECTED) from None
+        raise UnreadableError("baseline", f"{path} ({error})", _EXPECTED) from None
     if not baselines:
-        raise UsageError("baseline", f"{path} without a machine", _EXPECTED)
+        raise UnreadableError("baseline", f"{path} without a machine", _EXPECTED)
     return baselines
 
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pandas as pd
 from scipy import stats
 
-from torchcoll.core.errors import UsageError, one_line
-from torchcoll.core.units import counted
+from torchcoll.core.errors import UnusableError, one_line
+from torchcoll.core.units import counted, format_change
 from torchcoll.fleet.critical import critical_value
 from torchcoll.fleet.effects import Floats, common_cases, robust_scale, two_way
 from torchcoll.fleet.good_runs import (
@@ -167,7 +167,7 @@ def select_baselines(
     if not baselines:
         named = "; ".join(f"{item.path or item.run_id}: {item.reason}" for item in left_out[:3])
         more = f"; and {len(left_out) - 3} more" if len(left_out) > 3 else ""
-        raise UsageError(
+        raise UnusableError(
             "baseline",
             "; ".join(too_few) or "no good run",
             f"at least {FEWEST_RUNS} good runs of one device model and number of ranks",
@@ -255,7 +255,7 @@ def _slow_runs(
         limit = critical_value(len(values), len(values), _ERROR * _OF_RUNS) * spread
         for row, effect in zip(largest.tolist(), effects.tolist(), strict=True):
             if effect > max(limit, math.log1p(threshold)):
-                slow[row] = f"{_percent(effect)} slower than the other runs in all cases"
+                slow[row] = f"{format_change(math.exp(effect))} than the other runs in all cases"
         return slow, ""
     names_of_rows = tuple(str(row) for row in largest.tolist())
     peers = Peers("", 0, names_of_rows, tuple(keys), values, ({},) * len(names_of_rows))
@@ -265,14 +265,16 @@ def _slow_runs(
             where = item.scope or "all cases"
             if item.scope and len(item.cases) == 1:
                 where = case_names(item.cases)[0]
-            slow[int(item.node)] = f"{_percent(item.effect)} slower than the other runs in {where}"
+            slow[int(item.node)] = (
+                f"{format_change(math.exp(item.effect))} than the other runs in {where}"
+            )
     if not judged.populations:
         return slow, ""
     parts = judged.populations
     return slow, (
-        f"two populations: {counted(len(parts.slow), 'run')} took {_percent(parts.effect)} longer "
-        f"than the other {len(parts.fast)}, and the spread contains both (--accept DATE uses the "
-        "runs from a date on)"
+        f"two populations: {counted(len(parts.slow), 'run')} are "
+        f"{format_change(math.exp(parts.effect))} than the other {len(parts.fast)}, and the spread "
+        "contains both (--accept DATE uses the runs from a date on)"
     )
 
 
@@ -303,14 +305,10 @@ def _slow_by(
             if not judged.slow_overall:
                 effect, where = judged.cases[0].effect, case_names([judged.cases[0].key])[0]
             slow[row] = (
-                f"{_percent(effect)} slower in {where} than in the baseline that is replaced "
+                f"{format_change(math.exp(effect))} in {where} than in the baseline that is replaced "
                 "(--accept DATE begins a new one)"
             )
     return slow
-
-
-def _percent(effect: float) -> str:
-    return f"{100 * math.expm1(effect):.1f} %"
 
 
 def _good_runs(
@@ -372,10 +370,9 @@ def _doubts(good: GoodRuns, baseline: Baseline) -> list[str]:
             "false alarms will be more"
         )
     if change := drift_of(good, baseline):
-        verb = "slower" if change > 0 else "faster"
         doubts.append(
-            f"the runs became {_percent(abs(change))} {verb} from the first to the last, and the "
-            "spread contains that"
+            f"the runs became {format_change(math.exp(change))} from the first to the last, and "
+            "the spread contains that"
         )
     return doubts
 

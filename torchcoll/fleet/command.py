@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, choice
+from torchcoll.core.errors import ExitCode, UnreadableError, UnusableError, UsageError, choice
 from torchcoll.core.units import parse_share
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def run_history(options: argparse.Namespace) -> ExitCode:
     accepted = None if options.accept is None else parse_night(options.accept, "accept")
     panels = panels_of(summaries_of(options.paths), night_start_us)
     if not panels:
-        raise UsageError("paths", " ".join(options.paths), "runs with dates and times")
+        raise UnusableError("paths", " ".join(options.paths), "runs with dates and times")
     histories = []
     for panel in panels:
         first = 0 if accepted is None else max(0, accepted - panel.first_night)

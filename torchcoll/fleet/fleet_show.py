@@ -13,7 +13,7 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, format_change, format_difference
 from torchcoll.fleet.drain import DrainList
 from torchcoll.fleet.node_report import FleetFinding, case_names
 from torchcoll.fleet.slow_nodes import FEWEST_PEERS, PeersJudged, SlowNode
@@ -29,12 +29,12 @@ _FIELDS = re.compile(r"\{(node|reason)\}")
 
 def percent(effect: float) -> str:
     """A difference of log times as a change of the time: ``8.0 %``, without its sign."""
-    change = 100 * abs(math.expm1(effect))
-    return f"{change:.0f} %" if change >= 9.95 else f"{change:.1f} %"
+    return format_difference(math.exp(effect))
 
 
 def slower(effect: float) -> str:
-    return f"{percent(effect)} {'slower' if effect > 0 else 'faster'}"
+    """A difference of log times as a change of the time: ``8.0 % slower``."""
+    return format_change(math.exp(effect))
 
 
 def _within(judged: PeersJudged) -> str:
@@ -154,6 +154,24 @@ def _ranking(finding: FleetFinding) -> str:
     )
 
 
+_NODE_COLUMNS = (
+    "node",
+    "result",
+    "slower_percent",
+    "deviation",
+    "slow_cases",
+    "cases",
+    "worst_case",
+    "worst_case_slower_percent",
+    "scope",
+    "group",
+    "device_name",
+    "ranks",
+    "peers",
+    "reason",
+)
+
+
 def node_rows(finding: FleetFinding) -> list[dict[str, Any]]:
     """One object per node: failures first, then the slowest, as JSON and the table have them."""
     failed = {failure.node: failure for failure in reversed(finding.failures)}
@@ -201,7 +219,7 @@ def node_rows(finding: FleetFinding) -> list[dict[str, Any]]:
                     "reason": failed[node].text if node in failed else "",
                 }
             )
-    empty = dict.fromkeys(rows[0] if rows else ("node", "result", "reason"))
+    empty = dict.fromkeys(_NODE_COLUMNS)
     rows += [
         {**empty, "node": node, "result": failure.kind, "reason": failure.text}
         for node, failure in failed.items()

@@ -11,7 +11,7 @@ from typing import Any
 from torchcoll.comparison.compare import THRESHOLD
 from torchcoll.comparison.results import NO_STARTS, ONE_AFTER_THE_OTHER, outlier_text, runs_of
 from torchcoll.core.display import Displayed
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.jsonl import read_objects
 from torchcoll.core.result import Run
 from torchcoll.forcing.contest import CellAt, SizeContest, Table, judge
@@ -91,7 +91,7 @@ def algorithms(
     forcing = [forced_settings(m.facts, varied, m.row.backend) for m in items]
     if not any(forcing):
         backends = ", ".join(dict.fromkeys(m.row.backend for m in items))
-        raise UsageError(
+        raise UnusableError(
             "runs", f"none that forces an algorithm on {backends}",
             "runs with NCCL_ALGO, CCL_ALLREDUCE, ... set, on a backend that reads them",
             "torchcoll matrix --preset nccl-algorithms makes them.",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
-from torchcoll.core.errors import UsageError, one_line, unknown
+from torchcoll.core.errors import UnusableError, UsageError, one_line, unknown
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import PERIOD, Row
@@ -108,6 +108,8 @@ def explained(run: Run, what: Question, verdict: Verdict) -> Grid:
         if what.collective in (None, row.collective)
         and what.size_bytes in (None, row.size_bytes, row.size_bytes_requested)
     ]
+    if not rows:
+        raise UnusableError("file", f"{run.path or 'a run'} without cases", "at least one case")
     if not fitting:
         lines_of_rows = dict.fromkeys(
             f"{row.collective} {format_size(row.size_bytes_requested)}" for row, _ in rows

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torchcoll.core.case import split_batch
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.file import files_of_run, load_own
 from torchcoll.core.kept_samples import FOLDER_ENDING, Batches, read_kept
 from torchcoll.core.result import CaseResult, KeptBatches, Run
@@ -22,7 +22,7 @@ def merge_kept(path: str, folders: Sequence[str] = ()) -> Run:
     """
     run = load_own(path)
     if not any(result.kept for result in run.results):
-        raise UsageError("merge", path, "a file whose ranks have kept samples: this one has all")
+        raise UnusableError("merge", path, "a file whose ranks have kept samples: this one has all")
     defaults = [f"{file}{FOLDER_ENDING}" for file in files_of_run(path)]
     sources = [Path(folder) for folder in folders or defaults]
     problems: list[str] = []

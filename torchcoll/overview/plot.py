@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.comparison.results import is_right
-from torchcoll.core.errors import UsageError, choice
+from torchcoll.core.errors import UnusableError, UsageError, choice
 from torchcoll.core.plausibility import device_of, summarise_run
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import OVER_RANKS, Row
@@ -121,7 +121,7 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
             panel[f"{side.name} {key}"] = _line(side.name, values, items)
     if not panels:
         such = f" with {filter}" if filter else ""
-        raise UsageError("cases", f"none with a time and a size{such}", "at least one")
+        raise UnusableError("cases", f"none with a time and a size{such}", "at least one")
     between = [known_of(part) for side in sides for part in side.parts[:1]]
     if len(sides) > 1 and (text := hidden_among(between, ())):
         notes.append(f"the sides are not alike in {text}")

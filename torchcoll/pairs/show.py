@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.errors import UnusableError, one_line
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, summarise
 from torchcoll.core.units import (
@@ -158,8 +158,8 @@ def show_pairs(
     pairs = read_pairs(run)
     if pairs is None:
         what = run.path or "this run"
-        refused = one_line(run.problems[0]) if run.problems else ""
-        raise UsageError("pairs", one_line(what), "a result file of torchcoll.pairs", refused)
+        action = "torchcoll show reads it." if run.results else ""
+        raise UnusableError("pairs", one_line(what), "a result file of torchcoll.pairs", action)
     threshold = threshold or pairs.threshold
     suspected = find_suspects(pairs, threshold)
     document = _object(run, pairs, suspected, threshold)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.errors import UnusableError, one_line
 from torchcoll.core.result import CaseResult, Matrix, Run
 from torchcoll.core.summary import batches_of, default_clock, median
 from torchcoll.report.perfetto import complete_event, named_track, trace_document
@@ -31,7 +31,7 @@ def trace_text(runs: Sequence[Run]) -> str:
         events += events_of_run
         notes += notes_of_run
     if not any(event["ph"] == "X" for event in events):
-        raise UsageError("trace", "no call", "result files with samples")
+        raise UnusableError("trace", "no call", "result files with samples")
     return trace_document(events, notes)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import UnavailableError, UsageError
+from torchcoll.core.errors import UnavailableError, UnusableError, UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_size
 from torchcoll.core.variables import MASK
@@ -62,15 +62,19 @@ def recipe_of(run: Run) -> Recipe:
     """
     cases = [result.case for result in run.results]
     if not cases:
-        raise UsageError("file", f"{run.path} without cases", "a run with at least one case")
+        raise UnusableError("file", f"{run.path} without cases", "a run with at least one case")
     ranks = max(result.ranks for result in run.results)
     if not ranks:
         action = "Give it with --ranks when importing: torchcoll import FILE --ranks N."
-        raise UsageError("file", f"{run.path} without a number of ranks", "one that has it", action)
+        raise UnusableError(
+            "file", f"{run.path} without a number of ranks", "one that has it", action
+        )
     hosts = len({m["host"] for m in run.members if m.get("host")}) or 1
     if "threshold" in run.header:
         action = "Run torchcoll.pairs again, and compare the two answers of torchcoll pairs."
-        raise UsageError("file", f"{run.path} of torchcoll.pairs", "a run of collectives", action)
+        raise UnusableError(
+            "file", f"{run.path} of torchcoll.pairs", "a run of collectives", action
+        )
     if run.header.get("argv") is None or run.source:
         return _foreign_recipe(run, ranks, hosts)
     spec = run.header.get("spec") or {}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, format_change, format_difference, format_percent
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Head, make_grid
@@ -36,16 +35,6 @@ class Rerun:
     shares: str = ""
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
-
-
-def faster_or_slower(ratio: float) -> str:
-    """``8.0 % faster`` of the new runs, from time in the file / time in the new runs."""
-    change = abs(math.expm1(-math.log(ratio)))  # new / file - 1
-    return f"{percent(change)} {'faster' if ratio > 1 else 'slower'}"
-
-
 def answer_of(rerun: Rerun) -> Answer:
     """The verdict with its evidence, in one sentence."""
     result = rerun.agreement
@@ -53,12 +42,12 @@ def answer_of(rerun: Rerun) -> Answer:
     if result.ratio is None or result.high is None:
         text = f"cannot be compared with {name}: {result.reason}"
         return Answer(text, "doubt", caveats=(rerun.shares,) if rerun.shares else ())
-    width = percent(result.high - 1)
+    width = format_difference(result.high)
     cases = counted(len(result.cases), "case")
     runs = f"{counted(result.runs, 'new run')}, {cases}"
-    what = f"{faster_or_slower(result.ratio)} over all cases"
+    what = f"{format_change(1 / result.ratio)} over all cases"
     if result.verdict == "reproduced":
-        limit = percent(result.threshold)
+        limit = format_percent(result.threshold)
         text = (
             f"reproduced {name}: the new runs are {what}, within the noise of {width}, and no case "
             f"differs by {limit} ({runs})"
@@ -67,14 +56,14 @@ def answer_of(rerun: Rerun) -> Answer:
         noisiest = max(result.open_cases, key=lambda case: case.bound)
         text = (
             f"cannot tell whether {name} is reproduced: the new runs are {what}, within the noise "
-            f"of {width}, but {percent(result.threshold)} cannot be excluded in "
+            f"of {width}, but {format_percent(result.threshold)} cannot be excluded in "
             f"{len(result.open_cases)} of {cases}, most in {noisiest.name}: up to "
-            f"{percent(noisiest.bound)} ({counted(result.runs, 'new run')})"
+            f"{format_difference(1 + noisiest.bound)} ({counted(result.runs, 'new run')})"
         )
     else:
         text = f"not reproduced {name}: the new runs are {what}, and runs differ by up to {width}"
         if worst := result.worst:
-            text += f"; most in {worst.name}: {faster_or_slower(worst.ratio)}"
+            text += f"; most in {worst.name}: {format_change(1 / worst.ratio)}"
         text += f" ({runs})"
     caveats = []
     if rerun.differences:
@@ -96,8 +85,8 @@ def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:
     grid = make_grid(
         [
             (Head("case", left=True), lambda case: case.name),
-            (Head("new runs"), lambda case: faster_or_slower(case.ratio)),
-            (Head("at most"), lambda case: percent(case.bound)),
+            (Head("new runs"), lambda case: format_change(1 / case.ratio)),
+            (Head("at most"), lambda case: format_difference(1 + case.bound)),
             (Head("p"), lambda case: f"{case.p:.2g}"),
             (Head("result", left=True), lambda case: _result_text(case, result)),
         ],
@@ -131,7 +120,9 @@ def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:
 def _result_text(case: CaseAgreement, result: Agreement) -> str:
     if case.differs:
         return "differs"
-    return "cannot tell" if case in result.open_cases else f"within {percent(result.threshold)}"
+    return (
+        "cannot tell" if case in result.open_cases else f"within {format_percent(result.threshold)}"
+    )
 
 
 def _row(case: CaseAgreement) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_percent
+from torchcoll.core.units import counted, format_change, format_percent
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Head, make_grid
@@ -66,11 +66,7 @@ def _cases_text(state: VersionRuns) -> str:
 def _change_text(state: VersionRuns, before: int, after: int) -> str:
     if state.metric == "wrong":
         return "became wrong" if state.change(before, after) > 0 else "became correct"
-    change = state.change(before, after)
-    share = abs(math.expm1(change))
-    percent = f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
-    slower, faster = _WORDS[state.metric]
-    return f"became {percent} {slower if change > 0 else faster}"
+    return f"became {format_change(math.exp(state.change(before, after)), *_WORDS[state.metric])}"
 
 
 def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -> None:

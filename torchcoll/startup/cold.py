@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchcoll.core.display import Displayed
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnusableError
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import (
     SLOW_FIRST,
@@ -302,7 +302,7 @@ def cold(sources: Source | Sequence[Source]) -> Cold:
         for row in _rows(run, items, placed, separate)
     ]
     if not rows:
-        raise UsageError(
+        raise UnusableError(
             "first calls",
             f"none in {len(files.runs)} file{'s' if len(files.runs) > 1 else ''}",
             "runs with cold calls, or output of oneCCL's benchmark -i 1 -w 0",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_size
 from torchcoll.stats.sides import Measured, value_of_fact
@@ -83,7 +83,8 @@ def pairs_of(
         alone = {name: value for name, value in constants.items() if value is not None}
         pairs += _pairs(ours, theirs, names, free, alone)
     if not any(pair.base and pair.new for pair in pairs):
-        raise UsageError("cases", _separate(base, new, names), "cases that both sides have")
+        error = UsageError if base and new else UnusableError
+        raise error("cases", _separate(base, new, names), "cases that both sides have")
     order = {key: place for place, key in enumerate(dict.fromkeys(map(_table_key, pairs)))}
     return sorted(pairs, key=lambda pair: (order[_table_key(pair)], pair.size_bytes))
 

@@ -186,13 +186,13 @@ class _Collector:
 def _list_files(arguments: Iterable[str], report: OnError) -> Iterator[InputFile]:
     """The files of the arguments, each once; a file of --resume is read with the first of its run.
 
-    Raises UsageError for an argument that is no file, folder or pattern.
+    Raises UnreadableError for an argument that is no file, folder or pattern.
     """
     seen: set[tuple[str, str]] = set()
     for argument in arguments:
         if argument == "-" or is_descriptor(argument) or is_store(argument):
             expected = "result files, folders or quoted patterns"
-            raise UsageError("PATH", argument, expected, "A store is named with --into.")
+            raise UnreadableError("path", argument, expected, "A store is named with --into.")
         label, path = split_label(argument)
         try:
             sources = expand(path)

@@ -15,7 +15,13 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
-from torchcoll.core.errors import UnreadableError, UsageError, did_you_mean, nearest_file
+from torchcoll.core.errors import (
+    UnreadableError,
+    UnusableError,
+    UsageError,
+    did_you_mean,
+    nearest_file,
+)
 
 EMBEDDING, LAYER, HEAD = "embedding", "layer", "head"
 MODULE = "module"  # model_type of a model that came from its code
@@ -136,8 +142,8 @@ def bundled_configs() -> dict[str, dict[str, Any]]:
 def read_architecture(source: str) -> Architecture:
     """Returns the architecture of a ``config.json``, of its folder, or of a bundled config.
 
-    Raises UnreadableError for a file that is no JSON, and UsageError for a model that has no
-    description here.
+    Raises UnreadableError for a file that is missing or no JSON, UnusableError for a model that
+    has no description here, and UsageError for a name that is no bundled config.
     """
     path = os.path.join(source, "config.json") if os.path.isdir(source) else source
     if not os.path.exists(path):
@@ -145,8 +151,11 @@ def read_architecture(source: str) -> Architecture:
         if source in configs:
             return parse_config(configs[source], source)
         expected = f"a config.json, MODULE:FACTORY, or one of {', '.join(configs)}"
-        action = did_you_mean(source, configs) or nearest_file(source)
-        raise UsageError("config", source, expected, action)
+        if os.path.isdir(source):
+            raise UnreadableError("config", source, "a folder with a config.json")
+        if os.sep in source or source.endswith(".json"):
+            raise UnreadableError("config", source, "a file that exists", nearest_file(source))
+        raise UsageError("config", source, expected, did_you_mean(source, configs))
     try:
         with open(path, "rb") as file:
             data = file.read(_BIGGEST_FILE + 1)
@@ -175,7 +184,7 @@ class _Config:
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not whole or not least <= value < 10**9:  # type: ignore[operator]
             actual = f"{name} = {value}" if value is not None else f"no {name}"
-            raise UsageError("config", actual, f"{name}, a whole number from {least} on")
+            raise UnusableError("config", actual, f"{name}, a whole number from {least} on")
         return int(value)  # type: ignore[arg-type]
 
     def flag(self, name: str, default: bool) -> bool:
@@ -184,11 +193,15 @@ class _Config:
 
 
 def parse_config(values: Mapping[str, Any], source: str) -> Architecture:
-    """Returns the architecture that a config describes. Raises UsageError for an unknown one."""
+    """Returns the architecture that a config describes.
+
+    Raises UnusableError for a model type that has no description here, or without a number
+    that it needs.
+    """
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         actual = f"model_type {model_type}" if model_type is not None else "no model_type"
-        raise UsageError(
+        raise UnusableError(
             "config",
             actual,
             f"one of {', '.join(ARCHITECTURES)}",
@@ -340,7 +353,7 @@ def _routed(config: _Config, kind: str, wide: int) -> tuple[int, int, int]:
         return 0, 0, 0
     if top_k > experts:
         expected = f"at most the {experts} experts"
-        raise UsageError("config", f"num_experts_per_tok = {top_k}", expected)
+        raise UnusableError("config", f"num_experts_per_tok = {top_k}", expected)
     return experts, top_k, columns
 
 
@@ -363,7 +376,7 @@ def _deepseek(config: _Config) -> Architecture:
     bias = config.flag("attention_bias", False)
     if top_k > experts:
         expected = f"at most the {experts} experts"
-        raise UsageError("config", f"num_experts_per_tok = {top_k}", expected)
+        raise UnusableError("config", f"num_experts_per_tok = {top_k}", expected)
 
     def layer(number: int) -> ModelBlock:
         prefix = f"model.layers.{number}"

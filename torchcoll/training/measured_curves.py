@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.summary import Row
 from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Reading, Side
@@ -116,7 +116,9 @@ def read_curves(side: Side, request: CurveRequest) -> MeasuredCurves:
     if not usable:
         reasons = dict.fromkeys(_unusable_reason(m.row) for m in measured)
         actual = f"{name} {', '.join(reasons)}" if measured else f"no case of {name}"
-        raise UsageError("curve", actual, f"{name} over sizes, on 2 ranks or more", request.action)
+        raise UnusableError(
+            "curve", actual, f"{name} over sizes, on 2 ranks or more", request.action
+        )
     # Select the requested values if they were measured; all other fields must be equal.
     for field in ("dtype", "op", "asynchronous"):
         alike = [m for m in usable if getattr(m.row, field) == getattr(request, field)]
@@ -305,7 +307,7 @@ class MeasuredCallTime(CallTime):
             if name != collective and name not in self._collectives:
                 actual = f"no case of {collective}, nor of {_FALLBACK}"
                 action = replace(request, collective=collective).action
-                raise UsageError("curve", actual, f"{collective} over sizes", action)
+                raise UnusableError("curve", actual, f"{collective} over sizes", action)
             curves = read_curves(self._side, request)
             if ranks and curves.row.ranks and curves.row.ranks != ranks:
                 expected = f"{ranks}, as {collective} has in the group {group}"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnusableError, UsageError, did_you_mean
 from torchcoll.training.architectures import (
     EMBEDDING,
     HEAD,
@@ -37,7 +37,8 @@ def make_model(target: str) -> nn.Module:
     """
     name, _, attribute = target.partition(":")
     if not name or not attribute:
-        raise UsageError("model", target, _FORM)
+        error = UnusableError if os.path.exists(target) else UsageError
+        raise error("model", target, _FORM)
     if name.endswith(".py") or os.sep in name:
         path = os.path.relpath(name.removesuffix(".py"))
         folder, written = "", path.replace(os.sep, ".")
@@ -54,13 +55,16 @@ def make_model(target: str) -> nn.Module:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise _model_error(f"the import of {name}", error) from error
             expected = f"a module that can be imported from here ({error})"
-            raise UsageError("model", target, expected) from None
+            action = f"Run it in the folder of {name.partition('.')[0]}, or add that to PYTHONPATH."
+            raise UsageError("model", target, expected, action) from None
         except (Exception, SystemExit) as error:
             raise _model_error(f"the import of {name}", error) from error
         try:
             factory = getattr(module, attribute)
         except AttributeError:
-            raise UsageError("model", target, f"a name in {name}: {attribute} is none") from None
+            expected = f"a function of module {name}, which has no {attribute}"
+            hint = did_you_mean(attribute, [each for each in vars(module) if each[0] != "_"])
+            raise UsageError("model", target, expected, hint) from None
         if isinstance(factory, nn.Module):
             return factory
         if not callable(factory):

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.plausibility import (
     SWEEP,
@@ -138,7 +138,8 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
     pairs = baseline_pairs(rows, base)
     shares = [((before.median_ns or 0.0) / (row.median_ns or 1.0), row) for row, before in pairs]
     if not shares:
-        raise UsageError("baseline", name, "a run that has a case in common with this one")
+        error = UsageError if base.results else UnusableError
+        raise error("baseline", name, "a run that has a case in common with this one")
     middle = median([share for share, _ in shares])
     worst, row = min(shares, key=lambda pair: pair[0])
     large, largest = min(

@@ -16,7 +16,14 @@ from typing import Any
 
 from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import DTYPES, OPS, find_collective
-from torchcoll.core.errors import TorchcollError, UsageError, did_you_mean, path_text, unknown
+from torchcoll.core.errors import (
+    TorchcollError,
+    UnreadableError,
+    UsageError,
+    did_you_mean,
+    path_text,
+    unknown,
+)
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.plausibility import DeviceLimits
 from torchcoll.core.summary import Row
@@ -120,7 +127,10 @@ def packaged() -> tuple[str, ...]:
 
 
 def read_rules(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Rule]:
-    """name -> the rule of each of the user's own files. Raises UsageError for what is wrong."""
+    """name -> the rule of each of the user's own files.
+
+    Raises UnreadableError for a file that holds no rule, UsageError for two of one name.
+    """
     rules: dict[str, Rule] = {}
     if not isinstance(paths, list | tuple):
         raise UsageError("rules", type(paths).__name__, "a list of files")
@@ -205,30 +215,30 @@ def _rule(file: Any) -> Rule:
         with open_to_read(file) if isinstance(file, Path) else file.open("rb") as opened:
             content = opened.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
-            raise UsageError("rules", file, f"a file of at most {_MOST_BYTES} bytes")
+            raise UnreadableError("rules", file, f"a file of at most {_MOST_BYTES} bytes")
         table = toml_table(content.decode())
     except ImportError:
         raise UsageError(
             "rules", f"{file} without tomli", "Python 3.11, or tomli", "pip install tomli"
         ) from None
     except OSError as error:
-        raise UsageError("rules", file, f"a file that can be read ({error.strerror})") from None
+        raise UnreadableError(
+            "rules", file, f"a file that can be read ({error.strerror})"
+        ) from None
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError("rules", f"{file} ({error})", "a TOML file") from None
+        raise UnreadableError("rules", f"{file} ({error})", "a TOML file") from None
     rule = Rule(table, str(file))
     _check(table, rule.path)
     rule.fabric(1.0 if table.get("parameter") else None)
     return rule
 
 
-def _refuse(what: str, path: str, expected: str, action: str = "") -> UsageError:
-    return UsageError("rules", f"{what} in {path}", expected, action)
+def _refuse(what: str, path: str, expected: str, action: str = "") -> UnreadableError:
+    return UnreadableError("rules", f"{what} in {path}", expected, action)
 
 
 def _check(table: Mapping[str, Any], path: str) -> None:
-    """Raises UsageError for a key or a value that a fabric does not have."""
+    """Raises UnreadableError for a key or a value that a fabric does not have."""
     _check_keys(table, _FABRIC, path)
     texts = [table.get(key, "") for key in ("what", "parameter")]
     devices = table.get("devices", [])
@@ -283,7 +293,7 @@ def _limit(limit: Mapping[str, Any], number: float | None, path: str) -> Limit:
             {key: tuple(values) for key, values in only.items()},
         )
     except TorchcollError as error:
-        raise UsageError("rules", path, f"a file of rules ({error})") from None
+        raise UnreadableError("rules", path, f"a file of rules ({error})") from None
 
 
 def _check_values(only: Mapping[str, Sequence[Any]], path: str) -> None:
