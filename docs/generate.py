@@ -187,7 +187,7 @@ _EXIT_CODES = (
     (
         "2",
         "USAGE",
-        "an option or argument that is not valid, or inputs that do not fit each other; "
+        "an option or argument that is not valid, inputs that do not fit each other, too few runs; "
         "`check --gate` for a run without a reference",
     ),
     (

@@ -249,9 +249,26 @@ def test_version_and_help(capsys):
             error_text("result file", "fail.jsonl", "a file that exists. Did you mean file.jsonl?"),
         ),
         (
-            "show DIRR/a.jsonl",
+            "show DIRR/file.jsonl",
             3,
-            error_text("result file", "DIRR/a.jsonl", "a file that exists. Did you mean DIR?"),
+            error_text("result file", "DIRR/file.jsonl", "a file that exists"),
+        ),
+        (
+            "show FULLL/a.jsonl",
+            3,
+            error_text(
+                "result file", "FULLL/a.jsonl", "a file that exists. Did you mean FULL/a.jsonl?"
+            ),
+        ),
+        ("show a", 3, error_text("result file", "a", "a file that exists")),
+        (
+            "again azure-nd-h100-v6",
+            3,
+            error_text(
+                "result file",
+                "azure-nd-h100-v6",
+                "a file, or an entry of torchcoll show --published. Did you mean azure-nd-h100-v5?",
+            ),
         ),
         (
             "show FILE --format",
@@ -275,8 +292,10 @@ def test_version_and_help(capsys):
     ],
 )
 def test_errors_are_one_line(arguments, code, line, path, in_tmp_path, capsys):
-    os.mkdir("DIR")
-    Path("file.jsonl").write_text("{}")
+    for folder in ("DIR", "FULL", "b"):  # no name is like that of a single letter
+        os.mkdir(folder)
+    for file in ("file.jsonl", "FULL/a.jsonl"):
+        Path(file).write_text("{}")
     assert main([str(path) if a == "FILE" else a for a in arguments.split()]) == code
     out, err = capsys.readouterr()
     assert out == ""

@@ -115,7 +115,7 @@ def test_reading_refuses(measured, capsys, arguments, code, text):
 
 def test_a_file_without_pairs(launch, capsys):
     other = launch("all_reduce", "--sizes 8 -n 1", 1).ended(0)
-    assert torchcoll(["pairs", str(other.path)]) == 2
+    assert torchcoll(["pairs", str(other.path)]) == 3
     stated = capsys.readouterr().err
     assert error_text("pairs", other.path, "a result file of torchcoll.pairs") in stated
 

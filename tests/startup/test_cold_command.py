@@ -212,5 +212,5 @@ def test_bad_input_is_one_line(arguments, text, code, tmp_path, capsys):
 def test_means_are_no_first_calls(tmp_path, capsys):
     path = tmp_path / "bench.txt"
     path.write_text(benchmark([900.0, 30.0], 4, iters=20, warmup=5))
-    assert main(["cold", str(path)]) == 2
+    assert main(["cold", str(path)]) == 3
     assert error_text("first calls", "none in 1 file", "runs with cold") in capsys.readouterr().err

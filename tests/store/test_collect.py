@@ -20,7 +20,7 @@ from made_stores import SIZES, dump, made_files, made_run
 
 import torchcoll
 from torchcoll.cli import main
-from torchcoll.core.errors import ExitCode, UnavailableError, UnreadableError, UsageError
+from torchcoll.core.errors import ExitCode, UnavailableError, UnreadableError
 from torchcoll.store import writer
 from torchcoll.store.address import parse_address
 from torchcoll.store.collect import Collected, collect
@@ -181,7 +181,7 @@ def test_files_that_cannot_be_read_are_named_and_the_others_collected(store, tmp
 
 @pytest.mark.parametrize("argument", ["-", "postgresql://u@h/d"])
 def test_what_is_no_file(tmp_path, argument):
-    with pytest.raises(UsageError, match="PATH"):
+    with pytest.raises(UnreadableError, match="path"):
         collected(str(tmp_path / "s.sqlite"), argument)
     assert not (tmp_path / "s.sqlite").exists()
 

@@ -265,7 +265,7 @@ def test_a_file_that_was_spoilt_is_one_line(made, tmp_path, capsys, old, new, te
     assert old in content
     spoilt = tmp_path / "spoilt.toml"
     spoilt.write_text(content.replace(old, new))
-    assert check(made, "healthy", "--baseline", str(spoilt)) == 2
+    assert check(made, "healthy", "--baseline", str(spoilt)) == 3
     error = capsys.readouterr().err
     assert error.startswith("torchcoll: error: baseline: got ") and error.count("\n") == 1
     if text != "TOML":

@@ -9,7 +9,7 @@ import pytest
 from error_form import error_tail, error_text, expecting
 from judged import GIB, MIB, case_of
 
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.plausibility import device_named
 from torchcoll.core.summary import summarise
 from torchcoll.verdict.rules import capped, load_fabric, packaged, read_rules
@@ -292,7 +292,7 @@ def test_a_file_that_is_wrong(tmp_path, old, new, message):
     path = tmp_path / "mine.toml"
     assert OWN.count(old) == 1
     path.write_text(OWN.replace(old, new))
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UnreadableError) as caught:
         read_rules([path])
     value, expected = message
     value = value.replace("FILE", str(path))
@@ -312,7 +312,7 @@ def test_a_file_that_is_wrong(tmp_path, old, new, message):
 def test_a_limit_with_a_wrong_name_or_size(tmp_path, old, new, inner):
     path = tmp_path / "mine.toml"
     path.write_text(OWN.replace(old, new))
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UnreadableError) as caught:
         read_rules([path])
     assert expecting(f"a file of rules ({inner}") in str(caught.value)
 
@@ -338,7 +338,7 @@ def test_a_file_that_cannot_be_read(tmp_path):
     ):
         if text is not None:
             path.write_bytes(text)
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UnreadableError) as caught:
             read_rules([path])
         assert str(caught.value).startswith(error_text("rules", "")) and str(caught.value).endswith(
             words

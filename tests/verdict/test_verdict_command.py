@@ -68,26 +68,30 @@ def test_own_rules(path, rules, capsys):
 def test_rules_and_fabrics_that_are_not_there(path, rules, tmp_path, capsys):
     other = tmp_path / "other.toml"
     other.write_text(RULES.replace('"lab"', '"hall"'))
-    for words, message in (
-        (["--fabric", "x"], error_text("fabric", "x", "one of ethernet, ")),
+    for code, words, message in (
+        (2, ["--fabric", "x"], error_text("fabric", "x", "one of ethernet, ")),
         (
+            2,
             ["--fabric", "ib-ndr:8"],
             error_text("fabric", "ib-ndr:8 for a run on 1 host", "a fabric "),
         ),
         (
+            3,
             ["--rules", f"{tmp_path}/none"],
             error_text("rules", f"{tmp_path}/none", "a file that can"),
         ),
         (
+            2,
             ["--rules", rules, "--rules", str(other)],
             error_text("rules", "2 fabrics", "--fabric NAME"),
         ),
         (
+            2,
             ["--baseline", path, "--rules", rules],
             error_text("baseline", "a run with a fabric or rules, "),
         ),
     ):
-        assert main(["check", path, *words]) == 2
+        assert main(["check", path, *words]) == code
         out, err = capsys.readouterr()
         assert out == ""
         assert err.startswith(f"torchcoll: error: {message}") and err.count("\n") == 1

@@ -10,7 +10,7 @@ from torchcoll.core.errors import ExitCode, choice
 def acceptance_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("file", metavar="FILE", help="the archive that launch/acceptance.sh has written (.tar.gz)")
-    add("--format", default="table", help="table, markdown or json")
+    add("--format", default="table", help="table (default), markdown or json")
 
 
 def run_acceptance(options: argparse.Namespace) -> ExitCode:

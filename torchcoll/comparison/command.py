@@ -44,8 +44,12 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="changes smaller than this are 'same' (default %(default)s)",
     )
-    add("--metric", default="time", help="time (the default), algbw or busbw")
-    add("--over-ranks", metavar="HOW", help="max (the default), mean, min or rank0")
+    add("--metric", default="time", help="time (default), algbw or busbw")
+    add(
+        "--over-ranks",
+        metavar="HOW",
+        help=("how to combine the ranks of a call: max (default), mean, min or rank0"),
+    )
     add(
         "--filter",
         default="",
@@ -58,7 +62,11 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help=("do not pool runs that differ in these: kernel, NCCL_ALGO, label=KEY, ..."),
     )
-    add("--fit", action="store_true", help="compare latency and bandwidth in place of every size")
+    add(
+        "--fit",
+        action="store_true",
+        help=("compare the fitted latency and bandwidth instead of each size"),
+    )
     add(
         "--all",
         dest="every",
@@ -77,10 +85,13 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--fail-on",
         metavar="GATE",
-        help=("exit with 1 on these results: slower, slower:5%%, inconclusive, not-comparable"),
+        help=(
+            "exit with 1 if a case has one of these results: slower, slower:5%%, "
+            "inconclusive, not-comparable"
+        ),
     )
     add("--verbose", action="store_true", help="show the statistics too")
-    add("--format", default="table", help="table, markdown, csv or json")
+    add("--format", default="table", help="table (default), markdown, csv or json")
     add_import_options(parser)
 
 
@@ -248,18 +259,22 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="name=A,B",
-        help="values of {name} in the command; library=PATH,... by LD_PRELOAD, venv=DIR,... first "
-        "in PATH",
+        help=(
+            "values of {name} in the command; or library=PATH,... (set in LD_PRELOAD), "
+            "venv=DIR,... (first in PATH)"
+        ),
     )
     add("--backend", metavar="A,B", help="compare backends, each in runs of its own")
     add(
         "--implementation",
         metavar="A,B",
-        help="such as nccl,one_shot,two_shot (kernels of torch's symmetric memory), each in "
-        "runs of its own",
+        help=(
+            "compare implementations, each in runs of its own, such as "
+            "nccl,one_shot,two_shot (kernels of torch's symmetric memory)"
+        ),
     )
     add_load(parser)
-    add("--threshold", metavar="SHARE", help="less is the same (2%%)")
+    add("--threshold", metavar="SHARE", help="changes smaller than this are 'same' (default 2%%)")
     add(
         "--runs",
         metavar="N",
@@ -285,8 +300,8 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="continue in this folder, with the command it was started with",
     )
-    add("--cell-timeout", metavar="S", help="end a run after this many seconds")
-    add("--format", default="table", help="table, markdown, csv or json")
+    add("--cell-timeout", metavar="S", help="end a run after this many seconds (default: no limit)")
+    add("--format", default="table", help="table (default), markdown, csv or json")
     add("--dry-run", action="store_true", help="print the runs of one round and start nothing")
     add("--quiet", action="store_true", help="print no progress, only the result")
     add("--a", nargs=argparse.REMAINDER, help="compare two whole commands: --a COMMAND --b COMMAND")

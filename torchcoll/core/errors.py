@@ -143,6 +143,12 @@ _LEAST_LETTERS = 3  # any two shorter names are alike
 _MOST_FILES = 2000  # of a folder: comparing each with the name takes 5 us a character
 
 
+def looks_like_file(text: str) -> bool:
+    """Whether an argument that could also be a name is meant as a file, which need not exist."""
+    endings = (".json", ".jsonl", ".gz", ".csv", ".log", ".txt")
+    return os.path.exists(text) or os.sep in text or text.endswith(endings)
+
+
 def path_text(value: object, what: str, expected: str = "a path") -> str:
     """The path as text. Raises UsageError for anything but text and path-like objects."""
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 def scaling_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; each is a run")
-    add("--sizes", metavar="LIST", help="such as 1K,1M; default: a small, a middle, a large one")
-    add("--link-gbps", metavar="N", help="a limit of busbw in GB/s, to show the share of it")
-    add("--format", default="table", help="table, markdown, csv or json")
-    add("--plot", metavar="FILE", help="a picture too: time and speed-up (.png, .svg, .pdf)")
+    add(
+        "--sizes",
+        metavar="LIST",
+        help=("sizes to show, such as 1K,1M (default: a small, a medium and a large one)"),
+    )
+    add("--link-gbps", metavar="N", help="limit of busbw in GB/s; the share of it is shown")
+    add("--format", default="table", help="table (default), markdown, csv or json")
+    add("--plot", metavar="FILE", help="write a picture of time and speed-up (.png, .svg, .pdf)")
     add("--force", action="store_true", help="replace the picture")
 
 
@@ -55,13 +59,18 @@ def _number(text: str | None) -> float | None:
 def transitions_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; runs are pooled")
-    add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
+    add(
+        "--over-ranks",
+        default="max",
+        metavar="HOW",
+        help=("how to combine the ranks of a call: max (default), mean, min or rank0"),
+    )
     add("--refine", action="store_true", help="print the sizes that would narrow each transition")
-    add("--format", default="table", help="table, markdown, csv or json")
+    add("--format", default="table", help="table (default), markdown, csv or json")
     add(
         "--plot",
         metavar="FILE",
-        help="a picture too: laws and transitions (.png, .svg, .pdf)",
+        help="write a picture of laws and transitions (.png, .svg, .pdf)",
     )
     add("--force", action="store_true", help="replace the picture")
 
@@ -89,28 +98,39 @@ def run_transitions(options: argparse.Namespace) -> ExitCode:
 
 def model_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
-    fit = actions.add_parser("fit", help="laws over sizes and ranks, from result files")
+    fit = actions.add_parser("fit", help="fit laws over sizes and ranks to result files")
     add = fit.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; runs are pooled")
-    add("-o", "--output", default="machine.json", metavar="FILE", help="default: %(default)s")
+    add(
+        "-o",
+        "--output",
+        default="machine.json",
+        metavar="FILE",
+        help="model file to write (default: %(default)s)",
+    )
     add("--force", action="store_true", help="replace the file")
     add(
         "--concurrent",
         action="store_true",
-        help=("fit the calls measured with --concurrent work, in place of those measured alone"),
+        help=("fit the calls measured with --concurrent work instead of those measured alone"),
     )
-    predict = actions.add_parser("predict", help="time and busbw with 90 %% intervals")
+    predict = actions.add_parser("predict", help="predict times and busbw, with 90 %% intervals")
     add = predict.add_argument
     add(
         "machine",
         metavar="MACHINE",
-        help="what `model fit` wrote, or a machine that others measured: 8xH100 (list: all)",
+        help=(
+            "what `model fit` wrote, or a machine that others measured, such as 8xH100 "
+            "(list: all of them)"
+        ),
     )
-    add("--ranks", metavar="LIST", help="such as 8,12 or 8..4096 (doubling)")
-    add("--hosts", type=int, metavar="N", help="hosts of the ranks (default: as few as they fill)")
-    add("--sizes", metavar="LIST", help="such as 1K,25M or 1K..1G (by 4)")
+    add("--ranks", metavar="LIST", help="numbers of ranks, such as 8,12 or 8..4096 (doubling)")
+    add(
+        "--hosts", type=int, metavar="N", help="number of hosts (default: as few as the ranks fill)"
+    )
+    add("--sizes", metavar="LIST", help="sizes in bytes, such as 1K,25M or 1K..1G (by 4)")
     add("--collective", metavar="NAME", help="predict this collective only")
-    add("--format", default="table", help="table, markdown, csv or json")
+    add("--format", default="table", help="table (default), markdown, csv or json")
     validate = actions.add_parser(
         "validate",
         help=("show how wrong a model is: on left-out sizes and ranks, or against another run"),
@@ -122,11 +142,11 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=("a model fitted on other runs, or a simulator's times, to check against these runs"),
     )
-    add("--format", default="table", help="table, markdown, csv or json")
+    add("--format", default="table", help="table (default), markdown, csv or json")
     add(
         "--plot",
         metavar="FILE",
-        help="a picture too: predicted against measured, and each error (.png, .svg, .pdf)",
+        help=("write a picture of predicted and measured times and the errors (.png, .svg, .pdf)"),
     )
     add("--force", action="store_true", help="replace the picture")
     export = actions.add_parser("export", help="write the input of a simulator")

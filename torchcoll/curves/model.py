@@ -213,7 +213,7 @@ class KindModel:
                 "ranks",
                 requested,
                 f"{measured_ranks}, no other number was measured",
-                f"Measure another: {_run(self.collective, next_ranks)} {sizes} -J FILE; then "
+                f"Measure another: {_run([self.collective], next_ranks)} {sizes} -J FILE; then "
                 "torchcoll model fit with both files.",
             )
         return self._from_law_over_ranks(self.over_ranks, size_bytes, ranks, hosts)
@@ -262,8 +262,11 @@ class KindModel:
 _AS_LARGE = 1.01  # sizes this close count as equal: 64K in three equal blocks are 65532 bytes
 
 
-def _run(collective: str, ranks: int) -> str:
-    return f"torchrun --nproc-per-node {ranks} -m torchcoll.{COLLECTIVES[collective].module}"
+def _run(collectives: Sequence[str], ranks: int) -> str:
+    module = f"suite --collectives {','.join(collectives)}"
+    if len(collectives) == 1:
+        module = COLLECTIVES[collectives[0]].module
+    return f"torchrun --nproc-per-node {ranks} -m torchcoll.{module}"
 
 
 def doublings(value: float, low: float, high: float) -> tuple[float, float]:
@@ -341,20 +344,30 @@ class MachineModel(OneLine):
         ]
         if not entries:
             requested = " ".join([name, *(f"{k}={v}" for k, v in kind.items())])
-            raise self.missing_collective(name, requested)
+            raise self._missing_error([name], requested)
         return max(
             entries,
             key=lambda entry: (len(entry.over_sizes), sum(o.sizes for o in entry.over_sizes)),
         )
 
-    def missing_collective(self, collective: str, requested: str) -> UsageError:
-        """The error for a collective that was not measured, with the command that measures it."""
+    def check_collectives(self, collectives: Iterable[str]) -> None:
+        measured = self._collectives
+        if DEFAULT_COLLECTIVE in measured:
+            measured = measured.union(HALVES)
+        if missing := [name for name in dict.fromkeys(collectives) if name not in measured]:
+            raise self._missing_error(missing, ", ".join(missing))
+
+    def _missing_error(self, collectives: Sequence[str], requested: str) -> UsageError:
+        """The error for collectives that were not measured, with the command that measures them."""
         measured = ", ".join(dict.fromkeys(entry.collective for entry in self.entries))
         ranks = sorted({over.ranks for entry in self.entries for over in entry.over_sizes})
         each = ", ".join(map(str, ranks)) if ranks else "2 or more"
-        action = f"Measure it, on {each} ranks: {_run(collective, ranks[-1] if ranks else 2)} "
-        action += "-b 1K -e 64M -J FILE; then torchcoll model fit with this file too."
-        return UsageError("collective", requested, f"what the model has: {measured}", action)
+        several = len(collectives) > 1
+        action = f"Measure {'them' if several else 'it'}, on {each} ranks: "
+        action += f"{_run(collectives, ranks[-1] if ranks else 2)} -b 1K -e 64M -J FILE; then "
+        action += "torchcoll model fit with this file too."
+        what = "collectives" if several else "collective"
+        return UsageError(what, requested, f"what the model has: {measured}", action)
 
     def predict(
         self, collective: str, size_bytes: int, ranks: int, hosts: int | None = None, **kind: Any
@@ -433,7 +446,7 @@ class MachineModel(OneLine):
         name = find_collective(collective).name if collective else None
         entries = [entry for entry in self.entries if name in (None, entry.collective)]
         if name and not entries:
-            raise self.missing_collective(name, name)
+            raise self._missing_error([name], name)
         return [self._bounded(entry) for entry in entries]
 
     def _entries_of(self, collectives: Iterable[str]) -> list[KindModel]:

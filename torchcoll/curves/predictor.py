@@ -77,6 +77,9 @@ class Predictor(Protocol):
         Raises UsageError if there is none.
         """
 
+    def check_collectives(self, collectives: Iterable[str]) -> None:
+        """Raises UsageError that names all of these collectives that cannot be predicted."""
+
     def concurrent_work(self, collectives: Iterable[str]) -> str:
         """The work that ran during the measured calls; '' if they ran alone."""
 

@@ -134,9 +134,15 @@ class PublishedMachine:
         if collective is None:
             return [PublishedCall(self, name) for name in PREDICTED]
         name = find_collective(collective).name
-        if name not in PREDICTED:
-            raise UsageError("collective", name, f"one of {', '.join(PREDICTED)}", _FIT)
+        self.check_collectives([name])
         return [PublishedCall(self, name)]
+
+    def check_collectives(self, collectives: Iterable[str]) -> None:
+        missing = [name for name in dict.fromkeys(collectives) if name not in PREDICTED]
+        if missing:
+            what = "collectives" if len(missing) > 1 else "collective"
+            expected = f"one of {', '.join(PREDICTED)}"
+            raise UsageError(what, ", ".join(missing), expected, _FIT)
 
     def concurrent_work(self, collectives: Iterable[str]) -> str:
         return ""

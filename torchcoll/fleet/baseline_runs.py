@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy import stats
 
-from torchcoll.core.errors import UnusableError, one_line
+from torchcoll.core.errors import UnusableError, UsageError, one_line
 from torchcoll.core.units import counted, format_change
 from torchcoll.fleet.critical import critical_value
 from torchcoll.fleet.effects import Floats, common_cases, robust_scale, two_way
@@ -167,7 +167,8 @@ def select_baselines(
     if not baselines:
         named = "; ".join(f"{item.path or item.run_id}: {item.reason}" for item in left_out[:3])
         more = f"; and {len(left_out) - 3} more" if len(left_out) > 3 else ""
-        raise UnusableError(
+        error = UsageError if too_few or accepted is not None else UnusableError
+        raise error(
             "baseline",
             "; ".join(too_few) or "no good run",
             f"at least {FEWEST_RUNS} good runs of one device model and number of ranks",
@@ -305,8 +306,8 @@ def _slow_by(
             if not judged.slow_overall:
                 effect, where = judged.cases[0].effect, case_names([judged.cases[0].key])[0]
             slow[row] = (
-                f"{format_change(math.exp(effect))} in {where} than in the baseline that is replaced "
-                "(--accept DATE begins a new one)"
+                f"{format_change(math.exp(effect))} in {where} than in the baseline that is "
+                "replaced (--accept DATE begins a new one)"
             )
     return slow
 

@@ -38,7 +38,7 @@ def _common_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HH:MM",
         help="time of day in UTC at which a night begins (default: 12:00)",
     )
-    add("--format", default="table", help="table, markdown, csv or json")
+    add("--format", default="table", help="table (default), markdown, csv or json")
     add("--all", action="store_true", help="show every node, not only the slowest")
 
 
@@ -193,13 +193,15 @@ def baseline_arguments(parser: argparse.ArgumentParser) -> None:
         help="probability that a healthy run fails, over all its cases: 0.1%% to 10%% "
         "(default: 1%%)",
     )
-    add("--format", default="table", help="table, markdown, csv or json")
+    add("--format", default="table", help="table (default), markdown, csv or json")
     add("--all", action="store_true", help="name every run that was left out")
     add(
         "--force",
         action="store_true",
-        help="replace the file of --output; without --accept, runs that are slow by it are left "
-        "out",
+        help=(
+            "replace the file of --output. Runs that are slow by the old baseline are "
+            "left out, unless --accept is given"
+        ),
     )
 
 
@@ -250,7 +252,7 @@ COMMANDS = {
         run_history,
     ),
     "baseline": (
-        "write what is usual of good runs, for check --baseline",
+        "write the usual times of good runs, for check --baseline",
         baseline_arguments,
         run_baseline,
     ),

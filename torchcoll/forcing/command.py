@@ -35,23 +35,40 @@ def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="losses smaller than this do not count (default %(default)s)",
     )
-    add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
+    add(
+        "--over-ranks",
+        default="max",
+        metavar="HOW",
+        help=("how to combine the ranks of a call: max (default), mean, min or rank0"),
+    )
     add(
         "--filter",
         default="",
         metavar="TEXT",
         help="select cases, such as collective=all_reduce,size>=1M",
     )
-    add("--format", default="table", help="table, markdown, csv or json")
-    add("--export-env", action="store_true", help="print variables: one winner at all sizes")
-    add("--export-oneccl", action="store_true", help="print oneCCL's selection by size")
-    add("--export-tuner", metavar="FILE", help="write NCCL's tuner CSV, by size")
+    add("--format", default="table", help="table (default), markdown, csv or json")
+    add(
+        "--export-env",
+        action="store_true",
+        help=("print the variables that force the algorithm that is best over all sizes"),
+    )
+    add(
+        "--export-oneccl",
+        action="store_true",
+        help=("print the variables with which oneCCL selects an algorithm by size"),
+    )
+    add(
+        "--export-tuner",
+        metavar="FILE",
+        help=("write the CSV file of NCCL's tuner plugin, which selects an algorithm by size"),
+    )
     add("--force", action="store_true", help="replace the file of --export-tuner")
     add_import_options(parser)
     add(
         "--channels",
         metavar="N",
-        help=("channels to write with --export-tuner (default: those in a log of NCCL)"),
+        help=("number of channels to write with --export-tuner (default: that of NCCL's log)"),
     )
     add(
         "--check",

@@ -107,7 +107,7 @@ def import_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--statistic",
         metavar="NAME",
-        help="what a plain table's figures are: mean, median, min, max",
+        help=("the statistic of a plain table's times: mean, median, min or max"),
     )
     add(
         "--label",
@@ -153,15 +153,14 @@ def run_import(options: argparse.Namespace) -> ExitCode:
             tell(error.line())
             code = ExitCode.UNREADABLE
             continue
-        lines = report_lines(path, imported) if imported.runs or imported.refused else ()
-        for line in lines:
-            # stdout has nothing about a file from which nothing was read.
+        # Of a file without rows stdout has nothing, and one refusal is in the error.
+        if imported.runs or len(imported.refusals()) > 1:
             aside = not imported.runs or options.output == "-"
-            print(one_line(line), file=sys.stderr if aside else None)
+            for line in report_lines(path, imported):
+                print(one_line(line), file=sys.stderr if aside else None)
         if not imported.runs:
             code = ExitCode.UNREADABLE
-            if not imported.refused:
-                tell(nothing_read(path, imported).line())
+            tell(nothing_read(path, imported).line())
         runs += imported.runs
     for run in runs:
         if labels:

@@ -21,11 +21,13 @@ def log_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="logs of NCCL, RCCL or oneCCL, also .gz; a folder is all of its files; several "
-        "processes and jobs may be in one file, or a job in several. And the XML of "
-        "NCCL_TOPO_DUMP_FILE and NCCL_GRAPH_DUMP_FILE",
+        help=(
+            "logs of NCCL, RCCL or oneCCL (also .gz), folders of them, and NCCL's XML "
+            "files (NCCL_TOPO_DUMP_FILE, NCCL_GRAPH_DUMP_FILE). A file may hold several "
+            "processes and jobs, and a job may have several files"
+        ),
     )
-    add("--format", default="table", help="table, markdown, csv or json")
+    add("--format", default="table", help="table (default), markdown, csv or json")
 
 
 def run_log(options: argparse.Namespace) -> ExitCode:
@@ -75,11 +77,13 @@ def limits_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="*",
         metavar="FILE",
-        help="what NCCL writes to NCCL_TOPO_DUMP_FILE, for several hosts one of each; and to "
-        "NCCL_GRAPH_DUMP_FILE, for what its search expects; without: of this machine, whose NCCL "
-        "is made to write both for all GPUs that it sees",
+        help=(
+            "NCCL's topology files (NCCL_TOPO_DUMP_FILE), one per host, and its graph "
+            "files (NCCL_GRAPH_DUMP_FILE). Without a file: this machine, whose NCCL "
+            "writes both for all GPUs that it sees"
+        ),
     )
-    add("--format", default="table", help="table, markdown, csv or json")
+    add("--format", default="table", help="table (default), markdown, csv or json")
 
 
 def run_limits(options: argparse.Namespace) -> ExitCode:

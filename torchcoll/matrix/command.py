@@ -81,8 +81,10 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="name=V1,V2",
-        help="values of {name} in the command; library=PATH,... by LD_PRELOAD, venv=DIR,... first "
-        "in PATH",
+        help=(
+            "values of {name} in the command; or library=PATH,... (set in LD_PRELOAD), "
+            "venv=DIR,... (first in PATH)"
+        ),
     )
     add(
         "--preset",
@@ -110,7 +112,7 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for everything; the same folder again runs what is missing",
     )
-    add("--cell-timeout", metavar="S", help="end a run after this many seconds")
+    add("--cell-timeout", metavar="S", help="end a run after this many seconds (default: no limit)")
     add(
         "--nccl-version",
         metavar="V",

@@ -35,7 +35,7 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
             "another run next to these"
         ),
     )
-    add("--format", default="table", help="table, markdown, csv, json or nccl-tests")
+    add("--format", default="table", help="table (default), markdown, csv, json or nccl-tests")
     add(
         "--columns",
         metavar="NAMES",
@@ -46,19 +46,30 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="percentiles to show as further columns, such as 50,90,99.9",
     )
-    add("--over-ranks", default="max", metavar="HOW", help="max, mean, min or rank0")
-    add("--clock", help="host, device or issue (default: device where it was recorded)")
+    add(
+        "--over-ranks",
+        default="max",
+        metavar="HOW",
+        help=("how to combine the ranks of a call: max (default), mean, min or rank0"),
+    )
+    add(
+        "--clock",
+        help=(
+            "which clock's times to show: host, device or issue (default: device where "
+            "it was recorded)"
+        ),
+    )
     add(
         "--view",
         metavar="VIEW",
         help=(
-            "cases: a row each (default; on a terminal several collectives over "
-            "sizes are one table of busbw); ranks: which rank is slow; calls: every "
-            "call in order; pivot:KEY: sizes down, a column for each collective, "
-            "backend, label=NAME, file, ..."
+            "cases: a row for each case (default; on a terminal, several collectives "
+            "over sizes are one table of busbw); ranks: which rank is slow; calls: "
+            "every call in order; pivot:KEY: a row for each size and a column for each "
+            "collective, backend, label=NAME, file, ..."
         ),
     )
-    add("--metric", help="figure of --view pivot:KEY: busbw (default), algbw or time")
+    add("--metric", help="what --view pivot:KEY shows: busbw (default), algbw or time")
     add(
         "--all",
         dest="every",
@@ -74,8 +85,9 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help=(
-            "a file of NCCL_TOPO_DUMP_FILE or NCCL_GRAPH_DUMP_FILE, to show the "
-            "share of what its links allow; once per host (see torchcoll limits)"
+            "show the share of what the links allow, from NCCL's topology or graph file "
+            "(NCCL_TOPO_DUMP_FILE, NCCL_GRAPH_DUMP_FILE); once per host (see torchcoll "
+            "limits)"
         ),
     )
     add(
@@ -84,14 +96,17 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help=(
-            "a log of NCCL (NCCL_DEBUG_SUBSYS=INIT,TUNING) or a folder of logs, to "
-            "show what its tuning table expected of each case"
+            "show what NCCL's tuning table expected of each case, from its log "
+            "(NCCL_DEBUG_SUBSYS=INIT,TUNING) or a folder of logs"
         ),
     )
     add(
         "--published",
         action="store_true",
-        help=("show published figures of such machines with their sources; without a file: all"),
+        help=(
+            "show published figures of such machines with their sources; without a "
+            "FILE: all of them"
+        ),
     )
     add(
         "--verbose",
@@ -101,7 +116,7 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--follow",
         action="store_true",
-        help="print the rows of a run that goes on as its file grows, until it ends",
+        help=("print the rows of a run that is not finished, as its file grows"),
     )
     add("-o", "--output", metavar="FILE", help="with --follow: an HTML report, kept up to date")
     add("--force", action="store_true", help="replace the report")
@@ -249,7 +264,10 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
         "sides",
         nargs="+",
         metavar="SIDE",
-        help="a file, a folder, a quoted glob, or label=PATH; those of one label are its runs",
+        help=(
+            "a file, a folder, a quoted glob, or label=PATH; files with one label are "
+            "runs of one curve"
+        ),
     )
     add(
         "-o",
@@ -258,15 +276,24 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
         help="a .png, .svg or .pdf (default: torchcoll.png, or torchcoll-2.png, ...)",
     )
     add("--force", action="store_true", help="replace the picture")
-    add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
+    add(
+        "--over-ranks",
+        default="max",
+        metavar="HOW",
+        help=("how to combine the ranks of a call: max (default), mean, min or rank0"),
+    )
     add(
         "--filter",
         default="",
         metavar="TEXT",
         help="select cases, such as collective=all_reduce,size>=1M",
     )
-    add("--fabric", metavar="NAME", help="draw its limits: nvswitch-h200, ib-ndr:8, ...")
-    add("--rules", metavar="FILE", action="append", default=[], help="fabrics of your own (TOML)")
+    add(
+        "--fabric",
+        metavar="NAME",
+        help=("draw the limits of this fabric: nvswitch-h200, ib-ndr:8, ..."),
+    )
+    add("--rules", metavar="FILE", action="append", default=[], help="a fabric of your own (TOML)")
 
 
 def run_plot(options: argparse.Namespace) -> ExitCode:
@@ -311,15 +338,23 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--format",
-        help="csv, json, parquet, nccl-tests and aiconfigurator (its nccl_perf table) are for "
-        "other programs: torchcoll reads none of them back, the result file (.jsonl) is the record",
+        help=(
+            "csv, json, parquet, nccl-tests or aiconfigurator (its nccl_perf table); "
+            "default: by the ending of -o. These are for other programs: torchcoll does "
+            "not read them back"
+        ),
     )
     add(
         "--trace",
         action="store_true",
         help=("write every call on every rank as a trace for Perfetto or chrome://tracing (JSON)"),
     )
-    add("-o", "--output", metavar="FILE", help="default: stdout (parquet needs a file)")
+    add(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="file to write (default: stdout; parquet needs a file)",
+    )
     add("--force", action="store_true", help="replace the file of -o")
 
 
@@ -414,7 +449,7 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
         help="a collective, a size, or both (all_reduce 8M); time, first, low, high, p99, algbw, "
         "busbw, clock, mode or verdict; and a result file (default: the newest of torchcoll-runs)",
     )
-    add("--fabric", metavar="NAME", help="the verdict's reference: nvswitch-h200, ib-ndr:8, ...")
+    add("--fabric", metavar="NAME", help="the fabric to judge by: nvswitch-h200, ib-ndr:8, ...")
 
 
 def run_explain(options: argparse.Namespace) -> ExitCode:
@@ -462,7 +497,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="select cases, such as collective=all_reduce,size>=1M",
     )
-    add("--fabric", metavar="NAME", help="the verdict's reference: nvswitch-h200, ib-ndr:8, ...")
+    add("--fabric", metavar="NAME", help="the fabric to judge by: nvswitch-h200, ib-ndr:8, ...")
 
 
 def _check_report(path: Path, suffixes: Sequence[str], force: bool) -> None:
@@ -514,7 +549,7 @@ def merge_arguments(parser: argparse.ArgumentParser) -> None:
         "folders",
         nargs="*",
         metavar="FOLDER",
-        help="the samples of its ranks (default: FILE.samples; of several hosts one for each)",
+        help=("the folder of the ranks' samples, one for each host (default: FILE.samples)"),
     )
     add("-o", "--output", required=True, metavar="FILE", help="a new result file")
 
@@ -534,7 +569,7 @@ def run_merge(options: argparse.Namespace) -> ExitCode:
 
 COMMANDS = {
     "merge": (
-        "put samples that the ranks have kept into one file",
+        "collect the samples that each rank kept in one file",
         merge_arguments,
         run_merge,
     ),

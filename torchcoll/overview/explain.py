@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
-from torchcoll.core.errors import UnusableError, UsageError, one_line, unknown
+from torchcoll.core.errors import UnusableError, UsageError, looks_like_file, one_line, unknown
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import PERIOD, Row
@@ -69,7 +68,7 @@ def asked(arguments: Sequence[str]) -> Question:
 
 
 def _is_file(text: str) -> bool:
-    return text == "-" or os.path.exists(text) or text.endswith((".jsonl", ".gz"))
+    return text == "-" or looks_like_file(text)
 
 
 def newest(folder: str) -> str | None:

@@ -121,7 +121,8 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
             panel[f"{side.name} {key}"] = _line(side.name, values, items)
     if not panels:
         such = f" with {filter}" if filter else ""
-        raise UnusableError("cases", f"none with a time and a size{such}", "at least one")
+        error = UsageError if filter else UnusableError
+        raise error("cases", f"none with a time and a size{such}", "at least one")
     between = [known_of(part) for side in sides for part in side.parts[:1]]
     if len(sides) > 1 and (text := hidden_among(between, ())):
         notes.append(f"the sides are not alike in {text}")

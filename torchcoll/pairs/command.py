@@ -15,11 +15,11 @@ def pairs_arguments(parser: argparse.ArgumentParser) -> None:
         "--threshold",
         metavar="SHARE",
         help=(
-            "how much slower than the others a suspect pair must be, besides being "
-            "an outlier (default: as measured)"
+            "how much slower than the others a suspect pair must be, besides being an "
+            "outlier (default: that of the run)"
         ),
     )
-    add("--format", default="table", help="table, markdown, csv or json")
+    add("--format", default="table", help="table (default), markdown, csv or json")
 
 
 def run_pairs(options: argparse.Namespace) -> ExitCode:

@@ -16,7 +16,7 @@ def postmortem_arguments(parser: argparse.ArgumentParser) -> None:
         "kernel, NCCL Inspector, py-spy dumps, captures; or one such file",
     )
     add("--job", metavar="NAME", help="report only this one of several jobs in the folder")
-    add("--format", default="table", help="table, markdown or json")
+    add("--format", default="table", help="table (default), markdown or json")
 
 
 def run_postmortem(options: argparse.Namespace) -> ExitCode:

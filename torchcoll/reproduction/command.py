@@ -6,11 +6,22 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchcoll.core.errors import ExitCode, TorchcollError, UsageError, choice, printable, tell
+from torchcoll.core.errors import (
+    ExitCode,
+    TorchcollError,
+    UnreadableError,
+    UsageError,
+    choice,
+    did_you_mean,
+    nearest_file,
+    printable,
+    tell,
+)
 from torchcoll.core.units import parse_share
 
 if TYPE_CHECKING:
@@ -27,24 +38,32 @@ def again_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "file",
         metavar="FILE",
-        help="a result file of torchcoll or another tool; a folder or quoted glob of several that "
-        "ran the same; an entry of torchcoll show --published",
+        help=(
+            "a result file of torchcoll or another tool; a folder or quoted glob of "
+            "several that ran the same; or an entry of torchcoll show --published"
+        ),
     )
-    add("--runs", default="6", metavar="N", help="new runs (default 6, at least 3)")
+    add("--runs", default="6", metavar="N", help="number of new runs (default 6, at least 3)")
     add(
         "--threshold",
         default="10%",
         metavar="SHARE",
-        help="the difference that reproduced excludes in every case (default: 10%%)",
+        help=(
+            "reproduced means that a difference of this size is excluded in every case "
+            "(default 10%%)"
+        ),
     )
     add("-o", "--output", metavar="DIR", help="folder of the new runs (default: again-FILE)")
-    add("--format", default="table", help="table, markdown, csv or json")
+    add("--format", default="table", help="table (default), markdown, csv or json")
     add("--dry-run", action="store_true", help="print the command and start nothing")
     add("--quiet", action="store_true", help="print no progress, only the result")
     add(
         "--launcher",
         metavar="WORDS",
-        help="in place of torchrun and its options: --launcher 'srun --nodes 2 python -m'",
+        help=(
+            "start the ranks with this in place of torchrun, such as --launcher 'srun "
+            "--nodes 2 python -m'"
+        ),
     )
 
 
@@ -66,6 +85,8 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
     threshold = parse_share(options.threshold, "threshold")
     launcher = shlex.split(options.launcher or "")
     entry = None if Path(options.file).exists() else publication_named(options.file)
+    if entry is None and not re.search(r"[/*?\[=]|^-$", options.file):
+        _check_exists(options.file)
     runs = [run_of(entry)] if entry else load_all(expand(options.file))
     recipe = unset_settings(recipe_of(runs[0]), os.environ)
     if entry:
@@ -94,6 +115,16 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
     return ExitCode.OK if answer_of(rerun).level == "good" else ExitCode.FAILED
 
 
+def _check_exists(name: str) -> None:
+    """Raises UnreadableError for a name that is neither a file nor a published entry."""
+    from torchcoll.verdict.published import publications
+
+    if not os.path.exists(name):
+        expected = "a file, or an entry of torchcoll show --published"
+        action = did_you_mean(name, [entry.id for entry in publications()]) or nearest_file(name)
+        raise UnreadableError("result file", name, expected, action)
+
+
 def _here(recipe: Recipe) -> Recipe:
     """What this machine can run of it. Raises UsageError or UnavailableError."""
     from torchcoll.core.backends import BACKENDS
@@ -117,6 +148,10 @@ def _plan(recipe: Recipe, launcher: list[str], number: int) -> RunPlan:
     plan = RunPlan(command, [Cell("again", variables=dict(recipe.variables))], number, 0)
     plan.check_programs(os.environ)
     return plan
+
+
+# Every run of this command, of a matrix and of a versus has them: they are no setting.
+_LABELS_OF_RUNS = ("label=cell", "label=run")
 
 
 def _rerun(
@@ -143,7 +178,11 @@ def _rerun(
     base = Side("file", runs)
     if not new.runs:
         raise UsageError("new runs", "none with a result", "at least 3", f"See {folder}.")
-    differences = [str(difference) for difference in differences_of(base, new)]
+    differences = [
+        str(difference)
+        for difference in differences_of(base, new)
+        if difference.name not in _LABELS_OF_RUNS
+    ]
     try:
         reading = reading_of(base, new, None)
         pairs = pairs_of(base.measured("time", reading), new.measured("time", reading))
@@ -178,12 +217,17 @@ def bisect_arguments(parser: argparse.ArgumentParser) -> None:
         "--threshold",
         default="2%",
         metavar="SHARE",
-        help="a smaller change between the first and the last version is none (default: 2%%)",
+        help=("smaller changes between the first and the last version are ignored (default 2%%)"),
     )
     add("--runs", default="180", metavar="N", help="end after this many runs (default 180)")
-    add("-o", "--output", metavar="DIR", help="folder of the runs; the same folder continues")
-    add("--cell-timeout", metavar="S", help="end a run after this many seconds")
-    add("--format", default="table", help="table, markdown, csv or json")
+    add(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="folder of the runs; an interrupted search continues in it",
+    )
+    add("--cell-timeout", metavar="S", help="end a run after this many seconds (default: no limit)")
+    add("--format", default="table", help="table (default), markdown, csv or json")
     add("--quiet", action="store_true", help="print no progress, only the result")
     add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command of one run")
 

@@ -10,11 +10,11 @@ from torchcoll.core.errors import ExitCode, choice, tell
 def cold_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; each is a run")
-    add("--format", default="table", help="table, markdown, csv or json")
+    add("--format", default="table", help="table (default), markdown, csv or json")
     add(
         "--plot",
         metavar="FILE",
-        help="a picture too: the calls over ranks (.png, .svg, .pdf)",
+        help=("write a picture of the first calls over ranks (.png, .svg, .pdf)"),
     )
     add("--force", action="store_true", help="replace the picture")
 

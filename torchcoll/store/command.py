@@ -34,8 +34,7 @@ def collect_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--reread",
         action="store_true",
-        help="read files that were collected before and have not changed since, and replace "
-        "their runs",
+        help="read unchanged files again too, and replace their runs",
     )
 
 

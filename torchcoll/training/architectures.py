@@ -20,6 +20,7 @@ from torchcoll.core.errors import (
     UnusableError,
     UsageError,
     did_you_mean,
+    looks_like_file,
     nearest_file,
 )
 
@@ -153,7 +154,7 @@ def read_architecture(source: str) -> Architecture:
         expected = f"a config.json, MODULE:FACTORY, or one of {', '.join(configs)}"
         if os.path.isdir(source):
             raise UnreadableError("config", source, "a folder with a config.json")
-        if os.sep in source or source.endswith(".json"):
+        if looks_like_file(source):
             raise UnreadableError("config", source, "a file that exists", nearest_file(source))
         raise UsageError("config", source, expected, did_you_mean(source, configs))
     try:

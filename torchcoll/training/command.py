@@ -44,7 +44,11 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MIB",
         help="bucket sizes in MiB, a table for each: 10,25,100 (default: DDP's own)",
     )
-    add("--find-unused", action="store_true", help="assume DDP's find_unused_parameters")
+    add(
+        "--find-unused",
+        action="store_true",
+        help="plan the buckets of DDP with find_unused_parameters=True",
+    )
     add(
         "--fsdp",
         metavar="CLASSES",
@@ -75,8 +79,8 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --fsdp: number of replicas of the whole model (HSDP)",
     )
-    add("--param-dtype", metavar="NAME", help="with --fsdp: as in MixedPrecisionPolicy")
-    add("--reduce-dtype", metavar="NAME", help="with --fsdp: as in MixedPrecisionPolicy")
+    add("--param-dtype", metavar="NAME", help="with --fsdp: param_dtype of MixedPrecisionPolicy")
+    add("--reduce-dtype", metavar="NAME", help="with --fsdp: reduce_dtype of MixedPrecisionPolicy")
     add(
         "--curve",
         nargs="+",
@@ -114,7 +118,7 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
             "one, unless the traffic says otherwise)"
         ),
     )
-    add("--format", default="table", help="table, markdown, csv or json")
+    add("--format", default="table", help="table (default), markdown, csv or json")
 
 
 _OF_TRAFFIC = "Traffic takes --curve RUN with it; `torchcoll trace` shows what it sends."
@@ -323,7 +327,12 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "torchrun --nproc-per-node N -m torchcoll replay FILE [options]"
     add = parser.add_argument
     add("file", metavar="FILE", help="what torchcoll.capture saved, or a folder of such files")
-    add("--backend", help="backend, as for measuring (default: what the machine has)")
+    add(
+        "--backend",
+        help=(
+            "communication backend, such as nccl, xccl, ccl or gloo (default: what the machine has)"
+        ),
+    )
     add("--device", help="cpu, cuda or xpu")
     add(
         "--steps",
@@ -339,17 +348,29 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--shrink",
         action="store_true",
-        help="on fewer ranks than captured: the first ranks play what is left of their groups",
+        help=(
+            "run on fewer ranks than captured: the first ranks play what is left of their groups"
+        ),
     )
     add(
         "--rehearse",
         action="store_true",
         help="try it on one GPU that all nccl ranks share; times mean nothing",
     )
-    hang = "seconds that are a hang (default %(default)g)"
-    add("-T", "--timeout", type=float, default=300.0, help=hang)
-    add("-J", "--output", metavar="FILE", help="traffic file (torchcoll-runs/...-replay-....jsonl)")
-    add("--format", default="table", help=", ".join(_FORMATS))
+    add(
+        "-T",
+        "--timeout",
+        type=float,
+        default=300.0,
+        help=("seconds without progress after which the run ends as hung (default %(default)g)"),
+    )
+    add(
+        "-J",
+        "--output",
+        metavar="FILE",
+        help=("traffic file to write (default: torchcoll-runs/...-replay-....jsonl)"),
+    )
+    add("--format", default="table", help="table (default), markdown, csv or json")
 
 
 def run_replay(options: argparse.Namespace) -> int:
@@ -446,7 +467,7 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
         help="all steps on all ranks as a trace for Perfetto or chrome://tracing, on one clock",
     )
     add("--force", action="store_true", help="replace the picture and the trace")
-    add("--format", default="table", help="table, markdown, csv or json")
+    add("--format", default="table", help="table (default), markdown, csv or json")
 
 
 _TYPICAL = "typical"
@@ -526,7 +547,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="how it is laid out: fsdp=64; hsdp=8x8 (replicas x shards); dp=8,tp=8,sp,pp=4x2,cp=2,"
         "ep=8 (pp: ranks x virtual stages; sp: sequence parallel); zero1, zero2, zero-torch. "
-        "A data-parallel degree without a number takes the remaining --ranks (default fsdp)",
+        "A data-parallel degree without a number takes the remaining --ranks; --ranks alone: fsdp",
     )
     add("--ranks", metavar="LIST", help="64, or 64..16384 for weak and strong scaling")
     add(
@@ -565,7 +586,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--capacity-factor", metavar="F", help="of the experts (default: no token is dropped)")
     add("--traffic", metavar="PATH", help="in place of --config: a captured or planned step")
     add("--parameters", metavar="N", help="in place of --config: their number alone, 8e9 (dp)")
-    add("--format", default="table", help="table, markdown, csv or json")
+    add("--format", default="table", help="table (default), markdown, csv or json")
     add("--plot", metavar="FILE", help="a picture over ranks too (.png, .svg, .pdf)")
     add("--force", action="store_true", help="replace the picture")
     for old in _REPLACED:

@@ -79,6 +79,9 @@ class CorrectedMachine:
     def cases(self, collective: str | None = None) -> Sequence[PredictedCase]:
         return self.machine.cases(collective)
 
+    def check_collectives(self, collectives: Iterable[str]) -> None:
+        self.machine.check_collectives(collectives)
+
     def concurrent_work(self, collectives: Iterable[str]) -> str:
         return self.machine.concurrent_work(collectives)
 

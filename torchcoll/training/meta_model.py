@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from torchcoll.core.errors import UnusableError, UsageError, did_you_mean
+from torchcoll.core.errors import UnusableError, UsageError, did_you_mean, looks_like_file
 from torchcoll.training.architectures import (
     EMBEDDING,
     HEAD,
@@ -37,7 +37,7 @@ def make_model(target: str) -> nn.Module:
     """
     name, _, attribute = target.partition(":")
     if not name or not attribute:
-        error = UnusableError if os.path.exists(target) else UsageError
+        error = UnusableError if looks_like_file(target) else UsageError
         raise error("model", target, _FORM)
     if name.endswith(".py") or os.sep in name:
         path = os.path.relpath(name.removesuffix(".py"))
@@ -55,7 +55,7 @@ def make_model(target: str) -> nn.Module:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise _model_error(f"the import of {name}", error) from error
             expected = f"a module that can be imported from here ({error})"
-            action = f"Run it in the folder of {name.partition('.')[0]}, or add that to PYTHONPATH."
+            action = f"Run it where {name.partition('.')[0]} is, or add that folder to PYTHONPATH."
             raise UsageError("model", target, expected, action) from None
         except (Exception, SystemExit) as error:
             raise _model_error(f"the import of {name}", error) from error

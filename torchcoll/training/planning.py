@@ -205,9 +205,11 @@ def plan(
         limit = None if memory_gb is None else 1e9 * _positive(memory_gb, "memory_gb")
         return _compare(setting, compare, parallel, counts, captured, limit)
     if memory_gb is not None:
-        raise UsageError("memory_gb", memory_gb, "compare with it")
+        actual = f"{memory_gb:g} without compare" if isinstance(memory_gb, float) else memory_gb
+        raise UsageError("memory_gb", actual, "compare too: the limit excludes layouts")
     if parallel is None and not counts:
-        raise UsageError("parallel", "none", "a layout such as fsdp=64, or a number of ranks")
+        expected = "a layout such as fsdp=64, or a number of ranks (laid out as fsdp)"
+        raise UsageError("parallel", "none", expected)
     layout = parse_layout(parallel or "fsdp", counts[0] if counts else None)
     return _plan_layout(setting, layout, counts, captured)
 

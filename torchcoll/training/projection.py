@@ -238,10 +238,14 @@ def planned_step(
     predictions: dict[SentCall, Prediction] = {}
     of_groups: dict[str, list[PlannedCalls]] = {}
     rows = []
-    for sent, calls in program.counts.items():
-        group = groups.get(sent.group)
-        if group is None or group.ranks < 2:
-            continue
+    remote = [
+        (sent, calls, group)
+        for sent, calls in program.counts.items()
+        if (group := groups.get(sent.group)) is not None and group.ranks > 1
+    ]
+    if machine is not None:  # a message has a substitute
+        machine.check_collectives(s.collective for s, *_ in remote if s.collective != _MESSAGE)
+    for sent, calls, group in remote:
         prediction = None
         if machine is not None:
             prediction = _predict(machine, sent, group)

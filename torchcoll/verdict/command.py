@@ -30,14 +30,17 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
             "fabric that is recognised)"
         ),
     )
-    add("--rules", metavar="FILE", action="append", default=[], help="fabrics of your own (TOML)")
+    add("--rules", metavar="FILE", action="append", default=[], help="a fabric of your own (TOML)")
     add(
         "--baseline",
         metavar="PATH",
-        help="judge by this in place of a fabric: the file of one run; or a file of torchcoll "
-        "baseline, a folder or a store of good runs, of which a run that is slower exits with 1",
+        help=(
+            "judge by this instead of a fabric: the result file of one run; or good "
+            "runs, as a file of torchcoll baseline, a folder or a store. With good "
+            "runs, a slower run exits with 1"
+        ),
     )
-    add("--format", default="table", help="table, markdown or json")
+    add("--format", default="table", help="table (default), markdown or json")
     add(
         "--gate",
         action="store_true",
@@ -50,8 +53,9 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--metrics",
         metavar="NAME.prom",
-        help="write verdict and cases for Prometheus' node_exporter; a file of that name is "
-        "replaced",
+        help=(
+            "write verdict and cases for Prometheus' node_exporter; replaces a file of that name"
+        ),
     )
     add("--force", action="store_true", help="replace the files of --junit and --health")
 
