@@ -8,6 +8,7 @@ import argparse
 import os
 import re
 import shlex
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -144,7 +145,11 @@ def _plan(recipe: Recipe, launcher: list[str], number: int) -> RunPlan:
     from torchcoll.matrix.blocks import RunPlan
     from torchcoll.matrix.launch_command import command_of
 
-    command = command_of(recipe.command(launcher))
+    argv = recipe.command(launcher)
+    if not launcher:
+        # The torchrun of PATH, if there is any, may belong to a Python without torchcoll.
+        argv[:1] = [sys.executable, "-m", "torch.distributed.run"]
+    command = command_of(argv)
     plan = RunPlan(command, [Cell("again", variables=dict(recipe.variables))], number, 0)
     plan.check_programs(os.environ)
     return plan
