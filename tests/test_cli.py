@@ -302,6 +302,13 @@ def test_errors_are_one_line(arguments, code, line, path, in_tmp_path, capsys):
     assert err == f"torchcoll: error: {line}\n"
 
 
+def test_an_exported_file_has_the_format_that_its_name_ends_in(path, in_tmp_path, capsys):
+    assert main(["export", str(path), "-o", "rows.csv"]) == 0
+    assert Path("rows.csv").read_text().startswith("collective,backend,")
+    assert main(["export", str(path), "-o", "rows.txt"]) == 2
+    assert error_text("format", "none", "one of ") in capsys.readouterr().err
+
+
 def test_interrupt(path, monkeypatch):
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

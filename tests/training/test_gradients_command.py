@@ -166,7 +166,7 @@ M = "made_here.train"
         ),
         (
             f"{M}:make",
-            error_text("model", "made_here.train:make", "a name in made_here.train: make is none"),
+            error_text("model", "made_here.train:make", "a function of module made_here.train, which"),
         ),
         (
             f"{M}:number",

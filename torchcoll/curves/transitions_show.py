@@ -47,8 +47,8 @@ _WORDS = {
 }
 
 LEGEND = (
-    "a range follows time = latency + size / algbw; a transition is where one ends: sizes that the "
-    "times cannot tell apart (95 %)"
+    "in each range of sizes time = latency + size / algbw; a transition is the interval of sizes "
+    "between two ranges (95 %)"
 )
 
 

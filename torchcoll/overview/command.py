@@ -340,7 +340,7 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         help=(
             "csv, json, parquet, nccl-tests or aiconfigurator (its nccl_perf table); "
-            "default: by the ending of -o. These are for other programs: torchcoll does "
+            "default: what -o ends in. These are for other programs: torchcoll does "
             "not read them back"
         ),
     )
@@ -368,6 +368,9 @@ def run_export(options: argparse.Namespace) -> ExitCode:
     if options.trace and options.format:
         raise UsageError("trace", f"--format {options.format} too", "one of them")
     if not options.trace:
+        ending = os.path.splitext(options.output or "")[1].removeprefix(".")
+        if options.format is None and ending in ("csv", "json", "parquet"):
+            options.format = ending
         choice(options.format or "none", "format", formats)
     if options.output:
         check_new(options.output, "output", options.force)
