@@ -255,6 +255,36 @@ def test_deepspeed_memory():
     assert (memory.gradients, memory.buffers) == (2 * count, 2e9)
 
 
+def test_calls_name_the_modules_behind_them():
+    def named(layout, *collectives, batch="1x8"):
+        return [
+            (act.sent.group, act.module)
+            for act in plan(llama_config(), layout, batch).program.acts
+            if isinstance(act, BeginCall) and act.sent.collective in collectives
+        ]
+
+    layers = ["model.layers.0", "model.layers.1"]
+    # FSDP2's units, and the layer whose activations are gathered over tp before both of its halves.
+    gathers = [name for group, name in named("fsdp=2,tp=2,sp", "all_gather") if group == "fsdp"]
+    assert gathers[:3] == ["(root)", *layers]
+    scatters = [name for group, name in named("fsdp=2,tp=2,sp", "reduce_scatter") if group == "tp"]
+    assert scatters[:5] == ["model.embed_tokens", *(name for name in layers for _ in range(2))]
+    assert named("dp=2", "all_reduce") == [("dp", "model.embed_tokens to lm_head")]
+    assert named("zero1=2", "all_gather") == [("zero1", "model.embed_tokens to lm_head")]
+    broadcasts = [name for _, name in named("zero-torch=2", "broadcast")]
+    assert sorted(broadcasts) == sorted(
+        weight.name
+        for block in parse_config(llama_config(), "x").blocks
+        for weight in block.weights
+    )
+    # The first stage sends the output of its last layer, the second the gradient of its first.
+    assert set(named("dp=1,pp=2", "sendrecv", batch="2x1x8")) <= {("pp", name) for name in layers}
+    experts = plan("mixtral-8x7b", "fsdp=8,ep=8").program.modules
+    assert {name for sent, names in experts.items() if sent.group == "ep" for name in names} == {
+        f"model.layers.{n}" for n in range(32)
+    }
+
+
 def test_stages_share_the_layers():
     """5 layers on 2 ranks of 2 virtual stages: 2, 1, 1 and 1."""
     architecture = parse_config(llama_config(5), "x")

@@ -56,6 +56,7 @@ from torchcoll.training.architectures import (
     ModelBlock,
     Weight,
 )
+from torchcoll.training.bucket_names import block_name, bucket_names
 from torchcoll.training.layer_calls import Batch, BlockCalls, LayerOptions, block_calls
 from torchcoll.training.layouts import (
     DEEPSPEED2,
@@ -94,6 +95,7 @@ from torchcoll.training.step_program import (
 
 _EXPERTS = " of experts"  # suffix of the groups of experts' units
 _COPIED_OUT = "copied out"
+_Sent = tuple[SentCall, str]  # a call and the module behind it
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,16 @@ _USE = (
 )
 
 
+def _span(names: Sequence[str]) -> str:
+    """Returns the blocks of the first and the last parameter: ``model.norm to lm_head``."""
+    blocks = dict.fromkeys(block_name(name) for name in (*names[:1], *names[-1:]))
+    return " to ".join(blocks)
+
+
+def _block_name(block: ModelBlock) -> str:
+    return _span([weight.name for weight in block.weights])
+
+
 def in_order_of_gradients(weights: Sequence[Weight]) -> list[Weight]:
     """Returns the parameters of a block in the order in which their gradients arrive."""
 
@@ -254,7 +266,8 @@ class _StagePlan:
         number, last = chunk * self.layout.pp + self.stage, self.layout.pp * self.layout.virtual - 1
         if self.layout.pp < 2 or number == (last if forward else 0):
             return
-        self.writer.start(self._between_stages("activations" if forward else "their gradients"))
+        sent = self._between_stages("activations" if forward else "their gradients")
+        self.writer.start(sent, module=_block_name(self.chunks[chunk][-1 if forward else 0]))
 
     def _between_stages(self, what: str) -> SentCall:
         split = self.layout.tp if self.layout.sequence_parallel else 1
@@ -337,21 +350,23 @@ class _StagePlan:
                         self.writer.wait(*{gathers.get(weight.name) for weight in block.weights})
                     self._compute(FORWARD, block)
                     calls = self._calls(block)
-                    self.writer.block((*calls.forward, *calls.experts_forward))
+                    name = _block_name(block)
+                    self.writer.block((*calls.forward, *calls.experts_forward), name)
                 self._send_activations(number, forward=True)
             for number, blocks in reversed(list(enumerate(self.chunks))):
                 for block, weights in zip(reversed(blocks), reversed(ready[number]), strict=True):
                     calls = self._calls(block)
-                    self.writer.block((*calls.experts_backward, *calls.backward))
+                    name = _block_name(block)
+                    self.writer.block((*calls.experts_backward, *calls.backward), name)
                     # A gradient is ready in proportion to the elements of those before it.
                     active = self.architecture.active_elements(block)
                     total = sum(weight.elements for weight in weights) or 1
                     for weight in weights:
                         self._compute(BACKWARD, block, active * weight.elements / total)
-                        for sent in buckets.get(weight.name, ()) if last else ():
-                            reduced.append(self.writer.start(sent))
+                        for sent, module in buckets.get(weight.name, ()) if last else ():
+                            reduced.append(self.writer.start(sent, module=module))
                     if last and self.layout.data != ZERO1:
-                        self.writer.block(calls.norm_gradients)
+                        self.writer.block(calls.norm_gradients, name)
                 self._send_activations(number, forward=False)
         if self.layout.data == TORCH_ZERO:
             self._broadcasts()
@@ -378,7 +393,7 @@ class _StagePlan:
             parameters = self._registered(self._trained(expert))
             for call in zero_redundancy_calls(parameters, self.layout.groups()[group][0], group):
                 sent = SentCall(group, call.collective, call.bytes_in, "parameters", BLOCKS)
-                self.writer.start(sent)
+                self.writer.start(sent, module=call.module)
 
     def _registered(self, parameters: Sequence[Parameter]) -> list[Parameter]:
         """Returns the parameters in the order of their registration."""
@@ -399,9 +414,9 @@ class _StagePlan:
                         seen.setdefault(weight.name, self._parameter(weight))
         return list(seen.values())
 
-    def _buckets(self) -> dict[str, list[SentCall]]:
+    def _buckets(self) -> dict[str, list[_Sent]]:
         """Returns the calls that the gradient of each parameter completes, by its name."""
-        sent: dict[str, list[SentCall]] = {}
+        sent: dict[str, list[_Sent]] = {}
         if self.layout.data == ZERO1:
             trained = (p.name for expert in (True, False) for p in self._trained(expert))
             order = {name: number for number, name in enumerate(trained)}
@@ -409,7 +424,7 @@ class _StagePlan:
                 size_bytes = bucket.elements * self._reduce_itemsize
                 call = SentCall(group, "reduce_scatter", size_bytes, "gradients", REST_OF_BACKWARD)
                 last = max(bucket.names, key=order.__getitem__)
-                sent.setdefault(last, []).append(call)
+                sent.setdefault(last, []).append((call, _span(bucket.names[::-1])))
             return sent
         for expert in (False, True):
             parameters = self._trained(expert)
@@ -417,9 +432,12 @@ class _StagePlan:
             if group not in self.layout.groups() or not parameters:
                 continue
             limits = [DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB]
-            for each in assign_buckets(parameters, limits, True):
+            buckets = assign_buckets(parameters, limits, True)
+            order = {p.name: number for number, p in enumerate(self._registered(parameters))}
+            modules = bucket_names([sorted(b.parameters, key=order.__getitem__) for b in buckets])
+            for each, module in zip(buckets, modules, strict=True):
                 call = SentCall(group, "all_reduce", each.size_bytes, "gradients", REST_OF_BACKWARD)
-                sent.setdefault(each.parameters[-1], []).append(call)
+                sent.setdefault(each.parameters[-1], []).append((call, module))
         return sent
 
     def _padded_buckets(self) -> Iterator[tuple[str, PaddedBucket]]:
@@ -453,7 +471,8 @@ class _StagePlan:
             call = SentCall(
                 group, "all_gather", bucket.elements * itemsize, "parameters", NEXT_FORWARD
             )
-            calls.update(dict.fromkeys(bucket.names, self.writer.start(call)))
+            name = self.writer.start(call, module=_span(bucket.names[::-1]))
+            calls.update(dict.fromkeys(bucket.names, name))
         return calls
 
     # DeepSpeed's ZeRO 1 and 2
@@ -497,7 +516,8 @@ class _StagePlan:
             self.writer.block([SentCall(group, "all_reduce", 1, "overflow of gradients", BLOCKS)])
         self.writer.block([SentCall(group, "all_reduce", 4, "norm of gradients", BLOCKS)])
         size_bytes = deepspeed_elements(trained, ranks) * itemsize
-        self.writer.block([SentCall(group, "all_gather", size_bytes, "parameters", BLOCKS)])
+        gathered = SentCall(group, "all_gather", size_bytes, "parameters", BLOCKS)
+        self.writer.block([gathered], _span([p.name for p in registered]))
 
     def _reduce_bucket(self, bucket: PaddedBucket, previous: Hashable) -> Hashable:
         """Issues the all_reduce of a bucket of DeepSpeed after the one before it."""
@@ -505,7 +525,7 @@ class _StagePlan:
         overlaps = REST_OF_BACKWARD if self.layout.overlap else BLOCKS
         sent = SentCall(self.layout.data, "all_reduce", size_bytes, "gradients", overlaps)
         self.writer.wait(previous)
-        call = self.writer.start(sent)
+        call = self.writer.start(sent, module=_span(bucket.names))
         if not self.layout.overlap:
             self.writer.wait(call)
         return call
@@ -553,7 +573,7 @@ class _StagePlan:
                     root.parameters.setdefault(weight.name, self._parameter(weight))
                 root.body.append(active)
                 continue
-            unit = ShardUnit(block.weights[0].name, gradient_in=True, gradient_out=True)
+            unit = ShardUnit(_block_name(block), gradient_in=True, gradient_out=True)
             unit.parameters = {w.name: self._parameter(w) for w in others}
             units[unit] = (block, False)
             root.inner.append(unit)
@@ -561,7 +581,8 @@ class _StagePlan:
             if not experts:
                 unit.body = [active]
                 continue
-            inner = ShardUnit(experts[0].name, gradient_in=True, gradient_out=True)
+            name = experts[0].name.rpartition(".")[0]
+            inner = ShardUnit(name, gradient_in=True, gradient_out=True)
             inner.group = _EXPERTS
             inner.shards = layout.shards * layout.cp // layout.ep
             routed = sum(w.elements for w in experts) / self.architecture.experts
@@ -603,9 +624,11 @@ class _StagePlan:
         for act in acts:
             block, experts = units[act.unit]
             if act.kind == UNSHARD and gather:
-                sent = self._sent(step.calls[act.calls[0]], "parameters", NEXT_LAYER)
+                call = step.calls[act.calls[0]]
+                sent = self._sent(call, "parameters", NEXT_LAYER)
                 if sent is not None:
-                    self.gathered[chunk, act.unit] = writer.start(sent, after=_COPIED_OUT)
+                    name = writer.start(sent, _COPIED_OUT, call.module)
+                    self.gathered[chunk, act.unit] = name
             elif act.kind == USE and gather:
                 writer.wait(self.gathered.get((chunk, act.unit)))
                 writer.mark(_COPIED_OUT)
@@ -616,21 +639,22 @@ class _StagePlan:
                 self._compute(act.kind, block, float(act.elements))
                 calls = self._calls(block)
                 if act.kind == FORWARD:
-                    self.writer.block(calls.experts_forward if experts else calls.forward)
+                    sends = calls.experts_forward if experts else calls.forward
                 else:
-                    self.writer.block(calls.experts_backward if experts else calls.backward)
+                    sends = calls.experts_backward if experts else calls.backward
+                self.writer.block(sends, _block_name(block))
             elif act.kind == SEND and reduce:
                 if not experts:
                     of_root = [b for b in ends.values() if act.unit == 0]
                     for owner in of_root or [block]:
-                        self.writer.block(self._calls(owner).norm_gradients)
+                        self.writer.block(self._calls(owner).norm_gradients, _block_name(owner))
                 writer.wait(self.reduced)
                 after: Hashable | None = None
                 for n, index in enumerate(act.calls):
                     sent = self._sent(step.calls[index], "gradients", REST_OF_BACKWARD)
                     if sent is None:
                         continue
-                    after = writer.start(sent, after)
+                    after = writer.start(sent, after, step.calls[index].module)
                     if n == 0:
                         self.reduced = after
 

@@ -126,13 +126,21 @@ def zero_redundancy_calls(
         elements[rank] += parameter.elements
     calls = []
     for rank, of_rank in enumerate(owned):
-        sizes = [parameter.size_bytes for parameter in of_rank]
-        dtypes = [parameter.dtype for parameter in of_rank]
+        sent = [(parameter.size_bytes, parameter.name) for parameter in of_rank]
         if as_buckets:
-            sizes, dtypes = [sum(sizes)][: len(sizes)], dtypes[:1]
+            sent = [(sum(size for size, _ in sent), "")][: len(sent)]
         calls += [
-            TrafficCall("broadcast", size, size, dtype, root=rank, group=group, asynchronous=True)
-            for size, dtype in zip(sizes, dtypes, strict=True)
+            TrafficCall(
+                "broadcast",
+                size,
+                size,
+                of_rank[0].dtype if as_buckets else parameter.dtype,
+                root=rank,
+                group=group,
+                asynchronous=True,
+                module=name,
+            )
+            for (size, name), parameter in zip(sent, of_rank, strict=False)
         ]
     return calls
 
