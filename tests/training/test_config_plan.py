@@ -6,9 +6,11 @@ import functools
 
 import pytest
 import torch
+from made_runs import measured, run
 from parallel_models import llama_config
 
 from torchcoll import gradient_buckets, shard_traffic
+from torchcoll.curves.model_fit import fit_model
 from torchcoll.training.architectures import parse_config, read_architecture
 from torchcoll.training.config_plan import (
     TrainingOptions,
@@ -16,7 +18,7 @@ from torchcoll.training.config_plan import (
     plan_config,
     stage_blocks,
 )
-from torchcoll.training.config_projection import compare_layouts, project_config
+from torchcoll.training.config_projection import compare_layouts, plan_layout, project_config
 from torchcoll.training.layer_calls import LayerOptions, parse_batch
 from torchcoll.training.layouts import parse_layout
 from torchcoll.training.projection import dominant
@@ -283,6 +285,27 @@ def test_calls_name_the_modules_behind_them():
     assert {name for sent, names in experts.items() if sent.group == "ep" for name in names} == {
         f"model.layers.{n}" for n in range(32)
     }
+
+
+def test_groups_of_a_layout_call_at_once():
+    """Two ranks alone take 1 ns for each byte, two such groups at once 3 ns."""
+    sizes = [1 << n for n in range(2, 20, 2)]
+    alone = run(*(measured(1000 + size, size_bytes=size) for size in sizes))
+    places = [(size, number) for size in sizes for number in (0, 1)]
+    at_once = run(
+        *(
+            measured(1000 + 3 * n, size_bytes=n, group=f"div:2/{k}", members=[2 * k, 2 * k + 1])
+            for n, k in places
+        ),
+        ranks=4,
+    )
+    machine = fit_model([alone, at_once]).model
+    architecture, batch = parse_config(llama_config(), "x"), parse_batch("1x8")
+    for layout, factor in (("dp=2", 1), ("dp=2,tp=2", 3)):
+        step = plan_layout(machine, architecture, parse_layout(layout), batch, FP32, None)
+        for row in step.rows:
+            expected = 1000 + factor * row.size_bytes
+            assert row.prediction.time_ns == pytest.approx(expected, rel=0.01), (layout, row)
 
 
 def test_stages_share_the_layers():
