@@ -28,7 +28,10 @@ COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}
 
 def measured(ns: int, ranks: int = 2, **changed: Any) -> CaseResult:
     """Three calls of ``ns`` on the slowest rank; fields of Case and of CaseResult."""
-    asked = Case(**FIELDS | {k: changed.pop(k) for k in list(changed) if k in FIELDS})
+    asked = Case(
+        **FIELDS | {k: changed.pop(k) for k in list(changed) if k in FIELDS},
+        group=changed.pop("group", None),
+    )
     fields: dict[str, Any] = {
         "status": "ok",
         "size_bytes": asked.size_bytes,

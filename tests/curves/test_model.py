@@ -247,6 +247,41 @@ def test_links_within_a_host_and_between_hosts():
     assert found.time_ns == pytest.approx(time(64, 1 << 24, 8), rel=0.02)
 
 
+def test_groups_that_call_at_once_are_curves_of_their_own(tmp_path):
+    """Two ranks alone: 1 us and 1 GB/s; in two groups of four ranks, twice as long for each byte;
+    in four groups of eight, with the two ranks of a group on two hosts, four times as long.
+    """
+    sizes = [1 << n for n in range(10, 24, 2)]
+
+    def at_once(groups, hosts):
+        cases = [
+            measured(
+                1000 + groups * size,
+                size_bytes=size,
+                group=f"mod:{groups}/{number}",
+                members=[number, number + groups],
+            )
+            for size in sizes
+            for number in range(groups)
+        ]
+        return run(*cases, ranks=2 * groups, hosts=hosts)
+
+    alone = run(*(measured(1000 + size, size_bytes=size) for size in sizes))
+    fitted = fit_model([alone, at_once(2, ["vm"]), at_once(4, ["a", "b"])]).model
+    path = tmp_path / "machine.json"
+    path.write_text(model_text(fitted))
+    for model in (fitted, load_model(path)):
+        assert model.predict("all_reduce", 1 << 20, 2).time_ns == pytest.approx(1000 + (1 << 20))
+        for groups, expected in ((2, 2), (3, 2), (4, 4), (64, 4)):
+            prediction = model.predict_at_once("all_reduce", 1 << 20, 2, groups)
+            assert prediction.time_ns == pytest.approx(1000 + expected * (1 << 20))
+            assert bool(prediction.beyond) == (groups != expected)
+        assert model.predict_at_once("all_reduce", 1 << 20, 4, 2) is None
+        assert model.predict_at_once("all_gather", 1 << 20, 2, 2) is None
+    hosts = {e.groups_at_once: [c.hosts for c in e.over_sizes] for e in fitted.entries}
+    assert hosts == {1: [1], 2: [1], 4: [2]}
+
+
 def test_one_number_of_ranks_has_no_law_over_ranks():
     model = fitted(launch(4, ring))
     text = error_text(

@@ -6,9 +6,11 @@ import functools
 
 import pytest
 import torch
+from made_runs import measured, run
 from parallel_models import llama_config
 
 from torchcoll import gradient_buckets, shard_traffic
+from torchcoll.curves.model_fit import fit_model
 from torchcoll.training.architectures import parse_config, read_architecture
 from torchcoll.training.config_plan import (
     TrainingOptions,
@@ -16,12 +18,13 @@ from torchcoll.training.config_plan import (
     plan_config,
     stage_blocks,
 )
-from torchcoll.training.config_projection import compare_layouts, project_config
+from torchcoll.training.config_projection import compare_layouts, plan_layout, project_config
 from torchcoll.training.layer_calls import LayerOptions, parse_batch
 from torchcoll.training.layouts import parse_layout
 from torchcoll.training.projection import dominant
+from torchcoll.training.sent_by_wrappers import Parameter, deepspeed_buckets
 from torchcoll.training.sharded import BACKWARD, FORWARD
-from torchcoll.training.step_program import BeginCall, Idle, PassWork
+from torchcoll.training.step_program import BLOCKS, BeginCall, Idle, PassWork
 
 BF16 = TrainingOptions("bfloat16")
 FP32 = TrainingOptions("float32", layers=LayerOptions("float32"))
@@ -189,6 +192,120 @@ def test_zero1_closes_buckets_of_40_million_elements():
     assert calls[0].size_bytes == 4 * 128256 * 4096
     assert all(call.size_bytes >= 160_000_000 for call in calls)
     assert sum(call.size_bytes for call in calls) == pytest.approx(4 * 8_030_261_248, rel=1e-6)
+
+
+def test_deepspeed_reduces_one_bucket_and_gathers_all_parameters():
+    """Elements: embedding and head 512 each, two layers of 2720, a norm of 16: 6480; on 4 ranks
+    that is a multiple of 2 x 4, on 7 ranks 6482 = 463 x 14.
+    """
+    for layout, padded in (("zero1-deepspeed=4", 6480), ("zero2-deepspeed=7", 6482)):
+        calls = sent(plan(llama_config(), layout, options=BF16))
+        assert [(c.collective, c.size_bytes, c.overlaps) for c in calls] == [
+            ("all_reduce", 2 * 6480, BLOCKS),
+            ("all_reduce", 4, BLOCKS),  # the norm
+            ("all_gather", 2 * padded, BLOCKS),
+        ]
+    options = TrainingOptions("float16", "", "float32")
+    calls = sent(plan(llama_config(), "zero2-deepspeed=4", options=options))
+    assert [call.size_bytes for call in calls] == [4 * 6480, 1, 4, 2 * 6480]  # 1: overflow
+
+
+@pytest.mark.parametrize(
+    ("layout", "reductions", "computed"),
+    [
+        ("zero1-deepspeed=4", 1, 1),  # computed: share of the backward pass before the first call
+        ("zero1-deepspeed=4,overlap", 1, 1),
+        ("zero2-deepspeed=4", 3, 1 / 3),
+        ("zero2-deepspeed=4,overlap", 3, 1 / 3),
+    ],
+)
+def test_deepspeed_zero2_reduces_in_each_micro_batch(layout, reductions, computed):
+    planned = plan(llama_config(), layout, "3x1x8")
+    assert len([c for c in sent(planned) if c.what == "gradients"]) == reductions
+    acts = planned.program.acts
+    before = acts[: next(n for n, act in enumerate(acts) if isinstance(act, BeginCall))]
+    shares = [act.share for act in before if isinstance(act, PassWork) and act.phase == BACKWARD]
+    assert sum(shares) == pytest.approx(computed)
+
+
+def test_deepspeed_closes_a_bucket_before_the_gradient_that_is_too_much():
+    sizes = {"a": 10, "b": 15, "c": 5, "d": 5, "e": 25}
+    parameters = [Parameter(name, (n,), "bfloat16", 2) for name, n in sizes.items()]
+    registered = parameters[::-1]
+
+    def buckets(ranks, limit):
+        planned = deepspeed_buckets(parameters, ranks, registered, limit)
+        return [(bucket.elements, "".join(bucket.names)) for bucket in planned]
+
+    assert buckets(2, 30) == [(30, "abc"), (30, "de")]
+    assert buckets(2, 29) == [(25, "ab"), (10, "cd"), (25, "e")]
+    # e is larger than these buckets and fills the first 25 of 60 elements: two and a half of the
+    # partitions of 10 that 6 ranks have. 10 + 10 is beyond 18, but not beyond 20.
+    assert buckets(6, 20)[-1] == (25, "e")
+    assert buckets(6, 18)[-2:] == [(20, "e"), (5, "e")]
+
+
+def test_deepspeed_memory():
+    """2 + 18 / N bytes for each parameter with ZeRO 2 (estimate_zero2_model_states_mem_needs);
+    with ZeRO 1 gradients are whole. The buffer of gradients has 500 million elements.
+    """
+    count = parse_config(llama_config(), "x").parameters
+    memory = plan(llama_config(), "zero2-deepspeed=4", options=BF16).memory
+    kept = memory.parameters + memory.gradients + memory.optimizer
+    assert (kept, memory.buffers) == (2 * count + 18 * count / 4, 1e9)
+    memory = plan(llama_config(), "zero1-deepspeed=4,overlap", options=BF16).memory
+    assert (memory.gradients, memory.buffers) == (2 * count, 2e9)
+
+
+def test_calls_name_the_modules_behind_them():
+    def named(layout, *collectives, batch="1x8"):
+        return [
+            (act.sent.group, act.module)
+            for act in plan(llama_config(), layout, batch).program.acts
+            if isinstance(act, BeginCall) and act.sent.collective in collectives
+        ]
+
+    layers = ["model.layers.0", "model.layers.1"]
+    # FSDP2's units, and the layer whose activations are gathered over tp before both of its halves.
+    gathers = [name for group, name in named("fsdp=2,tp=2,sp", "all_gather") if group == "fsdp"]
+    assert gathers[:3] == ["(root)", *layers]
+    scatters = [name for group, name in named("fsdp=2,tp=2,sp", "reduce_scatter") if group == "tp"]
+    assert scatters[:5] == ["model.embed_tokens", *(name for name in layers for _ in range(2))]
+    assert named("dp=2", "all_reduce") == [("dp", "model.embed_tokens to lm_head")]
+    assert named("zero1=2", "all_gather") == [("zero1", "model.embed_tokens to lm_head")]
+    broadcasts = [name for _, name in named("zero-torch=2", "broadcast")]
+    assert sorted(broadcasts) == sorted(
+        weight.name
+        for block in parse_config(llama_config(), "x").blocks
+        for weight in block.weights
+    )
+    # The first stage sends the output of its last layer, the second the gradient of its first.
+    assert set(named("dp=1,pp=2", "sendrecv", batch="2x1x8")) <= {("pp", name) for name in layers}
+    experts = plan("mixtral-8x7b", "fsdp=8,ep=8").program.modules
+    assert {name for sent, names in experts.items() if sent.group == "ep" for name in names} == {
+        f"model.layers.{n}" for n in range(32)
+    }
+
+
+def test_groups_of_a_layout_call_at_once():
+    """Two ranks alone take 1 ns for each byte, two such groups at once 3 ns."""
+    sizes = [1 << n for n in range(2, 20, 2)]
+    alone = run(*(measured(1000 + size, size_bytes=size) for size in sizes))
+    places = [(size, number) for size in sizes for number in (0, 1)]
+    at_once = run(
+        *(
+            measured(1000 + 3 * n, size_bytes=n, group=f"div:2/{k}", members=[2 * k, 2 * k + 1])
+            for n, k in places
+        ),
+        ranks=4,
+    )
+    machine = fit_model([alone, at_once]).model
+    architecture, batch = parse_config(llama_config(), "x"), parse_batch("1x8")
+    for layout, factor in (("dp=2", 1), ("dp=2,tp=2", 3)):
+        step = plan_layout(machine, architecture, parse_layout(layout), batch, FP32, None)
+        for row in step.rows:
+            expected = 1000 + factor * row.size_bytes
+            assert row.prediction.time_ns == pytest.approx(expected, rel=0.01), (layout, row)
 
 
 def test_stages_share_the_layers():

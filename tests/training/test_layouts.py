@@ -27,7 +27,13 @@ def test_ranks(text, ranks, number):
 
 
 def test_names_are_what_is_parsed():
-    for text in ("fsdp=64", "hsdp=8x8", "dp=8,tp=8,pp=4x2,cp=2,ep=8,sp", "fsdp=1"):
+    for text in (
+        "fsdp=64",
+        "hsdp=8x8",
+        "dp=8,tp=8,pp=4x2,cp=2,ep=8,sp",
+        "fsdp=1",
+        "zero2-deepspeed=8,overlap",
+    ):
         assert parse_layout(text).name == text
 
 
@@ -71,6 +77,7 @@ def test_layouts_to_compare():
         ("fsdp=2,pp=1x2", error_text("parallel", "fsdp=2,pp=1x2", "pp=2 or more")),
         ("fsdp=0", error_text("parallel", "fsdp=0", "degrees such as")),
         ("tp", error_text("parallel", "tp", "degrees such as")),
+        ("dp=2,overlap", error_text("parallel", "dp=2,overlap", "zero1-deepspeed or zero2-deep")),
     ],
 )
 def test_layouts_that_are_refused(text, error):
@@ -88,6 +95,12 @@ def test_layouts_that_are_refused(text, error):
         ("llama-3-8b", "pp=8x8", "8x1x8", error_text("parallel", "pp=8x8", "at most as many sta")),
         ("llama-3-8b", "pp=4x2", "6x1x8", error_text("batch", "6 micro-batches", "a multiple of")),
         ("llama-3-8b", "fsdp=8,ep=2", "1x8", error_text("parallel", "ep=2", "a model with exp")),
+        (
+            "llama-3-8b",
+            "zero2-deepspeed=4,tp=2",
+            "1x8",
+            error_text("parallel", "zero2-deepspeed=4,tp=2", "zero2-deepspeed without tp"),
+        ),
         ("mixtral-8x7b", "fsdp=6,ep=3", "1x8", error_text("parallel", "ep=3", "a divisor of the")),
         ("mixtral-8x7b", "fsdp=6,ep=4", "1x8", error_text("parallel", "ep=4", "a divisor of the")),
         (

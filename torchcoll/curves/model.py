@@ -25,6 +25,7 @@ from torchcoll.curves.rank_laws import StepLaw, step_laws
 from torchcoll.curves.size_law import SizeLaw, log_factors
 
 CONCURRENT = "concurrent"  # key of a kind: the work that ran at the same time as its calls
+GROUPS_AT_ONCE = "groups_at_once"  # key of a kind: how many such groups made its calls at once
 LINK_GBPS = "link_gbps"  # key of the facts: a rank's share of the interfaces between hosts, GB/s
 TOO_SHORT = "too_short"  # key of the facts: a warning that this work ended before the calls
 
@@ -166,6 +167,11 @@ class KindModel:
     def concurrent(self) -> str:
         """The work that ran at the same time as the calls; '' if they ran alone."""
         return str(self.kind.get(CONCURRENT) or "")
+
+    @property
+    def groups_at_once(self) -> int:
+        """How many groups of as many ranks made the calls at the same time (``--groups``)."""
+        return int(self.kind.get(GROUPS_AT_ONCE) or 1)
 
     @property
     def on_cpu(self) -> bool:
@@ -333,8 +339,8 @@ class MachineModel(OneLine):
     def entry(self, collective: str, **kind: Any) -> KindModel:
         """The entry of this collective whose kind has these values (dtype, in_place, ...).
 
-        If there are several: the one with the most numbers of ranks, then with the most sizes.
-        Raises UsageError if there is none.
+        If there are several: one whose group called alone, then the one with the most numbers of
+        ranks, then with the most sizes. Raises UsageError if there is none.
         """
         name = find_collective(collective).name
         entries = [
@@ -347,7 +353,11 @@ class MachineModel(OneLine):
             raise self._missing_error([name], requested)
         return max(
             entries,
-            key=lambda entry: (len(entry.over_sizes), sum(o.sizes for o in entry.over_sizes)),
+            key=lambda entry: (
+                entry.groups_at_once == 1,
+                len(entry.over_sizes),
+                sum(o.sizes for o in entry.over_sizes),
+            ),
         )
 
     def check_collectives(self, collectives: Iterable[str]) -> None:
@@ -384,6 +394,26 @@ class MachineModel(OneLine):
         if half and DEFAULT_COLLECTIVE in self._collectives:
             return self._half_of_all_reduce(name, size_bytes, ranks, hosts)
         return self._bounded(self.entry(name, **kind)).predict(size_bytes, ranks, hosts)
+
+    def predict_at_once(
+        self, collective: str, size_bytes: int, ranks: int, groups: int
+    ) -> Prediction | None:
+        name = find_collective(collective).name
+        measured = [
+            entry
+            for entry in self.entries
+            if entry.collective == name and 1 < entry.groups_at_once <= groups
+            if any(curve.ranks == ranks for curve in entry.over_sizes)
+        ]
+        if not measured:
+            return None
+        entry = max(measured, key=lambda entry: entry.groups_at_once)
+        prediction = self._bounded(entry).predict(size_bytes, ranks)
+        if entry.groups_at_once < groups:
+            text = f"{entry.groups_at_once} of {groups} groups of {ranks} ranks at once"
+            beyond = "; ".join(filter(None, [prediction.beyond, text]))
+            prediction = prediction._replace(beyond=beyond, common=1.0)
+        return prediction
 
     def _bounded(self, entry: KindModel) -> BoundedCase:
         device = None if entry.on_cpu else device_named(str(self.facts.get("device_name", "")))

@@ -15,8 +15,8 @@ from typing import Any
 from torchcoll.core.errors import UsageError, brief
 from torchcoll.core.result import Run, hosts_of
 from torchcoll.core.units import counted
-from torchcoll.curves.model import CONCURRENT, KindModel, MachineModel
-from torchcoll.curves.model_fit import machine_facts, measured_times, run_ids
+from torchcoll.curves.model import CONCURRENT, GROUPS_AT_ONCE, KindModel, MachineModel
+from torchcoll.curves.model_fit import is_subgroup, machine_facts, measured_times, run_ids
 from torchcoll.curves.predictions import only_a_guess
 from torchcoll.curves.transitions import size_points
 from torchcoll.curves.validation import NEW_RUN, HeldOut, ValidationRow, validation_row
@@ -158,6 +158,8 @@ def _match_entry(model: MachineModel, item: Measured) -> tuple[KindModel | None,
     """The entry that predicts a case, and a note if several could; None and the reason if none."""
     name = item.row.collective
     entries = [entry for entry in model.entries if entry.collective == name]
+    at_once = [e for e in entries if (e.groups_at_once > 1) == is_subgroup(item.row.group)]
+    entries = at_once or entries
     if not entries:
         has = ", ".join(dict.fromkeys(entry.collective for entry in model.entries))
         return None, f"not in the model, which has {has}"
@@ -185,6 +187,8 @@ def _match_entry(model: MachineModel, item: Measured) -> tuple[KindModel | None,
 
 def _value(item: Measured, name: str) -> Any:
     """A field of a case, in the form of the model's file; None if it is not recorded."""
+    if name == GROUPS_AT_ONCE:
+        return None  # the number of ranks of the run is not in a case
     if name == CONCURRENT:
         return item.result.concurrent.work if item.result.concurrent else None
     value = value_of(item, name) if name in NAMES else value_of_fact(item.facts, name)

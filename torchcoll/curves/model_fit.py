@@ -16,6 +16,7 @@ from torchcoll.core.result import ConcurrentBlocks, Run, hosts_of
 from torchcoll.core.units import counted
 from torchcoll.curves.model import (
     CONCURRENT,
+    GROUPS_AT_ONCE,
     LINK_GBPS,
     TOO_SHORT,
     KindModel,
@@ -152,6 +153,13 @@ def read_curves(files: Side, concurrent: bool = False) -> tuple[Kinds, list[str]
             {CONCURRENT: _concurrent(item).work} if concurrent else {}
         )
         ranks_and_hosts = (item.row.ranks, hosts[item.part])
+        run, members = files.parts[item.part], item.result.members
+        if members and is_subgroup(item.row.group):
+            # All sub-groups together are one curve: their hosts are as many.
+            of_ranks = [run.members[rank] for rank in members if rank < len(run.members)]
+            names = {str(member["host"]) for member in of_ranks if member.get("host")}
+            kind |= {"group": None, GROUPS_AT_ONCE: run.ranks // len(members)}
+            ranks_and_hosts = (item.row.ranks, len(names))
         groups.setdefault(repr(kind), (kind, {}))[1].setdefault(ranks_and_hosts, []).append(item)
     kinds: Kinds = []
     most = 0
@@ -177,6 +185,11 @@ def read_curves(files: Side, concurrent: bool = False) -> tuple[Kinds, list[str]
         )  # fmt: skip
     notes = [f"in no law: {counted(count, 'case')} {why}" for why, count in excluded.items()]
     return kinds, [*notes, *filter(None, [files.rehearsal_note])]
+
+
+def is_subgroup(group: str | None) -> bool:
+    """Whether it is one of several that called at once (``--groups``)."""
+    return bool(group) and not str(group).startswith(("pair", "node"))
 
 
 def _exclusion_reason(item: Measured) -> str:

@@ -71,6 +71,13 @@ class Predictor(Protocol):
     ) -> Prediction:
         """Predict a call. Raises UsageError for one that cannot be predicted."""
 
+    def predict_at_once(
+        self, collective: str, size_bytes: int, ranks: int, groups: int
+    ) -> Prediction | None:
+        """Predict a call while so many groups of as many ranks make it at once, from calls that
+        were measured so; None if there are none.
+        """
+
     def cases(self, collective: str | None = None) -> Sequence[PredictedCase]:
         """The kinds of calls that can be predicted, of one collective if it is named.
 

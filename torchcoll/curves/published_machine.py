@@ -118,6 +118,11 @@ class PublishedMachine:
         host_gbps = None if links.doubt else links.nics_gbps
         return bounded(prediction, least_ns(*place, device_named(links.gpu), host_gbps))
 
+    def predict_at_once(
+        self, collective: str, size_bytes: int, ranks: int, groups: int
+    ) -> Prediction | None:
+        return None  # the published runs have one group each
+
     def _beyond(self, size_bytes: int, hosts: int) -> str:
         """How far a call is from the published ones."""
         sizes = [size for run in self.runs for _, size in run.figures]

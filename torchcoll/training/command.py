@@ -546,7 +546,8 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--parallel",
         metavar="LIST",
         help="how it is laid out: fsdp=64; hsdp=8x8 (replicas x shards); dp=8,tp=8,sp,pp=4x2,cp=2,"
-        "ep=8 (pp: ranks x virtual stages; sp: sequence parallel); zero1, zero2, zero-torch. "
+        "ep=8 (pp: ranks x virtual stages; sp: sequence parallel); zero1, zero2, zero-torch, "
+        "zero1-deepspeed, zero2-deepspeed (with overlap: overlap_comm). "
         "A data-parallel degree without a number takes the remaining --ranks; --ranks alone: fsdp",
     )
     add("--ranks", metavar="LIST", help="64, or 64..16384 for weak and strong scaling")

@@ -12,6 +12,14 @@ The rank is that of the pipeline stage with the most communication (``plan_confi
   gradients of norms are all-reduced over tp in one call
   (megatron/core/distributed/finalize_model_grads.py, _allreduce_non_tensor_model_parallel_grads).
 - ``zero-torch``: DDP's buckets, and after them the broadcasts of ZeroRedundancyOptimizer.
+- ``zero1-deepspeed``, ``zero2-deepspeed``: DeepSpeed's ZeRO 1 and 2 with the defaults of its
+  configuration and one group of parameters: an all_reduce of each bucket of up to 500 million
+  elements, the all_reduce of the gradients' norm, and one all_gather of all parameters after the
+  step (deepspeed/runtime/zero/stage_1_and_2.py). ZeRO 1 reduces after the last backward pass, in
+  the order of registration (reduce_gradients); ZeRO 2 in every micro-batch, as gradients arrive,
+  and the computation waits (process_gradients). With overlap_comm (``overlap``) both reduce in
+  the backward pass, and a bucket waits for the one before it (average_tensor). Not BF16_Optimizer,
+  which bfloat16 with ZeRO 1 and float32 gradient accumulation has.
 - ``fsdp``, ``hsdp``, ``zero2``: FSDP2 with each layer and the root wrapped; ``zero2`` keeps the
   parameters after the forward pass. In each micro-batch, as without
   ``set_requires_gradient_sync``. With a pipeline, parameters are gathered once and gradients
@@ -48,16 +56,27 @@ from torchcoll.training.architectures import (
     ModelBlock,
     Weight,
 )
+from torchcoll.training.bucket_names import block_name, bucket_names
 from torchcoll.training.layer_calls import Batch, BlockCalls, LayerOptions, block_calls
-from torchcoll.training.layouts import HSDP, TORCH_ZERO, ZERO1, ZERO2, ParallelLayout
+from torchcoll.training.layouts import (
+    DEEPSPEED2,
+    HSDP,
+    TORCH_ZERO,
+    ZERO1,
+    ZERO2,
+    ParallelLayout,
+)
 from torchcoll.training.memory import Memory
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
 from torchcoll.training.sent_by_wrappers import (
+    DEEPSPEED_BUCKET,
     PaddedBucket,
     Parameter,
     ShardStep,
     ShardUnit,
     assign_buckets,
+    deepspeed_buckets,
+    deepspeed_elements,
     distributed_optimizer_buckets,
     zero_redundancy_calls,
 )
@@ -76,6 +95,7 @@ from torchcoll.training.step_program import (
 
 _EXPERTS = " of experts"  # suffix of the groups of experts' units
 _COPIED_OUT = "copied out"
+_Sent = tuple[SentCall, str]  # a call and the module behind it
 
 
 @dataclass(frozen=True)
@@ -172,6 +192,16 @@ _USE = (
 )
 
 
+def _span(names: Sequence[str]) -> str:
+    """Returns the blocks of the first and the last parameter: ``model.norm to lm_head``."""
+    blocks = dict.fromkeys(block_name(name) for name in (*names[:1], *names[-1:]))
+    return " to ".join(blocks)
+
+
+def _block_name(block: ModelBlock) -> str:
+    return _span([weight.name for weight in block.weights])
+
+
 def in_order_of_gradients(weights: Sequence[Weight]) -> list[Weight]:
     """Returns the parameters of a block in the order in which their gradients arrive."""
 
@@ -212,6 +242,8 @@ class _StagePlan:
     def plan(self) -> ConfigPlan:
         if self.layout.sharded:
             self._sharded()
+        elif self.layout.deepspeed:
+            self._deepspeed()
         else:
             self._replicated()
         self._tied_embedding()
@@ -234,7 +266,8 @@ class _StagePlan:
         number, last = chunk * self.layout.pp + self.stage, self.layout.pp * self.layout.virtual - 1
         if self.layout.pp < 2 or number == (last if forward else 0):
             return
-        self.writer.start(self._between_stages("activations" if forward else "their gradients"))
+        sent = self._between_stages("activations" if forward else "their gradients")
+        self.writer.start(sent, module=_block_name(self.chunks[chunk][-1 if forward else 0]))
 
     def _between_stages(self, what: str) -> SentCall:
         split = self.layout.tp if self.layout.sequence_parallel else 1
@@ -317,21 +350,23 @@ class _StagePlan:
                         self.writer.wait(*{gathers.get(weight.name) for weight in block.weights})
                     self._compute(FORWARD, block)
                     calls = self._calls(block)
-                    self.writer.block((*calls.forward, *calls.experts_forward))
+                    name = _block_name(block)
+                    self.writer.block((*calls.forward, *calls.experts_forward), name)
                 self._send_activations(number, forward=True)
             for number, blocks in reversed(list(enumerate(self.chunks))):
                 for block, weights in zip(reversed(blocks), reversed(ready[number]), strict=True):
                     calls = self._calls(block)
-                    self.writer.block((*calls.experts_backward, *calls.backward))
+                    name = _block_name(block)
+                    self.writer.block((*calls.experts_backward, *calls.backward), name)
                     # A gradient is ready in proportion to the elements of those before it.
                     active = self.architecture.active_elements(block)
                     total = sum(weight.elements for weight in weights) or 1
                     for weight in weights:
                         self._compute(BACKWARD, block, active * weight.elements / total)
-                        for sent in buckets.get(weight.name, ()) if last else ():
-                            reduced.append(self.writer.start(sent))
+                        for sent, module in buckets.get(weight.name, ()) if last else ():
+                            reduced.append(self.writer.start(sent, module=module))
                     if last and self.layout.data != ZERO1:
-                        self.writer.block(calls.norm_gradients)
+                        self.writer.block(calls.norm_gradients, name)
                 self._send_activations(number, forward=False)
         if self.layout.data == TORCH_ZERO:
             self._broadcasts()
@@ -355,12 +390,16 @@ class _StagePlan:
             if group not in self.layout.groups():
                 continue
             # The optimiser has the parameters in the order of their registration.
-            names = [w.name for blocks in self.chunks for block in blocks for w in block.weights]
-            order = {name: number for number, name in enumerate(dict.fromkeys(names))}
-            parameters = sorted(self._trained(expert), key=lambda p: order[p.name])
+            parameters = self._registered(self._trained(expert))
             for call in zero_redundancy_calls(parameters, self.layout.groups()[group][0], group):
                 sent = SentCall(group, call.collective, call.bytes_in, "parameters", BLOCKS)
-                self.writer.start(sent)
+                self.writer.start(sent, module=call.module)
+
+    def _registered(self, parameters: Sequence[Parameter]) -> list[Parameter]:
+        """Returns the parameters in the order of their registration."""
+        names = [w.name for blocks in self.chunks for block in blocks for w in block.weights]
+        order = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        return sorted(parameters, key=lambda p: order[p.name])
 
     def _trained(self, expert: bool) -> list[Parameter]:
         """Returns the parameters of a rank in the order of their gradients: of experts, or all
@@ -375,9 +414,9 @@ class _StagePlan:
                         seen.setdefault(weight.name, self._parameter(weight))
         return list(seen.values())
 
-    def _buckets(self) -> dict[str, list[SentCall]]:
+    def _buckets(self) -> dict[str, list[_Sent]]:
         """Returns the calls that the gradient of each parameter completes, by its name."""
-        sent: dict[str, list[SentCall]] = {}
+        sent: dict[str, list[_Sent]] = {}
         if self.layout.data == ZERO1:
             trained = (p.name for expert in (True, False) for p in self._trained(expert))
             order = {name: number for number, name in enumerate(trained)}
@@ -385,7 +424,7 @@ class _StagePlan:
                 size_bytes = bucket.elements * self._reduce_itemsize
                 call = SentCall(group, "reduce_scatter", size_bytes, "gradients", REST_OF_BACKWARD)
                 last = max(bucket.names, key=order.__getitem__)
-                sent.setdefault(last, []).append(call)
+                sent.setdefault(last, []).append((call, _span(bucket.names[::-1])))
             return sent
         for expert in (False, True):
             parameters = self._trained(expert)
@@ -393,9 +432,12 @@ class _StagePlan:
             if group not in self.layout.groups() or not parameters:
                 continue
             limits = [DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB]
-            for each in assign_buckets(parameters, limits, True):
+            buckets = assign_buckets(parameters, limits, True)
+            order = {p.name: number for number, p in enumerate(self._registered(parameters))}
+            modules = bucket_names([sorted(b.parameters, key=order.__getitem__) for b in buckets])
+            for each, module in zip(buckets, modules, strict=True):
                 call = SentCall(group, "all_reduce", each.size_bytes, "gradients", REST_OF_BACKWARD)
-                sent.setdefault(each.parameters[-1], []).append(call)
+                sent.setdefault(each.parameters[-1], []).append((call, module))
         return sent
 
     def _padded_buckets(self) -> Iterator[tuple[str, PaddedBucket]]:
@@ -429,8 +471,64 @@ class _StagePlan:
             call = SentCall(
                 group, "all_gather", bucket.elements * itemsize, "parameters", NEXT_FORWARD
             )
-            calls.update(dict.fromkeys(bucket.names, self.writer.start(call)))
+            name = self.writer.start(call, module=_span(bucket.names[::-1]))
+            calls.update(dict.fromkeys(bucket.names, name))
         return calls
+
+    # DeepSpeed's ZeRO 1 and 2
+
+    def _deepspeed(self) -> None:
+        """Writes all micro-batches, and the calls of the optimizer's step."""
+        (blocks,) = self.chunks
+        group, overlap = self.layout.data, self.layout.overlap
+        ranks = self.layout.groups().get(group, (1, 1))[0]
+        trained = self._trained(expert=False)
+        registered = self._registered(trained)
+        in_backward = overlap or self.layout.data == DEEPSPEED2
+        taken = trained if in_backward else registered
+        buckets = deepspeed_buckets(taken, ranks, registered)
+        # A bucket is sent when the next gradient is there; the last one at the end of the pass.
+        following = dict(zip((p.name for p in taken), (p.name for p in taken[1:]), strict=False))
+        by_parameter: dict[str, list[PaddedBucket]] = {}
+        for bucket in buckets:
+            by_parameter.setdefault(following.get(bucket.names[-1], ""), []).append(bucket)
+        previous: Hashable = None
+        for micro_batch in range(self.batch.micro_batches):
+            last = micro_batch == self.batch.micro_batches - 1
+            reduces = last or self.layout.data == DEEPSPEED2
+            for block in blocks:
+                self._compute(FORWARD, block)
+            for block in reversed(blocks):
+                weights = in_order_of_gradients(block.weights)
+                active = self.architecture.active_elements(block)
+                total = sum(weight.elements for weight in weights) or 1
+                for weight in weights:
+                    self._compute(BACKWARD, block, active * weight.elements / total)
+                    for bucket in by_parameter.get(weight.name, ()):
+                        if reduces and in_backward:
+                            previous = self._reduce_bucket(bucket, previous)
+            at_end = by_parameter.get("", []) if in_backward else buckets
+            for bucket in at_end if reduces else ():
+                previous = self._reduce_bucket(bucket, previous)
+            self.writer.wait(previous)
+        itemsize = find_dtype(self.options.dtype).itemsize
+        if self.options.dtype == "float16":  # check_overflow
+            self.writer.block([SentCall(group, "all_reduce", 1, "overflow of gradients", BLOCKS)])
+        self.writer.block([SentCall(group, "all_reduce", 4, "norm of gradients", BLOCKS)])
+        size_bytes = deepspeed_elements(trained, ranks) * itemsize
+        gathered = SentCall(group, "all_gather", size_bytes, "parameters", BLOCKS)
+        self.writer.block([gathered], _span([p.name for p in registered]))
+
+    def _reduce_bucket(self, bucket: PaddedBucket, previous: Hashable) -> Hashable:
+        """Issues the all_reduce of a bucket of DeepSpeed after the one before it."""
+        size_bytes = bucket.elements * self._reduce_itemsize
+        overlaps = REST_OF_BACKWARD if self.layout.overlap else BLOCKS
+        sent = SentCall(self.layout.data, "all_reduce", size_bytes, "gradients", overlaps)
+        self.writer.wait(previous)
+        call = self.writer.start(sent, module=_span(bucket.names))
+        if not self.layout.overlap:
+            self.writer.wait(call)
+        return call
 
     # FSDP2
 
@@ -475,7 +573,7 @@ class _StagePlan:
                     root.parameters.setdefault(weight.name, self._parameter(weight))
                 root.body.append(active)
                 continue
-            unit = ShardUnit(block.weights[0].name, gradient_in=True, gradient_out=True)
+            unit = ShardUnit(_block_name(block), gradient_in=True, gradient_out=True)
             unit.parameters = {w.name: self._parameter(w) for w in others}
             units[unit] = (block, False)
             root.inner.append(unit)
@@ -483,7 +581,8 @@ class _StagePlan:
             if not experts:
                 unit.body = [active]
                 continue
-            inner = ShardUnit(experts[0].name, gradient_in=True, gradient_out=True)
+            name = experts[0].name.rpartition(".")[0]
+            inner = ShardUnit(name, gradient_in=True, gradient_out=True)
             inner.group = _EXPERTS
             inner.shards = layout.shards * layout.cp // layout.ep
             routed = sum(w.elements for w in experts) / self.architecture.experts
@@ -525,9 +624,11 @@ class _StagePlan:
         for act in acts:
             block, experts = units[act.unit]
             if act.kind == UNSHARD and gather:
-                sent = self._sent(step.calls[act.calls[0]], "parameters", NEXT_LAYER)
+                call = step.calls[act.calls[0]]
+                sent = self._sent(call, "parameters", NEXT_LAYER)
                 if sent is not None:
-                    self.gathered[chunk, act.unit] = writer.start(sent, after=_COPIED_OUT)
+                    name = writer.start(sent, _COPIED_OUT, call.module)
+                    self.gathered[chunk, act.unit] = name
             elif act.kind == USE and gather:
                 writer.wait(self.gathered.get((chunk, act.unit)))
                 writer.mark(_COPIED_OUT)
@@ -538,21 +639,22 @@ class _StagePlan:
                 self._compute(act.kind, block, float(act.elements))
                 calls = self._calls(block)
                 if act.kind == FORWARD:
-                    self.writer.block(calls.experts_forward if experts else calls.forward)
+                    sends = calls.experts_forward if experts else calls.forward
                 else:
-                    self.writer.block(calls.experts_backward if experts else calls.backward)
+                    sends = calls.experts_backward if experts else calls.backward
+                self.writer.block(sends, _block_name(block))
             elif act.kind == SEND and reduce:
                 if not experts:
                     of_root = [b for b in ends.values() if act.unit == 0]
                     for owner in of_root or [block]:
-                        self.writer.block(self._calls(owner).norm_gradients)
+                        self.writer.block(self._calls(owner).norm_gradients, _block_name(owner))
                 writer.wait(self.reduced)
                 after: Hashable | None = None
                 for n, index in enumerate(act.calls):
                     sent = self._sent(step.calls[index], "gradients", REST_OF_BACKWARD)
                     if sent is None:
                         continue
-                    after = writer.start(sent, after)
+                    after = writer.start(sent, after, step.calls[index].module)
                     if n == 0:
                         self.reduced = after
 
@@ -579,13 +681,17 @@ class _StagePlan:
         FSDP2 pads the shards of each parameter to equal ones. ZERO1 has float32 copies of 16-bit
         parameters in its optimizer state: 12 bytes for each parameter (Megatron-LM,
         megatron/training/theoretical_memory_usage.py, num_bytes_per_parameter). Elsewhere the
-        states have the parameters' dtype, as in torch.optim.AdamW. Activations: V. Korthikanti et
-        al., arXiv 2205.05198, equations 1 to 4, without the part of the attention scores, which
-        FlashAttention does not keep: 34 bytes for each token and hidden column of a layer in 16-bit
-        types, 2 with checkpointing, and one whole layer that is computed again. Logits and their
-        gradient have the type of activations. In the pipeline as many micro-batches as are in
-        flight (Megatron-LM, megatron/core/pipeline_parallel/schedules.py,
-        get_pp_rank_microbatches, and torch.distributed.pipelining).
+        states have the parameters' dtype, as in torch.optim.AdamW. DeepSpeed has 16 bytes for each
+        parameter of a rank's partition (estimate_zero2_model_states_mem_needs), and allocates a
+        buffer of reduce_bucket_size elements, two with overlap_comm (setup_buckets).
+
+        Activations: V. Korthikanti et al., arXiv 2205.05198, equations 1 to 4, without the part of
+        the attention scores, which FlashAttention does not keep: 34 bytes for each token and
+        hidden column of a layer in 16-bit types, 2 with checkpointing, and one whole layer that is
+        computed again. Logits and their gradient have the type of activations. In the pipeline as
+        many micro-batches as are in flight (Megatron-LM,
+        megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches, and
+        torch.distributed.pipelining).
         ``tests/training/test_memory.py`` has those of FSDP2 and DDP that torch really allocates.
         """
         layout = self.layout
@@ -608,6 +714,11 @@ class _StagePlan:
         if layout.data == ZERO1:
             gradients = elements * self._reduce_itemsize
             optimizer, buffers = kept * (12 if self.itemsize < 4 else 8), 0.0
+        elif layout.deepspeed:
+            # Of a partition in float32: parameters, their gradients in the step, and Adam's states.
+            gradients = kept * self.itemsize if layout.data == DEEPSPEED2 else parameters
+            optimizer = 16 * kept
+            buffers = DEEPSPEED_BUCKET * self.itemsize * (2 if layout.overlap else 1)
         else:
             gradients = parameters
             optimizer = 2 * (kept * self.itemsize if layout.data == TORCH_ZERO else parameters)

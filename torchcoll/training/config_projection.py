@@ -16,6 +16,7 @@ from torchcoll.training.corrected_machine import UNCORRECTED, CorrectedMachine
 from torchcoll.training.layer_calls import Batch
 from torchcoll.training.layouts import (
     DATA_PARALLEL,
+    DEEPSPEED2,
     ZERO1,
     ParallelLayout,
     check_layout,
@@ -30,6 +31,7 @@ from torchcoll.training.projection import (
     place_group,
     planned_step,
 )
+from torchcoll.training.sent_by_wrappers import DEEPSPEED_BUCKET
 from torchcoll.training.sharded import BACKWARD, FORWARD
 from torchcoll.training.step_program import REST_OF_BACKWARD, ProgramWriter, SentCall, StepProgram
 
@@ -130,6 +132,8 @@ def _notes(
     notes = []
     if layout.sharded and layout.pp == 1 and batch.micro_batches > 1:
         notes.append("FSDP2 gathers and scatters in each micro-batch, as without no_sync")
+    elif batch.micro_batches > 1 and layout.data == DEEPSPEED2:
+        notes.append("DeepSpeed ZeRO 2 reduces gradients in each micro-batch")
     elif batch.micro_batches > 1:
         notes.append("gradients are reduced in the last micro-batch only")
     if layout.ep > 1:
@@ -158,11 +162,23 @@ def _notes(
     states = "two states of Adam in the parameters' type"
     if layout.data == ZERO1:
         states = _ZERO1_STATES
+    if layout.deepspeed:
+        states = _DEEPSPEED_STATES
+        off = "on" if layout.overlap else "off: the word overlap turns it on"
+        notes.append(
+            "DeepSpeed with one group of parameters, buckets of "
+            f"{DEEPSPEED_BUCKET / 1e6:g} million elements (the default of reduce_bucket_size), "
+            f"and overlap_comm {off}"
+        )
     notes.append(f"memory: {states}; {_activations_note(architecture)}")
     return notes
 
 
 _ZERO1_STATES = "Adam's states and a copy of the parameters in float32"
+_DEEPSPEED_STATES = (
+    "Adam's states, parameters and gradients of a partition in float32, and a buffer of "
+    "reduce_bucket_size elements"
+)
 
 
 def _activations_note(architecture: Architecture) -> str:
@@ -339,8 +355,9 @@ def compare_layouts(
         "Pareto: no other layout here is better in both columns, "
         + ("step" if compute_ns is not None and machine else "comm" if machine else "sent")
         + " and memory",
-        f"memory: two states of Adam in the parameters' type, with zero1 {_ZERO1_STATES}; "
-        f"{_activations_note(architecture)}",
+        f"memory: two states of Adam in the parameters' type, with zero1 {_ZERO1_STATES}"
+        + (f", with DeepSpeed {_DEEPSPEED_STATES}" if any(x.deepspeed for x in layouts) else "")
+        + f"; {_activations_note(architecture)}",
         *(machine.notes() if machine is not None else ["--machine NAME or FILE gives the times"]),
         *([] if machine is None or isinstance(machine, CorrectedMachine) else [UNCORRECTED]),
     ]

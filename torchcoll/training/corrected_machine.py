@@ -69,6 +69,17 @@ class CorrectedMachine:
         self, collective: str, size_bytes: int, ranks: int, hosts: int | None = None
     ) -> Prediction:
         prediction = self.machine.predict(collective, size_bytes, ranks, hosts)
+        return self._corrected(prediction, collective, size_bytes, ranks)
+
+    def predict_at_once(
+        self, collective: str, size_bytes: int, ranks: int, groups: int
+    ) -> Prediction | None:
+        prediction = self.machine.predict_at_once(collective, size_bytes, ranks, groups)
+        return prediction and self._corrected(prediction, collective, size_bytes, ranks)
+
+    def _corrected(
+        self, prediction: Prediction, collective: str, size_bytes: int, ranks: int
+    ) -> Prediction:
         factor = self.correction.factors.get(collective, self.correction.others)
         sizes = self.correction.sizes.get((collective, ranks), frozenset())
         if size_bytes in sizes:

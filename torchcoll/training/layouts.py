@@ -17,17 +17,21 @@ from torchcoll.training.architectures import MODULE, Architecture
 
 DP, ZERO1, ZERO2, FSDP, HSDP = "dp", "zero1", "zero2", "fsdp", "hsdp"
 TORCH_ZERO = "zero-torch"
+DEEPSPEED1, DEEPSPEED2 = "zero1-deepspeed", "zero2-deepspeed"
 # What replicates or shards the model; of each layout one.
 DATA_PARALLEL = {
     DP: "DDP",
     ZERO1: "Megatron-LM's distributed optimizer",
     TORCH_ZERO: "DDP and ZeroRedundancyOptimizer",
+    DEEPSPEED1: "DeepSpeed ZeRO 1",
+    DEEPSPEED2: "DeepSpeed ZeRO 2",
     ZERO2: "FSDP2 with reshard_after_forward=False",
     FSDP: "FSDP2",
     HSDP: "FSDP2 with replicas",
 }
 _OTHERS = ("tp", "pp", "cp", "ep")
-_WORDS = (*DATA_PARALLEL, *_OTHERS, "sp")
+_FLAGS = ("sp", "overlap")  # without a number
+_WORDS = (*DATA_PARALLEL, *_OTHERS, *_FLAGS)
 _FORM = "degrees such as fsdp=64, hsdp=8x8, fsdp=8,tp=8,sp or dp=8,tp=8,pp=4x2, each 1 or more"
 
 
@@ -40,6 +44,7 @@ class ParallelLayout:
       optimizer state). 0: to be set from the number of ranks (``on``).
     - virtual: virtual stages of each rank of the pipeline.
     - sequence_parallel: the activations between the layers' matrices are sharded over tp.
+    - overlap: DeepSpeed's overlap_comm, which is off by default with ZeRO 1 and 2.
     """
 
     data: str = FSDP
@@ -51,6 +56,7 @@ class ParallelLayout:
     cp: int = 1
     ep: int = 1
     sequence_parallel: bool = False
+    overlap: bool = False
 
     @property
     def ranks(self) -> int:
@@ -67,6 +73,10 @@ class ParallelLayout:
         return self.data in (ZERO2, FSDP, HSDP)
 
     @property
+    def deepspeed(self) -> bool:
+        return self.data in (DEEPSPEED1, DEEPSPEED2)
+
+    @property
     def name(self) -> str:
         """The layout as ``--parallel`` takes it."""
         count = self.replicas * self.shards
@@ -79,6 +89,7 @@ class ParallelLayout:
         texts.append(f"cp={self.cp}" if self.cp > 1 else "")
         texts.append(f"ep={self.ep}" if self.ep > 1 else "")
         texts.append("sp" if self.sequence_parallel else "")
+        texts.append("overlap" if self.overlap else "")
         return ",".join(filter(None, texts))
 
     @property
@@ -149,7 +160,7 @@ def parse_layout(text: str, ranks: int | None = None, separator: str = ",") -> P
         if name in values:
             raise UsageError("parallel", f"{name} twice", "each once")
         numbers = number.split("x") if equals else []
-        most = 2 if name in ("hsdp", "pp") else 0 if name == "sp" else 1
+        most = 2 if name in ("hsdp", "pp") else 0 if name in _FLAGS else 1
         wrong = any(not n.isdecimal() or not 1 <= int(n) <= 1 << 24 for n in numbers)
         if wrong or len(numbers) > most or (not numbers and name in _OTHERS):
             raise UsageError("parallel", text, _FORM)
@@ -169,7 +180,11 @@ def parse_layout(text: str, ranks: int | None = None, separator: str = ",") -> P
         cp=values.get("cp", (1,))[0],
         ep=values.get("ep", (1,))[0],
         sequence_parallel="sp" in values,
+        overlap="overlap" in values,
     )
+    if layout.overlap and not layout.deepspeed:
+        expected = f"{DEEPSPEED1} or {DEEPSPEED2} with overlap, which is DeepSpeed's overlap_comm"
+        raise UsageError("parallel", text, expected)
     if layout.sequence_parallel and layout.tp < 2:
         raise UsageError("parallel", text, "tp=2 or more with sp, which shards over its ranks")
     if layout.virtual > 1 and layout.pp < 2:
@@ -197,6 +212,8 @@ def check_layout(layout: ParallelLayout, architecture: Architecture, micro_batch
     if architecture.model_type == MODULE and (layout.inner > 1 or layout.ep > 1):
         expected = f"{', '.join(DATA_PARALLEL)} alone, for a model from its code"
         raise UsageError("parallel", layout.name, expected, "A config.json says how it is split.")
+    if layout.deepspeed and (layout.inner > 1 or layout.ep > 1):
+        raise UsageError("parallel", layout.name, f"{layout.data} without tp, pp, cp and ep")
     divided = [("attention heads", architecture.heads), ("key/value heads", architecture.key_heads)]
     divided.append(("feed-forward columns", architecture.feed_forward))
     if layout.ep == 1 or layout.tp > 1:

@@ -87,7 +87,9 @@ def _answer(comparison: LayoutComparison) -> Answer:
         others = ", ".join(f"{row.layout.name} ({_cost(row)})" for row in best[1:])
         text += f"; with less memory: {others}"
     if alike := _overlapping(comparison.rows, best[0]):
-        text += f"; its interval overlaps that of {', '.join(alike)}"
+        *others, last = (best[0].layout.name, *alike)
+        named = f"{', '.join(others)} and {last}"
+        text += f"; {named} cannot be told apart: their 90 % intervals overlap"
     if comparison.measured is not None:
         old, new = (
             [row.layout.name for row in sorted(rows, key=lambda row: row.cost)]

@@ -13,7 +13,7 @@ class Memory:
     - peak: on top of them, at the begin of the backward pass or in it: logits and their gradient,
       or a layer that is computed again.
 
-    - buffers: whole parameters and gradients of FSDP2 at their peak, or DDP's buckets.
+    - buffers: whole parameters and gradients of FSDP2 at their peak, DDP's buckets, or DeepSpeed's.
     """
 
     parameters: float

@@ -169,6 +169,7 @@ def _rows(step: PlannedStep) -> Grid:
     of_data = [
         (Head("carries", left=True), lambda rows: rows[0].what),
         (Head("overlaps", left=True, drop=2), lambda rows: rows[0].overlaps),
+        (Head("modules", left=True, drop=3), _modules),
     ]
     described = any(row.what for row in step.rows)
     return make_grid(
@@ -212,7 +213,8 @@ def _memory(memory: Memory) -> Grid:
     ]
     columns = [(Head(name), lambda _, size=size: format_gigabytes(size)) for name, size in parts]
     below = (
-        "buffers: whole parameters and gradients of FSDP2 at their peak, or DDP's buckets; peak: "
+        "buffers: whole parameters and gradients of FSDP2 at their peak, DDP's buckets, or "
+        "DeepSpeed's; peak: "
         "logits and their gradient, or with checkpointing a layer that is computed again"
     )
     return make_grid(columns, [memory], above=["memory of a rank"], below=[below])
@@ -222,6 +224,13 @@ def _sizes(rows: Sequence[PlannedRow]) -> str:
     sizes = sorted({row.size_bytes for row in rows})
     texts = [format_bytes(size) for size in (sizes[0], sizes[-1])]
     return " to ".join(dict.fromkeys(texts))
+
+
+def _modules(rows: Sequence[PlannedRow]) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row.modules))
+    if len(names) < 3:
+        return one_line(", ".join(names) or "-")
+    return one_line(f"{names[0]}, {names[1]} and {len(names) - 2} more")
 
 
 def _extrapolated(rows: Sequence[PlannedRow]) -> str:
@@ -311,6 +320,7 @@ def _row(row: PlannedRow) -> dict[str, Any]:
         "sent_bytes": row.sent_bytes,
         "carries": row.what or None,
         "overlaps": row.overlaps or None,
+        "modules": list(row.modules),
         **_flat("comm", row.time_ns),
         "beyond": row.extrapolated or None,
     }

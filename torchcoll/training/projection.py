@@ -70,6 +70,8 @@ class PlannedRow:
     - prediction: one of them; None without a machine.
     - what: what they carry; overlaps: what they can overlap with; '' if unknown.
     - apart: how far one rank of the group is from the next.
+    - modules: the modules or parameters behind them, by name in the model, in the order in which
+      these first make the call.
     """
 
     group: str
@@ -81,6 +83,7 @@ class PlannedRow:
     what: str = ""
     overlaps: str = ""
     apart: int = 1
+    modules: tuple[str, ...] = ()
 
     @property
     def sent_bytes(self) -> float:
@@ -238,6 +241,7 @@ def planned_step(
     predictions: dict[SentCall, Prediction] = {}
     of_groups: dict[str, list[PlannedCalls]] = {}
     rows = []
+    modules = program.modules
     remote = [
         (sent, calls, group)
         for sent, calls in program.counts.items()
@@ -248,7 +252,7 @@ def planned_step(
     for sent, calls, group in remote:
         prediction = None
         if machine is not None:
-            prediction = _predict(machine, sent, group)
+            prediction = _predict(machine, sent, group, ranks)
             predictions[sent] = prediction
         row = PlannedRow(
             sent.group,
@@ -260,6 +264,7 @@ def planned_step(
             sent.what,
             sent.overlaps,
             group.apart,
+            modules.get(sent, ()),
         )
         of_groups.setdefault(sent.group, []).extend(row.planned)
         rows.append(row)
@@ -306,12 +311,23 @@ def planned_step(
     )
 
 
-def _predict(machine: Predictor, sent: SentCall, group: PlannedGroup) -> Prediction:
-    """Returns the duration of a call.
+def _predict(machine: Predictor, sent: SentCall, group: PlannedGroup, ranks: int) -> Prediction:
+    """Returns the duration of a call on so many ranks, each of which is in such a group.
+
+    All these groups make the call at once, and share the cores and the network of a host. If the
+    machine was measured so, their times are taken. Otherwise a group calls alone, and groups that
+    share the network of a host send their bytes together.
 
     A message to a neighbour that the machine has not measured (``sendrecv``) is taken for an
     all_gather of two ranks, in which each sends and receives as much.
     """
+    per_host = machine.ranks_per_host
+    sharing = ranks if group.hosts != 1 or per_host is None else min(ranks, per_host)
+    at_once = int(sharing // group.ranks)
+    if at_once > 1:
+        measured = machine.predict_at_once(sent.collective, sent.size_bytes, group.ranks, at_once)
+        if measured is not None:
+            return measured
     size_bytes = sent.size_bytes * group.concurrent
     if sent.collective == _MESSAGE:
         try:

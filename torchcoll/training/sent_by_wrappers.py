@@ -1,5 +1,5 @@
 """What the wrappers of a model send in a step, from shapes alone: DDP, FSDP2 with HSDP,
-ZeroRedundancyOptimizer, and Megatron-LM's distributed optimizer.
+ZeroRedundancyOptimizer, Megatron-LM's distributed optimizer, and DeepSpeed's ZeRO 1 and 2.
 
 ``torchcoll gradients``, ``plan`` and ``advise`` all take their calls from here. A model comes from
 its modules (training/buckets.py, training/shards.py) or from its config.json
@@ -13,12 +13,15 @@ _fsdp_state.py for the order. ZeroRedundancyOptimizer:
 torch/distributed/optim/zero_redundancy_optimizer.py, _partition_parameters and _sync_params.
 Megatron-LM's distributed optimizer (megatron/core, commit d98e8a64): DistributedOptimizer.
 _compute_per_buffer_param_layout in optimizer/distrib_optimizer.py, with optimizer/param_layout.py.
+DeepSpeed 0.19.6 (commit edaa7221): DeepSpeedZeroOptimizer in deepspeed/runtime/zero/
+stage_1_and_2.py, with the defaults of deepspeed/runtime/zero/config.py.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -123,20 +126,28 @@ def zero_redundancy_calls(
         elements[rank] += parameter.elements
     calls = []
     for rank, of_rank in enumerate(owned):
-        sizes = [parameter.size_bytes for parameter in of_rank]
-        dtypes = [parameter.dtype for parameter in of_rank]
+        sent = [(parameter.size_bytes, parameter.name) for parameter in of_rank]
         if as_buckets:
-            sizes, dtypes = [sum(sizes)][: len(sizes)], dtypes[:1]
+            sent = [(sum(size for size, _ in sent), "")][: len(sent)]
         calls += [
-            TrafficCall("broadcast", size, size, dtype, root=rank, group=group, asynchronous=True)
-            for size, dtype in zip(sizes, dtypes, strict=True)
+            TrafficCall(
+                "broadcast",
+                size,
+                size,
+                of_rank[0].dtype if as_buckets else parameter.dtype,
+                root=rank,
+                group=group,
+                asynchronous=True,
+                module=name,
+            )
+            for (size, name), parameter in zip(sent, of_rank, strict=False)
         ]
     return calls
 
 
 class PaddedBucket(NamedTuple):
-    """A bucket of Megatron-LM's distributed optimizer: its elements with padding, and its
-    parameters.
+    """A bucket of Megatron-LM's distributed optimizer or of DeepSpeed: its elements, of the former
+    with padding, and its parameters.
     """
 
     elements: int
@@ -171,6 +182,65 @@ def distributed_optimizer_buckets(
             end, names = 0, []
     if names:
         buckets.append(PaddedBucket(-(-end // divisor) * divisor, tuple(names)))
+    return buckets
+
+
+DEEPSPEED_BUCKET = 500_000_000  # elements: the default of reduce_bucket_size
+_DEEPSPEED_ALIGNMENT = 2  # elements: nccl_start_alignment_factor
+
+
+def deepspeed_elements(parameters: Sequence[Parameter], ranks: int) -> int:
+    """Returns the elements of DeepSpeed's flat buffer of these parameters, with padding to equal
+    partitions (flatten_dense_tensors_aligned). ZeRO 1 and 2 gather it in one call after each step:
+    allgather_bucket_size has no effect where torch has all_gather_into_tensor
+    (deepspeed/runtime/utils.py, all_gather_dp_groups).
+    """
+    multiple = _DEEPSPEED_ALIGNMENT * ranks
+    return -(-sum(parameter.elements for parameter in parameters) // multiple) * multiple
+
+
+def deepspeed_buckets(
+    parameters: Sequence[Parameter],
+    ranks: int,
+    registered: Sequence[Parameter],
+    limit: int = DEEPSPEED_BUCKET,
+) -> list[PaddedBucket]:
+    """Returns the buckets that DeepSpeed's ZeRO 1 and 2 reduce by all_reduce, in their order.
+
+    - parameters: in the order in which their gradients are taken.
+    - registered: the same in the order of the flat buffer.
+    - limit: reduce_bucket_size, in elements.
+
+    A bucket is reduced before a gradient that would take it beyond the limit
+    (reduce_independent_p_g_buckets_and_remove_grads). A parameter that is larger than the limit is
+    reduced alone, and where it lies on several ranks' partitions of the flat buffer, in calls that
+    end with the first of these that takes them beyond the limit (average_tensor,
+    allreduce_and_scatter).
+    """
+    buckets: list[PaddedBucket] = []
+    names: list[str] = []
+    elements = 0
+    for parameter in parameters:
+        if names and elements + parameter.elements > limit:
+            buckets.append(PaddedBucket(elements, tuple(names)))
+            names, elements = [], 0
+        if parameter.elements <= limit:
+            names.append(parameter.name)
+            elements += parameter.elements
+            continue
+        before = itertools.takewhile(
+            lambda each, name=parameter.name: each.name != name, registered
+        )
+        start = sum(each.elements for each in before)
+        end = start + parameter.elements
+        partition = deepspeed_elements(registered, ranks) // ranks
+        ends = [*range((start // partition + 1) * partition, end, partition), end]
+        for cut in ends:
+            if cut == end or cut - start > limit:
+                buckets.append(PaddedBucket(cut - start, (parameter.name,)))
+                start = cut
+    if names:
+        buckets.append(PaddedBucket(elements, tuple(names)))
     return buckets
 
 

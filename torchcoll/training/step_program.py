@@ -47,11 +47,17 @@ class PassWork(NamedTuple):
 
 
 class BeginCall(NamedTuple):
-    """Issues a call; ``name`` is its end for Wait. ``after``: as in timeline.Send."""
+    """Issues a call.
+
+    - name: its end, for Wait.
+    - after: as in timeline.Send.
+    - module: the module or parameters behind it, by name in the model; '' if it has none.
+    """
 
     name: Hashable
     sent: SentCall
     after: Hashable | None = None
+    module: str = ""
 
 
 class Idle(NamedTuple):
@@ -80,6 +86,15 @@ class StepProgram:
         return Counter(
             act.sent for act in self.acts if isinstance(act, BeginCall) if act.sent.size_bytes
         )
+
+    @property
+    def modules(self) -> dict[SentCall, tuple[str, ...]]:
+        """The modules behind each call, in the order in which they first make it."""
+        names: dict[SentCall, dict[str, None]] = {}
+        for act in self.acts:
+            if isinstance(act, BeginCall) and act.module:
+                names.setdefault(act.sent, {})[act.module] = None
+        return {sent: tuple(modules) for sent, modules in names.items()}
 
     def waiting_for(self, collectives: Set[str]) -> StepProgram:
         """Returns the program in which each call of these collectives is waited for at once, so
@@ -155,16 +170,16 @@ class ProgramWriter:
         if share:
             self.acts.append(PassWork(phase, share))
 
-    def start(self, sent: SentCall, after: Hashable | None = None) -> Hashable:
-        """Issues a call and returns its name."""
+    def start(self, sent: SentCall, after: Hashable | None = None, module: str = "") -> Hashable:
+        """Issues a call of a module and returns its name."""
         self._count += 1
-        self.acts.append(BeginCall(self._count, sent, after))
+        self.acts.append(BeginCall(self._count, sent, after, module))
         return self._count
 
-    def block(self, calls: Sequence[SentCall]) -> None:
-        """Issues each call and waits for it."""
+    def block(self, calls: Sequence[SentCall], module: str = "") -> None:
+        """Issues each call of a module and waits for it."""
         for sent in calls:
-            self.acts.append(Wait((self.start(sent),)))
+            self.acts.append(Wait((self.start(sent, module=module),)))
 
     def wait(self, *names: Hashable) -> None:
         self.acts.append(Wait(names))
