@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from error_form import error_text
 
+import torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.training.architectures import read_architecture
 from torchcoll.training.layer_calls import parse_batch
@@ -62,6 +63,24 @@ def test_layouts_to_compare():
     assert [layout.name for layout in layouts] == [
         *("dp=64", "fsdp=64", "hsdp=8x8", "fsdp=8,tp=8,sp", "fsdp=8,tp=8"),
     ]
+    assert [layout.ranks for layout in parse_layouts("fsdp=32+tp=2,dp", None)] == [64, 64]
+    with pytest.raises(UsageError, match=error_text("compare", "dp=32 = 32 ranks", "64 ranks in")):
+        parse_layouts("fsdp=64,dp=32", None)
+
+
+def test_layouts_must_fit_the_gpu_of_a_published_machine():
+    """Parameters, gradients and two states of Adam of 8.03 billion, 2 bytes each, are 64 GB, and
+    the whole gradients in DDP's buckets 16 GB.
+    """
+
+    def fits(**memory):
+        comparison = torchcoll.plan(
+            "llama-3-8b", machine="8xH100", compare="dp=64,fsdp=64", step_ms=900, **memory
+        )
+        return comparison.memory_bytes, {row.layout.name: row.fits for row in comparison.rows}
+
+    assert fits() == (80e9, {"fsdp=64": True, "dp=64": False})
+    assert fits(memory_gb=192) == (192e9, {"dp=64": True, "fsdp=64": True})
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,18 @@ from torchcoll.curves.published_law import (
 )
 from torchcoll.verdict.published import Publication, publications
 
+# GB (10^9 bytes) of one GPU, by the data sheets; of several sizes of a name the largest.
+_MEMORY_GB = {
+    "V100": 32.0,
+    "A100": 80.0,
+    "H100": 80.0,
+    "H200": 141.0,
+    "GH200": 144.0,
+    "B200": 180.0,
+    "GB200": 186.0,
+    "MI300X": 192.0,
+}
+
 _WORSE = 2.0  # by what factor an alternative is worse than assumed
 
 
@@ -78,6 +90,11 @@ class PublishedMachine:
     @property
     def ranks_per_host(self) -> float:
         return float(self.links.linked)
+
+    @property
+    def memory_gb(self) -> float | None:
+        """The memory of one GPU by its data sheet, in GB; None if unknown."""
+        return _MEMORY_GB.get(self.links.gpu)
 
     def hosts_for(self, ranks: int) -> int:
         return max(1, math.ceil(ranks / self.links.linked))

@@ -562,7 +562,12 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="layouts on --ranks, compared: dp,fsdp,hsdp,fsdp+tp=8+sp",
     )
-    add("--memory-gb", metavar="GB", help="with --compare: of a GPU, such as 80; what fits it")
+    add(
+        "--memory-gb",
+        metavar="GB",
+        help="with --compare: the memory of a GPU, which layouts must fit (default: that of a "
+        "machine that others measured)",
+    )
     add(
         "--machine",
         metavar=_MACHINE,

@@ -9,7 +9,6 @@ data-parallel and context-parallel ones, so that ``ep`` is no factor of the numb
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchcoll.core.errors import UsageError, unknown
@@ -244,12 +243,18 @@ def check_layout(layout: ParallelLayout, architecture: Architecture, micro_batch
             raise UsageError("parallel", layout.name, expected)
 
 
-def parse_layouts(text: str, ranks: int) -> list[ParallelLayout]:
-    """Returns the layouts of ``dp,fsdp,hsdp,fsdp+tp=8`` on this many ranks."""
-    layouts: Sequence[ParallelLayout] = [parse_layout(item, ranks, "+") for item in text.split(",")]
+def parse_layouts(text: str, ranks: int | None) -> list[ParallelLayout]:
+    """Returns the layouts of ``dp,fsdp,hsdp,fsdp+tp=8`` on the same number of ranks.
+
+    ranks: this number; None for that of the first layout, all of whose degrees are then given.
+    """
+    layouts: list[ParallelLayout] = []
+    for item in text.split(","):
+        layouts.append(parse_layout(item, ranks, "+"))
+        ranks = ranks or layouts[0].ranks
     wrong = next((layout for layout in layouts if layout.ranks != ranks), None)
     if wrong is not None:
-        raise UsageError("compare", f"{wrong.name} = {wrong.ranks} ranks", f"{ranks}, as --ranks")
+        raise UsageError("compare", f"{wrong.name} = {wrong.ranks} ranks", f"{ranks} ranks in each")
     return list(dict.fromkeys(layouts))
 
 

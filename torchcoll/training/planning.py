@@ -138,7 +138,7 @@ def plan(
     - dtype, param_dtype, reduce_dtype, checkpointing, ring, capacity_factor: as the options of
       ``torchcoll plan``.
     - memory_gb: with ``compare``, the memory of a GPU in GB (10^9 bytes): layouts that need more
-      come last.
+      come last. By default that of the machine's GPU, if others measured the machine.
 
     Returns a ``Plan``, or a ``LayoutComparison`` with ``compare``. Raises UsageError for arguments
     that cannot be used, UnreadableError for a file.
@@ -202,7 +202,7 @@ def plan(
         compute_ns,
     )
     if compare is not None:
-        limit = None if memory_gb is None else 1e9 * _positive(memory_gb, "memory_gb")
+        limit = None if memory_gb is None else _positive(memory_gb, "memory_gb")
         return _compare(setting, compare, parallel, counts, captured, limit)
     if memory_gb is not None:
         actual = f"{memory_gb:g} without compare" if isinstance(memory_gb, float) else memory_gb
@@ -309,26 +309,32 @@ def _compare(
     parallel: str | None,
     counts: Sequence[int],
     captured: Traffic | None,
-    memory_bytes: float | None,
+    memory_gb: float | None,
 ) -> LayoutComparison:
     if parallel is not None:
         raise UsageError("compare", "parallel too", "one of them")
     text = compare if isinstance(compare, str) else ",".join(map(str, compare))
-    if len(counts) != 1:
-        actual = ",".join(map(str, counts)) or "none"
-        raise UsageError("ranks", actual, "one number with compare")
-    layouts = parse_layouts(text, counts[0])
+    if len(counts) > 1:
+        raise UsageError("ranks", ",".join(map(str, counts)), "one number with compare")
+    layouts = parse_layouts(text, counts[0] if counts else None)
+    of_gpu = None
+    if memory_gb is None and isinstance(setting.machine, PublishedMachine):
+        memory_gb = of_gpu = setting.machine.memory_gb
 
     def project(machine: Predictor | None, compute_ns: float | None) -> LayoutComparison:
-        return compare_layouts(
+        comparison = compare_layouts(
             machine,
             setting.architecture,
             layouts,
             setting.batch,
             setting.training,
             compute_ns,
-            memory_bytes,
+            None if memory_gb is None else 1e9 * memory_gb,
         )
+        if of_gpu is not None:
+            text = f"memory of a GPU: {of_gpu:g} GB by its data sheet; --memory-gb for another size"
+            comparison.notes.append(text)
+        return comparison
 
     if captured is None or setting.machine is None:
         return project(setting.machine, setting.compute_ns)
