@@ -166,7 +166,9 @@ M = "made_here.train"
         ),
         (
             f"{M}:make",
-            error_text("model", "made_here.train:make", "a function of module made_here.train, which"),
+            error_text(
+                "model", "made_here.train:make", "a function of module made_here.train, which"
+            ),
         ),
         (
             f"{M}:number",
