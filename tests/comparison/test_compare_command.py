@@ -17,7 +17,7 @@ from made_runs import given, in_turn, make_runs, measured, run
 
 from torchcoll.cli import main
 from torchcoll.comparison.compare import compare
-from torchcoll.comparison.conclusion import answer_of
+from torchcoll.comparison.conclusion_show import answer_of
 from torchcoll.comparison.show import show_comparisons
 from torchcoll.core.file import save
 from torchcoll.core.summary import Row

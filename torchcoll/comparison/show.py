@@ -15,7 +15,7 @@ from torchcoll.comparison.across_hardware_show import (
     shares_grid,
 )
 from torchcoll.comparison.cells import figure_cell, size_cell
-from torchcoll.comparison.conclusion import CHANGED, answer_of, error_text
+from torchcoll.comparison.conclusion_show import CHANGED, answer_of, error_text
 from torchcoll.comparison.wording import (
     rises,
     side_names,

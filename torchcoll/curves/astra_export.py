@@ -33,7 +33,8 @@ from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.intervals import Union
 from torchcoll.core.opening import replace_file
-from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.curves.model import MachineModel, OverRanks, OverSizes, terms
 from torchcoll.curves.model_check import kind_differences

@@ -12,7 +12,8 @@ import numpy
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import stated_link_gbps
-from torchcoll.core.result import ConcurrentBlocks, Run, hosts_of
+from torchcoll.core.result import ConcurrentBlocks, Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.units import counted
 from torchcoll.curves.model import (
     CONCURRENT,

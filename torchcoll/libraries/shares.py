@@ -13,7 +13,8 @@ from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.plausibility import crossing, device_of
-from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted
 from torchcoll.libraries.nccl.ceilings import (

@@ -26,7 +26,8 @@ from torchcoll.core.case import NATIVE
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.plausibility import summarise_run
-from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_size
 from torchcoll.report.formats import records_csv
