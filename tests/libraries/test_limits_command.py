@@ -115,7 +115,7 @@ def test_of_fewer_than_two_gpus_nccl_expects_nothing(tmp_path, capsys, gpus):
 @pytest.mark.parametrize(
     ("files", "error", "code"),
     [
-        (["graph"], error_text("topology", "{graph} alone, a graph", "a topology beside it"), 2),
+        (["graph"], error_text("topology", "{graph} alone, a graph", "a topology with it"), 2),
         (["host", "graph", "graph"], error_text("graph file", "{graph} and {graph}", "one"), 2),
         (["host", "small"], error_text("graph file", "rings of 4 GPUs in {small}", "8"), 2),
         (["none"], error_text("XML", "{none}", "a file that exists"), 3),

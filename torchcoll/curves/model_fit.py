@@ -118,7 +118,7 @@ def measured_times(files: Side, concurrent: bool = False) -> tuple[list[Measured
     for item in files.measured("time", Reading()):
         reason = _exclusion_reason(item)
         if concurrent and not (item.result.concurrent and item.result.concurrent.blocks):
-            reason = reason or "without work beside it"
+            reason = reason or "without concurrent work"
         if reason:
             excluded[reason] += 1
         else:
@@ -126,7 +126,7 @@ def measured_times(files: Side, concurrent: bool = False) -> tuple[list[Measured
     if not items and concurrent:
         rejected = "; ".join(f"{counted(n, 'case')} {why}" for why, n in excluded.items()) or "none"
         raise UsageError(
-            "cases", rejected, "some beside work", "Measure them with --concurrent matmul."
+            "cases", rejected, "some with concurrent work", "Measure them with --concurrent matmul."
         )
     if not items:
         rejected, why = describe_unusable(files)

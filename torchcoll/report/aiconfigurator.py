@@ -151,7 +151,7 @@ def _unfit(row: Row, loaded: bool) -> str:
     if row.implementation != NATIVE:
         return f"{row.implementation} in place of the library's own"
     if row.group:
-        return "of a sub-group, beside the others (run as many ranks alone)"
+        return "of a sub-group that ran next to others (run as many ranks alone)"
     if loaded or row.coalesce > 1 or row.ranks < 2:
         return "with concurrent work" if loaded else "several calls at once, or one rank"
     return ""
