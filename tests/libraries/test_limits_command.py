@@ -213,7 +213,7 @@ def test_each_row_has_its_share_of_the_limit(host):
     assert (reduce.limit.algorithm, reduce.best.algorithm) == ("RING", "RING")
     assert reduce.limit_share == pytest.approx(0.99053, abs=1e-4)
     summed = shares_by_case["all_reduce", 16 << 30]
-    assert summed.limit is None and "which algorithm ran" in summed.reason
+    assert summed.limit is None and "the algorithm that ran" in summed.reason
     assert summed.best.algorithm == "NVLS"
     (row,) = (r for r in rows if (r.collective, r.size_bytes) == ("all_reduce", 16 << 30))
     assert summed.best_share == pytest.approx(row.busbw_gbps / 490.28, rel=1e-4)
