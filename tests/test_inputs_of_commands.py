@@ -115,3 +115,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(reader, folder, monkeypatch,
         assert out == "" or reader == "collect"
         assert err.startswith("torchcoll: error: ") and err.count("\n") == 1, err
         assert ": got " in err and ", expected " in err, err
+
+
+def test_a_node_whose_run_has_no_case_failed(folder, capsys):
+    assert main(["fleet", str(folder / "headless.jsonl")]) == 1
+    assert "the run did not end" in capsys.readouterr().out

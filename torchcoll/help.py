@@ -69,6 +69,8 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "bisect": (
             "torchcoll bisect --axis venv=v1,v2,v3,v4 -o search -- torchrun --nproc-per-node 8 "
             "-m torchcoll.allreduce -b 1M -e 1G",
+            "torchcoll bisect --axis v=2.11.0,2.12.0,2.13.0 -o search -- venvs/{v}/bin/torchrun "
+            "--nproc-per-node 8 -m torchcoll.allreduce",
         ),
         "again": (
             "torchcoll again run.jsonl",

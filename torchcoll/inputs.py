@@ -77,7 +77,7 @@ def load_one(
     if is_ours(read):
         for name, value in (("collective", collective), ("ranks", ranks)):
             if value is not None:
-                raise UsageError(name, value, f"none with {path}: a result file tells its own")
+                raise UsageError(name, value, f"none with {path}: a result file has its own")
         return _unnamed(load_own(read))
     runs = _imported(read, collective=collective, ranks=ranks)
     if len(runs) > 1:
@@ -167,7 +167,7 @@ def check_import_options(runs: Iterable[Run], collective: str | None, ranks: int
     name, value = next(((n, v) for n, v in options if v is not None), ("", None))
     # A run that was imported and saved has a path: it is a result file now.
     if name and not any(run.source and run.path is None for run in runs):
-        raise UsageError(name, value, "output of another tool: a result file tells its own")
+        raise UsageError(name, value, "output of another tool: a result file has its own")
 
 
 def add_import_options(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from torchcoll.core.errors import TorchcollError
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
-from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.inputs import load_all
 

@@ -9,7 +9,8 @@ from made_runs import given, make_runs, measured, run
 
 from torchcoll.cli import main
 from torchcoll.comparison.compare import compare
-from torchcoll.comparison.show import answer_of, comparison_grids
+from torchcoll.comparison.conclusion_show import answer_of
+from torchcoll.comparison.show import comparison_grids
 from torchcoll.core.file import save
 from torchcoll.core.result import Choice, Verification
 from torchcoll.stats.sides import side

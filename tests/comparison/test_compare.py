@@ -10,7 +10,8 @@ from made_runs import given, in_turn, make_runs, measured, run
 
 import torchcoll
 from torchcoll.comparison.compare import compare
-from torchcoll.comparison.show import answer_of, comparison_grids, show_comparisons
+from torchcoll.comparison.conclusion_show import answer_of
+from torchcoll.comparison.show import comparison_grids, show_comparisons
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Reported, Verification
 

@@ -17,7 +17,8 @@ from made_runs import given, in_turn, make_runs, measured, run
 
 from torchcoll.cli import main
 from torchcoll.comparison.compare import compare
-from torchcoll.comparison.show import answer_of, show_comparisons
+from torchcoll.comparison.conclusion_show import answer_of
+from torchcoll.comparison.show import show_comparisons
 from torchcoll.core.file import save
 from torchcoll.core.summary import Row
 from torchcoll.stats.sides import side

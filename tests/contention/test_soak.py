@@ -25,7 +25,8 @@ from torchcoll.contention.soaked import soaked
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import Writer
-from torchcoll.core.result import CaseResult, Run, SoakCase, SoakWindow
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.soak_windows import SoakCase, SoakWindow
 from torchcoll.core.units import parse_duration
 from torchcoll.inputs import load
 from torchcoll.overview.show import show

@@ -207,7 +207,7 @@ def test_a_model_of_calls_beside_work():
     checked = check_model(found, [worked(4, 2)])
     assert checked.totals[0].errors.mean == pytest.approx(0.25, abs=1e-3)
     with pytest.raises(
-        UsageError, match=got("7 cases without work beside it, .*--concurrent matmul")
+        UsageError, match=got("7 cases without concurrent work, .*--concurrent matmul")
     ):
         check_model(found, [launch(4)])
     assert "concurrent matmul:1M" in kind_texts([entry.kind])[0]

@@ -19,15 +19,8 @@ from torchcoll.core.case import Case
 from torchcoll.core.errors import ExitCode
 from torchcoll.core.file import SCHEMA as CURRENT
 from torchcoll.core.jsonl import rename_old_keys
-from torchcoll.core.result import (
-    CaseResult,
-    Choice,
-    ConcurrentBlocks,
-    Reported,
-    SoakCase,
-    SoakWindow,
-    Verification,
-)
+from torchcoll.core.result import CaseResult, Choice, ConcurrentBlocks, Reported, Verification
+from torchcoll.core.soak_windows import SoakCase, SoakWindow
 from torchcoll.core.spec import Spec
 from torchcoll.help import FAILURES
 

@@ -221,7 +221,7 @@ def test_a_launch_that_tells_no_variables_is_not_pooled_with_auto():
         own = [measured(ns, size_bytes=size) for size, ns in ((K, 900_000), (M, 900_000))]
         return run(*own, source={"tool": "nccl-tests", "file": name})
 
-    said = "(NCCL_DEBUG=INFO, or import --label NCCL_ALGO=auto, tells)"
+    said = "(NCCL_DEBUG=INFO shows it, import --label NCCL_ALGO=auto states it)"
     found = algorithms([*RUNS, unstated("old.out")])
     assert [s.regret for s in found.tables[0].sizes] == [s.regret for s in table_of(*RUNS).sizes]
     assert (

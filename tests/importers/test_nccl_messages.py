@@ -132,8 +132,8 @@ def test_algorithms_are_judged_from_nccl_tests(in_tmp_path, capsys):
     assert (first["size_bytes"], first["best"]) == (1 << 20, "tree")
     assert first["regret"] == pytest.approx(80 / 50)
     assert [n for n in document["notes"] if n.startswith("taken for AUTO")] == [
-        "taken for AUTO, though no variable of the library is known: auto.out (NCCL_DEBUG=INFO, or "
-        "import --label NCCL_ALGO=auto, tells)"
+        "taken for AUTO, though no variable of the library is known: auto.out (NCCL_DEBUG=INFO "
+        "shows it, import --label NCCL_ALGO=auto states it)"
     ]
 
 

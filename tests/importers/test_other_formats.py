@@ -88,7 +88,7 @@ def test_what_load_refuses(in_tmp_path):
     )
     ours = Path(__file__).parents[2] / "results" / "h200-8gpu-kernels" / "nvidia.jsonl"
     assert refused(UsageError, ours, ranks=8) == (
-        error_text("ranks", "8", f"none with {ours}: a result file tells its own")
+        error_text("ranks", "8", f"none with {ours}: a result file has its own")
     )
     assert refused(UsageError, "prose", collective="all_sums").startswith(
         error_text("collective", "all_sums")

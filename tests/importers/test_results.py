@@ -188,7 +188,7 @@ def test_show_reference_compares_points_with_a_run(capsys):
     # 135.98 GB/s x 1.75 against 750 x 1.75.
     assert row[:7] == ["all_reduce", "16M", "8", "237.965", "8", "1312.500", "18"]
     assert "implausible" in " ".join(lines)
-    assert lines[-1] == "single published figures: beside a run, no verdict follows from them"
+    assert lines[-1] == "published figures are for orientation: no verdict follows from them"
     assert main(["show", run, "--reference", str(TABLES / "nvidia.jsonl")]) == 0
     assert capsys.readouterr().out.count("measured") == 80
 

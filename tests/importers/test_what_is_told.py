@@ -52,7 +52,7 @@ def test_options_for_other_tools_are_refused_for_result_files(folder, capsys):
     for command in (["show"], ["compare", "other.jsonl"]):
         assert main([*command, "one.jsonl", "--ranks", "2"]) == 2
         assert capsys.readouterr().err == (
-            error_line("ranks", "2", "output of another tool: a result file tells its own\n")
+            error_line("ranks", "2", "output of another tool: a result file has its own\n")
         )
 
 

@@ -115,7 +115,7 @@ def test_of_fewer_than_two_gpus_nccl_expects_nothing(tmp_path, capsys, gpus):
 @pytest.mark.parametrize(
     ("files", "error", "code"),
     [
-        (["graph"], error_text("topology", "{graph} alone, a graph", "a topology beside it"), 2),
+        (["graph"], error_text("topology", "{graph} alone, a graph", "a topology with it"), 2),
         (["host", "graph", "graph"], error_text("graph file", "{graph} and {graph}", "one"), 2),
         (["host", "small"], error_text("graph file", "rings of 4 GPUs in {small}", "8"), 2),
         (["none"], error_text("XML", "{none}", "a file that exists"), 3),
@@ -213,7 +213,7 @@ def test_each_row_has_its_share_of_the_limit(host):
     assert (reduce.limit.algorithm, reduce.best.algorithm) == ("RING", "RING")
     assert reduce.limit_share == pytest.approx(0.99053, abs=1e-4)
     summed = shares_by_case["all_reduce", 16 << 30]
-    assert summed.limit is None and "which algorithm ran" in summed.reason
+    assert summed.limit is None and "the algorithm that ran" in summed.reason
     assert summed.best.algorithm == "NVLS"
     (row,) = (r for r in rows if (r.collective, r.size_bytes) == ("all_reduce", 16 << 30))
     assert summed.best_share == pytest.approx(row.busbw_gbps / 490.28, rel=1e-4)

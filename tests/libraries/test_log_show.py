@@ -88,7 +88,7 @@ def test_the_whole_table(log, capsys):
         "                               ranks",
         "NET/IB/GDRDMA            1         1",
         "",
-        "a line of the log each: a connection between hosts is told at both of its ends",
+        "one for each line of the log: both ends log a connection between hosts",
         "",
         "communicator  function   algorithm  protocol   latency  algbw",
         "                                                         GB/s",

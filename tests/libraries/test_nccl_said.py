@@ -6,7 +6,7 @@ import pytest
 from nccl_log_lines import info, only, read, started
 
 from torchcoll.libraries.nccl.jobs import jobs
-from torchcoll.libraries.nccl.log import Graph, Tuned
+from torchcoll.libraries.nccl.messages import Graph, Tuned
 
 # -- communicators ---------------------------------------------------------------------------
 

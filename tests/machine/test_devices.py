@@ -143,8 +143,8 @@ def test_a_device_that_does_not_open():
     [
         (
             "CUDA error: all CUDA-capable devices are busy or unavailable",
-            "Another process has it, or it is in exclusive mode: nvidia-smi -q -d COMPUTE,PIDS "
-            "tells.",
+            "Another process has it, or it is in exclusive mode: see nvidia-smi -q -d COMPUTE,"
+            "PIDS.",
         ),
         (
             "CUDA error: out of memory",

@@ -20,7 +20,7 @@ from error_form import error_line, error_text
 
 from torchcoll.bench import measure
 from torchcoll.comparison.compare import compare
-from torchcoll.comparison.show import answer_of
+from torchcoll.comparison.conclusion_show import answer_of
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.case import Case
 from torchcoll.libraries.oneccl.algorithms import refused_value

@@ -9,7 +9,7 @@ from made_runs import run as launch
 
 from torchcoll.comparison.compare import compare
 from torchcoll.contention.soaked import soaked
-from torchcoll.core.result import SoakCase, SoakWindow
+from torchcoll.core.soak_windows import SoakCase, SoakWindow
 from torchcoll.overview.figures import (
     calls_figure,
     chosen,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torchcoll.cli import main
-from torchcoll.overview import document
+from torchcoll.overview import page_draft
 
 ROOT = Path(__file__).parents[2]
 # One for each of the five documents that the project grew from.
@@ -53,7 +53,7 @@ def test_the_script_makes_a_kept_report_again(tmp_path):
 def test_the_command_of_a_kept_report_makes_its_tables(name, tmp_path, monkeypatch):
     """And pictures with the same captions: these are not laid out, which is most of the work."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(document, "svg_text", lambda figure: "<svg></svg>")
+    monkeypatch.setattr(page_draft, "svg_text", lambda figure: "<svg></svg>")
     kept = (ROOT / "results" / name / "report.md").read_text()
     command = re.findall(r"(?m)^    torchcoll report .*$", kept)[-1]
     words = shlex.split(command)[1:]

@@ -106,7 +106,7 @@ def test_a_sub_group_is_not_the_world():
     (row,), notes = perf_rows([measured(nccl(), nccl(ms=9, group="mod:1/0"))])
     assert row["latency"] == 1.0
     assert notes == [
-        "1 case not exported: of a sub-group, beside the others (run as many ranks alone)"
+        "1 case not exported: of a sub-group that ran next to others (run as many ranks alone)"
     ]
 
 

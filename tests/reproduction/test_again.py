@@ -238,6 +238,8 @@ def test_the_whole_command(file, capsys):
     assert code == 0, document
     assert document["schema"] == "torchcoll-again/1"
     assert (document["verdict"], document["runs"]) == ("reproduced", 3)
+    # The labels that every run of the command has are no difference.
+    assert not [text for text in document["differences"] if text.startswith("label=")]
     assert len(list(Path("new").glob("again-*.jsonl"))) == 3
 
 

@@ -10,7 +10,8 @@ from error_form import error_text
 from made_runs import given, make_runs, measured, run
 
 from torchcoll.comparison.compare import compare
-from torchcoll.comparison.show import answer_of, comparison_grids, comparison_object
+from torchcoll.comparison.conclusion_show import answer_of
+from torchcoll.comparison.show import comparison_grids, comparison_object
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Reported, Verification
 from torchcoll.stats.sides import side

@@ -412,6 +412,10 @@ def test_a_model_without_the_collective_is_refused():
     )
     with pytest.raises(UsageError, match=f"^{text}"):
         project_parameters(model, 8e9, [8], "bfloat16", None)
+    several = error_text("collectives", "all_reduce, all_to_all", "what the model has: all_gather")
+    with pytest.raises(UsageError, match=f"^{several}") as caught:
+        model.check_collectives(["all_reduce", "all_gather", "all_to_all", "all_reduce"])
+    assert "-m torchcoll.suite --collectives all_reduce,all_to_all -b" in str(caught.value)
 
 
 def test_what_was_not_measured_is_half_an_all_reduce():

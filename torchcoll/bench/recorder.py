@@ -20,9 +20,9 @@ from torchcoll.core.result import (
     CaseResult,
     ConcurrentBlocks,
     Run,
-    SoakWindow,
     Verification,
 )
+from torchcoll.core.soak_windows import SoakWindow
 from torchcoll.machine import environment
 from torchcoll.machine.environment import utc_now
 from torchcoll.machine.state import before, during

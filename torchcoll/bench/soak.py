@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from torchcoll.bench.recorder import Recorder
     from torchcoll.bench.sweep import Sweep
     from torchcoll.core.case import Case
-    from torchcoll.core.result import CaseResult, SoakWindow
+    from torchcoll.core.result import CaseResult
+    from torchcoll.core.soak_windows import SoakWindow
 
 WINDOWS = 240
 FAULTS = 20  # that are recorded one by one; the rest are counted
@@ -201,7 +202,7 @@ class _Account:
             self._recorder.event("soak", text)
 
     def flush(self) -> None:
-        from torchcoll.core.result import SoakCase, SoakWindow
+        from torchcoll.core.soak_windows import SoakCase, SoakWindow
 
         cases = [
             SoakCase(

@@ -9,15 +9,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.comparison.show import (
-    case_grid,
-    comparison_object,
-    counts_of,
-    first_calls_notes,
-    settings_notes,
-    start_lines,
-    titles_of,
-)
+from torchcoll.comparison.conclusion_show import counts_of, first_calls_notes, settings_notes
+from torchcoll.comparison.show import case_grid, comparison_object, start_lines, titles_of
 from torchcoll.comparison.wording import rounded_down, side_names, speed_cell, speed_up
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line

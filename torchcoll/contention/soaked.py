@@ -13,7 +13,8 @@ from torchcoll.core.case import Case
 from torchcoll.stats.drift import LEAST, STRETCHES, SURE, TimeDrift, drift_of
 
 if TYPE_CHECKING:
-    from torchcoll.core.result import Run, SoakWindow
+    from torchcoll.core.result import Run
+    from torchcoll.core.soak_windows import SoakWindow
 
 
 @dataclass(frozen=True)

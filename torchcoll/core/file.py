@@ -26,13 +26,13 @@ from torchcoll.core.opening import open_to_read, open_to_write
 from torchcoll.core.result import (
     CaseResult,
     Run,
-    SoakWindow,
     case_from_json,
     check_lists,
     check_texts,
     check_whole,
     or_none,
 )
+from torchcoll.core.soak_windows import SoakWindow
 
 SCHEMA = "torchcoll/2"
 _MANY_BYTES = 1 << 17  # of a line: from there on its samples are packed

@@ -16,7 +16,8 @@ from typing import Any
 from torchcoll.core.case import NATIVE, Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.opening import replace_file
-from torchcoll.core.result import Run, node_of
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import node_of
 
 Labels = Mapping[str, object]
 

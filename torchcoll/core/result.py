@@ -12,12 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.case import Case, flat_dict
 from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import counted
+
+if TYPE_CHECKING:
+    from torchcoll.core.soak_windows import SoakWindow
 
 # Status of a case. Only 'ok' and 'wrong' carry steady timings that were completed as planned, and
 # only 'ok' may enter a comparison.
@@ -27,14 +30,13 @@ EXPECTED_STATUSES = ("ok", "unsupported", "skipped")
 
 Matrix = Sequence[Sequence[int]]  # [rank][call], nanoseconds
 _WHOLE = {int}
-_MOST_BINS = 1 << 20
-_BOUND = 1 << 63  # numbers from here on are no measurement, and overflow a float in a product
+BOUND = 1 << 63  # numbers from here on are no measurement, and overflow a float in a product
 
 
 def check_whole(*numbers: object) -> None:
     """Raises TypeError unless all are whole numbers of 63 bits."""
     for number in numbers:
-        if type(number) is not int or not -_BOUND < number < _BOUND:
+        if type(number) is not int or not -BOUND < number < BOUND:
             raise TypeError("not a whole number of 63 bits")
 
 
@@ -53,12 +55,12 @@ def check_lists(*lists: object, durations: bool = False) -> None:
     """Raises TypeError unless all are lists of whole numbers of 63 bits; ValueError for durations
     below 0.
     """
-    least = 0 if durations else 1 - _BOUND
+    least = 0 if durations else 1 - BOUND
     for numbers in lists:
         if not isinstance(numbers, list | tuple) or not _WHOLE.issuperset(map(type, numbers)):
             raise TypeError("not a list of whole numbers")
         # Samples are many: the extremes tell, and are found at C speed.
-        if numbers and not (least <= min(numbers) and max(numbers) < _BOUND):
+        if numbers and not (least <= min(numbers) and max(numbers) < BOUND):
             check_whole(min(numbers), max(numbers))
             raise ValueError("a duration below 0")
 
@@ -181,7 +183,7 @@ class Reported:
         reported = cls(**{k: v for k, v in data.items() if k in names})
         for name in names - _NO_FIGURES:
             value = getattr(reported, name)
-            if value is not None and (type(value) not in (int, float) or not 0 <= value < _BOUND):
+            if value is not None and (type(value) not in (int, float) or not 0 <= value < BOUND):
                 raise TypeError(f"{name} is not a number from 0 on")
         texts = (reported.statistic, reported.over_ranks, reported.clock, reported.size_basis)
         flags = [getattr(reported, name) for name in _FLAGS]
@@ -560,69 +562,6 @@ def stated_shortfall(results: Sequence[CaseResult]) -> str:
     return f"{statuses}. First: {first.case.describe()}: {first.reason}"
 
 
-@dataclass(frozen=True)
-class SoakCase:
-    """One case in the rounds of a window of --soak. Times are those of the slowest rank of a call,
-    or in a mode without a barrier of the slowest period.
-
-    bins: calls by ``floor(8 log2 ns)``, from one power of two to the next in 8 steps. slowest:
-    calls in which each rank was the last, by its number; where no barrier tells, none.
-    """
-
-    case: Case
-    calls: int
-    median_ns: float
-    p99_ns: float
-    max_ns: float
-    bins: dict[str, int]
-    slowest: dict[str, int]
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> SoakCase:
-        """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
-        times = [data[name] for name in ("median_ns", "p99_ns", "max_ns")]
-        if any(type(ns) not in (int, float) or not 0 <= ns < _BOUND for ns in times):
-            raise TypeError("a time is not a number from 0 on")
-        check_whole(data["calls"])
-        for counts in (data["bins"], data["slowest"]):
-            if not all(0 <= int(name) < _MOST_BINS for name in counts):
-                raise ValueError("a rank or a bin that cannot be")
-            check_lists(list(counts.values()), durations=True)
-        case = case_from_json(data["case"])
-        median, p99, most = times
-        bins, slowest = dict(data["bins"]), dict(data["slowest"])
-        return cls(case, data["calls"], median, p99, most, bins, slowest)
-
-
-@dataclass(frozen=True)
-class SoakWindow:
-    """Neighbouring rounds of --soak, the first of all aside, whose samples the file has whole.
-
-    Stamps are of rank 0's wall clock, in us since 1970. checked: rounds of cases whose results were
-    checked; faults: what was found wrong. Both of the first round too, in the first window.
-    """
-
-    first_round: int
-    last_round: int
-    start_wall_us: int
-    end_wall_us: int
-    cases: tuple[SoakCase, ...]
-    checked: int = 0
-    faults: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        cases = [{**vars(case), "case": case.case.to_json()} for case in self.cases]
-        return {**vars(self), "cases": cases}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> SoakWindow:
-        """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
-        first, last, start, end = (data[f.name] for f in dataclasses.fields(cls)[:4])
-        counts = (data["checked"], data["faults"])
-        check_whole(first, last, start, end, *counts)
-        return cls(first, last, start, end, tuple(map(SoakCase.from_json, data["cases"])), *counts)
-
-
 @dataclass(repr=False)
 class Run(Displayed):
     """One run, as loaded or as just measured.
@@ -746,62 +685,6 @@ class Run(Displayed):
     def labels(self) -> dict[str, str]:
         labels: dict[str, str] = (self.header.get("spec") or {}).get("labels") or {}
         return labels
-
-
-_APART = ("host", "libraries", "variables")  # of the environment, told in other words
-_FEW_HOSTS = 4
-# Variables that differ from job to job and say nothing about what was measured.
-_OF_THE_JOB = (
-    *(
-        "HYDI_",
-        "HYDRA_",
-        "I_MPI_HYDRA_",
-        "LSB_",
-        "MASTER_",
-        "OMPI_",
-        "PALS_",
-        "PBS_",
-        "PMI",
-        "SLURM_",
-    ),
-    "TORCHELASTIC_",
-)
-
-
-def facts_of(run: Run) -> dict[str, str]:
-    """Name -> value, both as texts, of what is known of a run."""
-    environment = run.environment or {}
-    facts = {k: str(v) for k, v in environment.items() if k not in _APART}
-    facts |= environment.get("libraries") or {}
-    variables = environment.get("variables") or {}
-    facts |= {k: v for k, v in variables.items() if not k.startswith(_OF_THE_JOB)}
-    hosts = list(dict.fromkeys(str(member.get("host")) for member in run.members))
-    if len(hosts) > _FEW_HOSTS:
-        hosts = [hosts[0], "...", hosts[-1], f"({len(hosts)} hosts)"]
-    return {**facts, "hosts": " ".join(hosts)} if hosts else facts
-
-
-def hosts_of(run: Run) -> int:
-    """On how many hosts: of those that its ranks name, else the label ``hosts``, which tells it of
-    an imported table; 0 where neither does.
-    """
-    recorded = len({str(member["host"]) for member in run.members if member.get("host")})
-    label = run.labels.get("hosts", "")
-    return recorded or (int(label) if is_hosts(label) else 0)
-
-
-def node_of(run: Run) -> str:
-    """The label ``node``, else the host of a run whose ranks were all on one; '' otherwise."""
-    if label := run.labels.get("node"):
-        return str(label)
-    hosts = {str(member["host"]) for member in run.members if member.get("host")}
-    hosts = hosts or {str(host) for host in [run.environment.get("host")] if host}
-    return hosts.pop() if len(hosts) == 1 and hosts_of(run) <= 1 else ""
-
-
-def is_hosts(text: str) -> bool:
-    """Whether it is a number of hosts, as the label ``hosts`` has to be."""
-    return text.isdecimal() and text.isascii() and len(text) < 7 and int(text) > 0
 
 
 def run_numbers(run: Run) -> list[int]:

@@ -33,7 +33,8 @@ from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.intervals import Union
 from torchcoll.core.opening import replace_file
-from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.curves.model import MachineModel, OverRanks, OverSizes, terms
 from torchcoll.curves.model_check import kind_differences
@@ -224,7 +225,7 @@ def export_step(model: MachineModel, traffic: Traffic, folder: Path) -> Simulato
     written.notes += [f"left out: {count} calls of {name}" for name, count in left_out.items()]
     written.notes.append("computation in whole microseconds, as Chakra has it")
     if any(c.time_ns and c.span is None for calls in calls_by_rank.values() for c in calls):
-        written.notes.append("when kernels began is not told: taken from when they were issued")
+        written.notes.append("the start of kernels is not recorded: the time of issue is used")
     if len(sent) > 1:
         written.notes.append(f"the network is that of {name}, which moves most: others may differ")
     ids = {str(number): list(ranks) for ranks, number in groups.items()}

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.core.errors import UsageError, brief
-from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.units import counted
 from torchcoll.curves.model import CONCURRENT, GROUPS_AT_ONCE, KindModel, MachineModel
 from torchcoll.curves.model_fit import is_subgroup, machine_facts, measured_times, run_ids

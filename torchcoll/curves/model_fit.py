@@ -12,7 +12,8 @@ import numpy
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import stated_link_gbps
-from torchcoll.core.result import ConcurrentBlocks, Run, hosts_of
+from torchcoll.core.result import ConcurrentBlocks, Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.units import counted
 from torchcoll.curves.model import (
     CONCURRENT,
@@ -118,7 +119,7 @@ def measured_times(files: Side, concurrent: bool = False) -> tuple[list[Measured
     for item in files.measured("time", Reading()):
         reason = _exclusion_reason(item)
         if concurrent and not (item.result.concurrent and item.result.concurrent.blocks):
-            reason = reason or "without work beside it"
+            reason = reason or "without concurrent work"
         if reason:
             excluded[reason] += 1
         else:
@@ -126,7 +127,7 @@ def measured_times(files: Side, concurrent: bool = False) -> tuple[list[Measured
     if not items and concurrent:
         rejected = "; ".join(f"{counted(n, 'case')} {why}" for why, n in excluded.items()) or "none"
         raise UsageError(
-            "cases", rejected, "some beside work", "Measure them with --concurrent matmul."
+            "cases", rejected, "some with concurrent work", "Measure them with --concurrent matmul."
         )
     if not items:
         rejected, why = describe_unusable(files)

@@ -15,7 +15,8 @@ from torchcoll.comparison.results import is_right, runs_of
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import LIKELY
-from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.units import counted, format_size
 from torchcoll.curves.growth import Growth, growths
 from torchcoll.inputs import Source

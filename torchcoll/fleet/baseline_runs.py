@@ -167,8 +167,8 @@ def select_baselines(
     if not baselines:
         named = "; ".join(f"{item.path or item.run_id}: {item.reason}" for item in left_out[:3])
         more = f"; and {len(left_out) - 3} more" if len(left_out) > 3 else ""
-        error = UsageError if too_few or accepted is not None else UnusableError
-        raise error(
+        refusal = UsageError if too_few or accepted is not None else UnusableError
+        raise refusal(
             "baseline",
             "; ".join(too_few) or "no good run",
             f"at least {FEWEST_RUNS} good runs of one device model and number of ranks",

@@ -281,7 +281,7 @@ def _unrecorded_notes(
         matching = [name for name in names if (name in left_out) == out]
         if matching:
             shown = matching if len(matching) < 4 else [*matching[:2], "...", matching[-1]]
-            advice = "(NCCL_DEBUG=INFO, or import --label NCCL_ALGO=auto, tells)"
+            advice = "(NCCL_DEBUG=INFO shows it, import --label NCCL_ALGO=auto states it)"
             notes.append(f"{text}: {', '.join(shown)} {advice}")
     return notes
 

@@ -279,7 +279,7 @@ def ran_lines(ran: Sequence[LoggedCase], cases: int) -> list[str]:
             key = case.collective, ", ".join(case.mismatches), case.requested
             mismatched.setdefault(key, {})[case.size_bytes] = None
     right = sum(not case.mismatches for case in ran)
-    of = f"{len(ran)} cases" + (f" that the log tells of, of {cases}" if len(ran) < cases else "")
+    of = f"{len(ran)} cases" + (f" in the log, of {cases}" if len(ran) < cases else "")
     lines = [f"the library's log: as exported in {right} of {of}"]
     for (collective, names, asked), sizes in mismatched.items():
         text = f"{collective} ran {names}, not {asked}, at {sizes_text(list(sizes))}"

@@ -141,7 +141,7 @@ def _matrix(topo: Topology) -> Grid:
 def _sums(topo: Topology) -> Grid:
     rows = [_gpu(gpu, topo) for gpu in topo.gpus]
     if not any(row["links_gbps"] or row["pci_gbps"] for row in rows):
-        return Grid([], [], above=["the file tells the speed of no link of a GPU"])
+        return Grid([], [], above=["the file has no speed of a GPU's links"])
 
     def gbps(name: str) -> Any:
         return lambda row: format_bandwidth(row[name])
@@ -193,7 +193,9 @@ def _between(machine: Machine) -> list[Grid]:
     above = ["interfaces between hosts, one direction, as far as their PCI links go"]
     if several:
         rows.append(["all", *(format_bandwidth(speeds.host_gbps(topo)) for topo in machine.hosts)])
-        above.append("a rail is the interfaces of one place; how they are cabled no file tells")
+        above.append(
+            "a rail is the interfaces at one position of each host; no file says how it is cabled"
+        )
     below = []
     if several and (text := _slowest(machine)):
         below.append(text)
@@ -218,7 +220,7 @@ def _slowest(machine: Machine) -> str | None:
     ]
     if not all_rails or missing:
         what = ", ".join(missing[:4]) or "no interface in the files"
-        return f"the slowest way between the hosts is not known: {what} is not there or not told"
+        return f"the slowest path between the hosts is unknown: {what} is missing"
     pairs = [(gbps or 0.0, rail, host) for rail in all_rails for host, gbps in enumerate(rail.gbps)]
     least = min(gbps for gbps, _, _ in pairs)
     slow = [(rail, host) for gbps, rail, host in pairs if gbps == least]

@@ -13,7 +13,8 @@ from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.plausibility import crossing, device_of
-from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted
 from torchcoll.libraries.nccl.ceilings import (
@@ -72,7 +73,7 @@ def read_machine(paths: Sequence[str]) -> Machine:
             machine.graphs = read_graphs(root)
     if not machine.hosts:
         action = "Have NCCL write it: NCCL_TOPO_DUMP_FILE=topo.xml."
-        raise UsageError("topology", f"{graph_path} alone, a graph", "a topology beside it", action)
+        raise UsageError("topology", f"{graph_path} alone, a graph", "a topology with it", action)
     # A graph lists the GPUs of its host. The graph of another host does not apply here.
     sizes = {len(c.gpus) for g in machine.graphs if g.id == 0 for c in g.orders}
     gpu_counts = {len(host.described_gpus) for host in machine.hosts if host.described_gpus}
@@ -163,7 +164,7 @@ def _reach(machine: Machine, row: Row, hosts: int) -> tuple[Reach | None, str]:
     reach = machine.reach(count)
     local_ranks = row.ranks // count
     if local_ranks < most and not reach.switched:
-        return None, f"{local_ranks} of {most} GPUs: which links they have between them is not told"
+        return None, f"{local_ranks} of {most} GPUs: the links between them are not in the file"
     return replace(reach, gpus=local_ranks), ""
 
 
@@ -190,7 +191,7 @@ def _share(row: Row, limits: Sequence[AlgorithmLimit], reach: Reach) -> RowLimit
             else (row.busbw_gbps or 0.0) / candidate.gbps
         )
 
-    reason = "" if used else "which algorithm ran is not known: no log of the library beside it"
+    reason = "" if used else "the algorithm that ran is unknown: no log of the library with it"
     return RowLimit(used, best, share(used), share(best), reason)
 
 

@@ -24,7 +24,7 @@ _MOST_RANKS = 64  # of a ring in a table; json has all
 _MOST_WARNINGS = 20
 _NOTES = {
     "tuning": "what NCCL's cost model expects; combinations that are not listed cannot be used",
-    "transports": "a line of the log each: a connection between hosts is told at both of its ends",
+    "transports": "one for each line of the log: both ends log a connection between hosts",
     "graphs": "what the search of the topology found; NCCL may make several channels of one",
 }
 _COMMUNICATOR_NOTES = {

@@ -424,7 +424,7 @@ def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:
 _ACTIONS = (
     (
         "busy or unavailable",
-        "Another process has it, or it is in exclusive mode: nvidia-smi -q -d COMPUTE,PIDS tells",
+        "Another process has it, or it is in exclusive mode: see nvidia-smi -q -d COMPUTE,PIDS",
     ),
     ("out of memory", "Other processes have its memory: nvidia-smi names them"),
     (

@@ -209,8 +209,8 @@ def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str
         given = _given("algbw_gbps", row, result)
         lines["algbw"] = [f"{format_bandwidth(row.algbw_gbps)} GB/s{source if given else formula}"]
         lines["busbw"] = _busbw(row, result)
-    lines["clock"] = [_CLOCKS.get(row.clock or "", one_line(row.clock or "not told"))]
-    lines["mode"] = [f"{one_line(row.mode)}: {_MODES.get(row.mode, 'not told')}"]
+    lines["clock"] = [_CLOCKS.get(row.clock or "", one_line(row.clock or "not recorded"))]
+    lines["mode"] = [f"{one_line(row.mode)}: {_MODES.get(row.mode, 'not recorded')}"]
     lines["verdict"] = [*_compared(run, row, verdict), verdict.line]
     return lines
 

@@ -22,7 +22,8 @@ from torchcoll.core.case import Case, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import TorchcollError, choice
 from torchcoll.core.plausibility import doubts_of
-from torchcoll.core.result import CaseResult, Run, SoakWindow
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.soak_windows import SoakWindow
 from torchcoll.core.summary import P99_CALLS, default_clock, library_of
 from torchcoll.core.units import counted, format_size
 from torchcoll.overview.show import (

@@ -28,7 +28,7 @@ def what_to_collect(job: JobEvidence, diagnosis: Diagnosis, standings: Standings
     if any(rank not in logged for rank in standings.ranks):
         lines.append("stderr of every rank: torchrun --log-dir LOGS --redirects 3")
     if diagnosis.kind in ("stopped", "slow", "unknown", "user_code"):
-        lines.append("where Python stands while the job hangs: py-spy dump --pid PID on each node")
+        lines.append("what Python does while the job hangs: py-spy dump --pid PID on each node")
     if diagnosis.kind in ("stopped", "killed", "unknown", "link"):
         lines.append("what ended processes: dmesg -T of the nodes, and sacct -j JOB or kubectl "
                      "describe pod")  # fmt: skip

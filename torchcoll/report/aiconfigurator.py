@@ -26,7 +26,8 @@ from torchcoll.core.case import NATIVE
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.plausibility import summarise_run
-from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_size
 from torchcoll.report.formats import records_csv
@@ -150,7 +151,7 @@ def _unfit(row: Row, loaded: bool) -> str:
     if row.implementation != NATIVE:
         return f"{row.implementation} in place of the library's own"
     if row.group:
-        return "of a sub-group, beside the others (run as many ranks alone)"
+        return "of a sub-group that ran next to others (run as many ranks alone)"
     if loaded or row.coalesce > 1 or row.ranks < 2:
         return "with concurrent work" if loaded else "several calls at once, or one rank"
     return ""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import UsageError, choice, one_line, tell
 from torchcoll.core.plausibility import doubted, doubts_of
-from torchcoll.core.result import CaseResult, Run, node_of
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.run_facts import node_of
 from torchcoll.core.summary import (
     OVER_RANKS,
     Row,

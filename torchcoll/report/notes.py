@@ -11,7 +11,8 @@ from typing import Any
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import one_line
-from torchcoll.core.result import CaseResult, Run, facts_of
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.run_facts import facts_of
 from torchcoll.core.splits import COMBINE
 from torchcoll.core.summary import (
     ONE_RANK,

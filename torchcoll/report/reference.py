@@ -132,7 +132,7 @@ def reference_grid(run: Run, points: Sequence[PublishedFigure]) -> Grid:
         Head("status", left=True),
     ]
     below = notes.lines() if lines else ["no point is of a collective and size of this run"]
-    below.append("single published figures: beside a run, no verdict follows from them")
+    below.append("published figures are for orientation: no verdict follows from them")
     return Grid(
         heads, lines, above=[one_line(run.path or run.header.get("run_id") or "run")], below=below
     )

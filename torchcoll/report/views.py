@@ -13,7 +13,8 @@ from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line, unknown
-from torchcoll.core.result import CaseResult, Run, facts_of
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.run_facts import facts_of
 from torchcoll.core.summary import (
     COLD_CALL,
     PERIOD,

@@ -11,7 +11,8 @@ from torchcoll.core.plausibility import (
     stated_link_gbps,
     summarise_run,
 )
-from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.units import format_size
 from torchcoll.curves.published_law import MachineLinks
 from torchcoll.verdict.published import Publication

@@ -111,6 +111,8 @@ def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -
         grid.below.append(
             f"if {one_line(state.names[0])} is slow already, begin with an older version"
         )
+    if not state.stopped:
+        grid.below.append("interrupted: the same command continues")
     if state.stopped == "runs":
         grid.below.append(f"to continue: the same command with --runs {2 * state.most}")
     low, high = posterior.range() if posterior.step.sum() > 0 else (0, 0)

@@ -15,7 +15,8 @@ from typing import Any
 from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import doubted, doubts_of
-from torchcoll.core.result import CaseResult, Reported, Run, facts_of, run_numbers
+from torchcoll.core.result import CaseResult, Reported, Run, run_numbers
+from torchcoll.core.run_facts import facts_of
 from torchcoll.core.summary import (
     COLD_CALL,
     OVER_RANKS,

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.case import Case
-from torchcoll.core.result import CaseResult, Run, node_of
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.run_facts import node_of
 from torchcoll.core.summary import Row, libraries_of, summarise
 from torchcoll.stats.sides import known_of, start_of
 

@@ -44,11 +44,7 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MIB",
         help="bucket sizes in MiB, a table for each: 10,25,100 (default: DDP's own)",
     )
-    add(
-        "--find-unused",
-        action="store_true",
-        help="plan the buckets of DDP with find_unused_parameters=True",
-    )
+    add("--find-unused", action="store_true", help="as DDP with find_unused_parameters=True")
     add(
         "--fsdp",
         metavar="CLASSES",
@@ -327,12 +323,7 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "torchrun --nproc-per-node N -m torchcoll replay FILE [options]"
     add = parser.add_argument
     add("file", metavar="FILE", help="what torchcoll.capture saved, or a folder of such files")
-    add(
-        "--backend",
-        help=(
-            "communication backend, such as nccl, xccl, ccl or gloo (default: what the machine has)"
-        ),
-    )
+    add("--backend", help="such as nccl, xccl, ccl or gloo (default: what the machine has)")
     add("--device", help="cpu, cuda or xpu")
     add(
         "--steps",
@@ -348,27 +339,17 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--shrink",
         action="store_true",
-        help=(
-            "run on fewer ranks than captured: the first ranks play what is left of their groups"
-        ),
+        help="on fewer ranks than captured: the first ranks play what is left of their groups",
     )
     add(
         "--rehearse",
         action="store_true",
         help="try it on one GPU that all nccl ranks share; times mean nothing",
     )
+    hang = "seconds without progress after which the run ends as hung (default %(default)g)"
+    add("-T", "--timeout", type=float, default=300.0, help=hang)
     add(
-        "-T",
-        "--timeout",
-        type=float,
-        default=300.0,
-        help=("seconds without progress after which the run ends as hung (default %(default)g)"),
-    )
-    add(
-        "-J",
-        "--output",
-        metavar="FILE",
-        help=("traffic file to write (default: torchcoll-runs/...-replay-....jsonl)"),
+        "-J", "--output", metavar="FILE", help="traffic file to write (default: torchcoll-runs/...)"
     )
     add("--format", default="table", help="table (default), markdown, csv or json")
 

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from torchcoll.core.plausibility import device_named, device_of
-from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.verdict.limits import BEYOND, Phrase, share_of
 from torchcoll.verdict.rules import Fabric, guessable, load_fabric, packaged

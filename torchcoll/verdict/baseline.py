@@ -15,7 +15,8 @@ from torchcoll.core.plausibility import (
     SWEEP,
     summarise_run,
 )
-from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_ns, format_percent
 from torchcoll.verdict.limits import (

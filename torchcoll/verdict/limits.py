@@ -16,7 +16,8 @@ from torchcoll.core.plausibility import (
     device_of,
     stated_link_gbps,
 )
-from torchcoll.core.result import Run, hosts_of, is_hosts
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of, is_hosts
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_ranges, format_size
 from torchcoll.verdict.rules import Fabric, Limit, Rule, capped, guessable, load_fabric, packaged

@@ -15,7 +15,8 @@ from importlib import resources
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE
-from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.toml_text import toml_table
 from torchcoll.core.units import format_size, parse_size

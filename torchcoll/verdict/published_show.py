@@ -7,7 +7,8 @@ from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
-from torchcoll.core.result import Run, hosts_of
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_size
 from torchcoll.report.answer import Caveat

@@ -179,7 +179,9 @@ def algorithm_limits(reach: Reach, graphs: Sequence[SearchGraph] = ()) -> list[A
 def _within(reach: Reach) -> list[AlgorithmLimit]:
     links, n = reach.links, reach.gpus
     if links.gbps is None or reach.gpu_gbps is None:
-        why = links.source if links.gbps is None else "the PCI links of the GPUs are not told"
+        why = (
+            links.source if links.gbps is None else "the PCI links of the GPUs are not in the file"
+        )
         names = ((RING, _RINGS), (TREE, _REDUCED), (NVLS, _REDUCED), (DIRECT, _DIRECT))
         limits = [AlgorithmLimit(name, collectives, None, why) for name, collectives in names]
     else:

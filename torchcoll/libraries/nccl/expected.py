@@ -17,7 +17,7 @@ from torchcoll.core.summary import Row
 from torchcoll.libraries.log_files import group_jobs, list_log_files, read_log
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS
 from torchcoll.libraries.nccl.jobs import NcclCommunicator, NcclJob
-from torchcoll.libraries.nccl.log import Tuned
+from torchcoll.libraries.nccl.messages import Tuned
 
 # treeCorrectionFactor of all-reduce, for sizes in powers of two from 64 bytes to 256 MiB.
 _TREE = {

@@ -148,7 +148,7 @@ def read_tree(path: str) -> tuple[Node, list[str]]:
         if error.code not in _CUT or builder.root is None:
             raise UnreadableError(_WHAT, path, f"well-formed XML ({error})", _ACTION) from None
         if not problems:
-            problems.append(f"{path}: cut off ({error}): what stands before that is read")
+            problems.append(f"{path}: cut off ({error}): the part before that is read")
     except (LookupError, ValueError) as error:  # an encoding that Python does not have
         raise UnreadableError(_WHAT, path, f"well-formed XML ({error})", _ACTION) from None
     root = builder.root
