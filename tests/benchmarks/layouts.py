@@ -73,7 +73,7 @@ CURVES = "--collectives all_reduce,all_gather,reduce_scatter,broadcast -n 6 -w 1
 SIZES = "256,2K,16K,64K,256K,1M,4M"
 # All ranks in one group, and several groups that call at once, as they do in a step.
 GROUPS = {2: ("",), 4: ("", "div:2"), 8: ("", "div:2", "div:4")}
-WARMUP, FEWEST, MOST, SECONDS = 2, 5, 15, 8.0  # steps of a layout, and of all six together
+WARMUP, FEWEST, MOST, SECONDS = 2, 5, 15, 6.0  # steps of a layout, and of all six together
 
 
 @dataclass(frozen=True)
@@ -416,8 +416,7 @@ def report(folder: Path) -> None:
                 f"host {row.host:6.1f}  sent {row.sent / 1e6:6.2f} MB  step {row.step[0]:6.1f}, "
                 f"predicted {row.steps[0]:6.1f} to {row.steps[1]:6.1f}  "
                 f"exposed {row.exposed[0]:6.1f} to {row.exposed[1]:6.1f}, "
-                f"predicted {row.predicted_exposed[0]:6.1f} to "
-                f"{row.predicted_exposed[1]:6.1f}"
+                f"predicted {row.predicted_exposed[0]:6.1f} to {row.predicted_exposed[1]:6.1f}"
             )
     summary(by_setting)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,16 +14,23 @@ import torchcoll
 SIZE = 64
 
 
-def train(folder):
+def train(folder, original):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     dist.init_process_group("gloo")
-    layer = torch.nn.Linear(SIZE, SIZE, bias=False)
-    model = FullyShardedDataParallel(layer, device_id=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    layers = [torch.nn.Linear(SIZE, SIZE, bias=False) for _ in range(2)]
+    inner = FullyShardedDataParallel(layers[1], device_id=cpu, use_orig_params=original)
+    whole = torch.nn.Sequential(layers[0], inner)
+    model = FullyShardedDataParallel(whole, device_id=cpu, use_orig_params=original)
     with torchcoll.capture(folder) as traffic:
         for _ in range(4):
             model(torch.ones(2, SIZE)).sum().backward()
             traffic.step()
+    if not dist.get_rank():
+        calls = torchcoll.Traffic.load(folder).calls[0]
+        print([(call.collective, call.module) for call in calls if call.step == 3])
+        print(sorted(traffic.parameters.items()))
     alone = torchcoll.run(traffic.spec(max_time_s=0.05))
     if alone is not None:
         for row in torchcoll.cost(torchcoll.Traffic.load(folder), alone).rows:
@@ -31,12 +40,22 @@ def train(folder):
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="FSDP1 on gloo is only tried from here on")
-def test_calls_of_fsdp1_are_captured_and_priced(tmp_path):
+@pytest.mark.parametrize("original", [False, True])
+def test_calls_of_fsdp1_are_captured_named_and_priced(tmp_path, original):
     folder = tmp_path / "traffic"
-    ended = Job(tmp_path / "job", lambda: train(folder), 2).wait()
+    ended = Job(tmp_path / "job", lambda: train(folder, original), 2).wait()
     assert [process.code for process in ended.values()] == [0, 0], ended[0].stderr
+    calls, parameters, *rows = ended[0].stdout.splitlines()
+    assert ast.literal_eval(calls) == [
+        ("all_gather", "(root)"),
+        ("all_gather", "1"),
+        ("all_gather", "1"),
+        ("reduce_scatter", "1"),
+        ("reduce_scatter", "(root)"),
+    ]
+    assert ast.literal_eval(parameters) == [("(root)", ("0.weight",)), ("1", ("1.weight",))]
     size = 4 * SIZE * SIZE
-    assert sorted(set(ended[0].stdout.splitlines())) == [
+    assert sorted(set(rows)) == [
         f"all_gather {size} True True",
         f"reduce_scatter {size} True True",
     ]

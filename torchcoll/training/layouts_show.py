@@ -87,8 +87,8 @@ def _answer(comparison: LayoutComparison) -> Answer:
         others = ", ".join(f"{row.layout.name} ({_cost(row)})" for row in best[1:])
         text += f"; with less memory: {others}"
     if alike := _overlapping(comparison.rows, best[0]):
-        *others, last = (best[0].layout.name, *alike)
-        named = f"{', '.join(others)} and {last}"
+        *first, last = best[0].layout.name, *alike
+        named = f"{', '.join(first)} and {last}"
         text += f"; {named} cannot be told apart: their 90 % intervals overlap"
     if comparison.measured is not None:
         old, new = (

@@ -218,6 +218,8 @@ def deepspeed_buckets(
     allreduce_and_scatter).
     """
     buckets: list[PaddedBucket] = []
+    ends = itertools.accumulate(parameter.elements for parameter in registered)
+    starts = {p.name: end - p.elements for p, end in zip(registered, ends, strict=True)}
     names: list[str] = []
     elements = 0
     for parameter in parameters:
@@ -228,10 +230,7 @@ def deepspeed_buckets(
             names.append(parameter.name)
             elements += parameter.elements
             continue
-        before = itertools.takewhile(
-            lambda each, name=parameter.name: each.name != name, registered
-        )
-        start = sum(each.elements for each in before)
+        start = starts[parameter.name]
         end = start + parameter.elements
         partition = deepspeed_elements(registered, ranks) // ranks
         ends = [*range((start // partition + 1) * partition, end, partition), end]
