@@ -52,7 +52,11 @@ TABLE = {
     "store": ({"core", "inputs", "stats"}, {"numpy", "sqlalchemy"}, {"psycopg", "pyarrow"}),
     "postmortem": ({"core", "libraries", "inputs", "importers"}, set(), set()),
     "fleet": ({"core", "libraries", "inputs", "stats", "store"}, SCIENCE, set()),
-    "comparison": ({"core", "libraries", "inputs", "matrix", "stats"}, SCIENCE, set()),
+    "comparison": (
+        {"core", "libraries", "inputs", "matrix", "stats"},
+        SCIENCE,
+        {"training.traffic_comparison"},
+    ),
     "startup": ({"core", "libraries", "inputs", "stats", "comparison"}, SCIENCE, set()),
     "forcing": ({"core", "libraries", "inputs", "stats", "comparison", "matrix"}, SCIENCE, set()),
     "curves": (
