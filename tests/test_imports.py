@@ -312,7 +312,8 @@ def test_the_check_of_what_is_loaded_sees_it():
 
 PUBLIC = ["Advice", "Algorithms", "BucketAdvice", "BucketPlan", "Case", "Cold", "Comparison"]
 PUBLIC += ["Cost", "FittedModel", "LayoutComparison", "Plan", "Prediction", "Run", "Scaling"]
-PUBLIC += ["ShardAdvice", "ShardPlan", "Spec", "TorchcollError", "Traffic", "Transitions"]
+PUBLIC += ["ShardAdvice", "ShardPlan", "Spec", "TorchcollError", "Traffic", "TrafficComparison"]
+PUBLIC += ["Transitions"]
 PUBLIC += ["Trial", "Verdict"]
 PUBLIC += ["advise", "algorithms", "capture", "check", "cold", "compare", "cost", "ddp_hook"]
 PUBLIC += [
