@@ -52,7 +52,11 @@ TABLE = {
     "store": ({"core", "inputs", "stats"}, {"numpy", "sqlalchemy"}, {"psycopg", "pyarrow"}),
     "postmortem": ({"core", "libraries", "inputs", "importers"}, set(), set()),
     "fleet": ({"core", "libraries", "inputs", "stats", "store"}, SCIENCE, set()),
-    "comparison": ({"core", "libraries", "inputs", "matrix", "stats"}, SCIENCE, set()),
+    "comparison": (
+        {"core", "libraries", "inputs", "matrix", "stats"},
+        SCIENCE,
+        {"training.traffic_comparison"},
+    ),
     "startup": ({"core", "libraries", "inputs", "stats", "comparison"}, SCIENCE, set()),
     "forcing": ({"core", "libraries", "inputs", "stats", "comparison", "matrix"}, SCIENCE, set()),
     "curves": (
@@ -308,7 +312,8 @@ def test_the_check_of_what_is_loaded_sees_it():
 
 PUBLIC = ["Advice", "Algorithms", "BucketAdvice", "BucketPlan", "Case", "Cold", "Comparison"]
 PUBLIC += ["Cost", "FittedModel", "LayoutComparison", "Plan", "Prediction", "Run", "Scaling"]
-PUBLIC += ["ShardAdvice", "ShardPlan", "Spec", "TorchcollError", "Traffic", "Transitions"]
+PUBLIC += ["ShardAdvice", "ShardPlan", "Spec", "TorchcollError", "Traffic", "TrafficComparison"]
+PUBLIC += ["Transitions"]
 PUBLIC += ["Trial", "Verdict"]
 PUBLIC += ["advise", "algorithms", "capture", "check", "cold", "compare", "cost", "ddp_hook"]
 PUBLIC += [

@@ -88,6 +88,7 @@ RESULTS = {
     "CaseResult": lambda path: launch().results[0],
     "Traffic": lambda path: sent(),
     "Comparison": lambda path: torchcoll.compare(launch(), launch(slower=1.5)),
+    "TrafficComparison": lambda path: torchcoll.compare(sent(), sent(100)),
     "Side": lambda path: torchcoll.compare(launch(), launch(slower=1.5)).base,
     "Cold": lambda path: torchcoll.cold([launch(), launch(4)]),
     "Transitions": lambda path: torchcoll.transitions(launch()),

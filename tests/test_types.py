@@ -72,7 +72,11 @@ def test_every_public_name_has_a_type(check):
         types[public_names()[int(number) - 2]] = text
     assert set(types) == set(public_names())
     assert all(text.startswith(("def ", "Overload(")) for text in types.values()), types
-    assert types["compare"].endswith("-> torchcoll.comparison.compare.Comparison")
+    for result in (
+        "comparison.compare.Comparison",
+        "training.traffic_comparison.TrafficComparison",
+    ):
+        assert f"-> torchcoll.{result}" in types["compare"]
     assert types["run"].endswith("-> torchcoll.core.result.Run | None")
     assert "[torchcoll.core.traffic.Traffic" in types["capture"].partition("->")[2]
 

@@ -56,6 +56,7 @@ _LAZY = {
     "Scaling": "torchcoll.curves.scaling",
     "ShardAdvice": "torchcoll.training.shard_advice",
     "ShardPlan": "torchcoll.training.sharded",
+    "TrafficComparison": "torchcoll.training.traffic_comparison",
     "Transitions": "torchcoll.curves.transitions",
     "Trial": "torchcoll.training.plans",
     "Verdict": "torchcoll.verdict.judging",

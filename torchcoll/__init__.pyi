@@ -43,6 +43,7 @@ from torchcoll.training.replay import replay as replay
 from torchcoll.training.shard_advice import ShardAdvice as ShardAdvice
 from torchcoll.training.sharded import ShardPlan as ShardPlan
 from torchcoll.training.shards import shard_traffic as shard_traffic
+from torchcoll.training.traffic_comparison import TrafficComparison as TrafficComparison
 from torchcoll.verdict.judging import Verdict as Verdict
 from torchcoll.verdict.judging import check as check
 

@@ -11,6 +11,7 @@ from sent import MIB, MS, call, traffic
 
 import torchcoll
 from torchcoll.cli import main
+from torchcoll.core.errors import TorchcollError
 from torchcoll.training.traffic_comparison import compare_traffic
 from torchcoll.training.traffic_comparison_show import comparison_answer
 
@@ -65,6 +66,21 @@ def test_calls_of_one_side_alone():
         (True, False),
     ]
     assert compare_traffic(captured(2), captured(2, late_ms=5)).sent_alike
+
+
+def test_python_gives_what_the_command_gives(tmp_path):
+    """Also in a notebook, and a Traffic on one side alone is refused, as is an option."""
+    before, after = captured(1), captured(1, late_ms=5)
+    comparison = torchcoll.compare(before, after)
+    assert isinstance(comparison, torchcoll.TrafficComparison)
+    assert comparison.rows[0].ratio == pytest.approx(8 / 3)
+    assert comparison.new.arrivals.late[0].rank == 1
+    assert "all_reduce" in comparison._repr_html_()
+    with pytest.raises(TorchcollError) as error:
+        torchcoll.compare(before, tmp_path)
+    assert "Traffic.load" in str(error.value)
+    with pytest.raises(TorchcollError, match=r"metric.*none with captures"):
+        torchcoll.compare(before, after, metric="busbw")
 
 
 def test_the_command(tmp_path, capsys):

@@ -72,9 +72,8 @@ was last in 100 % of 12 calls (50 % by chance)
 
 who came last: the rank with the shortest time of a call; caused: the waiting of all other ranks \
 in these calls
-late: caused most waiting in more blocks of calls than chance explains (5 %, Holm over ranks, \
-groups and times; at most 32 blocks of consecutive calls, so that calls that depend on each other \
-count once)
+late: later than the mean of the others by more than chance explains, if steps that follow each \
+other are as alike as they may be (5 %, Holm over ranks, groups and times)
 
 rank  calls     last in      by    caused     % of  late
              % of calls  chance            waiting

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, overload
 
 from torchcoll.comparison.fits import Fitted, fit_pairs
 from torchcoll.comparison.prediction import ScenarioError, has_model, scenario_errors, scenarios
@@ -25,6 +26,7 @@ from torchcoll.comparison.results import (
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError, choice, did_you_mean, text_items
 from torchcoll.core.summary import OVER_RANKS
+from torchcoll.core.traffic import Traffic
 from torchcoll.inputs import Source
 from torchcoll.stats.across_hardware import Profile, Start, profile, start
 from torchcoll.stats.differences import (
@@ -50,6 +52,9 @@ from torchcoll.stats.sides import (
     values_by_name,
 )
 from torchcoll.stats.statistics import Outlier
+
+if TYPE_CHECKING:
+    from torchcoll.training.traffic_comparison import TrafficComparison
 
 THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
 
@@ -104,6 +109,11 @@ class Comparison(Displayed):
         return sum(beyond(ratio, self.threshold) for ratio in ratios)
 
 
+@overload
+def compare(base: Traffic, new: Traffic) -> TrafficComparison: ...
+
+
+@overload
 def compare(
     base: Source | Side | Sequence[Source],
     new: Source | Side | Sequence[Source] | None = None,
@@ -114,7 +124,20 @@ def compare(
     filter: str | Sequence[str] = (),
     by: str | Sequence[str] = (),
     fit: bool = False,
-) -> Comparison:
+) -> Comparison: ...
+
+
+def compare(
+    base: Traffic | Source | Side | Sequence[Source],
+    new: Traffic | Source | Side | Sequence[Source] | None = None,
+    *,
+    threshold: float = THRESHOLD,
+    metric: str = "time",
+    over_ranks: str | None = None,
+    filter: str | Sequence[str] = (),
+    by: str | Sequence[str] = (),
+    fit: bool = False,
+) -> Comparison | TrafficComparison:
     """``new`` against ``base``: Runs, files, folders or globs; several are the runs of a side.
     As on the command line ``label=PATH`` names a side, and of ``backend:gloo=PATH`` only those
     cases count.
@@ -123,9 +146,35 @@ def compare(
     max (the default), mean, min, rank0. filter: conditions such as ``collective=all_reduce`` and
     ``size>=1M``. by: names that cases must agree in to be compared. fit: latency and bandwidth of
     each collective in place of the cases.
+
+    Two Traffics, such as captures of a training, are compared step by step, as ``torchcoll compare
+    FOLDER FOLDER`` does: what they send, how long it takes and which rank the others wait for. The
+    result is a TrafficComparison, and there are no options.
+
     Raises UsageError for choices that do not exist, for sides without a common case, and for
-    rehearsals among real runs; UnreadableError for a file.
+    rehearsals among real runs, and for a Traffic with anything but another one; UnreadableError
+    for a file.
     """
+    if isinstance(base, Traffic) and isinstance(new, Traffic):
+        options = {
+            "threshold": (threshold, THRESHOLD),
+            "metric": (metric, "time"),
+            "over_ranks": (over_ranks, None),
+            "filter": (filter, ()),
+            "by": (by, ()),
+            "fit": (fit, False),
+        }
+        for name, (value, default) in options.items():
+            if value != default:
+                raise UsageError(name, value, "none with captures of a training")
+        from torchcoll.training.traffic_comparison import compare_traffic
+
+        return compare_traffic(base, new)
+    for name, side in (("base", base), ("new", new)):
+        if isinstance(side, Traffic):
+            action = "Load both: torchcoll.compare(Traffic.load(A), Traffic.load(B))."
+            raise UsageError(name, "a Traffic", "a Traffic on both sides or on none", action)
+    assert not isinstance(base, Traffic) and not isinstance(new, Traffic)
     if not (isinstance(threshold, (int, float)) and 0 < threshold < 1):
         raise UsageError("threshold", threshold, "above 0 % and below 100 %")
     if new is None:

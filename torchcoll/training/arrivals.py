@@ -12,18 +12,17 @@ the first.
 Someone is last in every call, so a share alone says nothing: of two equal ranks each is last in
 half of the calls.
 
-The test counts time, not calls. The calls of a group are cut into at most 32 consecutive blocks (of
-whole steps where steps are marked), because calls that follow each other are not independent. The
-leader of a block is the rank that caused most waiting in it. If all ranks are alike, each of n
-ranks leads with probability 1/n, so the number of blocks that a rank leads is binomial. A rank is
-late if that number is too high at 5 % over all ranks and groups (Holm), in the whole time or in one
-third of it. Blocks that follow each other may still have the same leader more often than their
-shares explain; the number of blocks is then reduced to that of independent ones. This is
-conservative: many calls count as one block, and a rank that is often last by little does not count.
-What no test can tell from a late rank is one that happened to be late for the whole recording. If
-the last rank stays the last from step to step with a probability of 0.8, the last of two equal
-ranks is named in 18 to 25 % of recordings of 20 steps (0.9: 44 to 48 %), mostly in those that it
-leads throughout (11 and 42 %); of four ranks and 64 steps in 3 to 6 % (0.9: 4 to 11 %).
+The test is about time, not calls. How late a rank comes to a step is its arrival after the mean
+of the others of its group, added up over the calls; without marked steps, each call counts as a
+step. Steps are averaged in at most 32 blocks. If all ranks are alike, the mean of
+these values is 0 for each rank. A rank is late if its mean is higher at 5 % over all ranks and
+groups (Holm), in the whole time or in one third of it, and if it also caused clearly more of the
+waiting than its share. Steps that follow each other are not independent, so the test assumes the
+highest correlation of neighbouring blocks that the recording allows (stats/correlated.py). A few
+steps allow almost any: then only a rank is named whose delay is far larger than its scatter. What
+no test can tell from a late rank is one that happened to be late for the whole recording.
+results/benchmarks/late-ranks-2026-11-28.txt has how often a rank is named if none is late, and if
+one is.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ from statistics import fmean
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic
 from torchcoll.core.units import counted, format_ns, format_ranges
+from torchcoll.stats.correlated import chance_of_mean, correlation_bounds, independent_values
 from torchcoll.stats.drift import SURE
 from torchcoll.training.clocks import Offsets, measure_offsets
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
@@ -48,7 +48,9 @@ from torchcoll.training.steps import find_steps
 
 MOST_BLOCKS = 32
 LEAST_BLOCKS = 6  # of fewer, no rank is named
-_NOTABLE = 1.1  # times its share of the waiting by chance: less is nothing to act on
+_LIMITED = 0.9  # quantile over the blocks to which longer waits are limited
+_LEAST_OF_THIRD = 10  # blocks, to test the thirds of the time
+_NOTABLE = 0.05  # of the waiting, above the share by chance: less is nothing to act on
 _SMALL = 0.01  # of the time in collectives: a wait of less is nothing to act on
 _THIRDS = ("first third", "second third", "last third")
 _OTHER_STEP = "outside of the steps that send alike"
@@ -64,9 +66,11 @@ class RankArrival:
     - chance: the share of calls in which it would be last if all ranks were alike, 1 / ranks.
     - caused_ns: the waiting of all other ranks in the calls in which it was last; caused_share: of
       the waiting in the group.
-    - blocks, led: how many blocks there are, and how many it led.
+    - steps: steps of the group in which calls could be split; without marked steps, its calls.
+    - worth: at least how many independent steps they are worth for this rank; 0.0 for too few.
     - p: of the most significant time, corrected for all ranks, groups and times (Holm).
     - when: the time in which it is late, '' for the whole time; None if it is not late.
+    - undecided: it would be late if steps were independent, but is not known to be.
     - small: it is late more often than chance, but another rank waited for it for less than 1 % of
       the time that the ranks of the group were in collectives of any group.
     - after: the rank for which it waited in another group, which explains that it is late.
@@ -82,10 +86,11 @@ class RankArrival:
     chance: float
     caused_ns: int
     caused_share: float
-    blocks: int
-    led: int
+    steps: int
+    worth: float
     p: float
     when: str | None = None
+    undecided: bool = False
     small: bool = False
     after: int | None = None
     doubt: str = ""
@@ -185,10 +190,16 @@ class Arrivals:
             caused[row.rank] += row.caused_ns
         most = next(row for row in self.ranks if row.rank == caused.most_common(1)[0][0])
         text = f"{_name(most)} caused most waiting, {self._caused_text(most)}"
-        if max(rank.blocks for rank in self.ranks) < LEAST_BLOCKS:
+        if max(rank.steps for rank in self.ranks) < LEAST_BLOCKS:
             return f"too few calls to tell who is late: {text}"
         if most.small:
             return f"no rank is late by 1 % of the time in collectives: {text}"
+        if most.undecided:
+            steps = counted(most.steps, "step" if most.steps < most.calls else "call")
+            return (
+                f"no rank can be named: {steps} may count as only {most.worth:.1f} independent "
+                f"ones, because a rank that is late once tends to be late again: {text}"
+            )
         return f"no rank is late more often than chance: {text}"
 
     def _late_text(self, rank: RankArrival) -> str:
@@ -434,8 +445,7 @@ def _rank_rows(
             last[call.last] += 1
             caused[call.last] += call.wait_ns
     decided, total = sum(last.values()), sum(caused.values())
-    leaders = _leaders(calls)
-    led, members = Counter(leaders), calls[0].members
+    members = calls[0].members
     for rank in members if decided else ():
         yield RankArrival(
             group,
@@ -446,101 +456,115 @@ def _rank_rows(
             1 / len(members),
             caused[rank],
             caused[rank] / total if total else 0.0,
-            len(leaders),
-            led[rank],
+            _step_numbers(calls)[1],
+            0.0,
             1.0,
         )
 
 
-def _leaders(calls: Sequence[SplitCall]) -> list[int]:
-    """The rank that caused most waiting in each block; blocks in which none did are left out."""
-    steps = list(dict.fromkeys(call.order[0] for call in calls))
-    if steps != [-1]:
-        place = {step: n for n, step in enumerate(steps)}
-        numbers, count = [place[call.order[0]] for call in calls], len(steps)
-    else:
-        numbers, count = list(range(len(calls))), len(calls)
-    caused: dict[int, Counter[int]] = defaultdict(Counter)
-    for number, call in zip(numbers, calls, strict=True):
-        if call.last is not None:
-            caused[number * min(count, MOST_BLOCKS) // count][call.last] += call.wait_ns
-    leaders = []
-    for _, by_rank in sorted(caused.items()):
-        (leader, most), *others = by_rank.most_common(2)
-        if not others or most > others[0][1]:
-            leaders.append(leader)
-    return leaders
+def _lateness(calls: Sequence[SplitCall]) -> dict[int, list[float]]:
+    """Returns, for each rank, by how much (ns) it came later than the mean of the others: the mean
+    over the steps of each block.
 
-
-def independence(leaders: Sequence[int]) -> float:
-    """The share of the blocks that counts as independent: (1 - r) / (1 + r), where r is how much
-    more often the leader stays the same from block to block than its share explains.
+    The waits in the blocks with the longest ones are limited to the 90th percentile over the
+    blocks, so that a single long wait does not hide a rank that is late in each step.
     """
-    if len(leaders) < 2:
-        return 1.0
-    by_chance = sum((count / len(leaders)) ** 2 for count in Counter(leaders).values())
-    same = sum(a == b for a, b in itertools.pairwise(leaders)) / (len(leaders) - 1)
-    r = (same - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
-    return (1 - r) / (1 + r) if r > 0 else 1.0
+    numbers, count = _step_numbers(calls)
+    blocks = min(count, MOST_BLOCKS)
+    members = calls[0].members
+    waits = [dict.fromkeys(members, 0.0) for _ in range(blocks)]
+    for number, call in zip(numbers, calls, strict=True):
+        for rank, ns in call.waits_ns.items():
+            waits[number * blocks // count][rank] += ns
+    sizes = Counter(number * blocks // count for number in range(count))
+    for index, block in enumerate(waits):
+        least = min(block.values())  # above 0 if the last rank changes within the block
+        for rank in members:
+            block[rank] = (block[rank] - least) / sizes[index]
+    longest = sorted(max(block.values()) for block in waits)
+    limit = longest[math.ceil(_LIMITED * blocks) - 1]
+    late: dict[int, list[float]] = {rank: [] for rank in members}
+    for block in waits:
+        limited = {rank: min(wait, limit) for rank, wait in block.items()}
+        total = sum(limited.values())
+        for rank, wait in limited.items():
+            late[rank].append((total - wait) / (len(members) - 1) - wait)
+    return late
 
 
-def at_least(successes: int, trials: int, chance: float) -> float:
-    """The probability of so many successes or more, of independent trials."""
-    if not successes:
-        return 1.0
-    return min(
-        1.0,
-        sum(
-            math.comb(trials, k) * chance**k * (1 - chance) ** (trials - k)
-            for k in range(successes, trials + 1)
-        ),
-    )
+def _step_numbers(calls: Sequence[SplitCall]) -> tuple[list[int], int]:
+    """Returns the step of each call, counted from 0, and how many there are. Without marked steps,
+    each call is a step.
+    """
+    steps = list(dict.fromkeys(call.order[0] for call in calls))
+    if steps == [-1]:
+        return list(range(len(calls))), len(calls)
+    numbers = {step: number for number, step in enumerate(steps)}
+    return [numbers[call.order[0]] for call in calls], len(steps)
 
 
 def _judged(
     rows: Sequence[RankArrival], split: Mapping[str, Sequence[SplitCall]]
 ) -> list[RankArrival]:
-    """The rows with p and ``when``: the whole time first, then each third."""
-    tests: list[tuple[float, int, str]] = []  # p, row, time
-    for group, calls in split.items():
-        leaders = _leaders(calls)
-        size, share = len(leaders), independence(leaders)
-        times = [("", leaders)]
-        times += [
-            (name, leaders[n * size // 3 : (n + 1) * size // 3]) for n, name in enumerate(_THIRDS)
-        ]
-        for index, row in enumerate(rows):
-            if row.group != group or row.chance == 1:
-                continue
-            for name, part in times:
-                blocks = int(share * len(part) + 1e-9)
-                if blocks >= LEAST_BLOCKS:
-                    led = int(share * part.count(row.rank) + 1e-9)
-                    tests.append((at_least(led, blocks, row.chance), index, name))
-    adjusted: dict[int, dict[str, float]] = defaultdict(dict)
-    running = 0.0
-    for place, (p, index, name) in enumerate(sorted(tests)):
-        running = max(running, min(1.0, p * (len(tests) - place)))
-        adjusted[index][name] = running
+    """Returns the rows with p and ``when``: the whole time first, then each third."""
+    tests: list[tuple[float, float, int, str]] = []  # p, p if independent, row, time
+    worth: dict[int, float] = {}
+    by_group: dict[str, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        by_group[row.group].append(index)
+    for group, of_group in by_group.items():
+        calls = split[group]
+        blocks = min(_step_numbers(calls)[1], MOST_BLOCKS)
+        if blocks < LEAST_BLOCKS:
+            continue
+        lateness = _lateness(calls)
+        thirds = [slice(n * blocks // 3, (n + 1) * blocks // 3) for n in range(3)]
+        times = [([slice(0, blocks)], [""])]
+        times += [(thirds, list(_THIRDS))] * (blocks // 3 >= _LEAST_OF_THIRD)
+        for parts, names in times:
+            series = [[values[part] for part in parts] for values in lateness.values()]
+            bounds = dict(zip(lateness, correlation_bounds(series), strict=True))
+            for index, (part, name) in itertools.product(of_group, zip(parts, names, strict=True)):
+                values, bound = lateness[rows[index].rank][part], bounds[rows[index].rank]
+                p, independent_p = (chance_of_mean(values, r) for r in (bound, 0.0))
+                tests.append((p, independent_p, index, name))
+                if not name:
+                    share = independent_values(blocks, bound) / blocks
+                    worth[index] = share * rows[index].steps
+    adjusted = _holm([(p, index, name) for p, _, index, name in tests])
+    if_independent = _holm([(p, index, name) for _, p, index, name in tests])
     in_collectives = _time_in_collectives(split)
     judged = []
     for index, row in enumerate(rows):
         by_time = adjusted[index]
-        p = min(by_time.values(), default=1.0)
         sure = [name for name in ("", *_THIRDS) if by_time.get(name, 1.0) <= SURE]
-        notable = row.caused_share >= _NOTABLE * row.chance
+        notable = row.caused_share >= row.chance + _NOTABLE
         times_ns = [in_collectives[rank] for rank in split[row.group][0].members]
         small = row.caused_ns / max(1, len(times_ns) - 1) < _SMALL * fmean(times_ns)
+        may_be_late = min(if_independent[index].values(), default=1.0) <= SURE
         late = sure and notable and not small
         judged.append(
             _replaced(
                 row,
-                p=p,
+                worth=worth.get(index, 0.0),
+                p=min(by_time.values(), default=1.0),
                 when=sure[0] if late else None,
+                undecided=bool(not sure and may_be_late and notable and not small),
                 small=bool(sure and notable and small),
             )
         )
     return judged
+
+
+def _holm(tests: Iterable[tuple[float, int, str]]) -> dict[int, dict[str, float]]:
+    """Returns the adjusted p of each test (p, row, time), by row and time."""
+    adjusted: dict[int, dict[str, float]] = defaultdict(dict)
+    running = 0.0
+    ordered = sorted(tests)
+    for number, (p, index, name) in enumerate(ordered):
+        running = max(running, min(1.0, p * (len(ordered) - number)))
+        adjusted[index][name] = running
+    return adjusted
 
 
 def _time_in_collectives(split: Mapping[str, Sequence[SplitCall]]) -> Counter[int]:

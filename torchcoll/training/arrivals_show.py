@@ -19,9 +19,8 @@ _LAST = (
     "ranks in these calls"
 )
 _TEST = (
-    "late: caused most waiting in more blocks of calls than chance explains (5 %, Holm over ranks, "
-    "groups and times; at most 32 blocks of consecutive calls, so that calls that depend on each "
-    "other count once)"
+    "late: later than the mean of the others by more than chance explains, if steps that follow "
+    "each other are as alike as they may be (5 %, Holm over ranks, groups and times)"
 )
 _PAIRS = "who waited for whom"
 _HOSTS = "by host"
@@ -121,6 +120,8 @@ def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
 def _late_text(row: RankArrival) -> str:
     if row.small:
         return "< 1 %"
+    if row.undecided:
+        return "unknown"
     if not row.late:
         return "chance" if row.p > 0.05 else "-"
     if row.after is not None:

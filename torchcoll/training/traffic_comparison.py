@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from torchcoll.core.display import Displayed
+from torchcoll.core.display import Displayed, OneLine
 from torchcoll.core.traffic import Traffic
 from torchcoll.training.arrivals import Arrivals, find_arrivals
 from torchcoll.training.traffic_table import TrafficRow, TrafficTable, summarise_traffic
 
 
-@dataclass(frozen=True)
-class CapturedSide:
+@dataclass(frozen=True, repr=False)
+class CapturedSide(OneLine):
     """One of the two captures. Figures are of the steady steps; None: unknown.
 
     - name: what it is called; path: its file or folder.
@@ -71,7 +71,13 @@ class ComparedCalls:
 
 @dataclass(repr=False)
 class TrafficComparison(Displayed):
-    """The result of ``compare_traffic``; rows in the order of ``base``."""
+    """The result of ``compare`` with two Traffics.
+
+    - base, new: the two sides.
+    - rows: the kinds of calls, in the order of ``base``.
+    - notes: what could not be seen or compared, by side.
+    - sent_alike: whether both sides send the same in a step.
+    """
 
     base: CapturedSide
     new: CapturedSide
