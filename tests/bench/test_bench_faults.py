@@ -6,7 +6,6 @@ import contextlib
 import copy
 import ctypes
 import dataclasses
-import dataclasses
 import errno
 import faulthandler
 import itertools

@@ -508,9 +508,15 @@ class Session:
             )
             for entry in self.entries
         }
+        flushed: dict[str, int] = {}
+        if self.spec.buffer_reuse == "flush":
+            from torchcoll.bench.caches import flush_bytes
+
+            flushed["flush_bytes"] = flush_bytes(torch, device, len(self.local.control.pids))
         gathered = self.local.control.gather(
             {
                 **environment.member(torch, self.launch, device),
+                **flushed,
                 "implementation": implementations,
                 "communicators": self.communicators.growth,
                 "variables": environment.variables(),
