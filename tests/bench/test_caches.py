@@ -125,12 +125,12 @@ def test_both_buffers_are_misaligned(in_place):
 
 def test_every_collective_with_misaligned_buffers(launch):
     """The values are verified; a barrier has no buffer."""
-    options = "--collectives all --in-place both --sizes 600 -d float64,int8 --cold 1 -n 2"
-    run = launch(None, f"{options} --misalign 8", 3).ended(0).run
+    options = "--collectives all --in-place both --sizes 600 -d float64 --cold 1 -n 2"
+    run = launch(None, f"{options} --misalign 8", 2).ended(0).run
     for result in run.results:
         has_data = result.case.collective != "barrier"
         expected = (8, True) if has_data else (0, False)
         checked = bool(result.verification and result.verification.checked)
-        if result.status not in ("unsupported", "skipped"):  # hypercube has 2, 4, 8 ... ranks
+        if result.status != "unsupported":  # all_gather_v, of gloo
             assert (result.status, result.case.misalign_bytes, checked) == ("ok", *expected)
-    assert sum(result.status == "ok" for result in run.results) > 30
+    assert {result.case.in_place for result in run.results} == {True, False}
