@@ -45,7 +45,10 @@ def flush_call(torch: Any, device: Device, size_bytes: int) -> Call:
     buffer = torch.zeros(size_bytes, dtype=torch.uint8, device=device.name)
 
     def flush() -> None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # others would spin for a while after it, on cores of other ranks
         buffer.add_(1)  # reads and writes each line
+        torch.set_num_threads(threads)
         device.synchronize()
 
     return flush

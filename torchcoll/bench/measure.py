@@ -249,7 +249,8 @@ class _Measurement:
         if not sweep.alone:
             self.barrier = sweep.communicators.align(case.backend, communicator)
         self.flush: Call = sweep.flush() if case.buffer_reuse == "flush" else nothing
-        self.align = self.barrier if self.flush is nothing else self._flush_and_align
+        # A flush is a pause: barriers wake the ranks after it, as before cold calls.
+        self.align = self.barrier if self.flush is nothing else self._aligned_awake
         self.cold: list[int] = []
         self.cold_starts: list[int] = []
         self.warmup: list[int] = []
@@ -356,10 +357,6 @@ class _Measurement:
     @property
     def _calls_per_sample(self) -> int:
         return self.device.calls_per_sample if self.sizing.case.queued else 1
-
-    def _flush_and_align(self) -> None:
-        self.flush()
-        self.barrier()
 
     def _aligned_awake(self) -> None:
         self.flush()
