@@ -175,9 +175,12 @@ everything() {
         "$PYTHON" -W ignore "$ROOT/tests/test_cuda.py" || status=1
     fi
     shown 'one rank: all collectives, verified' 1 suite --sizes 4K,16M,256M --max-time 0.3
-    for mode in synchronized back-to-back graph; do
+    for mode in synchronized back-to-back blocking graph; do
         shown "one rank: $mode" 1 allreduce --mode "$mode" --op avg --sizes 4K,1M,256M -n 200
     done
+    shown 'one rank: flushed caches' 1 allreduce --buffer-reuse flush --op avg --sizes 4K,64M -n 50
+    shown 'one rank: misaligned buffers' 1 allreduce --misalign 4 --op avg --sizes 4K,64M -n 50
+    shown 'rehearsal with 2 ranks: a policy of CTAs' 2 allreduce --communicator-config cta_policy=efficiency --sizes 64K,4M -n 20
     for ranks in 2 4; do
         shown "rehearsal with $ranks ranks" "$ranks" suite --sizes 4K,1M -n 20 -r 1
     done

@@ -21,6 +21,7 @@ FIELDS: dict[str, Any] = {
     "device": "cpu",
     "buffer_reuse": "same",
     "implementation": "own",
+    "misalign_bytes": 0,
 }
 _NUMBERS = itertools.count()
 COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}

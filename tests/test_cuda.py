@@ -203,6 +203,7 @@ def test_modes(tmp_path):
     for mode, clocks in (
         ("synchronized", {"host", "issue"}),
         ("back-to-back", {"device", "issue"}),
+        ("blocking", {"host", "issue"}),
         ("graph", {"device", "issue"}),
     ):
         options = f"--mode {mode} --op avg --sizes 4K,64M -n 50"

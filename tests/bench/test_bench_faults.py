@@ -283,6 +283,31 @@ def test_a_killed_rank_is_named(launch):
     assert "lost rank 2" in event_of(measured)["message"]
 
 
+def start_slowly(rank: int) -> None:
+    """Each rank on a host of its own, where importing torch took longer than --timeout."""
+    environment.hostname = lambda: f"n{rank}"
+    begin = session.Rendezvous.__init__
+
+    def begin_late(self, torch, options):
+        phases = {**options.phases, "import_torch": 90 * 10**9}
+        begin(self, torch, dataclasses.replace(options, phases=phases))
+
+    session.Rendezvous.__init__ = begin_late
+
+
+def test_a_rank_of_another_host_that_is_killed_after_a_slow_start_is_named(launch):
+    """Rank 0 waited for nobody in its start-up, and all ranks have met since."""
+
+    def setup(rank: int) -> None:
+        start_slowly(rank)
+        on(1, die)(rank)
+
+    measured = launch("all_reduce", "--sizes 8 -n 50 -T 60", 2, setup=setup).ended([HANG, -9], 45)
+    (line,) = measured.errors()
+    assert "lost rank 1 (n1) in all_reduce 8 " in line and "stood still" not in line
+    assert event_of(measured)["kind"] == "lost_rank"
+
+
 def test_rank_0_is_killed(launch):
     """It serves the store and writes the file: another says so, and ends the file."""
     options = "--collectives broadcast,all_reduce --sizes 8 -n 3 -T 60"

@@ -23,6 +23,7 @@ OPTIONS = (
     *(
         "--fresh-group",
         "--buffer-reuse",
+        "--misalign",
         "--splits",
         "--order",
         "--seed",
@@ -150,7 +151,7 @@ BAD = [
     ("--max-time 0", error_text("max-time", "0.0", "above 0, at most 1e+07")),
     ("-T 0", error_text("timeout", "0.0", "above 0, at most 1e+07")),
     ("--order backwards", error_text("order", "backwards", "one of size, shuffled, interleaved")),
-    ("--buffer-reuse cold", error_text("buffer-reuse", "cold", "one of same, rotate")),
+    ("--buffer-reuse cold", error_text("buffer-reuse", "cold", "one of same, rotate, flush")),
     ("--seed -1", error_text("seed", "-1", WHOLE)),
     ("--label novalue", error_text("label", "novalue", "KEY=VALUE, such as kernel=6.8.0-generic")),
     ("--label =x", error_text("label", "=x", "KEY=VALUE, such as kernel=6.8.0-generic")),
@@ -208,7 +209,9 @@ def test_an_option_that_is_no_such_one_is_told_the_nearest(line, hint):
 def test_the_mode_names_what_there_is():
     with pytest.raises(
         UsageError,
-        match=error_text("^mode", error_tail("busy", ".*synchronized, back-to-back, graph$")),
+        match=error_text(
+            "^mode", error_tail("busy", ".*synchronized, back-to-back, blocking, graph$")
+        ),
     ):
         parse(["--mode", "busy"], None, "x")
 

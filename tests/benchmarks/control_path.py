@@ -7,8 +7,9 @@ Every rank runs the real code of bench/control.py, with values of the size that 
 bench/sweep.py and bench/measure.py give it, 8 ranks a host. The ranks are greenlets of one process:
 one that would wait in the store lets the next one run, so all of them get as far as 16,384 ranks
 with one connection. Requests and bytes are exact. CPU time is that of all ranks and of the store
-together, which shares it with nobody: a cluster spreads that of the ranks. The last columns are the
-powers of the ranks with which requests, bytes and CPU time of all ranks grow: 1 is linear.
+together, which shares it with nobody: a cluster spreads that of the ranks. Memory is what the
+process holds more after the step than before, of all ranks and the store together. The last columns
+are the powers of the ranks with which requests, bytes and CPU time of all ranks grow: 1 is linear.
 "lost rank": all ranks but one, whose watchdogs have raised the alarm, ask once who lives.
 """
 
@@ -31,7 +32,7 @@ from common import free_port, title
 from torchcoll.bench.control import Control, alarm, survey
 from torchcoll.bench.stopping import cap_calls
 
-RANKS = (256, 1024, 4096, 16_384)
+RANKS = (1024, 4096, 16_384)
 PER_HOST = 8
 VARIABLES = {f"NCCL_VARIABLE_{number}": "a value of usual length" for number in range(10)}
 
@@ -41,6 +42,7 @@ class Cost:
     requests: int = 0
     sent_bytes: int = 0  # by the store to the ranks, and by them to it
     cpu_s: float = 0.0
+    left_bytes: float = 0.0  # resident memory after the step, less that before it
 
 
 class CountingStore:
@@ -114,9 +116,9 @@ def steps(control: Control, calls: int) -> list[tuple[str, Callable[[], object]]
     ]
 
 
-def resident_mb() -> float:
+def resident_bytes() -> int:
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def measure(ranks: int) -> dict[str, Cost]:
@@ -125,21 +127,20 @@ def measure(ranks: int) -> dict[str, Cost]:
     controls = [
         Control(CountingStore(store, hub, cost), rank, ranks, 300.0) for rank in range(ranks)
     ]
-    of_ranks, costs, before = [steps(control, calls) for control in controls], {}, resident_mb()
+    of_ranks, costs = [steps(control, calls) for control in controls], {}
     for number, (name, _) in enumerate(of_ranks[0]):
-        cost.requests, cost.sent_bytes, start = 0, 0, time.process_time()
+        cost.requests, cost.sent_bytes, before = 0, 0, resident_bytes()
+        start = time.process_time()
         # Rank 0 last: it waits for all others, which then have their decision at once.
         waiting = [greenlet.greenlet(of_ranks[rank][number][1]) for rank in reversed(range(ranks))]
         while waiting:
             for rank in waiting:
                 rank.switch()
             waiting = [rank for rank in waiting if not rank.dead]
-        costs[name] = Cost(cost.requests, cost.sent_bytes, time.process_time() - start)
-        if name == "hello":
-            each = (resident_mb() - before) * 1e3 / ranks
-            print(
-                f"{ranks} ranks, {calls} calls: the hello leaves {each:.0f} KB a rank", flush=True
-            )
+        cpu_s = time.process_time() - start
+        costs[name] = Cost(cost.requests, cost.sent_bytes, cpu_s, resident_bytes() - before)
+    held = sum(cost.left_bytes for cost in costs.values())
+    print(f"{ranks} ranks, {calls} calls: {held / 1e6:.0f} MB after all steps", flush=True)
     return costs
 
 
@@ -155,13 +156,13 @@ def main() -> None:
     title("control path, of all ranks and the store together")
     table = {ranks: measure(ranks) for ranks in counts}
     print(f"load average {os.getloadavg()[0]:.1f}")
-    print("requests a rank / KB a rank / CPU us a rank, and the powers of requests, bytes, CPU")
-    print(f"{'step':12}" + "".join(f"{ranks:>19}" for ranks in counts) + f"{'powers':>18}")
+    print("a rank: requests / KB sent / CPU us / KB of memory left; powers of requests, bytes, CPU")
+    print(f"{'step':12}" + "".join(f"{ranks:>26}" for ranks in counts) + f"{'powers':>18}")
     for name in table[counts[0]]:
         row = [table[ranks][name] for ranks in counts]
         cells = [
             f"{cost.requests / ranks:.1f} / {cost.sent_bytes / ranks / 1e3:.2f}"
-            f" / {cost.cpu_s / ranks * 1e6:.0f}"
+            f" / {cost.cpu_s / ranks * 1e6:.0f} / {cost.left_bytes / ranks / 1e3:.1f}"
             for ranks, cost in zip(counts, row, strict=True)
         ]
         powers = [
@@ -169,7 +170,7 @@ def main() -> None:
             power(counts, [cost.sent_bytes for cost in row]),
             power(counts, [cost.cpu_s for cost in row]),
         ]
-        print(f"{name:12}" + "".join(f"{cell:>19}" for cell in cells) + f"{' '.join(powers):>18}")
+        print(f"{name:12}" + "".join(f"{cell:>26}" for cell in cells) + f"{' '.join(powers):>18}")
 
 
 if __name__ == "__main__":

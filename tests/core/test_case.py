@@ -203,6 +203,7 @@ def test_case_round_trip(one):
         {"backend": None},
         {"splits": ["1"]},
         {"buffer_reuse": 3},
+        {"misalign_bytes": "4"},
         {"implementation": None},
     ],
 )
@@ -231,6 +232,7 @@ def test_fingerprints_differ_with_every_field():
         "rehearsal": True,
         "buffer_reuse": "rotate",
         "implementation": "one_shot",
+        "misalign_bytes": 4,
     }
     assert set(others) == {f.name for f in dataclasses.fields(Case)}
     prints = {

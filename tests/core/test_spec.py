@@ -291,7 +291,10 @@ SIZES = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K
             {"in_place": "maybe"},
             error_text("in-place", "maybe", "one of True, False, both"),
         ),
-        ({"mode": "fast"}, error_text("mode", "fast", "one of synchronized, back-to-back, graph")),
+        (
+            {"mode": "fast"},
+            error_text("mode", "fast", "one of synchronized, back-to-back, blocking, graph"),
+        ),
         (
             {"order": "random"},
             error_text("order", "random", "one of size, shuffled, interleaved"),
@@ -303,8 +306,33 @@ SIZES = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K
         ),
         (
             {"buffer_reuse": "none"},
-            error_text("buffer-reuse", "none", "one of same, rotate"),
+            error_text("buffer-reuse", "none", "one of same, rotate, flush"),
         ),
+        (
+            {"buffer_reuse": "flush", "mode": "back-to-back"},
+            error_text(
+                "buffer-reuse",
+                "flush with --mode back-to-back",
+                "--mode synchronized. Caches are flushed between calls, while none is running.",
+            ),
+        ),
+        (
+            {"buffer_reuse": "flush", "concurrent": "matmul:1M"},
+            error_text("buffer-reuse", "flush with --concurrent", "one of them"),
+        ),
+        (
+            {"mode": "blocking", "concurrent": "matmul:1M"},
+            error_text("mode", "blocking with --concurrent", "one of them"),
+        ),
+        (
+            {"misalign_bytes": 4, "dtypes": "uint8,float64"},
+            error_text(
+                "misalign",
+                "4 with float64",
+                "a multiple of 8 bytes. A buffer begins at a whole element.",
+            ),
+        ),
+        ({"misalign_bytes": 128}, error_text("misalign", "128", "less than 128 bytes")),
         (
             {"buffer_reuse": "rotate", "mode": "graph"},
             error_text(
@@ -312,6 +340,17 @@ SIZES = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K
                 "rotate with --mode graph",
                 "one of them. A captured graph keeps the buffers of the call that it captured.",
             ),
+        ),
+        *(
+            (
+                {"communicator_config": text},
+                error_text(
+                    "communicator-config",
+                    text,
+                    "NAME=VALUE, such as cta_policy=zero,split_share=1",
+                ),
+            )
+            for text in ("zero", "cta_policy=", "=1", "cta policy=1")
         ),
         ({"coalesce": 0}, error_text("coalesce", "0", "a whole number from 1 on")),
         (

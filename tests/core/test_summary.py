@@ -213,6 +213,7 @@ def test_row_by_hand():
         group=None,
         buffers="default",
         buffer_reuse="same",
+        misalign_bytes=0,
         implementation="own",
         asynchronous=False,
         coalesce=1,
@@ -253,8 +254,8 @@ def test_row_by_hand():
 def test_names_of_a_row_are_the_designs():
     assert " ".join(f.name for f in dataclasses.fields(Row)) == (
         "collective backend library device ranks dtype op root in_place "
-        "group buffers buffer_reuse implementation asynchronous coalesce rehearsal splits "
-        "communicator mode "
+        "group buffers buffer_reuse misalign_bytes implementation asynchronous coalesce "
+        "rehearsal splits communicator mode "
         "clock "
         "size_bytes_requested size_bytes count bytes_in bytes_out first_call_ns second_call_ns "
         "statistic median_ns low_ns high_ns p99_ns calls stop steady_ns algorithm channels "

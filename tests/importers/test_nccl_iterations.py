@@ -129,28 +129,47 @@ def test_processes_with_several_gpus(load):
 
 
 @pytest.mark.parametrize(
-    ("args", "implementation", "buffers", "remarks"),
+    ("args", "changes", "remarks"),
     [
-        ((), "own", "default", []),
-        (("-M", "1"), "own", "default", []),
-        (("-V", "32"), "own", "default", []),  # without -D it is not used
-        (("-D", "0"), "own", "default", []),
-        (("-R", "2"), "own", "symmetric", []),
-        (("-D", "2", "-R", "2"), "nccl-tests-device-2-16-ctas", "symmetric", ["-D 2: "]),
+        ((), {}, []),
+        (("-M", "1"), {}, []),
+        (("-V", "32"), {}, []),  # without -D it is not used
+        (("-D", "0"), {}, []),
+        (("-R", "2"), {"buffers": "symmetric"}, []),
+        (
+            ("-D", "2", "-R", "2"),
+            {"implementation": "nccl-tests-device-2-16-ctas", "buffers": "symmetric"},
+            ["-D 2: "],
+        ),
         (
             ("--device_implementation=4", "--device_cta_count=32", "-R2"),
-            "nccl-tests-device-4-32-ctas",
-            "symmetric",
+            {"implementation": "nccl-tests-device-4-32-ctas", "buffers": "symmetric"},
             ["-D 4: "],
         ),
-        (("-u", "1"), "own", "unaligned", ["-u 1: "]),
-        (("--unalign", "3", "-R", "1"), "own", "registered, unaligned", ["-u 3: "]),
+        # Elements of float32.
+        (("-u", "1"), {"misalign_bytes": 4}, ["-u 1: "]),
+        (
+            ("--unalign", "3", "-R", "1"),
+            {"misalign_bytes": 12, "buffers": "registered"},
+            ["-u 3: "],
+        ),
+        (("-z", "0"), {}, []),
+        (("-z", "1"), {"mode": "blocking, barrier"}, ["-z 1: the time includes a barrier"]),
+        (("-z2",), {"mode": "blocking"}, []),
+        (("--blocking", "3"), {"mode": "synchronized"}, []),
     ],
 )
-def test_options_that_change_what_is_measured(load, args, implementation, buffers, remarks):
+def test_options_that_change_what_is_measured(load, args, changes, remarks):
+    expected = {
+        "implementation": "own",
+        "buffers": "default",
+        "misalign_bytes": 0,
+        "mode": "back-to-back",
+        **changes,
+    }
     (first, second) = load(args=args).results
     for result in (first, second):
-        assert (result.case.implementation, result.case.buffers) == (implementation, buffers)
+        assert {name: getattr(result.case, name) for name in expected} == expected
         assert [
             text[: len(start)] for text, start in zip(result.warnings, remarks, strict=True)
         ] == (remarks)
@@ -188,12 +207,34 @@ TEXT = """# nccl-tests version 2.19.6 nccl-headers=22902 nccl-library=22902
 """  # noqa: E501
 
 
-@pytest.mark.parametrize(("unalign", "buffers"), [(0, "default"), (2, "unaligned")])
-def test_the_heading_of_a_text_says_how_buffers_are_aligned(tmp_path, unalign, buffers):
+@pytest.mark.parametrize(("unalign", "misalign_bytes"), [(0, 0), (2, 8)])
+def test_the_heading_of_a_text_says_how_buffers_are_aligned(tmp_path, unalign, misalign_bytes):
     path = tmp_path / "log.txt"
     path.write_text(TEXT.format(unalign=unalign))
     run = torchcoll.load(path, ranks=2)
-    assert {result.case.buffers for result in run.results} == {buffers}
+    assert {result.case.misalign_bytes for result in run.results} == {misalign_bytes}
+
+
+@pytest.mark.parametrize(
+    ("heading", "mode"),
+    [
+        # src/util.cu of 2.18.0 and of 2.19.6.
+        ("wait for completion and barrier after each collective ", "blocking, barrier"),
+        ("wait for completion after each collective (no barrier) ", "blocking"),
+        ("wait and barrier after each inner iteration (-m) ", "blocking, barrier"),
+        ("wait after each inner iteration (-m), no barrier ", "blocking"),
+        (
+            "wait and barrier after each outer iteration (-n); time excludes barrier ",
+            "synchronized",
+        ),
+    ],
+)
+def test_the_heading_of_a_text_says_what_calls_wait_for(tmp_path, heading, mode):
+    path = tmp_path / "log.txt"
+    text = TEXT.format(unalign=0)
+    path.write_text(text.replace("\n#\n", f"\n# Blocking Enabled: {heading}\n#\n", 1))
+    run = torchcoll.load(path, ranks=2)
+    assert {result.case.mode for result in run.results} == {mode}
 
 
 def test_the_command_above_a_text_has_the_options(tmp_path):

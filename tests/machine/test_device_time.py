@@ -68,6 +68,19 @@ def stream(device):
     return "" if apart(clocks["issue"], clocks["device"]) else "the issue clock waits for the call"
 
 
+def blocking(device):
+    clocks, lead = device.clocks("blocking"), []
+    queued(device, LONG_NS)()  # what is still there from before
+    device.blocking(queued(device), 3, clocks, 1, lead)
+    if (len(lead), len(clocks["host"]), len(clocks["issue"])) != (1, 3, 3):
+        return "samples are missing"
+    if min(*lead, *clocks["host"]) < CALL_NS:
+        return "the host clock stops before the call has ended"
+    if lead[0] > LONG_NS:
+        return "the host clock starts while the device is busy with something else"
+    return "" if apart(clocks["issue"], clocks["host"]) else "the issue clock waits for the call"
+
+
 def graph(device):
     asked = []
 
@@ -107,7 +120,7 @@ def together(device):
     return "" if abs(whole - late - of_work) < 10_000 else "it is not timed from its begin"
 
 
-MODES = {mode.__name__: mode for mode in (synchronized, stream, graph, together)}
+MODES = {mode.__name__: mode for mode in (synchronized, stream, blocking, graph, together)}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -125,6 +138,8 @@ IN_TURN = "call()\n        event.record()"
     [
         ("synchronized", "synchronize()", 1, "pass", "the host clock starts while the device is"),
         ("synchronized", "synchronize()", 2, "pass", "the host clock stops before the call has"),
+        ("blocking", "synchronize()", 1, "pass", "the host clock starts while the device is"),
+        ("blocking", "synchronize()", 2, "pass", "the host clock stops before the call has"),
         ("stream", "self.synchronize()", 1, "pass", REFUSED),
         ("stream", "events[0].record()", 1, "pass", REFUSED),
         ("stream", "event.record()", 1, "pass", REFUSED),

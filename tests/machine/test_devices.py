@@ -26,7 +26,7 @@ from torchcoll.bench.watchdog import Progress
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.case import Case, size_case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import UnavailableError
+from torchcoll.core.errors import TorchcollError, UnavailableError
 from torchcoll.core.spec import Spec
 from torchcoll.machine import devices as devices
 from torchcoll.machine.devices import (
@@ -365,7 +365,7 @@ class Dist:
     lazy_init, as in torch 2.15; there connecting does nothing while it is set.
     """
 
-    def __init__(self, lazy=False, bound=None, connected=True):
+    def __init__(self, lazy=False, bound=None, connected=True, config=None):
         self.log = []
         self.default = self.group("default", bound)
         self.distributed_c10d = SimpleNamespace(_get_default_group=lambda: self.default)
@@ -374,8 +374,13 @@ class Dist:
             def __init__(self):
                 if lazy:
                     self.lazy_init = False
+                if config is not None:
+                    self.config = SimpleNamespace(**config)
 
-        self.ProcessGroupNCCL = SimpleNamespace(Options=Options)
+        # The names of torch/csrc/distributed/c10d/init.cpp since torch 2.10.
+        self.ProcessGroupNCCL = SimpleNamespace(
+            Options=Options, NCCL_CTA_POLICY_DEFAULT=0, NCCL_CTA_POLICY_ZERO=2
+        )
 
     def group(self, name, bound=None):
         def connect(device):
@@ -418,7 +423,9 @@ def communicators(dist, backends="nccl", subgroups=((0, 1),), kind="cuda", exist
     if kind != "cpu":
         device.index, device.name = 2, f"{kind}:2"
         device.synchronize = lambda: dist.log.append("synchronize")
-    torch = SimpleNamespace(device=lambda name: name, distributed=dist, cuda=None, xpu=None)
+    torch = SimpleNamespace(
+        __version__="2.99", device=lambda name: name, distributed=dist, cuda=None, xpu=None
+    )
     local = Rank(torch, 0, 2, SimpleNamespace(store=None), Progress(), device, None)
     entries = tuple(BACKENDS[name] for name in backends.split(","))
 
@@ -524,6 +531,82 @@ def test_a_split_is_no_cold_start_and_is_called_so(lazy, bound, how):
     groups = communicators(Dist(lazy, bound), existing=True)
     with groups.of("nccl", ((0, 1),)) as fresh:
         assert fresh.how == how
+
+
+# Fields of NCCLConfig that torch has not set: NCCL_CONFIG_UNDEF_INT, and a text.
+CONFIG = {"cta_policy": -(1 << 31), "split_share": -(1 << 31), "comm_name": None}
+
+
+@pytest.mark.parametrize(
+    ("asked", "fields"),
+    [
+        ("cta_policy=zero", {"cta_policy": 2}),
+        ("cta_policy=ZERO, comm_name=Ring7", {"cta_policy": 2, "comm_name": "Ring7"}),
+        ("cta_policy=1", {"cta_policy": 1}),
+    ],
+)
+def test_communicators_get_the_fields_of_the_configuration(asked, fields):
+    """The default one and those that are made for a case."""
+    dist = Dist(config=CONFIG)
+    groups = communicators(dist, communicator_config=asked)
+    with groups.of("nccl", ((0, 1),)) as fresh:
+        for group in (dist.default, fresh.group):
+            assert vars(group.backend.options.config) == CONFIG | fields
+        assert fresh.how == "new_group"
+    assert "connect default cuda:2 lazy=None" not in dist.log
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_what_splits_off_a_communicator_shares_with_it(lazy):
+    """torch splits off a default group that is bound to a device, once that has connected."""
+    dist = Dist(lazy=lazy, config=CONFIG)
+    groups = communicators(dist, communicator_config="split_share=1")
+    assert dist.default.bound_device_id == "cuda:2"
+    assert f"connect default cuda:2 lazy={False if lazy else None}" in dist.log
+    with groups.of("nccl", ((0, 1),)) as fresh:
+        assert fresh.how == "split"
+        assert fresh.group.backend.options.config.split_share == 1
+        assert not getattr(fresh.group.backend.options, "lazy_init", False)
+
+
+@pytest.mark.parametrize(
+    ("dist", "options", "text"),
+    [
+        (
+            Dist(config={"max_ctas": 1, "min_ctas": 1}),
+            {"communicator_config": "cta_policy=zero"},
+            expecting("one of max_ctas, min_ctas"),
+        ),
+        (Dist(), {"communicator_config": "cta_policy=zero"}, expecting("no fields")),
+        (
+            Dist(config=CONFIG),
+            {"communicator_config": "cta_policy=fast"},
+            error_text("communicator-config", "cta_policy=fast", "default, zero, a whole number"),
+        ),
+        (
+            Dist(config=CONFIG),
+            {"communicator_config": "split_share=1", "backends": "gloo", "kind": "cpu"},
+            error_text(
+                "communicator-config", "split_share=1 with gloo", "a backend that has one: nccl"
+            ),
+        ),
+        (
+            Dist(config=CONFIG),
+            {"communicator_config": "split_share=1", "existing": True},
+            error_text(
+                "communicator-config",
+                "split_share=1 in a group that was there",
+                "a run that makes its own default group. Set the fields in the pg_options of your "
+                "init_process_group.",
+            ),
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_be_had(dist, options, text):
+    with pytest.raises(TorchcollError) as caught:
+        communicators(dist, **options)
+    assert text in str(caught.value)
+    assert dist.log == []
 
 
 def test_align_ends_with_an_idle_device():
@@ -731,7 +814,7 @@ def test_what_one_gpu_all_starts_is_understood(tmp_path):
         else:
             names = {entry.module: name for name, entry in COLLECTIVES.items()}
             modes.add(parse(arguments, names.get(module), module).spec.mode)
-    assert modes == {None, "synchronized", "back-to-back", "graph"}
+    assert modes == {None, "synchronized", "back-to-back", "blocking", "graph"}
 
 
 # -- what this torch really has ------------------------------------------------------------------

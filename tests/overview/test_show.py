@@ -744,8 +744,8 @@ def test_chosen_columns_are_the_fields_of_a_row(shown):
                 "pivot",
                 "size",
                 "one of collective, backend, implementation, device, ranks, dtype, op, root, "
-                "in_place, group, buffers, buffer_reuse, asynchronous, coalesce, rehearsal, "
-                "splits, communicator, mode, clock, label, label=KEY, file",
+                "in_place, group, buffers, buffer_reuse, misalign_bytes, asynchronous, coalesce, "
+                "rehearsal, splits, communicator, mode, clock, label, label=KEY, file",
             ),
         ),
         (

@@ -27,6 +27,7 @@ VALUES = {
     "group": None,
     "buffers": "default",
     "buffer_reuse": "same",
+    "misalign_bytes": 0,
     "implementation": "own",
     "asynchronous": False,
     "coalesce": 1,

@@ -77,6 +77,7 @@ def test_nothing_in_common_with_many_sizes():
             "rotate",
             "matched without buffer_reuse: one side does not tell",
         ),
+        ("misalign_bytes", 0, 4, "the sides also differ in: misalign_bytes (0 -> 4)"),
         ("dtype", "float32", None, "matched without dtype: one side does not tell"),
         ("in_place", None, False, "matched without in_place: one side does not tell"),
     ],

@@ -12,12 +12,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.backends import BackendEntry, backend_of, current_backend, group_store
-from torchcoll.core.errors import UnavailableError
+from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.machine.environment import footprint
 
 if TYPE_CHECKING:
     from torchcoll.bench.session import Parts, Rank
     from torchcoll.core.spec import Spec
+
+
+_SPLIT_FIELD = "split_share"  # of the configuration: what splits off a communicator shares with it
+
+
+def _is_field(config: Any, name: str) -> bool:
+    return not name.startswith("_") and not callable(getattr(config, name))
 
 
 @dataclass
@@ -57,7 +64,9 @@ class Communicators:
         self._spec, self._parts, self._entries = spec, parts, entries
         self._in_group = in_group
         # Registering buffers needs a communicator that has connected.
-        self._eager = spec.init == "eager" or spec.buffers != "default"
+        self._config = spec.config_fields
+        self._split = _SPLIT_FIELD in self._config
+        self._eager = spec.init == "eager" or spec.buffers != "default" or self._split
         # Ours comes first and can name the ranks; this one is the last resort.
         self._timeout = timedelta(seconds=2 * spec.timeout_s + 30)
         self._whole: dict[str, Any] = {}  # backend -> group of all ranks
@@ -69,6 +78,7 @@ class Communicators:
     def open(self, phase: Callable[[str], Any]) -> None:
         """Make the groups; ``phase`` times each step."""
         local, there = self._local, None
+        self._check_config()
         sizes = {len(part) for part in self._parts}
         for size in sizes - {max(sizes)}:
             self._spec.sizings(size)  # refuses a root or splits that a sub-group cannot have
@@ -87,7 +97,7 @@ class Communicators:
                         rank=local.rank,
                         world_size=local.ranks,
                         timeout=self._timeout,
-                        pg_options=self._lazy_options(entry),
+                        pg_options=self._options(entry),
                     )
                 self._made.append(None)
                 self._whole[entry.name] = None
@@ -100,6 +110,9 @@ class Communicators:
             for entry in self._entries:
                 with self._weighed(entry):
                     self._connect(entry, self._whole[entry.name])
+                    if self._split and entry.options and self._whole[entry.name] is None:
+                        # From now on torch splits new groups off the default one.
+                        self._object(None).bound_device_id = local.torch.device(local.device.name)
                 self._shared[entry.name] = self._over_parts(entry, self._parts, fresh=False)
 
     @contextlib.contextmanager
@@ -131,17 +144,65 @@ class Communicators:
             elif index is not None:
                 del os.environ["LOCAL_RANK"]
 
-    def _lazy_options(self, entry: BackendEntry) -> Any:
+    def _options(self, entry: BackendEntry) -> Any:
         """torch 2.15's NCCL connects, or splits its parent, as it is made unless told otherwise.
 
-        It is always told: ``_connect`` connects then, and what that takes is known by itself.
+        It is always told, unless it is to split: ``_connect`` connects then, and what that takes is
+        known by itself. The options have the fields of --communicator-config.
         """
-        options = getattr(self._dist, entry.options, None) if entry.options else None
-        if options is None or not hasattr(options.Options(), "lazy_init"):
+        group_class = getattr(self._dist, entry.options, None) if entry.options else None
+        if group_class is None:
             return None
-        lazy = options.Options()
-        lazy.lazy_init = True
-        return lazy
+        options, is_asked = group_class.Options(), bool(self._config)
+        if hasattr(options, "lazy_init") and not self._splits(entry):
+            options.lazy_init = is_asked = True
+        for name, text in self._config.items():
+            value = self._config_value(group_class, options, name, text)
+            setattr(options.config, name, value)
+        return options if is_asked else None
+
+    def _check_config(self) -> None:
+        """Raises UnavailableError where no backend of this run, or of this torch, has a field of
+        --communicator-config, and UsageError for a value that it has not.
+        """
+        if not self._config:
+            return
+        text, what = self._spec.communicator_config, "communicator-config"
+        able = [entry for entry in self._entries if entry.options]
+        if not able:
+            names = ", ".join(entry.name for entry in self._entries)
+            raise UnavailableError(what, f"{text} with {names}", "a backend that has one: nccl")
+        if self._in_group:
+            expected = "a run that makes its own default group"
+            action = "Set the fields in the pg_options of your init_process_group."
+            raise UnavailableError(what, f"{text} in a group that was there", expected, action)
+        for entry in able:
+            self._options(entry)
+
+    def _config_value(self, group_class: Any, options: Any, name: str, text: str) -> Any:
+        """The value of a field: a constant of torch's (``zero`` is NCCL_CTA_POLICY_ZERO), a whole
+        number, or a text where the field is one.
+        """
+        config, what = getattr(options, "config", None), "communicator-config"
+        if not hasattr(config, name):
+            names = [field for field in dir(config) if _is_field(config, field)]
+            torch_version = f"torch {self._local.torch.__version__}"
+            expected = f"one of {', '.join(names)}" if names else "no fields"
+            raise UnavailableError(what, f"{name} with {torch_version}", expected)
+        start = f"{name}_".upper()
+        constants = {
+            constant.partition(start)[2].lower(): constant
+            for constant in dir(group_class)
+            if start in constant
+        }
+        if text.lower() in constants:
+            return getattr(group_class, constants[text.lower()])
+        if text.isdecimal():
+            return int(text)
+        if isinstance(getattr(config, name), int):
+            expected = ", ".join([*constants, "a whole number"])
+            raise UsageError(what, f"{name}={text}", expected)
+        return text
 
     def _connect(self, entry: BackendEntry, group: Any) -> None:
         """With --init eager: connect now what would connect in the first call."""
@@ -167,7 +228,7 @@ class Communicators:
                 ranks,
                 timeout=self._timeout,
                 backend=entry.name,
-                pg_options=self._lazy_options(entry),
+                pg_options=self._options(entry),
             )
         if ranks is None or self._local.rank in ranks:
             self._made.append(group)
@@ -204,8 +265,12 @@ class Communicators:
         """Whether torch splits a new group off the default one: where that is bound to a device,
         as the user's own may be, and nothing tells it to be lazy.
         """
+        if not entry.options or not (self._in_group or None in self._made):
+            return False
+        options = getattr(self._dist, entry.options, None)
+        lazy = options is not None and hasattr(options.Options(), "lazy_init")
         bound = getattr(self._object(None), "bound_device_id", None)
-        return bool(bound and entry.options) and self._lazy_options(entry) is None
+        return bool(bound) and (self._split or not lazy)
 
     @contextlib.contextmanager
     def of(self, backend: str, fresh_parts: Parts = ()) -> Iterator[Communicator]:

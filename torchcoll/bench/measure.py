@@ -174,6 +174,8 @@ def _buffers(sweep: Sweep, sizing: SizedCase, group: Any) -> Iterator[Buffers | 
             from torchcoll.bench.buffers import allocate_in_pool, register
 
             buffers = allocate_in_pool(torch, sizing, place, device, group)
+        if sizing.case.buffer_reuse == "flush":
+            sweep.flush()  # has its memory from now on
     except (RuntimeError, MemoryError) as error:
         failure = brief(error)
     lacking = local.control.failed(failure)
@@ -243,9 +245,12 @@ class _Measurement:
             self.cycle = Cycle([made(sizing.at(k)) for k in range(sizing.positions)])
         self.call = self.rotation or self.cycle or made()
         self.timed = self.call  # or its captured graph: what is timed is what is verified
-        self.align: Call = nothing
+        self.barrier: Call = nothing
         if not sweep.alone:
-            self.align = sweep.communicators.align(case.backend, communicator)
+            self.barrier = sweep.communicators.align(case.backend, communicator)
+        self.flush: Call = sweep.flush() if case.buffer_reuse == "flush" else nothing
+        # A flush is a pause: barriers wake the ranks after it, as before cold calls.
+        self.align = self.barrier if self.flush is nothing else self._aligned_awake
         self.cold: list[int] = []
         self.cold_starts: list[int] = []
         self.warmup: list[int] = []
@@ -278,6 +283,7 @@ class _Measurement:
         # calls: after one alone the first call is 1.3 to 1.4 of the others.
         align = self._aligned_awake if self.communicator.used else nothing
         if align is nothing:
+            self.flush()
             local.control.start_together()
         refusal = first_call(local, name, lambda: self._timed_alone(self.cold, 1, align))
         if refusal:
@@ -350,11 +356,12 @@ class _Measurement:
 
     @property
     def _calls_per_sample(self) -> int:
-        return 1 if self.sizing.case.mode == "synchronized" else self.device.calls_per_sample
+        return self.device.calls_per_sample if self.sizing.case.queued else 1
 
     def _aligned_awake(self) -> None:
+        self.flush()
         for _ in range(LEAD_CALLS):
-            self.align()
+            self.barrier()
 
     def _timed_alone(self, durations: list[int], calls: int, align: Call | None = None) -> None:
         """Calls one by one on the host clock, the device idle at both stamps."""
@@ -483,7 +490,8 @@ class _Measurement:
         if case.back_to_back:
             progress.step(f"{name}: steady calls", live)
             self.align()
-            device.stream(self.timed, size, clocks, leads, lead)
+            measure = device.stream if case.queued else device.blocking
+            measure(self.timed, size, clocks, leads, lead)
         else:
             progress.step(f"{name}: ramp-up calls", lead)
             device.synchronized(self.timed, self.align, leads, {"host": lead, "issue": []})

@@ -25,8 +25,10 @@ _PLAIN = (
     "fresh_group",
     "groups",
     "init",
+    "communicator_config",
     "buffers",
     "buffer_reuse",
+    "misalign_bytes",
     "implementation",
     "asynchronous",
     "rehearse",
@@ -193,9 +195,9 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     how.add_argument(
         "--mode",
         help=(
-            "synchronized: a barrier before every call; back-to-back: no barrier; "
-            "graph: captured once and replayed (default: synchronized on CPU, else "
-            "back-to-back)"
+            "synchronized: a barrier before every call; back-to-back: no barrier; blocking: each "
+            "rank waits until a call is complete, without a barrier; graph: captured once and "
+            "replayed (default: synchronized on CPU, else back-to-back)"
         ),
         **text,
     )
@@ -228,6 +230,13 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     )
     how.add_argument("--init", help=f"lazy or eager: when to connect ({default.init})", **text)
     how.add_argument(
+        "--communicator-config",
+        metavar="NAME=VALUE",
+        help="fields of the configuration of communicators that this torch has for nccl, with "
+        "commas: cta_policy=zero, split_share=1, max_ctas=8, ...",
+        **text,
+    )
+    how.add_argument(
         "--buffers",
         help=(
             "kind of memory: default, or on nccl registered (with the communicator)"
@@ -237,8 +246,15 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     )
     how.add_argument(
         "--buffer-reuse",
-        help="same buffers in every call, or rotate through the largest of the sweep "
-        f"({default.buffer_reuse})",
+        help="same buffers in every call, rotate through the largest of the sweep, or flush: the "
+        f"same buffers, after the caches were overwritten ({default.buffer_reuse})",
+        **text,
+    )
+    how.add_argument(
+        "--misalign",
+        metavar="BYTES",
+        dest="misalign_bytes",
+        help="begin the buffers so many bytes after an aligned address: 4 (0)",
         **text,
     )
     how.add_argument(

@@ -207,7 +207,10 @@ def _assumptions(plan: SweepPlan) -> list[str]:
         held += " of the size of the largest, which the calls walk through,"
     if spec.check and any(row.case.verifiable for row in plan.rows):
         held += f" and at most {format_bytes(CHECK_CHUNK_BYTES)} to verify in"
-    lines.append(f"Memory: {held}, without what the communication library takes.")
+    uncounted = "what the communication library takes"
+    if spec.buffer_reuse == "flush":
+        uncounted += " and what is written to flush the caches"
+    lines.append(f"Memory: {held}, without {uncounted}.")
     if case_limit_s(spec) is None:
         counts = [f"{spec.cold} cold"] if spec.cold > COLD_CALLS else []
         counts += [f"{spec.warmup} warm-up"] if spec.warmup else []

@@ -97,13 +97,15 @@ def header(session: Session, argv: list[str] | None) -> dict[str, Any]:
     """The data of the record ``header``."""
     spec, entries, local = session.spec, session.entries, session.local
     # Buffers are registered with a communicator, so it is connected before.
-    early = spec.init == "eager" or spec.buffers != "default"
+    early = spec.init == "eager" or spec.buffers != "default" or "split_share" in spec.config_fields
 
     def connects(entry: BackendEntry) -> str:
         if session.found_group:
             return "before"
         return "communicator" if early and entry.connects == "first call" else entry.connects
 
+    configured = any(entry.options for entry in entries)
+    config = {"communicator_config": spec.communicator_config or "default"} if configured else {}
     several = {"connects_of": {e.name: connects(e) for e in entries}} if len(entries) > 1 else {}
     return {
         "run_id": uuid.uuid4().hex[:12],
@@ -115,7 +117,10 @@ def header(session: Session, argv: list[str] | None) -> dict[str, Any]:
         "job_id": session.launch.job_id,
         "connects": connects(entries[0]),
         **several,
-        "environment": environment.environment(local.torch, entries, local.device.name),
+        "environment": {
+            **environment.environment(local.torch, entries, local.device.name),
+            **config,
+        },
     }
 
 

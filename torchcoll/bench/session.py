@@ -217,7 +217,7 @@ class Rendezvous:
                 self._final_report,
                 signals=options.on_leaving is not None,
                 stops=options.soak_s is not None,
-                pause_s=start_up_s if self.launch.rank == 0 else 0.0,
+                start_up_s=start_up_s if self.launch.rank == 0 else 0.0,
             )
         except RuntimeError as error:
             if participants > 1:
@@ -464,6 +464,7 @@ class Session:
         except TorchcollError as error:
             refusal = error
         devices = control.agree(refusal, place)
+        meeting.watchdog.all_started()  # all ranks have read what rank 0 decided in the hello
         places: Places = list(zip(control.hosts, devices, strict=False))
         if device.kind != "cpu" and not spec.rehearse:
             self.on_rank_0(lambda recorder: refuse_shared(places, device.described))
@@ -507,9 +508,15 @@ class Session:
             )
             for entry in self.entries
         }
+        flushed: dict[str, int] = {}
+        if self.spec.buffer_reuse == "flush":
+            from torchcoll.bench.caches import flush_bytes
+
+            flushed["flush_bytes"] = flush_bytes(torch, device, len(self.local.control.pids))
         gathered = self.local.control.gather(
             {
                 **environment.member(torch, self.launch, device),
+                **flushed,
                 "implementation": implementations,
                 "communicators": self.communicators.growth,
                 "variables": environment.variables(),

@@ -10,7 +10,7 @@ from torchcoll.bench.measure import measure_case
 from torchcoll.core.case import NotRun, SizedCase, fingerprint
 from torchcoll.core.errors import TorchcollError, UsageError
 from torchcoll.machine import environment
-from torchcoll.machine.devices import cost_of_measuring
+from torchcoll.machine.devices import Call, cost_of_measuring
 
 if TYPE_CHECKING:
     from torchcoll.bench.communicators import Communicators
@@ -52,6 +52,7 @@ class Sweep:
         self._cost_known = False
         self._kept: KeptSamples | None = None
         self._on_case = on_case
+        self._flush: Call | None = None
         self._weights = ""  # hash of the weights of uneven blocks
         if self.spec.has_splits:
             from torchcoll.core.splits import split_rules, split_weights
@@ -85,6 +86,18 @@ class Sweep:
         assert self._kept
         self._kept.cases += 1
         return self._kept
+
+    def flush(self) -> Call:
+        """Overwrites the caches of this rank's device, for --buffer-reuse flush. Raises torch's
+        out-of-memory error.
+        """
+        if self._flush is None:
+            from torchcoll.bench.caches import flush_bytes, flush_call
+
+            local = self.local
+            size_bytes = flush_bytes(local.torch, local.device, len(local.control.pids))
+            self._flush = flush_call(local.torch, local.device, size_bytes)
+        return self._flush
 
     def run(self, which: Sequence[int] | None = None) -> None:
         """Run the session's cases of these indices (None: all)."""

@@ -63,16 +63,20 @@ def allocate(
     """The buffers of this rank, by torch's ``empty`` or another. Raises torch's or Python's
     out-of-memory error.
     """
-    case, empty = sizing.case, empty or torch.empty
+    case, make = sizing.case, empty or torch.empty
+    skipped = case.misalign_bytes // case.itemsize  # elements before a buffer
+
+    def buffer(elements: int, dtype: Any, device: str) -> Any:
+        return make(skipped + elements, dtype=dtype, device=device)[skipped:]
+
     dtype = getattr(torch, case.dtype) if case.dtype else torch.uint8
     sizes = sizing.buffer_elements(rank)
     sent, received = sizes if sizing.positions > 1 else sizing.elements(rank)
     if case.in_place:
-        room = empty(max(sizes), dtype=dtype, device=device)
+        room = buffer(max(sizes), dtype, device)
         rooms = (room, room)
     else:
-        send = empty(sizes[0], dtype=dtype, device=device)
-        rooms = (send, empty(sizes[1], dtype=dtype, device=device))
+        rooms = (buffer(sizes[0], dtype, device), buffer(sizes[1], dtype, device))
 
     def at(place: int) -> tuple[Any, Any]:
         start, small = place * sizing.stride, min(sent, received)

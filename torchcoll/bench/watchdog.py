@@ -185,8 +185,8 @@ class Watchdog:
     signals that end a run (the command does; inside somebody's training they are not ours), but
     for those that are ignored. ``stops``: take
     SIGUSR1 too, with which Slurm warns (--signal): ``asked_to_stop`` is then True, and where the
-    run has not ended a while later it is left as at a SIGTERM. pause_s: how long nobody has looked
-    before. Raises RuntimeError where this process can have no more threads.
+    run has not ended a while later it is left as at a SIGTERM. start_up_s: how long nobody has
+    looked before. Raises RuntimeError where this process can have no more threads.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Watchdog:
         final_report: FinalReport,
         signals: bool = False,
         stops: bool = False,
-        pause_s: float = 0.0,
+        start_up_s: float = 0.0,
     ) -> None:
         self.control = control
         self.progress = progress
@@ -218,7 +218,9 @@ class Watchdog:
         self._ask_every_s = control.ranks / _MOST_QUESTIONS if control.ranks > ALL_ASK else 0.0
         self._asked = 0.0  # when the store was last asked for an alarm
         self._looked = time.monotonic()  # the last look of the thread that watches
-        self._pause_s, self._pause_end = pause_s, self._looked  # the longest time without a look
+        self._began = self._looked
+        # The longest time without a look, and when it ended.
+        self._pause_s, self._pause_end = start_up_s, self._began
         self._closed = False
         self._store_client = StoreClient()
         self._read, self._write = os.pipe()
@@ -237,6 +239,13 @@ class Watchdog:
             for number in (*_ENDING, *([signal.SIGUSR1] if stops else [])):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
                     self._handlers[number] = signal.signal(number, lambda *_: None)
+
+    def all_started(self) -> None:
+        """Every rank has spoken since this one began to watch: the start-up of this rank, however
+        long it was, made nobody leave.
+        """
+        if self._pause_end == self._began:
+            self._pause_s = 0.0
 
     def close(self) -> None:
         """End the threads and give the signals back."""

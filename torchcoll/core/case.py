@@ -23,6 +23,9 @@ NATIVE = "own"  # value of ``implementation``: the backend's own collective
 # torch.distributed's functions.
 APIS = FUNCTIONAL, DTENSOR = ("functional", "dtensor")
 
+QUEUED = ("back-to-back", "graph")
+BLOCKING = "blocking"  # nccl-tests' -z 2
+
 # The memory that verification takes besides the buffers, temporaries included: it works in chunks
 # of this size. Each element counts as two float64 and a comparison, which is what avg needs (most).
 CHECK_CHUNK_BYTES = 64 << 20
@@ -58,7 +61,8 @@ class Case:
     dtype, op, root: None if the collective has none, or an imported file does not state it.
     in_place: None if an imported file does not state it.
     mode: how steady calls follow each other: ``synchronized`` (a barrier before each call),
-    ``back-to-back``, ``graph`` (captured and replayed) or ``unknown``.
+    ``back-to-back``, ``blocking`` (each call waits for the one before, without a barrier),
+    ``graph`` (captured and replayed) or ``unknown``.
     backend: its name in torch, or what takes its place in imported files (``mpi``).
     device: ``cpu``, ``cuda``, ``xpu`` or ``unknown``.
     splits: the split rule of a collective with uneven blocks (``has_splits``).
@@ -69,11 +73,13 @@ class Case:
     coalesce: number of calls in one group, which are timed together (nccl-tests' -m); size_bytes is
     the size of one of them.
     rehearsal: several ranks shared one GPU, so there is no bandwidth.
-    buffer_reuse: ``same`` buffers for every call, ``rotate`` or ``unknown``. With ``rotate`` each
-    call uses the next slot of buffers as large as the largest size of the sweep, as in nccl-tests,
-    but slots begin at multiples of 128 bytes. The calls of one group share a slot.
+    buffer_reuse: ``same`` buffers for every call, ``rotate``, ``flush`` or ``unknown``. With
+    ``rotate`` each call uses the next slot of buffers as large as the largest size of the sweep, as
+    in nccl-tests, but slots begin at multiples of 128 bytes. The calls of one group share a slot.
+    With ``flush`` the caches are overwritten before each call.
     implementation: ``own`` for the backend's collective, ``functional`` or ``dtensor`` for the same
     collective through that API, or the name of one of core/implementations.py.
+    misalign_bytes: the buffers begin so many bytes after an aligned address (nccl-tests' -u).
     """
 
     collective: str
@@ -93,6 +99,7 @@ class Case:
     rehearsal: bool = False
     buffer_reuse: str = "same"
     implementation: str = NATIVE
+    misalign_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return flat_dict(self)
@@ -107,7 +114,8 @@ class Case:
         texts = (case.collective, case.mode, case.backend, case.device)
         buffers = (case.buffers, case.buffer_reuse, case.implementation)
         optional = (case.dtype, case.op, case.splits, case.group)
-        numbers = (case.size_bytes, 0 if case.root is None else case.root, case.coalesce)
+        root = 0 if case.root is None else case.root
+        numbers = (case.size_bytes, root, case.coalesce, case.misalign_bytes)
         if not (
             all(isinstance(text, str) for text in (*texts, *buffers))
             and all(text is None or isinstance(text, str) for text in optional)
@@ -124,7 +132,12 @@ class Case:
     @property
     def back_to_back(self) -> bool:
         """True if there is no barrier between steady calls: what is measured is their period."""
-        return self.mode in ("back-to-back", "graph")
+        return self.queued or self.mode == BLOCKING
+
+    @property
+    def queued(self) -> bool:
+        """True if a call may be issued before the one before it is complete."""
+        return self.mode in QUEUED
 
     @property
     def communicates(self) -> bool:
@@ -272,7 +285,8 @@ class SizedCase:
         """Bytes that a rank allocates for its buffers."""
         sent, received = self.buffer_elements(rank)
         elements = max(sent, received) if self.case.in_place else sent + received
-        return elements * self.case.itemsize
+        buffers = 1 if self.case.in_place else 2
+        return elements * self.case.itemsize + buffers * self.case.misalign_bytes
 
 
 def size_case(

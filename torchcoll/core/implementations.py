@@ -208,6 +208,8 @@ def refusal(case: Case) -> str:
         return f"{name} has no group of calls"
     if case.buffers != "default":
         return f"{name} makes buffers of its own, not {case.buffers} ones"
+    if case.misalign_bytes:
+        return f"{name} is measured with aligned buffers only"
     return ""
 
 
@@ -223,6 +225,8 @@ def _api_refusal(case: Case) -> str:
         return f"{name} has no group of calls"
     if case.buffers != "default":
         return f"{name} allocates its results, which are not {case.buffers} buffers"
+    if case.misalign_bytes:
+        return f"{name} allocates its results, which are aligned"
     return ""
 
 

@@ -136,6 +136,7 @@ def case_labels(case: Case) -> dict[str, object]:
         "splits": case.splits,
         "implementation": None if case.implementation == NATIVE else case.implementation,
         "buffers": None if case.buffers == "default" else case.buffers,
+        "misalign_bytes": case.misalign_bytes or None,
         "async_op": "true" if case.asynchronous else None,
         "coalesce": case.coalesce if case.coalesce > 1 else None,
         "graph": "true" if case.mode == "graph" else None,

@@ -106,7 +106,7 @@ _RACK = re.compile(r"\bG[BH][23]00\b")
 SWEEP = (
     *("collective", "dtype", "op", "root", "in_place", "mode", "clock", "group", "ranks"),
     *("backend", "implementation", "buffers", "buffer_reuse", "asynchronous", "coalesce"),
-    "splits",
+    *("splits", "misalign_bytes"),
 )
 _sweep_of = operator.attrgetter(*SWEEP)
 

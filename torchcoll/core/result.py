@@ -103,8 +103,8 @@ def _listed(matrix: Matrix) -> Matrix:
 def case_from_json(data: Mapping[str, Any]) -> Case:
     """``Case.from_json``, for files: its numbers are bounded too."""
     case = Case.from_json(data)
-    check_whole(case.size_bytes, *or_none(case.root), case.coalesce)
-    if case.size_bytes < 0 or case.coalesce < 1:
+    check_whole(case.size_bytes, *or_none(case.root), case.coalesce, case.misalign_bytes)
+    if case.size_bytes < 0 or case.coalesce < 1 or case.misalign_bytes < 0:
         raise ValueError("a case of negative size")
     return case
 

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.backends import DEFAULT, communicates
 from torchcoll.core.case import (
+    BLOCKING,
     NATIVE,
+    SLOT_BYTES,
     Case,
     SizedCase,
     partition,
@@ -46,11 +48,11 @@ if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic, TrafficCall
 
 
-MODES = ("synchronized", "back-to-back", "graph")
+MODES = ("synchronized", "back-to-back", "blocking", "graph")
 ORDERS = ("size", "shuffled", "interleaved")
 INITS = ("lazy", "eager")
 BUFFERS = ("default", "registered", "symmetric")
-BUFFER_REUSES = ("same", "rotate")
+BUFFER_REUSES = ("same", "rotate", "flush")
 WORKS = ("matmul", "copy", "both")  # beside a collective; or background:LABEL
 _LEAST_OFFSET_S = 1e-6
 LEAST_WORK = 1024  # bytes: with less, what is timed is how it is issued
@@ -83,15 +85,18 @@ class Spec:
     collectives, dtypes, ops: names, several as a sequence or with commas; ``all`` for all.
     sizes: an explicit list; else min_bytes to max_bytes by factor or by step_bytes.
     in_place: True, False, ``both``, or None for each collective's own default.
-    mode: ``synchronized``, ``back-to-back`` or ``graph``; None: synchronized on CPU, back-to-back
-    on accelerators. backend: a name, or several with commas: each case is measured on each of them.
-    init: ``lazy`` (connect in the first call) or ``eager``. buffers: ``default``, ``registered`` or
-    ``symmetric`` (nccl). implementation: ``own`` (the backend's, or its name), ``functional``,
-    ``dtensor``, or another one of core/implementations.py; several with commas: each case by each
-    of them. groups: sub-groups that run at once, see core/case.py. buffer_reuse (``same`` or
-    ``rotate``), asynchronous, coalesce: see Case. rehearse: several ranks on one GPU, bandwidth
-    without meaning. iters: a fixed number of steady calls (0: cold calls only); None:
-    until ``precision`` (relative half-width, 0.05 = 5 %) or ``max_time_s`` a case, see
+    mode: ``synchronized``, ``back-to-back``, ``blocking`` or ``graph``; None: synchronized on CPU
+    and with flushed caches, back-to-back on accelerators. backend: a name, or several with commas:
+    each case is measured on each of them. init: ``lazy`` (connect in the first call) or ``eager``.
+    buffers: ``default``, ``registered`` or ``symmetric`` (nccl). implementation: ``own`` (the
+    backend's, or its name), ``functional``, ``dtensor``, or another one of core/implementations.py;
+    several with commas: each case by each of them. groups: sub-groups that run at once, see
+    core/case.py. buffer_reuse (``same``, ``rotate`` or ``flush``), asynchronous, coalesce: see
+    Case. misalign_bytes: buffers begin so many bytes after an aligned address, a multiple of the
+    size of every dtype. communicator_config: fields of the configuration that torch gives to the
+    communicators of a backend, such as ``cta_policy=zero,split_share=1``. rehearse: several ranks
+    on one GPU, bandwidth without meaning. iters: a fixed number of steady calls (0: cold calls
+    only); None: until ``precision`` (relative half-width, 0.05 = 5 %) or ``max_time_s`` a case, see
     bench/stopping.py. cold: at least so many cold calls. check: verify after timing. timeout_s: no
     progress for so long is a hang. splits: of uneven blocks, a rule as in core/splits.py, such as
     ``pair:hot:1``. order: ``size``, ``shuffled`` (by seed) or ``interleaved`` (the sizes in order,
@@ -129,8 +134,10 @@ class Spec:
     seed: int = 0
     splits: str = "seed:0"
     init: str = "lazy"
+    communicator_config: str = ""
     buffers: str = "default"
     buffer_reuse: str = "same"
+    misalign_bytes: int = 0
     implementation: str = NATIVE
     groups: str | None = None
     asynchronous: bool = False
@@ -171,8 +178,10 @@ class Spec:
             seed: int = ...,
             splits: str = ...,
             init: str = ...,
+            communicator_config: str = ...,
             buffers: str = ...,
             buffer_reuse: str = ...,
+            misalign_bytes: int | str = ...,
             implementation: str = ...,
             groups: str | None = ...,
             asynchronous: bool = ...,
@@ -207,6 +216,8 @@ class Spec:
         put("max_bytes", parse_size(self.max_bytes, "max-bytes"))
         if self.step_bytes is not None:
             put("step_bytes", parse_size(self.step_bytes, "step-bytes"))
+        put("communicator_config", ",".join(f"{n}={v}" for n, v in self.config_fields.items()))
+        put("misalign_bytes", parse_size(self.misalign_bytes, "misalign"))
         sizes = self.sizes.split(",") if isinstance(self.sizes, str) else self.sizes
         put("sizes", _unique(parse_size(size, "sizes") for size in sizes))
         roots: Any = self.roots
@@ -278,6 +289,25 @@ class Spec:
         if self.buffer_reuse == "rotate" and self.mode == "graph":
             action = "A captured graph keeps the buffers of the call that it captured."
             raise UsageError("buffer-reuse", "rotate with --mode graph", "one of them", action)
+        if self.buffer_reuse == "flush":
+            if self.mode not in (None, "synchronized"):
+                action = "Caches are flushed between calls, while none is running."
+                value = f"flush with --mode {self.mode}"
+                raise UsageError("buffer-reuse", value, "--mode synchronized", action)
+            if self.works_concurrently:
+                raise UsageError("buffer-reuse", "flush with --concurrent", "one of them")
+        if self.mode == BLOCKING and self.works_concurrently:
+            raise UsageError("mode", "blocking with --concurrent", "one of them")
+        if self.misalign_bytes:
+            largest = max((DTYPES[name] for name in self.dtypes), key=lambda dtype: dtype.itemsize)
+            if self.misalign_bytes % largest.itemsize:
+                value = f"{self.misalign_bytes} with {largest.name}"
+                action = "A buffer begins at a whole element."
+                raise UsageError(
+                    "misalign", value, f"a multiple of {largest.itemsize} bytes", action
+                )
+            if self.misalign_bytes >= SLOT_BYTES:
+                raise UsageError("misalign", self.misalign_bytes, f"less than {SLOT_BYTES} bytes")
         if self.offset is not None:  # of a block that waits longer it would be said that it hangs
             seconds = parse_duration(self.offset, "offset")
             if not _LEAST_OFFSET_S <= seconds <= self.timeout_s / 2:
@@ -382,6 +412,18 @@ class Spec:
         return _names(self.backend or DEFAULT)
 
     @property
+    def config_fields(self) -> dict[str, str]:
+        """The fields of ``communicator_config``. Raises UsageError."""
+        config: dict[str, str] = {}
+        for part in filter(None, self.communicator_config.split(",")):
+            name, _, value = (text.strip() for text in part.partition("="))
+            if not (name.isidentifier() and value):
+                expected = "NAME=VALUE, such as cta_policy=zero,split_share=1"
+                raise UsageError("communicator-config", part, expected)
+            config[name] = value
+        return config
+
+    @property
     def communicates(self) -> bool:
         """Whether anything goes from rank to rank on any of its backends."""
         return any(map(communicates, self.backends))
@@ -424,7 +466,8 @@ class Spec:
             (backend, by) for backend in self.backends for by in _names(self.implementation)
         ]
         forth, back, turns = variants, variants[::-1], itertools.count()
-        mode = self.mode or ("synchronized" if device == "cpu" else "back-to-back")
+        one_by_one = device == "cpu" or self.buffer_reuse == "flush"
+        mode = self.mode or ("synchronized" if one_by_one else "back-to-back")
         for name, dtype, op, sizes, asynchronous in self._calls():
             entry = COLLECTIVES[name]
             if self.in_place is None or not entry.has_data:
@@ -457,6 +500,7 @@ class Spec:
                                 self.rehearse,
                                 self.buffer_reuse,
                                 by,
+                                self.misalign_bytes if entry.has_data else 0,
                             )
 
     def to_json(self) -> dict[str, Any]:

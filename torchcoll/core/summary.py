@@ -260,14 +260,15 @@ class Row:
     in_place: bool | None  # whether the buffer sent is the buffer received
     group: str | None  # the sub-group: mod:2/0
     buffers: str  # default, registered, symmetric
-    buffer_reuse: str  # same, rotate, unknown
+    buffer_reuse: str  # same, rotate, flush (of the caches), unknown
+    misalign_bytes: int  # the buffers begin so many bytes after an aligned address
     implementation: str  # own (the backend's), functional, dtensor, one_shot, ...
     asynchronous: bool  # called with async_op and waited for
     coalesce: int  # calls in one group, timed together
     rehearsal: bool  # several ranks shared one GPU
     splits: str | None  # the rule of uneven blocks
     communicator: str | None  # shared, or how --fresh-group made one of its own
-    mode: str  # synchronized, back-to-back, graph, unknown
+    mode: str  # synchronized, back-to-back, blocking, graph, unknown
     clock: str | None  # host, device, issue, unknown
     size_bytes_requested: int  # the size that was asked for
     size_bytes: int  # the size that was sent, nccl-tests' S
@@ -386,6 +387,7 @@ def summarise(
         group=case.group,
         buffers=case.buffers,
         buffer_reuse=case.buffer_reuse,
+        misalign_bytes=case.misalign_bytes,
         implementation=case.implementation,
         asynchronous=case.asynchronous,
         coalesce=case.coalesce,

@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from torchcoll.core.case import NATIVE, Case
+from torchcoll.core.case import BLOCKING, NATIVE, Case
 from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.result import CaseResult, Matrix, Reported
 from torchcoll.core.units import counted, format_size
@@ -65,6 +65,7 @@ class NcclTestsRun:
 
     ranks_per_process: the samples of a process are the maximum over so many ranks. over_ranks: how
     the times of the processes are combined (-a). buffers, implementation: as in Case.
+    unaligned: elements of -u.
     """
 
     collective: str | None = None
@@ -79,6 +80,7 @@ class NcclTestsRun:
     over_ranks: str = "mean"
     buffers: str = "default"
     implementation: str = NATIVE
+    unaligned: int = 0
     remarks: list[str] = field(default_factory=list)
 
 
@@ -94,7 +96,10 @@ _LONG_OPTIONS = {
     "--device_implementation": "-D",
     "--device_cta_count": "-V",
     "--unalign": "-u",
+    "--blocking": "-z",
 }
+# What -z does between calls. Before 2.19.2 it was 0 or 1.
+_BLOCKING = {"1": "blocking, barrier", "2": BLOCKING, "3": "synchronized"}
 
 
 def apply_options(run: NcclTestsRun, args: Sequence[str]) -> dict[str, str]:
@@ -102,8 +107,8 @@ def apply_options(run: NcclTestsRun, args: Sequence[str]) -> dict[str, str]:
     with them compare only with rows that have them too. Returns the NCCL variables that they set.
 
     -D N measures a kernel of nccl-tests in place of NCCL's, -V its number of CTAs. -u N moves the
-    buffers N elements beyond their alignment. -x chooses NCCL's CTA policy. -M reports memory and
-    changes no time. Source: src/common.cu of nccl-tests 2.19.6.
+    buffers N elements beyond their alignment. -x chooses NCCL's CTA policy. -z N waits for every
+    call. -M reports memory and changes no time. Source: src/common.cu of nccl-tests 2.19.6.
     """
     values: dict[str, str] = {}
     for option, value in pairwise([*args, ""]):
@@ -123,17 +128,28 @@ def apply_options(run: NcclTestsRun, args: Sequence[str]) -> dict[str, str]:
             f"-D {device_kernel}: a kernel of nccl-tests with {ctas} CTAs (-V) in place of NCCL's"
         )
     set_unaligned(run, whole(values.get("-u")) or 0)
+    set_blocking(run, values.get("-z", "0"))
     policy = _CTA_POLICIES.get(values.get("-x", ""))
     return {"NCCL_CTA_POLICY": f"{policy} (-x)"} if policy else {}
 
 
 def set_unaligned(run: NcclTestsRun, elements: int) -> None:
     """Record that buffers began so many elements beyond their alignment (-u)."""
-    if elements > 0 and "unaligned" not in run.buffers:
-        run.buffers = "unaligned" if run.buffers == "default" else f"{run.buffers}, unaligned"
+    if elements > 0 and not run.unaligned:
+        run.unaligned = elements
         run.remarks.append(
             f"-u {elements}: buffers are moved by {elements} elements beyond their alignment"
         )
+
+
+def set_blocking(run: NcclTestsRun, value: str) -> None:
+    """Set the mode of the calls that -z chooses. With 1 the times include a barrier, as in no mode
+    of torchcoll.
+    """
+    if value in _BLOCKING and run.mode == "back-to-back":
+        run.mode = _BLOCKING[value]
+        if value == "1":
+            run.remarks.append("-z 1: the time includes a barrier after every call")
 
 
 def judge(row: NcclTestsRow, run: NcclTestsRun) -> str:
@@ -385,8 +401,13 @@ def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
         warnings=remarks,
         buffer_reuse="rotate",  # common.cu, startColl
     )
-    if (run.buffers, run.implementation) != ("default", NATIVE):
-        result.case = replace(result.case, buffers=run.buffers, implementation=run.implementation)
+    if (run.buffers, run.implementation, run.unaligned) != ("default", NATIVE, 0):
+        result.case = replace(
+            result.case,
+            buffers=run.buffers,
+            implementation=run.implementation,
+            misalign_bytes=run.unaligned * (itemsize(row.dtype) or 1),
+        )
     if block.samples:
         result.time_ns = {"device": block.samples}
         result.stop = "count"

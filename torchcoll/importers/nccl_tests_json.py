@@ -101,10 +101,10 @@ def _read(
     run = NcclTestsRun(
         name, ranks=imported.choose("ranks", options.ranks, len(devices) * each) or 0
     )
+    run.mode = "graph" if whole(config.get("graph")) else "back-to-back"
     set_variables = apply_options(run, args)
     cold = whole(config.get("warmup_iters")) == 0
     run.calls = whole(config.get("iterations"))
-    run.mode = "graph" if whole(config.get("graph")) else "back-to-back"
     parsed = []
     for number, row in enumerate(rows, 1):
         parsed_row = _row(row, number, run, options, cold)

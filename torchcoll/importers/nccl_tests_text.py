@@ -38,6 +38,7 @@ from torchcoll.importers.nccl_tests import (
     fitting_collectives,
     infer_ranks,
     make_results,
+    set_blocking,
     set_unaligned,
     version_text,
 )
@@ -107,6 +108,7 @@ def begins_run(text: str) -> bool:
 NAME = "nccl-tests"
 
 _START = re.compile(r"Collective test starting:\s*(\S+)")
+_BLOCKING = re.compile(r"^# Blocking Enabled: (.*)")
 _CONCLUDED = re.compile(r"Collective test concluded:\s*(\S*)")
 _PROGRAM = re.compile(
     r"(?<![a-zA-Z])([a-zA-Z_]+?)_perf(?:_mpi)?\b(?:.*?\s(?:-f|--stepfactor)[ =]?([\d.]+))?"
@@ -367,6 +369,8 @@ class _TextReader:
         elif _SETTINGS.search(text):
             output = self.next_output(line, bool(output.settings or output.rows))
             output.settings = _settings(text)
+        elif match := _BLOCKING.search(text):
+            output.settings["blocking"] = _blocking(match[1])
         elif match := _RANK.search(text):
             # The list of ranks is above its table. In the oldest versions each rank prints its own
             # line, after the table.
@@ -461,6 +465,13 @@ def _plain_program(name: str) -> str:
     return os.path.basename(name).removesuffix("_mpi").removesuffix("_perf")
 
 
+def _blocking(text: str) -> str:
+    """The value of -z that a heading describes."""
+    if "no barrier" in text:
+        return "2"
+    return "3" if "time excludes barrier" in text else "1"
+
+
 def _settings(text: str) -> dict[str, str]:
     settings = dict(re.findall(r"(\w+):? (\d+)", text.replace(" iters:", "_iters:")))
     if step := re.search(r"step: (\d+)\((\w+)\)", text):
@@ -492,10 +503,11 @@ def _make_runs(output: _TestOutput, options: ImportOptions, imported: Imported) 
         )
         run.ranks = inferred
     run.calls = whole(output.settings.get("iters"))
-    set_variables = apply_options(run, output.args)
-    set_unaligned(run, whole(output.settings.get("unalign")) or 0)
     if output.settings.get("graph", "0") != "0":
         run.mode = "graph"
+    set_variables = apply_options(run, output.args)
+    set_unaligned(run, whole(output.settings.get("unalign")) or 0)
+    set_blocking(run, output.settings.get("blocking", "0"))
     if options.dtype:
         for row in rows:
             row.dtype = options.dtype

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torchcoll.core.case import split_batch
+from torchcoll.core.case import QUEUED, split_batch
 from torchcoll.core.errors import UnavailableError
 from torchcoll.machine.launcher import Launch
 
@@ -121,6 +121,8 @@ class Cpu:
                 end = now()
                 append(end - start)
                 start = end
+
+    blocking = stream  # calls are complete when they return
 
     def clocks(self, mode: str) -> Clocks:
         """An empty list of samples for each clock that this mode reads. Tables show the first
@@ -271,6 +273,27 @@ class Accelerator:
         lead += times[:leads]
         clocks["device"] += times[leads:]
 
+    def blocking(self, call: Call, calls: int, clocks: Clocks, leads: int, lead: list[int]) -> None:
+        """Time ``calls`` calls on the host and the issue clock, each of which begins when the one
+        before is complete on this rank.
+
+        ``leads`` ramp-up calls go first; their durations are appended to ``lead``.
+        """
+        now, synchronize = self._now, self.synchronize
+        host, issue = clocks["host"].append, clocks["issue"].append
+        synchronize()
+        start = now()
+        for count, append, issued_in in ((leads, lead.append, None), (calls, host, issue)):
+            for _ in range(count):
+                call()
+                issued = now()
+                synchronize()
+                end = now()
+                append(end - start)
+                if issued_in:
+                    issued_in(issued - start)
+                start = end
+
     def together(
         self, call: Call, calls: int, work: Call, repeats: int, after_ns: int = 0
     ) -> tuple[int, int, int, int]:
@@ -344,7 +367,7 @@ class Accelerator:
         return durations
 
     def clocks(self, mode: str) -> Clocks:
-        return {"host": [], "issue": []} if mode == "synchronized" else {"device": [], "issue": []}
+        return {"device": [], "issue": []} if mode in QUEUED else {"host": [], "issue": []}
 
 
 Device = Cpu | Accelerator

@@ -24,6 +24,8 @@ _MODES = {
     "synchronized": "a barrier before every call, outside the stamps: a call is timed by itself",
     "back-to-back": "calls are queued with no barrier between them: the time is their period, and "
     "what one call hides behind another does not count",
+    "blocking": "each rank waits until its call is complete, then makes the next, with no barrier "
+    "between them: the time is their period",
     "graph": "calls captured in a CUDA graph and replayed: the host's time to issue them is not "
     "in it",
 }

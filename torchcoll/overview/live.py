@@ -252,7 +252,7 @@ class _Clock:
     """The clock that a case will be shown on, as a Row names it."""
 
     def __init__(self, case: Case) -> None:
-        on_host = case.device == "cpu" or case.mode == "synchronized"
+        on_host = case.device == "cpu" or not case.queued
         self.clock = "host" if on_host else "device"
 
 

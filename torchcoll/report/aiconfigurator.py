@@ -159,7 +159,10 @@ def _unfit(row: Row, loaded: bool) -> str:
 
 def _check_alike(point: str, rows: Sequence[Row]) -> None:
     """Raises UsageError if the cases of a point differ in what their runs set."""
-    for name in ("mode", "clock", "dtype", "buffers", "asynchronous", "communicator", "algorithm"):
+    for name in (
+        *("mode", "clock", "dtype", "buffers", "misalign_bytes", "asynchronous", "communicator"),
+        "algorithm",
+    ):
         values = list(dict.fromkeys(str(getattr(row, name)) for row in rows))
         if len(values) > 1:
             size = format_size(rows[0].size_bytes)

@@ -28,7 +28,7 @@ ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 # What distinguishes cases. A value that all rows share stands in the header, others in a column.
 DIMENSIONS = (
     *("collective", "backend", "implementation", "device", "ranks", "dtype", "op"),
-    *("root", "in_place", "group", "buffers", "buffer_reuse", "asynchronous"),
+    *("root", "in_place", "group", "buffers", "buffer_reuse", "misalign_bytes", "asynchronous"),
     *("coalesce", "rehearsal", "splits", "communicator", "mode", "clock"),
 )
 _SPREAD = "low, high = p5, p95 within this run"
@@ -134,6 +134,7 @@ COLUMNS: dict[str, Column] = {
         _text("group", "group"),
         _text("buffers", "buffers"),
         _text("buffer_reuse", "buffer", "reuse"),
+        _text("misalign_bytes", "misaligned", "bytes", left=False),
         Column("asynchronous", Head("async", left=True), lambda e: _yes_no(e.row.asynchronous)),
         _text("coalesce", "calls in", "a group", left=False),
         Column("rehearsal", Head("rehearsal", left=True), lambda e: _yes_no(e.row.rehearsal)),

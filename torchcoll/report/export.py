@@ -78,12 +78,14 @@ def block_start(
     group = f", sub-group {one_line(first.group)}" if first.group else ""
     by = f" by {one_line(first.implementation)}" if first.implementation != NATIVE else ""
     statistic = statistics_of([first])[0]
+    elements = first.misalign_bytes // first.itemsize
+    unalign = f" unalign: {elements}" if elements else ""
     lines = [
         f"# {program_text(run)} in the text format of nccl-tests",
         f"# Collective test starting: {program(first.collective)}",
         f"# nThread 1 nGpus 1 minBytes {min(sizes)} maxBytes {max(sizes)} step: {step} warmup "
         f"iters: {warmup} iters: {iters} agg iters: {first.coalesce} validation: "
-        f"{int(spec.get('check') or False)} graph: {int(first.mode == 'graph')}",
+        f"{int(spec.get('check') or False)} graph: {int(first.mode == 'graph')}{unalign}",
         "# torchcoll: warmup iters and iters are the least of any case; below is what ran",
         f"# torchcoll: torch.distributed {first.collective} on {one_line(first.backend)}{by}, mode "
         f"{one_line(first.mode)}{group}",

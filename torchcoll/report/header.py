@@ -64,6 +64,7 @@ def _kind_text(kind: Mapping[str, Any], names: Sequence[str]) -> str:
 _MODES = {
     "synchronized": "synchronized (a barrier before every call, outside the stamps)",
     "back-to-back": "back-to-back (calls queued, no barrier)",
+    "blocking": "blocking (each rank waits for its call, no barrier)",
     "graph": "graph (captured calls, replayed)",
 }
 _READINGS = {
@@ -204,6 +205,10 @@ def common_text(items: Sequence[Any]) -> str:
         parts.append(f"{also}by {implementations}{origin}")
     is_rotating = distinct_values(items, "buffer_reuse") == ["rotate"]
     parts += ["buffers that walk through the largest"] if is_rotating else []
+    is_flushing = distinct_values(items, "buffer_reuse") == ["flush"]
+    parts += ["caches overwritten before every call"] if is_flushing else []
+    misaligned = [n for n in distinct_values(items, "misalign_bytes") if n]
+    parts += [f"buffers misaligned by {counted(n, 'byte')}" for n in misaligned]
     parts += ["REHEARSAL on one GPU"] if distinct_values(items, "rehearsal") == [True] else []
     parts += ["async_op and wait"] if distinct_values(items, "asynchronous") == [True] else []
     calls = [n for n in distinct_values(items, "coalesce") if n > 1]

@@ -21,7 +21,7 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-_NUMBERS = ("ranks", "root", "coalesce")
+_NUMBERS = ("ranks", "root", "coalesce", "misalign_bytes")
 _SET = "NAME=VALUE, NAME!=VALUE, size>=1M, ... with commas (VALUE|VALUE for several)"
 
 

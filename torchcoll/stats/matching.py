@@ -21,7 +21,7 @@ _SAME = ("collective", "dtype", "op", "root", "group", "coalesce", "splits")
 # These may be what is compared; a footnote says so.
 _COMPARED = (
     *("backend", "implementation", "device", "ranks", "in_place", "buffers", "buffer_reuse"),
-    *("asynchronous", "communicator", "mode", "clock"),
+    *("misalign_bytes", "asynchronous", "communicator", "mode", "clock"),
 )
 # A case that did not run has none of these: it is taken for one like the others.
 _OF_SAMPLES = ("communicator", "clock")

@@ -28,7 +28,7 @@ _FALLBACK = "all_reduce"  # used for all_gather and reduce_scatter if they were 
 # Fields that all points of one curve must share, apart from dtype and op.
 _SHARED_FIELDS = (
     *("ranks", "backend", "device", "mode", "clock", "asynchronous", "buffers", "buffer_reuse"),
-    *("group", "implementation"),
+    *("group", "implementation", "misalign_bytes"),
 )
 
 

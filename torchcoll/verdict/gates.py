@@ -61,6 +61,7 @@ def _title(row: Row) -> str:
         f"by {row.implementation}" if row.implementation != NATIVE else None,
         f"group {row.group}" if row.group else None,
         f"{row.buffers} buffers" if row.buffers != "default" else None,
+        f"misaligned by {row.misalign_bytes}" if row.misalign_bytes else None,
         "async" if row.asynchronous else None,
         f"coalesce {row.coalesce}" if row.coalesce > 1 else None,
         f"splits {row.splits}" if row.splits else None,
