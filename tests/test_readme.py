@@ -134,9 +134,9 @@ class Reader:
     """Somebody who runs one block after the other."""
 
     def __init__(self, folder: Path, pages: Sequence[str], torchrun: Path) -> None:
-        self.folder, self.copy = folder, folder / "torchcoll"
+        self.folder, self.copy, self.torchrun = folder, folder / "torchcoll", torchrun
         self.of_pages = [block for block in BLOCKS if block.page in pages]
-        ignored = (".*", "*.egg-info", "__pycache__", "torchcoll-runs", "build")
+        ignored = (".*", "*.egg-info", "torchcoll-runs", "build")
         shutil.copytree(ROOT, self.copy, ignore=shutil.ignore_patterns(*ignored))
         self.blocks = 0
         self.printed: dict[str, str] = {}
@@ -198,11 +198,15 @@ class Reader:
         return stated.stdout.split("\0")[:-1]
 
     def forked(self, folder: Path, program: str, words: list[str]) -> Job:
+        execv = os.execv
+
         def target() -> None:
             os.chdir(self.copy)
             if program == "python":
                 python(words)
             else:
+                # `torchcoll run` becomes torchrun: here the stand-in for it.
+                os.execv = lambda _, words: execv(self.torchrun, [self.torchrun, *words[3:]])
                 sys.argv = [program, *words]
                 sys.exit(cli.main())
 
