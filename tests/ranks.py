@@ -49,6 +49,7 @@ for _package in pkgutil.iter_modules(torchcoll.__path__):
         for _module in pkgutil.walk_packages([_folder], f"torchcoll.{_package.name}."):
             importlib.import_module(_module.name)
 variables._prefixed()  # a pattern that takes 15 ms to compile
+"localhost".encode("idna")  # as for every address: its tables are a module of their own
 # The threads of OpenMP wait for each other in a loop, and others want the core.
 torch.set_num_threads(1)
 

@@ -49,7 +49,7 @@ LIBRARIES = ("matplotlib.figure", "pandas", "rich.console", "scipy.stats", "torc
 # A case takes up to a second by default, and the largest is 128 MiB: no part of what these commands
 # show.
 SHORT = ("--max-time", "0.05")
-LOCAL = ("-e", "4M", *SHORT)
+LOCAL = ("-e", "4M", "-f", "8", *SHORT)
 OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 NO_LAUNCHER = dict.fromkeys((*OF_A_LAUNCHER, "MASTER_PORT"))
 
@@ -144,6 +144,9 @@ class Reader:
         python = python_with_torch(folder / "python")
         self.env = {"PATH": f"{path}:{os.environ['PATH']}", "PYTHON": str(python)}
         self.env |= {"OMP_NUM_THREADS": "1"}
+        # The setuptools of that python builds torchcoll: no other is fetched. 0 switches it off, as
+        # the variable is named.
+        self.env["PIP_NO_BUILD_ISOLATION"] = "0"
 
     def read(self, block: Block) -> None:
         """This block, and of those before it, whose files it may read, what was left out."""

@@ -342,8 +342,16 @@ def test_rank_0_is_killed_in_an_exchange(launch, where, number, after):
     assert 1 <= len(lines) <= 2 and all("lost rank 0" in line for line in lines), lines
 
 
-@pytest.mark.parametrize("text", ["garbage", '{"a": 1}', '["d0", null]', "[" * 9999])
-@pytest.mark.parametrize(("writer", "key"), [(0, "d13"), (1, "g14/1"), (1, "alive/1")])
+@pytest.mark.parametrize(
+    ("writer", "key", "text"),
+    [
+        *((0, "d13", text) for text in ("garbage", '{"a": 1}', '["d0", null]', "[" * 9999)),
+        (1, "g14/1", "[" * 9999),
+        (1, "g14/1", '{"a": 1}'),
+        (1, "alive/1", "garbage"),
+        (1, "alive/1", '["d0", null]'),
+    ],
+)
 def test_a_damaged_value_in_the_store(launch, writer, key, text):
     """Who reads it is innocent, and who should have written it has."""
 
