@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 
 from torchcoll.core.collectives import COLLECTIVES
 
@@ -19,6 +20,32 @@ def around_calls(name: str, action) -> None:
         return lambda: action(next(numbers), call)
 
     COLLECTIVES[name] = dataclasses.replace(entry, prepare=prepare)
+
+
+def endless(rank: int) -> None:
+    """A setup: all_reduce of 1 MiB and more never ends, for rank 1 does not make the call. Each
+    rank that comes there makes the file in_the_last_case.RANK.
+    """
+    entry = COLLECTIVES["all_reduce"]
+
+    def prepare(dist, layout, send, recv, *rest):
+        call = entry.prepare(dist, layout, send, recv, *rest)
+
+        def never() -> None:
+            open(f"in_the_last_case.{rank}", "w").close()
+            while rank == 1:
+                time.sleep(1)
+            call()
+
+        return call if recv.nbytes < 1 << 20 else never
+
+    COLLECTIVES["all_reduce"] = dataclasses.replace(entry, prepare=prepare)
+
+
+def in_the_last_case(measured) -> None:
+    """Wait until all ranks are in the call that never ends."""
+    job = measured.job
+    job.until(lambda: all((job.folder / f"in_the_last_case.{rank}").exists() for rank in job.pids))
 
 
 def running(measured, cases: int):

@@ -9,19 +9,20 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import itertools
 import json
 import math
 import os
 import pkgutil
+import random
 import signal
 import socket
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +32,7 @@ import torch.distributed
 import torchcoll
 from torchcoll import load
 from torchcoll.bench.main import main
+from torchcoll.core import variables
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.machine import devices, state
 from torchcoll.machine.devices import Cpu, FakeClock
@@ -46,6 +48,10 @@ for _package in pkgutil.iter_modules(torchcoll.__path__):
         _folder = f"{torchcoll.__path__[0]}/{_package.name}"
         for _module in pkgutil.walk_packages([_folder], f"torchcoll.{_package.name}."):
             importlib.import_module(_module.name)
+variables._prefixed()  # a pattern that takes 15 ms to compile
+"localhost".encode("idna")  # as for every address: its tables are a module of their own
+# The threads of OpenMP wait for each other in a loop, and others want the core.
+torch.set_num_threads(1)
 
 
 @dataclass(frozen=True)
@@ -81,20 +87,29 @@ def past(began: float, limit_s: float) -> bool:
     return over > limit_s and over > limit_s * busy()
 
 
-_ports = itertools.count(37 * os.getpid())
+_BLOCK = 50
+_blocks: list[int] = []
+_ports: Iterator[int] = iter(())
 
 
 def free_port() -> int:
     """A port that stays free until a store asks for it. Of those that the system gives out (Linux:
     from 32768) one is soon given to one of the many sockets of other jobs. Parts of the suite that
-    run side by side count from elsewhere.
+    run side by side take theirs from other blocks: who listens on the first port of a block has it.
     """
+    global _ports
     while True:
-        port = 10000 + next(_ports) % 10000
-        with socket.socket() as found, contextlib.suppress(OSError):
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            found.bind(("", port))
-            return port
+        for port in _ports:
+            with socket.socket() as candidate, contextlib.suppress(OSError):
+                candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                candidate.bind(("", port))
+                return port
+        first = 10000 + random.SystemRandom().randrange(200) * _BLOCK
+        with contextlib.suppress(OSError):
+            _blocks.append(socket.create_server(("127.0.0.1", first)).detach())
+            _ports = iter(range(first + 1, first + _BLOCK))
+            if len(_blocks) > 4:  # what was started there has long ended
+                os.close(_blocks.pop(0))
 
 
 class Job:
@@ -235,6 +250,17 @@ def _become(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def announce(event: str) -> None:
+    """In a rank of a process group: ``await_event`` of other ranks returns."""
+    torch.distributed.distributed_c10d._get_default_store().set(event, "")
+
+
+def await_event(event: str) -> None:
+    """Wait until another rank has announced it; no collective, so no capture sees it."""
+    limit = timedelta(seconds=100 * busy())
+    torch.distributed.distributed_c10d._get_default_store().wait([event], limit)
 
 
 def command(collective: str | None, arguments: str | Sequence[str]) -> Target:

@@ -35,8 +35,9 @@ export PYTEST_ADDOPTS="-m 'not postgres and not slurm and not browser and not no
 # that none runs on alone. The part with the most ranks is shown live.
 rooms='tests/importers tests/machine tests/pairs tests/report tests/overview tests/training tests/verdict'
 few='tests/fleet tests/store tests/contention'
-others="tests --ignore tests/bench --ignore tests/launch --ignore tests/test_readme.py"
-for room in $rooms $few; do
+ranks='tests/bench tests/matrix tests/forcing'
+others="tests --ignore tests/launch --ignore tests/test_readme.py"
+for room in $rooms $few $ranks; do
     others+=" --ignore $room"
 done
 parts=(
@@ -45,7 +46,9 @@ parts=(
     "pytest -q -p no:cacheprovider $rooms"
     "pytest -q -p no:cacheprovider $others"
 )
-live='pytest -q tests/bench'
+live="pytest -q $ranks"
+# Once, and not by each of the parts.
+"$VENV/bin/python" -m compileall -q torchcoll
 logs=$(mktemp -d)
 # shellcheck disable=SC2046  # one word for each job
 trap 'kill -INT $(jobs -p) 2>/dev/null || true; rm -rf "$logs"' EXIT

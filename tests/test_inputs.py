@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ranks import busy
 
 from torchcoll.cli import main
 from torchcoll.core import stdin
@@ -68,7 +69,7 @@ def test_a_substituted_process_is_read(in_tmp_path, shown):
         ["bash", "-c", f"{shlex.quote(sys.executable)} -m torchcoll {command} --format csv"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * busy(),
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

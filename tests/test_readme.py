@@ -49,7 +49,7 @@ LIBRARIES = ("matplotlib.figure", "pandas", "rich.console", "scipy.stats", "torc
 # A case takes up to a second by default, and the largest is 128 MiB: no part of what these commands
 # show.
 SHORT = ("--max-time", "0.05")
-LOCAL = ("-e", "4M", *SHORT)
+LOCAL = ("-e", "4M", "-f", "8", *SHORT)
 OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 NO_LAUNCHER = dict.fromkeys((*OF_A_LAUNCHER, "MASTER_PORT"))
 
@@ -134,9 +134,9 @@ class Reader:
     """Somebody who runs one block after the other."""
 
     def __init__(self, folder: Path, pages: Sequence[str], torchrun: Path) -> None:
-        self.folder, self.copy = folder, folder / "torchcoll"
+        self.folder, self.copy, self.torchrun = folder, folder / "torchcoll", torchrun
         self.of_pages = [block for block in BLOCKS if block.page in pages]
-        ignored = (".*", "*.egg-info", "__pycache__", "torchcoll-runs", "build")
+        ignored = (".*", "*.egg-info", "torchcoll-runs", "build")
         shutil.copytree(ROOT, self.copy, ignore=shutil.ignore_patterns(*ignored))
         self.blocks = 0
         self.printed: dict[str, str] = {}
@@ -144,6 +144,9 @@ class Reader:
         python = python_with_torch(folder / "python")
         self.env = {"PATH": f"{path}:{os.environ['PATH']}", "PYTHON": str(python)}
         self.env |= {"OMP_NUM_THREADS": "1"}
+        # The setuptools of that python builds torchcoll: no other is fetched. 0 switches it off, as
+        # the variable is named.
+        self.env["PIP_NO_BUILD_ISOLATION"] = "0"
 
     def read(self, block: Block) -> None:
         """This block, and of those before it, whose files it may read, what was left out."""
@@ -198,11 +201,15 @@ class Reader:
         return stated.stdout.split("\0")[:-1]
 
     def forked(self, folder: Path, program: str, words: list[str]) -> Job:
+        execv = os.execv
+
         def target() -> None:
             os.chdir(self.copy)
             if program == "python":
                 python(words)
             else:
+                # `torchcoll run` becomes torchrun: here the stand-in for it.
+                os.execv = lambda _, words: execv(self.torchrun, [self.torchrun, *words[3:]])
                 sys.argv = [program, *words]
                 sys.exit(cli.main())
 

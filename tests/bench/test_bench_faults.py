@@ -22,7 +22,7 @@ from types import SimpleNamespace
 
 import pytest
 from error_form import error_line, expecting
-from rank_faults import HANG, around_calls, running
+from rank_faults import HANG, around_calls, endless, in_the_last_case, running
 from ranks import Measured, busy, command, past
 
 from torchcoll.bench import control, measure, session, watchdog
@@ -367,8 +367,16 @@ def test_rank_0_is_killed_in_an_exchange(launch, where, number, after):
     assert 1 <= len(lines) <= 2 and all("lost rank 0" in line for line in lines), lines
 
 
-@pytest.mark.parametrize("text", ["garbage", '{"a": 1}', '["d0", null]', "[" * 9999])
-@pytest.mark.parametrize(("writer", "key"), [(0, "d13"), (1, "g14/1"), (1, "alive/1")])
+@pytest.mark.parametrize(
+    ("writer", "key", "text"),
+    [
+        *((0, "d13", text) for text in ("garbage", '{"a": 1}', '["d0", null]', "[" * 9999)),
+        (1, "g14/1", "[" * 9999),
+        (1, "g14/1", '{"a": 1}'),
+        (1, "alive/1", "garbage"),
+        (1, "alive/1", '["d0", null]'),
+    ],
+)
 def test_a_damaged_value_in_the_store(launch, writer, key, text):
     """Who reads it is innocent, and who should have written it has."""
 
@@ -676,9 +684,8 @@ def test_no_room_for_a_thread(launch):
 def test_a_signal_ends_the_run_in_order(launch, number, monkeypatch):
     # The others get theirs a moment later; on a busy machine that is no fraction of a second.
     monkeypatch.setattr(watchdog, "_LINGER_S", 1.0)
-    measured = launch("all_reduce", "--sizes 8,64M -n 500 -T 60", 2)
-    running(measured, 1)
-    time.sleep(0.05)
+    measured = launch("all_reduce", "--sizes 8,1M -n 2 -T 100", 2, setup=endless)
+    in_the_last_case(measured)
     for rank in (0, 1):
         measured.job.signal(rank, number)
     measured.ended(128 + number, 100)
@@ -687,8 +694,8 @@ def test_a_signal_ends_the_run_in_order(launch, number, monkeypatch):
     assert (run.end["status"], run.end["exit_code"]) == ("interrupted", 128 + number)
     event = run.events[-1]
     assert event["kind"] == "signal"
-    assert event["message"].startswith(f"{signal.Signals(number).name} in all_reduce 64M")
-    assert run.in_flight.size_bytes == 64 << 20
+    assert event["message"].startswith(f"{signal.Signals(number).name} in all_reduce 1M")
+    assert run.in_flight.size_bytes == 1 << 20
     assert measured.errors() == [f"torchcoll: error: {event['message']}"]
     assert "Traceback" not in measured.stderr(0) + measured.stderr(1)
     assert "   8  " in measured.stdout(0), "the rows so far are shown"
@@ -730,8 +737,8 @@ def test_a_signal_that_was_ignored_stays_ignored(launch):
 
 
 def test_rank_0_alone_is_interrupted(launch):
-    measured = launch("all_reduce", "--sizes 8,64M -n 500 -T 60", 3)
-    running(measured, 1)
+    measured = launch("all_reduce", "--sizes 8,1M -n 2 -T 60", 3, setup=endless)
+    in_the_last_case(measured)
     measured.job.signal(0, signal.SIGINT)
     measured.ended([130, HANG, HANG], 45)
     assert measured.run.end["exit_code"] == 130
@@ -757,8 +764,8 @@ def test_a_launch_that_is_ended_before_all_have_met(launch):
 
 def test_torchrun_ends_the_survivors_by_signal(launch):
     """Rank 1 is lost, and SIGTERM comes at once: the lost rank is the news."""
-    measured = launch("all_reduce", "--sizes 8,64M -n 500 -T 60", 3)
-    running(measured, 1)
+    measured = launch("all_reduce", "--sizes 8,1M -n 2 -T 60", 3, setup=endless)
+    in_the_last_case(measured)
     measured.job.signal(1, signal.SIGKILL)
     measured.job.until(lambda: 1 not in measured.job.running())
     for rank in measured.job.running():
@@ -932,13 +939,14 @@ def test_a_pause_of_all_ranks_ends_nothing(waiting):
 
 def test_a_pause_that_is_over_is_no_cause(launch):
     """All ranks stood still and went on; what ends the run later is another rank."""
+    timeout_s = 2.5 * busy()
 
     def setup(rank: int) -> None:
         watchdog._AFTERMATH_S = 0.1
 
         def action(number, call):
             if number == 4:
-                stop_for(3)(number, call)
+                stop_for(timeout_s + 0.5)(number, call)
                 return
             if rank == 2 and number in (20, 40):
                 time.sleep(1)  # for the others to see the progress before it
@@ -948,7 +956,7 @@ def test_a_pause_that_is_over_is_no_cause(launch):
 
         around_calls("all_reduce", action)
 
-    measured = launch("all_reduce", "--sizes 8 -n 50 -T 2.5", 3, setup=setup)
+    measured = launch("all_reduce", f"--sizes 8 -n 50 -T {timeout_s:g}", 3, setup=setup)
     measured.ended([HANG, HANG, -9], 45)
     assert measured.run.end["reason"].startswith(f"lost rank 2 ({HOST}) in all_reduce 8 ")
 

@@ -16,6 +16,7 @@ from error_form import error_line, error_text
 from ranks import of_enough_cores
 
 from torchcoll import load
+from torchcoll.bench import soak
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.file import Writer
 from torchcoll.core.spec import Spec
@@ -233,8 +234,20 @@ def test_a_restart_goes_on_with_the_file_of_its_own_launch_alone(launch, tmp_pat
 
 def test_a_soak_begins_anew_at_a_restart_in_a_file_of_its_own(launch, tmp_path):
     """It cannot be resumed, but a file of the attempt before must not end all others."""
-    words = "--sizes 8 -n 2 --soak 1s"
-    measured = launch("all_reduce", words, 2).ended(0)
+    words = "--sizes 8 -n 2 --soak 1h"
+
+    def of_two_rounds(rank: int) -> None:
+        """However long they take on a busy machine."""
+        add = soak._Account.add
+
+        def ended(self, number, *args):
+            add(self, number, *args)
+            if number == 2:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+        soak._Account.add = ended
+
+    measured = launch("all_reduce", words, 2, setup=of_two_rounds).ended(0)
     before = measured.path.read_text()
     (tmp_path / "attempt_0").mkdir()
     began_s = time.time() - 600
@@ -244,7 +257,8 @@ def test_a_soak_begins_anew_at_a_restart_in_a_file_of_its_own(launch, tmp_path):
         "TORCHELASTIC_ERROR_FILE": f"{tmp_path}/attempt_1/0/error.json",
     }
     again = f"{words} -J {measured.path}"
-    done = launch("all_reduce", again, 2, output=False, environment=second).ended(0)
+    more = {"output": False, "environment": second, "setup": of_two_rounds}
+    done = launch("all_reduce", again, 2, **more).ended(0)
     anew = measured.path.with_name(f"{measured.path.stem}-2.jsonl")
     assert f"{measured.path} is of the attempt before; this one begins anew" in done.stderr(0)
     assert f"result file: {anew}" in done.stderr(0)

@@ -13,42 +13,45 @@ from ranks import NO_NAMES, free_port, without_names
 
 from torchcoll import load
 
-# Runs as the module does, and tells what rank 1 has loaded: torch alone, and all at exit.
+# As sitecustomize: tells what rank 1 has loaded: torch alone, and all at exit.
 SPY = """
-import atexit, os, runpy, sys
-import torch, torch.distributed
-def tell(name):
-    if os.environ["RANK"] == "1":
+import os
+if os.environ.get("RANK") == "1":
+    import atexit, sys
+    import torch, torch.distributed
+    def tell(name):
         with open(name, "w") as file:
             file.write(" ".join(sys.modules))
-tell("bare")
-atexit.register(tell, "modules")
-sys.argv = ["allreduce", *sys.argv[1:]]
-runpy.run_module("torchcoll.allreduce", run_name="__main__", alter_sys=True)
+    tell("bare")
+    atexit.register(tell, "modules")
 """
 
 
-def torchrun(folder, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **NO_NAMES}
-    environment |= variables
-    own = ["--nproc-per-node", "2", "--master-port", str(free_port())]  # another may run here
+def run(folder, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **NO_NAMES, **variables}
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *own, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-m", *words], cwd=folder, env=environment, capture_output=True, text=True
     )
     done.stderr = without_names(done.stderr)
     return done
 
 
+def torchrun(folder, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    port = ["--master-port", str(free_port())]  # another may run here
+    words = ["torch.distributed.run", "--nproc-per-node", "2", *port, *arguments]
+    return run(folder, *words, OMP_NUM_THREADS="1", **variables)
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
+    """``torchcoll run``, which becomes torchrun."""
     folder = tmp_path_factory.mktemp("torchrun")
-    (folder / "spy.py").write_text(SPY)
-    words = ["spy.py", "--sizes", "8,1K", "-n", "20", "-J", "run.jsonl", "--label", "by=torchrun"]
-    return folder, torchrun(folder, *words)
+    (folder / "sitecustomize.py").write_text(SPY)
+    words = ["--sizes", "8,1K", "-n", "20", "-J", "run.jsonl", "--label", "by=torchrun"]
+    python_path = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+    return folder, run(
+        folder, "torchcoll", "run", "-n", "2", "allreduce", *words, PYTHONPATH=python_path
+    )
 
 
 def test_a_measurement(measured):
@@ -58,10 +61,11 @@ def test_a_measurement(measured):
     assert lines[0].startswith("torchcoll ")
     assert sum(line.split()[:1] in (["8"], ["1K"]) and "correct" in line for line in lines) == 2
     assert done.stderr == "result file: run.jsonl\n"
-    run = load(folder / "run.jsonl")
-    assert run.complete and run.ranks == 2 and run.labels == {"by": "torchrun"}
-    assert run.header["launcher"] == "torchrun"
-    assert run.header["argv"][0] == "--sizes"
+    file = load(folder / "run.jsonl")
+    assert file.complete and file.ranks == 2 and file.labels == {"by": "torchrun"}
+    assert file.header["launcher"] == "torchrun"
+    assert file.header["argv"][0] == "--sizes"
+    assert [result.case.size_bytes for result in file.results] == [8, 1024]
 
 
 def test_imports_of_a_rank(measured):

@@ -1,4 +1,6 @@
-"""``torchcoll run``: arguments are checked before torchrun starts, and then it is torchrun."""
+"""``torchcoll run``: arguments are checked before torchrun starts. That it then is torchrun shows
+tests/bench/test_bench_torchrun.py.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,7 @@ import sys
 
 import pytest
 from error_form import error_text
-from ranks import NO_NAMES, without_names
 
-from torchcoll import load
 from torchcoll.cli import main
 
 
@@ -42,19 +42,3 @@ def test_the_check_loads_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
-
-
-def test_it_becomes_torchrun(tmp_path):
-    words = ["-n", "2", "allreduce", "--sizes", "8,1K", "-n", "5", "-J", "run.jsonl"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torchcoll", "run", *words],
-        cwd=tmp_path,
-        env={**os.environ, **NO_NAMES},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert without_names(done.stderr) == "result file: run.jsonl\n"
-    run = load(tmp_path / "run.jsonl")
-    assert run.complete and run.ranks == 2 and run.header["launcher"] == "torchrun"
-    assert [result.case.size_bytes for result in run.results] == [8, 1024]

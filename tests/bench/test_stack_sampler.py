@@ -6,10 +6,12 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from ranks import past
 
+from torchcoll.bench import stack_sampler
 from torchcoll.bench.stack_sampler import (
     StackSampler,
     place_of,
@@ -19,8 +21,14 @@ from torchcoll.bench.stack_sampler import (
 # -- what a thread is seen to do -------------------------------------------------------------------
 
 
-def told_of(work, until=0.4):
-    """What is told of a thread that does ``work(event)`` for so many seconds."""
+def told_of(work, monkeypatch, until=0.4):
+    """What is told of a thread that does ``work(event)`` for so many seconds. The clock is the CPU
+    time of this process: on a busy machine a thread that spins does not get much of a second.
+    """
+    names = ("clock_gettime", "pthread_getcpuclockid")
+    clock = SimpleNamespace(**{name: getattr(time, name, None) for name in names})
+    clock.monotonic = time.process_time
+    monkeypatch.setattr(stack_sampler, "time", clock)
     seen, over = {}, threading.Event()
 
     def run():
@@ -56,8 +64,8 @@ SLEEPING = "sleeps" if sys.version_info >= (3, 11) else "waits"
 
 
 @pytest.mark.parametrize(("work", "how"), [(sleeps, SLEEPING), (spins, "spins")])
-def test_a_thread_in_code_of_its_own(work, how):
-    stated = told_of(work)
+def test_a_thread_in_code_of_its_own(monkeypatch, work, how):
+    stated = told_of(work, monkeypatch)
     assert stated["place"] == "code"
     assert stated["text"].startswith(f"{work.__name__}, test_stack_sampler.py:")
     assert stated["how"] == how

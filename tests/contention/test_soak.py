@@ -136,7 +136,7 @@ def test_a_signal_while_the_failure_is_told(tmp_path):
 
 
 def counting_keys(rank: int) -> None:
-    """Rank 0 writes how many keys the store has after each round; the soak ends after the 30th."""
+    """Rank 0 writes how many keys the store has after each round; the soak ends after the 21st."""
     kept = soak._Account.add
 
     def add(self, number, case, results, gathered):
@@ -144,7 +144,7 @@ def counting_keys(rank: int) -> None:
         store = control_of_rank_0[0].store
         with open("keys", "a") as file:
             file.write(f"{number} {store.num_keys()}\n")
-        if number == 30:
+        if number == 21:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     soak._Account.add, control_of_rank_0, made = add, [], Control.__init__
@@ -162,7 +162,7 @@ def test_the_store_of_a_soak_does_not_grow(tmp_path):
     lines = (job.job.folder / "keys").read_text().splitlines()
     keys = dict(map(int, line.split()) for line in lines)
     # The others write and delete meanwhile, a few each: less than a key a round is no growth.
-    assert abs(keys[30] - keys[3]) < 27
+    assert abs(keys[21] - keys[3]) < 18
 
 
 def of_three_rounds(rank: int) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from error_form import error_tail, error_text
 from planned_models import on_ranks
-from ranks import busy
+from ranks import announce, await_event, busy
 
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.traffic import Traffic
@@ -45,10 +45,11 @@ def test_steps(tmp_path, capfd):
 
 
 def test_start_every_and_metrics(tmp_path):
-    """Rank 1 sleeps before each step. Begun after two steps, one in two is captured three times: 3,
-    5 and 7. Rank 0 learns of each step at the mark after it, of the 24th at the 25th: windows of 8.
+    """Rank 1 sleeps before each step, once rank 0 has begun it. Begun after two steps, one in two
+    is captured three times: 3, 5 and 7. Rank 0 learns of each step at the mark after it, of the
+    24th at the 25th: windows of 8.
     """
-    sleep_s = 0.02 * busy()
+    sleep_s = 0.04 * busy()
 
     def case():
         sampled_steps.WINDOW = 8
@@ -58,7 +59,10 @@ def test_start_every_and_metrics(tmp_path):
             for capture, steps, rest_s in ((sampled, 9, 0), (late, 28, sleep_s)):
                 capture.begin()
                 for number in range(steps):
-                    if dist.get_rank() == 1:
+                    if dist.get_rank() == 0:
+                        announce(f"{steps}: {number}")
+                    else:
+                        await_event(f"{steps}: {number}")
                         time.sleep(rest_s)
                     dist.all_reduce(torch.ones(number + 1))
                     capture.step()

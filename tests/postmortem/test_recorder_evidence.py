@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from foreign_traces import CONFIG, CREATED, entry
-from ranks import Job
+from ranks import Job, announce, await_event
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.postmortem import recorder_evidence
@@ -214,12 +214,19 @@ def hanging() -> None:
         dist.all_reduce(x)
     if rank == 0:
         dist.all_reduce(x, async_op=True)
-    time.sleep(0.2)
+        time.sleep(0.2)
+    else:
+        await_event("rank 0 has dumped")
     dumped = torch._C._distributed_c10d
     with open(f"nccl_trace_rank_{rank}", "wb") as file:
         file.write(dumped._dump_fr_trace())
     with open(f"fr{rank}.json", "wb") as file:
         file.write(dumped._dump_fr_trace_json())
+    if rank == 0:
+        announce("rank 0 has dumped")
+        await_event("rank 1 has dumped")  # whose store is here
+    else:
+        announce("rank 1 has dumped")
     os._exit(0)  # without waiting for the call
 
 

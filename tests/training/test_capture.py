@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from error_form import error_text, expecting
 from planned_models import on_ranks
-from ranks import Job
+from ranks import Job, announce, await_event
 from torch.profiler import ProfilerActivity, profile
 
 import torchcoll
@@ -321,13 +321,21 @@ def test_a_late_rank_is_in_the_durations(tmp_path):
         late = dist.get_rank() == 1
         dist.barrier()
         with capture("late") as traffic:
-            for asynchronous in (False, True):
-                if late:
-                    time.sleep(0.2)
-                work = dist.all_reduce(torch.ones(1), async_op=asynchronous)
-                if asynchronous:
-                    work.wait()
-                traffic.step()
+            if late:
+                await_event("before the call")
+                time.sleep(0.2)
+            else:
+                announce("before the call")
+            dist.all_reduce(torch.ones(1))
+            traffic.step()
+            if late:
+                await_event("issued")
+                time.sleep(0.2)
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+            if not late:
+                announce("issued")
+            work.wait()
+            traffic.step()
             if not late:
                 pending = dist.all_reduce(torch.ones(1), async_op=True)
         if late:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from error_form import error_text
-from ranks import Job
+from ranks import Job, announce, await_event, busy
 from sent import MIB, MS, call, ddp, traffic, world
 
 import torchcoll
@@ -388,7 +388,7 @@ def test_other_ways_to_measure_are_no_replicates():
 
 
 def delayed(delay_s: float) -> None:
-    """Rank 1 comes later to each of five calls; each rank writes what it saw."""
+    """Rank 1 comes to each of five calls so long after the others; each rank writes what it saw."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     tensor, calls = torch.ones(16384), []
@@ -396,7 +396,11 @@ def delayed(delay_s: float) -> None:
     for number in range(5):
         dist.barrier()
         if rank == 1:
+            await_event(f"{number} of rank 0")
+            await_event(f"{number} of rank 2")
             time.sleep(delay_s)
+        else:
+            announce(f"{number} of rank {rank}")
         start = time.perf_counter_ns()
         dist.all_reduce(tensor)
         took = time.perf_counter_ns() - start
@@ -407,17 +411,21 @@ def delayed(delay_s: float) -> None:
 
 
 def test_a_real_rank_that_comes_200_ms_late(tmp_path: Path):
-    """The margins are those of a busy machine: what is tested is where the 200 ms go."""
-    job = Job(tmp_path / "job", lambda: delayed(0.2), ranks=3)
+    """The margins are those of a busy machine, on which the 200 ms are more: what is tested is
+    where they go.
+    """
+    delay_s = 0.2 * busy()
+    delay_ns = delay_s * 1e9
+    job = Job(tmp_path / "job", lambda: delayed(delay_s), ranks=3)
     assert job.codes() == [0, 0, 0]
     recorded = join(Traffic.load(tmp_path / "job" / f"traffic{rank}.jsonl") for rank in range(3))
     result = torchcoll.cost(recorded, Run())
     (row,) = result.rows
-    assert 100 * MS < row.wait_ns < 1000 * MS
-    assert row.transfer_ns < 100 * MS
+    assert 0.5 * delay_ns < row.wait_ns < 5 * delay_ns
+    assert row.transfer_ns < 0.5 * delay_ns
     caused = {row.rank: row.caused_ns for row in result.arrivals.ranks}
     assert max(caused, key=caused.get) == 1
-    assert caused[1] > 5 * 2 * 100 * MS
+    assert caused[1] > 5 * 2 * 0.5 * delay_ns
 
 
 def test_of_a_folder_and_a_file(tmp_path):

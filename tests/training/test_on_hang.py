@@ -300,14 +300,19 @@ def test_a_rank_that_never_makes_a_call(tmp_path):
     stacks = [tmp_path / f"ring/stacks-rank{rank}.txt" for rank in range(3)]
 
     def all_stalled():
-        """A slow machine may write stacks before the calls are over."""
+        """The last stacks of each rank. A slow machine may write stacks before the calls are over,
+        and they may be read while they are written: an empty line ends them.
+        """
         texts = [path.read_text() for path in stacks if path.exists()]
-        return len(texts) == 3 and all(
-            f"number {last} of group 0" in text for text, last in zip(texts, (4, 3, 4), strict=True)
+        last = ["".join(text.rpartition("torchcoll stacks")[1:]) for text in texts]
+        complete = len(last) == 3 and all(
+            f"number {number} of group 0" in text and text.endswith("\n\n")
+            for text, number in zip(last, (4, 3, 4), strict=True)
         )
+        return complete and last
 
     try:
-        job.until(all_stalled)
+        waiting, stuck, _ = job.until(all_stalled)
     finally:
         job.kill()
     rings = rings_of(tmp_path / "ring", 3)
@@ -318,8 +323,6 @@ def test_a_rank_that_never_makes_a_call(tmp_path):
     ]
     assert all(ring.calls[-1].certain for ring in rings)
     assert not rings[1].end
-    waiting, stuck, _ = (path.read_text() for path in stacks)
-    stuck = "".join(stuck.rpartition("torchcoll stacks")[1:])  # the last dump
     head, capture_line, stall, *lines = stuck.splitlines()
     assert head.startswith("torchcoll stacks ") and ": rank 1 of 3 on " in head
     assert capture_line == f"capture: {rings[1].header['capture']}"

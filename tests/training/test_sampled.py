@@ -15,7 +15,7 @@ import torch.distributed as dist
 from error_form import error_text, expecting
 from planned_models import Mlp, on_ranks
 from planned_models import step as train_step
-from ranks import busy
+from ranks import announce, await_event, busy
 from torch.distributed.fsdp import fully_shard
 
 import torchcoll
@@ -115,8 +115,9 @@ SLEEP_S, STEPS = 0.02 * busy(), 49
 
 
 def straggler():
-    """FSDP2, with rank 1 asleep in each step. Returns who is late by what ``step`` returned on rank
-    0 and how much waiting that rank caused, how long it slept, and the metrics.
+    """FSDP2, with rank 1 asleep in each step, once rank 0 has begun it. Returns who is late by what
+    ``step`` returned on rank 0 and how much waiting that rank caused, how long it slept, and the
+    metrics.
     """
     model = Mlp()
     for layer in model.layers:
@@ -126,8 +127,11 @@ def straggler():
     reported, slept_s = None, 0.0
     window, sampled.WINDOW = sampled.WINDOW, 16
     with torchcoll.capture("late", metrics="late.prom") as traffic:
-        for _ in range(STEPS):
-            if dist.get_rank() == 1:
+        for number in range(STEPS):
+            if dist.get_rank() == 0:
+                announce(f"step {number}")
+            else:
+                await_event(f"step {number}")
                 begun = time.perf_counter()
                 time.sleep(SLEEP_S)
                 slept_s += time.perf_counter() - begun
