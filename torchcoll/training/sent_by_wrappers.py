@@ -233,8 +233,8 @@ def deepspeed_buckets(
         start = starts[parameter.name]
         end = start + parameter.elements
         partition = deepspeed_elements(registered, ranks) // ranks
-        ends = [*range((start // partition + 1) * partition, end, partition), end]
-        for cut in ends:
+        cuts = [*range((start // partition + 1) * partition, end, partition), end]
+        for cut in cuts:
             if cut == end or cut - start > limit:
                 buckets.append(PaddedBucket(cut - start, (parameter.name,)))
                 start = cut
