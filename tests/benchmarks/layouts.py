@@ -6,13 +6,16 @@
 link: root, ip and tc needed), two rates, and five small Llamas. In each, six layouts of the same
 model with the same tokens in a step are really trained for a few steps, in turns. The prediction
 is `torchcoll plan` with a model that `torchcoll model fit` made of collectives, which were measured
-alone on the same links. FOLDER keeps what was measured: --pieces N measures the next N pieces
-(collectives on a number of hosts, or a setting) and ends; without it, all that is missing, and then
-the report.
+alone on the same links, in one group of all ranks and in several groups that call at once (`one
+group`: the plan by the former only). FOLDER keeps what was measured: --pieces N measures the next N
+pieces (collectives on a number of hosts, or a setting) and ends; without it, all that is missing,
+and then the report.
 
 - communication: the time in which a rank has any call in flight, of the rank for which it is least
   (the others wait for it too), of each step; the median over the steps, with a 95 % interval of
   the median (order statistics).
+- from last: the same, but of each call from when the last rank of its group has issued it.
+  host: CPU time of a rank in a step.
 - step: from a barrier to the end on the last rank. exposed: the step without its computation. That
   is a bracket: the ranks share the cores of one machine, so that a rank computes at least as long
   as alone, and at most as long as all at once. Both were measured on the plain model, without any
