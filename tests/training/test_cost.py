@@ -170,6 +170,21 @@ def test_calls_that_queue_say_so():
     assert any(note.startswith("queued: calls issued while an earlier one") for note in costs.notes)
 
 
+def test_time_in_the_queue_is_neither_waiting_nor_transfer():
+    """The first call takes 40 ms on both ranks. Rank 1 issues the second 30 ms after rank 0, when
+    it cannot begin yet: it is in flight from 40 to 60 ms, and nobody waits.
+    """
+    recorded = traffic(
+        lambda rank: [
+            call(sequence=0, start_ns=0, time_ns=40 * MS),
+            call(sequence=1, start_ns=30 * MS * rank, time_ns=(60 - 30 * rank) * MS, size_bytes=8),
+        ]
+    )
+    first, second = torchcoll.cost(recorded, Run()).rows
+    assert (first.wait_ns, first.transfer_ns) == (0, 40 * MS)
+    assert (second.in_place_ns, second.wait_ns, second.transfer_ns) == (60 * MS, 0, 20 * MS)
+
+
 def test_a_call_that_begins_at_the_end_of_another_does_not_queue():
     for start_ns, share in ((MS, 0), (MS - 1, 0.5)):
         calls = [call(sequence=i, start_ns=i * start_ns, time_ns=MS) for i in range(2)]
