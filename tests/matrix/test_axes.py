@@ -8,8 +8,10 @@ import pytest
 from error_form import error_text
 
 from torchcoll.cli import main
+from torchcoll.core.errors import UsageError
 from torchcoll.matrix.axes import axis_dimension, combined, split_values, variable_dimension
 from torchcoll.matrix.blocks import command_line, make_plan
+from torchcoll.matrix.launch_command import check_program
 
 MODULE = [sys.executable, "-m", "torchcoll.allreduce"]
 
@@ -320,3 +322,14 @@ def test_bad_input(words, line, in_tmp_path, capsys):
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"torchcoll: error: {line}\n")
     assert list(in_tmp_path.iterdir()) == []
+
+
+def test_a_program_of_this_environment_is_named(tmp_path, monkeypatch):
+    for name in ("python", "torchrun"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(UsageError) as caught:
+        check_program(["torchrun"], "/nowhere")
+    local = tmp_path / "torchrun"
+    action = f"a program in PATH. There is one at {local}: activate its environment."
+    assert str(caught.value) == error_text("command", "torchrun", action)

@@ -1,4 +1,4 @@
-"""Where the answer stands, and how wide a pipe is."""
+"""Where the answer stands, how wide a pipe is, and how a wide table becomes several."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from handmade import case, result, run
 
 import torchcoll
 from torchcoll.report.destination import Destination
+from torchcoll.report.grid import Head, split_columns
 
 
 def lines_of(cases, **options):
@@ -54,3 +55,11 @@ def test_rows_stand_in_the_order_of_what_varies():
     assert [row for row in rows if row[:1] in (["gloo"], ["ccl"])] == [
         *(["gloo", "8"], ["gloo", "16"], ["ccl", "8"], ["ccl", "16"]),
     ]
+
+
+def test_each_of_several_tables_begins_with_the_first_column():
+    """Four columns of 10 and gaps of 1: three need 32 characters."""
+    heads = [Head(name) for name in ("layout", "sent", "step", "most")]
+    assert split_columns(heads, [10, 10, 10, 10], 32) == [[0, 1, 2], [0, 3]]
+    marked = [*heads[:2], Head("step", repeat=True), heads[3]]
+    assert split_columns(marked, [10, 10, 10, 10], 32) == [[2, 0, 1], [2, 3]]

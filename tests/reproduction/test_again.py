@@ -15,6 +15,7 @@ from made_runs import measured, run
 from torchcoll.cli import main
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.reproduction.agreement import judge
+from torchcoll.reproduction.command import _plan
 from torchcoll.reproduction.recipe import on_this_machine, recipe_of, unset_settings
 from torchcoll.reproduction.show import Rerun, answer_of, faster_or_slower
 
@@ -98,6 +99,14 @@ def test_fewer_devices_run_fewer_ranks():
     recipe = on_this_machine(recipe_of(run(result, ranks=8, header=header)), ["nccl"], 2)
     assert recipe.command()[:3] == ["torchrun", "--nproc-per-node", "2"]
     assert recipe.notes == ("2 devices here, so 2 of 8 ranks",)
+
+
+def test_ranks_run_in_the_python_of_torchcoll_whatever_path_has(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    header = {"argv": [], "spec": {"collectives": ["all_reduce"]}}
+    plan = _plan(recipe_of(run(measured(1000), header=header)), [], 3)
+    ranks = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    assert plan.command.argv[:5] == (sys.executable, *ranks)
 
 
 def test_another_device_is_refused_with_what_to_do():

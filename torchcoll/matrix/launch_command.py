@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -133,5 +134,9 @@ def check_placeholders(command: Command, axes: Iterable[str], free: Iterable[str
 def check_program(argv: Sequence[str], path: str | None, what: str = "command") -> None:
     """Raises UsageError where it cannot be started; ``path``: PATH of its cell."""
     if shutil.which(argv[0], path=path) is None:
-        where = "that exists and can be run" if os.sep in argv[0] else "in PATH"
-        raise UsageError(what, argv[0], f"a program {where}")
+        if os.sep in argv[0]:
+            raise UsageError(what, argv[0], "a program that exists and can be run")
+        folder = os.path.dirname(sys.executable)
+        local = shutil.which(argv[0], path=folder)
+        action = f"There is one at {local}: activate its environment." if local else ""
+        raise UsageError(what, argv[0], "a program in PATH", action)

@@ -28,7 +28,7 @@ class Head:
     left: align to the left.
     drop: 0 is never left out; the columns with the largest number are left out first, together.
     width: the minimum width, for tables whose rows are printed before all of them are known.
-    repeat: if the columns need several tables, repeat this one in each of them.
+    repeat: if the columns need several tables, each has this one (default: the first column).
     legend: a line above the table that explains the column.
     numbered: in a narrow terminal, replace long names by numbers and list them below the table.
     """
@@ -123,14 +123,14 @@ def split_columns(
 ) -> list[list[int]]:
     """Divides the columns into tables that fit into ``width``, and returns the columns of each.
 
-    The columns with ``repeat`` are in every table. A column that is too wide for any table gets
-    its own.
+    The columns with ``repeat``, or the first column if there are none, are in every table. A column
+    that is too wide for any table gets its own.
     """
     dropped, gap = fit(heads, widths, width)
     kept = [i for i in range(len(heads)) if i not in dropped]
     if width is None or sum(widths[i] + gap for i in kept) - gap <= width:
         return [kept]
-    repeated = [i for i in kept if heads[i].repeat]
+    repeated = [i for i in kept if heads[i].repeat] or kept[:1]
     tables: list[list[int]] = [[]]
     for i in kept:
         if i in repeated:

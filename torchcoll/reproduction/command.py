@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -113,7 +114,11 @@ def _plan(recipe: Recipe, launcher: list[str], number: int) -> RunPlan:
     from torchcoll.matrix.blocks import RunPlan
     from torchcoll.matrix.launch_command import command_of
 
-    command = command_of(recipe.command(launcher))
+    argv = recipe.command(launcher)
+    if not launcher:
+        # The torchrun of PATH, if there is any, may belong to a Python without torchcoll.
+        argv[:1] = [sys.executable, "-m", "torch.distributed.run"]
+    command = command_of(argv)
     plan = RunPlan(command, [Cell("again", variables=dict(recipe.variables))], number, 0)
     plan.check_programs(os.environ)
     return plan
