@@ -116,11 +116,11 @@ def over_marks(took_ms: int, until_mark_ms: int, more: int = 0) -> Traffic:
 
     def calls_of(rank):
         for step in range(4):
-            start_ns = (step * 100 + 100 - until_mark_ms) * MS
-            yield call(step=step, start_ns=start_ns, time_ns=took_ms * MS, sequence=2 * step)
             if more:
                 start_ns = (step * 100 + 10) * MS
-                yield call(step=step, start_ns=start_ns, time_ns=more * MS, sequence=2 * step + 1)
+                yield call(step=step, start_ns=start_ns, time_ns=more * MS, sequence=2 * step)
+            start_ns = (step * 100 + 100 - until_mark_ms) * MS
+            yield call(step=step, start_ns=start_ns, time_ns=took_ms * MS, sequence=2 * step + 1)
 
     return traffic(calls_of, steps=4)
 
@@ -149,7 +149,8 @@ def test_the_steady_steps_of_ddp():
     costs = torchcoll.cost(traffic(ddp, steps=4), measured(case, ns=6 * MS))
     first, second, third = costs.rows
     assert (first.size_bytes, first.calls, first.asynchronous) == (25 * MIB, 9, True)
-    assert (first.in_place_ns, first.wait_ns, first.transfer_ns) == (12 * MS, 5 * MS, 7 * MS)
+    # The second and third of a step begin on rank 0 2 ms after issue: 10 - 7 ms.
+    assert (first.in_place_ns, first.wait_ns, first.transfer_ns) == (12 * MS, 3 * MS, 7 * MS)
     assert (first.isolated_as, first.contention_ns) == (
         "synchronized, host clock, gloo, async, sum",
         MS,
@@ -168,6 +169,21 @@ def test_calls_that_queue_say_so():
     costs = torchcoll.cost(traffic(ddp, steps=4), measured(ALONE))
     assert [row.queued for row in costs.rows] == [6 / 18, 3 / 6, 0]
     assert any(note.startswith("queued: calls issued while an earlier one") for note in costs.notes)
+
+
+def test_time_in_the_queue_is_neither_waiting_nor_transfer():
+    """The first call takes 40 ms on both ranks. Rank 1 issues the second 30 ms after rank 0, when
+    it cannot begin yet: it is in flight from 40 to 60 ms, and nobody waits.
+    """
+    recorded = traffic(
+        lambda rank: [
+            call(sequence=0, start_ns=0, time_ns=40 * MS),
+            call(sequence=1, start_ns=30 * MS * rank, time_ns=(60 - 30 * rank) * MS, size_bytes=8),
+        ]
+    )
+    first, second = torchcoll.cost(recorded, Run()).rows
+    assert (first.wait_ns, first.transfer_ns) == (0, 40 * MS)
+    assert (second.in_place_ns, second.wait_ns, second.transfer_ns) == (60 * MS, 0, 20 * MS)
 
 
 def test_a_call_that_begins_at_the_end_of_another_does_not_queue():

@@ -3,8 +3,9 @@
 The values are taken for a first-order autoregressive process. The variance of their mean and the
 degrees of freedom of their scatter follow from its correlation, of which only an estimate exists:
 20 values with a correlation of 0.9 look like values with one of 0.6. The test therefore uses an
-upper bound of the correlation (99.5 %, at most ``HIGHEST``). The bound is tight only where several
-series share the correlation. Standard library only: rank 0 of a training uses it.
+upper bound of the correlation (99.5 %, at most ``HIGHEST``). Many series with the same correlation
+would make the bound tight, but not right where the values are something else, such as a slow drift
+below fast noise: they count as at most two. Standard library only: rank 0 of a training uses it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import lru_cache
 from statistics import fmean
 
 HIGHEST = 0.97
+_MOST_SERIES = 2  # that count as independent
 _Z = 2.58  # the 99.5 % quantile of the normal distribution
 
 # Values in the order of time, in one or several segments: each is centred by itself.
@@ -25,8 +27,7 @@ Segments = Sequence[Sequence[float]]
 def correlation_bounds(series: Sequence[Segments]) -> list[float]:
     """Returns an upper bound of the correlation of neighbouring values for each series.
 
-    This is the 99.5 % upper bound of the correlation that the series have in common, or the
-    estimate of a series by itself, if that is higher.
+    The estimate is that of the series or the mean over all series, whichever is higher.
 
     - series: at least two, of segments of at least four values. Their sum is 0 at any time, so that
       one of them says nothing new.
@@ -35,13 +36,16 @@ def correlation_bounds(series: Sequence[Segments]) -> list[float]:
     length = count / len(series[0])
     estimates = [_correlation(segments) for segments in series]
     common = fmean(estimates)
-    # In hundredths, so that the functions below are called for few correlations.
-    independent, highest = len(series) - 1, round(100 * HIGHEST)
-    grid = range(highest, 0, -1)
-    bound = next((k for k in grid if _least(k / 100, count, length, independent) <= common), 0)
-    # Without the bias of the estimate.
-    corrected = (math.ceil(100 * (r + 1 / length) / (1 - 3 / length)) for r in estimates)
-    return [max(bound, min(highest, value)) / 100 for value in corrected]
+    independent = min(len(series) - 1, _MOST_SERIES)
+    # The grid is one of hundredths, so that the functions below are called for few correlations.
+    grid = [k / 100 for k in range(round(100 * HIGHEST), 0, -1)]
+    least = [_least(value, count, length, independent) for value in grid]
+    bounds = []
+    for estimate in estimates:
+        higher = max(estimate, common)
+        possible = (value for value, at in zip(grid, least, strict=True) if at <= higher)
+        bounds.append(next(possible, 0.0))
+    return bounds
 
 
 def _correlation(segments: Segments) -> float:

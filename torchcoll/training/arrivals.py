@@ -43,7 +43,7 @@ from torchcoll.stats.correlated import chance_of_mean, correlation_bounds, indep
 from torchcoll.stats.drift import SURE
 from torchcoll.training.clocks import Offsets, measure_offsets
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
-from torchcoll.training.late import begun_ns, cut_at_marks, may_end_late
+from torchcoll.training.late import begun_ns, cut_at_marks, may_end_late, times_since_begun_ns
 from torchcoll.training.steps import find_steps
 
 MOST_BLOCKS = 32
@@ -299,10 +299,7 @@ def split_traffic(traffic: Traffic) -> SplitTraffic:
         if not reason and steady is not None and step not in steady:
             reason = _OTHER_STEP
         if not reason:
-            times = {
-                rank: call.span[1] - begun[id(call)] if call.span else joined_call.times_ns[rank]
-                for rank, call in joined_call.calls.items()
-            }
+            times = times_since_begun_ns(joined_call, begun)
             transfers[joined_call] = min(times.values())
             error = max(errors.get(id(call), 0) for call in joined_call.calls.values())
         if not reason and any(may_end_late(c, traffic.source) for c in joined_call.calls.values()):

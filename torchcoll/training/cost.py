@@ -1,7 +1,8 @@
 """The cost of each call of a training: waiting for the last rank, transfer, and contention.
 
 The model is deliberately simple. The ranks of a collective end together, so the one that came last
-has the shortest time, and that time is the transfer; the excess of each other rank is its wait. The
+has the shortest time, and that time is the transfer; the excess of each other rank is its wait. A
+call begins when the call before it in its group has ended, so time in the queue is neither. The
 transfer's excess over the same call measured alone is contention, with the concurrent computation
 and with other groups on the same wires. All three are estimates. Only durations are used: the
 clocks of ranks are not compared.
@@ -31,7 +32,14 @@ from torchcoll.training.arrivals import Arrivals, find_arrivals
 from torchcoll.training.exposed import Exposed, find_exposed
 from torchcoll.training.isolated import IsolatedTimes
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
-from torchcoll.training.late import LATE, cut_at_marks, error_ns, may_end_late
+from torchcoll.training.late import (
+    LATE,
+    begun_ns,
+    cut_at_marks,
+    error_ns,
+    may_end_late,
+    times_since_begun_ns,
+)
 from torchcoll.training.steps import find_steps
 from torchcoll.training.traffic_table import group_text
 
@@ -45,8 +53,9 @@ class CostRow:
     - size_bytes: the size S of nccl-tests; None if there is none or it varies (all_to_all_v).
     - calls: the number of collectives, each counted once for all its ranks.
     - queued: the share of the ranks' calls that were issued while an earlier call of the group was
-      in flight, so that their times include the wait for it; None if unknown.
-    - in_place_ns: the time in the training, on the slowest rank.
+      in flight; None if unknown.
+    - in_place_ns: the time in the training from issue to completion, on the slowest rank. It
+      includes the time in the queue.
     - wait_ns: the wait of the rank that waited longest.
     - transfer_ns: the time of the shortest rank.
     - isolated_ns: the completion measured alone; isolated_as: how it was measured.
@@ -143,8 +152,9 @@ def cost(
             calls_by_kind[key].append(joined_call)
             index_of[key] = kind.group[2]
     queued = _queued(traffic)
+    begun, _ = begun_ns(traffic)
     rows = [
-        _row(kind_calls, traffic, alone, queued, cut, index_of[key])
+        _row(kind_calls, traffic, alone, queued, begun, cut, index_of[key])
         for key, kind_calls in calls_by_kind.items()
     ]
     split = [joined_call for joined_call in joined_calls if not unsplit_reason(joined_call)]
@@ -216,6 +226,7 @@ def _row(
     traffic: Traffic,
     isolated_calls: IsolatedTimes,
     queued: Mapping[int, bool | None],
+    begun: Mapping[int, int],
     cut: Set[int],
     index: int,
 ) -> CostRow:
@@ -232,11 +243,9 @@ def _row(
     reasons = dict.fromkeys(
         "" if planned else unsplit_reason(joined_call) for joined_call in joined
     )
-    waits = [
-        max(joined_call.times_ns.values()) - min(joined_call.times_ns.values())
-        for joined_call in split
-    ]
-    transfers = [min(joined_call.times_ns.values()) for joined_call in split]
+    times = [times_since_begun_ns(joined_call, begun).values() for joined_call in split]
+    waits = [max(of_ranks) - min(of_ranks) for of_ranks in times]
+    transfers = [min(of_ranks) for of_ranks in times]
     transfer = median(transfers) if transfers else None
     alone = isolated_calls.find(first, backend, clock)
     reasons[alone.reason] = None
@@ -322,7 +331,7 @@ def _notes(
     if queued:
         notes.append(
             "queued: calls issued while an earlier one of the group was in flight on that rank: "
-            "their time holds the wait for it, which counts as transfer and as contention here"
+            "their time in the step holds the wait for it, their wait and transfer do not"
         )
     timed = [row for row in rows if row.in_place_ns is not None]
     if any(row.asynchronous is not False and row.queued is None for row in timed):

@@ -8,7 +8,7 @@ Python busy.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 
 from torchcoll.core.traffic import Traffic, TrafficCall
@@ -108,3 +108,15 @@ def begun_ns(traffic: Traffic) -> tuple[dict[int, int], dict[int, int]]:
                 errors[id(call)] = min(MAX_LATENESS_NS, before - start)
             ends[call.group] = max((before, late), (end, may_end_late(call, traffic.source)))
     return begun, errors
+
+
+def times_since_begun_ns(joined: JoinedCall, begun: Mapping[int, int]) -> dict[int, int]:
+    """Returns the time of a call on each rank that recorded one, without that in the queue.
+
+    - begun: as ``begun_ns`` returns it. A call without a span has its duration.
+    """
+    return {
+        rank: call.span[1] - begun[id(call)] if call.span else joined.times_ns[rank]
+        for rank, call in joined.calls.items()
+        if rank in joined.times_ns
+    }
