@@ -131,7 +131,7 @@ def test_time_stamps(launch, monkeypatch):
 def test_samples_of_several_calls_are_no_waiting():
     """25 calls in samples of 10, 10 and 5: 4 * 10 + 4 * 10 + 6 * 5 = 110 ns, a lead call of 5."""
     one = object.__new__(measure._Measurement)
-    one.sizing = SimpleNamespace(case=SimpleNamespace(mode="back-to-back"))
+    one.sizing = SimpleNamespace(case=SimpleNamespace(queued=True))
     one.device = SimpleNamespace(calls_per_sample=10)
     one.spent = dict.fromkeys(("ramp_up", "barriers", "gathers"), 0)
     assert one._account(25, [5], {"device": [4, 4, 6], "issue": [1] * 25}) == 5 + 110
