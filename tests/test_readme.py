@@ -144,9 +144,6 @@ class Reader:
         python = python_with_torch(folder / "python")
         self.env = {"PATH": f"{path}:{os.environ['PATH']}", "PYTHON": str(python)}
         self.env |= {"OMP_NUM_THREADS": "1"}
-        # The setuptools of that python builds torchcoll: no other is fetched. 0 switches it off, as
-        # the variable is named.
-        self.env["PIP_NO_BUILD_ISOLATION"] = "0"
 
     def read(self, block: Block) -> None:
         """This block, and of those before it, whose files it may read, what was left out."""
