@@ -218,8 +218,8 @@ def deepspeed_buckets(
     allreduce_and_scatter).
     """
     buckets: list[PaddedBucket] = []
-    ends = itertools.accumulate(parameter.elements for parameter in registered)
-    starts = {p.name: end - p.elements for p, end in zip(registered, ends, strict=True)}
+    totals = itertools.accumulate(parameter.elements for parameter in registered)
+    starts = {p.name: end - p.elements for p, end in zip(registered, totals, strict=True)}
     names: list[str] = []
     elements = 0
     for parameter in parameters:
