@@ -163,8 +163,8 @@ def test_messages_alone(read):
 
 def test_undetectable_splits_are_reported(read):
     assert read([entry("all_to_all", 1, [[4, 3]])]).notes == [
-        "the Flight Recorder tells no splits: an all_to_all whose sizes look even may be an uneven "
-        "one"
+        "the Flight Recorder records no splits: an all_to_all whose sizes look even may be an "
+        "uneven one"
     ]
 
 
@@ -204,7 +204,7 @@ def test_a_gloo_dump_of_one_rank_lacks_the_number_of_ranks(read):
     assert traffic.groups["0"].ranks == traffic.groups["3"].ranks == ()
     assert "rank 0 of an unknown number" in shown(traffic)
     assert "a group" not in shown(traffic)
-    note = "the dump does not tell how many ranks there are: read those of all ranks together"
+    note = "the dump does not say how many ranks there are: read those of all ranks together"
     assert traffic.notes[-1] == note
 
 

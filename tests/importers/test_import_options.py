@@ -79,22 +79,22 @@ def test_another_tools_run_is_not_resumed(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (ONECCL.format(names="allreduce"), {"ranks": 7}, "--ranks 7, but the file tells 4"),
+        (ONECCL.format(names="allreduce"), {"ranks": 7}, "--ranks 7, but the file says 4"),
         (
             ONECCL.format(names="allreduce"),
             {"collective": "broadcast"},
-            "--collective broadcast, but the file tells all_reduce",
+            "--collective broadcast, but the file says all_reduce",
         ),
         (
             OSU.format(kind="", name="Allreduce"),
             {"collective": "broadcast"},
-            "--collective broadcast, but the file tells all_reduce",
+            "--collective broadcast, but the file says all_reduce",
         ),
-        (PARAM, {"ranks": 7}, "--ranks 7, but the file tells "),
+        (PARAM, {"ranks": 7}, "--ranks 7, but the file says "),
         (
             f"{RCCL}\n1,AllReduce,2,1048576,float,sum,0,24.31,43.13,43.13,0\n",
             {"ranks": 7},
-            "--ranks 7, but the file tells 2",
+            "--ranks 7, but the file says 2",
         ),
     ],
 )

@@ -110,7 +110,7 @@ def test_options_that_contradict_the_file_are_reported(imported):
     result, (first,) = table(imported, heading, row, **options)
     assert (first.collective, first.ranks, first.dtype) == ("all_reduce", 4, "int8")
     assert result.warnings == [
-        "--collective all_reduce, but the file tells broadcast",
-        "--ranks 4, but the file tells 8",
-        "--dtype int8, but the file tells float32",
+        "--collective all_reduce, but the file says broadcast",
+        "--ranks 4, but the file says 8",
+        "--dtype int8, but the file says float32",
     ]

@@ -185,7 +185,7 @@ def test_proposals(folder, capsys, asked, first):
         ("--curve", "argument --curve: expected at least one argument"),
         ("--curve nothing.jsonl --parameters 9", error_text("file", "nothing.jsonl")),
         ("--curve one.jsonl", error_text("gradients", "neither a model nor --parameters",
-            "a model or --parameters. The model stands before --curve.")),
+            "a model or --parameters. Name the model before --curve.")),
         ("advised:make --parameters 9 --curve one.jsonl", error_text("gradients", "both",
             "a model")),
         ("--parameters many --curve one.jsonl", error_text("parameters", "many", "a number")),
@@ -254,7 +254,7 @@ FSDP2 on 2 ranks
 curve: all_gather float32, on gloo, 2 ranks, synchronized, host clock; 256K to 64M, 3 runs
 curve: reduce_scatter float32, on gloo, 2 ranks, synchronized, host clock; 256K to 64M, 3 runs
 passes without communication: forward 3.000 ms (taken for half), backward 6.000 ms
-model: an all_gather runs beside the computation of the unit before, a reduce_scatter beside that of the unit after; calls of one group run one after the other
+model: an all_gather runs during the computation of the unit before, a reduce_scatter during that of the unit after; calls of one group run one after the other
 exposed = end of the step - both passes; not in it: copying in and out, communication that slows the computation down, ranks that wait for each other
 held = what one rank keeps of parameters and gradients; peak = whole parameters and gradients at the worst moment, besides
 low, high = the least and the most of the runs; 95 % over the runs, for all rows together

@@ -73,7 +73,7 @@ def _heads(overlaps: Sequence[Overlap]) -> list[str]:
             where = "on every rank, in a thread of its own"
             if not work.startswith("copy"):
                 where += f"; {counted(threads, 'thread')} a product"
-        lines.append(f"beside {work}, {where}")
+        lines.append(f"concurrent with {work}, {where}")
     return list(dict.fromkeys(lines))
 
 

@@ -364,7 +364,7 @@ def _check_torchcomms(torch: Any) -> None:
         return
     if not getattr(torch.distributed.distributed_c10d, "_TORCHCOMM_AVAILABLE", False):
         _, action = _torchcomms(torch)
-        expected = f"{TORCHCOMMS} beside torch, which would go on without it"
+        expected = f"{TORCHCOMMS} next to torch, which would go on without it"
         raise UnavailableError(_BY_TORCHCOMMS, asked, expected, action)
 
 

@@ -57,7 +57,7 @@ _WITHOUT_COLLECTIVES = (
         PAIRS,
     ),
     (
-        "NCCL's RAS, which tells the state of a job",
+        "NCCL's RAS, which reports the state of a job",
         re.compile(rb"\bper node +per process +\(total\)"),
         "torchcoll log reads NCCL's log of the job (NCCL_DEBUG=INFO).",
     ),

@@ -76,8 +76,8 @@ def fit_model(sources: Source | Sequence[Source], concurrent: bool = False) -> F
     short = sum(not work.covered for work in works)
     if concurrent and short:
         text = (
-            f"in {short} of {counted(len(works), 'case')} the work ended before the calls: calls "
-            "beside it for longer would take longer"
+            f"in {short} of {counted(len(works), 'case')} the work ended before the calls did: "
+            "calls that overlap with it throughout would take longer"
         )
         facts[TOO_SHORT] = text
         notes.append(text)

@@ -90,7 +90,7 @@ def _entry_lines(entry: KindModel) -> list[str]:
             "interval is that of published machines"
         )
     elif other_laws:
-        text += f"; {', '.join(other_laws)} cannot be told from it"
+        text += f"; {', '.join(other_laws)} cannot be distinguished from it"
     else:
         text += "; no other law remains"
     lines += [text, f"  launch overhead {_times(law.launch_ns)}"]

@@ -120,7 +120,7 @@ class Imported:
     def choose(self, option: str, requested: Value | None, recorded: Value | None) -> Value | None:
         """The value of the user's option, or else of the file. Warns if the two differ."""
         if requested and recorded and requested != recorded:
-            self.warn(f"--{option} {requested}, but the file tells {recorded}")
+            self.warn(f"--{option} {requested}, but the file says {recorded}")
         return requested or recorded
 
     def warnings_by_run(self) -> list[list[str]]:

@@ -62,7 +62,7 @@ def read_chakra(path: Path, siblings: Sequence[Path]) -> Traffic:
         calls.append(replace(call, sequence=sequences[key]))
     if not calls:
         raise UnreadableError("execution trace", path, "calls: COMM_COLL, COMM_SEND or COMM_RECV")
-    notes = ["sizes of Chakra traces: comm_size, what a rank puts in; their types are not told"]
+    notes = ["sizes of Chakra traces: comm_size, what a rank puts in; their types are not recorded"]
     for kind, count in unknown.items():
         notes.append(f"{count} nodes of comm_type {kind}, which is not known: left out")
     return Traffic(SOURCE, ranks, {rank: calls}, groups, notes=notes, path=path)

@@ -219,7 +219,7 @@ def _notes(entries: Sequence[Mapping[str, Any]], calls: Sequence[TrafficCall]) -
         notes.append(f"the dump has no durations{action}")
     if any(exchange_with_splits(c.collective) for c in calls):
         notes.append(
-            "the Flight Recorder tells no splits: an all_to_all whose sizes look even may be an "
+            "the Flight Recorder records no splits: an all_to_all whose sizes look even may be an "
             "uneven one"
         )
     if "gloo" in backends:

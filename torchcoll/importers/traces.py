@@ -278,7 +278,7 @@ def _fill_ranks(traffic: Traffic) -> Traffic:
         ranks = max(map(_gathered_from, _default_calls(traffic)), default=0)
         if ranks <= max(traffic.calls):
             traffic.notes.append(
-                "the dump does not tell how many ranks there are: read those of all ranks together"
+                "the dump does not say how many ranks there are: read those of all ranks together"
             )
             return traffic
         traffic.ranks = ranks

@@ -215,7 +215,7 @@ def bindings_version(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 "bindings_version",
                 "note",
-                f"{entry.module} {module['version']} beside torch {facts.torch['version']}",
+                f"{entry.module} {module['version']} with torch {facts.torch['version']}",
                 "Each release is made for one minor version of torch; with another its calls may "
                 "fail or crash, unless it was built from source for this torch.",
                 "Take the bindings of this torch, or build them for it.",

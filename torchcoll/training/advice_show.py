@@ -33,7 +33,7 @@ _BUCKET_MODEL_OF_CPUS = (
     "exposed = all all_reduce calls of a backward pass; not in it: ranks that wait for each other",
 )
 _SHARD_MODEL = (
-    "model: an all_gather runs beside the computation of the unit before, a reduce_scatter beside "
+    "model: an all_gather runs during the computation of the unit before, a reduce_scatter during "
     "that of the unit after; calls of one group run one after the other",
     "exposed = end of the step - both passes; not in it: copying in and out, communication that "
     "slows the computation down, ranks that wait for each other",

@@ -528,6 +528,6 @@ def _notes(
         what = (
             "low and high are the 5th and 95th percentile of its calls"
             if curves.all_curves[1:]
-            else "it tells no spread, so nothing can be called noise"
+            else "it has no spread, so no difference can be called noise"
         )
         yield f"one run: {what}; only several runs give an interval"

@@ -106,7 +106,7 @@ def measure_offsets(traffic: Traffic, calls: Iterable[JoinedCall]) -> Offsets:
         )
     if missing:
         which = f"rank{'s' * (len(missing) > 1)} {format_ranges(missing)}"
-        why = "there is no collective of theirs with others that tells when it began and ended"
+        why = "no collective with other ranks has its begin and end recorded"
         if contradicting & set(missing):
             why = (
                 "no one offset fits all calls (a clock that was set or drifts, or traces that are "

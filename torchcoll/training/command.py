@@ -195,7 +195,7 @@ def _show_advice(options: argparse.Namespace) -> ExitCode:
         gradients = _shard_plans(options)
     elif (options.model is None) == (options.parameters is None):
         actual = "neither a model nor --parameters" if options.model is None else "both"
-        action = "" if options.model else "The model stands before --curve."
+        action = "" if options.model else "Name the model before --curve."
         raise UsageError("gradients", actual, "a model or --parameters", action)
     else:
         text = options.bucket_cap_mb

@@ -78,7 +78,7 @@ def cost_grids(cost: Cost) -> list[Grid]:
         ]
         for row in cost.rows
     ]
-    above = [f"{one_line(cost.traffic)} beside {one_line(cost.run)}", ", ".join(common)]
+    above = [f"{one_line(cost.traffic)} compared with {one_line(cost.run)}", ", ".join(common)]
     above += [exposed_line(cost.exposed) if cost.exposed else "", _ABOVE]
     first = Grid(heads, rows, [line for line in above if line], notes.lines())
     if not rows:

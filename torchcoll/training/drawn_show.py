@@ -43,9 +43,9 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 _NAMES = {
     "computing": "computation",
-    "hidden": "communication beside computation (hidden)",
+    "hidden": "communication during computation (hidden)",
     "exposed": "communication alone (exposed)",
-    "untold": "communication (what ran beside it is not told)",
+    "untold": "communication (unknown whether hidden)",
     "wait": "of it, waiting for the last rank",
 }
 _TEXT_COLOURS = {"exposed": "white", "untold": "black", "hidden": "black"}

@@ -15,8 +15,8 @@ from torchcoll.training.projection import PlannedStep
 
 _CAUSES = (
     "of the calls that are in both: slower: on the rank that came last, by contention or by the "
-    "error of the machine's law (torchcoll.cost has them beside calls alone); late: waiting for "
-    "the last rank; gaps: neither calls nor computation"
+    "error of the machine's law (torchcoll.cost compares them with the same calls alone); late: "
+    "waiting for the last rank; gaps: neither calls nor computation"
 )
 _FACTORS = "factor: measured over planned time, with its 90 % interval"
 
@@ -40,8 +40,8 @@ def _causes(measured: MeasuredStep) -> Grid:
     layout = f"{measured.layout}, " if measured.layout else ""
     overlapped = []
     if measured.overlapped_ns is not None:
-        text = f"{format_signed(measured.overlapped_ns)} of slower is in calls beside computation"
-        overlapped = [text]
+        share = format_signed(measured.overlapped_ns)
+        overlapped = [f"{share} of slower is in calls that overlap with computation"]
     return make_grid(
         [
             (Head("communication", left=True), lambda row: row[0]),

@@ -29,7 +29,7 @@ def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
     offsets = step_offsets(traffic, None)
     traffic = cut_at_marks(traffic)
     if not any(call.span for calls in traffic.calls.values() for call in calls):
-        raise UsageError("perfetto", "no call that tells when it ran", "a capture or a trace")
+        raise UsageError("perfetto", "no call with times", "a capture or a trace")
     joined, _ = join_ranks(traffic)
     events: list[dict[str, Any]] = []
     for rank, calls in traffic.calls.items():

@@ -31,8 +31,8 @@ from torchcoll.training.projection import (
 )
 
 _LEGEND = (
-    "comm: all calls of a rank in a step, one after another; exposed: what of a step is not "
-    "computation; low and high: 90 % intervals"
+    "comm: all calls of a rank in a step, one after another; exposed: the time of a step that is "
+    "not computation; low and high: 90 % intervals"
 )
 _SENT_LEGEND = (
     "sent: by each rank in a step, with the algorithm of a ring; overlaps: what can run meanwhile"
@@ -113,7 +113,7 @@ def _answer(projection: Plan) -> Answer:
         return Answer(one_line(text), "doubt")
     least = "at least " if projection.lower_bound else ""
     text = f"{setup}: {least}{_ends(step.comm_ns)} of communication a step"
-    text += f" beside {projection.concurrent}" if projection.concurrent else ""
+    text += f" concurrent with {projection.concurrent}" if projection.concurrent else ""
     if step.exposed_ns and step.hidden_ns and step.efficiency and projection.compute_ns:
         compute = format_ns(projection.compute_ns, 3)
         text += f", {_ends(step.exposed_ns)} of it exposed under {compute} of computation"

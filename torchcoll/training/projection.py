@@ -407,8 +407,8 @@ def _add_notes(projection: Plan, machine: Predictor) -> Plan:
     )
     if guesses:
         projection.notes.append(
-            f"on {', '.join(map(str, guesses))} ranks nothing is told: the 90 % interval of the "
-            f"communication is wider than {WIDEST:g}x"
+            f"on {', '.join(map(str, guesses))} ranks the time is only a guess: the 90 % "
+            f"interval of the communication is wider than {WIDEST:g}x"
         )
     collectives = [row.collective for row in projection.step.rows]
     projection.concurrent = machine.concurrent_work(collectives)
@@ -432,13 +432,12 @@ def _add_notes(projection: Plan, machine: Predictor) -> Plan:
         )
     elif projection.concurrent:
         projection.notes.append(
-            f"calls as they are beside {projection.concurrent}, not beside the computation of this "
-            "step"
+            f"calls as measured with {projection.concurrent}, not with the computation of this step"
         )
     else:
         projection.notes += [
             "calls as they are alone: a lower bound where computation shares cores or wires with "
-            "them; torchcoll model fit --concurrent takes runs that were measured beside work",
+            "them; torchcoll model fit --concurrent takes runs that were measured with other work",
             UNCORRECTED,
         ]
     if projection.compute_ns is None:

@@ -286,7 +286,7 @@ def _notes(
     if spans:
         notes.append(f"the step took {format_ns(max(spans))} in training")
     notes.append("asynchronous calls: waited for where they had ended in training, else at the end")
-    notes.append("the first play of the step connects: it stands before the marked steps")
+    notes.append("the first play of the step connects: it comes before the marked steps")
     notes += traffic.problems
     notes += [note for report in gathered for note in report["notes"]]
     notes = list(dict.fromkeys(notes))

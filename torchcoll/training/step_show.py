@@ -22,8 +22,8 @@ from torchcoll.training.whole_step import (
 
 _FIGURES = (
     "computing + exposed + idle = the step, of each rank on its own clock; exposed: communication "
-    "with no computation beside it; wait: what calls took longer than on the rank that came last, "
-    "while none of the group was moving"
+    "with no computation running meanwhile; wait: how much longer a call took than on the rank "
+    "that came last, while no rank of the group was moving data"
 )
 _FIGURES_WITHOUT_COMPUTATION = (
     "communicating: some call was in flight; wait: what calls took longer than on the rank that "
@@ -91,11 +91,11 @@ def answer_lines(step: WholeStep) -> list[str]:
         lines.append(f"{', '.join(shares)} (of all ranks' time)")
     elif total:
         share = sum(rank.communicating_ns for rank in step.ranks) / total
-        lines.append(f"{_percent(share)} communicating (of all ranks' time); the rest is not told")
+        lines.append(f"{_percent(share)} communicating (of all ranks' time); the rest is unknown")
     if step.arrivals and step.arrivals.late:
         lines.append(one_line(step.arrivals.answer))
     if step.path:
-        names = {EXPOSED: "communication", IDLE: "idle", "": "not told (computation or idle)"}
+        names = {EXPOSED: "communication", IDLE: "idle", "": "unknown (computation or idle)"}
         order = sorted(step.path.items(), key=lambda pair: -pair[1])
         shares = [f"{_percent(share)} {names.get(kind, kind)}" for kind, share in order]
         longest = max(step.ranks, key=lambda rank: rank.path or 0)

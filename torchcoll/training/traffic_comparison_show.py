@@ -16,8 +16,8 @@ from torchcoll.training.traffic_comparison import CapturedSide, ComparedCalls, T
 
 _ONE_RUN = "one run on each side, so whether a time differs by more than chance is unknown"
 _LEGEND = (
-    "time: of each call the slowest rank's time, waiting: of it what the rank that waited longest "
-    "waited for the last one; both added up over a step, medians over the steps"
+    "time: the call's time on its slowest rank; waiting: the longest time that a rank of the call "
+    "waited for the last rank; both are summed over a step, then the median over the steps"
 )
 _COMMON = ("dtype", "op", "group_ranks")
 

@@ -38,7 +38,7 @@ from torchcoll.training.late import cut_at_marks, error_ns
 from torchcoll.training.steps import Steps, find_steps, group_description
 
 COMPUTING, EXPOSED, IDLE = "computing", "exposed", "idle"
-UNKNOWN_CALLS = "not told which"  # communication that belongs to no recorded call
+UNKNOWN_CALLS = "unknown call"  # communication that belongs to no recorded call
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
     if not any(call.span for calls in traffic.calls.values() for call in calls):
         raise UsageError(
             "step",
-            f"no call of {traffic.path or traffic.source} that tells when it ran",
+            f"no call of {traffic.path or traffic.source} with times",
             "a capture, or a profiler trace with what ran (on GPUs: activities CUDA)",
         )
     steps = find_steps(traffic)
@@ -414,7 +414,7 @@ def _notes(whole: WholeStep, traffic: Traffic) -> list[str]:
         )
     unknown = [rank_step.rank for rank_step in whole.ranks if rank_step.computing is None]
     if unknown:
-        source = "a capture does not tell" if traffic.source == "capture" else "no source tells"
+        source = "a capture does not record" if traffic.source == "capture" else "no source records"
         notes.append(
             f"{source} what rank{'s' * (len(unknown) > 1)} {format_ranges(unknown)} computed: what "
             "is not communication there may be computation or idle"
