@@ -22,10 +22,10 @@ TABLE = """\
 traffic: capture, 2 ranks, gloo, group 0, 2 ranks a group, host clock
 steps 1-3 of 4; in each 5 calls, 84 MiB put in by a rank; a step takes 100 ms (slowest rank, \
 median over them)
-bytes a step: what one rank puts in
-time a step: of each call the slowest rank's time, so waiting for the others is in it, added up \
-over the calls; each row on its own over the steps, so that rows need not add up
-exposed: of that, what no computation hides, an estimate
+bytes a step: the input of one rank
+time a step: the calls' times on their slowest ranks, which include waiting for other ranks, \
+summed over a step; each row has its own median or mean over steps, so rows need not add up
+exposed: the part of that time that no computation hides, an estimate
 
 collective  bytes  dtype    async   calls   bytes      time    median    share   exposed
                in                  a step  a step    a step    a call  of step    a step
@@ -53,7 +53,7 @@ COST = """\
 too few calls to tell who is late: rank 1 caused most waiting, 42.0 ms (100 % of all waiting), and \
 was last in 100 % of 12 calls (50 % by chance)
 
-traffic beside r1
+traffic compared with r1
 group 0 of 2 ranks, gloo, host clock, alone: synchronized, host clock, gloo, async, sum
 wait, transfer and contention are estimates. All ranks end a collective together, so the shortest \
 rank's time is the transfer, what the others have more is their wait for it; in step: the slowest \
@@ -132,7 +132,7 @@ def test_columns_that_nobody_needs_are_left_out(shown):
     assert shown(traffic(lambda rank: [call()], ranks=4, recorded=[0, 1])) == (
         "traffic: capture, ranks 0-1 of 4, gloo, float32, group 0, 4 ranks a group, async\n"
         "1 call, 1 MiB put in by a rank\n"
-        "bytes a step: what one rank puts in\n\n"
+        "bytes a step: the input of one rank\n\n"
         "collective  bytes   calls   bytes\n"
         "               in  a step  a step\n"
         "all_reduce     1M       1      1M\n\n"

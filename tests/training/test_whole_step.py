@@ -419,7 +419,7 @@ def test_one_rank_no_step_and_no_computation(tmp_path):
     assert "no source records what rank 0 computed" in text
     assert "no step is marked" in text and "1 of 2 ranks" in text
     draw_step(whole, tmp_path / "s.svg")
-    assert "what ran beside it is not told" in (tmp_path / "s.svg").read_text()
+    assert "unknown whether hidden" in (tmp_path / "s.svg").read_text()
 
 
 def test_a_step_without_a_call():

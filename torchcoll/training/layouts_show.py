@@ -138,7 +138,7 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
         ends = row.step.step_ns or row.step.comm_ns
         return "-" if ends is None else f"{format_ns(ends[1], 3)} to {format_ns(ends[2], 3)}"
 
-    def most(row: LayoutRow) -> str:
+    def largest_part(row: LayoutRow) -> str:
         name, share = dominant(row.step)
         return f"{name} ({share:.0%})"
 
@@ -171,12 +171,12 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
             *(of_times if predicted else []),
             (Head("memory"), lambda row: format_gigabytes(row.memory_bytes)),
             *([(Head("fits"), fits)] if limit is not None else []),
-            (Head("most", left=True), most),
+            (Head("largest part", left=True), largest_part),
         ],
         rows,
         below=[
-            "of a rank in a step; sent: with the algorithm of a ring; idle: waiting for other "
-            "stages of the pipeline; most: the calls with the largest share of "
+            "for each rank and step; sent: by the ring algorithm; idle: waiting for other stages "
+            "of the pipeline; largest part: the calls with the largest share of "
             + ("comm" if predicted else "sent")
             + ("" if limit is None else f"; yes?: within {_UNSURE:.0%} of the limit")
         ],
@@ -206,5 +206,5 @@ def _json_row(row: LayoutRow) -> dict[str, Any]:
         **ends("step", step.step_ns),
         "idle_ns": step.idle_ns,
         "memory_bytes": row.memory_bytes,
-        "most": dominant(step)[0],
+        "largest_part": dominant(step)[0],
     }

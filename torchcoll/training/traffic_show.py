@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from torchcoll.training.traffic_table import TrafficRow, TrafficTable
 
 
-_BYTES = "bytes a step: what one rank puts in"
+_BYTES = "bytes a step: the input of one rank"
 _TIME = (
-    "time a step: of each call the slowest rank's time, so waiting for the others is in it, added "
-    "up over the calls; each row on its own over the steps, so that rows need not add up"
+    "time a step: the calls' times on their slowest ranks, which include waiting for other ranks, "
+    "summed over a step; each row has its own median or mean over steps, so rows need not add up"
 )
 _WAITING = (
-    "waiting: what the calls of a step took longer than on the rank that came last to each, on the "
-    "rank that waited longest"
+    "waiting: how much longer the calls of a step took on the rank that waited longest than on the "
+    "rank that came last to each"
 )
 _ALGORITHM = "algorithm: a hint (?) by the names of the kernels, some of which run others too"
-_EXPOSED = "exposed: of that, what no computation hides, an estimate"
+_EXPOSED = "exposed: the part of that time that no computation hides, an estimate"
 # Dimensions are columns, or part of the header if all rows agree; the functions make that text.
 _TRAFFIC_DIMENSIONS: dict[str, Callable[[Any], str]] = {
     "ranks": "ranks {}".format,
