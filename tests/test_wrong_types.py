@@ -72,7 +72,7 @@ def test_the_error_says_what_to_do():
         UsageError, match=error_text("spec", "Traffic", "a torchcoll.Spec. traffic")
     ):
         torchcoll.run(traffic)
-    for function in (torchcoll.plot, torchcoll.compare, torchcoll.scaling):
+    for function in (torchcoll.plot, torchcoll.scaling):
         with pytest.raises(UsageError, match=r"got Traffic, .*torchcoll\.cost\(traffic, run\)"):
             function(traffic)
     with pytest.raises(UsageError, match=error_text("file", "Traffic", "a path")):

@@ -122,7 +122,7 @@ def test_merge_of_hosts(measured, command, tmp_path):
     assert code == 0 and "all 140 steady calls" in text
     code, _, text = command("merge", output, "-o", tmp_path / "again.jsonl")
     expected = "a file whose ranks have kept samples: this one has all"
-    assert (code, text) == (2, f"torchcoll: error: {error_text('merge', output, expected)}\n")
+    assert (code, text) == (3, f"torchcoll: error: {error_text('merge', output, expected)}\n")
 
 
 def edited(change):

@@ -272,10 +272,13 @@ def test_groups_that_call_at_once_are_curves_of_their_own(tmp_path):
     path.write_text(model_text(fitted))
     for model in (fitted, load_model(path)):
         assert model.predict("all_reduce", 1 << 20, 2).time_ns == pytest.approx(1000 + (1 << 20))
-        for groups, expected in ((2, 2), (3, 2), (4, 4), (64, 4)):
-            prediction = model.predict_at_once("all_reduce", 1 << 20, 2, groups)
-            assert prediction.time_ns == pytest.approx(1000 + expected * (1 << 20))
-            assert bool(prediction.beyond) == (groups != expected)
+        for groups, hosts in ((2, None), (2, 1), (4, None), (4, 2)):
+            prediction = model.predict_at_once("all_reduce", 1 << 20, 2, groups, hosts)
+            assert prediction.time_ns == pytest.approx(1000 + groups * (1 << 20))
+        # Neither other numbers of groups, nor other hosts, nor larger calls were measured.
+        for groups, hosts in ((3, None), (64, None), (2, 2), (4, 1)):
+            assert model.predict_at_once("all_reduce", 1 << 20, 2, groups, hosts) is None
+        assert model.predict_at_once("all_reduce", 1 << 23, 2, 2) is None
         assert model.predict_at_once("all_reduce", 1 << 20, 4, 2) is None
         assert model.predict_at_once("all_gather", 1 << 20, 2, 2) is None
     hosts = {e.groups_at_once: [c.hosts for c in e.over_sizes] for e in fitted.entries}

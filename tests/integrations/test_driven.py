@@ -47,16 +47,16 @@ def test_steps(tmp_path, capfd):
 def test_start_every_and_metrics(tmp_path):
     """Rank 1 sleeps before each step, once rank 0 has begun it. Begun after two steps, one in two
     is captured three times: 3, 5 and 7. Rank 0 learns of each step at the mark after it, of the
-    24th at the 25th: windows of 8.
+    48th at the 49th: windows of 16.
     """
-    sleep_s = 0.04 * busy()
+    sleep_s = 0.02 * busy()
 
     def case():
-        sampled_steps.WINDOW = 8
+        sampled_steps.WINDOW = 16
         sampled = DrivenCapture("sampled", 3, start=2, every=2)
-        late = DrivenCapture("late", 26, start=2, metrics="late.prom")
+        late = DrivenCapture("late", 50, start=2, metrics="late.prom")
         with contextlib.redirect_stderr(io.StringIO()) as printed:
-            for capture, steps, rest_s in ((sampled, 9, 0), (late, 28, sleep_s)):
+            for capture, steps, rest_s in ((sampled, 9, 0), (late, 52, sleep_s)):
                 capture.begin()
                 for number in range(steps):
                     if dist.get_rank() == 0:
@@ -74,10 +74,10 @@ def test_start_every_and_metrics(tmp_path):
     assert [call.bytes_in // 4 for call in traffic.calls[0]] == [4, 6, 8]
     assert first.startswith("captured 6 steps of each rank, one in 2: ")
     traffic = Traffic.load(tmp_path / "late")
-    assert [call.bytes_in // 4 for call in traffic.calls[0]] == [*range(3, 29)]
-    assert last.startswith("captured 26 steps of each rank: ")
+    assert [call.bytes_in // 4 for call in traffic.calls[0]] == [*range(3, 53)]
+    assert last.startswith("captured 50 steps of each rank: ")
     (line,) = named
-    assert re.match(r"torchcoll: step 27: rank 1 is late: it caused ", line)
+    assert re.match(r"torchcoll: step 51: rank 1 is late: ", line)
 
 
 def test_a_training_that_raises_is_the_status(tmp_path):

@@ -81,8 +81,6 @@ def sent():
     "make",
     [
         lambda folder: torchcoll.plot(sent(), folder / "a.png"),
-        lambda folder: torchcoll.compare(sent()),
-        lambda folder: torchcoll.compare(sent(), str(folder)),
         lambda folder: torchcoll.compare([str(folder), sent()], str(folder)),
     ],
 )
@@ -92,6 +90,14 @@ def test_traffic_is_no_side(folder, make):
     text = str(error.value)
     assert got(error_tail("Traffic", "a Run, a file, a folder")) in text
     assert "torchcoll.cost(traffic, run)" in text and "torchcoll trace PATH --plot FILE" in text
+
+
+@pytest.mark.parametrize("others", [(), (".",)])
+def test_a_traffic_is_compared_with_another(others):
+    with pytest.raises(
+        UsageError, match=error_text("base", "a Traffic", "a Traffic on both sides")
+    ):
+        torchcoll.compare(sent(), *others)
 
 
 def test_one_side_is_no_comparison(folder):

@@ -396,24 +396,23 @@ class MachineModel(OneLine):
         return self._bounded(self.entry(name, **kind)).predict(size_bytes, ranks, hosts)
 
     def predict_at_once(
-        self, collective: str, size_bytes: int, ranks: int, groups: int
+        self,
+        collective: str,
+        size_bytes: int,
+        ranks: int,
+        groups: int,
+        hosts: int | None = None,
     ) -> Prediction | None:
         name = find_collective(collective).name
-        measured = [
-            entry
-            for entry in self.entries
-            if entry.collective == name and 1 < entry.groups_at_once <= groups
-            if any(curve.ranks == ranks for curve in entry.over_sizes)
-        ]
-        if not measured:
-            return None
-        entry = max(measured, key=lambda entry: entry.groups_at_once)
-        prediction = self._bounded(entry).predict(size_bytes, ranks)
-        if entry.groups_at_once < groups:
-            text = f"{entry.groups_at_once} of {groups} groups of {ranks} ranks at once"
-            beyond = "; ".join(filter(None, [prediction.beyond, text]))
-            prediction = prediction._replace(beyond=beyond, common=1.0)
-        return prediction
+        for entry in self.entries:
+            if entry.collective != name or entry.groups_at_once != groups:
+                continue
+            for curve in entry.over_sizes:
+                placed = curve.ranks == ranks and (hosts is None or curve.hosts in (0, hosts))
+                # A larger call is limited by the links, which the curve of one group may cover.
+                if placed and size_bytes <= curve.high_bytes:
+                    return self._bounded(entry).predict(size_bytes, ranks, hosts)
+        return None
 
     def _bounded(self, entry: KindModel) -> BoundedCase:
         device = None if entry.on_cpu else device_named(str(self.facts.get("device_name", "")))

@@ -136,7 +136,12 @@ class PublishedMachine:
         return bounded(prediction, least_ns(*place, device_named(links.gpu), host_gbps))
 
     def predict_at_once(
-        self, collective: str, size_bytes: int, ranks: int, groups: int
+        self,
+        collective: str,
+        size_bytes: int,
+        ranks: int,
+        groups: int,
+        hosts: int | None = None,
     ) -> Prediction | None:
         return None  # the published runs have one group each
 

@@ -78,7 +78,7 @@ def block_start(
     group = f", sub-group {one_line(first.group)}" if first.group else ""
     by = f" by {one_line(first.implementation)}" if first.implementation != NATIVE else ""
     statistic = statistics_of([first])[0]
-    elements = first.misalign_bytes // first.itemsize
+    elements = first.misalign_bytes // first.itemsize if first.misalign_bytes else 0
     unalign = f" unalign: {elements}" if elements else ""
     lines = [
         f"# {program_text(run)} in the text format of nccl-tests",

@@ -72,9 +72,14 @@ class CorrectedMachine:
         return self._corrected(prediction, collective, size_bytes, ranks)
 
     def predict_at_once(
-        self, collective: str, size_bytes: int, ranks: int, groups: int
+        self,
+        collective: str,
+        size_bytes: int,
+        ranks: int,
+        groups: int,
+        hosts: int | None = None,
     ) -> Prediction | None:
-        prediction = self.machine.predict_at_once(collective, size_bytes, ranks, groups)
+        prediction = self.machine.predict_at_once(collective, size_bytes, ranks, groups, hosts)
         return prediction and self._corrected(prediction, collective, size_bytes, ranks)
 
     def _corrected(

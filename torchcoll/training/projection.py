@@ -324,8 +324,11 @@ def _predict(machine: Predictor, sent: SentCall, group: PlannedGroup, ranks: int
     per_host = machine.ranks_per_host
     sharing = ranks if group.hosts != 1 or per_host is None else min(ranks, per_host)
     at_once = int(sharing // group.ranks)
-    if at_once > 1:
-        measured = machine.predict_at_once(sent.collective, sent.size_bytes, group.ranks, at_once)
+    # Only the first and the last stage of a pipeline are in a group of the shared embedding.
+    if at_once > 1 and group.name != "embedding":
+        measured = machine.predict_at_once(
+            sent.collective, sent.size_bytes, group.ranks, at_once, group.hosts
+        )
         if measured is not None:
             return measured
     size_bytes = sent.size_bytes * group.concurrent
