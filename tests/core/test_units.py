@@ -302,7 +302,8 @@ def test_counted():
     [
         (1.0, "0.0 % faster"),
         (1 / 0.9, "11 % slower"),
-        (1 / 1.25, "20 % faster"),
+        (1 / 1.25, "25 % faster"),
+        (0.51, "96 % faster"),
         (1.0996, "10 % slower"),
         (1.994, "99 % slower"),
         (1.9951, "2.0x slower"),

@@ -243,24 +243,28 @@ def format_factor(factor: float) -> str:
     return f"{factor:.{digits}f}x"
 
 
+_TWICE = 1.995  # shown as 2.0x
+
+
 def format_difference(ratio: float) -> str:
-    """Format how far a time is from another: ``8.0 %``, or ``24x`` from twice (or half) of it on.
+    """Format how far two times are from each other: ``8.0 %``, or ``24x`` if one is at least twice
+    the other.
 
-    ratio: the time divided by the other one.
+    ratio: one time divided by the other. A percentage is what the longer one is more than the
+    shorter one, as a factor is.
     """
-    if not _HALF < ratio < _TWICE:
-        return format_factor(max(ratio, 1 / ratio))
-    percent = 100 * abs(ratio - 1)
+    factor = max(ratio, 1 / ratio)
+    if factor >= _TWICE:
+        return format_factor(factor)
+    percent = 100 * (factor - 1)
     return f"{percent:.{int(percent < 9.95)}f} %"
-
-
-_HALF, _TWICE = 0.5, 1.995  # 1.995 is shown as 2.0x
 
 
 def format_change(ratio: float, longer: str = "slower", shorter: str = "faster") -> str:
     """Format a change of a time for a sentence: ``8.0 % slower``, ``24x slower``, ``3.0 % faster``.
 
-    ratio: the time divided by the earlier or usual one.
+    ratio: the time divided by the earlier or usual one, above 0. Like 1.25x faster, 25 % faster
+    means 1.25 times the speed: a ratio of 0.8.
     """
     return f"{format_difference(ratio)} {longer if ratio > 1 else shorter}"
 
