@@ -609,3 +609,17 @@ def test_the_simulation_is_what_compare_does():
     for scenario in (module.Scenario("A-B", drift=0.01, outlier=2), module.POWERED[8]):
         agree, total = module.agreement(scenario, 2)
         assert (agree, total) == (50, 50)
+
+
+def test_buffer_reuse_in_words(in_tmp_path, capsys):
+    for number, name in enumerate(("a", "b")):
+        reuses = ("same", "rotate", "flush")
+        cases = [measured(1000 + number, buffer_reuse=reuse) for reuse in reuses]
+        save(run(*cases), f"{name}.jsonl")
+    assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" at 1K")[0].strip() for line in lines[-3:]] == [
+        "reused buffers",
+        "rotating buffers",
+        "flushed caches",
+    ]

@@ -90,6 +90,19 @@ def test_what_was_varied_on_purpose_makes_curves_of_its_own():
     assert found_of_both.notes == []
 
 
+def test_a_configuration_of_communicators_makes_curves_of_its_own():
+    """A file that records none, as from gloo or an earlier version, has the default."""
+    unrecorded, default, zero = runs(3)
+    for one, config in ((default, "default"), (zero, "cta_policy=zero")):
+        one.header["environment"] = one.environment | {"communicator_config": config}
+    result = transitions([unrecorded, default, zero])
+    curves = [(c.common["communicator_config"], c.points[0].runs) for c in result.curves]
+    assert curves == [("default", 2), ("cta_policy=zero", 1)]
+    assert result.notes == []
+    (curve,) = transitions([unrecorded, default]).curves
+    assert "communicator_config" not in curve.common
+
+
 def test_what_pooled_launches_differ_in_is_said(capsys):
     first, second = runs(2)
     second.header["environment"] = first.header["environment"] | {"torch": "2.15.0"}

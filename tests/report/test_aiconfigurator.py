@@ -78,6 +78,8 @@ def test_what_has_no_place():
         perf_rows([measured(nccl(), nccl(backend="xccl"))])
     with pytest.raises(UsageError, match=got("mode back-to-back and graph for all_reduce half")):
         perf_rows([measured(nccl(), nccl(mode="graph"))])
+    with pytest.raises(UsageError, match=got("buffer_reuse same and rotate for all_reduce half")):
+        perf_rows([measured(nccl(), nccl(buffer_reuse="rotate"))])
 
 
 def test_a_table_is_of_one_system():

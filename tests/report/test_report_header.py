@@ -250,3 +250,17 @@ def test_each_backend_has_its_first_call():
         "start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms including connecting, "
         "ccl connects in its first call"
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ("cta_policy=zero", ["communicator configuration: cta_policy=zero"]),
+        ("default", []),
+        (None, []),
+    ],
+)
+def test_the_configuration_of_communicators_is_shown(config, line):
+    launch = run(result(), header={"environment": {"communicator_config": config}})
+    lines = header_lines(launch, [each.case for each in launch.results])
+    assert [each for each in lines if each.startswith("communicator configuration")] == line

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from error_form import error_text
 from made_runs import measured, run
 
 from torchcoll.cli import main
-from torchcoll.core.errors import UnavailableError, UsageError
+from torchcoll.core.errors import UnavailableError, UnusableError, UsageError
 from torchcoll.reproduction.agreement import judge
 from torchcoll.reproduction.command import _plan
 from torchcoll.reproduction.recipe import on_this_machine, recipe_of, unset_settings
@@ -83,6 +84,56 @@ def test_another_tool_is_measured_as_its_cases_were():
         "torchrun --nproc-per-node 8 -m torchcoll.allreduce --sizes 1K,1M --in-place 1"
     )
     assert "the file is of nccl-tests" in recipe.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "options"),
+    [
+        ({}, []),
+        ({"mode": "unknown"}, []),
+        ({"misalign_bytes": 4}, ["--misalign", "4"]),
+        ({"mode": "blocking"}, ["--mode", "blocking"]),
+        ({"mode": "synchronized", "device": "cpu"}, []),
+        ({"mode": "synchronized"}, ["--mode", "synchronized"]),
+        ({"buffers": "symmetric"}, ["--buffers", "symmetric"]),
+    ],
+)
+def test_settings_of_another_tool_are_options(changed, options):
+    case = {"device": "cuda", "backend": "nccl", "mode": "back-to-back"} | changed
+    buffers = case.pop("buffers", "default")
+    result = measured(1000, ranks=8, **case)
+    result.case = replace(result.case, buffers=buffers)
+    recipe = recipe_of(run(result, ranks=8, source={"tool": "nccl-tests"}))
+    assert recipe.arguments == ("--sizes", "1K", "--in-place", "1", *options)
+
+
+@pytest.mark.parametrize(
+    ("cases", "actual", "expected"),
+    [
+        (
+            [{"mode": "blocking, barrier"}],
+            "mode 'blocking, barrier'",
+            "one of synchronized, back-to-back, blocking, graph",
+        ),
+        ([{"mode": "blocking"}, {}], "modes blocking and synchronized", "one mode for all cases"),
+        (
+            [{"misalign_bytes": 4}, {"misalign_bytes": 2, "dtype": "float16"}],
+            "buffers misaligned by 2 bytes and 4 bytes",
+            "one offset for all cases",
+        ),
+        (
+            [{"implementation": "nccl-tests-device-1-16-ctas"}],
+            "collectives of nccl-tests-device-1-16-ctas",
+            "collectives of the library",
+        ),
+    ],
+)
+def test_settings_that_torchcoll_does_not_have_are_refused(cases, actual, expected):
+    results = [measured(1000, **changed) for changed in cases]
+    with pytest.raises(UnusableError) as caught:
+        recipe_of(run(*results, source={"tool": "nccl-tests"}))
+    actual += ", which torchcoll cannot run again"
+    assert str(caught.value) == error_text("file", actual, expected)
 
 
 def test_backends_that_are_not_here_are_left_out():

@@ -139,15 +139,6 @@ M = "made_here.train"
             ),
         ),
         (
-            "/elsewhere/train.py:make_model",
-            error_text(
-                "model",
-                "/elsewhere/train.py:make_model",
-                "package.module:factory, such as train:make_model. Write in /elsewhere "
-                "train:make_model.",
-            ),
-        ),
-        (
             "made_here.nowhere:make",
             error_text(
                 "model",
@@ -227,6 +218,25 @@ def test_bad_input(gradients, arguments, line):
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith(f"torchcoll: error: {line}")
     assert err.count("torchcoll: error") == 1 and "Traceback" not in err
+
+
+def test_a_file_of_another_folder(gradients, in_tmp_path, monkeypatch):
+    (in_tmp_path / "here").mkdir()
+    monkeypatch.chdir(in_tmp_path / "here")
+    code, out, err = gradients("../made_here/train.py:make")
+    assert (code, out) == (2, "")
+    folder = in_tmp_path / "made_here"
+    expected = f"package.module:factory, such as train:make_model. Write in {folder} train:make."
+    assert error_text("model", "../made_here/train.py:make", expected) in err
+
+
+@pytest.mark.parametrize("name", ["nope.py", "no/where.py", "/nowhere/train.py"])
+def test_a_file_that_does_not_exist(gradients, name):
+    code, out, err = gradients(f"{name}:make")
+    assert (code, out) == (3, "")
+    expected = f"the name of an existing module: there is no file {name}"
+    text = error_text("model", f"{name}:make", expected)
+    assert err.splitlines()[-1] == f"torchcoll: error: {text}"
 
 
 @pytest.mark.parametrize("options", ["", "--fsdp Linear"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from error_form import error_text
@@ -100,10 +101,21 @@ def test_the_command(tmp_path, capsys):
     assert main(["compare", *paths, "--threshold", "5%"]) == 2
     expected = error_text("threshold", "5%", "none with captures of a training")
     assert expected in capsys.readouterr().err
-    results = str(tmp_path / "run.jsonl")
-    torchcoll.save(run(result()), results)
-    assert main(["compare", paths[0], results]) == 3  # traffic is left out, and one side remains
-    capsys.readouterr()
     assert main(["compare", *paths, paths[0]]) == 2
     expected = "two captures, or results of measurements"
     assert error_text("compare", "3 captures", expected) in capsys.readouterr().err
+
+
+def test_a_capture_and_something_else(in_tmp_path, capsys):
+    captured(1).save("a.jsonl")
+    torchcoll.save(run(result()), "run.jsonl")
+    Path("empty").mkdir()
+    expected = "a capture of a training, as a.jsonl is"
+    for sides, name, what in (
+        (["a.jsonl", "empty"], "new", "empty, an empty folder"),
+        (["a.jsonl", "nothing.jsonl"], "new", "nothing.jsonl, which does not exist"),
+        (["a.jsonl", "run.jsonl"], "new", "run.jsonl, which is no capture"),
+        (["run.jsonl", "a.jsonl"], "base", "run.jsonl, which is no capture"),
+    ):
+        assert main(["compare", *sides]) == 3
+        assert error_text(name, what, expected) in capsys.readouterr().err

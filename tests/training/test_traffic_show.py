@@ -56,8 +56,9 @@ was last in 100 % of 12 calls (50 % by chance)
 traffic compared with r1
 group 0 of 2 ranks, gloo, host clock, alone: synchronized, host clock, gloo, async, sum
 wait, transfer and contention are estimates. All ranks end a collective together, so the shortest \
-rank's time is the transfer, what the others have more is their wait for it; in step: the slowest \
-rank's; contention: transfer - alone. Medians over the calls
+rank's time is the transfer, what the others have more is their wait for it. In step: from issue \
+to completion on the slowest rank; on each rank it is queue + wait + transfer, where the queue is \
+the time behind an earlier call of the group. Contention: transfer - alone. Medians over the calls
 
 collective  size  dtype    async  calls  queued   in step      wait  transfer     alone   contention
 all_reduce   25M  float32  yes        9    33 %  12.00 ms  3.000 ms  7.000 ms  6.000 ms  <= 1.000 ms

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torchcoll.comparison.cells import figure_cell, size_cell
-from torchcoll.comparison.wording import side_names
+from torchcoll.comparison.wording import BUFFER_REUSE_TEXTS, side_names
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
 from torchcoll.report.answer import Answer
@@ -182,15 +182,11 @@ _WIDEST = 28  # characters of a value, so that both sides fit into 80 columns
 _MOST_VALUES = 4
 
 
-# As a value of a setting `same` would read as the result of a case.
-_REUSE = {"same": "reused buffers", "rotate": "rotating buffers"}
-
-
 def _values_text(name: str, values: Sequence[str]) -> str:
     if not values:
         return NOT_KNOWN
     if name == "buffer_reuse":
-        values = [_REUSE.get(value, value) for value in values]
+        values = [BUFFER_REUSE_TEXTS.get(value, value) for value in values]
     if len(values) > _MOST_VALUES:
         return f"{one_line(', '.join(values[:2]))}, ... ({len(values)} values)"
     return one_line(", ".join(values))

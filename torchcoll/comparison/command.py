@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import glob
 import os
 import shlex
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchcoll.comparison.fail_on import parse_gate, tripped, untested
-from torchcoll.core.errors import ExitCode, UsageError, choice, tell
+from torchcoll.core.errors import ExitCode, UnusableError, UsageError, choice, nearest_file, tell
 from torchcoll.core.units import counted, parse_duration, parse_share
 from torchcoll.inputs import IMPORT_OPTIONS, add_import_options
 
@@ -121,7 +122,9 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
         return _compare_versus(state, options, gate)
     arguments = drop_non_results(options.sides, least=2)
     hints = options.collective, options.ranks
-    base, *others = [side(name, paths, *hints) for name, paths in sides_of(arguments)]
+    named = sides_of(arguments)
+    _check_no_capture(named)
+    base, *others = [side(name, paths, *hints) for name, paths in named]
     check_import_options([run for each in (base, *others) for run in each.runs], *hints)
     unnamed = list(map(os.path.isfile, arguments))
     if unnamed[0] and sum(unnamed) > 2 and not options.by:  # what --by names is kept apart
@@ -188,6 +191,31 @@ def _captures(arguments: Sequence[str]) -> list[tuple[str, str]]:
         raise UsageError("compare", number, "two captures, or results of measurements")
     names = [label or name for (label, _), name in zip(sides, ("base", "new"), strict=True)]
     return list(zip(names, (path for _, path in sides), strict=True))
+
+
+def _check_no_capture(sides: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """Raises UnusableError if a side is a capture of a training and another one is not."""
+    from torchcoll.core.file import is_traffic
+
+    captures = {name: paths[0] for name, paths in sides if all(map(is_traffic, paths))}
+    if not captures:
+        return
+    capture = next(iter(captures.values()))
+    expected = f"a capture of a training, as {capture} is"
+    for name, paths in sides:
+        if name in captures:
+            continue
+        path = Path(paths[0])
+        if path.is_dir() and not any(path.iterdir()):
+            raise UnusableError(name, f"{path}, an empty folder", expected)
+        if not (path.exists() or glob.has_magic(paths[0])):
+            raise UnusableError(name, f"{path}, which does not exist", expected, nearest_file(path))
+        raise UnusableError(
+            name,
+            f"{path}, which is no capture",
+            f"{expected}, or results on both sides",
+            "torchcoll.cost(CAPTURE, RUN) compares a training with the same calls measured alone.",
+        )
 
 
 def _compare_captures(captures: Sequence[tuple[str, str]], options: argparse.Namespace) -> ExitCode:

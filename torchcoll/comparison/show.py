@@ -17,6 +17,7 @@ from torchcoll.comparison.across_hardware_show import (
 from torchcoll.comparison.cells import figure_cell, size_cell
 from torchcoll.comparison.conclusion_show import CHANGED, answer_of, error_text
 from torchcoll.comparison.wording import (
+    BUFFER_REUSE_TEXTS,
     rises,
     side_names,
     speed_cell,
@@ -309,10 +310,8 @@ def _word(name: str, value: Any) -> str:
         return "in place" if value else "out of place"
     if name == "collective":
         return str(value)
-    if name == "buffer_reuse":  # `same` alone would read as a result
-        return {"same": "reused buffers", "rotate": "rotating buffers"}.get(
-            value, f"{name} {value}"
-        )
+    if name == "buffer_reuse":
+        return BUFFER_REUSE_TEXTS.get(value, f"{name} {value}")
     if name in ("mode", "clock"):
         return _RAN[name].format(one_line(value))
     return one_line(value) if isinstance(value, str) else f"{name} {value}"

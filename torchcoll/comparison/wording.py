@@ -20,6 +20,12 @@ _MOST_NAMED = 3  # cases in the sentence
 _LONGEST_NAME = 40
 # From this share of all cases on, one factor says more than the names of the cases that changed.
 _MOST_CHANGED = 2 / 3
+# Values of ``buffer_reuse``. In a table of comparisons `same` alone would read as a result.
+BUFFER_REUSE_TEXTS = {
+    "same": "reused buffers",
+    "rotate": "rotating buffers",
+    "flush": "flushed caches",
+}
 
 
 def side_names(comparison: Comparison) -> tuple[str, str]:

@@ -160,8 +160,8 @@ def _unfit(row: Row, loaded: bool) -> str:
 def _check_alike(point: str, rows: Sequence[Row]) -> None:
     """Raises UsageError if the cases of a point differ in what their runs set."""
     for name in (
-        *("mode", "clock", "dtype", "buffers", "misalign_bytes", "asynchronous", "communicator"),
-        "algorithm",
+        *("mode", "clock", "dtype", "buffers", "buffer_reuse", "misalign_bytes", "asynchronous"),
+        *("communicator", "algorithm"),
     ):
         values = list(dict.fromkeys(str(getattr(row, name)) for row in rows))
         if len(values) > 1:

@@ -108,7 +108,8 @@ def header_lines(
     if how:
         last = any(result.last_to_arrive and result.time_ns for result in run.results)
         lines.append(LAST if last else reported_text(run) or reading(items, how))
-    lines += [_measurement_rules(run.header.get("spec") or {}, items), _labels(run)]
+    lines += [_measurement_rules(run.header.get("spec") or {}, items)]
+    lines += [_communicator_config(run), _labels(run)]
     lines += [_start_up(run, items), _communicators(run)] if verbose else []
     return [line for line in lines if line]
 
@@ -312,6 +313,12 @@ def _measurement_rules(spec: dict[str, Any], items: Sequence[Any]) -> str:
     if spec.get("fresh_group"):
         parts.append("a new communicator for every case")
     return "; ".join(parts)
+
+
+def _communicator_config(run: Run) -> str:
+    """The configuration of communicators that was set; '' for the default."""
+    config = run.environment.get("communicator_config") or "default"
+    return "" if config == "default" else f"communicator configuration: {one_line(config)}"
 
 
 def _labels(run: Run) -> str:

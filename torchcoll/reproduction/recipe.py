@@ -6,9 +6,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnavailableError, UnusableError, UsageError
 from torchcoll.core.result import Run
+from torchcoll.core.spec import BUFFERS, MODES
 from torchcoll.core.units import counted, format_size
 from torchcoll.core.variables import MASK
 
@@ -58,7 +60,8 @@ class Recipe:
 def recipe_of(run: Run) -> Recipe:
     """The recipe of a run that torchcoll made, or of another tool's run as torchcoll would make it.
 
-    Raises UsageError for a file that does not say what it ran, and for one of torchcoll.pairs.
+    Raises UsageError for a file that does not say what it ran, for one of torchcoll.pairs, and for
+    another tool's run with settings that torchcoll does not have.
     """
     cases = [result.case for result in run.results]
     if not cases:
@@ -98,7 +101,10 @@ def recipe_of(run: Run) -> Recipe:
 
 
 def _foreign_recipe(run: Run, ranks: int, hosts: int) -> Recipe:
-    """What torchcoll would run to measure the cases of a file without a command of torchcoll."""
+    """What torchcoll would run to measure the cases of a file without a command of torchcoll.
+
+    Raises UnusableError for settings that torchcoll does not have or cannot combine.
+    """
     cases = [result.case for result in run.results]
     names = list(dict.fromkeys(case.collective for case in cases))
     sizes = sorted({case.size_bytes for case in cases if case.size_bytes})
@@ -114,6 +120,7 @@ def _foreign_recipe(run: Run, ranks: int, hosts: int) -> Recipe:
     placements = {case.in_place for case in cases if case.in_place is not None}
     if placements:
         arguments += ["--in-place", "both" if len(placements) > 1 else str(int(placements.pop()))]
+    arguments += _buffer_options(cases) + _mode_option(cases)
     note = "the file has no command: it is made from the cases, with the usual calls"
     if run.source:
         note = (
@@ -129,6 +136,39 @@ def _foreign_recipe(run: Run, ranks: int, hosts: int) -> Recipe:
         tuple(arguments),
         notes=(note,),
     )
+
+
+def _buffer_options(cases: Sequence[Case]) -> list[str]:
+    """Options for the alignment and the registration of buffers (-u and -R of nccl-tests)."""
+    offsets = sorted({case.misalign_bytes for case in cases})
+    buffers = list(dict.fromkeys(case.buffers for case in cases))
+    implementations = dict.fromkeys(case.implementation for case in cases)
+    if len(offsets) > 1:  # -u counts elements, so each dtype has its own number of bytes
+        texts = " and ".join(counted(offset, "byte") for offset in offsets)
+        raise _not_in_one_run(f"buffers misaligned by {texts}", "one offset for all cases")
+    if len(buffers) > 1 or buffers[0] not in BUFFERS:
+        expected = f"one of {', '.join(BUFFERS)} for all cases"
+        raise _not_in_one_run(f"{' and '.join(buffers)} buffers", expected)
+    if foreign := [name for name in implementations if name.startswith("nccl-tests-")]:
+        raise _not_in_one_run(f"collectives of {foreign[0]}", "collectives of the library")
+    options = ["--misalign", str(offsets[0])] if offsets[0] else []
+    return options + (["--buffers", buffers[0]] if buffers[0] != "default" else [])
+
+
+def _mode_option(cases: Sequence[Case]) -> list[str]:
+    """``--mode``, unless the file has the default of its device or does not name its mode."""
+    modes = list(dict.fromkeys(case.mode for case in cases if case.mode != "unknown"))
+    if foreign := [mode for mode in modes if mode not in MODES]:
+        raise _not_in_one_run(f"mode {foreign[0]!r}", f"one of {', '.join(MODES)}")
+    if len(modes) > 1:
+        raise _not_in_one_run(f"modes {' and '.join(modes)}", "one mode for all cases")
+    default = "synchronized" if cases[0].device == "cpu" else "back-to-back"
+    return ["--mode", modes[0]] if modes and modes[0] != default else []
+
+
+def _not_in_one_run(actual: str, expected: str) -> UnusableError:
+    """The error for a file with settings that no run of torchcoll has."""
+    return UnusableError("file", f"{actual}, which torchcoll cannot run again", expected)
 
 
 def _without_own(argv: Sequence[str]) -> list[str]:

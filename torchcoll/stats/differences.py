@@ -11,6 +11,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.stats.matching import Pair
 from torchcoll.stats.sides import (
     NOT_KNOWN,
+    SETTINGS,
     Measured,
     Side,
     known_of,
@@ -149,8 +150,8 @@ def varying_text(values: Mapping[str, Sequence[str]], without: Sequence[str] = (
 def kept_separate(runs: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
     """Names of what was varied on purpose among runs, given as (ranks, facts).
 
-    Variables and labels that have several values at one number of ranks make different curves; what
-    changes with the ranks alone cannot be told from them, and is a hidden dimension.
+    Variables, settings and labels that have several values at one number of ranks make different
+    curves; what changes with the ranks alone cannot be told from them, and is a hidden dimension.
     """
     values: dict[tuple[int, str], set[str]] = {}
     facts = list(runs)
@@ -205,7 +206,7 @@ def hidden_among(runs: Sequence[Mapping[str, str]], separate: Sequence[str]) -> 
 def _on_purpose(name: str) -> bool:
     if name.startswith("label="):
         return name.removeprefix("label=") not in _COUNTING
-    return name.isupper()
+    return name.isupper() or name in SETTINGS
 
 
 def dimensions_of(pairs: Sequence[Pair]) -> list[Difference]:

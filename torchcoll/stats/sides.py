@@ -35,6 +35,9 @@ METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
 
 UNTIL_PRECISE = "until precise"  # without -n
 NOT_KNOWN = "not known"  # a variable of a run that tells none
+# Settings that torchcoll records in lower case, and what a run had that does not record them: gloo
+# has no configuration of communicators, and earlier versions could not set one.
+SETTINGS = {"communicator_config": "default"}
 _TELLING = 3  # so many figures of an imported run make it one that cannot be another
 _REHEARSALS = "rehearsals: ranks shared a GPU, and no time means anything"
 _ONECCL_BENCHMARK = "oneCCL benchmark"  # as importers/oneccl.py names it
@@ -384,18 +387,22 @@ def values_of_facts(facts: Sequence[dict[str, str]]) -> dict[str, list[str]]:
     names = dict.fromkeys(name for fact in facts for name in fact)
 
     def value(fact: dict[str, str], name: str) -> str:
-        return value_of_fact(fact, name) if name.isupper() else fact.get(name, "unknown")
+        if name.isupper() or name in SETTINGS:
+            return value_of_fact(fact, name)
+        return fact.get(name, "unknown")
 
     return {n: list(dict.fromkeys(value(fact, n) for fact in facts)) for n in names}
 
 
 def value_of_fact(facts: Mapping[str, str], name: str) -> str:
-    """A variable or label of a run; ``unset``; ``not known`` where a file cannot say so.
+    """A variable, setting or label of a run; ``unset``; ``not known`` where a file cannot say so.
 
     NCCL looks at NCCL_CHOICES in every run, and its log names what it finds set: a file that names
     any variable of NCCL would name these.
     """
     if name in facts:
         return facts[name]
+    if name in SETTINGS:
+        return SETTINGS[name]
     records_variables = name in NCCL_CHOICES and any(other.startswith("NCCL_") for other in facts)
     return "unset" if records_variables or "torch" in facts or not name.isupper() else NOT_KNOWN

@@ -55,7 +55,7 @@ class CostRow:
     - queued: the share of the ranks' calls that were issued while an earlier call of the group was
       in flight; None if unknown.
     - in_place_ns: the time in the training from issue to completion, on the slowest rank. It
-      includes the time in the queue.
+      includes the time in the queue: on each rank it is queue + wait + transfer.
     - wait_ns: the wait of the rank that waited longest.
     - transfer_ns: the time of the shortest rank.
     - isolated_ns: the completion measured alone; isolated_as: how it was measured.

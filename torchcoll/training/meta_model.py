@@ -12,7 +12,13 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from torchcoll.core.errors import UnusableError, UsageError, did_you_mean, looks_like_file
+from torchcoll.core.errors import (
+    UnusableError,
+    UsageError,
+    did_you_mean,
+    looks_like_file,
+    nearest_file,
+)
 from torchcoll.training.architectures import (
     EMBEDDING,
     HEAD,
@@ -40,6 +46,10 @@ def make_model(target: str) -> nn.Module:
         error = UnusableError if looks_like_file(target) else UsageError
         raise error("model", target, _FORM)
     if name.endswith(".py") or os.sep in name:
+        file = f"{name.removesuffix('.py')}.py"
+        if not os.path.exists(file):
+            expected = f"the name of an existing module: there is no file {file}"
+            raise UnusableError("model", target, expected, nearest_file(file))
         path = os.path.relpath(name.removesuffix(".py"))
         folder, written = "", path.replace(os.sep, ".")
         if path.startswith(os.pardir):
