@@ -22,7 +22,9 @@ version, path = int(words[0][1:]), words[words.index("--output") + 1]
 if words[0] == os.environ.get("BROKEN"):
     sys.exit(2)
 labels = dict(word.split("=", 1) for word in words if "=" in word)
-noise = random.Random(f"{version}/{labels['run']}").gauss(1, 0.002)
+noise = random.Random(f"{version}/{labels['run']}").gauss(
+    1, float(os.environ.get("NOISE", "0.002"))
+)
 late = version >= int(os.environ["FROM"])
 def case(size, ns):
     asked = dict(collective="all_reduce", size_bytes=size, dtype="float32", op="sum", root=None,
@@ -129,6 +131,20 @@ def test_ends_that_are_alike():
     assert not same_ends(posterior_of(8, ran[:6], [0.0] * 6), 0.02)  # three runs of each
 
 
+def test_a_range_is_named_only_where_a_change_is_shown():
+    """a and c, two runs each. Logs 0, 0.3 and 0.1, 0.4: the difference of the means, 0.1, is 0.47
+    of its standard error (0.2121). Logs 0, 0.001 and 0.1, 0.101: it is 141 of them.
+    """
+    ran = [0, 2, 0, 2]
+    open_ = posterior_of(3, ran, [0.0, 0.1, 0.3, 0.4])
+    assert open_.none > 0.05 and open_.change_range is None
+    shown = posterior_of(3, ran, [0.0, 0.1, 0.001, 0.101])
+    assert shown.none < 0.05 and shown.change_range == (0, 2)
+    # The times of b are those of a: the step is before c.
+    shown = posterior_of(3, [*ran, 1, 1], [0.0, 0.1, 0.001, 0.101, 0.0, 0.001])
+    assert (shown.best, shown.change_range) == (2, (1, 2))
+
+
 @pytest.fixture
 def bisect(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -177,6 +193,21 @@ def test_no_change(bisect):
     code, printed = bisect(VERSIONS, FROM="99")
     assert code == 0
     assert printed.out.startswith("no change above 2 % between v1 and v16 (95 %)")
+
+
+def test_noise_that_shows_neither_a_change_nor_none(bisect):
+    code, printed = bisect("v1,v2,v3", "--runs", "6", FROM="99", NOISE="0.3")
+    assert code == 1
+    assert printed.out.replace("\n  ", " ").startswith(
+        "not decided: 6 runs show neither a change between v1 and v3 nor that there is none; more "
+        "runs: --runs 20\n"
+    )
+    rows = [line.split()[:3] for line in printed.out.splitlines() if line[:1] == "v"][1:]
+    assert rows[1] == ["v2", "0", "-"], "a version that did not run has its row"
+    document = json.loads(
+        bisect("v1,v2,v3", "--runs", "6", "--format", "json", FROM="99", NOISE="0.3")[1].out
+    )
+    assert (document["result"], document["range"]) == ("not decided", None)
 
 
 @pytest.mark.parametrize(
