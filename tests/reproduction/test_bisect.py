@@ -183,6 +183,27 @@ def test_a_version_that_does_not_start_is_skipped(bisect):
     assert "skipped v12: exit code 2" in printed.out.replace("\n  ", " ")
 
 
+def test_a_script_that_passes_its_arguments_to_another_script(bisect, monkeypatch):
+    """Neither the command nor the first script names torchcoll."""
+    Path("bench.sh").write_text(f'#!/bin/sh\nexec {sys.executable} -S fake_run.py "$@"\n')
+    monkeypatch.setenv("FROM", "2")
+    words = ["bisect", "--axis", "v=v1,v2,v3", "-o", "runs", "--quiet", "--runs", "4", "--"]
+    assert main([*words, "sh", "bench.sh", "{v}"]) == 1  # not decided yet
+    assert len(list(Path("runs").glob("*.jsonl"))) == 5  # four runs and the manifest
+
+
+def test_a_script_that_ignores_its_arguments_runs_once(bisect, capsys):
+    Path("bench.sh").write_text("echo done >> ran\n")
+    words = ["bisect", "--axis", "v=v1,v2,v3", "-o", "runs", "--quiet", "--"]
+    assert main([*words, "sh", "bench.sh", "{v}"]) == 2
+    assert Path("ran").read_text() == "done\n"
+    assert capsys.readouterr().err == (
+        "torchcoll: error: the command ended without writing the file that torchcoll added as "
+        "--output FILE. Does the script pass its arguments on? Its output is in "
+        "runs/logs/v_v1-1.log.\n"
+    )
+
+
 def test_a_case_that_became_wrong(bisect):
     code, printed = bisect(VERSIONS, "--metric", "wrong", FROM="5", WRONG="1")
     assert code == 0

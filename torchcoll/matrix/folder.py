@@ -298,6 +298,11 @@ class Folder:
         last = self.last(job)
         return bool(last and last.get("file")) and self.result(job).exists()
 
+    @property
+    def has_results(self) -> bool:
+        """Whether any run has a file that counts."""
+        return any(record.get("file") for record in self._last.values())
+
     def unavailable(self, job: PlannedRun) -> bool:
         """Whether a run of its cell found that this machine lacks what it forces."""
         return job.cell.name in self._unavailable
