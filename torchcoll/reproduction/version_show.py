@@ -125,13 +125,13 @@ def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -
     if not state.stopped:
         grid.below.append("interrupted: the same command continues")
     low, high = posterior.range() if posterior.step.sum() > 0 else (0, 0)
-    found: tuple[int, int] | None = (max(0, low - 1), high)
+    change: tuple[int, int] | None = (max(0, low - 1), high)
     if state.stopped in ("runs", ""):
-        found = posterior.change_range
+        change = posterior.change_range
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "result": {"runs": "not decided"}.get(state.stopped, state.stopped),
-        "range": None if found is None else [state.names[number] for number in found],
+        "range": None if change is None else [state.names[number] for number in change],
         "cases": state.cases,
         "runs": state.runs,
         "rows": rows,
