@@ -204,6 +204,19 @@ def test_a_script_that_ignores_its_arguments_runs_once(bisect, capsys):
     )
 
 
+def test_a_script_that_starts_no_version(bisect, capsys):
+    Path("bench.sh").write_text("exit 7\n")
+    words = ["bisect", "--axis", "v=v1,v2,v3", "-o", "runs", "--quiet", "--"]
+    assert main([*words, "sh", "bench.sh", "{v}"]) == 2
+    assert capsys.readouterr().err.endswith(
+        error_text(
+            "versions",
+            "none that starts (exit code 7: no result file)",
+            "2 or more. Its output is in runs/logs. Does the script pass its arguments on?\n",
+        )
+    )
+
+
 def test_a_case_that_became_wrong(bisect):
     code, printed = bisect(VERSIONS, "--metric", "wrong", FROM="5", WRONG="1")
     assert code == 0

@@ -305,7 +305,9 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
         return 128 + number
     if not state.runs:
         reasons = dict.fromkeys(state.skipped.values())
-        action = f"Its output is in {path}."
+        action = f"Its output is in {path / 'logs'}."
+        if not plan.command.module:
+            action += " Does the script pass its arguments on?"
         raise UsageError(
             "versions", f"none that starts ({'; '.join(reasons)})", "2 or more", action
         )
