@@ -636,7 +636,7 @@ def test_a_launch_that_fails_twice_ends_it(capsys):
         (["--threshold", "200%", "--"], error_text("threshold", "200%", "a share above 0 and")),
         (["--a", "x"], error_text("b", "none", "one command behind --a and one behind --b")),
         (["--a", "x", "--b", "y"],
-         error_text("command", "x", "a module of torchcoll in it, or a script that passes its")),
+         error_text("command", "x", "a module of torchcoll in it, or the path of a script")),
         (["--env", "A=1,2", "--a", "x", "--b", "y"],
          error_text("a", "--env, --axis, --backend, --implementation or --load too",
              "two whole c")),

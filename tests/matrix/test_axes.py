@@ -11,7 +11,7 @@ from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.matrix.axes import axis_dimension, combined, split_values, variable_dimension
 from torchcoll.matrix.blocks import command_line, make_plan
-from torchcoll.matrix.launch_command import check_program
+from torchcoll.matrix.launch_command import check_program, command_of
 
 MODULE = [sys.executable, "-m", "torchcoll.allreduce"]
 
@@ -272,9 +272,17 @@ ON_RANKS = "-m torchcoll.allreduce"
             error_text("command", "/no/such/run", "a program that exists and can be run"),
         ),
         (
+            "-o D -- ./no-such-bench 1",
+            error_text("command", "./no-such-bench, which does not exist", "an existing script"),
+        ),
+        (
+            "-o D -- bash no-such-bench.sh 1",
+            error_text("command", "no-such-bench.sh, which does not exist", "an existing script"),
+        ),
+        (
             "-o D -- sleep 1",
             error_text("command", "sleep 1",
-                "a module of torchcoll in it, or a script that passes its arguments on to one. "
+                "a module of torchcoll in it, or the path of a script that starts one. "
                 "Such as: torchrun --nproc-per-node 2 -m torchcoll.allreduce"),
         ),
         (
@@ -322,6 +330,30 @@ def test_bad_input(words, line, in_tmp_path, capsys):
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"torchcoll: error: {line}\n")
     assert list(in_tmp_path.iterdir()) == []
+
+
+def test_any_script_that_exists_may_start_torchcoll(in_tmp_path):
+    """arguments: what follows the script, or the program if no script follows it."""
+    for name in ("bench.sh", "sizes.txt"):
+        (in_tmp_path / name).write_text("#!/bin/sh\n")
+    for words, arguments in (
+        ("./bench.sh -n 3", ("-n", "3")),
+        ("srun -J name ./bench.sh -n 3", ("-n", "3")),  # -J of srun is not --output
+        ("/bin/sh -e bench.sh sizes.txt", ("sizes.txt",)),
+        ("./bench.sh new.py", ("new.py",)),
+        ("{v}/bench 1", ("1",)),
+        ("bash {v}.sh 1", ("1",)),
+        ("/bin/sh -e", ("-e",)),
+    ):
+        command = command_of(words.split())
+        assert (command.module, command.arguments) == ("", arguments), words
+    with pytest.raises(UsageError) as caught:
+        command_of(["bash", "bensh.sh"])
+    assert str(caught.value) == error_text(
+        "command",
+        "bensh.sh, which does not exist",
+        "an existing script. Did you mean bench.sh?",
+    )
 
 
 def test_a_program_of_this_environment_is_named(tmp_path, monkeypatch):

@@ -124,7 +124,6 @@ def test_readers_take_the_folder_and_the_glob(capsys):
     ("word", "reason"),
     [
         ("refuse", error_text("exit code 2: sizes", "1KB", "a number")),
-        ("silent", "no result file"),
         ("cut", "exit code 1: fake run of cell auto"),
         ("killed", "signal 6: fake run of cell auto"),
         ("wrong-label", "its file is of cell another, not auto"),
@@ -142,7 +141,7 @@ def test_a_launch_that_does_not_count(word, reason, capsys):
     assert err.endswith(f" s: {reason}\n")
     assert f"{record['cell']}: {reason}" in out
     assert "without a result: 1 of 1; the same command again runs them" in out
-    wrote = word not in ("refuse", "silent", "killed")
+    wrote = word not in ("refuse", "killed")
     assert files() == ["manifest.jsonl"]
     assert files("D/aside") == ([f"{record['cell']}-1.1.jsonl"] if wrote else [])
     assert record["aside"] == (f"aside/{record['cell']}-1.1.jsonl" if wrote else None)
@@ -151,6 +150,15 @@ def test_a_launch_that_does_not_count(word, reason, capsys):
     assert matrix(*options, words=[word]) == 1
     assert [r["attempt"] for r in recorded_runs()] == [1, 2]
     assert len(files("D/aside")) == 2 * wrote
+
+
+def test_a_script_that_writes_no_file_ends_the_matrix(capsys):
+    """It ends without an error, so it ignores what torchcoll adds. Two runs were asked."""
+    assert matrix(words=["silent"], runs=2) == 2
+    record = only()
+    assert (record["status"], record["reason"]) == ("failed", "no result file")
+    assert (record["exit_code"], record["file"], record["aside"]) == (0, None, None)
+    assert "Its output is in D/logs/auto-1.log.\n" in capsys.readouterr().err
 
 
 def test_a_silent_signal():

@@ -222,9 +222,31 @@ def test_a_quiet_mean_does_not_hide_a_noisy_case():
     assert [case.name for case in result.open_cases] == ["claim"]
     assert result.cases[-1].bound == pytest.approx(math.expm1(0.2521), rel=1e-3)
     answer = answer_of(Rerun("old.jsonl", result, [], [], "again"))
-    assert answer.headline.endswith(
-        "but 10 % cannot be excluded in 1 of 10 cases, most in claim: up to 29 % (6 new runs)"
+    # Of the 29 %, noise alone is exp(0.1521) - 1 = 16 %. The mean of the ten cases differs by 0.01.
+    assert answer.headline == (
+        "too noisy to tell whether old.jsonl is reproduced: the new runs are 1.0 % slower over all "
+        "cases, but differences up to 29 % cannot be excluded (1 of 10 cases, most in claim; 6 new "
+        "runs); 10 % was asked: more runs (--runs 12) or an idle machine"
     )
+
+
+def test_a_difference_near_the_threshold_is_no_noise():
+    """The standard error is 0.011547, as above. t(0.975, 2) = 4.3027 times it is 0.0497: 5.1 %."""
+    result = judged(math.exp(-0.06), [math.exp(-0.01), 1.0, math.exp(0.01)])
+    assert (result.verdict, result.too_noisy) == ("cannot tell", False)
+    answer = answer_of(Rerun("old.jsonl", result, [], [], "again"))
+    assert answer.headline.startswith("cannot tell whether old.jsonl is reproduced: ")
+    assert judged(math.exp(-0.06), [math.exp(-0.01), 1.0, math.exp(0.01)], 0.05).too_noisy
+
+
+def test_runs_of_an_earlier_command_have_their_date():
+    result = judged(1.0, [math.exp(-0.01), 1.0, math.exp(0.01)])
+    rerun = Rerun("old.jsonl", result, [], [], "again-old", made_utc="2026-11-27T01:42:09+00:00")
+    some = answer_of(replace(rerun, earlier_runs=2)).headline
+    assert some.endswith("(3 runs, the first made 2026-11-27 01:42 UTC, 1 case)")
+    every = answer_of(replace(rerun, earlier_runs=3, new_folder="again-old-2")).headline
+    assert every.endswith("(3 runs made 2026-11-27 01:42 UTC in again-old, 1 case)")
+    assert "the earlier runs are" in every
 
 
 def test_one_case_that_differs_is_found_among_many():
@@ -292,6 +314,20 @@ def test_the_whole_command(file, capsys):
     # The labels that every run of the command has are no difference.
     assert not [text for text in document["differences"] if text.startswith("label=")]
     assert len(list(Path("new").glob("again-*.jsonl"))) == 3
+
+
+def test_the_same_folder_again_runs_nothing_and_says_so(file, capsys):
+    path, _ = file
+    assert main(again_words(str(path))) == 0
+    first = capsys.readouterr().out
+    assert "(3 new runs, 1 case)" in first.replace("\n  ", " ") and "new runs: new\n" in first
+    lines = [json.loads(line) for line in Path("new/manifest.jsonl").read_text().splitlines()]
+    began = min(line["start_utc"] for line in lines[1:])[:16].replace("T", " ")
+    assert main(again_words(str(path))) == 0
+    second = capsys.readouterr().out
+    assert f"(3 runs made {began} UTC in new, 1 case)" in second.replace("\n  ", " ")
+    assert "nothing was run now; for new runs: -o new-2\n" in second
+    assert len(Path("new/manifest.jsonl").read_text().splitlines()) == len(lines)
 
 
 @pytest.mark.parametrize(

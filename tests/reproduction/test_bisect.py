@@ -22,7 +22,9 @@ version, path = int(words[0][1:]), words[words.index("--output") + 1]
 if words[0] == os.environ.get("BROKEN"):
     sys.exit(2)
 labels = dict(word.split("=", 1) for word in words if "=" in word)
-noise = random.Random(f"{version}/{labels['run']}").gauss(1, 0.002)
+noise = random.Random(f"{version}/{labels['run']}").gauss(
+    1, float(os.environ.get("NOISE", "0.002"))
+)
 late = version >= int(os.environ["FROM"])
 def case(size, ns):
     asked = dict(collective="all_reduce", size_bytes=size, dtype="float32", op="sum", root=None,
@@ -129,6 +131,20 @@ def test_ends_that_are_alike():
     assert not same_ends(posterior_of(8, ran[:6], [0.0] * 6), 0.02)  # three runs of each
 
 
+def test_a_range_is_named_only_where_a_change_is_shown():
+    """a and c, two runs each. Logs 0, 0.3 and 0.1, 0.4: the difference of the means, 0.1, is 0.47
+    of its standard error (0.2121). Logs 0, 0.001 and 0.1, 0.101: it is 141 of them.
+    """
+    ran = [0, 2, 0, 2]
+    open_ = posterior_of(3, ran, [0.0, 0.1, 0.3, 0.4])
+    assert open_.none > 0.05 and open_.change_range is None
+    shown = posterior_of(3, ran, [0.0, 0.1, 0.001, 0.101])
+    assert shown.none < 0.05 and shown.change_range == (0, 2)
+    # The times of b are those of a: the step is before c.
+    shown = posterior_of(3, [*ran, 1, 1], [0.0, 0.1, 0.001, 0.101, 0.0, 0.001])
+    assert (shown.best, shown.change_range) == (2, (1, 2))
+
+
 @pytest.fixture
 def bisect(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -167,6 +183,40 @@ def test_a_version_that_does_not_start_is_skipped(bisect):
     assert "skipped v12: exit code 2" in printed.out.replace("\n  ", " ")
 
 
+def test_a_script_that_passes_its_arguments_to_another_script(bisect, monkeypatch):
+    """Neither the command nor the first script names torchcoll."""
+    Path("bench.sh").write_text(f'#!/bin/sh\nexec {sys.executable} -S fake_run.py "$@"\n')
+    monkeypatch.setenv("FROM", "2")
+    words = ["bisect", "--axis", "v=v1,v2,v3", "-o", "runs", "--quiet", "--runs", "4", "--"]
+    assert main([*words, "sh", "bench.sh", "{v}"]) == 1  # not decided yet
+    assert len(list(Path("runs").glob("*.jsonl"))) == 5  # four runs and the manifest
+
+
+def test_a_script_that_ignores_its_arguments_runs_once(bisect, capsys):
+    Path("bench.sh").write_text("echo done >> ran\n")
+    words = ["bisect", "--axis", "v=v1,v2,v3", "-o", "runs", "--quiet", "--"]
+    assert main([*words, "sh", "bench.sh", "{v}"]) == 2
+    assert Path("ran").read_text() == "done\n"
+    assert capsys.readouterr().err == (
+        "torchcoll: error: the command ended without writing the file that torchcoll added as "
+        "--output FILE. Does the script pass its arguments on? Its output is in "
+        "runs/logs/v_v1-1.log.\n"
+    )
+
+
+def test_a_script_that_starts_no_version(bisect, capsys):
+    Path("bench.sh").write_text("exit 7\n")
+    words = ["bisect", "--axis", "v=v1,v2,v3", "-o", "runs", "--quiet", "--"]
+    assert main([*words, "sh", "bench.sh", "{v}"]) == 2
+    assert capsys.readouterr().err.endswith(
+        error_text(
+            "versions",
+            "none that starts (exit code 7: no result file)",
+            "2 or more. Its output is in runs/logs. Does the script pass its arguments on?\n",
+        )
+    )
+
+
 def test_a_case_that_became_wrong(bisect):
     code, printed = bisect(VERSIONS, "--metric", "wrong", FROM="5", WRONG="1")
     assert code == 0
@@ -177,6 +227,21 @@ def test_no_change(bisect):
     code, printed = bisect(VERSIONS, FROM="99")
     assert code == 0
     assert printed.out.startswith("no change above 2 % between v1 and v16 (95 %)")
+
+
+def test_noise_that_shows_neither_a_change_nor_none(bisect):
+    code, printed = bisect("v1,v2,v3", "--runs", "6", FROM="99", NOISE="0.3")
+    assert code == 1
+    assert printed.out.replace("\n  ", " ").startswith(
+        "not decided: 6 runs show neither a change between v1 and v3 nor that there is none; more "
+        "runs: --runs 20\n"
+    )
+    rows = [line.split()[:3] for line in printed.out.splitlines() if line[:1] == "v"][1:]
+    assert rows[1] == ["v2", "0", "-"], "a version that did not run has its row"
+    document = json.loads(
+        bisect("v1,v2,v3", "--runs", "6", "--format", "json", FROM="99", NOISE="0.3")[1].out
+    )
+    assert (document["result"], document["range"]) == ("not decided", None)
 
 
 @pytest.mark.parametrize(

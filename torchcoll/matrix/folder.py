@@ -14,7 +14,7 @@ import itertools
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -138,10 +138,22 @@ def stored(folder: Path) -> tuple[dict[str, Any], Stored] | None:
     if not path.exists() or not path.stat().st_size:
         return None
     header, *records = _lines(path)
+    return header, {key: r.get("seconds") for key, r in _kept(folder, records).items()}
+
+
+def stored_records(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """(cell, run) -> the line of each run that has a file that counts; empty where there is no
+    manifest. Raises UnreadableError for a file that is none.
+    """
+    path = folder / MANIFEST
+    if not path.exists() or not path.stat().st_size:
+        return {}
+    return _kept(folder, list(_lines(path))[1:])
+
+
+def _kept(folder: Path, records: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
     last = {(r["cell"], r["run"]): r for r in records if _is_run(r)}
-    kept = {key: r for key, r in last.items() if r["file"] and (folder / r["file"]).exists()}
-    there = {key: r.get("seconds") for key, r in kept.items()}
-    return header, there
+    return {key: r for key, r in last.items() if r["file"] and (folder / r["file"]).exists()}
 
 
 def check_same(folder: Path, header: dict[str, Any], spec: dict[str, Any]) -> None:
@@ -297,6 +309,11 @@ class Folder:
         """Whether it has a file that counts."""
         last = self.last(job)
         return bool(last and last.get("file")) and self.result(job).exists()
+
+    @property
+    def has_results(self) -> bool:
+        """Whether any run has a file that counts."""
+        return any(record.get("file") for record in self._last.values())
 
     def unavailable(self, job: PlannedRun) -> bool:
         """Whether a run of its cell found that this machine lacks what it forces."""

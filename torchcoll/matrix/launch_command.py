@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchcoll.core.collectives import COLLECTIVES, find_collective
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UsageError, nearest_file
 
 SUITE = "suite"
 _MODULES = {entry.module: entry.name for entry in COLLECTIVES.values()}
@@ -19,6 +19,7 @@ _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 # What a matrix says itself.
 _OURS = (("-J", "--output"), ("--no-output",), ("--resume",), ("--dry-run",))
 _SCRIPT_BYTES = 1 << 20
+_SUFFIXES = (".sh", ".py")
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,13 @@ def command_of(argv: Sequence[str]) -> Command:
             "Such as: -- torchrun --nproc-per-node 2 -m torchcoll.allreduce",
         )
     places = [n for n, argument in enumerate(argv) if _MODULE.fullmatch(argument)]
-    places += [n for n, argument in enumerate(argv) if _starts_torchcoll(argument)]
+    places += [n for n, argument in enumerate(argv) if _names_torchcoll(argument)]
+    places = places or _script_places(argv)
     if not places:
         raise UsageError(
             "command",
             " ".join(argv),
-            "a module of torchcoll in it, or a script that passes its arguments on to one",
+            "a module of torchcoll in it, or the path of a script that starts one",
             "Such as: torchrun --nproc-per-node 2 -m torchcoll.allreduce",
         )
     module = _MODULE.fullmatch(argv[places[0]])
@@ -99,15 +101,47 @@ def command_of(argv: Sequence[str]) -> Command:
     return command
 
 
-def _starts_torchcoll(argument: str) -> bool:
+def _names_torchcoll(path: str) -> bool:
     """Whether a word is a script in which torchcoll is named."""
-    if not os.path.isfile(argument):
-        return False
+    return b"torchcoll" in _first_bytes(path, _SCRIPT_BYTES)
+
+
+def _first_bytes(path: str, size: int) -> bytes:
+    """Empty where there is no such file, or it cannot be read."""
+    if not os.path.isfile(path):
+        return b""
     try:
-        with open(argument, "rb") as file:
-            return b"torchcoll" in file.read(_SCRIPT_BYTES)
+        with open(path, "rb") as file:
+            return file.read(size)
     except OSError:
-        return False
+        return b""
+
+
+def _script_places(argv: Sequence[str]) -> list[int]:
+    """The words that may be a script or program that starts torchcoll through others: those behind
+    the first word, which may be a launcher, come first. Only a run shows whether it does.
+
+    Raises UsageError for a script that does not exist.
+    """
+
+    def may_be_script(number: int, argument: str) -> bool:
+        in_path = number == 0 and os.sep not in argument
+        if _PLACEHOLDER.search(argument):  # each value is checked where it is known
+            return not in_path and (number == 0 or argument.endswith(_SUFFIXES))
+        return not in_path and os.path.isfile(argument)
+
+    # A script of its own may be about to write the other files that it is given.
+    own_script = _first_bytes(argv[0], 2) == b"#!"
+    places = []
+    for number, argument in enumerate(argv):
+        if may_be_script(number, argument):
+            places.append(number)
+            continue
+        required = os.sep in argument if number == 0 else argument.endswith(_SUFFIXES)
+        if required and not own_script and not any(places):
+            value = f"{argument}, which does not exist"
+            raise UsageError("command", value, "an existing script", nearest_file(argument))
+    return sorted(places, key=lambda number: (number == 0, number))
 
 
 def check_placeholders(command: Command, axes: Iterable[str], free: Iterable[str]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from torchcoll.core.errors import UsageError
 from torchcoll.core.variables import (
     MASK,
     masked,
@@ -26,6 +27,7 @@ from torchcoll.core.variables import (
 from torchcoll.libraries.nccl import forced as nccl_forced
 from torchcoll.matrix.blocks import PlannedRun, RunPlan
 from torchcoll.matrix.folder import Folder, log_bytes, read_log
+from torchcoll.matrix.launch_command import command_of
 from torchcoll.matrix.obeyed import Recorded, check, unverified
 from torchcoll.matrix.processes import Ended, LoadEnded, end_orphans, launch, under_load
 
@@ -60,7 +62,7 @@ def run(
 
     recorded: what result files keep of variables. timeout_s: of one run. jobs: of those, which
     and in which order; each is asked for when the one before has ended. Raises TorchcollError where
-    the disk refuses the manifest.
+    the disk refuses the manifest, UsageError where a script ignores what it is given.
     """
     with _Signals() as signals:
         orphans = end_orphans(folder.mark)
@@ -80,7 +82,26 @@ def run(
             record = _one(plan, folder, job, recorded, signals, watcher, timeout_s)
             folder.add(record)
             watcher.ended(job, record)
+            if record["exit_code"] == 0 and not folder.has_results and _runs_script(plan, job):
+                _check_written(folder, job, record)
         return signals.number
+
+
+def _runs_script(plan: RunPlan, job: PlannedRun) -> bool:
+    """Whether a script starts torchcoll, so that only it knows whether ``--output`` arrives."""
+    command = command_of(job.cell.argv) if job.cell.argv else plan.command
+    return not command.module
+
+
+def _check_written(folder: Folder, job: PlannedRun, record: Mapping[str, Any]) -> None:
+    """Raises UsageError where a run that ended well has written no file at all: all others would
+    end the same way.
+    """
+    if record["aside"] is None and not folder.result(job).exists():
+        raise UsageError(
+            "the command ended without writing the file that torchcoll added as --output FILE",
+            action=f"Does the script pass its arguments on? Its output is in {folder.log(job)}.",
+        )
 
 
 def _one(

@@ -107,11 +107,17 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
         raise
     folder = Path(options.output or f"again-{Path(options.file).name.split('.')[0]}")
     plan = _plan(recipe, launcher, number)
+    earlier = _earlier(plan, folder)
     code = launch(plan, folder, options.quiet, table=False)
     if code not in (ExitCode.OK, ExitCode.FAILED):
         return code
     linked = entry.linked if entry else None
     rerun = _rerun(runs, options.file, plan, folder, recipe, threshold, linked)
+    if earlier:
+        new_folder = _free_name(folder) if len(earlier) >= plan.runs else ""
+        rerun = replace(
+            rerun, earlier_runs=len(earlier), made_utc=min(earlier), new_folder=new_folder
+        )
     show_rerun(rerun, options.format)
     return ExitCode.OK if answer_of(rerun).level == "good" else ExitCode.FAILED
 
@@ -153,6 +159,26 @@ def _plan(recipe: Recipe, launcher: list[str], number: int) -> RunPlan:
     plan = RunPlan(command, [Cell("again", variables=dict(recipe.variables))], number, 0)
     plan.check_programs(os.environ)
     return plan
+
+
+def _earlier(plan: RunPlan, folder: Path) -> list[str]:
+    """When the runs began that the folder has already: ISO 8601, UTC."""
+    from torchcoll.matrix.folder import stored_records
+
+    keys = {job.key for job in plan.jobs()}
+    return [
+        str(record.get("start_utc") or "")
+        for key, record in stored_records(folder).items()
+        if key in keys
+    ]
+
+
+def _free_name(folder: Path) -> str:
+    """``again-mine-2`` for ``again-mine``, or the next number that is not taken."""
+    number = 2
+    while os.path.lexists(f"{folder}-{number}"):
+        number += 1
+    return f"{folder}-{number}"
 
 
 # Every run of this command, of a matrix and of a versus has them: they are no setting.
@@ -279,7 +305,9 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
         return 128 + number
     if not state.runs:
         reasons = dict.fromkeys(state.skipped.values())
-        action = f"Its output is in {path}."
+        action = f"Its output is in {path / 'logs'}."
+        if not plan.command.module:
+            action += " Does the script pass its arguments on?"
         raise UsageError(
             "versions", f"none that starts ({'; '.join(reasons)})", "2 or more", action
         )

@@ -24,7 +24,9 @@ class Rerun:
 
     file: its name. differences: facts that differ between the file and the new runs. notes: what
     could not be run as it was. folder: of the new runs. shares: what share of its own limit each
-    side reaches, on different hardware; '' if that is not known.
+    side reaches, on different hardware; '' if that is not known. earlier_runs: how many of the runs
+    in the folder an earlier command made; made_utc: when the first of these began. new_folder: one
+    that does not exist yet, if an earlier command made all runs; '' otherwise.
     """
 
     file: str
@@ -33,6 +35,20 @@ class Rerun:
     notes: Sequence[str]
     folder: str
     shares: str = ""
+    earlier_runs: int = 0
+    made_utc: str = ""
+    new_folder: str = ""
+
+
+def _runs_text(rerun: Rerun) -> str:
+    """How many runs there are, and when they were made if not now."""
+    runs = rerun.agreement.runs
+    date = f"made {rerun.made_utc[:16].replace('T', ' ')} UTC"
+    if rerun.new_folder:
+        return f"{counted(runs, 'run')} {date} in {one_line(rerun.folder)}"
+    if rerun.earlier_runs:
+        return f"{counted(runs, 'run')}, the first {date}"
+    return counted(runs, "new run")
 
 
 def answer_of(rerun: Rerun) -> Answer:
@@ -44,24 +60,27 @@ def answer_of(rerun: Rerun) -> Answer:
         return Answer(text, "doubt", caveats=(rerun.shares,) if rerun.shares else ())
     width = format_difference(result.high)
     cases = counted(len(result.cases), "case")
-    runs = f"{counted(result.runs, 'new run')}, {cases}"
-    what = f"{format_change(1 / result.ratio)} over all cases"
+    runs = f"{_runs_text(rerun)}, {cases}"
+    subject = "the earlier runs" if rerun.new_folder else "the new runs"
+    what = f"{subject} are {format_change(1 / result.ratio)} over all cases"
     if result.verdict == "reproduced":
         limit = format_percent(result.threshold)
         text = (
-            f"reproduced {name}: the new runs are {what}, within the noise of {width}, and no case "
+            f"reproduced {name}: {what}, within the noise of {width}, and no case "
             f"differs by {limit} ({runs})"
         )
     elif result.verdict == "cannot tell":
         noisiest = max(result.open_cases, key=lambda case: case.bound)
+        start = "too noisy to tell" if result.too_noisy else "cannot tell"
         text = (
-            f"cannot tell whether {name} is reproduced: the new runs are {what}, within the noise "
-            f"of {width}, but {format_percent(result.threshold)} cannot be excluded in "
-            f"{len(result.open_cases)} of {cases}, most in {noisiest.name}: up to "
-            f"{format_difference(1 + noisiest.bound)} ({counted(result.runs, 'new run')})"
+            f"{start} whether {name} is reproduced: {what}, but differences up to "
+            f"{format_difference(1 + noisiest.bound)} cannot be excluded ("
+            f"{len(result.open_cases)} of {cases}, most in {noisiest.name}; {_runs_text(rerun)}); "
+            f"{format_percent(result.threshold)} was asked: more runs (--runs {2 * result.runs}) "
+            "or an idle machine"
         )
     else:
-        text = f"not reproduced {name}: the new runs are {what}, and runs differ by up to {width}"
+        text = f"not reproduced {name}: {what}, and runs differ by up to {width}"
         if worst := result.worst:
             text += f"; most in {worst.name}: {format_change(1 / worst.ratio)}"
         text += f" ({runs})"
@@ -99,6 +118,8 @@ def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:
         "p: of a difference as large between runs that do not differ, for this case alone",
         f"new runs: {rerun.folder}",
     ]
+    if rerun.new_folder:
+        grid.below[-1] = f"nothing was run now; for new runs: -o {one_line(rerun.new_folder)}"
     rows = [_row(case) for case in result.cases]
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -108,6 +129,8 @@ def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:
         "low": result.low,
         "high": result.high,
         "runs": result.runs,
+        "earlier_runs": rerun.earlier_runs,
+        "made_utc": rerun.made_utc or None,
         "file_runs": result.file_runs,
         "differences": list(rerun.differences),
         "notes": list(rerun.notes),

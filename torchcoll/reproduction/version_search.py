@@ -81,8 +81,20 @@ class Posterior:
         order = np.argsort(-self.step, kind="stable")
         total = self.step.sum()
         count = int(np.searchsorted(np.cumsum(self.step[order]), share * total)) + 1
-        chosen = order[:count]
+        chosen = order[: min(count, len(order) - 1)]  # without version 0, which has no step
         return int(chosen.min()), int(chosen.max())
+
+    @property
+    def change_range(self) -> tuple[int, int] | None:
+        """The last version before every change and the first one after, with probability SURE; None
+        while it is not sure that anything changed.
+        """
+        if self.none > 1 - SURE:
+            return None
+        if self.step.sum() < SURE:  # perhaps more than one step, so nothing is ruled out
+            return 0, len(self.step) - 1
+        low, high = self.range(SURE / self.step.sum())
+        return max(0, low - 1), high
 
     @property
     def located(self) -> bool:

@@ -14,6 +14,7 @@ from torchcoll.reproduction.version_runs import VersionRuns, version_name
 
 SCHEMA = "torchcoll-bisect/1"
 _MOST_CASES = 3
+_FEW_RUNS = 20  # a search that needs more runs is continued up to this number, at least
 _WORDS = {"time": ("slower", "faster"), "first-call": ("slower to start", "faster to start")}
 
 
@@ -47,12 +48,18 @@ def answer_of(state: VersionRuns) -> Answer:
             pair = [f"between {names[k - 1]} and {names[k]}" for k in posterior.pair]
             what = f"it changes more than once, about {' and '.join(pair)}"
         return Answer(f"no single version: {what}; {runs}", "doubt", caveats=caveats)
-    if posterior.none > 0.5:
-        text = f"not decided: no change is shown between {first} and {last}"
+    more = f"; more runs: --runs {max(2 * state.most, _FEW_RUNS)}" if state.stopped else ""
+    change = posterior.change_range
+    if change is None:
+        verb = "shows" if state.runs == 1 else "show"
+        text = (
+            f"not decided: {runs} {verb} neither a change between {first} and {last} nor that "
+            f"there is none{more}"
+        )
     else:
-        low, high = posterior.range()
-        text = f"not decided: the change is between {names[low - 1]} and {names[high]} (95 %)"
-    return Answer(f"{text}; {runs}", "doubt", caveats=caveats)
+        between = f"between {names[change[0]]} and {names[change[1]]}"
+        text = f"not decided: the change is {between} (95 %); {runs}{more}"
+    return Answer(text, "doubt", caveats=caveats)
 
 
 def _cases_text(state: VersionRuns) -> str:
@@ -76,15 +83,19 @@ def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -
     rows: list[dict[str, Any]] = []
     for number, name in enumerate(state.names):
         runs = int(posterior.runs[number])
-        if not runs:
-            continue
-        log = posterior.sums[number] / runs - posterior.sums[reference] / posterior.runs[reference]
+        ratio = wrong = None  # of a version that has not run
+        if runs:
+            mean = posterior.sums[number] / runs
+            if state.metric == "wrong":
+                wrong = float(mean)
+            else:
+                ratio = math.exp(mean - posterior.sums[reference] / posterior.runs[reference])
         rows.append(
             {
                 "version": name,
                 "runs": runs,
-                "ratio": None if state.metric == "wrong" else math.exp(log),
-                "wrong": float(posterior.sums[number] / runs) if state.metric == "wrong" else None,
+                "ratio": ratio,
+                "wrong": wrong,
                 "probability": float(posterior.step[number]),
             }
         )
@@ -113,13 +124,14 @@ def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -
         )
     if not state.stopped:
         grid.below.append("interrupted: the same command continues")
-    if state.stopped == "runs":
-        grid.below.append(f"to continue: the same command with --runs {2 * state.most}")
     low, high = posterior.range() if posterior.step.sum() > 0 else (0, 0)
+    change: tuple[int, int] | None = (max(0, low - 1), high)
+    if state.stopped in ("runs", ""):
+        change = posterior.change_range
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "result": {"runs": "not decided"}.get(state.stopped, state.stopped),
-        "range": [state.names[max(0, low - 1)], state.names[high]],
+        "range": None if change is None else [state.names[number] for number in change],
         "cases": state.cases,
         "runs": state.runs,
         "rows": rows,
