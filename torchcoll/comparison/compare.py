@@ -82,7 +82,6 @@ class Comparison(Displayed):
     reading: str
     rows: list[Compared]
     differences: list[Difference]
-    case_differences: list[Difference] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     statistics: list[str] = field(default_factory=list)
     names: tuple[str, str] | None = None
@@ -93,6 +92,7 @@ class Comparison(Displayed):
     left_out: list[str] = field(default_factory=list)
     starts: tuple[Start, ...] = ()
     errors: list[ScenarioError] = field(default_factory=list)
+    case_differences: list[Difference] = field(default_factory=list)
 
     @property
     def tally(self) -> dict[str, int]:
