@@ -384,6 +384,54 @@ def test_only_what_both_sides_tell_stands_above_the_table(folder, capsys):
     assert "speed-up: how many times as fast the new side is" in out
 
 
+FLUSH, MISALIGNED = {"buffer_reuse": "flush"}, {"misalign_bytes": 4}
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "heading", "differences"),
+    [
+        (
+            MISALIGNED,
+            FLUSH,
+            "in place; gloo, cpu, 2 ranks, synchronized mode, host clock",
+            ["buffer_reuse: same -> flush", "misalign_bytes: 4 -> 0"],
+        ),
+        (
+            FLUSH,
+            MISALIGNED,
+            "in place; gloo, cpu, 2 ranks, synchronized mode, host clock",
+            ["buffer_reuse: flush -> same", "misalign_bytes: 0 -> 4"],
+        ),
+        (
+            {},
+            {"mode": "blocking", "implementation": "one_shot"},
+            "in place; gloo, cpu, 2 ranks, host clock",
+            ["implementation: own -> one_shot", "mode: synchronized -> blocking"],
+        ),
+        (
+            FLUSH,
+            FLUSH | MISALIGNED,
+            "in place, caches overwritten before every call; "
+            "gloo, cpu, 2 ranks, synchronized mode, host clock",
+            ["misalign_bytes: 0 -> 4"],
+        ),
+    ],
+)
+def test_the_heading_has_only_what_both_sides_share(
+    folder, base, new, heading, differences, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    save(run(measured(100, **base)), folder / "a.jsonl")
+    save(run(measured(120, **new), environment={"kernel": "6.2"}), folder / "b.jsonl")
+    assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    place = lines.index(f"all_reduce, float32, sum, {heading}")
+    expected = ["differences:", *(f"  {text}" for text in [*differences, "kernel: 6.1 -> 6.2"])]
+    assert lines[place + 1 : place + 1 + len(expected)] == expected
+    assert "the sides also differ" not in out  # it would say it twice
+
+
 def test_no_size_is_small_enough_for_a_latency(folder, capsys):
     save(make_runs([{1 << 20: 20_000, 4 << 20: 50_000}])[0], folder / "a.jsonl")
     save(make_runs([{1 << 20: 20_000}], device_name="PVC")[0], folder / "b.jsonl")
@@ -500,6 +548,10 @@ def test_single_means_of_another_tool(folder, capsys):
             "one of table, markdown, csv, json")),
         ("before after --metric speed", 2, error_text("metric", "speed",
             "one of time, algbw, busbw")),
+        ("backend:glo=before backend:gloo=after", 2, error_text("backend", "glo",
+            "a value that some case of before has: gloo. Did you mean gloo?")),
+        ("misalign_bytes:4=before new=after", 2, error_text("misalign_bytes", "4",
+            "a value that some case of before has: 0")),
         ("before other", 2, error_text("cases", "nothing in common in dtype (float32; bfloat16)",
             "cases that both sides have")),
     ],

@@ -109,7 +109,7 @@ def test_rows_with_two_modes_share_one_line(shown):
     line = "bimodal in 2 rows: 25 to 35 % of the calls of each form a slower cluster"
     assert f"\n[1] {line}\n" in text
     assert text.count("[1] bimodal") == 1
-    assert "\n1 row with only 20 calls: too few " in text  # 128 B
+    assert "\n1 row is not marked bimodal, but has only 20 calls: too few " in text  # 128 B
     assert [" correct [1]" in row for row in body(text).splitlines()[2:5]] == [True, False, True]
 
 
@@ -327,17 +327,45 @@ def test_few_calls_may_all_lie_in_one_of_two_modes(shown):
     few = in_modes((400, 20), case=case(size_bytes=4096))
     both = shown(run(many, few))
     assert "bimodal: 38 % of the calls take 900 to 900 us, the others 400 to 400 us" in both
-    assert "\n1 row with only 20 calls: too few to tell whether they are bimodal\n" in both
-    assert "short:" not in shown(run(many)) + shown(run(few))
+    line = "\n1 row is not marked bimodal, but has only 20 calls: too few to rule it out\n"
+    assert line in both
+    assert "not marked" not in shown(run(many)) + shown(run(few))
 
 
 def test_lead_calls_show_modes_that_few_steady_calls_do_not(shown):
     """10 calls of 900 us before 20 of 400 us: a third of the calls is slow."""
-    assert "bimodal: 33 % of the calls" in shown(run(in_modes((400, 20), lead=[900] * 10)))
+    text = shown(run(in_modes((400, 20), lead=[900] * 10)))
+    assert "[1] bimodal: 33 % of 20 calls and 10 ramp-up calls take 900 to 900 us, the oth" in text
     slower = in_modes((400, 20), lead=[450] * 10)  # as they are after an interruption
     assert "bimodal" not in shown(run(slower))
     # Of many calls they change nothing.
     assert "bimodal" not in shown(run(in_modes((400, 60), lead=[900] * 20)))
+
+
+def test_the_footnotes_on_modes_have_the_calls_of_the_column(shown):
+    """Three rows of 20 calls, of which 10 ramp-up calls show a second mode in two."""
+    marked = in_modes((400, 20), lead=[900] * 10)
+    twice = in_modes((400, 20), lead=[900] * 10, case=case(size_bytes=2048))
+    one_mode = in_modes((400, 20), lead=[400] * 10, case=case(size_bytes=4096))
+    short = "\n1 row is not marked bimodal, but has only 20 calls: too few to rule it out\n"
+    text = shown(run(marked, one_mode))
+    assert "bimodal: 33 % of 20 calls and 10 ramp-up calls take " in text
+    assert short in text
+    text = shown(run(marked, twice, one_mode))
+    assert "cluster; ramp-up calls count in rows of fewer than 60 calls\n" in text
+    assert short in text
+    fewer = in_modes((400, 12), lead=[400] * 10, case=case(size_bytes=8))
+    assert "\n2 rows are not marked bimodal, but have only 12 to 20 calls: too few to" in shown(
+        run(marked, one_mode, fewer)
+    )
+
+
+@pytest.mark.parametrize(("buffer_reuse", "lines"), [("flush", 1), ("same", 0), ("rotate", 0)])
+def test_flushed_caches_are_explained_once(buffer_reuse, lines, shown):
+    sizes = [result(case=case(size_bytes=n, buffer_reuse=buffer_reuse)) for n in (1024, 2048)]
+    text = shown(run(*sizes))
+    assert text.count("\nbefore every call, first calls included, each rank overwrites") == lines
+    assert text.count("a rank that resumes late, as on busy cores, lengthens the call\n") == lines
 
 
 def test_how_the_rows_ended(shown):

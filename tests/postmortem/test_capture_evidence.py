@@ -265,4 +265,4 @@ def test_result_files_of_runs_that_ended(read, kind, message, expected):
 
 def test_a_result_file_that_is_complete(read):
     (job,) = read(result({"kind": "warning", "message": "x"}, status="complete", exit_code=0))
-    assert [(event.kind, event.rank) for event in job.events] == [("ending", 0)]
+    assert [(event.kind, event.rank) for event in job.events] == [("ending", r) for r in range(3)]

@@ -24,25 +24,29 @@ from torchcoll.comparison.results import (
     tables_of,
 )
 from torchcoll.core.display import Displayed
-from torchcoll.core.errors import UsageError, choice, did_you_mean, text_items
+from torchcoll.core.errors import UsageError, choice, did_you_mean, text_items, unknown
 from torchcoll.core.summary import OVER_RANKS
 from torchcoll.core.traffic import Traffic
+from torchcoll.core.units import format_size
 from torchcoll.inputs import Source
 from torchcoll.stats.across_hardware import Profile, Start, profile, start
 from torchcoll.stats.differences import (
     Difference,
     differences_of,
+    dimensions_of,
     hidden_of,
     separate_of,
     settings_of,
     taken_of,
     unknown_of,
+    value_text,
     ways_of,
 )
 from torchcoll.stats.filters import Condition, conditions
-from torchcoll.stats.matching import NAMES, Pair, pairs_of, sizes_of_sides
+from torchcoll.stats.matching import NAMES, Pair, pairs_of, sizes_of_sides, value_of
 from torchcoll.stats.sides import (
     METRICS,
+    Measured,
     Reading,
     Side,
     check_together,
@@ -66,7 +70,9 @@ class Comparison(Displayed):
     the same on both sides, or known of one alone, where no case has a ratio. ``left_out``: the
     runs that were outliers, by their files. ``starts``: base and new, where they are two
     backends. ``errors``: of a model, over all cases and over each scenario. ``statistics``: what
-    other tests say. ``names``: what the sides are called, where that is not what they were given.
+    other tests say. ``case_differences``: the settings of the cases, such as buffer_reuse, that
+    both sides record and that are not the same; () where ``settings`` has them. ``names``: what the
+    sides are called, where that is not what they were given.
     """
 
     base: Side
@@ -86,6 +92,7 @@ class Comparison(Displayed):
     left_out: list[str] = field(default_factory=list)
     starts: tuple[Start, ...] = ()
     errors: list[ScenarioError] = field(default_factory=list)
+    case_differences: list[Difference] = field(default_factory=list)
 
     @property
     def tally(self) -> dict[str, int]:
@@ -253,6 +260,11 @@ def comparison_of(
         comparison.profiles = _profiles(rows, ours, theirs)
         if not comparison.ranked:
             comparison.settings = settings_of(ours, theirs, pairs)
+    if not comparison.settings:
+        chosen_by = _chosen_by(ours, theirs)
+        comparison.case_differences = [
+            d for d in dimensions_of(pairs) if d.base and d.new and d.name != chosen_by
+        ]
     comparison.errors = scenario_errors(ours, theirs, rows)
     comparison.starts = _starts(pairs, ours, theirs)
     named = zip(comparison.left_out, separate, strict=True)
@@ -284,11 +296,31 @@ def _pairs_of(
         ]
         for s, side_filters in zip((base, new), only, strict=True)
     )
+    for s, side_filters in zip((base, new), only, strict=True):
+        if s.only:
+            _check_only(s, s.only, side_filters, s.measured(metric, reading))
     asked = [term.name for side_filters in only for term in side_filters]
     if wanted and not (ours or theirs):
         texts = ",".join(c.text for c in wanted)
         raise UsageError("filter", texts, "conditions that some case fulfils")
     return pairs_of(ours, theirs, by, asked), _reading_text(base, new, reading)
+
+
+def _check_only(
+    side: Side, only: tuple[str, str], terms: Sequence[Condition], cases: Sequence[Measured]
+) -> None:
+    """Raises UsageError if no case has the value that the side is named after."""
+    if not cases or any(all(term.holds(case) for term in terms) for case in cases):
+        return
+    name, value = only
+    values = dict.fromkeys(
+        format_size(case.row.size_bytes_requested)
+        if name == "size"
+        else value_text(name, value_of(case, name))
+        for case in cases
+    )
+    where = side.where or "that side"
+    raise unknown(name, value, values, f"a value that some case of {where} has: {{}}")
 
 
 def _reading_text(base: Side, new: Side, reading: Reading) -> str:
@@ -317,12 +349,17 @@ def _starts(pairs: Sequence[Pair], base: Side, new: Side) -> tuple[Start, ...]:
     return (ours, theirs) if ours and theirs and ours.backend != theirs.backend else ()
 
 
+def _chosen_by(base: Side, new: Side) -> str:
+    """The dimension whose values name both sides, such as backend; '' if there is none."""
+    names = {side.only[0] if side.only else "" for side in (base, new)}
+    return names.pop() if len(names) == 1 else ""
+
+
 def _notes(comparison: Comparison, pairs: Sequence[Pair]) -> list[str]:
     sides = (comparison.base, comparison.new)
     notes = taken_of(pairs)
     if not comparison.settings:  # else they are a table
-        chosen_by = {side.only[0] if side.only else "" for side in sides}
-        name = chosen_by.pop() if len(chosen_by) == 1 else ""
+        name = _chosen_by(*sides)
         notes = [*separate_of(pairs, name), *notes, *unknown_of(*sides)]
     alone = [r.reported for s in sides for r in s.results if r.reported and not r.time_ns]
     if any(reported.statistic == "mean" and not reported.one_cold_call for reported in alone):

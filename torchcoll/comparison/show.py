@@ -35,6 +35,7 @@ from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import common_text
 from torchcoll.report.notes import note_lines, run_problems
+from torchcoll.stats.differences import also_differ
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
@@ -45,7 +46,11 @@ if TYPE_CHECKING:
     from torchcoll.stats.sides import Side
 
 
-_WHAT = ("dtype", "op", "root", "in_place")
+# The settings of a case that the heading has for both sides.
+_WHAT = (
+    *("dtype", "op", "root", "group", "coalesce", "splits", "in_place"),
+    *("implementation", "buffers", "buffer_reuse", "misalign_bytes", "asynchronous"),
+)
 _RAN = {
     "backend": "{}",
     "device": "{}",
@@ -217,9 +222,8 @@ def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
     lines = ["; ".join(_side_text(*each) for each in sides)]
     lines.append("; ".join([common_text(_shared(comparison)), *_in_common(comparison)]))
     differences = [
-        difference
-        for difference in comparison.differences
-        if verbose or difference.name not in _OF_THE_LOOP
+        *comparison.case_differences,
+        *(d for d in comparison.differences if verbose or d.name not in _OF_THE_LOOP),
     ]
     if is_across_hardware(comparison):
         lines += [
@@ -257,21 +261,26 @@ _OF_THE_LOOP = ("stopped by",)
 
 
 def _shared(comparison: Comparison) -> list[Row]:
-    """Cases that both sides have, with what both tell of them alike."""
+    """Cases that both sides have; None in place of settings that the sides do not share."""
     matched = [row for row in comparison.rows if row.matched] or comparison.rows
-    return [dataclasses.replace(row.row, **_unstated(row)) for row in matched]
+    differing = _differing(comparison)
+    unshared: dict[str, Any] = {name: None for name in _WHAT if name in differing}
+    return [dataclasses.replace(row.row, **unshared) for row in matched]
 
 
-def _unstated(row: Compared) -> dict[str, Any]:
-    return {name: None for name in _WHAT if name in row.pair.side_values[0]}
+def _differing(comparison: Comparison) -> set[str]:
+    """The dimensions that both sides do not share in some case that both have."""
+    return {n for row in comparison.rows if row.matched for n in row.pair.side_values[0]}
 
 
 def _in_common(comparison: Comparison) -> list[str]:
     """Where all cases that both sides have ran, and how, as far as it is the same."""
     commons = [row.pair.common for row in comparison.rows if row.matched]
-    values = {n: {common.get(n) for common in commons} - {None} for n in _RAN}
+    differing = _differing(comparison)
+    shared = [n for n in _RAN if n not in differing]
+    values = {n: {common.get(n) for common in commons} - {None} for n in shared}
     constants = {n: next(iter(several)) for n, several in values.items() if len(several) == 1}
-    texts = [form.format(constants[n]) for n, form in _RAN.items() if n in constants]
+    texts = [_RAN[n].format(constants[n]) for n in shared if n in constants]
     return [", ".join(texts).replace(" 1 ranks", " 1 rank")] * bool(constants)
 
 
@@ -477,7 +486,9 @@ def _below(comparison: Comparison, verbose: bool = False) -> list[str]:
         factor = " (algbw x the bus factor of nccl-tests)" if metric == "busbw" else ""
         lines.append(f"time = latency + size / bandwidth, as {metric}{factor}")
         lines += misfit_note(comparison.fitted)
-    lines += [one_line(note) for note in comparison.notes]
+    # They are among the differences above the table, but not where hardware differs.
+    above = [] if is_across_hardware(comparison) else also_differ(comparison.case_differences)
+    lines += [one_line(note) for note in comparison.notes if note not in above]
     if verbose:
         lines += [NEEDS] if any("needs" in item.reason for item in judged) else []
         lines += [*p_note(judged), *comparison.statistics]

@@ -353,5 +353,13 @@ def _of_results(path: Path, shown: str) -> JobEvidence:
                 event = replace(event, rank=rank)
         evidence.events.append(event)
     if run.end and run.end.get("status") == "complete":
-        evidence.events.append(JobEvent("ending", place, "the run completed", rank=0))
+        # All ranks agreed on the exit code: not 0 if a case failed, was wrong or did not run.
+        code = run.end.get("exit_code")
+        exit_code = code if type(code) is int else 0
+        text = "the run completed"
+        text += f" with exit code {exit_code}: show the file for its cases" if exit_code else ""
+        evidence.events += [
+            JobEvent("ending", place, text, rank=rank, exit_code=exit_code)
+            for rank in evidence.nodes or (0,)
+        ]
     return evidence

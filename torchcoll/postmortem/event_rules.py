@@ -130,4 +130,10 @@ def ended_well(facts: JobFacts) -> Diagnosis | None:
         return None
     result = Diagnosis(facts.job, kind="none", certainty="certain")
     result.reasons.append("every rank ended as it should")
+    # A run that completed can still have cases that failed.
+    for event in facts.events.endings.values():
+        if event.exit_code:
+            result.detail = f"exit code {event.exit_code}"
+            result.evidence.append(EvidenceLine(event.text, event.place))
+            break
     return result

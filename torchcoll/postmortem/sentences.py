@@ -100,6 +100,8 @@ def headline(diagnosis: Diagnosis, standings: Standings) -> str:
     job = diagnosis.job
     call = _call_of(diagnosis)
     if diagnosis.kind == "none":
+        if diagnosis.detail:
+            return f"every rank ended by itself, with {one_line(diagnosis.detail)} (certain)"
         return "nothing failed: every rank ended as it should (certain)"
     if diagnosis.kind == "unknown":
         where = f": {rank_names(job, diagnosis.waiting)} waited" if diagnosis.waiting else ""

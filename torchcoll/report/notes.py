@@ -34,6 +34,10 @@ SPLITS_LINE = (
     "bytes that a rank sends to itself count, but not in busbw: it is of the busiest rank"
 )
 
+FLUSH_LINE = (
+    "before every call, first calls included, each rank overwrites its caches and waits for the "
+    "others: neither is timed, but a rank that resumes late, as on busy cores, lengthens the call"
+)
 
 # bench/stopping.py does not call a median precise with fewer calls either.
 FEW_CALLS = 60
@@ -49,6 +53,7 @@ class Notes:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._modes: dict[Case, Modes] = {}
+        self._with_ramp_up: dict[Case, tuple[int, int]] = {}  # case -> its calls, ramp-up calls
         self._short: dict[Case, int] = {}  # case -> its calls, if too few to show two modes
 
     def mark(self, *texts: str) -> str:
@@ -69,24 +74,46 @@ class Notes:
         texts = list(_result_notes(result))
         if not result.time_ns:  # modes and issue times need the samples of single calls
             return self.mark(*texts, *more)
-        times = _judged_times(result, times)
+        times, ramp_up = _judged_times(result, times)
+        calls = len(times) - ramp_up  # as in the column of the table
         if modes := two_modes(times):
             self._modes[result.case] = modes
+            if ramp_up:
+                self._with_ramp_up[result.case] = (calls, ramp_up)
             texts.append(_MODES)
-        elif 0 < len(times) < FEW_CALLS:
-            self._short[result.case] = len(times)
+        elif 0 < calls < FEW_CALLS:
+            self._short[result.case] = calls
         return self.mark(*texts, *_host_bound_notes(result), *more)
 
     def lines(self) -> list[str]:
         return [
-            Caveat(
-                _bimodal_text([*self._modes.values()]) if text is _MODES else text, f"[{number}] "
-            )
+            Caveat(self._bimodal_text() if text is _MODES else text, f"[{number}] ")
             for text, number in self._numbers.items()
         ] + self._short_lines()
 
+    def _bimodal_text(self) -> str:
+        """The footnote of all bimodal rows: ``bimodal in 8 rows: 14 to 45 % of the calls ...``.
+
+        Of one row also the times of both clusters; of several they would describe no row.
+        """
+        modes, with_ramp_up = [*self._modes.values()], [*self._with_ramp_up.values()]
+        shares = sorted(mode.share for mode in modes)
+        share = " to ".join(dict.fromkeys(f"{100 * end:.0f}" for end in (shares[0], shares[-1])))
+        if len(modes) > 1:
+            text = f"bimodal in {len(modes)} rows: {share} % of the calls of each form a slower "
+            text += "cluster"
+            if with_ramp_up:
+                text += f"; ramp-up calls count in rows of fewer than {FEW_CALLS} calls"
+            return text
+        of = "the calls"
+        if with_ramp_up:
+            calls, ramp_up = with_ramp_up[0]
+            of = f"{counted(calls, 'call')} and {counted(ramp_up, 'ramp-up call')}"
+        slow, fast = _time_range(modes[0].slow), _time_range(modes[0].fast)
+        return f"bimodal: {share} % of {of} take {slow}, the others {fast}"
+
     def _short_lines(self) -> list[str]:
-        """If some rows are bimodal, a line about the rows with too few calls to show it.
+        """If some rows are bimodal, a line about the others with too few calls to rule it out.
 
         Modes come in clusters, so a few calls may all be of one mode.
         """
@@ -94,8 +121,10 @@ class Notes:
             return []
         least, most = min(self._short.values()), max(self._short.values())
         calls = f"{least} calls" if least == most else f"{least} to {most} calls"
-        rows = counted(len(self._short), "row")
-        return [f"{rows} with only {calls}: too few to tell whether they are bimodal"]
+        several = len(self._short) > 1
+        rows = f"{len(self._short)} rows are" if several else "1 row is"
+        have = "have" if several else "has"
+        return [f"{rows} not marked bimodal, but {have} only {calls}: too few to rule it out"]
 
 
 def _result_notes(result: CaseResult) -> Iterable[str]:
@@ -118,32 +147,22 @@ def _result_notes(result: CaseResult) -> Iterable[str]:
     yield from (one_line(text) for text in result.warnings)
 
 
-def _judged_times(result: CaseResult, times: Sequence[float] | None) -> Sequence[float]:
-    """The times in ns in which two modes are looked for; () for back-to-back calls.
+def _judged_times(result: CaseResult, times: Sequence[float] | None) -> tuple[Sequence[float], int]:
+    """The times in ns in which two modes are looked for, and how many of them are ramp-up calls.
+
+    Back-to-back calls have none.
 
     A period is a mean over calls of both modes, so it cannot show them. If there are fewer than
     FEW_CALLS steady calls, the ramp-up calls are added: both modes occur in them too.
     """
     clock = default_clock(result)
     if has_period(result, clock):
-        return ()
+        return (), 0
     times = steady_times(result, clock) if times is None else times
     if not 0 < len(times) < FEW_CALLS or not result.ramp_up_ns:
-        return times
-    return [*over_ranks(result.ramp_up_ns), *times]
-
-
-def _bimodal_text(modes: Sequence[Modes]) -> str:
-    """The footnote of all bimodal rows: ``bimodal in 8 rows: 14 to 45 % of the calls form ...``.
-
-    Of one row also the times of both clusters; of several they would describe no row.
-    """
-    shares = sorted(mode.share for mode in modes)
-    share = " to ".join(dict.fromkeys(f"{100 * end:.0f}" for end in (shares[0], shares[-1])))
-    if len(modes) > 1:
-        return f"bimodal in {len(modes)} rows: {share} % of the calls of each form a slower cluster"
-    slow, fast = _time_range(modes[0].slow), _time_range(modes[0].fast)
-    return f"bimodal: {share} % of the calls take {slow}, the others {fast}"
+        return times, 0
+    ramp_up = [*over_ranks(result.ramp_up_ns)]
+    return [*ramp_up, *times], len(ramp_up)
 
 
 def _host_bound_notes(result: CaseResult) -> Iterable[str]:
@@ -179,6 +198,7 @@ def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
     """
     slow = dict.fromkeys(one_line(row.statistic) for row in rows if row.slow_first)
     lines = [f"* first call over 3 times the {' or '.join(slow)}"] if first_calls and slow else []
+    lines += [FLUSH_LINE] if any(row.buffer_reuse == "flush" for row in rows) else []
     lines += stop_lines(rows)
     if any(row.ranks == 1 for row in rows):
         lines.append(ONE_RANK)

@@ -229,16 +229,17 @@ def dimensions_of(pairs: Sequence[Pair]) -> list[Difference]:
 def separate_of(pairs: Sequence[Pair], chosen_by: str = "") -> list[str]:
     """``dimensions_of`` in sentences, without the fact that the sides were chosen by."""
     dimensions = [dimension for dimension in dimensions_of(pairs) if dimension.name != chosen_by]
-    differ = [
-        f"{d.name} ({_several(d.base)} -> {_several(d.new)})"
-        for d in dimensions
-        if d.base and d.new
-    ]
     unknown = [d.name for d in dimensions if not (d.base and d.new)]
-    lines = [f"the sides also differ in: {'; '.join(differ)}"] if differ else []
+    lines = also_differ([d for d in dimensions if d.base and d.new])
     if unknown:
         lines.append(f"matched without {', '.join(unknown)}: one side does not tell")
     return lines
+
+
+def also_differ(dimensions: Sequence[Difference]) -> list[str]:
+    """The dimensions of the cases in which the sides differ, as one line; [] without any."""
+    differ = [f"{d.name} ({_several(d.base)} -> {_several(d.new)})" for d in dimensions]
+    return [f"the sides also differ in: {'; '.join(differ)}"] if differ else []
 
 
 def taken_of(pairs: Sequence[Pair]) -> list[str]:
