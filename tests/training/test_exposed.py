@@ -103,7 +103,7 @@ def test_by_hand():
 def test_the_answer_names_the_layer(shown):
     text = shown(traffic(sent, steps=1, groups=MESH))
     assert "exposed: 6.00 ms a step, 6.0 % of it" in text
-    assert "most by the all_gather of layers.1: 5.00 ms" in text
+    assert "most for the all_gather of layers.1: 5.00 ms" in text
     assert "group mesh_dp" in text
 
 
