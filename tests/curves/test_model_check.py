@@ -228,7 +228,7 @@ def test_a_plan_says_beside_what(tmp_path, capsys):
         words = ["plan", "--machine", str(path), "--parameters", "1e6", "--ranks", "4"]
         assert cli.main(words) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert f" 4 ranks (dp=4) (6 MB per rank in 1 calls) takes {expected}" in lines[-1]
+        assert f" 4 ranks (dp=4) (3 MB per rank in 2 calls) takes {expected}" in lines[-1]
         assert (" concurrent with matmul:1M" in lines[-1]) == concurrent
         assert ("at least" in lines[-1]) != concurrent
         assert (

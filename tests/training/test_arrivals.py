@@ -78,8 +78,8 @@ def test_a_coin_is_called_a_coin():
     assert not arrivals.late
     assert arrivals.answer == (
         "no rank is late more often than chance; the longest wait is for rank 1: per call the "
-        "other rank waits 5.20 us for it (mean), 52 % of all waiting; last in 52 % of 50 calls (50 % by "
-        "chance)"
+        "other rank waits 5.20 us for it (mean), 52 % of all waiting; last in 52 % of "
+        "50 calls (50 % by chance)"
     )
 
 

@@ -328,7 +328,7 @@ def _notes(
     if late:
         notes.append(
             f"the end of {late} asynchronous calls is {LATE}, so in step and "
-            " transfer may be that much too long and wait wrong by as much; a contention below "
+            "transfer may be that much too long and wait wrong by as much; a contention below "
             "that is shown as an upper bound (<=)"
         )
     at_marks = sum(id(call) in cut for call in calls)
