@@ -285,6 +285,31 @@ def test_cost(shown):
     assert shown(cost(sent(), alone())) == COST
 
 
+def test_cost_answers_first_what_a_step_costs(shown):
+    """Rank 1 comes 5 ms late to one call of 8 ms in each step: 5 ms of waiting, 3 of transfer."""
+
+    def calls_of(rank):
+        for step in range(8):
+            took = (3 if rank else 8) * MS
+            yield call(
+                size_bytes=25 * MIB,
+                step=step,
+                sequence=step,
+                start_ns=100 * step * MS + 8 * MS - took,
+                time_ns=took,
+                asynchronous=False,
+            )
+
+    text = shown(cost(traffic(calls_of, steps=8), alone()))
+    assert text.startswith(
+        "of 8.00 ms in collectives per step, 5.00 ms is waiting for rank 1 and 3.00 ms transfer, "
+    )
+    assert (
+        "; rank 1 is late: in a step of 100 ms the other rank waits 5.00 ms for it (mean), " in text
+    )
+    assert text.count("is late: ") == 1
+
+
 def test_cost_of_one_rank(shown):
     text = shown(cost(traffic(lambda rank: [call(time_ns=MS)], recorded=[0]), alone()))
     assert "[1] 1 of the 2 ranks of its group were recorded; not measured at 1M" in text
