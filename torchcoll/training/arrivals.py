@@ -232,8 +232,8 @@ class Arrivals:
         if rank.ties:
             calls = counted(rank.calls + rank.ties, "call")
             return (
-                f"{text}; of {calls} it was last in {rank.last}, and no single rank was last in "
-                f"{rank.ties}"
+                f"{text}; of {calls} it was last in {rank.last}; in {rank.ties} others no single "
+                "rank was"
             )
         return (
             f"{text}; last in {100 * rank.share:.0f} % of {counted(rank.calls, 'call')} "
