@@ -137,7 +137,7 @@ OBJECT, TEXT = len(pickle.dumps({"rank": 0})), len(pickle.dumps("text"))
 PAIR = (torch.empty(6), torch.ones(3)), (torch.empty(10), torch.ones(5))
 SPLIT = (torch.empty(3), torch.ones(6)), (torch.empty(5), torch.ones(10))
 LATE = (
-    "{} asynchronous calls: their end is recorded up to 5 ms late while Python is busy with "
+    "{} calls are asynchronous: their end is recorded up to 5 ms late while Python is busy with "
     "something else (sys.getswitchinterval)"
 )
 # Where torch 2.6 tells what is asynchronous.
