@@ -184,6 +184,16 @@ def test_version_and_help(capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
+        (
+            "cost",
+            2,
+            error_text(
+                "command",
+                "cost",
+                "a command. cost is a function of Python: torchcoll.cost(capture, run), see "
+                "docs/gradients.md.",
+            ),
+        ),
         ("reduce", 2, error_text("command", "reduce", f"one of {NAMES}. {MEASURE}")),
         ("--x", 2, "the following arguments are required: COMMAND. See torchcoll --help."),
         ("show", 2, error_text("show", "no file", "at least one result file")),

@@ -37,6 +37,10 @@ _ON_RANKS = {"replay": "training"}
 _LIBRARIES = ("defusedxml", "numpy", "pandas", "rich", "scipy", "shtab", "torch")
 _INTERRUPTED = 128 + 2  # SIGINT
 _TO_MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce"
+# What is looked for among the commands, but is a function -> what to write instead.
+_FUNCTIONS = {
+    "cost": "cost is a function of Python: torchcoll.cost(capture, run), see docs/gradients.md."
+}
 _BROKEN_PIPE = 128 + 13  # SIGPIPE: the exit code of other commands when `head` closes the pipe
 
 
@@ -158,6 +162,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if not argv:
         argv = ["--help"]
     elif first not in available and not first.startswith("-"):
+        if first in _FUNCTIONS:
+            raise UsageError("command", first, "a command", _FUNCTIONS[first])
         raise unknown("command", first, available, action=f"{_TO_MEASURE}.")
     parser = _parser(first, available)
     options, unrecognized = parser.parse_known_args(argv)

@@ -65,7 +65,9 @@ def test_waiting_is_what_others_have_more_than_the_shortest():
     assert hosts == {"b": (1, 2, 3, 95_000), "a": (2, 1, 3, 10_000)}
     # Three blocks are fewer than a name needs.
     assert not arrivals.late
-    assert arrivals.answer.startswith("too few calls to tell who is late: rank 2 (b) caused")
+    assert arrivals.answer.startswith(
+        "too few calls to tell who is late; the longest wait is for rank 2 (b): "
+    )
 
 
 def test_a_coin_is_called_a_coin():
@@ -75,8 +77,9 @@ def test_a_coin_is_called_a_coin():
     arrivals = find_arrivals(traffic_of(rows))
     assert not arrivals.late
     assert arrivals.answer == (
-        "no rank is late more often than chance: rank 1 caused most waiting, 260 us (52 % of all "
-        "waiting), and was last in 52 % of 50 calls (50 % by chance)"
+        "no rank is late more often than chance; the longest wait is for rank 1: per call the "
+        "other rank waits 5.20 us for it (mean), 52 % of all waiting; last in 52 % of "
+        "50 calls (50 % by chance)"
     )
 
 
@@ -85,7 +88,23 @@ def test_a_rank_that_is_always_last_is_late():
     arrivals = find_arrivals(traffic_of([("g", {0: 30, 1: 10})] * 10))
     (late,) = arrivals.late
     assert (late.rank, late.when, late.steps, late.p) == (1, "", 10, 0.0)
-    assert "rank 1 is late: it caused 200 us of waiting (100 % of all waiting)" in arrivals.answer
+    assert arrivals.answer == (
+        "rank 1 is late: per call the other rank waits 20.0 us for it (mean), 100 % of all "
+        "waiting; last in 100 % of 10 calls (50 % by chance)"
+    )
+
+
+def test_calls_in_which_no_single_rank_is_last_are_named():
+    """Three ranks in ten steps of 3 calls: rank 1 is 20 us late in one, the rest are ties."""
+    step = [{0: 30, 1: 10, 2: 30}, {0: 10, 1: 10, 2: 10}, {0: 10, 1: 10, 2: 10}]
+    traffic = traffic_of([("g", times) for times in step * 10], steps=[n // 3 for n in range(30)])
+    traffic.steps = {r: [(100 * n * MS, 100 * (n + 1) * MS) for n in range(10)] for r in range(3)}
+    arrivals = find_arrivals(traffic)
+    assert arrivals.answer == (
+        "rank 1 is late: in a step of 100 ms the other ranks wait 20.0 us for it (mean), 100 % of "
+        "all waiting; of 30 calls it was last in 10; in 20 others no single rank was"
+    )
+    assert [(row.calls, row.ties) for row in arrivals.ranks] == [(10, 20)] * 3
 
 
 def alternating(late_us, runs):
@@ -111,7 +130,7 @@ def test_a_rank_is_named_by_its_delay_over_the_scatter_that_correlated_steps_may
         assert not arrivals.late
         assert arrivals.answer.startswith(
             "no rank can be named: 20 calls may count as only 1.2 independent ones, because a rank "
-            "that is late once tends to be late again: rank 1 caused most waiting"
+            "that is late once tends to be late again; the longest wait is for rank 1: "
         )
         assert [row.undecided for row in arrivals.ranks] == [True, False]
     assert [row.rank for row in alternating(5000, [5] * 4).late] == [1]
@@ -268,7 +287,7 @@ def test_a_rank_that_is_late_by_less_than_one_percent_is_not_named():
     """Rank 0 is last in each call by 90 or by 110 us of about 10 ms."""
     small = find_arrivals(traffic_of([("g", {0: 10_000, 1: 10_090})] * 12))
     assert (small.late, [row.small for row in small.ranks]) == ([], [True, False])
-    assert small.answer.startswith("no rank is late by 1 % of the time in collectives: rank 0 caus")
+    assert small.answer.startswith("no rank is late by 1 % of the time in collectives; the longest")
     large = find_arrivals(traffic_of([("g", {0: 10_000, 1: 10_110})] * 12))
     assert [row.rank for row in large.late] == [0]
 

@@ -137,8 +137,8 @@ OBJECT, TEXT = len(pickle.dumps({"rank": 0})), len(pickle.dumps("text"))
 PAIR = (torch.empty(6), torch.ones(3)), (torch.empty(10), torch.ones(5))
 SPLIT = (torch.empty(3), torch.ones(6)), (torch.empty(5), torch.ones(10))
 LATE = (
-    "{} calls end when Python hears of it: up to 5 ms late where it is busy with something else "
-    "(sys.getswitchinterval)"
+    "{} calls are asynchronous: their end is recorded up to 5 ms late while Python is busy with "
+    "something else (sys.getswitchinterval)"
 )
 # Where torch 2.6 tells what is asynchronous.
 TELLS = ("broadcast", "scatter")

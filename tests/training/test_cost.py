@@ -93,7 +93,8 @@ def test_contention_below_the_error_of_a_late_end_is_a_bound(
     assert row.contention_ns == traced_call.time_ns - alone_ms * MS
     assert (row.late_ns, row.bound) == (late_ms * MS, bound)
     message = (
-        "2 of 2 calls end when Python hears of it, up to 5 ms late: in step and transfer may be"
+        "the end of 2 asynchronous calls is recorded up to 5 ms late, so in step and "
+        "transfer may be that much too long"
     )
     assert any(note.startswith(message) for note in result.notes) == bool(late_ms)
 
@@ -378,7 +379,7 @@ def test_several_runs_are_matched_by_their_groups(tmp_path):
         shard, replicate = costs.rows
         assert (shard.group, shard.isolated_ns, shard.contention_ns) == ("mesh_shard", 2 * MS, MS)
         assert (replicate.isolated_ns, replicate.contention_ns) == (5 * MS, 4 * MS)
-    assert costs.run == f"{tmp_path / 'columns.jsonl'}, 0,1;2,3"
+    assert costs.run == f"{tmp_path / 'columns.jsonl'}, run 0,1;2,3"
     shard, replicate = torchcoll.cost(hsdp(), rows).rows
     assert (replicate.isolated_ns, replicate.reason) == (
         None,

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -15,6 +16,7 @@ from sent import MS, call, traffic
 
 from torchcoll import Traffic, capture
 from torchcoll.core.traffic import Group
+from torchcoll.training.exposed import ModuleRow
 from torchcoll.training.perfetto_show import traffic_trace
 from torchcoll.training.traffic_table import summarise_traffic
 
@@ -100,10 +102,22 @@ def test_by_hand():
     assert {row.group for row in table.rows} == {"mesh_dp"}
 
 
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("layers.1", "all_gather of layers.1"),
+        ("2 to 5", "all_gather of modules 2 to 5"),
+        ("2", "all_gather of module 2"),
+    ],
+)
+def test_modules_with_numbers_for_names_are_called_modules(module, text):
+    assert ModuleRow(module, "all_gather", 1, 1, None, None, None).text == text
+
+
 def test_the_answer_names_the_layer(shown):
     text = shown(traffic(sent, steps=1, groups=MESH))
     assert "exposed: 6.00 ms a step, 6.0 % of it" in text
-    assert "most by the all_gather of layers.1: 5.00 ms" in text
+    assert "most for the all_gather of layers.1: 5.00 ms" in text
     assert "group mesh_dp" in text
 
 

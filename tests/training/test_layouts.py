@@ -66,6 +66,11 @@ def test_layouts_to_compare():
     assert [layout.ranks for layout in parse_layouts("fsdp=32+tp=2,dp", None)] == [64, 64]
     with pytest.raises(UsageError, match=error_text("compare", "dp=32 = 32 ranks", "64 ranks in")):
         parse_layouts("fsdp=64,dp=32", None)
+    with pytest.raises(
+        UsageError, match=error_text("compare", "zero3-deepspeed", "one of dp")
+    ) as e:
+        parse_layouts("fsdp,zero3-deepspeed", 64)
+    assert str(e.value).endswith("ZeRO-3 is fsdp here; DeepSpeed's own ZeRO-3 is not planned.")
 
 
 def test_layouts_must_fit_the_gpu_of_a_published_machine():
@@ -87,6 +92,7 @@ def test_layouts_must_fit_the_gpu_of_a_published_machine():
     ("text", "error"),
     [
         ("dp=two", error_text("parallel", "dp=two", "degrees such as")),
+        ("zero3=8", error_text("parallel", "zero3", "one of dp, zero1")),
         ("xp=2", error_text("parallel", "xp", "one of dp, zero1")),
         ("dp=2,dp=2", error_text("parallel", "dp twice", "each once")),
         ("dp=2,fsdp=2", error_text("parallel", "dp=2,fsdp=2", "one of dp and fsdp")),

@@ -109,8 +109,8 @@ def test_what_was_exposed_is_measured():
     advice = advised(recorded)
     assert advice.measured_ns == 4 * MS  # of 4 x 6, 10 and 8
     assert advice.measured_as == (
-        "from the issue of the last all_reduce of a pass to the end of all; they end when Python "
-        "hears of it, up to 5 ms late"
+        "from the issue of the last all_reduce of a pass to the end of all; the ends are recorded "
+        "up to 5 ms late"
     )
     assert advised(sent(*PAIR, source="kineto")).measured_as.endswith(" to the end of all")
     assert advised(sent((2, 10, 6), (1, 14, None))).measured_ns is None

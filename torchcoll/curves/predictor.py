@@ -103,8 +103,8 @@ class Predictor(Protocol):
         """What is assumed, and what is not in a prediction."""
 
     def alternatives(self) -> list[tuple[str, Predictor]]:
-        """What a time may depend on, such as `the network: half as fast`, and the machine as it
-        then would be.
+        """What a time may depend on, such as `half the network speed between hosts`, and the
+        machine as it then would be.
         """
 
 

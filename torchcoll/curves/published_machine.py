@@ -181,23 +181,28 @@ class PublishedMachine:
         links = self.links
         what = counted(len(self.runs), "published run")
         text = (
-            f"{self.name} is not measured here but predicted from {what} of such machines and from "
-            "their limits: torchcoll show --published lists them with their sources"
+            f"times of {self.name} come from {what} of such machines and from their limits, not "
+            "from yours: torchcoll show --published lists them with their sources"
         )
-        nics = f"{8 * links.nics_gbps:.0f} Gbit/s of network for each {links.linked} linked GPUs"
+        unit = (
+            f"group of {links.linked} linked GPUs"
+            if links.linked > 8
+            else f"host of {links.linked} GPUs"
+        )
+        nics = f"{8 * links.nics_gbps:.0f} Gbit/s of network per {unit}"
         if links.doubt:
-            return [text, f"assumed: {nics}, as such machines have; not known of {self.name}"]
+            return [text, f"assumed: {nics}"]
         return [text, f"{nics}, as published"]
 
     def alternatives(self) -> list[tuple[str, Predictor]]:
         latency, network = self.slower
         return [
             (
-                "the network between hosts: half as fast",
+                "half the network speed between hosts",
                 replace(self, slower=(latency, network * _WORSE)),
             ),
             (
-                "the latency of a call: twice of it",
+                "twice the latency of each call",
                 replace(self, slower=(latency * _WORSE, network)),
             ),
         ]

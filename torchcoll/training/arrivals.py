@@ -62,7 +62,8 @@ class RankArrival:
     """How one rank arrived at the calls of one group.
 
     - host: '' where unknown.
-    - calls: calls of the group in which the last rank is known; last: those in which it was this.
+    - calls: calls of the group in which a single rank was last; last: those in which it was this.
+    - ties: calls of the group in which no single rank was last.
     - chance: the share of calls in which it would be last if all ranks were alike, 1 / ranks.
     - caused_ns: the waiting of all other ranks in the calls in which it was last; caused_share: of
       the waiting in the group.
@@ -94,6 +95,7 @@ class RankArrival:
     small: bool = False
     after: int | None = None
     doubt: str = ""
+    ties: int = 0
 
     @property
     def share(self) -> float:
@@ -151,6 +153,7 @@ class Arrivals:
 
     - calls: calls whose time splits into waiting and transfer; ties: those in which several ranks
       had the shortest time, so that none counts as last.
+    - marked: whether the calls belong to steps; step_ns: the duration of one, None if unknown.
     - unsplit: why others are not among them -> their number.
     - ranks: the most waiting caused first.
     """
@@ -164,6 +167,8 @@ class Arrivals:
     hosts: list[HostArrival]
     thirds: list[Third]
     unsplit: dict[str, int] = field(default_factory=dict)
+    marked: bool = False
+    step_ns: float | None = None
 
     @property
     def late(self) -> list[RankArrival]:
@@ -189,31 +194,50 @@ class Arrivals:
         for row in self.ranks:
             caused[row.rank] += row.caused_ns
         most = next(row for row in self.ranks if row.rank == caused.most_common(1)[0][0])
-        text = f"{_name(most)} caused most waiting, {self._caused_text(most)}"
+        text = f"the longest wait is for {_name(most)}: {self._caused_text(most)}"
         if max(rank.steps for rank in self.ranks) < LEAST_BLOCKS:
-            return f"too few calls to tell who is late: {text}"
+            return f"too few calls to tell who is late; {text}"
         if most.small:
-            return f"no rank is late by 1 % of the time in collectives: {text}"
+            return f"no rank is late by 1 % of the time in collectives; {text}"
         if most.undecided:
-            steps = counted(most.steps, "step" if most.steps < most.calls else "call")
+            steps = counted(most.steps, "step" if self.marked else "call")
             return (
                 f"no rank can be named: {steps} may count as only {most.worth:.1f} independent "
-                f"ones, because a rank that is late once tends to be late again: {text}"
+                f"ones, because a rank that is late once tends to be late again; {text}"
             )
-        return f"no rank is late more often than chance: {text}"
+        return f"no rank is late more often than chance; {text}"
 
     def _late_text(self, rank: RankArrival) -> str:
         when = f" in the {rank.when}" if rank.when else ""
         doubt = f", unless it waited for an unrecorded rank of group {rank.doubt}"
-        caused = f"it caused {self._caused_text(rank, 'of waiting ')}"
-        return f"{_name(rank)} is late{when}: {caused}{doubt * bool(rank.doubt)}"
+        return f"{_name(rank)} is late{when}: {self._caused_text(rank)}{doubt * bool(rank.doubt)}"
 
-    def _caused_text(self, rank: RankArrival, what: str = "") -> str:
-        caused = sum(row.caused_ns for row in self.ranks if row.rank == rank.rank)
-        share = f"({100 * caused / self.wait_ns:.0f} % of all waiting)" if self.wait_ns else ""
+    def _caused_text(self, rank: RankArrival) -> str:
+        """Returns how long another rank waits for this one, on average, and how often it is last.
+
+        The mean is over the ranks that share a group with it.
+        """
+        rows = [row for row in self.ranks if row.rank == rank.rank]
+        groups = {row.group for row in rows}
+        others = len({row.rank for row in self.ranks if row.group in groups}) - 1
+        caused = sum(row.caused_ns for row in rows)
+        mean_ns = caused / max(row.steps for row in rows) / max(others, 1)
+        span = "per step" if self.marked else "per call"
+        if self.step_ns:
+            span = f"in a step of {format_ns(self.step_ns, 3)}"
+        who = "the other ranks wait" if others > 1 else "the other rank waits"
+        text = f"{span} {who} {format_ns(mean_ns, 3)} for it (mean)"
+        if self.wait_ns:
+            text += f", {100 * caused / self.wait_ns:.0f} % of all waiting"
+        if rank.ties:
+            calls = counted(rank.calls + rank.ties, "call")
+            return (
+                f"{text}; of {calls} it was last in {rank.last}; in {rank.ties} others no single "
+                "rank was"
+            )
         return (
-            f"{format_ns(caused, 3)} {what}{share}, and was last in {100 * rank.share:.0f} % of "
-            f"{counted(rank.calls, 'call')} ({100 * rank.chance:.0f} % by chance)"
+            f"{text}; last in {100 * rank.share:.0f} % of {counted(rank.calls, 'call')} "
+            f"({100 * rank.chance:.0f} % by chance)"
         )
 
 
@@ -263,12 +287,14 @@ class SplitTraffic:
     - unsplit: reason -> number of calls.
     - participants: groups with unrecorded ranks -> their recorded ranks.
     - groups: by name, as the traffic has them.
+    - step_ns: the duration of a step; None if unknown.
     """
 
     calls: list[SplitCall]
     unsplit: Counter[str]
     participants: dict[str, set[int]]
     groups: Mapping[str, Group] = field(default_factory=dict)
+    step_ns: float | None = None
 
 
 def split_traffic(traffic: Traffic) -> SplitTraffic:
@@ -276,10 +302,12 @@ def split_traffic(traffic: Traffic) -> SplitTraffic:
     whole, traffic = traffic, cut_at_marks(traffic)
     joined, _ = join_ranks(traffic)
     steady: Set[int] | None = None
+    step_ns = None
     if any(traffic.steps.values()) or any(
         call.step is not None for calls in traffic.calls.values() for call in calls
     ):
-        steady = set(find_steps(traffic).steady)
+        steps = find_steps(traffic)
+        steady, step_ns = set(steps.steady), steps.duration_ns
     unique: dict[JoinedCall, str] = {}
     for rank, calls in traffic.calls.items():
         for call, joined_call in zip(calls, joined[rank], strict=True):
@@ -337,7 +365,7 @@ def split_traffic(traffic: Traffic) -> SplitTraffic:
                 first.logged_ns,
             )
         )
-    return SplitTraffic(split, unsplit, participants, traffic.groups)
+    return SplitTraffic(split, unsplit, participants, traffic.groups, step_ns)
 
 
 def _aligned_ns(joined: JoinedCall, begun: Mapping[int, int], offsets: Offsets) -> dict[int, int]:
@@ -417,6 +445,8 @@ def arrivals_of(
         [] if brief else _hosts(every, host_of),
         [] if brief else _time_thirds(split),
         dict(split_calls.unsplit),
+        any(call.order[0] >= 0 for call in every),
+        split_calls.step_ns,
     )
 
 
@@ -456,6 +486,7 @@ def _rank_rows(
             _step_numbers(calls)[1],
             0.0,
             1.0,
+            ties=len(calls) - decided,
         )
 
 

@@ -19,8 +19,8 @@ _LAST = (
     "ranks in these calls"
 )
 _TEST = (
-    "late: later than the mean of the others by more than chance explains, if steps that follow "
-    "each other are as alike as they may be (5 %, Holm over ranks, groups and times)"
+    "late = yes: this rank comes later than the others on average, and chance does not explain it "
+    "(error 5 % over all ranks, groups and thirds of the time), also if consecutive steps are alike"
 )
 _PAIRS = "who waited for whom"
 _HOSTS = "by host"
@@ -47,9 +47,11 @@ def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
     columns = [(Head("rank"), lambda r: str(r.rank))]
     columns += [(Head("host", left=True), lambda r: one_line(r.host or "-"))] * with_host
     columns += [(Head("group", left=True), lambda r: one_line(r.group))] * several
+    share_of = "% of rest" if arrivals.ties else "% of calls"
     columns += [
-        (Head("calls"), lambda r: str(r.calls)),
-        (Head("last in", "% of calls"), lambda r: _percent(r.share)),
+        (Head("calls"), lambda r: str(r.calls + r.ties)),
+        *([(Head("no single", "last rank"), lambda r: str(r.ties))] if arrivals.ties else []),
+        (Head("last in", share_of), lambda r: _percent(r.share)),
         (Head("by", "chance"), lambda r: _percent(r.chance)),
         (Head("caused"), lambda r: format_time(r.caused_ns)),
         (Head("% of", "waiting"), lambda r: _percent(r.caused_share)),
@@ -60,8 +62,8 @@ def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
         below.append(f"the {len(chosen)} of {len(arrivals.ranks)} rows with most waiting caused")
     if arrivals.ties:
         below.append(
-            f"{counted(arrivals.ties, 'call')}: several ranks had the shortest time, none counts "
-            "as last"
+            "no single last rank: several ranks had the shortest time, as far as the records tell; "
+            "rest: the other calls"
         )
     below += [
         f"{counted(number, 'call')} not counted: {reason}"
@@ -89,7 +91,7 @@ def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
                 [
                     (Head("host", left=True), lambda h: one_line(h.host)),
                     (Head("ranks"), lambda h: str(h.ranks)),
-                    (Head("last in", "% of calls"), lambda h: _percent(h.last / max(h.calls, 1))),
+                    (Head("last in", share_of), lambda h: _percent(h.last / max(h.calls, 1))),
                     (Head("caused"), lambda h: format_time(h.caused_ns)),
                     (Head("% of", "waiting"), lambda h: _percent(h.caused_share)),
                 ],
@@ -106,7 +108,7 @@ def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
                     (Head("calls"), lambda t: str(t.calls)),
                     (Head("rank"), lambda t: "-" if t.rank is None else str(t.rank)),
                     (Head("% of", "waiting"), lambda t: _percent(t.caused_share)),
-                    (Head("last in", "% of calls"), lambda t: _percent(t.last_share)),
+                    (Head("last in", share_of), lambda t: _percent(t.last_share)),
                     (Head("waiting", "of all ranks"), lambda t: format_time(t.wait_ns)),
                     (Head("transfer"), lambda t: format_time(t.transfer_ns)),
                 ],

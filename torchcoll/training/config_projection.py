@@ -344,17 +344,6 @@ def compare_layouts(
     notes = [
         "the same tokens in a step for each layout: with tp and cp a data-parallel rank computes "
         "more sequences, with pp more micro-batches",
-        *(
-            []
-            if memory_bytes is None
-            else [
-                "batch: MICROBATCHESxSEQUENCESxTOKENS of a data-parallel rank, the largest "
-                "micro-batches that fit"
-            ]
-        ),
-        "Pareto: no other layout here is better in both columns, "
-        + ("step" if compute_ns is not None and machine else "comm" if machine else "sent")
-        + " and memory",
         f"memory: two states of Adam in the parameters' type, with zero1 {_ZERO1_STATES}"
         + (f", with DeepSpeed {_DEEPSPEED_STATES}" if any(x.deepspeed for x in layouts) else "")
         + f"; {_activations_note(architecture)}",

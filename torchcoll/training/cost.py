@@ -95,6 +95,7 @@ class Cost(Displayed):
 
     - arrivals: which rank caused the waiting; None if no call can be split.
     - exposed: the exposed communication of a step, in all and by module.
+    - steps: the number of steps that count; None if no step is marked.
     """
 
     rows: list[CostRow]
@@ -103,6 +104,7 @@ class Cost(Displayed):
     run: str
     notes: list[str] = field(default_factory=list)
     exposed: Exposed | None = None
+    steps: int | None = None
 
 
 def cost(
@@ -172,10 +174,18 @@ def cost(
             f"{len(traffic.calls)} of {traffic.ranks} ranks: wait and transfer take the files of "
             "all of them, as torchcoll.capture(FOLDER) leaves them: torchcoll.cost(FOLDER, run)"
         )
-    names = ", ".join(str(run.path or run.header.get("run_id") or "run") for run in runs)
+    names = ", ".join(str(run.path or _run_name(run)) for run in runs)
     exposed = find_exposed(traffic, steps, joined)
     arrivals = find_arrivals(whole)
-    return Cost(rows, arrivals, str(traffic.path or "traffic"), names, notes, exposed)
+    marked = steps.duration_ns is not None
+    count = len(steps.steady) if marked else None
+    return Cost(rows, arrivals, str(traffic.path or "traffic"), names, notes, exposed, count)
+
+
+def _run_name(run: Run) -> str:
+    """Returns a name of a run that was not read from a file."""
+    name = run.source.get("file") or run.header.get("run_id")
+    return f"run {name}" if name else "a run that is not in a file"
 
 
 def _plan_note(rows: Sequence[CostRow]) -> str:
@@ -317,8 +327,9 @@ def _notes(
     late = sum(may_end_late(call, source) for call in calls)
     if late:
         notes.append(
-            f"{late} of {len(calls)} calls {LATE}: in step and transfer may be so much too long, "
-            "wait as much off; a contention of no more than that is a bound (<=)"
+            f"the end of {late} asynchronous calls is {LATE}, so in step and "
+            "transfer may be that much too long and wait wrong by as much; a contention below "
+            "that is shown as an upper bound (<=)"
         )
     at_marks = sum(id(call) in cut for call in calls)
     if at_marks:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import format_size, format_time
+from torchcoll.core.units import format_ns, format_ranges, format_size, format_time
+from torchcoll.report.answer import Answer
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
@@ -41,6 +42,7 @@ def show_costs(costs: Sequence[Cost], format: str = "table", file: TextIO | None
                     "schema": "torchcoll-cost/1",
                     **dataclasses.asdict(cost),
                     "arrivals": arrivals_object(cost.arrivals) if cost.arrivals else None,
+                    **({"answer": answer.to_json()} if (answer := _answer(cost)) else {}),
                 },
             )
             for cost in costs
@@ -85,11 +87,48 @@ def cost_grids(cost: Cost) -> list[Grid]:
     first = Grid(heads, rows, [line for line in above if line], notes.lines())
     if not rows:
         first.below = ["no calls"]
-    grids = [first, *(module_grids(cost.exposed) if cost.exposed else [])]
+    answer = _answer(cost)
+    grids = [Grid([], [], above=[answer.text])] if answer else []
+    grids += [first, *(module_grids(cost.exposed) if cost.exposed else [])]
     if cost.arrivals:
-        first.answer = arrivals_answer(cost.arrivals, None)
         grids += arrivals_grids(cost.arrivals)[:1]
     return [*grids, Grid([], [], below=[one_line(note) for note in cost.notes])]
+
+
+def _answer(cost: Cost) -> Answer | None:
+    """Returns what the calls of a step cost, and who caused the waiting; None if nothing is known.
+
+    The sums are of the medians of the table, times the calls.
+    """
+    late = arrivals_answer(cost.arrivals, None) if cost.arrivals else None
+    split = [row for row in cost.rows if row.transfer_ns is not None]
+    if not split:
+        return late
+
+    def total(values: Iterable[tuple[CostRow, float | None]]) -> float:
+        return sum(row.calls * (ns or 0) for row, ns in values) / (cost.steps or 1)
+
+    in_step, wait, transfer = (
+        total((row, getattr(row, name)) for row in split)
+        for name in ("in_place_ns", "wait_ns", "transfer_ns")
+    )
+    late_ranks = cost.arrivals.late if cost.arrivals else []
+    ranks = dict.fromkeys(row.rank for row in late_ranks)
+    cause = f" for rank {format_ranges(ranks)}" if len(ranks) == 1 else ""
+    what = "in collectives per step" if cost.steps else "in all collectives"
+    text = f"of {format_ns(in_step, 3)} {what}, {format_ns(wait, 3)} is waiting{cause}"
+    compared = [row for row in split if row.contention_ns is not None]
+    contention = total((row, max(0, row.contention_ns or 0)) for row in compared)
+    bound = "at most " * any(row.bound for row in compared)
+    text += f" and {format_ns(transfer, 3)} transfer"
+    if compared:
+        text += f", {bound}{format_ns(contention, 3)} of which is contention"
+    unknown = sum(row.calls for row in split) - sum(row.calls for row in compared)
+    if unknown:
+        text += f" (not known of {unknown} of {sum(row.calls for row in split)} calls)"
+    if any(row.queued for row in split) and in_step > wait + transfer:
+        text += "; the rest is time in the queue"
+    return Answer(text, late.level if late else "", caveats=(late.text,) if late else ())
 
 
 _HEADS = {"asynchronous": "async", "isolated_as": "alone as"}

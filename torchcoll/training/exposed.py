@@ -41,7 +41,9 @@ class ModuleRow:
 
     @property
     def text(self) -> str:
-        return f"{self.collective} of {self.module}"
+        numbers = self.module.split(" to ")
+        kind = "" if not numbers[0].isdecimal() else "module " if len(numbers) == 1 else "modules "
+        return f"{self.collective} of {kind}{self.module}"
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torchcoll.training.exposed import Exposed, ModuleRow
 
 MOST_ROWS = 10
 _EXPOSED = (
-    "exposed: in flight while the rank does nothing else, of a capture while the program waits for "
-    "it; the slowest rank's, each row on its own"
+    "exposed: the call is in flight and the rank does nothing else (in a capture: the program "
+    "waits for the call); each row is for the rank on which it takes longest"
 )
 
 
@@ -25,7 +25,7 @@ def exposed_line(exposed: Exposed) -> str:
     text = f"exposed: {format_ns(exposed.total_ns, 3)} a step, {_percent(exposed.share)} of it"
     text += " (rank with most)"
     if most := exposed.most:
-        text += f"; most by the {one_line(most.text)}: {format_ns(most.exposed_ns or 0, 3)}"
+        text += f"; most for the {one_line(most.text)}: {format_ns(most.exposed_ns or 0, 3)}"
     return text
 
 

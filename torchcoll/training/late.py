@@ -15,7 +15,7 @@ from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.training.joined import JoinedCall
 
 MAX_LATENESS_NS = 5_000_000  # sys.getswitchinterval: how long a thread may keep others waiting
-LATE = "end when Python hears of it, up to 5 ms late"
+LATE = "recorded up to 5 ms late"
 # Calls that agree in these fields are of the same kind.
 _kind = attrgetter("collective", "bytes_in", "bytes_out", "dtype", "op", "group")
 

@@ -31,6 +31,7 @@ DATA_PARALLEL = {
 _OTHERS = ("tp", "pp", "cp", "ep")
 _FLAGS = ("sp", "overlap")  # without a number
 _WORDS = (*DATA_PARALLEL, *_OTHERS, *_FLAGS)
+_ZERO3 = "ZeRO-3 is fsdp here; DeepSpeed's own ZeRO-3 is not planned."
 _FORM = "degrees such as fsdp=64, hsdp=8x8, fsdp=8,tp=8,sp or dp=8,tp=8,pp=4x2, each 1 or more"
 
 
@@ -143,11 +144,14 @@ class ParallelLayout:
         return replace(self, replicas=count, shards=max(1, self.shards))
 
 
-def parse_layout(text: str, ranks: int | None = None, separator: str = ",") -> ParallelLayout:
+def parse_layout(
+    text: str, ranks: int | None = None, separator: str = ",", option: str = "parallel"
+) -> ParallelLayout:
     """Returns the layout of ``fsdp=8,tp=8,pp=4x2,sp``.
 
     - ranks: with it, a data-parallel degree without a number takes the remaining ranks; without
       one, it is fsdp. ``hsdp`` without numbers shards over 8 ranks.
+    - option: the name of the option, for errors.
 
     Raises UsageError for anything else.
     """
@@ -155,20 +159,22 @@ def parse_layout(text: str, ranks: int | None = None, separator: str = ",") -> P
     for item in text.split(separator):
         name, equals, number = item.strip().partition("=")
         if name not in _WORDS:
-            raise unknown("parallel", name or text, _WORDS)
+            if name.startswith("zero3"):
+                raise UsageError(option, name, f"one of {', '.join(_WORDS)}", _ZERO3)
+            raise unknown(option, name or text, _WORDS)
         if name in values:
-            raise UsageError("parallel", f"{name} twice", "each once")
+            raise UsageError(option, f"{name} twice", "each once")
         numbers = number.split("x") if equals else []
         most = 2 if name in ("hsdp", "pp") else 0 if name in _FLAGS else 1
         wrong = any(not n.isdecimal() or not 1 <= int(n) <= 1 << 24 for n in numbers)
         if wrong or len(numbers) > most or (not numbers and name in _OTHERS):
-            raise UsageError("parallel", text, _FORM)
+            raise UsageError(option, text, _FORM)
         if name == HSDP and len(numbers) == 1:
-            raise UsageError("parallel", item, "hsdp=REPLICASxSHARDS, such as hsdp=8x8")
+            raise UsageError(option, item, "hsdp=REPLICASxSHARDS, such as hsdp=8x8")
         values[name] = tuple(map(int, numbers))
     data = [name for name in DATA_PARALLEL if name in values]
     if len(data) > 1:
-        raise UsageError("parallel", text, f"one of {' and '.join(data)}")
+        raise UsageError(option, text, f"one of {' and '.join(data)}")
     kind = data[0] if data else FSDP
     pipeline = values.get("pp", (1,))
     layout = ParallelLayout(
@@ -183,16 +189,16 @@ def parse_layout(text: str, ranks: int | None = None, separator: str = ",") -> P
     )
     if layout.overlap and not layout.deepspeed:
         expected = f"{DEEPSPEED1} or {DEEPSPEED2} with overlap, which is DeepSpeed's overlap_comm"
-        raise UsageError("parallel", text, expected)
+        raise UsageError(option, text, expected)
     if layout.sequence_parallel and layout.tp < 2:
-        raise UsageError("parallel", text, "tp=2 or more with sp, which shards over its ranks")
+        raise UsageError(option, text, "tp=2 or more with sp, which shards over its ranks")
     if layout.virtual > 1 and layout.pp < 2:
-        raise UsageError("parallel", text, "pp=2 or more with virtual stages")
+        raise UsageError(option, text, "pp=2 or more with virtual stages")
     given = values.get(kind, ())
     if not given:
         if ranks is None:
             if data:
-                raise UsageError("parallel", text, f"a number, such as {kind}=8, or --ranks N")
+                raise UsageError(option, text, f"a number, such as {kind}=8, or --ranks N")
             return layout
         shards = min(8, max(1, ranks // layout.inner)) if kind == HSDP else 1
         return replace(layout, replicas=1, shards=shards).on(ranks)
@@ -250,7 +256,7 @@ def parse_layouts(text: str, ranks: int | None) -> list[ParallelLayout]:
     """
     layouts: list[ParallelLayout] = []
     for item in text.split(","):
-        layouts.append(parse_layout(item, ranks, "+"))
+        layouts.append(parse_layout(item, ranks, "+", "compare"))
         ranks = ranks or layouts[0].ranks
     wrong = next((layout for layout in layouts if layout.ranks != ranks), None)
     if wrong is not None:

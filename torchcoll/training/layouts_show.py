@@ -23,6 +23,14 @@ from torchcoll.training.plan_show import format_gigabytes
 from torchcoll.training.projection import dominant
 
 _UNSURE = 0.1  # Of the limit: the memory of activations is an approximation.
+_FITS = f"fits = yes?: less than {_UNSURE:.0%} of the GPU's memory would be left"
+_PARETO = "Pareto: no other layout here is better in both columns, {} and memory"
+_BATCH = (
+    "batch: MICROBATCHESxSEQUENCESxTOKENS of a data-parallel rank, the largest micro-batches that "
+    "fit"
+)
+_SENT = "sent: with the algorithm of a ring"
+_IDLE = "idle: waiting for other stages of the pipeline"
 
 
 def show_layouts(
@@ -77,19 +85,23 @@ def _answer(comparison: LayoutComparison) -> Answer:
             )
         )
     step = best[0].step
-    what = "has the shortest step" if step.step_ns else "sends least"
+    what = "is predicted fastest" if step.step_ns else "sends least"
     if step.comm_ns and not step.step_ns:
-        what = "has the least communication"
-    within = f"in {format_gigabytes(limit)} of memory " if limit is not None else ""
+        what = "is predicted to communicate shortest"
+    fit = f" that fit in {format_gigabytes(limit)}" if limit is not None else ""
     ranks = counted(comparison.ranks, "rank")
-    text = f"on {ranks} {within}{best[0].layout.name} {what}: {_cost(best[0])}"
-    if len(best) > 1:
-        others = ", ".join(f"{row.layout.name} ({_cost(row)})" for row in best[1:])
-        text += f"; with less memory: {others}"
+    text = f"of the layouts on {ranks}{fit}, {best[0].layout.name} {what} ({_cost(best[0])})"
     if alike := _overlapping(comparison.rows, best[0]):
-        *first, last = best[0].layout.name, *alike
-        named = f"{', '.join(first)} and {last}"
-        text += f"; {named} cannot be told apart: their 90 % intervals overlap"
+        *others, last = alike
+        named = f"{', '.join(others)} and {last}" if others else last
+        measure = "fast" if step.step_ns else "short"
+        text += f"; {named} may be as {measure} (the 90 % intervals overlap)"
+    if len(best) > 1:
+        costs = [(row.layout.name, _cost(row, memory_first=True)) for row in best[1:]]
+        if len(costs) == 1:
+            text += f"; {costs[0][0]} needs less memory ({costs[0][1]})"
+        else:
+            text += f"; less memory need {', '.join(f'{name} ({cost})' for name, cost in costs)}"
     if comparison.measured is not None:
         old, new = (
             [row.layout.name for row in sorted(rows, key=lambda row: row.cost)]
@@ -115,10 +127,11 @@ def _overlapping(rows: Sequence[LayoutRow], best: LayoutRow) -> list[str]:
     ]
 
 
-def _cost(row: LayoutRow) -> str:
+def _cost(row: LayoutRow, memory_first: bool = False) -> str:
     times = row.step.step_ns or row.step.comm_ns
     cost = format_ns(times[0], 3) if times else f"{format_gigabytes(row.step.sent_bytes)} sent"
-    return f"{cost}, {format_gigabytes(row.memory_bytes)} of memory"
+    memory = format_gigabytes(row.memory_bytes)
+    return f"{memory}, {cost}" if memory_first else f"{cost}, {memory}"
 
 
 def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
@@ -148,38 +161,33 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
 
     predicted = any(row.step.comm_ns for row in rows)
     computed = any(row.step.step_ns for row in rows)
-    of_times = [
-        (Head("comm"), time("comm_ns")),
-        *(
-            [
-                (Head("exposed"), time("exposed_ns")),
-                (Head("idle", drop=1), lambda row: format_ns(row.step.idle_ns, 3)),
-                (Head("step"), time("step_ns")),
-            ]
-            if computed
-            else []
-        ),
-        (Head("low to high"), interval),
+    first_columns = [
+        (Head("step" if computed else "comm"), time("step_ns" if computed else "comm_ns"))
     ]
+    first_columns.append((Head("low to high"), interval))
+    further = [
+        (Head("comm"), time("comm_ns")),
+        (Head("exposed"), time("exposed_ns")),
+        (Head("idle", drop=1, legend=_IDLE), lambda row: format_ns(row.step.idle_ns, 3)),
+    ]
+    doubtful = limit is not None and any(fits(row) == "yes?" for row in rows)
+    cost = "step" if computed else "comm" if predicted else "sent"
+    largest = f"largest part: the calls with the largest share of {'comm' if predicted else 'sent'}"
     return make_grid(
         [
             (Head("layout", left=True), lambda row: row.layout.name),
-            (Head("Pareto"), lambda row: "yes" if row.pareto else ""),
-            *([(Head("batch"), _batch)] if limit is not None else []),
-            (Head("calls", drop=1), lambda row: f"{row.step.calls:,}"),
-            (Head("sent"), lambda row: format_gigabytes(row.step.sent_bytes)),
-            *(of_times if predicted else []),
+            *(first_columns if predicted else []),
             (Head("memory"), lambda row: format_gigabytes(row.memory_bytes)),
-            *([(Head("fits"), fits)] if limit is not None else []),
-            (Head("largest part", left=True), largest_part),
+            *([(Head("fits", legend=_FITS * doubtful), fits)] if limit is not None else []),
+            (Head("Pareto", legend=_PARETO.format(cost)), lambda row: "yes" if row.pareto else ""),
+            *([(Head("batch", legend=_BATCH), _batch)] if limit is not None else []),
+            (Head("calls", drop=1), lambda row: f"{row.step.calls:,}"),
+            (Head("sent", legend=_SENT), lambda row: format_gigabytes(row.step.sent_bytes)),
+            *(further if computed else []),
+            (Head("largest part", left=True, legend=largest), largest_part),
         ],
         rows,
-        below=[
-            "for each rank and step; sent: by the ring algorithm; idle: waiting for other stages "
-            "of the pipeline; largest part: the calls with the largest share of "
-            + ("comm" if predicted else "sent")
-            + ("" if limit is None else f"; yes?: within {_UNSURE:.0%} of the limit")
-        ],
+        above=["Times, bytes and memory are those of one rank in a step."],
     )
 
 

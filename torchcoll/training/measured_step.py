@@ -599,7 +599,7 @@ def _notes(
     calls = [call for calls in traffic.calls.values() for call in calls]
     late = sum(may_end_late(call, traffic.source) for call in calls)
     if late:
-        notes.append(f"of the capture: {late} of {len(calls)} calls {LATE}")
+        notes.append(f"of the capture: the end of {late} of {len(calls)} calls is {LATE}")
     if not traffic.steps:
         notes.append("the plan's calls are compared with the mean of all captured calls of a kind")
     if len(figures) == 1:

@@ -146,4 +146,4 @@ def measured_exposed(passes: Sequence[Calls], source: str) -> tuple[float | None
             exposed.append(end - max(call.start_ns or 0 for call in calls))
     what = "from the issue of the last all_reduce of a pass to the end of all"
     late = any(may_end_late(call, source) for calls in passes for call in calls)
-    return (median(exposed), what + f"; they {LATE}" * late) if exposed else (None, "")
+    return (median(exposed), what + f"; the ends are {LATE}" * late) if exposed else (None, "")

@@ -101,25 +101,32 @@ def _answer(projection: Plan) -> Answer:
     step = projection.step
     degrees = " x ".join(f"{name}={n}" for name, n in step.degrees.items())
     setup = f"{counted(step.ranks, 'rank')}{f' ({degrees})' if degrees else ''}"
-    if projection.subject or not step.comm_ns:
-        sent = f"{format_gigabytes(step.sent_bytes)} per rank and step in {step.calls:,} calls"
-        setup = f"{projection.subject or 'a step'} on {setup} sends {sent}"
+    sent = f"{format_gigabytes(step.sent_bytes)} per rank in {step.calls:,} calls"
     if step.comm_ns is None:
+        text = f"{projection.subject or 'a step'} on {setup} sends {sent} per step"
         memory = f"; {format_gigabytes(step.memory.total)} of memory" if step.memory else ""
-        return Answer(one_line(setup + memory))
+        return Answer(one_line(text + memory))
+    of_subject = f" of {projection.subject}" if projection.subject else ""
     if step.only_a_guess:
         low, high = (format_ns(end, 3) for end in step.comm_ns[1:])
-        text = f"{setup}: communication a step is only a guess, {low} to {high}. {MORE_DATA}"
-        return Answer(one_line(text), "doubt")
+        text = f"how long a step{of_subject} on {setup} communicates is only a guess"
+        return Answer(one_line(f"{text}, {low} to {high}. {MORE_DATA}"), "doubt")
     least = "at least " if projection.lower_bound else ""
-    text = f"{setup}: {least}{_ends(step.comm_ns)} of communication a step"
-    text += f" concurrent with {projection.concurrent}" if projection.concurrent else ""
-    if step.exposed_ns and step.hidden_ns and step.efficiency and projection.compute_ns:
-        compute = format_ns(projection.compute_ns, 3)
-        text += f", {_ends(step.exposed_ns)} of it exposed under {compute} of computation"
-        text += f": {100 * step.efficiency[0]:.0f} % of a step computes"
+    concurrent = f" concurrent with {projection.concurrent}" if projection.concurrent else ""
+    comm = f"takes {least}{_ends(step.comm_ns)}{concurrent}"
+    if step.exposed_ns and step.step_ns and projection.compute_ns:
+        parts = [f"{format_ns(projection.compute_ns, 3)} of computation"]
+        if step.idle_ns:
+            parts.append(f"{format_ns(step.idle_ns, 3)} of waiting for other pipeline stages")
+        hidden = f"{_ends(step.exposed_ns)} of communication that computation does not hide"
+        text = (
+            f"a step{of_subject} on {setup} takes {least}{format_ns(step.step_ns[0], 3)}: "
+            f"{', '.join(parts)} and {hidden}; all communication ({sent}) {comm}"
+        )
+    else:
+        text = f"the communication of a step{of_subject} on {setup} ({sent}) {comm}"
     depends = projection.depends and projection.measured is None
-    text += f"; it depends most on {projection.depends}" if depends else ""
+    text += f"; {projection.depends}" if depends else ""
     if projection.measured is not None:
         text += f"; {correction_text(projection.measured)}"
     kinds = [kind for kind in (WEAK, STRONG) if getattr(projection, kind)]

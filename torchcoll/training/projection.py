@@ -180,7 +180,7 @@ class Plan(Displayed):
     - compute_ns: the computation of a step in ns; None if unknown.
     - machine: its name; '' without one.
     - notes: what is assumed and left out.
-    - depends: what the communication depends on most, in a clause.
+    - depends: a clause on what the communication depends on most.
     - measured: the measured step that corrects the times, and uncorrected: the step without it;
       None without one.
     """
@@ -380,9 +380,10 @@ def _depends(step: PlannedStep, alternatives: Sequence[tuple[str, PlannedStep]])
     if alternatives:
         longest = [(step.comm_ns[0], text) for text, step in alternatives if step.comm_ns]
         worst_ns, text = max(longest)
-        return f"{text} makes it {worst_ns / step.comm_ns[0]:.2g} times as long"
+        longer = worst_ns / step.comm_ns[0]
+        return f"with {text} the communication would take {longer:.2g} times as long"
     name, share = dominant(step)
-    return f"{name} ({share:.0%} of it)" if share < 1 else ""
+    return f"most of it is {name} ({share:.0%})" if share < 1 else ""
 
 
 def dominant(step: PlannedStep) -> tuple[str, float]:

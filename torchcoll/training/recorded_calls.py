@@ -39,8 +39,8 @@ _UNENDED = "{} calls had not ended when the capture did: how long they took is n
 _IN_FLIGHT = "{} calls are missing: they had not returned when the capture ended"
 _UNKNOWN = "{} calls of {}, which torchcoll does not know: their bytes are those of its tensors"
 _LATE = (
-    "{} calls end when Python hears of it: up to 5 ms late where it is busy with something else "
-    "(sys.getswitchinterval)"
+    "{} calls are asynchronous: their end is recorded up to 5 ms late while Python is busy with "
+    "something else (sys.getswitchinterval)"
 )
 _NOT_WAITED = "{} calls have no duration: a step later the program had not waited for them"
 _TOO_OLD = f"{{}} calls have no duration: {OPEN_CALLS} calls after them they had not ended"

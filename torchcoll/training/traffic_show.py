@@ -219,7 +219,7 @@ def traffic_answer(table: TrafficTable) -> Answer | None:
     if table.exposed.share is not None and not table.exposed.unknown:
         text += f" and {100 * table.exposed.share:.0f} % exposed"
         if most := table.exposed.most:
-            text += f" (most by the {one_line(most.text)})"
+            text += f" (most for the {one_line(most.text)})"
     return Answer(f"{text}; {sent}")
 
 
