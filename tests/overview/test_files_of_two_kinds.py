@@ -102,9 +102,7 @@ def test_export_leaves_traffic_out(runs, capsys):
 @pytest.mark.parametrize(
     "reported", ["runs/3-replay.jsonl", "runs/3-replay.jsonl runs/manifest.jsonl"]
 )
-@pytest.mark.parametrize(
-    "command", ["cold", "transitions", "plot", "compare runs/1-all_reduce.jsonl"]
-)
+@pytest.mark.parametrize("command", ["cold", "transitions", "plot"])
 def test_traffic_alone_is_one_line(runs, command, reported, capsys):
     assert main([*command.split(), *reported.split()]) == 3
     assert capsys.readouterr() == ("", ALONE)

@@ -174,16 +174,10 @@ def _captures(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
     A folder that also has result files stands for these. Raises UsageError unless there are two.
     """
-    from torchcoll.core.file import is_ours, is_traffic
     from torchcoll.inputs import split_label
 
     sides = [split_label(argument) for argument in arguments]
-
-    def has_results(path: str) -> bool:
-        files = filter(Path.is_file, Path(path).iterdir()) if Path(path).is_dir() else ()
-        return any(is_ours(file) and not is_traffic(file) for file in files)
-
-    captured = [is_traffic(path) and not has_results(path) for _, path in sides]
+    captured = [_is_capture(path) for _, path in sides]
     if not all(captured):  # traffic among results is left out
         return []
     if len(captured) != 2:
@@ -193,11 +187,17 @@ def _captures(arguments: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(names, (path for _, path in sides), strict=True))
 
 
+def _is_capture(path: str) -> bool:
+    """Whether a file, or all of a folder, is the traffic of a training."""
+    from torchcoll.core.file import is_ours, is_traffic
+
+    files = filter(Path.is_file, Path(path).iterdir()) if Path(path).is_dir() else ()
+    return is_traffic(path) and not any(is_ours(file) and not is_traffic(file) for file in files)
+
+
 def _check_no_capture(sides: Sequence[tuple[str, Sequence[str]]]) -> None:
     """Raises UnusableError if a side is a capture of a training and another one is not."""
-    from torchcoll.core.file import is_traffic
-
-    captures = {name: paths[0] for name, paths in sides if all(map(is_traffic, paths))}
+    captures = {name: paths[0] for name, paths in sides if all(map(_is_capture, paths))}
     if not captures:
         return
     capture = next(iter(captures.values()))
