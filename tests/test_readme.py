@@ -416,6 +416,18 @@ def test_install_lines_name_what_exists() -> None:
             assert ours or not word, f"{name}: {rest}"
 
 
+def test_the_readme_shows_lines_of_its_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shown,) = re.findall(r"from a 2-core virtual machine:\n\n```text\n(.*?)```", README, re.S)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert cli.main(["show", str(ROOT / "results/gloo-2ranks/run.jsonl")]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    excerpt = shown.splitlines()
+    assert len(excerpt) > 4
+    assert [line for line in excerpt if line not in lines] == []
+
+
 def test_the_readme_is_short() -> None:
     assert 500 <= len(README.split()) <= 700
 
