@@ -245,7 +245,7 @@ def test_bindings_without_their_library_give_the_doctors_error(bindings):
         error_text(
             "backend ccl",
             f"ImportError: {text}",
-            f"{CCL} beside torch 2.99. Source oneCCL's setvars.sh, so that the loader finds "
+            f"{CCL} for torch 2.99. Source oneCCL's setvars.sh, so that the loader finds "
             "libccl.so.1.",
         )
     )
@@ -259,7 +259,7 @@ def test_bindings_that_are_not_installed(bindings):
         error_text(
             "backend ccl",
             f"ModuleNotFoundError: No module named '{CCL}'",
-            f"{CCL} beside torch 2.99. {MISSING}",
+            f"{CCL} for torch 2.99. {MISSING}",
         )
     )
 
@@ -665,7 +665,7 @@ def test_torchcomms_asked_of_a_torch_that_would_go_on_without(no_torchcomms, mon
     monkeypatch.setenv("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "1")
     with pytest.raises(UnavailableError) as caught:
         choose_backends(torch, "gloo", "cpu")
-    expected = "torchcomms beside torch, which would go on without it"
+    expected = "torchcomms next to torch, which would go on without it"
     assert str(caught.value) == (
         error_text("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "1", f"{expected}. {INSTALL}")
     )

@@ -251,7 +251,7 @@ ON = [
     (plain(cpu=cpu(governor="powersave")), "cpu_governor", "note", "only under load"),
     (nvidia(cpu=cpu(numa_nodes=[1])), "other_numa_node", "warning", "sits on node 0"),
     (plain(modules={IPEX: BAD_IPEX}), "ipex", "warning", "Install it again"),
-    (plain(torch=torch_of("2.13.0")), "bindings_version", "note", "2.8.0 beside torch 2.13.0"),
+    (plain(torch=torch_of("2.13.0")), "bindings_version", "note", "2.8.0 with torch 2.13.0"),
     (nvidia(modules={IPEX: BAD_IPEX}), "ipex", "warning", "torch here is 2.12"),
     (nvidia(commands=FOREIGN), "foreign_torchrun", "warning", "/usr/bin/torchrun"),
     (nvidia({"NCCL_DEBG": "INFO"}), "unknown_variable", "note", "did you mean NCCL_DEBUG?"),

@@ -97,7 +97,7 @@ def test_a_fifo_in_place_of_a_file_does_not_block(capsys):
 def test_logs_that_become_a_link_after_the_start(capsys):
     """As somebody would do who waits for the first run."""
     os.mkdir("elsewhere")
-    Path("swap.sh").write_text("mv D/logs D/was; ln -s ../elsewhere D/logs # torchcoll")
+    Path("swap.sh").write_text("mv D/logs D/was; ln -s ../elsewhere D/logs; exit 1 # torchcoll")
     words = ["--", "sh", "swap.sh"]
     assert main(["matrix", "-o", "D", "--runs", "2", *words]) == 1
     assert "logs is a symbolic link" in one_error(capsys)

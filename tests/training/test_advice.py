@@ -153,7 +153,7 @@ def test_a_curve_without_a_spread():
     advice = torchcoll.advise(EIGHT, means, caps_mb=[4, 8], backward_ms=0)
     row = by_name(advice)["4"]
     assert (row.ratio, row.ratio_low, row.result) == (pytest.approx(10 / 9), None, "worse")
-    assert any("it tells no spread" in note for note in advice.notes)
+    assert any("it has no spread" in note for note in advice.notes)
 
 
 def test_beyond_the_curve_nothing_is_chosen():

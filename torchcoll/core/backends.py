@@ -396,7 +396,7 @@ def _import_bindings(torch: Any, entry: BackendEntry) -> None:
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         advice = bindings_advice(entry, text, installed_version(entry.module), torch.__version__)
-        expected = f"{entry.module} beside torch {torch.__version__}"
+        expected = f"{entry.module} for torch {torch.__version__}"
         raise UnavailableError(f"backend {entry.name}", text, expected, advice) from None
 
 
