@@ -32,7 +32,7 @@ def test_two_ranks(tmp_path, capsys):
     assert row["slowdown"] > 0
     show(path)
     out = capsys.readouterr().out
-    assert "beside copy:64K, on every rank, in a thread of its own\n" in out
+    assert "concurrent with copy:64K, on every rank, in a thread of its own\n" in out
     assert "correct" in out  # the values are checked after the blocks
 
 
