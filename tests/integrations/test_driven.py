@@ -49,7 +49,7 @@ def test_start_every_and_metrics(tmp_path):
     is captured three times: 3, 5 and 7. Rank 0 learns of each step at the mark after it, of the
     48th at the 49th: windows of 16.
     """
-    sleep_s = 0.02 * busy()
+    sleep_s = 0.06 * busy()
 
     def case():
         sampled_steps.WINDOW = 16

@@ -111,7 +111,7 @@ def told_in_a_file():
     return Path("shown").read_text() if dist.get_rank() == 0 else ""
 
 
-SLEEP_S, STEPS = 0.02 * busy(), 49
+SLEEP_S, STEPS = 0.06 * busy(), 49
 
 
 def straggler():
