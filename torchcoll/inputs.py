@@ -186,6 +186,26 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_over_ranks(parser: argparse.ArgumentParser, default: str | None = "max") -> None:
+    """Add ``--over-ranks``. default: None for what the data asks for, which is max for a call."""
+    parser.add_argument(
+        "--over-ranks",
+        default=default,
+        metavar="HOW",
+        help="how to combine the ranks of a call: max (default), mean, min or rank0",
+    )
+
+
+def add_filter(parser: argparse.ArgumentParser) -> None:
+    """Add ``--filter``."""
+    parser.add_argument(
+        "--filter",
+        default="",
+        metavar="TEXT",
+        help="select cases, such as collective=all_reduce,size>=1M",
+    )
+
+
 def drop_non_results(arguments: Sequence[str], least: int = 1) -> list[str]:
     """Drop traffic and manifests, which ``DIR/*.jsonl`` matches too; traffic is named on stderr.
 

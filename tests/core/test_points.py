@@ -11,8 +11,9 @@ from error_form import error_tail, error_text, expecting
 from torchcoll.bench.plan import plan
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
-from torchcoll.core.spec import ExactCall, Spec, point_of
+from torchcoll.core.spec import ExactCall, Spec
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.core.traffic_spec import point_of
 
 POINTS = (
     ExactCall("all_reduce", 4096, "float32", "sum", True),

@@ -246,7 +246,7 @@ class Traffic(Displayed):
         an even one), or not at all (send, recv), is added to ``notes``. Raises UsageError when
         nothing can be measured, for several sub-groups without a choice, and as Spec does.
         """
-        from torchcoll.core.spec import spec_of
+        from torchcoll.core.traffic_spec import spec_of
 
         return spec_of(self, groups, changes)
 

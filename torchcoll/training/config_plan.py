@@ -46,8 +46,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchcoll.core.collectives import find_dtype
-from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import TrafficCall
+from torchcoll.core.traffic_spec import point_of
 from torchcoll.training.architectures import (
     EMBEDDING,
     HEAD,

@@ -23,9 +23,9 @@ from torchcoll.core.collectives import has_splits
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
-from torchcoll.core.spec import point_of
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.core.traffic_spec import point_of
 from torchcoll.core.units import format_ns
 from torchcoll.inputs import load
 from torchcoll.training.arrivals import Arrivals, find_arrivals

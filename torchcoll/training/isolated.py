@@ -9,9 +9,10 @@ from typing import NamedTuple
 from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
-from torchcoll.core.spec import ExactCall, point_of
+from torchcoll.core.spec import ExactCall
 from torchcoll.core.summary import Row, summarise
 from torchcoll.core.traffic import Traffic, TrafficCall
+from torchcoll.core.traffic_spec import point_of
 from torchcoll.core.units import format_ranges, format_size
 from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Side

@@ -35,8 +35,8 @@ from scipy.stats import t
 from torchcoll.core.backends import backend_of
 from torchcoll.core.errors import UsageError
 from torchcoll.core.intervals import Span, Union
-from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
+from torchcoll.core.traffic_spec import point_of
 from torchcoll.core.units import counted, format_ns
 from torchcoll.curves.predictor import Ends, PlannedCalls, sum_of
 from torchcoll.training.corrected_machine import Correction

@@ -14,8 +14,9 @@ from typing import Any
 from torchcoll.core.case import fingerprint, mesh_of
 from torchcoll.core.collectives import exchange_with_splits, has_splits
 from torchcoll.core.errors import UsageError
-from torchcoll.core.spec import ExactCall, point_of
+from torchcoll.core.spec import ExactCall
 from torchcoll.core.traffic import Traffic, TrafficCall
+from torchcoll.core.traffic_spec import point_of
 from torchcoll.core.units import counted
 
 Step = int | None  # its number; None where no step was marked: all calls are one

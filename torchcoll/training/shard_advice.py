@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.spec import point_of
+from torchcoll.core.traffic_spec import point_of
 from torchcoll.curves.predictor import Predictor
 from torchcoll.stats.sides import Side
 from torchcoll.training.call_time import Duration

@@ -17,8 +17,8 @@ from dataclasses import replace
 
 from torchcoll.core.collectives import COLLECTIVES, DTYPES, Layout
 from torchcoll.core.errors import UsageError
-from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
+from torchcoll.core.traffic_spec import point_of
 from torchcoll.core.units import format_bytes
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
+from torchcoll.core.traffic_spec import point_of
 from torchcoll.curves.predictor import Predictor
 from torchcoll.training.projection import (
     Plan,
