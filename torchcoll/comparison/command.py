@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torchcoll.comparison.fail_on import parse_gate, tripped, untested
 from torchcoll.core.errors import ExitCode, UnusableError, UsageError, choice, nearest_file, tell
 from torchcoll.core.units import counted, parse_duration, parse_share
-from torchcoll.inputs import IMPORT_OPTIONS, add_import_options
+from torchcoll.inputs import IMPORT_OPTIONS, add_filter, add_import_options, add_over_ranks
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
@@ -46,17 +46,8 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         help="changes smaller than this are 'same' (default %(default)s)",
     )
     add("--metric", default="time", help="time (default), algbw or busbw")
-    add(
-        "--over-ranks",
-        metavar="HOW",
-        help=("how to combine the ranks of a call: max (default), mean, min or rank0"),
-    )
-    add(
-        "--filter",
-        default="",
-        metavar="TEXT",
-        help="select cases, such as collective=all_reduce,size>=1M",
-    )
+    add_over_ranks(parser, default=None)
+    add_filter(parser)
     add(
         "--by",
         default="",

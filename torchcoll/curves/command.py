@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
+from torchcoll.inputs import add_over_ranks
 
 if TYPE_CHECKING:
     from torchcoll.curves.model_check import CheckedModel
@@ -59,12 +60,7 @@ def _number(text: str | None) -> float | None:
 def transitions_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; runs are pooled")
-    add(
-        "--over-ranks",
-        default="max",
-        metavar="HOW",
-        help=("how to combine the ranks of a call: max (default), mean, min or rank0"),
-    )
+    add_over_ranks(parser)
     add("--refine", action="store_true", help="print the sizes that would narrow each transition")
     add("--format", default="table", help="table (default), markdown, csv or json")
     add(

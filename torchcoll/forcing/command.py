@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, TorchcollError, UsageError, choice, printable, tell
 from torchcoll.core.units import parse_share
-from torchcoll.inputs import add_import_options
+from torchcoll.inputs import add_filter, add_import_options, add_over_ranks
 
 if TYPE_CHECKING:
     from torchcoll.core.result import Run
@@ -35,18 +35,8 @@ def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="losses smaller than this do not count (default %(default)s)",
     )
-    add(
-        "--over-ranks",
-        default="max",
-        metavar="HOW",
-        help=("how to combine the ranks of a call: max (default), mean, min or rank0"),
-    )
-    add(
-        "--filter",
-        default="",
-        metavar="TEXT",
-        help="select cases, such as collective=all_reduce,size>=1M",
-    )
+    add_over_ranks(parser)
+    add_filter(parser)
     add("--format", default="table", help="table (default), markdown, csv or json")
     add(
         "--export-env",

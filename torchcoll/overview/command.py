@@ -11,7 +11,7 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
-from torchcoll.inputs import IMPORT_OPTIONS, add_import_options
+from torchcoll.inputs import IMPORT_OPTIONS, add_filter, add_import_options, add_over_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,12 +46,7 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="percentiles to show as further columns, such as 50,90,99.9",
     )
-    add(
-        "--over-ranks",
-        default="max",
-        metavar="HOW",
-        help=("how to combine the ranks of a call: max (default), mean, min or rank0"),
-    )
+    add_over_ranks(parser)
     add(
         "--clock",
         help=(
@@ -276,18 +271,8 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
         help="a .png, .svg or .pdf (default: torchcoll.png, or torchcoll-2.png, ...)",
     )
     add("--force", action="store_true", help="replace the picture")
-    add(
-        "--over-ranks",
-        default="max",
-        metavar="HOW",
-        help=("how to combine the ranks of a call: max (default), mean, min or rank0"),
-    )
-    add(
-        "--filter",
-        default="",
-        metavar="TEXT",
-        help="select cases, such as collective=all_reduce,size>=1M",
-    )
+    add_over_ranks(parser)
+    add_filter(parser)
     add(
         "--fabric",
         metavar="NAME",
@@ -494,12 +479,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
         "pictures in files of their own",
     )
     add("--force", action="store_true", help="replace the page and its pictures")
-    add(
-        "--filter",
-        default="",
-        metavar="TEXT",
-        help="select cases, such as collective=all_reduce,size>=1M",
-    )
+    add_filter(parser)
     add("--fabric", metavar="NAME", help="the fabric to judge by: nvswitch-h200, ib-ndr:8, ...")
 
 

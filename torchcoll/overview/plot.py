@@ -169,6 +169,14 @@ _MOST_LINES = 48  # of one panel: more names than fit beside it
 _NOTHING_MOVED = "one rank, or nothing was communicated"
 
 
+def check_lines(picture: Picture, most: int) -> None:
+    """Raises UsageError if a panel has more lines than ``most``."""
+    number = max(map(len, picture.panels.values()))
+    if number > most:
+        action = "--filter collective=NAME,dtype=NAME,... leaves fewer."
+        raise UsageError("lines", f"{number} in one panel", f"at most {most}", action)
+
+
 def lines_figure(
     picture: Picture, over_ranks: str = "max", limits: Sequence[tuple[str, Limit]] = ()
 ) -> Figure:
@@ -177,14 +185,7 @@ def lines_figure(
     limits: (fabric, limit) whose busbw is drawn in the panels of the collectives that it holds for.
     Raises UnavailableError without matplotlib, UsageError for more lines than can be told apart.
     """
-    most = max(map(len, picture.panels.values()))
-    if most > _MOST_LINES:
-        raise UsageError(
-            "lines",
-            f"{most} in one panel",
-            f"at most {_MOST_LINES}",
-            "--filter collective=NAME,dtype=NAME,... leaves fewer.",
-        )
+    check_lines(picture, _MOST_LINES)
     figure, axes = new_figure(len(picture.panels), 2)
     for (collective, lines), (left, right) in zip(picture.panels.items(), axes, strict=True):
         for number, (line, name) in enumerate(zip(lines, line_names(lines), strict=True)):

@@ -29,7 +29,7 @@ _CURVES = 12  # with transitions
 
 def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
     from torchcoll.overview.charts import curves_charts
-    from torchcoll.overview.plot import lines_figure, picture_of
+    from torchcoll.overview.plot import check_lines, lines_figure, picture_of
 
     sides = [Side("", document.plain)]
     if compared and not compared[0].base.only:
@@ -37,14 +37,7 @@ def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
 
     def make() -> None:
         picture = picture_of(sides)
-        number = max(map(len, picture.panels.values()))
-        if number > _LINES:
-            raise UsageError(
-                "lines",
-                f"{number} in one panel",
-                f"at most {_LINES}",
-                "--filter collective=NAME,dtype=NAME,... leaves fewer.",
-            )
+        check_lines(picture, _LINES)
         document.add(
             "Time and bandwidth over sizes", [], document.command("plot"),
             [
