@@ -173,7 +173,9 @@ def test_a_rank_that_became_late_is_late_in_the_last_third():
     ]
 
 
-def issued(*times_of_ranks, clocks=("one host", "one host"), asynchronous=True):
+def issued(
+    *times_of_ranks, clocks=("one host", "one host"), asynchronous=True, backend="gloo"
+):
     """A capture of ten steps of 100 ms. times_of_ranks: (issued, ended) of each call, in ms."""
     calls = {
         rank: [
@@ -188,7 +190,7 @@ def issued(*times_of_ranks, clocks=("one host", "one host"), asynchronous=True):
         ]
         for rank, times in enumerate(times_of_ranks)
     }
-    traffic = Traffic("capture", 2, calls, {"g": Group("g", (0, 1), "gloo")})
+    traffic = Traffic("capture", 2, calls, {"g": Group("g", (0, 1), backend)})
     traffic.steps = {
         rank: [(100 * n * MS, 100 * (n + 1) * MS) for n in range(10)] for rank in calls
     }
@@ -218,7 +220,8 @@ def test_time_in_the_queue_of_a_group_is_no_waiting(last_asynchronous):
     ms, when it could not start yet: nobody waited for it. At 50 ms rank 0 waits 10 ms.
     """
     for late_ms, caused_ms in ((31, 0), (50, 100)):
-        traffic = issued([(0, 20), (1, 40), (1, 60)], [(0, 20), (1, 40), (late_ms, 60)])
+        times = [(0, 20), (1, 40), (1, 60)], [(0, 20), (1, 40), (late_ms, 60)]
+        traffic = issued(*times, backend="nccl")
         for calls in traffic.calls.values():
             calls[2::3] = [
                 dataclasses.replace(call, asynchronous=last_asynchronous) for call in calls[2::3]

@@ -5,9 +5,8 @@ the others have more is their wait for it. This compares durations, so the clock
 not agree. A capture learns late of the end of an asynchronous call on a CPU (training/late.py), so
 its duration says nothing about a wait of less than 5 ms. Such a call is judged by when each rank
 issued it, which needs clocks that can be compared (training/clocks.py): without them no rank counts
-as last. A call begins when the call before it in its group has ended: what it spends in the queue
-is no wait for a rank. A rank that waits in several calls at once waits once: the time counts for
-the first.
+as last. A call begins when its group has a worker for it: what it spends in the queue is no wait
+for a rank. A rank that waits in several calls at once waits once: the time counts for the first.
 
 Someone is last in every call, so a share alone says nothing: of two equal ranks each is last in
 half of the calls.

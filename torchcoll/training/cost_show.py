@@ -23,7 +23,7 @@ _ABOVE = (
     "wait, transfer and contention are estimates. All ranks end a collective together, so the "
     "shortest rank's time is the transfer, what the others have more is their wait for it. In "
     "step: from issue to completion on the slowest rank; on each rank it is queue + wait + "
-    "transfer, where the queue is the time behind an earlier call of the group. Contention: "
+    "transfer, where the queue is the time until the group can begin it. Contention: "
     "transfer - alone. Medians over the calls"
 )
 _COST_DIMENSIONS = ("dtype", "group", "backend", "asynchronous", "clock", "isolated_as")
