@@ -164,6 +164,11 @@ def test_a_rank_that_became_late_is_late_in_the_last_third():
         rows.append(("g", {rank: 10 if rank == last else 10 + wait for rank in range(8)}))
     arrivals = find_arrivals(traffic_of(rows))
     assert {row.rank for row in arrivals.late} == {3}
+    # Each other rank waits 500 us in 11 calls, and 30 us in two: 5560 us of 33 calls.
+    assert arrivals.answer.startswith(
+        "rank 3 is late in the last third: per call the other ranks wait 168 us for it (mean over "
+        "the whole time), "
+    )
     assert [third.rank for third in arrivals.thirds][2] == 3
     assert [third.last_share for third in arrivals.thirds][2] == 1.0
     assert [third.when for third in arrivals.thirds] == [
@@ -261,6 +266,17 @@ def test_a_rank_that_waited_for_the_late_one_is_not_blamed():
     assert {row.rank for row in arrivals.late} == {1}
     after = {(row.group, row.rank): row.after for row in arrivals.ranks if row.late}
     assert after == {("tp0", 1): None, ("dp1", 1): None, ("dp0", 0): 1}
+
+
+def test_the_wait_per_call_is_of_the_calls_of_all_groups():
+    """Rank 0 is 90 us late in each call of two groups, and in both of a step."""
+    groups = {"a": (0, 1), "b": (0, 2)}
+    rows = [("a", {0: 10, 1: 100}), ("b", {0: 10, 2: 100})] * 12
+    answer = find_arrivals(traffic_of(rows, groups)).answer
+    assert answer.startswith("rank 0 is late: per call the other ranks wait 90.0 us for it (mean)")
+    marked = traffic_of(rows, groups, steps=[number // 2 for number in range(24)])
+    answer = find_arrivals(marked).answer
+    assert answer.startswith("rank 0 is late: per step the other ranks wait 90.0 us for it (mean)")
 
 
 def late_after(rows_of_step, groups):

@@ -101,6 +101,11 @@ class RankArrival:
         return self.last / self.calls
 
     @property
+    def others(self) -> int:
+        """How many other ranks the group has."""
+        return round(1 / self.chance) - 1
+
+    @property
     def late(self) -> bool:
         return self.when is not None
 
@@ -214,18 +219,21 @@ class Arrivals:
     def _caused_text(self, rank: RankArrival) -> str:
         """Returns how long another rank waits for this one, on average, and how often it is last.
 
-        The mean is over the ranks that share a group with it.
+        The mean is over the ranks that share a group with it: per step over all groups together,
+        or per call of any of its groups.
         """
         rows = [row for row in self.ranks if row.rank == rank.rank]
         groups = {row.group for row in rows}
         others = len({row.rank for row in self.ranks if row.group in groups}) - 1
         caused = sum(row.caused_ns for row in rows)
-        mean_ns = caused / max(row.steps for row in rows) / max(others, 1)
-        span = "per step" if self.marked else "per call"
+        span, waits = "per step", max(row.steps for row in rows) * max(others, 1)
+        if not self.marked:
+            span, waits = "per call", sum(row.steps * row.others for row in rows)
         if self.step_ns:
             span = f"in a step of {format_ns(self.step_ns, 3)}"
         who = "the other ranks wait" if others > 1 else "the other rank waits"
-        text = f"{span} {who} {format_ns(mean_ns, 3)} for it (mean)"
+        mean = "mean over the whole time" if rank.when else "mean"
+        text = f"{span} {who} {format_ns(caused / waits, 3)} for it ({mean})"
         if self.wait_ns:
             text += f", {100 * caused / self.wait_ns:.0f} % of all waiting"
         if rank.ties:
