@@ -178,9 +178,7 @@ def test_a_rank_that_became_late_is_late_in_the_last_third():
     ]
 
 
-def issued(
-    *times_of_ranks, clocks=("one host", "one host"), asynchronous=True, backend="gloo"
-):
+def issued(*times_of_ranks, clocks=("one host", "one host"), asynchronous=True, backend="gloo"):
     """A capture of ten steps of 100 ms. times_of_ranks: (issued, ended) of each call, in ms."""
     calls = {
         rank: [
