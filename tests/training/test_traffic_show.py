@@ -73,7 +73,7 @@ is not in the run
 who came last: the rank with the shortest time of a call; caused: the waiting of all other ranks \
 in these calls
 late = yes: this rank comes later than the others on average, and chance does not explain it \
-(error 5 % over all ranks, groups and thirds of the time), also if consecutive steps are alike
+(error 5 % over all ranks, groups and thirds of the time)
 
 rank  calls     last in      by    caused     % of  late
              % of calls  chance            waiting
