@@ -164,6 +164,11 @@ def test_a_rank_that_became_late_is_late_in_the_last_third():
         rows.append(("g", {rank: 10 if rank == last else 10 + wait for rank in range(8)}))
     arrivals = find_arrivals(traffic_of(rows))
     assert {row.rank for row in arrivals.late} == {3}
+    # Each other rank waits 500 us in 11 calls, and 30 us in two: 5560 us of 33 calls.
+    assert arrivals.answer.startswith(
+        "rank 3 is late in the last third: per call the other ranks wait 168 us for it (mean over "
+        "the whole time), "
+    )
     assert [third.rank for third in arrivals.thirds][2] == 3
     assert [third.last_share for third in arrivals.thirds][2] == 1.0
     assert [third.when for third in arrivals.thirds] == [
@@ -173,7 +178,7 @@ def test_a_rank_that_became_late_is_late_in_the_last_third():
     ]
 
 
-def issued(*times_of_ranks, clocks=("one host", "one host"), asynchronous=True):
+def issued(*times_of_ranks, clocks=("one host", "one host"), asynchronous=True, backend="gloo"):
     """A capture of ten steps of 100 ms. times_of_ranks: (issued, ended) of each call, in ms."""
     calls = {
         rank: [
@@ -188,7 +193,7 @@ def issued(*times_of_ranks, clocks=("one host", "one host"), asynchronous=True):
         ]
         for rank, times in enumerate(times_of_ranks)
     }
-    traffic = Traffic("capture", 2, calls, {"g": Group("g", (0, 1), "gloo")})
+    traffic = Traffic("capture", 2, calls, {"g": Group("g", (0, 1), backend)})
     traffic.steps = {
         rank: [(100 * n * MS, 100 * (n + 1) * MS) for n in range(10)] for rank in calls
     }
@@ -218,7 +223,8 @@ def test_time_in_the_queue_of_a_group_is_no_waiting(last_asynchronous):
     ms, when it could not start yet: nobody waited for it. At 50 ms rank 0 waits 10 ms.
     """
     for late_ms, caused_ms in ((31, 0), (50, 100)):
-        traffic = issued([(0, 20), (1, 40), (1, 60)], [(0, 20), (1, 40), (late_ms, 60)])
+        times = [(0, 20), (1, 40), (1, 60)], [(0, 20), (1, 40), (late_ms, 60)]
+        traffic = issued(*times, backend="nccl")
         for calls in traffic.calls.values():
             calls[2::3] = [
                 dataclasses.replace(call, asynchronous=last_asynchronous) for call in calls[2::3]
@@ -258,6 +264,17 @@ def test_a_rank_that_waited_for_the_late_one_is_not_blamed():
     assert {row.rank for row in arrivals.late} == {1}
     after = {(row.group, row.rank): row.after for row in arrivals.ranks if row.late}
     assert after == {("tp0", 1): None, ("dp1", 1): None, ("dp0", 0): 1}
+
+
+def test_the_wait_per_call_is_of_the_calls_of_all_groups():
+    """Rank 0 is 90 us late in each call of two groups, and in both of a step."""
+    groups = {"a": (0, 1), "b": (0, 2)}
+    rows = [("a", {0: 10, 1: 100}), ("b", {0: 10, 2: 100})] * 12
+    answer = find_arrivals(traffic_of(rows, groups)).answer
+    assert answer.startswith("rank 0 is late: per call the other ranks wait 90.0 us for it (mean)")
+    marked = traffic_of(rows, groups, steps=[number // 2 for number in range(24)])
+    answer = find_arrivals(marked).answer
+    assert answer.startswith("rank 0 is late: per step the other ranks wait 90.0 us for it (mean)")
 
 
 def late_after(rows_of_step, groups):

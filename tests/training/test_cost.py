@@ -19,6 +19,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.traffic import Group, Traffic, join
 
+NCCL = world(2, backend="nccl")  # runs the calls of a group one after another
 ALONE = Case("all_reduce", MIB, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 
 
@@ -150,8 +151,8 @@ def test_the_steady_steps_of_ddp():
     costs = torchcoll.cost(traffic(ddp, steps=4), measured(case, ns=6 * MS))
     first, second, third = costs.rows
     assert (first.size_bytes, first.calls, first.asynchronous) == (25 * MIB, 9, True)
-    # The second and third of a step begin on rank 0 2 ms after issue: 10 - 7 ms.
-    assert (first.in_place_ns, first.wait_ns, first.transfer_ns) == (12 * MS, 3 * MS, 7 * MS)
+    # gloo runs two calls of a group at a time: none waits for the one before it.
+    assert (first.in_place_ns, first.wait_ns, first.transfer_ns) == (12 * MS, 5 * MS, 7 * MS)
     assert (first.isolated_as, first.contention_ns) == (
         "synchronized, host clock, gloo, async, sum",
         MS,
@@ -165,11 +166,18 @@ def test_the_steady_steps_of_ddp():
 def test_calls_that_queue_say_so():
     """Rank 0's calls take 12 ms and come every 10: all but the first of a step begin in the last.
 
-    Rank 1's take 7 ms. Of the 18 calls of 25 MiB two of three queue on rank 0.
+    Rank 1's take 7 ms. Of the 18 calls of 25 MiB two of three queue on rank 0, where they begin
+    2 ms after issue: 10 - 7 ms of waiting.
     """
-    costs = torchcoll.cost(traffic(ddp, steps=4), measured(ALONE))
+    costs = torchcoll.cost(traffic(ddp, steps=4, groups=NCCL), measured(ALONE))
+    first, *_ = costs.rows
+    assert (first.in_place_ns, first.wait_ns, first.transfer_ns) == (12 * MS, 3 * MS, 7 * MS)
     assert [row.queued for row in costs.rows] == [6 / 18, 3 / 6, 0]
-    assert any(note.startswith("queued: calls issued while an earlier one") for note in costs.notes)
+    assert any(note.startswith("queued: calls of a group that was busy") for note in costs.notes)
+    # gloo runs two of them at a time.
+    on_gloo = torchcoll.cost(traffic(ddp, steps=4), measured(ALONE))
+    assert [row.queued for row in on_gloo.rows] == [0, 0, 0]
+    assert not any(note.startswith("queued: ") for note in on_gloo.notes)
 
 
 def test_time_in_the_queue_is_neither_waiting_nor_transfer():
@@ -180,17 +188,56 @@ def test_time_in_the_queue_is_neither_waiting_nor_transfer():
         lambda rank: [
             call(sequence=0, start_ns=0, time_ns=40 * MS),
             call(sequence=1, start_ns=30 * MS * rank, time_ns=(60 - 30 * rank) * MS, size_bytes=8),
-        ]
+        ],
+        groups=NCCL,
     )
     first, second = torchcoll.cost(recorded, Run()).rows
     assert (first.wait_ns, first.transfer_ns) == (0, 40 * MS)
     assert (second.in_place_ns, second.wait_ns, second.transfer_ns) == (60 * MS, 0, 20 * MS)
 
 
+def test_gloo_runs_two_calls_of_a_group_at_a_time():
+    """A small call behind one of 40 ms takes 2 ms on rank 0 and 1 ms on rank 1. The third of 8
+    bytes can begin when the second has ended, at 3 ms, and ends at 5 ms.
+    """
+
+    def calls_of(rank):
+        yield call(sequence=0, start_ns=0, time_ns=40 * MS)
+        yield call(sequence=1, start_ns=(1 + rank) * MS, time_ns=(2 - rank) * MS, size_bytes=16)
+        yield call(sequence=2, start_ns=2 * MS, time_ns=3 * MS, size_bytes=8)
+
+    rows = torchcoll.cost(traffic(calls_of), Run()).rows
+    assert [(row.wait_ns, row.transfer_ns) for row in rows] == [
+        (0, 40 * MS),
+        (MS, MS),
+        (0, 2 * MS),
+    ]
+    assert [row.queued for row in rows] == [0, 0, 1]
+
+
+def test_a_message_in_flight_does_not_hide_a_wait():
+    """Rank 0 posts a receive that nobody waits for until 100 ms. The all_reduce of rank 1 is 30 ms
+    late.
+    """
+
+    def calls_of(rank):
+        if rank == 0:
+            yield call("recv", peer=1, start_ns=0, time_ns=100 * MS)
+        start_ns = (1 + 30 * rank) * MS
+        yield call(start_ns=start_ns, time_ns=32 * MS - start_ns, asynchronous=False)
+
+    for groups in (NCCL, world(2)):
+        result = torchcoll.cost(traffic(calls_of, groups=groups), Run())
+        (row,) = [row for row in result.rows if row.collective == "all_reduce"]
+        assert (row.wait_ns, row.transfer_ns, row.queued) == (30 * MS, MS, 0)
+        assert {row.rank: row.caused_ns for row in result.arrivals.ranks} == {1: 30 * MS, 0: 0}
+
+
 def test_a_call_that_begins_at_the_end_of_another_does_not_queue():
     for start_ns, share in ((MS, 0), (MS - 1, 0.5)):
         calls = [call(sequence=i, start_ns=i * start_ns, time_ns=MS) for i in range(2)]
-        assert only(traffic(lambda rank, calls=calls: calls), measured(ALONE)).queued == share
+        recorded = traffic(lambda rank, calls=calls: calls, groups=NCCL)
+        assert only(recorded, measured(ALONE)).queued == share
 
 
 def test_queuing_is_unknown_where_stamps_are():

@@ -57,6 +57,7 @@ SCATTER = TrafficCall(
     "reduce_scatter", GATHERED, GATHERED // 2, "float32", "avg", group="0", asynchronous=False
 )
 GROUP = {"0": Group("0", (0, 1), "gloo")}
+NCCL = {"0": Group("0", (0, 1), "nccl")}  # runs the calls of a group one after another
 PLAN = Traffic("plan", 2, {0: [GATHER, replace(SCATTER, sequence=1)]}, GROUP)
 GATHER_NS, SCATTER_NS = (ring_ns(name, GATHERED, 2) for name in COLLECTIVES[1:])
 
@@ -191,7 +192,7 @@ def test_a_call_behind_another_is_no_longer_than_its_own(model):
         ]
         for rank in (0, 1)
     }
-    traffic = Traffic("kineto", 2, ran, dict(GROUP), {rank: [(0, 10 * each)] for rank in (0, 1)})
+    traffic = Traffic("kineto", 2, ran, dict(NCCL), {rank: [(0, 10 * each)] for rank in (0, 1)})
     result = measured(traffic, model, plan=Traffic("plan", 2, {0: calls}, GROUP))
     assert result.transfer_ns == 4 * each
     assert result.correction.factor[0] == pytest.approx(2, rel=1e-3)
@@ -205,7 +206,10 @@ def test_a_collective_without_time_of_its_own_takes_the_factor_of_all(model):
     gather = replace(GATHER, step=0, start_ns=0, time_ns=whole, asynchronous=True)
     scatter = replace(SCATTER, step=0, sequence=1, start_ns=9, time_ns=whole - 9, asynchronous=True)
     calls = {rank: [gather, scatter] for rank in (0, 1)}
-    traffic = Traffic("capture", 2, calls, dict(GROUP), {rank: [(0, whole)] for rank in (0, 1)})
+    traffic = Traffic("capture", 2, calls, dict(NCCL), {rank: [(0, whole)] for rank in (0, 1)})
+    # gloo runs both at the same time.
+    on_gloo = measured(replace(traffic, groups=dict(GROUP)), model)
+    assert set(on_gloo.correction.factors) == {"all_gather", "reduce_scatter"}
     result = measured(traffic, model)
     assert set(result.correction.factors) == {"all_gather"}
     assert any(note.startswith("reduce_scatter ended with") for note in result.notes)

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import numpy
 from scipy import special, stats
 
+from torchcoll.stats.correlated import holm as holm
+
 LEVEL = 0.05  # family-wise error of a comparison; its intervals are 95 %
 # Logarithms closer than this are equal: doubles of nanoseconds have 16 digits.
 NO_SPREAD = 1e-9
@@ -136,20 +138,6 @@ def exp(logarithm: float) -> float:
     runs is too wide for them.
     """
     return sys.float_info.max if logarithm >= _LARGEST else math.exp(logarithm)  # NaN stays NaN
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """The p values adjusted for their number, in their order.
-
-    Source: S. Holm, Scandinavian Journal of Statistics 6 (1979) 65. Rejecting what is below LEVEL
-    keeps the chance of any false alarm below it, however the cases depend on each other; they do.
-    """
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    adjusted, highest = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(order):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[i]))
-        adjusted[i] = highest
-    return adjusted
 
 
 def holm_levels(p_values: Sequence[float]) -> list[float]:

@@ -5,9 +5,8 @@ the others have more is their wait for it. This compares durations, so the clock
 not agree. A capture learns late of the end of an asynchronous call on a CPU (training/late.py), so
 its duration says nothing about a wait of less than 5 ms. Such a call is judged by when each rank
 issued it, which needs clocks that can be compared (training/clocks.py): without them no rank counts
-as last. A call begins when the call before it in its group has ended: what it spends in the queue
-is no wait for a rank. A rank that waits in several calls at once waits once: the time counts for
-the first.
+as last. A call begins when its group has a worker for it: what it spends in the queue is no wait
+for a rank. A rank that waits in several calls at once waits once: the time counts for the first.
 
 Someone is last in every call, so a share alone says nothing: of two equal ranks each is last in
 half of the calls.
@@ -39,7 +38,7 @@ from statistics import fmean
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic
 from torchcoll.core.units import counted, format_ns, format_ranges
-from torchcoll.stats.correlated import chance_of_mean, correlation_bounds, independent_values
+from torchcoll.stats.correlated import chance_of_mean, correlation_bounds, holm, independent_values
 from torchcoll.stats.drift import SURE
 from torchcoll.training.clocks import Offsets, measure_offsets
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
@@ -100,6 +99,11 @@ class RankArrival:
     @property
     def share(self) -> float:
         return self.last / self.calls
+
+    @property
+    def others(self) -> int:
+        """How many other ranks the group has."""
+        return round(1 / self.chance) - 1
 
     @property
     def late(self) -> bool:
@@ -215,18 +219,21 @@ class Arrivals:
     def _caused_text(self, rank: RankArrival) -> str:
         """Returns how long another rank waits for this one, on average, and how often it is last.
 
-        The mean is over the ranks that share a group with it.
+        The mean is over the ranks that share a group with it: per step over all groups together,
+        or per call of any of its groups.
         """
         rows = [row for row in self.ranks if row.rank == rank.rank]
         groups = {row.group for row in rows}
         others = len({row.rank for row in self.ranks if row.group in groups}) - 1
         caused = sum(row.caused_ns for row in rows)
-        mean_ns = caused / max(row.steps for row in rows) / max(others, 1)
-        span = "per step" if self.marked else "per call"
+        span, waits = "per step", max(row.steps for row in rows) * max(others, 1)
+        if not self.marked:
+            span, waits = "per call", sum(row.steps * row.others for row in rows)
         if self.step_ns:
             span = f"in a step of {format_ns(self.step_ns, 3)}"
         who = "the other ranks wait" if others > 1 else "the other rank waits"
-        text = f"{span} {who} {format_ns(mean_ns, 3)} for it (mean)"
+        mean = "mean over the whole time" if rank.when else "mean"
+        text = f"{span} {who} {format_ns(caused / waits, 3)} for it ({mean})"
         if self.wait_ns:
             text += f", {100 * caused / self.wait_ns:.0f} % of all waiting"
         if rank.ties:
@@ -472,7 +479,7 @@ def _rank_rows(
             last[call.last] += 1
             caused[call.last] += call.wait_ns
     decided, total = sum(last.values()), sum(caused.values())
-    members = calls[0].members
+    members, steps = calls[0].members, _step_numbers(calls)[1]
     for rank in members if decided else ():
         yield RankArrival(
             group,
@@ -483,7 +490,7 @@ def _rank_rows(
             1 / len(members),
             caused[rank],
             caused[rank] / total if total else 0.0,
-            _step_numbers(calls)[1],
+            steps,
             0.0,
             1.0,
             ties=len(calls) - decided,
@@ -559,17 +566,24 @@ def _judged(
                 if not name:
                     share = independent_values(blocks, bound) / blocks
                     worth[index] = share * rows[index].steps
-    adjusted = _holm([(p, index, name) for p, _, index, name in tests])
-    if_independent = _holm([(p, index, name) for _, p, index, name in tests])
+    adjusted: dict[int, dict[str, float]] = defaultdict(dict)  # by row and time
+    may_be_late: set[int] = set()  # rows
+    of_tests, if_independent = (holm([test[k] for test in tests]) for k in (0, 1))
+    for (_, _, index, name), p, independent_p in zip(tests, of_tests, if_independent, strict=True):
+        adjusted[index][name] = p
+        if independent_p <= SURE:
+            may_be_late.add(index)
     in_collectives = _time_in_collectives(split)
+    mean_ns = {
+        group: fmean(in_collectives[rank] for rank in calls[0].members)
+        for group, calls in split.items()
+    }
     judged = []
     for index, row in enumerate(rows):
         by_time = adjusted[index]
         sure = [name for name in ("", *_THIRDS) if by_time.get(name, 1.0) <= SURE]
         notable = row.caused_share >= row.chance + _NOTABLE
-        times_ns = [in_collectives[rank] for rank in split[row.group][0].members]
-        small = row.caused_ns / max(1, len(times_ns) - 1) < _SMALL * fmean(times_ns)
-        may_be_late = min(if_independent[index].values(), default=1.0) <= SURE
+        small = row.caused_ns / max(1, row.others) < _SMALL * mean_ns[row.group]
         late = sure and notable and not small
         judged.append(
             _replaced(
@@ -577,22 +591,11 @@ def _judged(
                 worth=worth.get(index, 0.0),
                 p=min(by_time.values(), default=1.0),
                 when=sure[0] if late else None,
-                undecided=bool(not sure and may_be_late and notable and not small),
+                undecided=not sure and index in may_be_late and notable and not small,
                 small=bool(sure and notable and small),
             )
         )
     return judged
-
-
-def _holm(tests: Iterable[tuple[float, int, str]]) -> dict[int, dict[str, float]]:
-    """Returns the adjusted p of each test (p, row, time), by row and time."""
-    adjusted: dict[int, dict[str, float]] = defaultdict(dict)
-    running = 0.0
-    ordered = sorted(tests)
-    for number, (p, index, name) in enumerate(ordered):
-        running = max(running, min(1.0, p * (len(ordered) - number)))
-        adjusted[index][name] = running
-    return adjusted
 
 
 def _time_in_collectives(split: Mapping[str, Sequence[SplitCall]]) -> Counter[int]:
@@ -660,9 +663,11 @@ def _doubt(
     ``row.group`` take part delays them alike, and one delays all of its ranks: if another of them
     is not late elsewhere, it is no explanation.
     """
+    if not row.late:
+        return ""
     members = set(split[row.group][0].members)
     for group, ranks in participants.items():
-        if not row.late or group in split or row.rank not in ranks or members <= ranks:
+        if group in split or row.rank not in ranks or members <= ranks:
             continue
         others = {each.rank for each in rows if each.rank in ranks and each.group != group}
         if others <= {each.rank for each in rows if each.late}:

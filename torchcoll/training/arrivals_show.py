@@ -20,7 +20,7 @@ _LAST = (
 )
 _TEST = (
     "late = yes: this rank comes later than the others on average, and chance does not explain it "
-    "(error 5 % over all ranks, groups and thirds of the time), also if consecutive steps are alike"
+    "(error 5 % over all ranks, groups and thirds of the time)"
 )
 _PAIRS = "who waited for whom"
 _HOSTS = "by host"

@@ -2,10 +2,10 @@
 
 The model is deliberately simple. The ranks of a collective end together, so the one that came last
 has the shortest time, and that time is the transfer; the excess of each other rank is its wait. A
-call begins when the call before it in its group has ended, so time in the queue is neither. The
-transfer's excess over the same call measured alone is contention, with the concurrent computation
-and with other groups on the same wires. All three are estimates. Only durations are used: the
-clocks of ranks are not compared.
+call begins when its group has a worker for it (training/late.py), so time in the queue is neither.
+The transfer's excess over the same call measured alone is contention, with the concurrent
+computation and with other groups on the same wires. All three are estimates. Only durations are
+used: the clocks of ranks are not compared.
 
 A capture stamps the ends of asynchronous calls on CPUs late (training/late.py). A contention within
 this error is therefore only an upper bound. Which rank caused the waiting is the answer of
@@ -52,8 +52,8 @@ class CostRow:
 
     - size_bytes: the size S of nccl-tests; None if there is none or it varies (all_to_all_v).
     - calls: the number of collectives, each counted once for all its ranks.
-    - queued: the share of the ranks' calls that were issued while an earlier call of the group was
-      in flight; None if unknown.
+    - queued: the share of the ranks' calls that could not begin when they were issued, because the
+      group was busy; None if unknown.
     - in_place_ns: the time in the training from issue to completion, on the slowest rank. It
       includes the time in the queue: on each rank it is queue + wait + transfer.
     - wait_ns: the wait of the rank that waited longest.
@@ -153,8 +153,8 @@ def cost(
             key = (kind.collective, size, kind.dtype, kind.op, kind.asynchronous, kind.group)
             calls_by_kind[key].append(joined_call)
             index_of[key] = kind.group[2]
-    queued = _queued(traffic)
     begun, _ = begun_ns(traffic)
+    queued = _queued(traffic, begun)
     rows = [
         _row(kind_calls, traffic, alone, queued, begun, cut, index_of[key])
         for key, kind_calls in calls_by_kind.items()
@@ -294,29 +294,20 @@ def _row(
     )
 
 
-def _queued(traffic: Traffic) -> dict[int, bool | None]:
-    """Returns, by the id of a call, whether it was issued while an earlier one of its group was in
-    flight.
+def _queued(traffic: Traffic, begun: Mapping[int, int]) -> dict[int, bool | None]:
+    """Returns, by the id of a call, whether it was issued while its group was busy.
 
     None if stamps are missing, or if time_ns is from the device and contains no waiting.
+
+    - begun: as ``begun_ns`` returns it.
     """
-    queued: dict[int, bool | None] = {}
-    for calls in traffic.calls.values():
-        ends: dict[str, int] = {}
-        for call in calls:
-            if (
-                call.start_ns is None
-                or call.time_ns is None
-                or call.clock != "host"
-                or call.point_to_point
-            ):
-                queued[id(call)] = None
-                continue
-            start = call.start_ns or 0
-            end = ends.get(call.group, start)
-            queued[id(call)] = start < end
-            ends[call.group] = max(end, start + (call.time_ns or 0))
-    return queued
+    return {
+        id(call): begun[id(call)] > (call.start_ns or 0)
+        if call.span and call.clock == "host" and not call.point_to_point
+        else None
+        for calls in traffic.calls.values()
+        for call in calls
+    }
 
 
 def _notes(
@@ -341,8 +332,9 @@ def _notes(
     queued = [row for row in rows if row.queued]
     if queued:
         notes.append(
-            "queued: calls issued while an earlier one of the group was in flight on that rank: "
-            "their time in the step holds the wait for it, their wait and transfer do not"
+            "queued: calls of a group that was busy on that rank when they were issued (gloo runs "
+            "two calls of a group at a time, other backends one): their time in the step holds the "
+            "time until they could begin, their wait and transfer do not"
         )
     timed = [row for row in rows if row.in_place_ns is not None]
     if any(row.asynchronous is not False and row.queued is None for row in timed):

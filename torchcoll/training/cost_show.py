@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import format_ns, format_ranges, format_size, format_time
+from torchcoll.core.units import format_ns, format_size, format_time
 from torchcoll.report.answer import Answer
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import Forms, print_results
@@ -23,7 +23,7 @@ _ABOVE = (
     "wait, transfer and contention are estimates. All ranks end a collective together, so the "
     "shortest rank's time is the transfer, what the others have more is their wait for it. In "
     "step: from issue to completion on the slowest rank; on each rank it is queue + wait + "
-    "transfer, where the queue is the time behind an earlier call of the group. Contention: "
+    "transfer, where the queue is the time until the group can begin it. Contention: "
     "transfer - alone. Medians over the calls"
 )
 _COST_DIMENSIONS = ("dtype", "group", "backend", "asynchronous", "clock", "isolated_as")
@@ -108,26 +108,19 @@ def _answer(cost: Cost) -> Answer | None:
     def total(values: Iterable[tuple[CostRow, float | None]]) -> float:
         return sum(row.calls * (ns or 0) for row, ns in values) / (cost.steps or 1)
 
-    in_step, wait, transfer = (
-        total((row, getattr(row, name)) for row in split)
-        for name in ("in_place_ns", "wait_ns", "transfer_ns")
+    wait, transfer = (
+        total((row, getattr(row, name)) for row in split) for name in ("wait_ns", "transfer_ns")
     )
-    late_ranks = cost.arrivals.late if cost.arrivals else []
-    ranks = dict.fromkeys(row.rank for row in late_ranks)
-    cause = f" for rank {format_ranges(ranks)}" if len(ranks) == 1 else ""
-    what = "in collectives per step" if cost.steps else "in all collectives"
-    text = f"of {format_ns(in_step, 3)} {what}, {format_ns(wait, 3)} is waiting{cause}"
+    text = f"{format_ns(wait, 3)} of waiting and {format_ns(transfer, 3)} of transfer"
+    text += " per step" if cost.steps else " in all"
     compared = [row for row in split if row.contention_ns is not None]
-    contention = total((row, max(0, row.contention_ns or 0)) for row in compared)
-    bound = "at most " * any(row.bound for row in compared)
-    text += f" and {format_ns(transfer, 3)} transfer"
     if compared:
+        contention = total((row, max(0, row.contention_ns or 0)) for row in compared)
+        bound = "at most " * any(row.bound for row in compared)
         text += f", {bound}{format_ns(contention, 3)} of which is contention"
-    unknown = sum(row.calls for row in split) - sum(row.calls for row in compared)
-    if unknown:
-        text += f" (not known of {unknown} of {sum(row.calls for row in split)} calls)"
-    if any(row.queued for row in split) and in_step > wait + transfer:
-        text += "; the rest is time in the queue"
+        calls = sum(row.calls for row in split)
+        if unknown := calls - sum(row.calls for row in compared):
+            text += f" (unknown for {unknown} of {calls} calls)"
     return Answer(text, late.level if late else "", caveats=(late.text,) if late else ())
 
 

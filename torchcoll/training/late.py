@@ -8,6 +8,8 @@ Python busy.
 from __future__ import annotations
 
 import dataclasses
+import heapq
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 
@@ -16,6 +18,7 @@ from torchcoll.training.joined import JoinedCall
 
 MAX_LATENESS_NS = 5_000_000  # sys.getswitchinterval: how long a thread may keep others waiting
 LATE = "recorded up to 5 ms late"
+_GLOO_WORKERS = 2  # threads of torch's ProcessGroupGloo::Options: calls of a group at the same time
 # Calls that agree in these fields are of the same kind.
 _kind = attrgetter("collective", "bytes_in", "bytes_out", "dtype", "op", "group")
 
@@ -91,22 +94,39 @@ def error_ns(joined: JoinedCall, source: str) -> int:
 
 def begun_ns(traffic: Traffic) -> tuple[dict[int, int], dict[int, int]]:
     """Returns when each call that has a span could begin on its rank, by the call's id: issued, and
-    the call before it in its group ended. And by how much (ns) earlier it may have begun, by the id
-    of those that waited for an end that may be stamped late.
+    its group had a worker for it. And by how much (ns) earlier it may have begun, by the id of
+    those that waited for an end that may be stamped late.
+
+    A group with one worker begins a call when the call before it has ended. Messages between two
+    ranks neither wait for a worker nor take one.
     """
     begun: dict[int, int] = {}
     errors: dict[int, int] = {}
+    workers = {
+        name: _GLOO_WORKERS if group.backend == "gloo" else 1
+        for name, group in traffic.groups.items()
+    }
     for calls in traffic.calls.values():
-        ends: dict[str, tuple[int, bool]] = {}
+        # By group, a heap of when its workers are free, and whether these ends may be stamped late.
+        ends_of: dict[str, list[tuple[int, bool]]] = defaultdict(list)
         for call in calls:
             if call.span is None:
                 continue
             start, end = call.span
-            before, late = ends.get(call.group, (start, False))
+            begun[id(call)] = start
+            if call.point_to_point:
+                continue
+            ends = ends_of[call.group]
+            own = (end, may_end_late(call, traffic.source))
+            if len(ends) < workers.get(call.group, 1):
+                heapq.heappush(ends, own)
+                continue
+            before = ends[0][0]
             begun[id(call)] = min(end, max(start, before))
-            if late and before > start:
-                errors[id(call)] = min(MAX_LATENESS_NS, before - start)
-            ends[call.group] = max((before, late), (end, may_end_late(call, traffic.source)))
+            least = min(ns - MAX_LATENESS_NS * late for ns, late in ends)
+            if least < before and start < before:
+                errors[id(call)] = before - max(start, least)
+            heapq.heappushpop(ends, own)
     return begun, errors
 
 

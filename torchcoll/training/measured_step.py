@@ -6,8 +6,8 @@ of the steady steps the mean of the middle half, ordered by the time in calls.
 
     planned + slower + late = in calls          (in calls + copies) / planned = the factor
 
-- A call's service begins when it was issued and the call before it in its group had ended. Its
-  transfer is the service on the rank that came last; what the others have more is late.
+- A call's service begins when it was issued and its group had a worker for it (training/late.py).
+  Its transfer is the service on the rank that came last; what the others have more is late.
 - slower: transfer - planned. It is contention with computation and other traffic, and the error of
   the machine's law.
 - copies: into and out of FSDP2's flat buffers; only a trace of torch.profiler has them. Without,
@@ -298,9 +298,7 @@ def matched_share(planned: PlannedStep, traffic: Traffic) -> float:
 
 
 def _service_times(traffic: Traffic) -> dict[int, float]:
-    """Returns the time of each call without its wait for the call before it in its group, by the
-    call's id.
-    """
+    """Returns the time of each call without that in the queue of its group, by the call's id."""
     begun, _ = begun_ns(traffic)
     return {
         id(call): call.span[1] - begun[id(call)] if call.span else call.time_ns
