@@ -319,7 +319,7 @@ def _check_only(
         else value_text(name, value_of(case, name))
         for case in cases
     )
-    where = side.where or "that side"
+    where = (side.where or "that side").replace("{", "{{").replace("}", "}}")
     raise unknown(name, value, values, f"a value that some case of {where} has: {{}}")
 
 
