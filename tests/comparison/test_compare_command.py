@@ -550,7 +550,7 @@ def test_single_means_of_another_tool(folder, capsys):
             "one of time, algbw, busbw")),
         ("backend:glo=before backend:gloo=after", 2, error_text("backend", "glo",
             "a value that some case of before has: gloo. Did you mean gloo?")),
-        ("backend:glo=a{b}/y.jsonl new=a{b}/y.jsonl", 2, error_text("backend", "glo",
+        ("backend:glo=a{b}/y.jsonl new=after", 2, error_text("backend", "glo",
             "a value that some case of a{b}/y.jsonl has: gloo. Did you mean gloo?")),
         ("misalign_bytes:4=before new=after", 2, error_text("misalign_bytes", "4",
             "a value that some case of before has: 0")),
