@@ -550,6 +550,8 @@ def test_single_means_of_another_tool(folder, capsys):
             "one of time, algbw, busbw")),
         ("backend:glo=before backend:gloo=after", 2, error_text("backend", "glo",
             "a value that some case of before has: gloo. Did you mean gloo?")),
+        ("backend:glo=a{b}/y.jsonl new=after", 2, error_text("backend", "glo",
+            "a value that some case of a{b}/y.jsonl has: gloo. Did you mean gloo?")),
         ("misalign_bytes:4=before new=after", 2, error_text("misalign_bytes", "4",
             "a value that some case of before has: 0")),
         ("before other", 2, error_text("cases", "nothing in common in dtype (float32; bfloat16)",
@@ -563,6 +565,7 @@ def test_errors_are_one_line(folder, arguments, code, line, capsys):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
     save(run(measured(100, dtype="bfloat16")), folder / "other" / "0.jsonl")
+    save(BASE[0], folder / "a{b}" / "y.jsonl")
     assert main(["compare", *arguments.split()]) == code
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"torchcoll: error: {line}\n")

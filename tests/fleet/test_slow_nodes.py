@@ -7,6 +7,7 @@ import math
 import pytest
 from made_fleet import made_fleet
 
+from torchcoll.fleet.fleet_show import fleet_grid, slower
 from torchcoll.fleet.node_report import fleet_finding
 from torchcoll.store.records import summarise_run
 from torchcoll.store.series import SummariesBuilder
@@ -55,6 +56,20 @@ def test_a_fast_node_is_shown_and_not_accused():
     assert [item.effect < 0 for item in finding.judged[0].slow] == [True]
     assert finding.accused == ()
     assert finding.good
+
+
+def test_a_signed_column_has_the_change_of_the_time_and_says_so():
+    """0.8 times the time: -20 % of the time, and 25 % more speed."""
+    finding = finding_of(made_fleet(32, times=lambda node, *_: 0.8 if node == 3 else 1))
+    (fast,) = finding.judged[0].slow
+    assert slower(fast.effect).startswith("25 % faster")
+    grid = fleet_grid(finding, whole=True)
+    assert (grid.heads[1].first, grid.heads[4].first) == ("time", "time in")
+    row = next(row for row in grid.rows if row[0] == fast.node)
+    assert float(row[1].split()[0]) == pytest.approx(-20, abs=0.5)
+    assert "time: change of the time of a call; -20 % is 0.8 times the time, 25 % faster" in (
+        grid.below
+    )
 
 
 def test_eight_nodes_have_too_few_peers_for_an_accusation():

@@ -733,6 +733,10 @@ def test_chosen_columns_are_the_fields_of_a_row(shown):
             error_text("format", "csv", "one of table, markdown with --view pivot:ranks"),
         ),
         (
+            {"view": "pivot:label={b}", "format": "csv"},
+            error_text("format", "csv", "one of table, markdown with --view pivot:label={b}"),
+        ),
+        (
             {"view": "calls", "format": "nccl-tests"},
             error_text(
                 "format", "nccl-tests", "one of table, markdown, csv, json with --view calls"

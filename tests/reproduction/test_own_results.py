@@ -1,8 +1,10 @@
-"""The runs of this project in results/ are reproduced: their commands on small sizes, real ranks.
+"""The commands of this project's runs in results/ can be run again: small sizes, real ranks.
 
-The figures themselves are of another machine. So each command runs here once as the file, and three
-times more as the new runs. Each look at the clock takes a microsecond: with the noise of a real
-clock the verdict has an error of 3.5 % by design (results/benchmarks/again-*.txt).
+Each command runs here once as the file and three times more as the new runs. The test shows that
+the cases of the recipe match those of the file, and that every run makes the same number of calls.
+It shows nothing about times: each look at the clock takes a microsecond, so times do not vary.
+With the noise of a real clock the verdict has an error of 3.5 % by design, see
+results/benchmarks/again-*.txt.
 """
 
 from __future__ import annotations

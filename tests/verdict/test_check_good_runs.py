@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.case import Case
 from torchcoll.fleet.baseline_file import format_baselines, read_baselines
-from torchcoll.fleet.good_runs import GoodRun, GoodRuns, baseline_of, limits_of
+from torchcoll.fleet.baseline_show import detectable_text
+from torchcoll.fleet.good_runs import GoodRun, GoodRuns, Limits, baseline_of, limits_of
 from torchcoll.store.records import CaseKey
 
 
@@ -63,6 +65,21 @@ def test_the_first_line_says_what_the_baseline_detects(made, tmp_path, capsys):
     assert "2026-10-01 to 2026-10-06" in text
 
 
+@pytest.mark.parametrize(
+    ("effects", "text"),
+    [
+        ((1.031, 1.04), "3.1 to 4.0 % in one case"),
+        ((1.031, 1.031), "3.1 % in one case"),
+        ((1.65, 2.7), "65 % to 2.7x in one case"),
+        ((2.1, 2.7), "2.1x to 2.7x in one case"),
+    ],
+)
+def test_detectable_changes_have_their_units(effects, text):
+    logs = np.log(effects)
+    limits = Limits(0 * logs, logs, 0.01, math.log(1.021), logs, logs)
+    assert detectable_text(limits) == f"2.1 % slower over all cases, or {text}"
+
+
 def test_json_and_the_file_have_the_same_figures(made, tmp_path, capsys):
     out = tmp_path / "b.toml"
     command = ["baseline", str(made / "nightly"), "-o", str(out), "--format", "json"]
@@ -89,7 +106,8 @@ def test_healthy_slow_and_slow_in_one_case(made, baseline, capsys):
     out = joined(capsys.readouterr().out)
     assert out.startswith("FAIL ")
     assert float(out.split()[1]) == pytest.approx(8, abs=0.7)
-    assert "% slower than usual over all 10 cases (healthy below " in out
+    limit = re.search(r"% slower than usual over all 10 cases \(healthy below (.*?);", out)
+    assert limit is not None and limit[1].endswith(" % slower")
     assert check(made, "one", *options) == 1
     out = joined(capsys.readouterr().out)
     assert out.startswith("FAIL 1 of 10 cases is slower than usual: all_gather 1M ")

@@ -24,7 +24,7 @@ from torchcoll.comparison.results import (
     tables_of,
 )
 from torchcoll.core.display import Displayed
-from torchcoll.core.errors import UsageError, choice, did_you_mean, text_items, unknown
+from torchcoll.core.errors import UsageError, choice, did_you_mean, literal, text_items, unknown
 from torchcoll.core.summary import OVER_RANKS
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_size
@@ -319,7 +319,7 @@ def _check_only(
         else value_text(name, value_of(case, name))
         for case in cases
     )
-    where = side.where or "that side"
+    where = literal(side.where or "that side")
     raise unknown(name, value, values, f"a value that some case of {where} has: {{}}")
 
 

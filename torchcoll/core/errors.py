@@ -70,10 +70,17 @@ def unknown(
     expected: str = "one of {}",
     action: str = "",
 ) -> UsageError:
-    """What refuses a name that is none of ``known``. expected: {} stands for all of them."""
+    """What refuses a name that is none of ``choices``. expected: {} stands for all of them; text
+    that is not known in advance stands there as ``literal`` writes it.
+    """
     names = [str(each) for each in choices]
     hint = f"{did_you_mean(value, names)} {action}".strip()
     return UsageError(what, value, expected.format(", ".join(names)), hint)
+
+
+def literal(text: str) -> str:
+    """A text for ``unknown``'s ``expected``, in which braces stand for themselves."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def nearest_name(value: object, choices: Iterable[str], least: float = 0.6) -> str:

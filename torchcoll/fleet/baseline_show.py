@@ -10,7 +10,7 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ns, format_percent
 from torchcoll.fleet.baseline_file import format_time_utc
 from torchcoll.fleet.baseline_runs import RunLeftOut, Selection, machine_text
-from torchcoll.fleet.fleet_show import percent
+from torchcoll.fleet.fleet_show import percent, slower
 from torchcoll.fleet.good_runs import Baseline, Limits, limits_of
 from torchcoll.fleet.node_report import case_names
 from torchcoll.report.answer import Answer
@@ -22,11 +22,14 @@ _ALIKE = 1.2  # ratio of the detectable changes of two cases that are given as o
 
 
 def detectable_text(limits: Limits) -> str:
-    """``2.1 % slower over all cases, or 3.1 to 4.0 % in one case``."""
+    """``2.1 % slower over all cases, or 3.1 to 4.0 % in one case``; ``65 % to 2.7x`` where one end
+    is a factor.
+    """
     in_cases = sorted(limits.case_detectable.tolist())
     text = percent(in_cases[-1])
     if in_cases[-1] > _ALIKE * in_cases[0]:
-        text = f"{percent(in_cases[0]).removesuffix(' %')} to {text}"
+        lowest = percent(in_cases[0])
+        text = f"{lowest.removesuffix(' %') if text.endswith(' %') else lowest} to {text}"
     return f"{percent(limits.run_detectable)} slower over all cases, or {text} in one case"
 
 
@@ -57,8 +60,8 @@ def _baseline_grid(baseline: Baseline, selection: Selection, whole: bool, first:
             format_ns(case.usual_ns),
             f"{100 * case.spread:.2f} %",
             str(case.runs),
-            percent(limit),
-            percent(detectable),
+            slower(limit),
+            slower(detectable),
         ]
         for name, case, limit, detectable in zip(
             names,

@@ -23,6 +23,8 @@ from torchcoll.report.grid import Grid, Head
 
 _ROWS = 10  # nodes in the table without --all, besides those that are named
 _NAMED = 3
+# Sentences have the speed of what is faster. Signed columns and JSON have the change of the time.
+TIME_LEGEND = "time: change of the time of a call; -20 % is 0.8 times the time, 25 % faster"
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FIELDS = re.compile(r"\{(node|reason)\}")
 
@@ -265,12 +267,14 @@ def fleet_grid(finding: FleetFinding, whole: bool) -> Grid:
     below = [*finding.notes]
     if len(shown) < len(rows):
         below.append(f"{len(rows) - len(shown)} more nodes: --all")
+    if any(row["slower_percent"] is not None for row in shown):
+        below.append(TIME_LEGEND)
     heads = [
         Head("node", left=True),
         Head("time", "vs peers"),
         Head("std. dev.", "from peers", drop=2),
         Head("cases", "slower", drop=1),
-        Head("worst", "case", drop=3),
+        Head("time in", "worst case", drop=3),
         Head("worst case", left=True, drop=3),
         Head("result", left=True),
     ]

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
 from torchcoll.fleet.changes_over_time import Incident, PanelHistory, format_count
-from torchcoll.fleet.fleet_show import percent, slower
+from torchcoll.fleet.fleet_show import TIME_LEGEND, percent, slower
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
@@ -182,6 +182,8 @@ def history_grid(history: PanelHistory, whole: bool) -> Grid:
         f"{counted(len(panel.log_times), 'night')} (UTC)"
     ]
     below = []
+    if any(item.kind != "spread" for item in shown):
+        below.append(TIME_LEGEND)
     if len(shown) < len(history.incidents):
         below.append(f"{len(history.incidents) - len(shown)} more incidents: --all")
     if history.missing_nights:

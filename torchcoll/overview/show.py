@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from torchcoll.core.errors import UsageError, choice, one_line, unknown
+from torchcoll.core.errors import UsageError, choice, literal, one_line, unknown
 from torchcoll.core.file import is_traffic
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
@@ -293,7 +293,7 @@ def _check_together(readings: View, format: str, view: str, metric: str | None) 
     formats = RUN_FORMATS if view == "cases" else RUN_FORMATS[:2] if pivot else RUN_FORMATS[:4]
     where = f"--view {view}"
     if format not in formats:
-        raise unknown("format", format, formats, f"one of {{}} with {where}")
+        raise unknown("format", format, formats, f"one of {{}} with {literal(where)}")
     if metric and not pivot:
         raise UsageError("metric", metric, "--view pivot:KEY with it", "A table has --columns.")
     if view == "cases":

@@ -75,7 +75,7 @@ def good_runs_phrases(judged_run: JudgedByGoodRuns, name: str) -> list[Phrase]:
     runs = good_runs_text(judged)
     texts = [
         f"{case_name} {slower(case.effect)} ({format_ns(case.time_ns)}, usually "
-        f"{format_ns(case.usual_ns)}, healthy below {percent(case.limit)})"
+        f"{format_ns(case.usual_ns)}, healthy below {percent(case.limit)} slower)"
         for case, case_name in zip(judged.cases, judged_run.names, strict=True)
     ]
     slow = len(judged.slow_cases)
@@ -85,7 +85,7 @@ def good_runs_phrases(judged_run: JudgedByGoodRuns, name: str) -> list[Phrase]:
     if judged.slow_overall:
         text = (
             f"{slower(judged.effect)} than usual over {over_all} (healthy below "
-            f"{percent(limits.run_limit)}; {runs})"
+            f"{percent(limits.run_limit)} slower; {runs})"
         )
         text += f"; {named}{more}" if slow else f"; most in {texts[0]}"
         phrase = Phrase(FAIL, text)
