@@ -56,7 +56,7 @@ from torchcoll.training.architectures import (
     ModelBlock,
     Weight,
 )
-from torchcoll.training.bucket_names import block_name, bucket_names
+from torchcoll.training.bucket_names import block_span, bucket_names
 from torchcoll.training.layer_calls import Batch, BlockCalls, LayerOptions, block_calls
 from torchcoll.training.layouts import (
     DEEPSPEED2,
@@ -192,14 +192,8 @@ _USE = (
 )
 
 
-def _span(names: Sequence[str]) -> str:
-    """Returns the blocks of the first and the last parameter: ``model.norm to lm_head``."""
-    blocks = dict.fromkeys(block_name(name) for name in (*names[:1], *names[-1:]))
-    return " to ".join(blocks)
-
-
 def _block_name(block: ModelBlock) -> str:
-    return _span([weight.name for weight in block.weights])
+    return block_span([weight.name for weight in block.weights])
 
 
 def in_order_of_gradients(weights: Sequence[Weight]) -> list[Weight]:
@@ -258,6 +252,18 @@ class _StagePlan:
     def _compute(self, phase: str, block: ModelBlock, active: float | None = None) -> None:
         elements = self.architecture.active_elements(block) if active is None else active
         self.writer.work(phase, elements / self.active)
+
+    def _gradients(self, block: ModelBlock, weights: Sequence[Weight]) -> Iterator[str]:
+        """Computes the backward pass of a block, and yields the name of each parameter when its
+        gradient is ready: in proportion to the elements of the gradients before it.
+
+        - weights: in the order of their gradients.
+        """
+        active = self.architecture.active_elements(block)
+        total = sum(weight.elements for weight in weights) or 1
+        for weight in weights:
+            self._compute(BACKWARD, block, active * weight.elements / total)
+            yield weight.name
 
     def _send_activations(self, chunk: int, forward: bool) -> None:
         """Sends the activations of a chunk to the next stage, or their gradients to the one
@@ -358,12 +364,8 @@ class _StagePlan:
                     calls = self._calls(block)
                     name = _block_name(block)
                     self.writer.block((*calls.experts_backward, *calls.backward), name)
-                    # A gradient is ready in proportion to the elements of those before it.
-                    active = self.architecture.active_elements(block)
-                    total = sum(weight.elements for weight in weights) or 1
-                    for weight in weights:
-                        self._compute(BACKWARD, block, active * weight.elements / total)
-                        for sent, module in buckets.get(weight.name, ()) if last else ():
+                    for parameter in self._gradients(block, weights):
+                        for sent, module in buckets.get(parameter, ()) if last else ():
                             reduced.append(self.writer.start(sent, module=module))
                     if last and self.layout.data != ZERO1:
                         self.writer.block(calls.norm_gradients, name)
@@ -424,7 +426,7 @@ class _StagePlan:
                 size_bytes = bucket.elements * self._reduce_itemsize
                 call = SentCall(group, "reduce_scatter", size_bytes, "gradients", REST_OF_BACKWARD)
                 last = max(bucket.names, key=order.__getitem__)
-                sent.setdefault(last, []).append((call, _span(bucket.names[::-1])))
+                sent.setdefault(last, []).append((call, block_span(bucket.names[::-1])))
             return sent
         for expert in (False, True):
             parameters = self._trained(expert)
@@ -471,7 +473,7 @@ class _StagePlan:
             call = SentCall(
                 group, "all_gather", bucket.elements * itemsize, "parameters", NEXT_FORWARD
             )
-            name = self.writer.start(call, module=_span(bucket.names[::-1]))
+            name = self.writer.start(call, module=block_span(bucket.names[::-1]))
             calls.update(dict.fromkeys(bucket.names, name))
         return calls
 
@@ -493,18 +495,15 @@ class _StagePlan:
         for bucket in buckets:
             by_parameter.setdefault(following.get(bucket.names[-1], ""), []).append(bucket)
         previous: Hashable = None
+        ready = [in_order_of_gradients(block.weights) for block in blocks]
         for micro_batch in range(self.batch.micro_batches):
             last = micro_batch == self.batch.micro_batches - 1
             reduces = last or self.layout.data == DEEPSPEED2
             for block in blocks:
                 self._compute(FORWARD, block)
-            for block in reversed(blocks):
-                weights = in_order_of_gradients(block.weights)
-                active = self.architecture.active_elements(block)
-                total = sum(weight.elements for weight in weights) or 1
-                for weight in weights:
-                    self._compute(BACKWARD, block, active * weight.elements / total)
-                    for bucket in by_parameter.get(weight.name, ()):
+            for block, weights in zip(reversed(blocks), reversed(ready), strict=True):
+                for parameter in self._gradients(block, weights):
+                    for bucket in by_parameter.get(parameter, ()):
                         if reduces and in_backward:
                             previous = self._reduce_bucket(bucket, previous)
             at_end = by_parameter.get("", []) if in_backward else buckets
@@ -517,7 +516,7 @@ class _StagePlan:
         self.writer.block([SentCall(group, "all_reduce", 4, "norm of gradients", BLOCKS)])
         size_bytes = deepspeed_elements(trained, ranks) * itemsize
         gathered = SentCall(group, "all_gather", size_bytes, "parameters", BLOCKS)
-        self.writer.block([gathered], _span([p.name for p in registered]))
+        self.writer.block([gathered], block_span([p.name for p in registered]))
 
     def _reduce_bucket(self, bucket: PaddedBucket, previous: Hashable) -> Hashable:
         """Issues the all_reduce of a bucket of DeepSpeed after the one before it."""
@@ -525,7 +524,7 @@ class _StagePlan:
         overlaps = REST_OF_BACKWARD if self.layout.overlap else BLOCKS
         sent = SentCall(self.layout.data, "all_reduce", size_bytes, "gradients", overlaps)
         self.writer.wait(previous)
-        call = self.writer.start(sent, module=_span(bucket.names))
+        call = self.writer.start(sent, module=block_span(bucket.names))
         if not self.layout.overlap:
             self.writer.wait(call)
         return call
