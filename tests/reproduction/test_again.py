@@ -316,6 +316,21 @@ def test_the_whole_command(file, capsys):
     assert len(list(Path("new").glob("again-*.jsonl"))) == 3
 
 
+def test_what_differs_in_the_cases_is_listed(file, capsys):
+    """The stand-in measures synchronized calls; the file does not say which buffers it used."""
+    path, lines = file
+    changes = {"mode": "blocking", "buffer_reuse": "unknown"}
+    records = [json.loads(line) for line in lines]
+    for record in records:
+        if record["record"] == "case":
+            record["case"] |= changes
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    main([*again_words(str(path)), "--format", "json"])
+    differences = json.loads(capsys.readouterr().out)["differences"]
+    assert differences[0] == "mode: blocking -> synchronized"
+    assert differences[-1] == "buffer_reuse: not known -> same"
+
+
 def test_the_same_folder_again_runs_nothing_and_says_so(file, capsys):
     path, _ = file
     assert main(again_words(str(path))) == 0
