@@ -78,14 +78,15 @@ def recipe_of(run: Run) -> Recipe:
         raise UnusableError(
             "file", f"{run.path} of torchcoll.pairs", "a run of collectives", action
         )
+    variables, notes = _settings((run.header.get("environment") or {}).get("variables") or {})
     if run.header.get("argv") is None or run.source:
-        return _foreign_recipe(run, ranks, hosts)
+        recipe = _foreign_recipe(run, ranks, hosts)
+        return replace(recipe, variables=variables, notes=(*recipe.notes, *notes))
     spec = run.header.get("spec") or {}
     argv = _without_own(list(map(str, run.header["argv"])))
     asked = [str(name) for name in spec.get("collectives") or ()]
     named = any(argument.split("=")[0] == "--collectives" for argument in argv)
     module = "suite" if named or len(asked) != 1 else COLLECTIVES[asked[0]].module
-    variables, notes = _settings((run.header.get("environment") or {}).get("variables") or {})
     if spec.get("points"):
         notes.append("the traffic file of --traffic must be where it was")
     return Recipe(
