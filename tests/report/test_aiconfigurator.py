@@ -63,12 +63,16 @@ def test_several_runs_have_one_row():
 def test_what_has_no_place():
     results = [nccl(), nccl(dtype="float32"), nccl("broadcast"), nccl(backend="gloo")]
     results += [nccl(size_bytes=1024, mode="synchronized")]
+    results += [nccl(misalign_bytes=4), nccl(buffer_reuse="flush"), nccl(implementation="dtensor")]
     rows, notes = perf_rows([measured(*results)])
     assert len(rows) == 2
     assert notes == [
         "1 case not exported: float32 (measure with -d bfloat16)",
         "1 case not exported: broadcast",
         "1 case not exported: gloo is neither NCCL nor oneCCL",
+        "1 case not exported: with misaligned buffers",
+        "1 case not exported: with flushed caches",
+        "1 case not exported: dtensor through torch's API",
         "times of mode synchronized: aiconfigurator's own are of calls back to back (--mode "
         "back-to-back)",
     ]

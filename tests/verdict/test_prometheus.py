@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import made_runs
@@ -11,7 +12,7 @@ from error_form import error_text
 
 import torchcoll
 from torchcoll.cli import main
-from torchcoll.core.metrics import metrics_text, rank_labels, run_labels
+from torchcoll.core.metrics import case_labels, metrics_text, rank_labels, run_labels
 from torchcoll.core.result import Run, Verification
 from torchcoll.verdict.judging import judge
 from torchcoll.verdict.prometheus import check_metrics_of
@@ -136,6 +137,25 @@ def test_labels_of_hosts_gpus_and_jobs():
     # UUIDs name no index: the one that the process saw is left.
     one.environment["variables"]["CUDA_VISIBLE_DEVICES"] = "GPU-1,GPU-2,GPU-3,GPU-4"
     assert run_labels(one)["gpu"] == "3"
+
+
+def test_what_differs_in_how_it_was_measured_has_series_of_its_own():
+    plain = made_runs.measured(1000).case
+    cases = [
+        plain,
+        replace(plain, buffer_reuse="rotate"),
+        replace(plain, buffer_reuse="flush"),
+        replace(plain, misalign_bytes=4),
+        replace(plain, mode="blocking"),
+    ]
+    own = [{*case_labels(case).items()} - {*case_labels(plain).items()} for case in cases]
+    assert own == [
+        set(),
+        {("buffer_reuse", "rotate")},
+        {("buffer_reuse", "flush")},
+        {("misalign_bytes", 4)},
+        {("blocking", "true")},
+    ]
 
 
 def test_of_two_runs_of_a_node_the_later_one_counts():

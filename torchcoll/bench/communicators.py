@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.backends import BackendEntry, backend_of, current_backend, group_store
 from torchcoll.core.errors import UnavailableError, UsageError
+from torchcoll.core.spec import SPLIT_FIELD
 from torchcoll.machine.environment import footprint
 
 if TYPE_CHECKING:
     from torchcoll.bench.session import Parts, Rank
     from torchcoll.core.spec import Spec
-
-
-_SPLIT_FIELD = "split_share"  # of the configuration: what splits off a communicator shares with it
 
 
 def _is_field(config: Any, name: str) -> bool:
@@ -63,10 +61,9 @@ class Communicators:
         self._local, self._dist = local, local.dist
         self._spec, self._parts, self._entries = spec, parts, entries
         self._in_group = in_group
-        # Registering buffers needs a communicator that has connected.
         self._config = spec.config_fields
-        self._split = _SPLIT_FIELD in self._config
-        self._eager = spec.init == "eager" or spec.buffers != "default" or self._split
+        self._split = SPLIT_FIELD in self._config
+        self._eager = spec.connects_early
         # Ours comes first and can name the ranks; this one is the last resort.
         self._timeout = timedelta(seconds=2 * spec.timeout_s + 30)
         self._whole: dict[str, Any] = {}  # backend -> group of all ranks

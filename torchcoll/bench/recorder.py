@@ -96,13 +96,15 @@ class Recorder:
 def header(session: Session, argv: list[str] | None) -> dict[str, Any]:
     """The data of the record ``header``."""
     spec, entries, local = session.spec, session.entries, session.local
-    # Buffers are registered with a communicator, so it is connected before.
-    early = spec.init == "eager" or spec.buffers != "default" or "split_share" in spec.config_fields
 
     def connects(entry: BackendEntry) -> str:
         if session.found_group:
             return "before"
-        return "communicator" if early and entry.connects == "first call" else entry.connects
+        return (
+            "communicator"
+            if spec.connects_early and entry.connects == "first call"
+            else entry.connects
+        )
 
     configured = any(entry.options for entry in entries)
     config = {"communicator_config": spec.communicator_config or "default"} if configured else {}

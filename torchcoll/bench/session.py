@@ -309,6 +309,7 @@ class Session:
         self.launch, self.found_group = meeting.launch, meeting.found_group
         self.recorder = meeting.recorder
         self.soak_s = options.soak_s
+        self.flush_bytes = 0  # what each flush overwrites on this rank; 0 without one
         torch, control = meeting.torch, meeting.control
 
         argv = None if options.argv is None else masked_words(list(options.argv))
@@ -512,7 +513,8 @@ class Session:
         if self.spec.buffer_reuse == "flush":
             from torchcoll.bench.caches import flush_bytes
 
-            flushed["flush_bytes"] = flush_bytes(torch, device, len(self.local.control.pids))
+            self.flush_bytes = flush_bytes(torch, device, len(self.local.control.pids))
+            flushed["flush_bytes"] = self.flush_bytes
         gathered = self.local.control.gather(
             {
                 **environment.member(torch, self.launch, device),

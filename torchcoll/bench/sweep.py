@@ -92,11 +92,10 @@ class Sweep:
         out-of-memory error.
         """
         if self._flush is None:
-            from torchcoll.bench.caches import flush_bytes, flush_call
+            from torchcoll.bench.caches import flush_call
 
             local = self.local
-            size_bytes = flush_bytes(local.torch, local.device, len(local.control.pids))
-            self._flush = flush_call(local.torch, local.device, size_bytes)
+            self._flush = flush_call(local.torch, local.device, self.session.flush_bytes)
         return self._flush
 
     def run(self, which: Sequence[int] | None = None) -> None:

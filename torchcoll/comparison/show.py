@@ -569,6 +569,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         "new": _side_object(comparison.new),
         **select_fields(comparison, "metric threshold reading"),
         "differences": [vars(item) for item in comparison.differences],
+        "case_differences": [vars(item) for item in comparison.case_differences],
         "settings": [vars(item) for item in comparison.settings],
         **select_fields(comparison, "left_out tally notes statistics"),
         "answer": answer_of(comparison).to_json(),

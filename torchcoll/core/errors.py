@@ -83,15 +83,19 @@ def literal(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def did_you_mean(value: object, choices: Iterable[str], least: float = 0.6) -> str:
-    """``Did you mean all_reduce?``, or '' where no name is alike; capitals do not count. least:
-    difflib's ratio.
-    """
+def nearest_name(value: object, choices: Iterable[str], least: float = 0.6) -> str:
+    """The name most alike, or '' if none is; capitals do not count. least: difflib's ratio."""
     import difflib  # 6 ms, which only an error costs
 
     names = {name.lower(): name for name in choices}
     alike = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=least)
-    return f"Did you mean {names[alike[0]]}?" if alike else ""
+    return names[alike[0]] if alike else ""
+
+
+def did_you_mean(value: object, choices: Iterable[str], least: float = 0.6) -> str:
+    """``Did you mean all_reduce?``, or '' if no name is alike (see ``nearest_name``)."""
+    nearest = nearest_name(value, choices, least)
+    return f"Did you mean {nearest}?" if nearest else ""
 
 
 # Options of earlier versions, and their names now.
@@ -138,10 +142,10 @@ def nearest_file(path: object) -> str:
     names = [each for each in inside if each != name]
     if below:
         names = [each for each in names if os.path.exists(os.path.join(folder, each, below))]
-    alike = did_you_mean(name, names, _LIKE)
+    alike = nearest_name(name, names, _LIKE)
     if not alike:
         return ""
-    nearest = os.path.join(folder, alike.removeprefix("Did you mean ").removesuffix("?"), below)
+    nearest = os.path.join(folder, alike, below)
     return f"Did you mean {nearest.rstrip(os.sep)}?"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.case import NATIVE, Case
+from torchcoll.core.case import BLOCKING, NATIVE, Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.opening import replace_file
 from torchcoll.core.result import Run
@@ -136,10 +136,12 @@ def case_labels(case: Case) -> dict[str, object]:
         "splits": case.splits,
         "implementation": None if case.implementation == NATIVE else case.implementation,
         "buffers": None if case.buffers == "default" else case.buffers,
+        "buffer_reuse": case.buffer_reuse if case.buffer_reuse in ("rotate", "flush") else None,
         "misalign_bytes": case.misalign_bytes or None,
         "async_op": "true" if case.asynchronous else None,
         "coalesce": case.coalesce if case.coalesce > 1 else None,
         "graph": "true" if case.mode == "graph" else None,
+        "blocking": "true" if case.mode == BLOCKING else None,
     }
     return _without_empty(labels)
 

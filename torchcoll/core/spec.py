@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 MODES = ("synchronized", "back-to-back", "blocking", "graph")
 ORDERS = ("size", "shuffled", "interleaved")
 INITS = ("lazy", "eager")
+SPLIT_FIELD = "split_share"  # of a communicator's configuration: needs a group to split from
 BUFFERS = ("default", "registered", "symmetric")
 BUFFER_REUSES = ("same", "rotate", "flush")
 WORKS = ("matmul", "copy", "both")  # beside a collective; or background:LABEL
@@ -416,6 +417,14 @@ class Spec:
                 raise UsageError("communicator-config", part, expected)
             config[name] = value
         return config
+
+    @property
+    def connects_early(self) -> bool:
+        """Whether the communicators connect before the first call: registering buffers and
+        splitting a communicator need one that has connected.
+        """
+        early = self.init == "eager" or self.buffers != "default"
+        return early or SPLIT_FIELD in self.config_fields
 
     @property
     def communicates(self) -> bool:

@@ -22,7 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from torchcoll.core.case import NATIVE
+from torchcoll.core.case import APIS, NATIVE
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.plausibility import summarise_run
@@ -89,7 +89,8 @@ def perf_rows(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
             )
             points[key].append(row)
             devices |= dict.fromkeys(str(m.get("device_name") or "") for m in run.members)
-            hosts[row.ranks][hosts_of(run)] = None
+            if number := hosts_of(run):
+                hosts[row.ranks][number] = None
     libraries = {key[0] for key in points}
     reasons = [f"{counted(count, 'case')} not exported: {why}" for why, count in skipped.items()]
     if not points:
@@ -128,7 +129,7 @@ def _check_system(values: Sequence[str], what: str) -> None:
     """Raises UsageError for several values: a table is of one system, and its reader takes no
     notice of the columns that name it.
     """
-    named = [value for value in values if value not in ("", "0 hosts")]  # the others name none
+    named = [value for value in values if value]
     if len(named) > 1:
         raise UsageError(
             "aiconfigurator",
@@ -149,7 +150,12 @@ def _unfit(row: Row, loaded: bool) -> str:
     if row.dtype not in _DTYPES:
         return f"{row.dtype} (measure with -d bfloat16)"
     if row.implementation != NATIVE:
-        return f"{row.implementation} in place of the library's own"
+        by = (
+            "through torch's API" if row.implementation in APIS else "in place of the library's own"
+        )
+        return f"{row.implementation} {by}"
+    if row.misalign_bytes or row.buffer_reuse == "flush":
+        return "with misaligned buffers" if row.misalign_bytes else "with flushed caches"
     if row.group:
         return "of a sub-group that ran next to others (run as many ranks alone)"
     if loaded or row.coalesce > 1 or row.ranks < 2:

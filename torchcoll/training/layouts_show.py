@@ -23,7 +23,7 @@ from torchcoll.training.plan_show import format_gigabytes
 from torchcoll.training.projection import dominant
 
 _UNSURE = 0.1  # Of the limit: the memory of activations is an approximation.
-_FITS = f"fits = yes?: less than {_UNSURE:.0%} of the GPU's memory would be left"
+_FITS = f"fits = yes?: less than {100 * _UNSURE:.0f} % of the GPU's memory would be left"
 _PARETO = "Pareto: no other layout here is better in both columns, {} and memory"
 _BATCH = (
     "batch: MICROBATCHESxSEQUENCESxTOKENS of a data-parallel rank, the largest micro-batches that "
@@ -153,7 +153,7 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
 
     def largest_part(row: LayoutRow) -> str:
         name, share = dominant(row.step)
-        return f"{name} ({share:.0%})"
+        return f"{name} ({100 * share:.0f} %)"
 
     def fits(row: LayoutRow) -> str:
         near = row.memory_bytes > (1 - _UNSURE) * (limit or math.inf)

@@ -38,8 +38,8 @@ _SENT_LEGEND = (
     "sent: by each rank in a step, with the algorithm of a ring; overlaps: what can run meanwhile"
 )
 _SCALINGS = {
-    WEAK: f"each rank computes as much as before; it stops where less than {HALF:.0%} of a step "
-    "computes",
+    WEAK: "each rank computes as much as before; it stops where less than "
+    f"{100 * HALF:.0f} % of a step computes",
     STRONG: "all ranks together compute as much as before; it stops where twice the ranks are less "
     f"than {GAIN:g} times as fast",
 }
@@ -181,9 +181,9 @@ def _rows(step: PlannedStep) -> Grid:
     described = any(row.what for row in step.rows)
     return make_grid(
         [
-            (Head("group", left=True), lambda rows: one_line(rows[0].group)),
+            (Head("group", left=True, repeat=True), lambda rows: one_line(rows[0].group)),
             (Head("ranks"), lambda rows: str(rows[0].ranks)),
-            (Head("collective", left=True), lambda rows: rows[0].collective),
+            (Head("collective", left=True, repeat=True), lambda rows: rows[0].collective),
             (Head("calls", "a step"), lambda rows: str(sum(row.calls for row in rows))),
             (Head("sizes"), _sizes),
             (

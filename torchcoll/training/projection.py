@@ -383,7 +383,7 @@ def _depends(step: PlannedStep, alternatives: Sequence[tuple[str, PlannedStep]])
         longer = worst_ns / step.comm_ns[0]
         return f"with {text} the communication would take {longer:.2g} times as long"
     name, share = dominant(step)
-    return f"most of it is {name} ({share:.0%})" if share < 1 else ""
+    return f"most of it is {name} ({100 * share:.0f} %)" if share < 1 else ""
 
 
 def dominant(step: PlannedStep) -> tuple[str, float]:

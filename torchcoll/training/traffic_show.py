@@ -245,7 +245,9 @@ def _time_grid(over_time: OverTime) -> Grid:
             (
                 Head("most waiting", "caused by"),
                 lambda s: (
-                    "-" if s.late_share is None else f"rank {s.late_rank}, {s.late_share:.0%} of it"
+                    "-"
+                    if s.late_share is None
+                    else f"rank {s.late_rank}, {100 * s.late_share:.0f} % of it"
                 ),
             ),
         ],
