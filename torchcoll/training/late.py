@@ -117,16 +117,16 @@ def begun_ns(traffic: Traffic) -> tuple[dict[int, int], dict[int, int]]:
             if call.point_to_point:
                 continue
             ends = ends_of[call.group]
-            own = (end, may_end_late(call, traffic.source))
+            its_end = (end, may_end_late(call, traffic.source))
             if len(ends) < workers.get(call.group, 1):
-                heapq.heappush(ends, own)
+                heapq.heappush(ends, its_end)
                 continue
             before = ends[0][0]
             begun[id(call)] = min(end, max(start, before))
             least = min(ns - MAX_LATENESS_NS * late for ns, late in ends)
             if least < before and start < before:
                 errors[id(call)] = before - max(start, least)
-            heapq.heappushpop(ends, own)
+            heapq.heappushpop(ends, its_end)
     return begun, errors
 
 
