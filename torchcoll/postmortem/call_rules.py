@@ -4,6 +4,7 @@ other.
 
 from __future__ import annotations
 
+from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
 from torchcoll.postmortem.call_differences import CallDifference
 from torchcoll.postmortem.causes import (
@@ -66,7 +67,7 @@ def different_calls(facts: JobFacts) -> Diagnosis | None:
         )
     for call, ranks in zip(difference.calls, difference.ranks, strict=True):
         text = f"call {number} is {describe_call(call)}"
-        text += f", from {call.stack[0]}" if call.stack else ""
+        text += f", from {one_line(call.origin)}" if call.origin else ""
         if len(ranks) == 1:
             result.evidence.append(EvidenceLine(text, call.place, ranks[0]))
         else:

@@ -67,7 +67,8 @@ class CallSeen:
     state: one of STATES. reliable_state: whether the source records states at all (gloo's Flight
     Recorder leaves completed calls as scheduled). peer: the other rank of the world of send and
     recv. created_ns: when it was issued, in ns since 1970 on the rank's own clock.
-    stack: Python frames, innermost first, as ``file:line function``.
+    origin: the line of the user's code that made it, as ``folder/file.py:28 function``, '' where not
+    recorded.
     """
 
     rank: int
@@ -83,7 +84,7 @@ class CallSeen:
     peer: int | None = None
     created_ns: int | None = None
     duration_ns: int | None = None
-    stack: tuple[str, ...] = ()
+    origin: str = ""
 
 
 @dataclass(frozen=True)
