@@ -192,7 +192,8 @@ def left_nothing(facts: JobFacts) -> Diagnosis | None:
         result.reasons.append(f"no file says anything about {rank_names(facts.job, silent)}")
     wait = facts.graph.wait_for(chosen)
     if wait is not None:
-        add_standing(facts, result, facts.standings.groups.get(wait.key), wait)
+        group = facts.standings.groups.get(wait.key)
+        add_standing(facts, result, group, facts.first_open(wait))
     if result.culprits:
         refine_by_events(facts, result, result.culprits)
     return result

@@ -17,6 +17,7 @@ from torchcoll.postmortem.absence_rules import (
 from torchcoll.postmortem.call_rules import (
     different_calls,
     reported_mismatch,
+    timed_out_in_different_calls,
     wait_for_each_other,
     waited_for,
 )
@@ -42,6 +43,7 @@ def diagnose(job: JobEvidence) -> Diagnosis:
     rules = (
         different_calls,
         ended_by_itself,
+        timed_out_in_different_calls,
         reported_mismatch,
         waited_for,
         wait_for_each_other,

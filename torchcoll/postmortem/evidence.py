@@ -67,8 +67,8 @@ class CallSeen:
     state: one of STATES. reliable_state: whether the source records states at all (gloo's Flight
     Recorder leaves completed calls as scheduled). peer: the other rank of the world of send and
     recv. created_ns: when it was issued, in ns since 1970 on the rank's own clock.
-    origin: the line of the user's code that made it, as ``folder/file.py:28 function``, '' where not
-    recorded.
+    origin: the line of the user's code that made it, as ``folder/file.py:28 function``; '' where
+    not recorded.
     """
 
     rank: int
@@ -93,7 +93,8 @@ class JobEvent:
 
     kind: one of EVENT_KINDS. rank: of the world, None where not known. node: '' where not known.
     text: one line, a quotation in the words of the source. about: ranks of the world that the text
-    blames. group, number, collective: of the call that it names. when_ns: since 1970. signal: its
+    blames. group, number, collective, elements: of the call that it names, with the number of
+    elements of its input. when_ns: since 1970. signal: its
     number. pid: the process that it happened to. addresses: hosts that it names, such as the peer
     of a connection.
     """
@@ -107,6 +108,7 @@ class JobEvent:
     group: str | None = None
     number: int | None = None
     collective: str | None = None
+    elements: int | None = None
     when_ns: int | None = None
     signal: int | None = None
     exit_code: int | None = None
