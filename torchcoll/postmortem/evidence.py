@@ -32,7 +32,13 @@ EVENT_KINDS = (
     "link",  # a network device or link reported a fault
     "stack",  # where the Python code of a rank stood
     "ending",  # the rank ended as it should
+    "unanswered",  # NCCL's RAS got no answer from the process of the rank
+    "unequal_counts",  # of operations that ranks launched, by NCCL's RAS; about: may be behind
+    "ras_error",  # of the rank's communicator, by NCCL's RAS; about: ranks that may be the cause
+    "all_answered",  # NCCL's RAS got an answer from all ranks, and has nothing to report
 )
+# What RAS says of a rank. It is not what the rank itself, or its launcher, writes.
+RAS_KINDS = EVENT_KINDS[-4:]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torchcoll.postmortem.causes import (
     without_told_to_end,
 )
 from torchcoll.postmortem.diagnosis import Diagnosis, EvidenceLine
-from torchcoll.postmortem.evidence import FileRead, JobEvent, JobEvidence
+from torchcoll.postmortem.evidence import RAS_KINDS, FileRead, JobEvent, JobEvidence
 from torchcoll.postmortem.sentences import (
     describe_call,
     group_name,
@@ -53,7 +53,7 @@ class JobFacts:
         # Ranks whose log was read, and says nothing.
         logs = [file for file in job.files if _has_complaints(file)]
         self.quiet = {rank for file in logs for rank in file.ranks} - {
-            event.rank for event in job.events
+            event.rank for event in job.events if event.kind not in RAS_KINDS
         }
         # Ranks of which no file says anything about the rank itself.
         self.silent = [
