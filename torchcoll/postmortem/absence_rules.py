@@ -167,7 +167,7 @@ def unanswered(facts: JobFacts) -> Diagnosis | None:
         result.reasons.append(
             "NCCL's RAS got an answer from all other ranks"
             if len(events.unanswered) == 1
-            else "the other ranks from which NCCL's RAS got no answer had waited, or ended as planned"
+            else "the other ranks without an answer for NCCL's RAS had waited, or ended as planned"
         )
         result.reasons.append(
             "the process ended, is stopped, or cannot be reached, and RAS does not say whether it "
