@@ -68,9 +68,9 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
         if re.fullmatch(r"0x[0-9a-f]{1,16}", str(communicator.get("hash"))):
             evidence.identities.add(f"communicator {communicator['hash']}")
         size = whole(communicator.get("size")) or 0
-        if size >= len(processes):  # a process of each GPU: it has all ranks of the job
+        if len(processes) <= size <= MOST_RANKS:  # it has a rank of each GPU: all of the job
             report.ranks = size
-            _read_communicator(communicator, min(size, MOST_RANKS), report, evidence)
+            _read_communicator(communicator, size, report, evidence)
     report.processes = [] if report.ranks else _without_answer(communicators)
     report.add_to(evidence, shown)
     return [evidence]

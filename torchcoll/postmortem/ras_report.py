@@ -74,7 +74,7 @@ class RasReport:
         """Put what the report says into the evidence of the file ``shown``."""
         if self.ranks is not None:
             evidence.ranks = max(evidence.ranks or 0, self.ranks)
-        world = tuple(range(min(self.ranks or 0, MOST_RANKS)))
+        world = tuple(range(self.ranks or 0))
         events = evidence.events
         processes = [*self.unanswered.items(), *((None, process) for process in self.processes)]
         for rank, process in processes:
@@ -176,7 +176,8 @@ class RasText:
         if not self.active:
             return False
         if self._is_total and (match := _TOTAL.match(line.text)):
-            self.report.ranks, self._is_total = int(match[1]), False
+            self._is_total = False
+            self.report.ranks = int(match[1]) if int(match[1]) <= MOST_RANKS else None
         elif _TOTALS.search(line.text):
             self._is_total = True
         elif match := _GROUP.match(line.text):
@@ -212,7 +213,7 @@ class RasText:
 
     def _rank(self, line: Line, match: re.Match[str]) -> None:
         rank = int(match[1])
-        if not self._of_world or rank >= min(self.report.ranks or 0, MOST_RANKS):
+        if not self._of_world or rank >= (self.report.ranks or 0):
             return
         pid, node = (int(match[5]), match[6]) if match[5] else (None, "")
         if pid is not None:
@@ -233,7 +234,7 @@ class RasText:
         """Add what the report says to the evidence."""
         if self.report.ranks is None:
             return
-        world = range(min(self.report.ranks, MOST_RANKS))
+        world = range(self.report.ranks)
         answered = set(world) - self.report.unanswered.keys()
         for counts in self.report.counts:
             unlisted = [group for group in counts.groups if not group.ranks]
@@ -241,8 +242,8 @@ class RasText:
                 listed = {rank for group in counts.groups for rank in group.ranks}
                 ranks = sorted(answered - listed)
                 unlisted[0].ranks = ranks if len(ranks) == unlisted[0].size else []
-        known = {process.pid for process in self.report.unanswered.values()}
-        self.report.processes = [p for p in self._processes if p.pid not in known]
+        pids = {process.pid for process in self.report.unanswered.values()}
+        self.report.processes = [p for p in self._processes if p.pid not in pids]
         named = len(self.report.unanswered) + len(self.report.processes)
         self.report.is_listed = named >= self._missing
         self.report.add_to(self.scan.evidence, self.scan.shown)
