@@ -242,8 +242,8 @@ class RasText:
                 listed = {rank for group in counts.groups for rank in group.ranks}
                 ranks = sorted(answered - listed)
                 unlisted[0].ranks = ranks if len(ranks) == unlisted[0].size else []
-        pids = {process.pid for process in self.report.unanswered.values()}
-        self.report.processes = [p for p in self._processes if p.pid not in pids]
+        of_ranks = {(process.pid, process.node) for process in self.report.unanswered.values()}
+        self.report.processes = [p for p in self._processes if (p.pid, p.node) not in of_ranks]
         named = len(self.report.unanswered) + len(self.report.processes)
         self.report.is_listed = named >= self._missing
         self.report.add_to(self.scan.evidence, self.scan.shown)
