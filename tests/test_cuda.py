@@ -1,7 +1,7 @@
 """The real thing on one NVIDIA GPU: NCCL with one rank, and rehearsals with several.
 
-Processes are started afresh: after a fork CUDA cannot be used. Where pytest cannot be installed,
-``python tests/test_cuda.py`` runs the same tests (launch/one_gpu.sh --all does).
+Processes are started afresh: after a fork CUDA cannot be used. ``python tests/test_cuda.py`` runs
+the same tests without pytest and what conftest.py needs; launch/one_gpu.sh --all does so.
 """
 
 from __future__ import annotations
@@ -298,12 +298,15 @@ def test_the_device_clock_against_a_bare_event_loop_and_torchs_timer(tmp_path):
 
 
 def test_registered_buffers(tmp_path):
-    """Where torch offers it; else the reason."""
+    """Where torch offers it; else the reason, and 1: nothing was measured."""
     for buffers in ("registered", "symmetric"):
         for fresh in ("", "--fresh-group"):
             options = f"--buffers {buffers} --sizes 1M,16M -n 10 {fresh}"
-            results = Started(tmp_path, "allreduce", options).run().results
+            started = Started(tmp_path, "allreduce", options)
+            results = load(started.path).results
             assert len(results) == 2
+            refused = all(result.status == "unsupported" for result in results)
+            assert started.codes == [1 if refused else 0], started.stderr
             for result in results:
                 print(buffers, fresh, result.status, result.reason)
                 if result.status == "unsupported":
@@ -348,7 +351,11 @@ def test_asynchronous_and_coalesced(tmp_path):
         assert len(run.results) == 3
         for result in run.results:
             assert result.status == "ok", (option, result.case.collective, result.reason)
-            assert result.verification.wrong == 0
+            # The calls of one group in place sum up the same buffer: there is nothing to compare.
+            if result.case.verifiable:
+                assert result.verification.wrong == 0
+            else:
+                assert result.case.coalesce > 1 and result.case.in_place
 
 
 PRODUCTS = """
@@ -630,8 +637,8 @@ TUNER_PLUGIN = "NCCL_TUNER_PLUGIN"
 
 
 def test_a_tuner_file_is_obeyed(tmp_path):
-    """torchcoll's file, read by NCCL's example plugin (plugins/tuner/example, make): below 64K
-    LL, Simple above.
+    """torchcoll's file, read by NCCL's example plugin (plugins/tuner/example of 2.30.3 or later,
+    make): below 64K LL, Simple above. Earlier plugins end the ranks with SIGSEGV.
     """
     plugin = os.environ.get(TUNER_PLUGIN, "")
     if not Path(plugin).is_file():

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 from error_form import error_text
 
-from torchcoll.bench import watchdog
+from torchcoll.bench import control, watchdog
 from torchcoll.bench.control import (
     Control,
     DamagedError,
@@ -262,3 +262,16 @@ def test_who_looks_waits_no_longer():
     with pytest.raises(HangError, match=r"^no word from rank 1 within 0\.5 s$"):
         control.gather("h0")
     assert told == [["here"]]
+
+
+@pytest.mark.parametrize(
+    ("stat", "ended"),
+    [
+        (b"12 (python3) S 1 12 12 0 -1 4194560 0", False),  # 0x400100
+        (b"12 (a) Z (b) S 1 12 12 0 -1 4194560 0", False),
+        (b"12 (python3) D 1 12 12 0 -1 4194564 0", True),  # it gives back its memory
+        (b"12 (python3) Z 1 12 12 0 -1 4194316 0", True),
+    ],
+)
+def test_a_process_that_is_ending_has_ended(stat, ended):
+    assert control._has_ended(stat) is ended

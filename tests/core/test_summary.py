@@ -169,6 +169,8 @@ def test_a_period_weighs_samples_by_their_calls():
         ([7.5, 7.5, 9, 9], (7.5, 10)),
         ([7, 7, 7, 7], None),
         ([2, 2, 10, 10], None),  # a full queue held the host back later on
+        ([13, 13, 13, 13], (13, 10)),
+        ([14, 14, 14, 14], None),  # the calls had queued up before the device took them
         ([], None),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -283,6 +284,41 @@ def test_groups_that_call_at_once_are_curves_of_their_own(tmp_path):
         assert model.predict_at_once("all_gather", 1 << 20, 2, 2) is None
     hosts = {e.groups_at_once: [c.hosts for c in e.over_sizes] for e in fitted.entries}
     assert hosts == {1: [1], 2: [1], 4: [2]}
+
+
+def test_the_order_of_files_does_not_choose_among_groups_at_once():
+    """Three kinds with equal sizes take 2, 3 (bfloat16) and 5 ns for each byte; float16 has one
+    size more and takes 7.
+    """
+    sizes = [1 << n for n in range(10, 24, 2)]
+
+    def at_once(ns, sizes=sizes, **kind):
+        places = [(size, number) for size in sizes for number in (0, 1)]
+        cases = [
+            measured(
+                1000 + ns * n,
+                size_bytes=n,
+                group=f"div:2/{k}",
+                members=[2 * k, 2 * k + 1],
+                **kind,
+            )
+            for n, k in places
+        ]
+        return run(*cases, ranks=4)
+
+    runs = [at_once(2), at_once(3, dtype="bfloat16"), at_once(5, op="max")]
+
+    def predicted(*runs):
+        model = fit_model(list(runs)).model
+        return model.predict_at_once("all_reduce", 1 << 20, 2, 2).time_ns
+
+    for order in itertools.permutations(runs):
+        # Of equals the first by the text of its kind.
+        assert predicted(*order) == pytest.approx(1000 + 3 * (1 << 20), rel=0.01)
+        larger = at_once(7, [*sizes, 1 << 24], dtype="float16")
+        for number in range(4):
+            mixed = [*order[:number], larger, *order[number:]]
+            assert predicted(*mixed) == pytest.approx(1000 + 7 * (1 << 20), rel=0.01)
 
 
 def test_one_number_of_ranks_has_no_law_over_ranks():

@@ -17,9 +17,10 @@ from torchcoll.core.result import ConcurrentBlocks
 from torchcoll.curves.model import MachineModel
 from torchcoll.curves.model_check import check_model
 from torchcoll.curves.model_file import model_text
-from torchcoll.curves.model_fit import fit_model
+from torchcoll.curves.model_fit import fit_model, groups_at_once
 from torchcoll.curves.validation_show import errors_figure
 from torchcoll.report.header import kind_texts
+from torchcoll.stats.sides import Reading, side
 from torchcoll.training.config_projection import project_parameters
 
 SIZES = [1 << k for k in range(12, 26, 2)]  # 4K to 16M
@@ -177,6 +178,78 @@ def test_a_table_that_tells_less_is_of_the_only_kind_there_is(model, tmp_path):
     (note,) = [note for note in check_model(both, path).notes if "not tell" in note]
     # float32 was measured on three numbers of ranks, bfloat16 on one.
     assert note == "all_reduce: the run does not tell dtype: taken for dtype float32"
+
+
+def split(groups, rule="div:2/{}", hosts=("vm",)):
+    """A run of groups of 2 ranks that call at once: 1 ns for each byte and group."""
+    results = [
+        measured(
+            1000 + groups * size,
+            size_bytes=size,
+            group=rule.format(number),
+            members=[2 * number, 2 * number + 1],
+        )
+        for size in SIZES
+        for number in range(groups)
+    ]
+    return run(*results, ranks=2 * groups, hosts=list(hosts), header={"run_id": f"at{groups}"})
+
+
+def test_a_case_is_only_checked_against_as_many_groups_at_once():
+    model = fit_model([launch(2), split(2)]).model
+    checked = check_model(model, [split(2, hosts=("a", "b"))])
+    assert checked.totals[0].errors.mean == pytest.approx(0, abs=1e-3)
+    assert not any("not tell" in note for note in checked.notes)
+    text = "14 cases of all_reduce: groups_at_once {}; the model has {}"
+    for of_model, measured_run, number in (
+        (split(2), split(4), (4, 2)),
+        (launch(2), split(2), (2, 1)),
+    ):
+        expected = text.format(*number).replace("14", str(7 * number[0]))
+        with pytest.raises(UsageError, match=error_text("cases", expected)):
+            check_model(fit_model(of_model).model, [measured_run])
+    with pytest.raises(UsageError, match="groups_at_once 1; the model has 2"):
+        check_model(fit_model(split(2)).model, [launch(2)])
+
+
+@pytest.mark.parametrize(
+    ("group", "number"),
+    [
+        *(("mod:4/0", 4), ("div:2/3", 4), ("0,1;2,3;4,5;6,7/1", 4), ("0,1;2,3,4,5,6,7/0", 2)),
+        *(("pair/0-1", 1), ("node/2-3", 1), ("world/0", 1), ("mod:4", 1), (None, 1)),
+    ],
+)
+def test_number_of_groups_at_once(group, number):
+    files = side("files", [run(measured(1000, group=group, members=[0, 1]), ranks=8)])
+    (item,) = files.measured("time", Reading())
+    assert groups_at_once(files.parts[item.part], item) == number
+
+
+def test_halves_of_a_bisection_call_at_once():
+    """In the second step of 8 ranks the other half of the ranks is a third group."""
+    steps = {1: ([0, 1, 2, 3], [4, 5, 6, 7]), 2: ([0, 1], [2, 3], [4, 5, 6, 7])}
+    results = [
+        measured(1000, len(members), group=f"bisect {step}/{number}", members=members)
+        for step, groups in steps.items()
+        for number, members in enumerate(groups)
+    ]
+    files = side("files", [run(*results, ranks=8)])
+    at_once = {
+        item.row.group: groups_at_once(files.parts[item.part], item)
+        for item in files.measured("time", Reading())
+    }
+    assert at_once == {
+        "bisect 1/0": 2,
+        "bisect 1/1": 2,
+        "bisect 2/0": 3,
+        "bisect 2/1": 3,
+        "bisect 2/2": 3,
+    }
+    halves = split(2, rule="bisect 1/{}")
+    checked = check_model(fit_model([split(2)]).model, [halves])
+    assert checked.totals[0].errors.mean == pytest.approx(0, abs=1e-3)
+    with pytest.raises(UsageError, match="groups_at_once 2; the model has 1"):
+        check_model(fit_model([launch(2)]).model, [halves])
 
 
 def test_its_errors_are_drawn(model):

@@ -726,6 +726,22 @@ def test_torch_that_cannot_register():
             pools.allocate("registered")
 
 
+def test_torch_that_refuses_its_allocator():
+    """As torch 2.11 does on one H200 without NVLink, with NCCL 2.28.9."""
+    pools = Pools()
+    refusal = "NCCL mem allocator is not supported in this NCCL version"
+
+    class Backend:
+        @property
+        def mem_allocator(self):
+            raise RuntimeError(refusal)
+
+    pools.backend = Backend()
+    reason = rf"needs NCCL 2\.19 and a GPU with multicast \(NVLink SHARP\): {refusal}$"
+    with pytest.raises(RuntimeError, match=reason):
+        pools.allocate("registered")
+
+
 def test_torch_without_symmetric_registration():
     """torch 2.13 accepts only the pool."""
     pools = Pools()

@@ -6,18 +6,20 @@ import json
 import math
 import os
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 from error_form import error_text
 from made_runs import measured, run
 
+from torchcoll.bench.options import parse
 from torchcoll.cli import main
 from torchcoll.core.errors import UnavailableError, UnusableError, UsageError
+from torchcoll.core.spec import Spec
 from torchcoll.reproduction.agreement import judge
 from torchcoll.reproduction.command import _plan
-from torchcoll.reproduction.recipe import on_this_machine, recipe_of, unset_settings
+from torchcoll.reproduction.recipe import _SPEC_OPTIONS, on_this_machine, recipe_of, unset_settings
 from torchcoll.reproduction.show import Rerun, answer_of
 
 FAKE = Path(__file__).parents[1] / "fake_launch.py"
@@ -81,7 +83,8 @@ def test_another_tool_is_measured_as_its_cases_were():
     results = [measured(1000, size_bytes=size, ranks=8, in_place=True) for size in (1024, 1 << 20)]
     recipe = recipe_of(run(*results, ranks=8, source={"tool": "nccl-tests"}))
     assert " ".join(recipe.command()) == (
-        "torchrun --nproc-per-node 8 -m torchcoll.allreduce --sizes 1K,1M --in-place 1"
+        "torchrun --nproc-per-node 8 -m torchcoll.allreduce --sizes 1K,1M --in-place 1 "
+        "--mode synchronized"
     )
     assert "the file is of nccl-tests" in recipe.notes[0]
 
@@ -90,21 +93,56 @@ def test_another_tool_is_measured_as_its_cases_were():
     ("changed", "options"),
     [
         ({}, []),
-        ({"mode": "unknown"}, []),
+        ({"collective": "broadcast", "op": None, "root": 3}, ["--root", "3"]),
         ({"misalign_bytes": 4}, ["--misalign", "4"]),
-        ({"mode": "blocking"}, ["--mode", "blocking"]),
-        ({"mode": "synchronized", "device": "cpu"}, []),
-        ({"mode": "synchronized"}, ["--mode", "synchronized"]),
         ({"buffers": "symmetric"}, ["--buffers", "symmetric"]),
+        ({"buffer_reuse": "rotate"}, ["--buffer-reuse", "rotate"]),
+        ({"buffer_reuse": "unknown"}, []),
+        ({"coalesce": 4}, ["--coalesce", "4"]),
+        ({"implementation": "one_shot"}, ["--implementation", "one_shot"]),
+        ({"group": "mod:2/1"}, ["--groups", "mod:2"]),
+        ({"group": "div:4"}, ["--groups", "div:4"]),
+        ({"group": "0,1;2,3/0"}, ["--groups", "0,1;2,3"]),
+        ({"group": "DP_GROUP/1"}, []),
+        ({"group": "7/1"}, []),
     ],
 )
 def test_settings_of_another_tool_are_options(changed, options):
     case = {"device": "cuda", "backend": "nccl", "mode": "back-to-back"} | changed
-    buffers = case.pop("buffers", "default")
-    result = measured(1000, ranks=8, **case)
-    result.case = replace(result.case, buffers=buffers)
+    result = measured(1000, ranks=8)
+    result.case = replace(result.case, **case)
+    recipe = recipe_of(run(result, ranks=8, source={"tool": "nccl-tests"}))
+    always = ("--sizes", "1K", "--in-place", "1")
+    assert recipe.arguments == (*always, *options, "--mode", "back-to-back")
+
+
+@pytest.mark.parametrize(
+    ("changed", "options"),
+    [
+        # Also the default of the device, so that the command means the same on any machine.
+        ({"mode": "back-to-back"}, ["--mode", "back-to-back"]),
+        ({"mode": "synchronized"}, ["--mode", "synchronized"]),
+        ({"mode": "synchronized", "device": "cpu"}, ["--mode", "synchronized"]),
+        ({"mode": "blocking"}, ["--mode", "blocking"]),
+        ({"mode": "unknown"}, []),
+        ({"mode": "back-to-back", "asynchronous": True}, ["--mode", "back-to-back", "--async"]),
+    ],
+)
+def test_mode_of_another_tool_is_an_option(changed, options):
+    result = measured(1000, ranks=8)
+    result.case = replace(result.case, **{"device": "cuda", "backend": "nccl"} | changed)
     recipe = recipe_of(run(result, ranks=8, source={"tool": "nccl-tests"}))
     assert recipe.arguments == ("--sizes", "1K", "--in-place", "1", *options)
+
+
+@pytest.mark.parametrize("header", [{"argv": ["--groups", "mod:2"]}, {"argv": None}])
+def test_sub_groups_run_with_the_ranks_of_the_whole_run(header):
+    """Each case has the 4 ranks of its sub-group, and the run has 8."""
+    spec = {"collectives": ["all_reduce"], "groups": "mod:2"}
+    results = [measured(1000, ranks=4, group=f"mod:2/{number}") for number in (0, 1)]
+    recipe = recipe_of(run(*results, ranks=8, header=header | {"spec": spec}))
+    assert recipe.ranks == 8
+    assert recipe.arguments.count("--groups") == 1
 
 
 @pytest.mark.parametrize(
@@ -115,7 +153,11 @@ def test_settings_of_another_tool_are_options(changed, options):
             "mode 'blocking, barrier'",
             "one of synchronized, back-to-back, blocking, graph",
         ),
-        ([{"mode": "blocking"}, {}], "modes blocking and synchronized", "one mode for all cases"),
+        (
+            [{"mode": "blocking"}, {}],
+            "cases that differ in mode (blocking, synchronized)",
+            "one mode for all cases",
+        ),
         (
             [{"misalign_bytes": 4}, {"misalign_bytes": 2, "dtype": "float16"}],
             "buffers misaligned by 2 bytes and 4 bytes",
@@ -126,14 +168,91 @@ def test_settings_of_another_tool_are_options(changed, options):
             "collectives of nccl-tests-device-1-16-ctas",
             "collectives of the library",
         ),
+        (
+            [{"buffer_reuse": "rotate"}, {}],
+            "cases that differ in buffer reuse (rotate, same)",
+            "one buffer reuse for all cases",
+        ),
+        (
+            [{"buffer_reuse": "rotate", "mode": "graph"}],
+            "graphs with rotating buffers",
+            "the same buffers in every call, or no graphs",
+        ),
+        (
+            [{"coalesce": 4}, {}],
+            "cases that differ in coalesce (4, 1)",
+            "one coalesce for all cases",
+        ),
+        (
+            [{"asynchronous": True}, {}],
+            "cases that differ in kind of calls (asynchronous, synchronous)",
+            "one kind of calls for all cases",
+        ),
+        (
+            [{"implementation": "functional"}, {}],
+            "cases that differ in implementation (functional, own)",
+            "one implementation for all cases",
+        ),
+        (
+            [{"group": "mod:2/0"}, {}],
+            "cases that differ in grouping (mod:2, one group)",
+            "one grouping for all cases",
+        ),
     ],
 )
 def test_settings_that_torchcoll_does_not_have_are_refused(cases, actual, expected):
-    results = [measured(1000, **changed) for changed in cases]
+    results = [measured(1000) for _ in cases]
+    for result, changed in zip(results, cases, strict=True):
+        result.case = replace(result.case, **changed)
     with pytest.raises(UnusableError) as caught:
         recipe_of(run(*results, source={"tool": "nccl-tests"}))
     actual += ", which torchcoll cannot run again"
     assert str(caught.value) == error_text("file", actual, expected)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"asynchronous": True, "buffer_reuse": "rotate", "iters": 10},
+        {"buffer_reuse": "flush", "warmup": 3, "cold": 5, "check": False, "rehearse": True},
+        {"implementation": "own,functional", "precision": 0.01},
+        {"coalesce": 4, "groups": "mod:2", "max_time_s": 0.25, "fresh_group": True},
+        {"mesh": "2x2", "offset": "2ms"},
+        {"collectives": "broadcast,reduce", "roots": (0, 2), "in_place": "both", "seed": 3},
+        {"collectives": "all_reduce,all_gather", "in_place": False},
+        {"collectives": "all_reduce,all_gather"},  # each in its own default placement
+        {"collectives": "all_to_all_v", "splits": "pair:seed:4", "dtypes": "bfloat16,float32"},
+        {"backend": "gloo,fake", "mode": "blocking", "order": "interleaved", "init": "eager"},
+        {"backend": "nccl", "device": "cuda", "buffers": "symmetric"},
+        {"backend": "nccl", "device": "cuda", "communicator_config": "max_ctas=8,min_ctas=2"},
+        {"sizes": "1000,4K", "ops": "max", "misalign_bytes": 8, "timeout_s": 20.5},
+        {"concurrent": "matmul:64K", "iters": 0},
+    ],
+)
+def test_a_run_from_python_is_run_with_the_spec_of_its_file(changed):
+    """``torchcoll.run`` records no command, but a Spec with a default for each field."""
+    known = {"sizes": "1K,16K", "collectives": "all_reduce", "backend": "gloo", "device": "cpu"}
+    spec = Spec(**known | changed)
+    results = []
+    for case in spec.cases(4):
+        result = measured(1000, ranks=4)
+        result.case = replace(case, group=f"{case.group}/0" if case.group else None)
+        results.append(result)
+    header = {"argv": None, "spec": json.loads(json.dumps(spec.to_json()))}
+    recipe = recipe_of(run(*results, ranks=4, header=header, variables={"GLOO_X": "1"}))
+    assert recipe.variables == {"GLOO_X": "1"}
+    collective = None if recipe.module == "suite" else spec.collectives[0]
+    again = parse(recipe.arguments, collective, recipe.module).spec
+    mode = spec.cases(4)[0].mode  # explicit in the command
+    assert again == replace(spec, mode=mode)
+
+
+def test_every_field_of_a_spec_has_an_option_in_the_command():
+    """The rest are those that the cases have, and labels, which belong to one run."""
+    of_cases = {"collectives", "sizes", "dtypes", "ops", "mode", "asynchronous", "points"}
+    of_cases |= {"min_bytes", "max_bytes", "factor", "step_bytes"}
+    assert {field.name for field in fields(Spec)} == {*_SPEC_OPTIONS, *of_cases, "labels"}
 
 
 def test_backends_that_are_not_here_are_left_out():
@@ -314,6 +433,21 @@ def test_the_whole_command(file, capsys):
     # The labels that every run of the command has are no difference.
     assert not [text for text in document["differences"] if text.startswith("label=")]
     assert len(list(Path("new").glob("again-*.jsonl"))) == 3
+
+
+def test_what_differs_in_the_cases_is_listed(file, capsys):
+    """The stand-in measures synchronized calls; the file does not say which buffers it used."""
+    path, lines = file
+    changes = {"mode": "blocking", "buffer_reuse": "unknown"}
+    records = [json.loads(line) for line in lines]
+    for record in records:
+        if record["record"] == "case":
+            record["case"] |= changes
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    main([*again_words(str(path)), "--format", "json"])
+    differences = json.loads(capsys.readouterr().out)["differences"]
+    assert differences[0] == "mode: blocking -> synchronized"
+    assert differences[-1] == "buffer_reuse: not known -> same"
 
 
 def test_the_same_folder_again_runs_nothing_and_says_so(file, capsys):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 import torch
 from made_runs import measured, run
 from parallel_models import llama_config
 
+import torchcoll
 from torchcoll import gradient_buckets, shard_traffic
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.training.architectures import parse_config, read_architecture
@@ -202,12 +204,15 @@ def test_deepspeed_reduces_one_bucket_and_gathers_all_parameters():
         calls = sent(plan(llama_config(), layout, options=BF16))
         assert [(c.collective, c.size_bytes, c.overlaps) for c in calls] == [
             ("all_reduce", 2 * 6480, BLOCKS),
+            ("all_reduce", 1, BLOCKS),  # overflow
             ("all_reduce", 4, BLOCKS),  # the norm
             ("all_gather", 2 * padded, BLOCKS),
         ]
     options = TrainingOptions("float16", "", "float32")
     calls = sent(plan(llama_config(), "zero2-deepspeed=4", options=options))
-    assert [call.size_bytes for call in calls] == [4 * 6480, 1, 4, 2 * 6480]  # 1: overflow
+    assert [call.size_bytes for call in calls] == [4 * 6480, 1, 4, 2 * 6480]
+    calls = sent(plan(llama_config(), "zero1-deepspeed=4", options=FP32))
+    assert [call.size_bytes for call in calls] == [4 * 6480, 4, 4 * 6480]
 
 
 @pytest.mark.parametrize(
@@ -287,11 +292,11 @@ def test_calls_name_the_modules_behind_them():
     }
 
 
-def test_groups_of_a_layout_call_at_once():
-    """Two ranks alone take 1 ns for each byte, two such groups at once 3 ns."""
+def machine_of_groups(most=1 << 18):
+    """Two ranks alone take 1 ns for each byte, two such groups at once 3 ns up to the most."""
     sizes = [1 << n for n in range(2, 20, 2)]
     alone = run(*(measured(1000 + size, size_bytes=size) for size in sizes))
-    places = [(size, number) for size in sizes for number in (0, 1)]
+    places = [(size, number) for size in sizes if size <= most for number in (0, 1)]
     at_once = run(
         *(
             measured(1000 + 3 * n, size_bytes=n, group=f"div:2/{k}", members=[2 * k, 2 * k + 1])
@@ -299,13 +304,64 @@ def test_groups_of_a_layout_call_at_once():
         ),
         ranks=4,
     )
-    machine = fit_model([alone, at_once]).model
+    four = run(*(measured(1000 + size, ranks=4, size_bytes=size) for size in sizes), ranks=4)
+    return fit_model([alone, four, at_once]).model
+
+
+def test_groups_of_a_layout_call_at_once():
+    machine = machine_of_groups()
     architecture, batch = parse_config(llama_config(), "x"), parse_batch("1x8")
     for layout, factor in (("dp=2", 1), ("dp=2,tp=2", 3)):
         step = plan_layout(machine, architecture, parse_layout(layout), batch, FP32, None)
         for row in step.rows:
             expected = 1000 + factor * row.size_bytes
             assert row.prediction.time_ns == pytest.approx(expected, rel=0.01), (layout, row)
+            assert row.at_once == (1 if factor == 1 else 2)
+            assert row.measured_at_once == (factor == 3)
+
+
+def test_a_plan_says_which_groups_are_taken_as_if_alone(tmp_path):
+    """Two groups at once were measured, four were not: a plan that grows says so, each once."""
+    machine = machine_of_groups()
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(llama_config()))
+
+    def notes(parallel, machine=machine, **options):
+        result = torchcoll.plan(
+            config, parallel, batch="1x8", machine=machine, dtype="float32", **options
+        )
+        return result.notes
+
+    def alone(notes):
+        return [note for note in notes if note.endswith("taken as if alone")]
+
+    taken = "groups at once were not measured; taken as if alone"
+    assert alone(notes("dp=2,tp=2")) == []
+    grown = notes("dp=2,tp=2", ranks=[4, 8])
+    assert alone(grown) == [f"tp on 8 ranks: 4 {taken}", f"dp on 8 ranks: 2 {taken}"]
+    assert alone(notes(None, ranks=4, compare="dp,dp+tp=2")) == []
+    # FSDP2's collectives were measured neither at once nor alone: half an all_reduce.
+    compared = alone(notes(None, ranks=4, compare="dp+tp=2,fsdp+tp=2"))
+    assert compared == [f"fsdp on 4 ranks: 2 {taken}"]
+    assert alone(notes(None, ranks=4, compare="dp,fsdp")) == []
+    # Where no calls at once were measured, all are alone.
+    of_one = fit_model(
+        [run(*(measured(1000 + size, size_bytes=size) for size in (1 << n for n in range(2, 20))))]
+    ).model
+    one = notes("dp=2,tp=2", of_one)
+    assert alone(one) == []
+    # What the calls are measured with is said of those that it is true of.
+    (bound,) = [note for note in one if "a lower bound" in note]
+    assert bound.startswith("calls as they are alone: a lower bound")
+    (bound,) = [note for note in notes("dp=2,tp=2") if "a lower bound" in note]
+    assert "alone" not in bound
+    (bound,) = [note for note in grown if "a lower bound" in note]
+    assert bound.startswith("calls of tp, dp as all groups make them at once, other calls alone: ")
+    # A call that is larger than those of groups at once.
+    larger = alone(notes("dp=2,tp=2", machine_of_groups(1 << 11)))
+    assert larger == [
+        "dp on 4 ranks: 2 groups at once were not measured with calls as large; taken as if alone"
+    ]
 
 
 def test_stages_share_the_layers():

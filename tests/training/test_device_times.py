@@ -1,4 +1,6 @@
-"""Durations on an accelerator: what is made of what a Work tells. Not on one: they are ours."""
+"""Durations on an accelerator: what is made of what a Work or events around a call tell. Both are
+made up here; tests/test_cuda.py has real ones.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,35 @@ from torchcoll.training.recorded_calls import RecordedCall
 
 REFUSED = "{} calls have no duration: the backend does not time them"
 ON_META = "has no kernel for tensors on meta"
+
+
+class Event:
+    """The n-th event of a list; the device reaches it when ``reached`` says so."""
+
+    def __init__(self, log, device, enable_timing):
+        assert enable_timing
+        self.log, self.number, self.reached = log, len(log.made), False
+        log.made.append(self)
+        self.device = device
+
+    def record(self, stream):
+        self.log.text.append(f"record {self.number} on {stream}")
+
+    def query(self):
+        return self.reached
+
+    def elapsed_time(self, end):
+        return 2.5 * (end.number - self.number)
+
+
+class EventLog:
+    """Events of a device that is not there, and what was recorded."""
+
+    def __init__(self, monkeypatch):
+        self.made, self.text = [], []
+        monkeypatch.setattr(torch, "Event", lambda *a, **k: Event(self, *a, **k))
+        stream = lambda device: f"the current stream of {device}"  # noqa: E731
+        monkeypatch.setattr(torch.accelerator, "current_stream", stream)
 
 
 class Work:
@@ -55,6 +86,33 @@ def test_what_has_no_work_is_not_waited_for():
     assert stated(call) == (None, "host", REFUSED)
 
 
+def test_events_time_a_synchronous_call_without_a_work(monkeypatch):
+    log = EventLog(monkeypatch)
+    times, call = DeviceTimes(), RecordedCall(0)
+    timer = times.start(torch.device("meta"))
+    log.text.append("call")
+    times.watch(call, None, timer)
+    recorded = ["record 0 on the current stream of meta", "call"]
+    assert log.text == [*recorded, "record 1 on the current stream of meta"]
+    times.poll()
+    assert stated(call) == (None, "host", "")
+    log.made[1].reached = True
+    times.poll()
+    assert stated(call) == (2_500_000, "device", "")
+
+
+def test_a_work_knows_better_than_events_around_it(monkeypatch):
+    EventLog(monkeypatch)
+    times, call = DeviceTimes(), RecordedCall(0)
+    times.watch(call, Work(True, 1.0), times.start(torch.device("meta")))
+    times.poll()
+    assert stated(call) == (1_000_000, "device", "")
+
+
+def test_a_device_without_events_times_no_call():
+    assert DeviceTimes().start(torch.device("meta")) is None
+
+
 def test_a_work_is_held_no_longer_than_it_runs():
     times, call = DeviceTimes(), RecordedCall(0)
     times.watch(call, Work(False))
@@ -69,20 +127,26 @@ def no_cpu():
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    with capture() as traffic:
-        try:
-            dist.all_gather_into_tensor(
-                torch.empty(16, device="meta"), torch.empty(2, device="meta")
-            )
-        except NotImplementedError:
-            return ON_META
-    (call,) = traffic.calls[0]
-    return [call.bytes_in, call.bytes_out, call.time_ns, traffic.notes]
+    with pytest.MonkeyPatch.context() as patch, capture() as traffic:
+        log = EventLog(patch)
+        for asynchronous in (False, True):
+            try:
+                dist.all_gather_into_tensor(
+                    torch.empty(16, device="meta"),
+                    torch.empty(2, device="meta"),
+                    async_op=asynchronous,
+                )
+            except NotImplementedError:
+                return ON_META
+    calls = [(call.bytes_in, call.bytes_out, call.time_ns) for call in traffic.calls[0]]
+    return [calls, traffic.notes, log.text]
 
 
 def test_calls_on_a_device_are_kept_without_a_duration(tmp_path):
+    """Events are recorded only around the synchronous call: this backend has a Work for it."""
     result = on_ranks(tmp_path, 1, {"it": no_cpu})["it"]
     if result == ON_META:
         pytest.skip("c10d of this torch " + ON_META)
-    unended = "1 calls had not ended when the capture did: how long they took is not known"
-    assert result == [8, 64, None, [unended]]
+    unended = "2 calls had not ended when the capture did: how long they took is not known"
+    recorded = ["record 0 on the current stream of meta"]
+    assert result == [[[8, 64, None]] * 2, [unended], recorded]

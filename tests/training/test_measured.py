@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 
 import made_models
+import made_runs
 import pytest
 import torch
 import torch.distributed as dist
@@ -341,6 +342,26 @@ def test_a_capture_of_cpus_does_not_pass_for_a_machine_with_gpus(model, capsys):
     assert "8xH100 has GPUs: the factor is not of that machine" in shown
     here = torchcoll.plan(traffic=PLAN, machine=model, measured=captured(), step_ms=8)
     assert not here.measured.other_hardware
+
+
+def test_a_capture_of_cpus_does_not_pass_for_a_fitted_model_of_gpus():
+    def ring_run(name, device):
+        kind = {"collective": name, "device": device}
+        if name == "all_gather":
+            kind["op"] = None
+        return made_runs.run(
+            *(
+                made_runs.measured(round(ring_ns(name, n, 2)), size_bytes=n, **kind)
+                for n in (1 << k for k in range(10, 26, 2))
+            )
+        )
+
+    for device in ("cuda", "cpu", "unknown"):
+        machine = fit_model([ring_run(name, device) for name in COLLECTIVES[1:]]).model
+        result = torchcoll.plan(traffic=PLAN, machine=machine, measured=captured(), step_ms=8)
+        text = "has GPUs: the factor is not of that machine"
+        assert result.measured.other_hardware == (device == "cuda")
+        assert any(text in note for note in result.measured.notes) == (device == "cuda")
 
 
 def test_other_collectives_take_the_factor_of_all(model):

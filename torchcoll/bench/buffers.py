@@ -19,13 +19,17 @@ from torchcoll.machine.devices import Call
 
 def allocate_in_pool(torch: Any, sizing: SizedCase, rank: int, device: str, group: Any) -> Buffers:
     """As ``allocate``, out of a pool that ``register`` takes. Raises RuntimeError with what this
-    torch lacks.
+    torch or GPU lacks.
     """
     backend = group._get_backend(torch.device(device))
-    needed = ("mem_allocator", "register_mem_pool")  # torch 2.6 has the second alone
-    if not (hasattr(torch.cuda, "MemPool") and all(hasattr(backend, name) for name in needed)):
+    try:
+        allocator = getattr(backend, "mem_allocator", None)  # torch 2.6 has none
+    except RuntimeError as error:  # torch blames NCCL's version, also where the GPU is the reason
+        needs = "needs NCCL 2.19 and a GPU with multicast (NVLink SHARP)"
+        raise RuntimeError(f"torch's allocator for NCCL {needs}: {error}") from None
+    if not (allocator and hasattr(backend, "register_mem_pool") and hasattr(torch.cuda, "MemPool")):
         raise RuntimeError(f"torch {torch.__version__} cannot register buffers with NCCL")
-    pool = torch.cuda.MemPool(backend.mem_allocator)
+    pool = torch.cuda.MemPool(allocator)
     with torch.cuda.use_mem_pool(pool):
         buffers = allocate(torch, sizing, rank, device)
     buffers.pool = pool  # lives as long as the buffers

@@ -105,6 +105,7 @@ def cloneable(store: Any) -> Any:
     return store
 
 
+_EXITING = 0x4  # PF_EXITING of Linux, in the flags of a process that has begun to end
 _ENDED_S = 0.2  # by then the kernel has closed all of a process that it ends
 
 
@@ -562,8 +563,9 @@ def wait_for_peers(store: Any, answers: Sequence[Any], grace_s: float = GRACE_S)
 
 
 def dead_ranks(pids: Mapping[int, int]) -> list[int]:
-    """Which of these ranks, all on this host, have ended (a zombie counts as ended). pids: by
-    rank.
+    """Which of these ranks, all on this host, have ended. A zombie counts as ended, and so does a
+    process that is ending: one that was killed may give back the memory of its GPU for seconds.
+    pids: by rank.
     """
     return [rank for rank, pid in pids.items() if not _lives(pid)]
 
@@ -571,9 +573,15 @@ def dead_ranks(pids: Mapping[int, int]) -> list[int]:
 def _lives(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rsplit(b")", 1)[1].split()[0] not in (b"Z", b"X")
-    except (OSError, IndexError):
+            return not _has_ended(stat.read())
+    except (OSError, IndexError, ValueError):
         return os.path.exists(f"/proc/{pid}")
+
+
+def _has_ended(stat: bytes) -> bool:
+    """Reads the state and the flags of the content of /proc/PID/stat."""
+    fields = stat.rsplit(b")", 1)[1].split()
+    return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _EXITING)
 
 
 def _first_line(error: Exception) -> str:

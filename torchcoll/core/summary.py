@@ -167,7 +167,8 @@ def host_bound(result: CaseResult) -> tuple[float, float] | None:
     Issuing is read from its faster half: a full queue holds the host back, and late issues take as
     long as the device does. It is that of the slowest host: all others wait for its calls. Rejected
     is the maximum over ranks of each call, where each hiccup of any of many hosts counts. Events
-    between the calls take the host's time too, beside the issue.
+    between the calls take the host's time too, beside the issue. Issuing takes far longer than the
+    period where the calls had queued up, as they do while another process has the device.
     """
     if "issue" not in result.time_ns:
         return None
@@ -176,7 +177,7 @@ def host_bound(result: CaseResult) -> tuple[float, float] | None:
     if not (has_period(result, "device") and period and issue):
         return None
     issued = max(quantile(sorted(row), 0.25) for row in issue)
-    return (issued, period) if issued >= HOST_BOUND * period else None
+    return (issued, period) if HOST_BOUND * period <= issued <= period / HOST_BOUND else None
 
 
 def _mean(result: CaseResult, times: Sequence[float]) -> float:

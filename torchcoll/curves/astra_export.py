@@ -144,7 +144,7 @@ def export_run(model: MachineModel, run: Run, folder: Path) -> SimulatorInput:
         if (
             name in modelled
         ):  # ``simulated_links`` takes the model's main entry: the case has to be of that kind
-            differences = kind_differences(model.entry(item.row.collective).kind, item)
+            differences = kind_differences(model.entry(item.row.collective), run, item)
             texts = [f"{field}={value}" for field, value in differences.items()]
             reason = f"another kind: {', '.join(texts)}" if differences else ""
         reason = reason if name in SIMULATED else f"{name}, which ASTRA-sim has no model of"

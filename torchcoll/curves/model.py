@@ -265,6 +265,22 @@ class KindModel:
         return _prediction(log, (low, high), texts)
 
 
+def most_measured(entries: Iterable[KindModel]) -> KindModel:
+    """The entry whose group called alone, then with the most numbers of ranks, then of sizes.
+
+    Among equals it is the first by the text of its kind: the order of the files does not matter.
+    """
+    ordered = sorted(entries, key=lambda entry: repr(sorted(entry.kind.items())))
+    return max(
+        ordered,
+        key=lambda entry: (
+            entry.groups_at_once == 1,
+            len(entry.over_sizes),
+            sum(curve.sizes for curve in entry.over_sizes),
+        ),
+    )
+
+
 _AS_LARGE = 1.01  # sizes this close count as equal: 64K in three equal blocks are 65532 bytes
 
 
@@ -340,7 +356,7 @@ class MachineModel(OneLine):
         """The entry of this collective whose kind has these values (dtype, in_place, ...).
 
         If there are several: one whose group called alone, then the one with the most numbers of
-        ranks, then with the most sizes. Raises UsageError if there is none.
+        ranks, then with the most sizes (``most_measured``). Raises UsageError if there is none.
         """
         name = find_collective(collective).name
         entries = [
@@ -351,14 +367,7 @@ class MachineModel(OneLine):
         if not entries:
             requested = " ".join([name, *(f"{k}={v}" for k, v in kind.items())])
             raise self._missing_error([name], requested)
-        return max(
-            entries,
-            key=lambda entry: (
-                entry.groups_at_once == 1,
-                len(entry.over_sizes),
-                sum(o.sizes for o in entry.over_sizes),
-            ),
-        )
+        return most_measured(entries)
 
     def check_collectives(self, collectives: Iterable[str]) -> None:
         measured = self._collectives
@@ -404,15 +413,22 @@ class MachineModel(OneLine):
         hosts: int | None = None,
     ) -> Prediction | None:
         name = find_collective(collective).name
-        for entry in self.entries:
-            if entry.collective != name or entry.groups_at_once != groups:
-                continue
-            for curve in entry.over_sizes:
-                placed = curve.ranks == ranks and (hosts is None or curve.hosts in (0, hosts))
+        candidates = [
+            entry
+            for entry in self.entries
+            if entry.collective == name
+            and entry.groups_at_once == groups
+            and any(
+                curve.ranks == ranks
+                and (hosts is None or curve.hosts in (0, hosts))
                 # A larger call is limited by the links, which the curve of one group may cover.
-                if placed and size_bytes <= curve.high_bytes:
-                    return self._bounded(entry).predict(size_bytes, ranks, hosts)
-        return None
+                and size_bytes <= curve.high_bytes
+                for curve in entry.over_sizes
+            )
+        ]
+        if not candidates:
+            return None
+        return self._bounded(most_measured(candidates)).predict(size_bytes, ranks, hosts)
 
     def _bounded(self, entry: KindModel) -> BoundedCase:
         device = None if entry.on_cpu else device_named(str(self.facts.get("device_name", "")))

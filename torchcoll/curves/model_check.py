@@ -8,7 +8,7 @@ that both record has to be the same: a model of one backend does not predict ano
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,20 @@ from torchcoll.core.errors import UsageError, brief
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.units import counted
-from torchcoll.curves.model import CONCURRENT, GROUPS_AT_ONCE, KindModel, MachineModel
-from torchcoll.curves.model_fit import is_subgroup, machine_facts, measured_times, run_ids
+from torchcoll.curves.model import (
+    CONCURRENT,
+    GROUPS_AT_ONCE,
+    KindModel,
+    MachineModel,
+    most_measured,
+)
+from torchcoll.curves.model_fit import (
+    groups_at_once,
+    machine_facts,
+    measured_times,
+    run_ids,
+    subgroup_hosts,
+)
 from torchcoll.curves.predictions import only_a_guess
 from torchcoll.curves.transitions import size_points
 from torchcoll.curves.validation import NEW_RUN, HeldOut, ValidationRow, validation_row
@@ -122,12 +134,15 @@ def _groups(
     unknown: Unknown = Counter()
     taken: dict[str, None] = {}
     for item in items:
-        entry, reason = _match_entry(model, item)
+        run = measured.parts[item.part]
+        entry, reason = _match_entry(model, run, item)
         if entry is None:
             unknown[item.row.collective, reason] += 1
             continue
         taken |= {reason: None} if reason else {}
         ranks, count = item.row.ranks, hosts[item.part]
+        if entry.groups_at_once > 1:
+            count = subgroup_hosts(run, item)
         group = groups.setdefault((id(entry), ranks, count), (entry, ranks, count, []))
         group[-1].append(item)
     return list(groups.values()), unknown, list(taken)
@@ -155,27 +170,25 @@ def _points(
     return points, guesses
 
 
-def _match_entry(model: MachineModel, item: Measured) -> tuple[KindModel | None, str]:
+def _match_entry(model: MachineModel, run: Run, item: Measured) -> tuple[KindModel | None, str]:
     """The entry that predicts a case, and a note if several could; None and the reason if none."""
     name = item.row.collective
     entries = [entry for entry in model.entries if entry.collective == name]
-    at_once = [e for e in entries if (e.groups_at_once > 1) == is_subgroup(item.row.group)]
-    entries = at_once or entries
     if not entries:
         has = ", ".join(dict.fromkeys(entry.collective for entry in model.entries))
         return None, f"not in the model, which has {has}"
-    differ = [(kind_differences(entry.kind, item), entry) for entry in entries]
+    differ = [(kind_differences(entry, run, item), entry) for entry in entries]
     fitting = [entry for differences, entry in differ if not differences]
     if not fitting:
         differences, entry = min(differ, key=lambda candidate: len(candidate[0]))
         found_text = ", ".join(f"{n} {value}" for n, value in differences.items())
         return (
             None,
-            f"{found_text}; the model has {', '.join(str(entry.kind[n]) for n in differences)}",
+            f"{found_text}; the model has {', '.join(str(_kind(entry)[n]) for n in differences)}",
         )
-    recorded = [sum(_value(item, n) is not None for n in entry.kind) for entry in fitting]
+    recorded = [sum(_value(run, item, n) is not None for n in _kind(e)) for e in fitting]
     best = [entry for entry, n in zip(fitting, recorded, strict=True) if n == max(recorded)]
-    chosen = max(best, key=lambda e: (len(e.over_sizes), sum(o.sizes for o in e.over_sizes)))
+    chosen = most_measured(best)
     if len(best) < 2:
         return chosen, ""
     unrecorded = [n for n in chosen.kind if len({repr(e.kind.get(n)) for e in best}) > 1]
@@ -186,19 +199,25 @@ def _match_entry(model: MachineModel, item: Measured) -> tuple[KindModel | None,
     )
 
 
-def _value(item: Measured, name: str) -> Any:
+def _kind(entry: KindModel) -> dict[str, Any]:
+    """The kind of an entry, with the number of groups that called at once also where it is 1."""
+    return {**entry.kind, GROUPS_AT_ONCE: entry.groups_at_once}
+
+
+def _value(run: Run, item: Measured, name: str) -> Any:
     """A field of a case, in the form of the model's file; None if it is not recorded."""
     if name == GROUPS_AT_ONCE:
-        return None  # the number of ranks of the run is not in a case
+        return groups_at_once(run, item)
     if name == CONCURRENT:
         return item.result.concurrent.work if item.result.concurrent else None
     value = value_of(item, name) if name in NAMES else value_of_fact(item.facts, name)
     return None if value == NOT_KNOWN else value
 
 
-def kind_differences(kind: Mapping[str, Any], item: Measured) -> dict[str, Any]:
-    """The fields of a case that differ from this kind of a model; only fields that both record."""
-    recorded = {name: _value(item, name) for name, ours in kind.items() if ours is not None}
+def kind_differences(entry: KindModel, run: Run, item: Measured) -> dict[str, Any]:
+    """The fields of a case that differ from the kind of an entry; only fields that both record."""
+    kind = _kind(entry)
+    recorded = {name: _value(run, item, name) for name, ours in kind.items() if ours is not None}
     return {name: v for name, v in recorded.items() if v is not None and v != kind[name]}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy
 
+from torchcoll.core.case import partition
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import stated_link_gbps
@@ -154,13 +156,11 @@ def read_curves(files: Side, concurrent: bool = False) -> tuple[Kinds, list[str]
             {CONCURRENT: _concurrent(item).work} if concurrent else {}
         )
         ranks_and_hosts = (item.row.ranks, hosts[item.part])
-        run, members = files.parts[item.part], item.result.members
-        if members and is_subgroup(item.row.group):
-            # All sub-groups together are one curve: their hosts are as many.
-            of_ranks = [run.members[rank] for rank in members if rank < len(run.members)]
-            names = {str(member["host"]) for member in of_ranks if member.get("host")}
-            kind |= {"group": None, GROUPS_AT_ONCE: run.ranks // len(members)}
-            ranks_and_hosts = (item.row.ranks, len(names))
+        run = files.parts[item.part]
+        if (at_once := groups_at_once(run, item)) > 1:
+            # All sub-groups with as many hosts are one curve.
+            kind |= {"group": None, GROUPS_AT_ONCE: at_once}
+            ranks_and_hosts = (item.row.ranks, subgroup_hosts(run, item))
         groups.setdefault(repr(kind), (kind, {}))[1].setdefault(ranks_and_hosts, []).append(item)
     kinds: Kinds = []
     most = 0
@@ -188,9 +188,32 @@ def read_curves(files: Side, concurrent: bool = False) -> tuple[Kinds, list[str]
     return kinds, [*notes, *filter(None, [files.rehearsal_note])]
 
 
-def is_subgroup(group: str | None) -> bool:
-    """Whether it is one of several that called at once (``--groups``)."""
-    return bool(group) and not str(group).startswith(("pair", "node"))
+def groups_at_once(run: Run, item: Measured) -> int:
+    """How many groups called at once, of any size (``--groups``, and the halves of ``pairs
+    --bisect``); 1 for a case of all ranks, and for pairs, which are kinds of their own.
+    """
+    # A result has the rule and the number of its group: ``mod:2/0``, ``bisect 1/0``, ``pair/0-1``.
+    rule, _, number = (item.row.group or "").rpartition("/")
+    if not item.result.members or not number.isdecimal():
+        return 1
+    if rule.startswith("bisect "):  # the rule does not contain the ranks
+        names = {result.case.group for result in run.results}
+        return sum((name or "").startswith(f"{rule}/") for name in names)
+    return _number_of_groups(rule, run.ranks)
+
+
+@functools.cache
+def _number_of_groups(rule: str, ranks: int) -> int:
+    try:
+        return len(partition(rule, ranks))
+    except UsageError:
+        return 1
+
+
+def subgroup_hosts(run: Run, item: Measured) -> int:
+    """How many hosts the ranks of a sub-group are on; 0 if unknown."""
+    of_ranks = [run.members[rank] for rank in item.result.members if rank < len(run.members)]
+    return len({str(member["host"]) for member in of_ranks if member.get("host")})
 
 
 def _exclusion_reason(item: Measured) -> str:

@@ -200,7 +200,7 @@ def _rerun(
     from torchcoll.reproduction.limit_share import compared_shares
     from torchcoll.reproduction.show import Rerun
     from torchcoll.stats.across_hardware import unlike, unlike_ranks
-    from torchcoll.stats.differences import differences_of
+    from torchcoll.stats.differences import differences_of, dimensions_of
     from torchcoll.stats.matching import pairs_of
     from torchcoll.stats.sides import Side, reading_of
 
@@ -219,6 +219,11 @@ def _rerun(
         pairs = pairs_of(base.measured("time", reading), new.measured("time", reading))
         reasons = [unlike(base, new), *(unlike_ranks(pair) for pair in pairs)]
         reason = next(filter(None, reasons), "")
+        # What only one side records comes last: it may differ or not.
+        dimensions = dimensions_of(pairs)
+        both_known = [str(d) for d in dimensions if d.base and d.new]
+        others = [str(d) for d in dimensions if not (d.base and d.new)]
+        differences = [*both_known, *differences, *others]
     except TorchcollError as error:
         pairs, reason = [], str(error)
     result = Agreement("not comparable", reason=reason) if reason else agreement(pairs, threshold)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
-from torchcoll.core.case import Case
+from torchcoll.core.case import NATIVE, Case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnavailableError, UnusableError, UsageError
 from torchcoll.core.result import Run
-from torchcoll.core.spec import BUFFERS, MODES
+from torchcoll.core.spec import BUFFERS, MODES, Spec
 from torchcoll.core.units import counted, format_size
 from torchcoll.core.variables import MASK
 
@@ -66,7 +67,10 @@ def recipe_of(run: Run) -> Recipe:
     cases = [result.case for result in run.results]
     if not cases:
         raise UnusableError("file", f"{run.path} without cases", "a run with at least one case")
+    # A case in sub-groups has the ranks of its sub-group.
     ranks = max(result.ranks for result in run.results)
+    if any(map(_group_rule, cases)):
+        ranks = max(ranks, run.ranks)
     if not ranks:
         action = "Give it with --ranks when importing: torchcoll import FILE --ranks N."
         raise UnusableError(
@@ -78,14 +82,15 @@ def recipe_of(run: Run) -> Recipe:
         raise UnusableError(
             "file", f"{run.path} of torchcoll.pairs", "a run of collectives", action
         )
+    variables, notes = _settings((run.header.get("environment") or {}).get("variables") or {})
     if run.header.get("argv") is None or run.source:
-        return _foreign_recipe(run, ranks, hosts)
+        recipe = _foreign_recipe(run, ranks, hosts)
+        return replace(recipe, variables=variables, notes=(*recipe.notes, *notes))
     spec = run.header.get("spec") or {}
     argv = _without_own(list(map(str, run.header["argv"])))
     asked = [str(name) for name in spec.get("collectives") or ()]
     named = any(argument.split("=")[0] == "--collectives" for argument in argv)
     module = "suite" if named or len(asked) != 1 else COLLECTIVES[asked[0]].module
-    variables, notes = _settings((run.header.get("environment") or {}).get("variables") or {})
     if spec.get("points"):
         notes.append("the traffic file of --traffic must be where it was")
     return Recipe(
@@ -117,16 +122,19 @@ def _foreign_recipe(run: Run, ranks: int, hosts: int) -> Recipe:
     ops = list(dict.fromkeys(case.op for case in cases if case.op))
     if ops and ops != ["sum"]:
         arguments += ["-o", ",".join(ops)]
-    placements = {case.in_place for case in cases if case.in_place is not None}
-    if placements:
-        arguments += ["--in-place", "both" if len(placements) > 1 else str(int(placements.pop()))]
-    arguments += _buffer_options(cases) + _mode_option(cases)
-    note = "the file has no command: it is made from the cases, with the usual calls"
     if run.source:
+        arguments += _case_options(cases)
         note = (
             f"the file is of {run.source.get('tool') or 'another tool'}: torchcoll measures the "
             "same cases through torch.distributed, with its own clock and calls"
         )
+    else:
+        arguments += _spec_options(run.header.get("spec") or {})
+        note = (
+            "the file is of a run from Python and has no command: the command is made from its "
+            "cases and settings"
+        )
+    arguments += _call_options(cases)
     return Recipe(
         ranks,
         hosts,
@@ -138,11 +146,15 @@ def _foreign_recipe(run: Run, ranks: int, hosts: int) -> Recipe:
     )
 
 
-def _buffer_options(cases: Sequence[Case]) -> list[str]:
-    """Options for the alignment and the registration of buffers (-u and -R of nccl-tests)."""
+def _case_options(cases: Sequence[Case]) -> list[str]:
+    """Options for the roots, buffers, implementation and sub-groups of another tool's cases.
+
+    Raises UnusableError for settings that differ from case to case, or that torchcoll does not
+    have.
+    """
     offsets = sorted({case.misalign_bytes for case in cases})
     buffers = list(dict.fromkeys(case.buffers for case in cases))
-    implementations = dict.fromkeys(case.implementation for case in cases)
+    implementations = list(dict.fromkeys(case.implementation for case in cases))
     if len(offsets) > 1:  # -u counts elements, so each dtype has its own number of bytes
         texts = " and ".join(counted(offset, "byte") for offset in offsets)
         raise _not_in_one_run(f"buffers misaligned by {texts}", "one offset for all cases")
@@ -151,19 +163,125 @@ def _buffer_options(cases: Sequence[Case]) -> list[str]:
         raise _not_in_one_run(f"{' and '.join(buffers)} buffers", expected)
     if foreign := [name for name in implementations if name.startswith("nccl-tests-")]:
         raise _not_in_one_run(f"collectives of {foreign[0]}", "collectives of the library")
-    options = ["--misalign", str(offsets[0])] if offsets[0] else []
-    return options + (["--buffers", buffers[0]] if buffers[0] != "default" else [])
+    reuse = _shared("buffer reuse", [case.buffer_reuse for case in cases])
+    if reuse == "rotate" and any(case.mode == "graph" for case in cases):
+        expected = "the same buffers in every call, or no graphs"
+        raise _not_in_one_run("graphs with rotating buffers", expected)
+    placements = {case.in_place for case in cases if case.in_place is not None}
+    options = []
+    if placements:
+        options += ["--in-place", "both" if len(placements) > 1 else str(int(placements.pop()))]
+    roots = sorted({case.root for case in cases if case.root is not None})
+    if roots not in ([], [0]):
+        options += ["--root", ",".join(map(str, roots))]
+    if offsets[0]:
+        options += ["--misalign", str(offsets[0])]
+    if buffers[0] != "default":
+        options += ["--buffers", buffers[0]]
+    if reuse not in ("", "same"):
+        options += ["--buffer-reuse", reuse]
+    if (implementation := _shared("implementation", implementations)) != NATIVE:
+        options += ["--implementation", implementation]
+    if (coalesce := _shared("coalesce", [str(case.coalesce) for case in cases])) != "1":
+        options += ["--coalesce", coalesce]
+    if (rule := _shared("grouping", [_group_rule(case) or "one group" for case in cases])) != (
+        "one group"
+    ):
+        options += ["--groups", rule]
+    return options
 
 
-def _mode_option(cases: Sequence[Case]) -> list[str]:
-    """``--mode``, unless the file has the default of its device or does not name its mode."""
-    modes = list(dict.fromkeys(case.mode for case in cases if case.mode != "unknown"))
-    if foreign := [mode for mode in modes if mode not in MODES]:
+def _call_options(cases: Sequence[Case]) -> list[str]:
+    """Options for how calls follow each other. Raises UnusableError as ``_case_options`` does.
+
+    The default of ``--mode`` depends on the device and the buffers, so the option is always given:
+    the command then means the same on every machine.
+    """
+    modes = [case.mode for case in cases]
+    if foreign := [mode for mode in modes if mode not in (*MODES, "unknown")]:
         raise _not_in_one_run(f"mode {foreign[0]!r}", f"one of {', '.join(MODES)}")
-    if len(modes) > 1:
-        raise _not_in_one_run(f"modes {' and '.join(modes)}", "one mode for all cases")
-    default = "synchronized" if cases[0].device == "cpu" else "back-to-back"
-    return ["--mode", modes[0]] if modes and modes[0] != default else []
+    mode = _shared("mode", modes)
+    kinds = ["asynchronous" if case.asynchronous else "synchronous" for case in cases]
+    options = ["--mode", mode] if mode else []
+    return options + ["--async"] * (_shared("kind of calls", kinds) == "asynchronous")
+
+
+def _shared(name: str, values: Iterable[str]) -> str:
+    """The value that all cases have where it is not unknown; '' if it is unknown in all cases.
+
+    name: of the setting, for the error. Raises UnusableError for several values.
+    """
+    different = dict.fromkeys(value for value in values if value != "unknown")
+    if len(different) > 1:
+        actual = f"cases that differ in {name} ({', '.join(different)})"
+        raise _not_in_one_run(actual, f"one {name} for all cases")
+    return next(iter(different), "")
+
+
+# The sub-groups of a case as ``--groups`` takes them, with the number of the sub-group after it.
+_GROUP_RULE = re.compile(r"((?:mod|div):\d+|[\d,]+(?:;[\d,]+)+)(?:/\d+)?")
+
+
+def _group_rule(case: Case) -> str:
+    """``mod:2`` for the sub-group ``mod:2/0``; '' without sub-groups, and for the name of a
+    communicator in another tool, which does not say which ranks are in it.
+    """
+    match = _GROUP_RULE.fullmatch(case.group or "")
+    return match[1] if match else ""
+
+
+# The option of each field of a Spec, except for what the cases have: collectives, sizes, dtypes,
+# ops, mode and asynchronous calls.
+_SPEC_OPTIONS = {
+    "backend": "--backend",
+    "device": "--device",
+    "roots": "--root",
+    "in_place": "--in-place",
+    "splits": "--splits",
+    "groups": "--groups",
+    "mesh": "--mesh",
+    "concurrent": "--concurrent",
+    "offset": "--offset",
+    "buffers": "--buffers",
+    "buffer_reuse": "--buffer-reuse",
+    "misalign_bytes": "--misalign",
+    "implementation": "--implementation",
+    "coalesce": "--coalesce",
+    "init": "--init",
+    "communicator_config": "--communicator-config",
+    "fresh_group": "--fresh-group",
+    "rehearse": "--rehearse",
+    "iters": "--iters",
+    "warmup": "--warmup",
+    "cold": "--cold",
+    "precision": "--precision",
+    "max_time_s": "--max-time",
+    "check": "--check",
+    "timeout_s": "--timeout",
+    "order": "--order",
+    "seed": "--seed",
+}
+_FLAGS = ("--fresh-group", "--rehearse")  # options without a value
+
+
+def _spec_options(spec: Mapping[str, Any]) -> list[str]:
+    """Options for the fields of a file's Spec that do not have their default value."""
+    defaults = {field.name: field.default for field in fields(Spec)}
+    options = []
+    for name, option in _SPEC_OPTIONS.items():
+        value = spec.get(name, defaults[name])
+        if isinstance(value, list):
+            value = tuple(value)
+        if value == defaults[name]:
+            continue
+        options.append(option)
+        if option in _FLAGS:
+            continue
+        if isinstance(value, tuple):
+            options.append(",".join(map(str, value)))
+        else:
+            options.append(str(int(value) if isinstance(value, bool) else value))
+    return options
 
 
 def _not_in_one_run(actual: str, expected: str) -> UnusableError:

@@ -568,7 +568,8 @@ def _judged(
                     worth[index] = share * rows[index].steps
     adjusted: dict[int, dict[str, float]] = defaultdict(dict)  # by row and time
     may_be_late: set[int] = set()  # rows
-    of_tests, if_independent = (holm([test[k] for test in tests]) for k in (0, 1))
+    of_tests = holm([p for p, _, _, _ in tests])
+    if_independent = holm([p for _, p, _, _ in tests])
     for (_, _, index, name), p, independent_p in zip(tests, of_tests, if_independent, strict=True):
         adjusted[index][name] = p
         if independent_p <= SURE:

@@ -24,18 +24,22 @@ def bucket_names(buckets: Sequence[Sequence[str]]) -> list[str]:
     The name is that of the only parameter, or of the blocks of the first and the last one. If
     buckets would share a name, theirs are made of the names of the parameters.
     """
-    names = [_span(list(map(block_name, bucket)), bucket) for bucket in buckets]
+    names = [bucket[0] if len(bucket) == 1 else block_span(bucket) for bucket in buckets]
     counts = Counter(names)
     return [
-        name if counts[name] == 1 else _span(bucket, bucket)
+        name if counts[name] == 1 else _span(bucket)
         for name, bucket in zip(names, buckets, strict=True)
     ]
 
 
-def _span(blocks: Sequence[str], parameters: Sequence[str]) -> str:
-    if len(parameters) == 1:
-        return parameters[0]
-    return blocks[0] if blocks[0] == blocks[-1] else f"{blocks[0]} to {blocks[-1]}"
+def block_span(parameters: Sequence[str]) -> str:
+    """Returns the blocks of the first and the last parameter: ``model.norm to lm_head``."""
+    return _span([block_name(name) for name in parameters])
+
+
+def _span(names: Sequence[str]) -> str:
+    """Returns the first and the last name; '' if there is none."""
+    return " to ".join(dict.fromkeys((*names[:1], *names[-1:])))
 
 
 def numbered(name: str, taken: Iterable[str]) -> str:

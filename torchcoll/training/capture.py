@@ -102,7 +102,7 @@ def capture(
 
     On the CPU, durations are from issue to completion (clock ``host``): the end of a synchronous
     call is the end of its wait, that of an asynchronous call is when Python learns of it. On
-    accelerators durations come from the backend's own events (clock ``device``; not proven).
+    accelerators durations come from events around the kernel (clock ``device``).
     ``traffic.notes`` lists what could not be seen. A capture never sees what a CUDA graph replays,
     symmetric memory, and calls on a backend's own object. It adds nothing to operators that do not
     communicate.
@@ -392,6 +392,9 @@ class _Recording:
         recording = self._recording
         call = self._recorder.begin() if recording else RecordedCall(0)
         call.entry = entry
+        timer = None
+        if not on_host and schema.asynchronous(values) is False:
+            timer = self._device.start(device)
         try:
             result = issue()
             if recording and not early:
@@ -401,7 +404,7 @@ class _Recording:
             if on_host:
                 self._time_call(call, _work(result), schema, values, seen_group)
             else:
-                self._device.watch(call, _work(result))
+                self._device.watch(call, _work(result), timer)
         except BaseException as error:
             if entry:
                 entry.fail(error)

@@ -14,12 +14,13 @@ The rank is that of the pipeline stage with the most communication (``plan_confi
 - ``zero-torch``: DDP's buckets, and after them the broadcasts of ZeroRedundancyOptimizer.
 - ``zero1-deepspeed``, ``zero2-deepspeed``: DeepSpeed's ZeRO 1 and 2 with the defaults of its
   configuration and one group of parameters: an all_reduce of each bucket of up to 500 million
-  elements, the all_reduce of the gradients' norm, and one all_gather of all parameters after the
-  step (deepspeed/runtime/zero/stage_1_and_2.py). ZeRO 1 reduces after the last backward pass, in
-  the order of registration (reduce_gradients); ZeRO 2 in every micro-batch, as gradients arrive,
-  and the computation waits (process_gradients). With overlap_comm (``overlap``) both reduce in
-  the backward pass, and a bucket waits for the one before it (average_tensor). Not BF16_Optimizer,
-  which bfloat16 with ZeRO 1 and float32 gradient accumulation has.
+  elements, in 16 bits an all_reduce of a byte (overflow), the all_reduce of the gradients' norm,
+  and one all_gather of all parameters after the step (deepspeed/runtime/zero/stage_1_and_2.py).
+  ZeRO 1 reduces after the last backward pass, in the order of registration (reduce_gradients);
+  ZeRO 2 in every micro-batch, as gradients arrive, and the computation waits (process_gradients).
+  With overlap_comm (``overlap``) both reduce in the backward pass, and a bucket waits for the one
+  before it (average_tensor). Not BF16_Optimizer, which bfloat16 with ZeRO 1 and float32 gradient
+  accumulation has. Equal to what DeepSpeed 0.19.8 sends (tests/benchmarks/sent_by_deepspeed.py).
 - ``fsdp``, ``hsdp``, ``zero2``: FSDP2 with each layer and the root wrapped; ``zero2`` keeps the
   parameters after the forward pass. In each micro-batch, as without
   ``set_requires_gradient_sync``. With a pipeline, parameters are gathered once and gradients
@@ -56,7 +57,7 @@ from torchcoll.training.architectures import (
     ModelBlock,
     Weight,
 )
-from torchcoll.training.bucket_names import block_name, bucket_names
+from torchcoll.training.bucket_names import block_span, bucket_names
 from torchcoll.training.layer_calls import Batch, BlockCalls, LayerOptions, block_calls
 from torchcoll.training.layouts import (
     DEEPSPEED2,
@@ -192,14 +193,8 @@ _USE = (
 )
 
 
-def _span(names: Sequence[str]) -> str:
-    """Returns the blocks of the first and the last parameter: ``model.norm to lm_head``."""
-    blocks = dict.fromkeys(block_name(name) for name in (*names[:1], *names[-1:]))
-    return " to ".join(blocks)
-
-
 def _block_name(block: ModelBlock) -> str:
-    return _span([weight.name for weight in block.weights])
+    return block_span([weight.name for weight in block.weights])
 
 
 def in_order_of_gradients(weights: Sequence[Weight]) -> list[Weight]:
@@ -258,6 +253,18 @@ class _StagePlan:
     def _compute(self, phase: str, block: ModelBlock, active: float | None = None) -> None:
         elements = self.architecture.active_elements(block) if active is None else active
         self.writer.work(phase, elements / self.active)
+
+    def _gradients(self, block: ModelBlock, weights: Sequence[Weight]) -> Iterator[str]:
+        """Computes the backward pass of a block, and yields the name of each parameter when its
+        gradient is ready: in proportion to the elements of the gradients before it.
+
+        - weights: in the order of their gradients.
+        """
+        active = self.architecture.active_elements(block)
+        total = sum(weight.elements for weight in weights) or 1
+        for weight in weights:
+            self._compute(BACKWARD, block, active * weight.elements / total)
+            yield weight.name
 
     def _send_activations(self, chunk: int, forward: bool) -> None:
         """Sends the activations of a chunk to the next stage, or their gradients to the one
@@ -358,12 +365,8 @@ class _StagePlan:
                     calls = self._calls(block)
                     name = _block_name(block)
                     self.writer.block((*calls.experts_backward, *calls.backward), name)
-                    # A gradient is ready in proportion to the elements of those before it.
-                    active = self.architecture.active_elements(block)
-                    total = sum(weight.elements for weight in weights) or 1
-                    for weight in weights:
-                        self._compute(BACKWARD, block, active * weight.elements / total)
-                        for sent, module in buckets.get(weight.name, ()) if last else ():
+                    for parameter in self._gradients(block, weights):
+                        for sent, module in buckets.get(parameter, ()) if last else ():
                             reduced.append(self.writer.start(sent, module=module))
                     if last and self.layout.data != ZERO1:
                         self.writer.block(calls.norm_gradients, name)
@@ -424,7 +427,7 @@ class _StagePlan:
                 size_bytes = bucket.elements * self._reduce_itemsize
                 call = SentCall(group, "reduce_scatter", size_bytes, "gradients", REST_OF_BACKWARD)
                 last = max(bucket.names, key=order.__getitem__)
-                sent.setdefault(last, []).append((call, _span(bucket.names[::-1])))
+                sent.setdefault(last, []).append((call, block_span(bucket.names[::-1])))
             return sent
         for expert in (False, True):
             parameters = self._trained(expert)
@@ -471,7 +474,7 @@ class _StagePlan:
             call = SentCall(
                 group, "all_gather", bucket.elements * itemsize, "parameters", NEXT_FORWARD
             )
-            name = self.writer.start(call, module=_span(bucket.names[::-1]))
+            name = self.writer.start(call, module=block_span(bucket.names[::-1]))
             calls.update(dict.fromkeys(bucket.names, name))
         return calls
 
@@ -493,18 +496,15 @@ class _StagePlan:
         for bucket in buckets:
             by_parameter.setdefault(following.get(bucket.names[-1], ""), []).append(bucket)
         previous: Hashable = None
+        ready = [in_order_of_gradients(block.weights) for block in blocks]
         for micro_batch in range(self.batch.micro_batches):
             last = micro_batch == self.batch.micro_batches - 1
             reduces = last or self.layout.data == DEEPSPEED2
             for block in blocks:
                 self._compute(FORWARD, block)
-            for block in reversed(blocks):
-                weights = in_order_of_gradients(block.weights)
-                active = self.architecture.active_elements(block)
-                total = sum(weight.elements for weight in weights) or 1
-                for weight in weights:
-                    self._compute(BACKWARD, block, active * weight.elements / total)
-                    for bucket in by_parameter.get(weight.name, ()):
+            for block, weights in zip(reversed(blocks), reversed(ready), strict=True):
+                for parameter in self._gradients(block, weights):
+                    for bucket in by_parameter.get(parameter, ()):
                         if reduces and in_backward:
                             previous = self._reduce_bucket(bucket, previous)
             at_end = by_parameter.get("", []) if in_backward else buckets
@@ -512,12 +512,12 @@ class _StagePlan:
                 previous = self._reduce_bucket(bucket, previous)
             self.writer.wait(previous)
         itemsize = find_dtype(self.options.dtype).itemsize
-        if self.options.dtype == "float16":  # check_overflow
+        if itemsize == 2:  # check_grad_overflow
             self.writer.block([SentCall(group, "all_reduce", 1, "overflow of gradients", BLOCKS)])
         self.writer.block([SentCall(group, "all_reduce", 4, "norm of gradients", BLOCKS)])
         size_bytes = deepspeed_elements(trained, ranks) * itemsize
         gathered = SentCall(group, "all_gather", size_bytes, "parameters", BLOCKS)
-        self.writer.block([gathered], _span([p.name for p in registered]))
+        self.writer.block([gathered], block_span([p.name for p in registered]))
 
     def _reduce_bucket(self, bucket: PaddedBucket, previous: Hashable) -> Hashable:
         """Issues the all_reduce of a bucket of DeepSpeed after the one before it."""
@@ -525,7 +525,7 @@ class _StagePlan:
         overlaps = REST_OF_BACKWARD if self.layout.overlap else BLOCKS
         sent = SentCall(self.layout.data, "all_reduce", size_bytes, "gradients", overlaps)
         self.writer.wait(previous)
-        call = self.writer.start(sent, module=_span(bucket.names))
+        call = self.writer.start(sent, module=block_span(bucket.names))
         if not self.layout.overlap:
             self.writer.wait(call)
         return call

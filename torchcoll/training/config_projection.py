@@ -27,6 +27,7 @@ from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
 from torchcoll.training.projection import (
     Plan,
     PlannedStep,
+    at_once_notes,
     finish,
     place_group,
     planned_step,
@@ -348,6 +349,7 @@ def compare_layouts(
         + (f", with DeepSpeed {_DEEPSPEED_STATES}" if any(x.deepspeed for x in layouts) else "")
         + f"; {_activations_note(architecture)}",
         *(machine.notes() if machine is not None else ["--machine NAME or FILE gives the times"]),
+        *at_once_notes([row.step for row in rows]),
         *([] if machine is None or isinstance(machine, CorrectedMachine) else [UNCORRECTED]),
     ]
     return LayoutComparison(

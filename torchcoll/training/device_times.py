@@ -1,10 +1,14 @@
-"""Durations of captured calls on an accelerator, from torch's own events around the kernel.
+"""Durations of captured calls on an accelerator, from events around the kernel.
 
-Not proven: written without a GPU at hand. torch.profiler would give the same durations, but is not
-used: starting a second profiler ends the user's (torch 2.13), and it costs more than all the rest
-of a capture. Instead, the process group is told to time its calls (``_enable_collectives_timing``,
-as TORCH_NCCL_ENABLE_TIMING does), and each Work is asked for ``_get_duration`` once it has ended. A
-backend that refuses leaves its calls without a duration, and a note says so.
+torch.profiler would give the same durations, but is not used: starting a second profiler ends the
+user's (torch 2.13), and it costs more than all the rest of a capture. Instead, the process group is
+told to time its calls (``_enable_collectives_timing``, as TORCH_NCCL_ENABLE_TIMING does), and each
+Work is asked for ``_get_duration`` once it has ended. A synchronous call on NCCL has no Work since
+torch 2.8: its kernel runs on the caller's stream, so two events of ours on this stream time it. A
+backend that does neither leaves its calls without a duration, and a note says so.
+
+Seen on one H200 with torch 2.11 and NCCL 2.28: durations of DDP's asynchronous calls. The events
+around synchronous calls have not run on a GPU.
 """
 
 from __future__ import annotations
@@ -21,8 +25,30 @@ from torchcoll.training.recorded_calls import RecordedCall
 _REFUSED = "{} calls have no duration: the backend does not time them"
 
 
+class StreamTimer:
+    """Times what is issued on the caller's stream between its making and ``stop``; read as a Work
+    is.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Raises RuntimeError or NotImplementedError for a device without events."""
+        self._stream = torch.accelerator.current_stream(device)
+        self._start, self._end = (torch.Event(device, enable_timing=True) for _ in range(2))
+        self._start.record(self._stream)
+
+    def stop(self) -> None:
+        self._end.record(self._stream)
+
+    def is_completed(self) -> bool:
+        return self._end.query()
+
+    def _get_duration(self) -> float:
+        """Returns milliseconds."""
+        return self._start.elapsed_time(self._end)
+
+
 class DeviceTimes:
-    """Reads the durations of calls from their Work objects.
+    """Reads the durations of calls from their Work objects, or from events around them.
 
     It holds each Work, and so the tensors that it received, until the call has ended and no longer.
     """
@@ -42,8 +68,22 @@ class DeviceTimes:
             ):  # a note on its calls says so
                 group._enable_collectives_timing()
 
-    def watch(self, call: RecordedCall, work: Any) -> None:
-        """Queues a call whose duration is to be read; without a Work it has none."""
+    def start(self, device: torch.device) -> StreamTimer | None:
+        """Starts to time a synchronous call; None where the device has no events to do so."""
+        if _capturing():
+            return None
+        try:
+            return StreamTimer(device)
+        except (RuntimeError, NotImplementedError):
+            return None
+
+    def watch(self, call: RecordedCall, work: Any, timer: StreamTimer | None = None) -> None:
+        """Queues a call whose duration is to be read from its Work, or else from the timer that was
+        started before it; without both it has none.
+        """
+        if work is None and timer is not None:
+            timer.stop()
+            work = timer
         if work is None or _capturing():
             call.no_time_reason = _REFUSED
             return

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchcoll.core.traffic import ROOT
-from torchcoll.training.bucket_names import block_name, numbered
+from torchcoll.training.bucket_names import block_span, numbered
 from torchcoll.training.ddp_buckets import BucketCalls
 
 if TYPE_CHECKING:
@@ -103,8 +103,7 @@ class ModuleNames:
         names = [name for each in flat_parameters for name in names_of.get(each, ())]
         if not names:
             return ""
-        blocks = dict.fromkeys(block_name(name) for name in (names[0], names[-1]))
-        name = ROOT if state._is_root else " to ".join(blocks)
+        name = ROOT if state._is_root else block_span(names)
         unit = self._units[id(handle)] = numbered(name, self._units.values())
         self._on_parameters(unit, tuple(names))
         return unit

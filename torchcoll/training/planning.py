@@ -271,7 +271,9 @@ def _corrected(
 def _with_other_hardware(measured: MeasuredStep, machine: Predictor) -> MeasuredStep:
     """Adds a note where calls of CPUs correct the times of GPUs."""
     on_host = bool(measured.backends) and all(backend_of(b).on_host for b in measured.backends)
-    if not on_host or not isinstance(machine, PublishedMachine):
+    # None: imported tables that do not record the device. Published machines have no such field.
+    unknown = any(case.kind.get("device", "") is None for case in machine.cases())
+    if not on_host or unknown or machine.on_cpu(row.collective for row in measured.matched):
         return measured
     text = (
         f"the step was captured with {', '.join(measured.backends)} on CPUs, and {machine.name} "

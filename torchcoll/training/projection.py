@@ -1,14 +1,15 @@
 """The communication that a training step would have, in bytes, and in time on a machine.
 
-The durations are the machine's (curves/predictor.py), one call at a time. What is hidden under
-computation follows from a timeline of one rank (training/step_program.py): one lane computes, and
-each group has a lane on which its calls follow one another. Groups whose ranks are on several hosts
-have one lane together, because their calls share the network interface of the host: two of them at
-once take as long as one after the other.
+The durations are the machine's (curves/predictor.py): of a call that all groups of a layout make
+at once, if the machine was measured so, and otherwise of a group that calls alone. What is hidden
+under computation follows from a timeline of one rank (training/step_program.py): one lane computes,
+and each group has a lane on which its calls follow one another. Groups whose ranks are on several
+hosts have one lane together, because their calls share the network interface of the host: two of
+them at once take as long as one after the other.
 
 The ranks of a group with ranks in between share the network interfaces of their hosts with the
 neighbouring groups at the same time. Such a call counts as one call with the bytes of all these
-groups. Within a host nothing is assumed to be shared.
+groups. Within a host nothing else is assumed to be shared.
 
 The error that all calls of a machine have in common adds up with the times, and the rest of the
 errors as squares (``sum_of`` of curves/predictor.py). At the ends of the exposed time, all calls
@@ -70,6 +71,10 @@ class PlannedRow:
     - prediction: one of them; None without a machine.
     - what: what they carry; overlaps: what they can overlap with; '' if unknown.
     - apart: how far one rank of the group is from the next.
+    - at_once: how many such groups make the calls at the same time; 1 if it calls alone, or without
+      a machine.
+    - why_alone: why the prediction is that of a group that calls alone, although several call at
+      once: what was not measured; '' if it is of so many groups at once.
     - modules: the modules or parameters behind them, by name in the model, in the order in which
       these first make the call.
     """
@@ -84,6 +89,13 @@ class PlannedRow:
     overlaps: str = ""
     apart: int = 1
     modules: tuple[str, ...] = ()
+    at_once: int = 1
+    why_alone: str = ""
+
+    @property
+    def measured_at_once(self) -> bool:
+        """Whether several groups make the calls at once, and the prediction is of as many."""
+        return self.at_once > 1 and not self.why_alone
 
     @property
     def sent_bytes(self) -> float:
@@ -176,7 +188,7 @@ class Plan(Displayed):
     - step: the step on the requested ranks, the first of several: times in ns, bytes of a rank.
     - weak, strong: the steps over ranks; [] for one number of ranks.
     - concurrent: the work that ran while the machine's calls were measured; '' if none.
-    - lower_bound: the calls were measured alone, on the cores that also compute.
+    - lower_bound: the calls were measured without computation, on the cores that also compute.
     - compute_ns: the computation of a step in ns; None if unknown.
     - machine: its name; '' without one.
     - notes: what is assumed and left out.
@@ -250,9 +262,12 @@ def planned_step(
     if machine is not None:  # a message has a substitute
         machine.check_collectives(s.collective for s, *_ in remote if s.collective != _MESSAGE)
     for sent, calls, group in remote:
-        prediction = None
+        prediction, at_once, why_alone = None, 1, ""
         if machine is not None:
-            prediction = _predict(machine, sent, group, ranks)
+            at_once = _groups_at_once(machine, group, ranks)
+            if at_once > 1:
+                prediction, why_alone = _predict_at_once(machine, sent, group, at_once)
+            prediction = prediction or _predict_alone(machine, sent, group)
             predictions[sent] = prediction
         row = PlannedRow(
             sent.group,
@@ -265,6 +280,8 @@ def planned_step(
             sent.overlaps,
             group.apart,
             modules.get(sent, ()),
+            at_once,
+            why_alone,
         )
         of_groups.setdefault(sent.group, []).extend(row.planned)
         rows.append(row)
@@ -311,26 +328,42 @@ def planned_step(
     )
 
 
-def _predict(machine: Predictor, sent: SentCall, group: PlannedGroup, ranks: int) -> Prediction:
-    """Returns the duration of a call on so many ranks, each of which is in such a group.
+def _groups_at_once(machine: Predictor, group: PlannedGroup, ranks: int) -> int:
+    """Returns how many such groups of so many ranks make a call at once, and share the cores and
+    the network of a host.
+    """
+    if group.name == "embedding":
+        return 1  # only the first and the last stage of a pipeline are in such a group
+    per_host = machine.ranks_per_host
+    sharing = ranks if group.hosts != 1 or per_host is None else min(ranks, per_host)
+    return max(1, int(sharing // group.ranks))
 
-    All these groups make the call at once, and share the cores and the network of a host. If the
-    machine was measured so, their times are taken. Otherwise a group calls alone, and groups that
-    share the network of a host send their bytes together.
+
+def _predict_at_once(
+    machine: Predictor, sent: SentCall, group: PlannedGroup, at_once: int
+) -> tuple[Prediction | None, str]:
+    """Returns the duration of a call that so many groups make at once; None if the machine was not
+    measured so, with what was not measured.
+    """
+
+    def predict(size_bytes: int) -> Prediction | None:
+        return machine.predict_at_once(
+            sent.collective, size_bytes, group.ranks, at_once, group.hosts
+        )
+
+    if (prediction := predict(sent.size_bytes)) is not None:
+        return prediction, ""
+    calls = " with calls as large" if predict(1) is not None else ""
+    return None, f"{at_once} groups at once were not measured{calls}"
+
+
+def _predict_alone(machine: Predictor, sent: SentCall, group: PlannedGroup) -> Prediction:
+    """Returns the duration of a call of a group that calls alone. Groups that share the network of
+    a host send their bytes together.
 
     A message to a neighbour that the machine has not measured (``sendrecv``) is taken for an
     all_gather of two ranks, in which each sends and receives as much.
     """
-    per_host = machine.ranks_per_host
-    sharing = ranks if group.hosts != 1 or per_host is None else min(ranks, per_host)
-    at_once = int(sharing // group.ranks)
-    # Only the first and the last stage of a pipeline are in a group of the shared embedding.
-    if at_once > 1 and group.name != "embedding":
-        measured = machine.predict_at_once(
-            sent.collective, sent.size_bytes, group.ranks, at_once, group.hosts
-        )
-        if measured is not None:
-            return measured
     size_bytes = sent.size_bytes * group.concurrent
     if sent.collective == _MESSAGE:
         try:
@@ -400,6 +433,41 @@ def dominant(step: PlannedStep) -> tuple[str, float]:
     return name, weights[name] / (sum(weights.values()) or 1.0)
 
 
+def at_once_notes(steps: Sequence[PlannedStep]) -> list[str]:
+    """Returns a note for each group whose calls are predicted as if it called alone, although the
+    calls of other groups, or on other numbers of ranks, are predicted as measured at once.
+
+    [] if no call is predicted as measured at once: then all times are those of calls alone.
+    """
+    shared = [(step.ranks, row) for step in steps for row in step.rows if row.at_once > 1]
+    partly = {(ranks, row.group, row.at_once) for ranks, row in shared if row.measured_at_once}
+    if not partly:
+        return []
+    notes = []
+    for ranks, row in shared:
+        if row.why_alone:
+            # Other calls of this group may have been measured at once.
+            of_group = (ranks, row.group, row.at_once) in partly
+            calls = f"{row.collective} of {row.group}" if of_group else row.group
+            notes.append(f"{calls} on {ranks} ranks: {row.why_alone}; taken as if alone")
+    return list(dict.fromkeys(notes))
+
+
+def _alone_note(rows: Sequence[PlannedRow]) -> str:
+    """Returns a note on what ran during the measured calls: no computation, and of some of them
+    other groups.
+    """
+    least = (
+        "a lower bound where computation shares cores or wires with them; torchcoll model fit "
+        "--concurrent takes runs that were measured with other work"
+    )
+    at_once = dict.fromkeys(row.group for row in rows if row.measured_at_once)
+    if not at_once:
+        return f"calls as they are alone: {least}"
+    alone = "" if all(row.measured_at_once for row in rows) else ", other calls alone"
+    return f"calls of {', '.join(at_once)} as all groups make them at once{alone}: {least}"
+
+
 def _add_notes(projection: Plan, machine: Predictor) -> Plan:
     """Adds notes on the limits of the machine and removes the steps that would be guesses."""
     guesses = sorted(
@@ -421,6 +489,7 @@ def _add_notes(projection: Plan, machine: Predictor) -> Plan:
     every = [
         row for step in (projection.step, *projection.weak, *projection.strong) for row in step.rows
     ]
+    projection.notes += at_once_notes([projection.step, *projection.weak, *projection.strong])
     extrapolated = dict.fromkeys(row.extrapolated for row in every if row.extrapolated)
     if extrapolated:
         count = sum(bool(row.extrapolated) for row in every)
@@ -439,11 +508,7 @@ def _add_notes(projection: Plan, machine: Predictor) -> Plan:
             f"calls as measured with {projection.concurrent}, not with the computation of this step"
         )
     else:
-        projection.notes += [
-            "calls as they are alone: a lower bound where computation shares cores or wires with "
-            "them; torchcoll model fit --concurrent takes runs that were measured with other work",
-            UNCORRECTED,
-        ]
+        projection.notes += [_alone_note(every), UNCORRECTED]
     if projection.compute_ns is None:
         projection.notes.append("--step-ms MS tells how much of it is exposed, and how it scales")
     else:

@@ -108,12 +108,11 @@ def assign_buckets(
 
 
 def zero_redundancy_calls(
-    parameters: Sequence[Parameter], ranks: int, group: str, as_buckets: bool = False
+    parameters: Sequence[Parameter], ranks: int, group: str
 ) -> list[TrafficCall]:
     """Returns the broadcasts of ZeroRedundancyOptimizer.step(), which come after DDP's buckets.
 
     - parameters: those that the optimiser has, in its order.
-    - as_buckets: its parameters_as_bucket_view: one broadcast for each rank's parameters.
 
     The largest parameters come first, and each goes to the rank with the fewest elements so far.
     Each rank sends what it has updated.
@@ -124,25 +123,20 @@ def zero_redundancy_calls(
         rank = elements.index(min(elements))
         owned[rank].append(parameter)
         elements[rank] += parameter.elements
-    calls = []
-    for rank, of_rank in enumerate(owned):
-        sent = [(parameter.size_bytes, parameter.name) for parameter in of_rank]
-        if as_buckets:
-            sent = [(sum(size for size, _ in sent), "")][: len(sent)]
-        calls += [
-            TrafficCall(
-                "broadcast",
-                size,
-                size,
-                of_rank[0].dtype if as_buckets else parameter.dtype,
-                root=rank,
-                group=group,
-                asynchronous=True,
-                module=name,
-            )
-            for (size, name), parameter in zip(sent, of_rank, strict=False)
-        ]
-    return calls
+    return [
+        TrafficCall(
+            "broadcast",
+            parameter.size_bytes,
+            parameter.size_bytes,
+            parameter.dtype,
+            root=rank,
+            group=group,
+            asynchronous=True,
+            module=parameter.name,
+        )
+        for rank, of_rank in enumerate(owned)
+        for parameter in of_rank
+    ]
 
 
 class PaddedBucket(NamedTuple):

@@ -26,9 +26,9 @@ _WIDTH = 98  # the plugin reads 255 characters of a line
 _HEAD = (
     "For the example tuner plugin in NCCL's sources:",
     "NCCL_TUNER_PLUGIN=<path of libnccl-tuner-example.so> NCCL_TUNER_CONFIG_FILE=<this file>",
-    "Plugin versions: 2.28.3 and later. In 2.27.5 to 2.27.7 a line that matches reads invalid",
-    "memory; earlier ones read no such file. 2.28.3 and later also change constants of NCCL's",
-    "cost model (Blackwell), with any file.",
+    "Plugin versions: 2.30.3 and later, with any NCCL from 2.28. In those of 2.27.5 to 2.29.7 a",
+    "line that matches reads invalid memory: ranks die of SIGSEGV. Earlier ones read no such file.",
+    "2.28.3 and later also change constants of NCCL's cost model (Blackwell), with any file.",
     "Sizes: bytes, both ends inside; for allgather and reducescatter those of all ranks together.",
     "The first line that matches counts. What none matches would run on one channel.",
 )
