@@ -4,8 +4,6 @@ other.
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
 from torchcoll.postmortem.call_differences import CallDifference, find_difference
@@ -14,7 +12,7 @@ from torchcoll.postmortem.causes import (
     Cause,
 )
 from torchcoll.postmortem.diagnosis import Diagnosis, EvidenceLine
-from torchcoll.postmortem.evidence import CallSeen, JobEvent
+from torchcoll.postmortem.evidence import CallSeen
 from torchcoll.postmortem.job_facts import (
     JobFacts,
     add_standing,
@@ -54,25 +52,25 @@ def timed_out_in_different_calls(facts: JobFacts) -> Diagnosis | None:
     They are compared with each other only: where the calls of a rank are recorded, the record may
     have another name for the same call, such as barrier.
     """
-    by_group: dict[str, list[JobEvent]] = defaultdict(list)
-    for event in facts.events.timeouts.values():
-        if event.group is not None and event.elements is not None:
-            by_group[event.group].append(event)
-    for key, events in sorted(by_group.items()):
-        recorded = facts.standings.groups[key]
-        named = GroupStanding(key, recorded.group, recorded.members)
-        for event in events:
-            if event.rank is not None and event.number is not None and event.collective:
-                named.calls[event.rank][event.number] = CallSeen(
-                    event.rank,
-                    key,
-                    event.number,
-                    event.collective,
-                    event.place,
-                    sizes_in=((event.elements or 0,),),
-                    state="started",
-                )
-        if difference := find_difference(named):
+    by_group: dict[str, GroupStanding] = {}
+    for rank, event in facts.events.timeouts.items():
+        recorded = facts.standings.groups.get(event.group or "")
+        if recorded is None or event.number is None or not event.collective:
+            continue
+        if event.elements is None:  # not of a watchdog
+            continue
+        named = GroupStanding(recorded.key, recorded.group, recorded.members)
+        by_group.setdefault(recorded.key, named).calls[rank][event.number] = CallSeen(
+            rank,
+            recorded.key,
+            event.number,
+            event.collective,
+            event.place,
+            sizes_in=((event.elements,),),
+            state="started",
+        )
+    for _, group in sorted(by_group.items()):
+        if difference := find_difference(group):
             return _of_difference(facts, difference)
     return None
 
@@ -232,7 +230,8 @@ def waited_for(facts: JobFacts) -> Diagnosis | None:
     stopped = roots[0] in alive and max(alive.values()) - alive[roots[0]] > MARGIN_NS
     first = facts.first_open(wait)
     names = rank_names(facts.job, roots)
-    if group and first.number < wait.number and min(group.last[r] for r in roots) >= first.number:
+    lasts = [group.last.get(rank, 0) for rank in roots] if group else [0]
+    if first.number < wait.number and min(lasts) >= first.number:
         # The others issued calls ahead, and in the call that stopped them all ranks may be.
         sure = sure and stopped
         result.reasons.append(
