@@ -4,8 +4,8 @@ A small Llama is trained on gloo ranks by ``deepspeed.initialize`` (ZeRO 1 and 2
 core's DistributedDataParallel as its distributed optimizer needs it; the second step is captured.
 Compared are all calls of rank 0 in their order, by collective and bytes, with ``torchcoll plan
 --config`` where buckets have their default size. With smaller ones the reductions are compared with
-``deepspeed_buckets`` and ``distributed_optimizer_buckets``, and Megatron's all_gathers but for their
-order; for these the gradients' order is that of hooks on the same model without the library.
+``deepspeed_buckets`` and ``distributed_optimizer_buckets``, and Megatron's all_gathers without
+their order; for these the gradients' order is that of hooks on the same model without the library.
 
 It needs DeepSpeed or Megatron core (pip install deepspeed megatron-core), which torchcoll itself
 does not.

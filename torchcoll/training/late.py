@@ -13,12 +13,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 
+from torchcoll.core.backends import backend_of
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.training.joined import JoinedCall
 
 MAX_LATENESS_NS = 5_000_000  # sys.getswitchinterval: how long a thread may keep others waiting
 LATE = "recorded up to 5 ms late"
-_GLOO_WORKERS = 2  # threads of torch's ProcessGroupGloo::Options: calls of a group at the same time
 # Calls that agree in these fields are of the same kind.
 _kind = attrgetter("collective", "bytes_in", "bytes_out", "dtype", "op", "group")
 
@@ -102,10 +102,7 @@ def begun_ns(traffic: Traffic) -> tuple[dict[int, int], dict[int, int]]:
     """
     begun: dict[int, int] = {}
     errors: dict[int, int] = {}
-    workers = {
-        name: _GLOO_WORKERS if group.backend == "gloo" else 1
-        for name, group in traffic.groups.items()
-    }
+    workers = {name: backend_of(group.backend).workers for name, group in traffic.groups.items()}
     for calls in traffic.calls.values():
         # By group, a heap of when its workers are free, and whether these ends may be stamped late.
         ends_of: dict[str, list[tuple[int, bool]]] = defaultdict(list)
