@@ -16,7 +16,8 @@ import numpy as np
 
 from torchcoll.comparison.compare import Comparison
 from torchcoll.comparison.results import tables_of
-from torchcoll.comparison.show import titles_of
+from torchcoll.comparison.show import interval_text, titles_of
+from torchcoll.comparison.wording import side_names, speed_cell, speed_of
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import (
     Row,
@@ -29,7 +30,7 @@ from torchcoll.core.summary import (
 )
 from torchcoll.core.two_modes import two_modes
 from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
-from torchcoll.overview.figures import case_text
+from torchcoll.overview.figures import case_text, drawable_interval
 from torchcoll.overview.plot import Picture, PlotLine, PlotPoint, line_names, picture_caption
 from torchcoll.report.chart import (
     NEUTRAL,
@@ -201,16 +202,16 @@ def _doubt(row: Row) -> str:
 
 
 _RESULT_STYLES = {
-    "slower": ("triangle-up", PALETTE[1]),
-    "faster": ("triangle-down", PALETTE[2]),
+    "slower": ("triangle-down", PALETTE[1]),
+    "faster": ("triangle-up", PALETTE[2]),
     "same": ("circle", PALETTE[0]),
     "inconclusive": ("x", NEUTRAL),
 }
 
 
-def ratio_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[Chart]:
-    """The ratio new / base over sizes with its 95 % interval, a chart for each table of the
-    comparison. The shaded band is what counts as the same.
+def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[Chart]:
+    """How many times as fast the new side is over sizes, with the 95 % interval, a chart for each
+    table of the comparison. The shaded band is what counts as the same.
     """
     tables = [
         table
@@ -218,6 +219,7 @@ def ratio_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[C
         if table
     ]
     titles = titles_of([table[0].pair for table in tables])
+    base, new = map(plain, side_names(comparison))
     charts = []
     for table, title in zip(tables, titles, strict=True):
         traces = []
@@ -226,17 +228,15 @@ def ratio_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[C
             rows = [row for row in table if row.result == result]
             x, y, above, below, texts, points = [], [], [], [], [], []
             for row in rows:
-                ratio = row.judged.ratio
-                assert ratio is not None
-                bounded = ratio.low is not None and ratio.high is not None
-                bounded = bounded and (ratio.high or 0) < 100 * ratio.ratio
+                speed, interval = speed_of(comparison, row), drawable_interval(comparison, row)
+                low, high = interval or (speed, speed)
                 x.append(max(1, row.pair.size_bytes))
-                y.append(rounded(ratio.ratio))
-                above.append(rounded((ratio.high or 0) - ratio.ratio) if bounded else 0)
-                below.append(rounded(ratio.ratio - (ratio.low or 0)) if bounded else 0)
-                interval = f" ({ratio.low:.3g} to {ratio.high:.3g})" if bounded else ""
+                y.append(rounded(speed))
+                above.append(rounded(high - speed))
+                below.append(rounded(speed - low))
                 size = format_size(row.pair.size_bytes)
-                texts.append(f"{size}: {ratio.ratio:.4g}x{interval}<br>{plain(result)}")
+                ends = f" ({interval_text(comparison, row)})" if interval else ""
+                texts.append(f"{size}: speed-up {speed_cell(speed)}{ends}<br>{plain(result)}")
                 members = [item.result for item in (*row.pair.base, *row.pair.new)]
                 points.append(keys_of(members, keys))
             traces.append(
@@ -253,7 +253,8 @@ def ratio_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[C
         across = {"xref": "paper", "x0": 0, "x1": 1, "yref": "y", "layer": "below"}
         layout = {
             "xaxis": size_axis(sizes),
-            "yaxis": {"type": "log", "title": {"text": "ratio"}, "tickformat": ".3~r",
+            "yaxis": {"type": "log", "title": {"text": f"speed-up of {new} over {base}"},
+                      "tickformat": ".3~r",
                       "nticks": 4},
             "showlegend": True,
             "shapes": [

@@ -81,7 +81,7 @@ def add_comparisons(document: PageDraft) -> list[Comparison]:
             title,
             comparison_grids(comparison, every=True),
             f"torchcoll compare {named}",
-            [_ratios(document, comparison)],
+            _speed_ups(document, comparison),
         )
         compared.append(comparison)
     _errors(document, sides)
@@ -116,18 +116,25 @@ def _errors(document: PageDraft, sides: Sequence[Side]) -> None:
         )
 
 
-def _ratios(document: PageDraft, comparison: Comparison) -> Drawing:
-    from torchcoll.overview.charts import ratio_charts
-    from torchcoll.overview.figures import ratio_figure
+def _speed_ups(document: PageDraft, comparison: Comparison) -> list[Drawing]:
+    """None about a model, whose errors have a section."""
+    from torchcoll.comparison.wording import side_names, speed_interval
+    from torchcoll.overview.charts import speed_up_charts
+    from torchcoll.overview.figures import speed_up_figure
 
-    above = "is faster" if comparison.more_is_faster else "takes longer"
-    text = (
-        "Ratio of each case with its 95 % interval; the band is what counts as the same; above 1 "
-        f"{one_line(comparison.new.name)} {above}"
-    )
-    return Drawing(
-        text, lambda: ratio_figure(comparison), lambda: ratio_charts(comparison, document.keys)
-    )
+    if comparison.errors:
+        return []
+    base, new = side_names(comparison)
+    bounded = any(speed_interval(comparison, row) for row in comparison.rows if row.matched)
+    interval = " with its 95 % interval" if bounded else ""
+    return [
+        Drawing(
+            f"Speed-up of each case{interval}: above 1 {new} is faster than {base}; the band is "
+            "what counts as the same",
+            lambda: speed_up_figure(comparison),
+            lambda: speed_up_charts(comparison, document.keys),
+        )
+    ]
 
 
 def _versus(document: PageDraft, folder: str) -> list[Comparison]:
@@ -143,7 +150,9 @@ def _versus(document: PageDraft, folder: str) -> list[Comparison]:
         document.notes.append(f"{folder}: no round of torchcoll versus is complete")
         return []
     grids = versus_grids(state, comparisons, folder, state.stopped)
-    drawings = [_ratios(document, comparison) for comparison in comparisons]
+    drawings = [
+        drawing for comparison in comparisons for drawing in _speed_ups(document, comparison)
+    ]
     document.add("A against B", grids, f"torchcoll versus --resume {shlex.quote(folder)}", drawings)
     document.answers.append(answer(state, comparisons, folder))
     return comparisons

@@ -23,6 +23,7 @@ _TICKS = 16  # ranks that have a tick each
 _WEEK = 7  # nights
 _SLOWEST = 40  # nodes that have a chart of their own
 _NIGHTS = 500  # columns
+_MOST_CELLS = 50_000  # of a map of nights: plotly takes over 0.1 s to draw 90,000
 
 
 def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
@@ -93,7 +94,9 @@ def _heat_map(
     }  # fmt: skip
     layout = {
         "xaxis": {"automargin": True, "showgrid": False, "zeroline": False},
-        "yaxis": {"autorange": "reversed", "showgrid": False, "zeroline": False},
+        "yaxis": {
+            "automargin": True, "autorange": "reversed", "showgrid": False, "zeroline": False,
+        },
     }
     return Chart(title, [trace], layout)
 
@@ -120,7 +123,7 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
         title = f"{format_size(size_bytes)} both ways" if kind == EXCHANGE else kind
         hover = f"%{{y}} and %{{x}}: %{{z:.4~g}} {unit}<extra></extra>"
         chart = _heat_map(plain(title), values, names, names, unit, hover)
-        chart.layout["yaxis"] |= {"title": {"text": pairs.by}, "automargin": True}
+        chart.layout["yaxis"] |= {"title": {"text": pairs.by}}
         chart.layout["xaxis"] |= {"title": {"text": pairs.by}}
         if step > 1:
             chart.caption.append(
@@ -164,11 +167,12 @@ def _nights_chart(
     from torchcoll.fleet.nights import format_night
 
     change = 100 * np.expm1(effects[order])
-    step = -(-len(order) // _CELLS)
     nodes = [plain(history.panel.nodes[n]) for n in order.tolist()]
     first = history.panel.first_night
     nights = [format_night(first + n) for n in range(change.shape[1])]
     night_step = -(-len(nights) // _NIGHTS)
+    columns = -(-len(nights) // night_step)
+    step = -(-len(order) // min(_CELLS, _MOST_CELLS // columns))
     merged = _merged(_merged(change, step).T, night_step).T
     rows = [", ".join(nodes[n : n + step]) for n in range(0, len(nodes), step)]
     if step > 3:

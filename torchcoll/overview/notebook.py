@@ -22,7 +22,7 @@ from torchcoll.overview.charts import (
     calls_chart,
     curves_charts,
     first_calls_charts,
-    ratio_charts,
+    speed_up_charts,
 )
 from torchcoll.overview.figures import case_text, chosen
 from torchcoll.overview.finding_charts import (
@@ -182,7 +182,7 @@ def _traffic_text(row: TrafficRow) -> str:
 
 _CHARTS: dict[type, Callable[[Any], list[Chart]]] = {
     Run: _run_charts,
-    Comparison: ratio_charts,
+    Comparison: speed_up_charts,
     Cold: cold_charts,
     Scaling: scaling_charts,
     Transitions: transitions_charts,

@@ -72,12 +72,12 @@
   };
   const dressed = (layout, narrow) => {
     const whole = {
-      margin: { l: 60, r: 15, t: 30, b: 50 }, hovermode: "closest",
+      // Room for tick labels and titles: automargin draws a chart twice whenever the room changes.
+      margin: { l: narrow ? 65 : 75, r: 15, t: 30, b: 55 }, hovermode: "closest",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, sans-serif", size: narrow ? 11 : 13 },
       legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0 },
       ...layout,
-      xaxis: { automargin: true, ...layout.xaxis }, yaxis: { automargin: true, ...layout.yaxis },
     };
     if (whole.yaxis.ticksuffix) whole.yaxis.labelalias = data.time_labels;
     return whole;
@@ -110,10 +110,14 @@
     }
   };
 
+  // Plotly writes into what it draws, except into arrays of data, and copying those takes longest.
+  const copy = value => Array.isArray(value) || value === null || typeof value !== "object"
+    ? value : Object.fromEntries(Object.entries(value).map(([name, v]) => [name, copy(v)]));
+
   const show = async group => {
     const Plotly = await load();
     const chart = group.charts[group.index];
-    const traces = structuredClone(chart.traces), layout = structuredClone(chart.layout);
+    const traces = chart.traces.map(copy), layout = structuredClone(chart.layout);
     for (const selector of chart.selectors) {
       const option = selector.options.find(o => o.text === group.chosen[selector.label]);
       if (!option) continue;
