@@ -119,7 +119,8 @@ def _curves_chart(
         kinds = [(line.points, line_style(number), "lines+markers", name)]
         if line.doubted:
             doubts = " or ".join(dict.fromkeys(filter(None, map(_doubt, line.rows))))
-            crossed = {"marker": {"symbol": "x-thin-open", "size": 11, "color": PALETTE[1]}}
+            colour = PALETTE[number % len(PALETTE)]
+            crossed = {"marker": {"symbol": "x-thin-open", "size": 11, "color": colour}}
             kinds.append((line.doubted, crossed, "markers", f"{name}: {plain(doubts)}"))
         for points, style, mode, label in kinds:
             traces.append(
@@ -335,8 +336,8 @@ def calls_chart(
             f"reduced: of every {each} calls in a row the fastest and the slowest are drawn; the "
             "distribution on the right is of all calls"
         )
-    if indices and len(indices) < count:
-        caption.append(f"reduced: {len(indices)} of {count} ranks can be chosen")
+    if len(indices) < count > 1:
+        caption.append(f"reduced: {len(indices) or 'none'} of {count} ranks can be chosen")
     layout = {
         "xaxis": {"title": {"text": "number of the call"}, "domain": [0, 0.82]},
         "xaxis2": {"title": {"text": "calls"}, "domain": [0.85, 1], "rangemode": "tozero",
@@ -435,6 +436,8 @@ def first_calls_charts(run: Run, rows: Sequence[Row], keys: Mapping[int, str] = 
     """
     groups: dict[str, list[tuple[Row, CaseResult]]] = {}
     for row, result in zip(rows, run.results, strict=True):
+        if result.reported and result.reported.one_cold_call:
+            continue  # its time is that of its first call
         if row.status == "ok" and row.first_call_ns and row.median_ns:
             groups.setdefault(f"{row.collective}, {row.backend}", []).append((row, result))
     return [

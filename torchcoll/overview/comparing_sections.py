@@ -73,6 +73,11 @@ def add_comparisons(document: PageDraft) -> list[Comparison]:
         ]
         if {split_label(argument)[0] for argument in given} == {sides[0].name, other.name}:
             named = shlex.join(given)
+        elif all(side.only for side in (sides[0], other)):  # of all files
+            arguments = document.material.arguments.get("runs", [])
+            named = shlex.join(
+                f"{side.name}={path}" for side in (sides[0], other) for path in arguments
+            )
         title = " against ".join(
             one_line(side.only[1] if side.only else side.name)
             for side in (comparison.new, comparison.base)
@@ -100,11 +105,11 @@ def _errors(document: PageDraft, sides: Sequence[Side]) -> None:
 
     def about(side: Side) -> None:
         validation = validate_predicted(predicted, side.runs)
-        title, whose = "How wrong the model is", "measured times"
+        title, whose = "How wrong the model is", "the measured times"
         if len(measured) > 1:  # an error is of one of them: of several the mean would be of none
             title += f" about {one_line(side.name)}"
             whose = f"the times of {one_line(side.name)}"
-        text = f"Predicted against {whose}, and the error of each size"
+        text = f"Error of the predicted times, relative to {whose}"
         drawing = Drawing(
             text, lambda: errors_figure(validation), lambda: errors_charts(validation)
         )

@@ -39,10 +39,7 @@ def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
         names = [
             f"{name} {result.case.backend}" for name, result in zip(names, results, strict=True)
         ]
-    caption = [
-        "own time of each rank over that of the median rank: a rank that arrives last waits least, "
-        "so its own time is the shortest"
-    ]
+    caption = ["a rank that arrives last waits least, so its time is the shortest"]
     if step > 1:
         caption.append(f"reduced: each row is the slowest of {step} neighbouring ranks")
     if len(results) < len(every):
@@ -53,7 +50,7 @@ def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
         [f"{n}: {plain(name)}" if len(set(names)) < len(names) else plain(name)
          for n, name in enumerate(names)],
         [n * step for n in range(-(-run.ranks // step))],
-        "time / median rank",
+        "median time / that of the median rank",
         "rank %{y}" + (f" to %{{y}} + {step - 1}" if step > 1 else "")
         + "<br>%{x}<br>%{z:.3f} of the median rank<extra></extra>",
     )  # fmt: skip
@@ -95,7 +92,10 @@ def _heat_map(
     layout = {
         "xaxis": {"automargin": True, "showgrid": False, "zeroline": False},
         "yaxis": {
-            "automargin": True, "autorange": "reversed", "showgrid": False, "zeroline": False,
+            "automargin": True,
+            "autorange": "reversed",
+            "showgrid": False,
+            "zeroline": False,
         },
     }
     return Chart(title, [trace], layout)
@@ -120,9 +120,10 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
                 values[b, a] = sign * value
         values = sign * _merged(_merged(values, step).T, step).T
         unit = "GB/s" if kind == EXCHANGE else "us"
+        figure = "bandwidth (GB/s sent by each)" if kind == EXCHANGE else "median time (us)"
         title = f"{format_size(size_bytes)} both ways" if kind == EXCHANGE else kind
         hover = f"%{{y}} and %{{x}}: %{{z:.4~g}} {unit}<extra></extra>"
-        chart = _heat_map(plain(title), values, names, names, unit, hover)
+        chart = _heat_map(plain(title), values, names, names, figure, hover)
         chart.layout["yaxis"] |= {"title": {"text": pairs.by}}
         chart.layout["xaxis"] |= {"title": {"text": pairs.by}}
         if step > 1:
@@ -180,7 +181,7 @@ def _nights_chart(
     hover = "%{y}<br>night of %{x}<br>%{z:+.3~g} %<extra></extra>"
     all_nodes = len(order) == len(effects)
     title = "all" if all_nodes else f"{len(order)} with the slowest weeks"
-    chart = _heat_map(title, merged, nights[::night_step], rows, "slower (%)", hover, 3)
+    chart = _heat_map(title, merged, nights[::night_step], rows, "above baseline (%)", hover, 3)
     limit = max(5.0, 100 * math.expm1(history.detectable) if history.judged else 5.0)
     chart.traces[0] |= {
         "colorscale": "RdBu",

@@ -34,7 +34,7 @@
         body.append(...sorted);
       });
     });
-    if (rows.length < 8) continue;
+    if (rows.length < 20) continue; // they are all in view
     const filter = node("input", { className: "filter", type: "search", placeholder: "rows with ..." });
     filter.setAttribute("aria-label", "show rows with this text");
     filter.addEventListener("input", () => {
