@@ -61,6 +61,11 @@ def _transitions(document: PageDraft) -> None:
     from torchcoll.overview.finding_charts import transitions_charts
 
     finding = transitions(document.plain)
+    if all(curve.note and not curve.doubt for curve in finding.curves):
+        document.notes.append(
+            "no section on transitions: too few sizes, or too much scatter, to fit any law"
+        )
+        return
     if len(finding.curves) > _CURVES:
         raise UsageError(
             "curves",
