@@ -202,8 +202,10 @@ def ranks_figure(run: Run) -> Figure | None:
     axis.tick_params(length=0)
     axis.set_title("own time of each rank / that of the median rank", loc="left")
     figure.colorbar(mesh, ax=axis, label="ratio")
+    caption = ["a rank that arrives last waits least, so its time is the shortest"]
     if len(results) < len(every):
-        write_caption(figure, [f"the first {len(results)} of {len(every)} cases"])
+        caption.append(f"the first {len(results)} of {len(every)} cases")
+    write_caption(figure, caption)
     if len(results) <= _NUMBERED and len(rows) <= _NUMBERED:
         middle = (mesh.norm.vmin + mesh.norm.vmax) / 2
         for y, row in enumerate(rows):

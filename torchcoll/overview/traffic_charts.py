@@ -25,7 +25,8 @@ from torchcoll.training.traffic_table import TrafficRow, summarise_traffic
 
 MOST_BARS = 40  # kinds of calls in one chart
 _TITLE = "Communication of a step, by kind of call"
-_TIME = {"title": {"text": "time per step"}, "ticksuffix": "s", "rangemode": "tozero"}
+_BYTES = {"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"}
+_TIME = {**_BYTES, "title": {"text": "time per step"}, "ticksuffix": "s"}
 
 
 def traffic_charts(traffic: Traffic) -> list[Chart]:
@@ -50,7 +51,7 @@ def traffic_charts(traffic: Traffic) -> list[Chart]:
         axis = _TIME
     else:
         bars = [_bars("bytes", [row.bytes_per_step for row in largest], texts, PALETTE[0])]
-        axis = {"title": {"text": "bytes per step and rank"}, "rangemode": "tozero"}
+        axis = {**_BYTES, "title": {"text": "bytes per step and rank"}}
     caption = ["of the calls of a step, on the slowest rank" if timed else "of a step of one rank"]
     return [_bar_chart(names, bars, axis, caption, len(rows))]
 
@@ -136,7 +137,7 @@ def plan_charts(plan: Plan) -> list[Chart]:
         else:
             sent = [row.sent_bytes for row in largest]
             bars = _bars("bytes", sent, texts, PALETTE[0])
-            axis = {"title": {"text": "bytes sent per step and rank"}, "rangemode": "tozero"}
+            axis = {**_BYTES, "title": {"text": "bytes sent per step and rank"}}
             caption = ["by the algorithm of a ring"]
         charts.append(_bar_chart(names, [bars], axis, caption, len(rows)))
     if len(plan.weak) > 1 or len(plan.strong) > 1:
