@@ -139,9 +139,13 @@ def _page_cases(document: PageDraft) -> tuple[dict[str, PageCase], list[str]]:
     cases = {}
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         of_run = f" of {name}" if len(runs) > 1 else ""
+        texts: set[str] = set()
         for result in run.results:
             text = case_text(result.case)
             explain = f"torchcoll explain {text} {shlex.quote(str(run.path))}" if run.path else ""
+            if text in texts:  # explain would print the row of the first
+                explain = ""
+            texts.add(text)
             title = f"{text} on {one_line(result.case.backend)}{of_run}"
             cases[document.keys[id(result)]] = PageCase(title, number, explain)
     calls = [

@@ -44,7 +44,7 @@ class PageCase:
     """A case that points of charts lead to.
 
     title: what it is. run: the number of its run in ``Page.run_commands``. command: explains its
-    row, '' without a file.
+    row, '' without a file, or if a row before it has the same collective and size.
     """
 
     title: str
