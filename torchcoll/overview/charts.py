@@ -53,7 +53,7 @@ from torchcoll.report.sample_views import calls_in_order, rank_of
 if TYPE_CHECKING:
     from torchcoll.verdict.rules import Limit
 
-MOST_CALLS = 600  # points of one chart: with more, a choice takes plotly over 0.1 s
+MOST_CALLS = 400  # points of one chart: with 600, a choice takes plotly up to 0.1 s
 MOST_RANKS = 8  # whose calls can be chosen
 _BINS = 48  # of a histogram
 HOVER = "%{text}<extra></extra>"

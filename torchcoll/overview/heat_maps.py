@@ -23,7 +23,7 @@ _TICKS = 16  # ranks that have a tick each
 _WEEK = 7  # nights
 _SLOWEST = 40  # nodes that have a chart of their own
 _NIGHTS = 500  # columns
-_MOST_CELLS = 50_000  # of a map of nights: plotly takes over 0.1 s to draw 90,000
+_MOST_CELLS = 40_000  # of a map of nights: plotly takes over 0.1 s to draw 90,000
 
 
 def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
@@ -177,7 +177,7 @@ def _nights_chart(
     merged = _merged(_merged(change, step).T, night_step).T
     rows = [", ".join(nodes[n : n + step]) for n in range(0, len(nodes), step)]
     if step > 3:
-        rows = [f"{nodes[n]} and the next {step - 1}" for n in range(0, len(nodes), step)]
+        rows = [f"{nodes[n]} + {step - 1}" for n in range(0, len(nodes), step)]
     hover = "%{y}<br>night of %{x}<br>%{z:+.3~g} %<extra></extra>"
     all_nodes = len(order) == len(effects)
     title = "all" if all_nodes else f"{len(order)} with the slowest weeks"
@@ -191,7 +191,10 @@ def _nights_chart(
         "zmax": limit,
     }
     chart.layout["xaxis"] |= {"type": "category", "nticks": 8}
-    chart.layout["yaxis"] |= {"type": "category", "nticks": 20}
+    # The same room for the names in both charts: automargin would draw a chart of other names twice.
+    longest = max(map(len, history.panel.nodes)) + len(" + 999")
+    chart.layout["yaxis"] |= {"type": "category", "nticks": 20, "automargin": False}
+    chart.layout["margin"] = {"l": min(40 + 7 * longest, 240), "r": 15, "t": 30, "b": 55}
     chart.caption = [
         "time of each node against its own baseline and what all nodes share in that night, over "
         f"all cases; darkest from {limit:.3g} % on; the node with the slowest week is at the top"

@@ -147,23 +147,24 @@
     return node("label", {}, `${label} `, list);
   };
   const controls = group => {
-    const lists = [];
-    if (group.charts.length > 1) {
-      lists.push(select(group.label, group.charts.map(chart => chart.title), group.index, n => choose(group, n)));
+    const box = group.figure.querySelector(".controls");
+    if (group.charts.length > 1) { // a list of hundreds, made once
+      const titles = group.charts.map(chart => chart.title);
+      group.list ??= box.appendChild(select(group.label, titles, 0, n => choose(group, n)));
+      group.list.querySelector("select").value = group.index;
     }
-    for (const { label, options } of group.charts[group.index].selectors) {
+    const lists = group.charts[group.index].selectors.map(({ label, options }) => {
       const texts = options.map(option => option.text);
       const chosen = Math.max(0, texts.indexOf(group.chosen[label]));
-      lists.push(select(label, texts, chosen, n => { group.chosen[label] = texts[n]; show(group); }));
-    }
-    group.figure.querySelector(".controls").replaceChildren(...lists);
+      return select(label, texts, chosen, n => { group.chosen[label] = texts[n]; show(group); });
+    });
+    while (box.lastChild && box.lastChild !== group.list) box.lastChild.remove();
+    box.append(...lists);
   };
   const choose = (group, index) => {
     group.index = index;
     group.at = null;
-    const focused = group.figure.querySelector(".controls select") === document.activeElement;
     controls(group);
-    if (focused) group.figure.querySelector(".controls select").focus();
     return show(group);
   };
 
