@@ -191,7 +191,7 @@ def _nights_chart(
         "zmax": limit,
     }
     chart.layout["xaxis"] |= {"type": "category", "nticks": 8}
-    # The same room for the names in both charts: automargin would draw a chart of other names twice.
+    # The same room for the names in both charts: automargin would draw a chart of others twice.
     longest = max(map(len, history.panel.nodes)) + len(" + 999")
     chart.layout["yaxis"] |= {"type": "category", "nticks": 20, "automargin": False}
     chart.layout["margin"] = {"l": min(40 + 7 * longest, 240), "r": 15, "t": 30, "b": 55}
