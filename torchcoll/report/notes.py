@@ -170,7 +170,7 @@ def _host_bound_notes(result: CaseResult) -> Iterable[str]:
         issued, period = (format_ns(ns, 3) for ns in bound)
         text = f"host-bound: the host takes {issued} to issue a call of {period}"
         graph = result.case.device == "cuda" and result.case.mode == "back-to-back"
-        yield f"{text}; --mode graph shows the device's own time" if graph else text
+        yield f"{text}; --mode graph costs the host less" if graph else text
 
 
 def _time_range(ns: tuple[float, float]) -> str:
