@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import gc
 import json
-import math
 import os
 import runpy
 import select
@@ -24,10 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-import ranks  # noqa: F401  # imports what commands need
 import torch
-
-from torchcoll.machine import devices, state
+from ranks import fewer_calls  # and it imports what commands need
 
 Program = Callable[[list[str]], object]
 
@@ -79,11 +76,12 @@ def forked_program(path: Path, program: Program) -> Iterator[None]:
 @contextlib.contextmanager
 def forked_python(path: Path) -> Iterator[None]:
     """``path`` runs modules, scripts and -c as this interpreter does."""
-    with forked_program(path, _run_python):
+    with forked_program(path, run_python):
         yield
 
 
-def _run_python(words: list[str]) -> None:
+def run_python(words: list[str]) -> None:
+    """``python WORDS``; options that change nothing here are passed over."""
     while words[0] in ("-W", "-u", "-S"):
         words = words[2 if words[0] == "-W" else 1 :]
     kind, *rest = words
@@ -162,8 +160,8 @@ def _become(
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
-        sys.stdin = open(0, closefd=False)
-        sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))
+        sys.stdin = os.fdopen(0, closefd=False)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
         sys.stderr.reconfigure(line_buffering=True)
         atexit._clear()
         for signum in (signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGCHLD):
@@ -177,8 +175,7 @@ def _become(
         os.environ.update(environment)
         sys.executable = str(path)
         torch.set_num_threads(1)
-        state.LEAST_S = math.inf  # as in ranks.Job: the machine of a test is busy with others
-        devices.COST_CALLS = 16
+        fewer_calls()
         target()
         code = 0
     except SystemExit as stop:
