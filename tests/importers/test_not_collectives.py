@@ -65,7 +65,7 @@ OUTPUTS = [
     (PERFTEST.format(title="RDMA_Write BW Test"), "perftest", "torchcoll.pairs"),
     (PERFTEST.format(title="Send Bidirectional BW Test"), "perftest", "torchcoll.pairs"),
     (PERFTEST.format(title="RDMA_Read Latency Test"), "perftest", "torchcoll.pairs"),
-    (RAS, "NCCL's RAS", "torchcoll log"),
+    (RAS, "NCCL's RAS", "torchcoll postmortem"),
 ]
 
 

@@ -482,11 +482,23 @@ def test_inspector_record_of_a_lost_batch_is_not_given_to_another(imported):
     assert (row.ranks, row.statistic, row.median_ns) == (2, "mean", 10_000)
 
 
+def test_inspector_record_of_no_time(imported):
+    """NCCL 2.28.9 has such records of collective_cpu."""
+    records = [inspector(0, 1, 0, coll_timing_source="collective_cpu"), inspector(0, 2, 10.0)]
+    result = imported("".join(json.dumps(record) + "\n" for record in records))
+    assert [(r.line, r.reason) for r in result.refused] == [
+        (1, "its time is 0 us, by collective_cpu")
+    ]
+    assert result.rows == 1
+
+
 def test_inspector_file_of_one_process(imported):
     result = imported("".join(json.dumps(inspector(0, n, 10.0)) + "\n" for n in (1, 2)))
     assert result.warnings == [
         "communicator 0x7f: records of rank 0 of 2 only: another may have arrived last: no "
-        "bandwidth is known. Inspector writes a file per process: read the whole folder"
+        "bandwidth is known. Inspector writes a file per process: read the whole folder. If some "
+        "wrote none, make NCCL_INSPECTOR_DUMP_DIR before the job starts: processes that make it "
+        "at the same time fail, and write nothing"
     ]
     reported = result.runs[0].results[0].reported
     assert (reported.over_ranks, reported.clock, reported.calls) == ("rank0", "device", 2)

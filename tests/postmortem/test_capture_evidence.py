@@ -39,7 +39,7 @@ COMPLETED = CallSeen(
     state="completed",
     created_ns=1_000_001_000,
     duration_ns=499_000,
-    stack=("train.py:88 step",),
+    origin="train.py:88 step",
 )
 PENDING = replace(
     COMPLETED, number=8, state="scheduled", created_ns=1_000_002_000, duration_ns=None

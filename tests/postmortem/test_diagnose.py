@@ -281,6 +281,36 @@ class TestCallsThatDiffer:
         assert result.culprits == ()
         assert result.candidates == (0, 1, 2, 3)
 
+    def test_the_watchdogs_name_different_calls(self):
+        def timeouts(**collectives):
+            return [
+                event("timeout", int(rank[1:]), group="0", number=10, collective=collective,
+                      elements=1024)
+                for rank, collective in collectives.items()
+            ]  # fmt: skip
+
+        two = timeouts(r0="all_gather", r1="all_reduce")
+        result = concluded(job(two, timeouts(r2="all_gather"), ranks=3))
+        assert (result.kind, result.detail, result.culprits) == ("mismatch", "collective", (1,))
+        assert (result.collective, result.number) == ("all_gather", 10)
+        # Rank 2 may have made either call.
+        result = concluded(job(two, ranks=3))
+        assert (result.kind, result.culprits, result.certainty) == ("mismatch", (0, 1), "likely")
+        # The failure of a rank that then made another call, such as a barrier, explains it.
+        result = concluded(job(two, event("exception", 1, "ValueError: x"), ranks=3))
+        assert (result.kind, result.culprits) == ("exception", (1,))
+        # A record has the name barrier for a call that the watchdog of torch calls all_reduce.
+        barrier = calls_to(0, 10, collective="barrier", state="started")
+        result = concluded(job(barrier, timeouts(r1="all_reduce"), ranks=2))
+        assert result.kind != "mismatch"
+
+    def test_a_truncated_message_does_not_tell_what_differs(self):
+        """It follows from another collective as well, though NCCL's text speaks of sizes."""
+        text = "message truncated : receiving 87424 bytes instead of 65536. There may be a mismatch"
+        result = concluded(job(event("mismatch", 2, f"{text} in collective sizes"), ranks=3))
+        assert (result.kind, result.detail, result.candidates) == ("mismatch", None, (0, 1, 2))
+        assert "another collective, another size or another order" in result.reasons[0]
+
 
 class TestWhoWaitsForWhom:
     def test_a_rank_that_is_behind(self):
@@ -293,6 +323,35 @@ class TestWhoWaitsForWhom:
         parts = [c for r in (0, 1, 3) for c in calls_to(r, 41, reliable_state=False)]
         result = concluded(job(parts, calls_to(2, 40, **quiet)))
         assert (result.culprits, result.certainty) == ((2,), "likely")
+
+    @pytest.mark.parametrize("last_ran", [(67, 0, 66), None])
+    def test_the_call_in_which_ranks_wait_is_the_first_that_did_not_complete(self, last_ran):
+        """Rank 1 was killed in call 9, and the others had issued call 10 by then. Rank 0 has states
+        in its Flight Recorder; the rings of ranks 1 and 2 have none.
+        """
+        recorded = [*calls_to(0, 8), call(0, 9, state="started"), call(0, 10, state="scheduled")]
+        rings = [
+            call(rank, number, state="scheduled", reliable_state=False)
+            for rank, last in ((0, 10), (1, 9), (2, 10))
+            for number in range(1, last + 1)
+        ]
+        evidence = job(rings, recorded, ranks=3)
+        for rank, seconds in enumerate(last_ran or ()):
+            evidence.alive_ns[rank] = START + seconds * SECOND
+        result = concluded(evidence)
+        assert (result.culprits, result.waiting, result.number) == ((1,), (0, 2), 9)
+        # Rank 1 made this call too. Only its death tells that it is not in it as the others are.
+        assert result.certainty == ("certain" if last_ran else "likely")
+        assert "call 10, which the others had issued" in result.reasons[0]
+
+    def test_a_count_of_completed_calls_leaves_the_call_open(self):
+        """Calls 7 to 10 were issued and not known to have completed."""
+        evidence = job(ranks=3)
+        evidence.last_number, evidence.last_completed = {(0, "0"): 10}, {(0, "0"): 6}
+        result = concluded(evidence)
+        assert (result.waiting, result.number) == ((0,), None)
+        evidence.last_number = {(0, "0"): 7}
+        assert concluded(evidence).number == 7
 
     def test_in_user_code(self):
         stack = event("stack", 2, "preprocess (data.py:88)")

@@ -1,4 +1,4 @@
-"""Lines of NCCL, its RAS client and oneCCL, quoted from real logs and from NCCL's source."""
+"""Lines of NCCL and oneCCL, quoted from real logs and from NCCL's source."""
 
 # ruff: noqa: E501
 # Lines of logs are as long as they are.
@@ -89,79 +89,6 @@ def test_groups_of_one_size_do_not_tell_the_ranks_of_the_world(tmp_path: Path) -
     )
     assert not evidence.pids
     assert evidence.ranks is None
-
-
-# NVIDIA/nccl 1911
-_RAS = """\
-NCCL version 2.26.2 compiled with CUDA 12.6
-CUDA runtime version 12060, driver version 12060
-
-Job summary
-===========
-
-  Nodes  Processes         GPUs  Processes     GPUs
-(total)   per node  per process    (total)  (total)
-      4          8            1         32       32
-
-Communicators... (0.00s)
-=============
-
-Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
-    #  in group  per comm  per node  per comm  in group
-    0         1         4         8        32        32   RUNNING  MISMATCH
-
-Errors
-======
-
-Warnings
-========
-
-#0-0 (fa93daea854b060b) MISMATCH
-  Communicator ranks have different AllGather operation counts
-  30 ranks have launched up to operation 640
-  2 ranks have launched up to operation 641
-  Rank 12 -- GPU 4 managed by process 323032 on node 10.137.190.124
-  Rank 13 -- GPU 5 managed by process 323033 on node 10.137.190.124
-"""
-
-
-def test_ras_report_of_different_counts(tmp_path: Path) -> None:
-    evidence = read_log(tmp_path, _RAS, "ras.txt")
-    assert not evidence.events
-    assert evidence.ranks == 32
-    name = "fa93daea854b060b AllGather"
-    assert evidence.groups[name].ranks == tuple(range(32))
-    assert evidence.last_number[12, name] == evidence.last_number[13, name] == 641
-    assert {evidence.last_number[rank, name] for rank in (*range(12), *range(14, 32))} == {640}
-    assert evidence.pids == {12: 323032, 13: 323033}
-
-
-def test_ras_report_of_one_rank_that_is_behind(tmp_path: Path) -> None:
-    # src/ras/client_support.cc: a single rank stands on the line of its count
-    text = _RAS.replace("  2 ranks have launched up to operation 641\n", "").replace(
-        "30 ranks", "31 ranks"
-    )
-    text = text.replace(
-        "  Rank 12 -- GPU",
-        "  Rank 12 has launched up to operation 639 -- GPU",
-    ).rpartition("  Rank 13")[0]
-    evidence = read_log(tmp_path, text, "ras.txt")
-    name = "fa93daea854b060b AllGather"
-    assert evidence.last_number[12, name] == 639
-    assert evidence.last_number[13, name] == 640
-
-
-def test_ras_report_of_a_process_that_does_not_answer(tmp_path: Path) -> None:
-    text = _RAS.partition("Errors\n======\n")[0] + (
-        "Errors\n======\n\n"
-        "#0-0 (fa93daea854b060b) INCOMPLETE\n"
-        "  Missing communicator data from 1 rank\n"
-        "  Rank 9 -- GPU 1 managed by process 60004 on node 10.4.109.13\n"
-    )
-    evidence = read_log(tmp_path, text, "ras.txt")
-    (event,) = events(evidence)
-    assert (event.kind, event.rank, event.about) == ("peer_lost", None, (9,))
-    assert evidence.pids == {9: 60004}
 
 
 def test_errors_of_oneccl(tmp_path: Path) -> None:

@@ -23,11 +23,12 @@ def test_watchdog_and_its_numbers(tmp_path: Path) -> None:
         "work: 808, last enqueued NCCL work: 811, last completed NCCL work: 807.\n",
     )
     (event,) = events(evidence)
-    assert (event.kind, event.rank, event.number, event.collective) == (
+    assert (event.kind, event.rank, event.number, event.collective, event.elements) == (
         "timeout",
         1,
         808,
         "all_reduce",
+        9801523,
     )
     assert event.group == "0"
     assert event.place.line == 1
@@ -35,6 +36,71 @@ def test_watchdog_and_its_numbers(tmp_path: Path) -> None:
     assert evidence.last_number == {(1, "0"): 811}
     assert evidence.last_completed == {(1, "0"): 807}
     assert event.when_ns is not None and event.when_ns % 10**9 == 903881913
+
+
+# torch 2.11 with NCCL 2.28.9: the watchdog's complaint about an error in the background.
+_ASYNC = (
+    "[rank2]:[E1128 03:15:57.080222286 ProcessGroupNCCL.cpp:612] [Rank 2] Collective WorkNCCL("
+    "SeqNum={failed}, OpType=_ALLGATHER_BASE, NumelIn=1024, NumelOut=3072, Timeout(ms)=20000) "
+    "raised the following async exception: NCCL error: {error}, NCCL version 2.28.9\n"
+    "{name}: A call failed.\n"
+    "Last error:\n"
+    "{last}\n"
+    "[rank2]:[E1128 03:15:57.081328463 ProcessGroupNCCL.cpp:2303] [PG ID 0 PG GUID 0(default_pg) "
+    "Rank 2]  failure detected by watchdog at work sequence id: {failed} PG status: last enqueued "
+    "work: 10, last completed work: {completed}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("failed", "named"),
+    [
+        (10, ("0", 10, "all_gather")),
+        # Calls 7 to 10 were under way, and any of them may be the one in which the rank was.
+        (7, (None, None, None)),
+    ],
+)
+def test_an_error_in_the_background_names_a_call_only_if_no_later_was_issued(
+    tmp_path: Path, failed: int, named: tuple[object, ...]
+) -> None:
+    text = _ASYNC.format(
+        failed=failed,
+        completed=failed - 1,
+        error="remote process exited or there was a network error",
+        name="ncclRemoteError",
+        last="socketProgress: Connection closed by remote peer localhost<57532>",
+    )
+    (event,) = events(read_log(tmp_path, text))
+    assert (event.kind, event.rank) == ("peer_lost", 2)
+    assert (event.group, event.number, event.collective) == named
+
+
+def test_a_message_that_nccl_truncated_is_a_mismatch(tmp_path: Path) -> None:
+    text = _ASYNC.format(
+        failed=8,
+        completed=7,
+        error="invalid usage (run with NCCL_DEBUG=WARN for details)",
+        name="ncclInvalidUsage",
+        last="NET/Socket : peer 127.0.0.1<34370> message truncated : receiving 87424 bytes "
+        "instead of 65536. There may be a mismatch in collective sizes",
+    )
+    (event,) = events(read_log(tmp_path, text, "rank2.log"))
+    assert (event.kind, event.rank, event.number, event.place.line) == ("mismatch", 2, None, 4)
+
+
+def test_an_error_of_nccl_in_a_traceback_is_not_of_the_call_that_raised(tmp_path: Path) -> None:
+    text = (
+        "[rank2]: Traceback (most recent call last):\n"
+        '[rank2]:   File "/home/a/train.py", line 28, in <module>\n'
+        "[rank2]:     dist.all_gather_into_tensor(out, y)\n"
+        '[rank2]:   File "/venv/lib/python3.12/site-packages/torch/distributed/'
+        'distributed_c10d.py", line 4186, in all_gather_into_tensor\n'
+        "[rank2]:     work = group._allgather_base(output_tensor, input_tensor, opts)\n"
+        "[rank2]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3780, "
+        "remote process exited or there was a network error, NCCL version 2.28.9\n"
+    )
+    (event,) = events(read_log(tmp_path, text))
+    assert (event.kind, event.rank, event.collective) == ("peer_lost", 2, None)
 
 
 def test_rank_in_a_subgroup_is_not_the_rank(tmp_path: Path) -> None:

@@ -204,12 +204,15 @@ def test_deepspeed_reduces_one_bucket_and_gathers_all_parameters():
         calls = sent(plan(llama_config(), layout, options=BF16))
         assert [(c.collective, c.size_bytes, c.overlaps) for c in calls] == [
             ("all_reduce", 2 * 6480, BLOCKS),
+            ("all_reduce", 1, BLOCKS),  # overflow
             ("all_reduce", 4, BLOCKS),  # the norm
             ("all_gather", 2 * padded, BLOCKS),
         ]
     options = TrainingOptions("float16", "", "float32")
     calls = sent(plan(llama_config(), "zero2-deepspeed=4", options=options))
-    assert [call.size_bytes for call in calls] == [4 * 6480, 1, 4, 2 * 6480]  # 1: overflow
+    assert [call.size_bytes for call in calls] == [4 * 6480, 1, 4, 2 * 6480]
+    calls = sent(plan(llama_config(), "zero1-deepspeed=4", options=FP32))
+    assert [call.size_bytes for call in calls] == [4 * 6480, 4, 4 * 6480]
 
 
 @pytest.mark.parametrize(

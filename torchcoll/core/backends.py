@@ -86,6 +86,7 @@ class BackendEntry:
     this only explains a refused call if the error itself explains nothing (``map::at``).
     groups_alone: device types on which calls are grouped (--coalesce) without giving torch's
     coalescing manager a device. torch itself then groups fewer collectives.
+    workers: how many calls of a group it runs at the same time.
     one_at_a_time: device types on which a process runs one call at a time: a call holds a lock of
     the backend until it ends, so a call of another thread waits for it, in any group.
     """
@@ -115,6 +116,7 @@ class BackendEntry:
     since: str = ""
     lacks: tuple[Lack, ...] = ()
     groups_alone: tuple[str, ...] = ()
+    workers: int = 1
     one_at_a_time: tuple[str, ...] = ()
 
     def reason(self, case: Case, text: str) -> str:
@@ -142,6 +144,7 @@ BACKENDS: dict[str, BackendEntry] = {
             forced=False,
             interfaces="GLOO_SOCKET_IFNAME",
             prefixes=("GLOO_", "TP_"),
+            workers=2,  # threads of ProcessGroupGloo::Options
             # ProcessGroupGloo.cpp, allgather: every output must be as large as the input.
             lacks=(Lack("uneven_side", ("received",), "all_gather of blocks that differ"),),
         ),

@@ -59,7 +59,7 @@ _WITHOUT_COLLECTIVES = (
     (
         "NCCL's RAS, which reports the state of a job",
         re.compile(rb"\bper node +per process +\(total\)"),
-        "torchcoll log reads NCCL's log of the job (NCCL_DEBUG=INFO).",
+        "torchcoll postmortem reads it with what else a job left.",
     ),
 )
 

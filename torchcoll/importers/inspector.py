@@ -25,6 +25,7 @@ from torchcoll.importers.base import (
     make_run,
 )
 from torchcoll.importers.inspector_records import (
+    ALL_FILES,
     ENQUEUED,
     GPU_CLOCK,
     LOST,
@@ -44,7 +45,7 @@ LONG_LINES = True
 _MESSAGES = "{n} messages between two ranks are no collectives: torchcoll trace reads them"
 _FEW = (
     "communicator {name}: records of rank {ranks} of {all} only: another may have arrived "
-    "last: no bandwidth is known. Inspector writes a file per process: read the whole folder"
+    "last: no bandwidth is known. " + ALL_FILES
 )
 _SOME = "a rank that is there may have waited for another: no bandwidth"
 _ROOTED = (

@@ -42,6 +42,12 @@ LOST = (
     "{n} collectives were overwritten before Inspector wrote them: those here are not all "
     "(NCCL_INSPECTOR_DUMP_COLL_RING_SIZE)"
 )
+# ensureDir() of inspector.cc, NCCL 2.28 to 2.30: mkdir() fails where another process was faster.
+ALL_FILES = (
+    "Inspector writes a file per process: read the whole folder. If some wrote none, make "
+    "NCCL_INSPECTOR_DUMP_DIR before the job starts: processes that make it at the same time fail, "
+    "and write nothing"
+)
 _UNIT_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)(?:-\d{1,15})?([KMGT]?B)", re.ASCII)
 _METRIC = re.compile(r"(nccl_[a-z0-9_]+)\{(.*)\}\s+(\S+)\s*\Z")
@@ -260,6 +266,7 @@ def _add(
     rank, count = whole(flat.get("rank")), whole(flat.get(f"{kind}_sn"))
     size_bytes = whole(flat.get(f"{kind}_msg_size_bytes"))
     time_us = number(flat.get(f"{kind}_exec_time_us"))
+    source = str(flat.get(f"{kind}_timing_source") or "unknown")[:40]
     # Every record names its own collective.
     name = str(flat[kind]).lower() if message else collective_named(str(flat[kind]))
     name = name if message else name or options.collective
@@ -268,8 +275,10 @@ def _add(
         why = "point-to-point: neither Send nor Recv"
     elif name is None:
         why = f"{flat['coll']} is no collective that torchcoll has"
-    elif not ranks or rank is None or count is None or size_bytes is None or not time_us:
+    elif not ranks or rank is None or count is None or size_bytes is None or time_us is None:
         why = "no ranks, rank, sequence number, size or time"
+    elif time_us <= 0:
+        why = f"its time is {time_us:g} us, by {source}"
     elif rank >= ranks:
         why = f"rank {rank} of {ranks}"
     elif not size_bytes:
@@ -301,7 +310,7 @@ def _add(
         count,
         size_bytes,
         round(time_us * 1000),
-        str(flat.get(f"{kind}_timing_source") or "unknown")[:40],
+        source,
         " ".join(str(flat[k])[:40] for k in ("coll_algo", "coll_proto") if flat.get(k)),
         started,
         kernel,

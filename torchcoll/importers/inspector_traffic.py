@@ -12,6 +12,7 @@ from torchcoll.core.traffic import POINT_TO_POINT, Group, Traffic, TrafficCall
 from torchcoll.core.units import counted, format_ranges
 from torchcoll.importers.base import Imported, ImportOptions, Line
 from torchcoll.importers.inspector_records import (
+    ALL_FILES,
     KERNEL_CLOCKS,
     LOST,
     CallKey,
@@ -83,7 +84,7 @@ def _traffic(job: Job, notes: Sequence[str], path: Path) -> Traffic:
         if not complete:
             traffic.notes.append(
                 f"communicator {communicator.identity}: records of rank {format_ranges(seen)} of "
-                f"{communicator.ranks} only: who came last is not known"
+                f"{communicator.ranks} only: who came last is not known. {ALL_FILES}"
             )
         members = [seen[rank] for rank in range(communicator.ranks)] if complete else []
         name = traffic.add_group(

@@ -143,6 +143,57 @@ def _late_stack(facts: JobFacts, result: Diagnosis, late: Collection[LateCall]) 
             result.evidence.append(EvidenceLine(stack.text, stack.place, item.rank))
 
 
+def unanswered(facts: JobFacts) -> Diagnosis | None:
+    """Ranks from which NCCL's RAS got no answer, while it got one from others.
+
+    A rank that is recorded to have waited for others ended because of them. Of the others RAS does
+    not say why: a rank that is stopped, one that failed, and one that gave up look alike.
+    """
+    events = facts.events
+    if not events.unanswered or None in events.unanswered:
+        return None
+    explained = events.complaining | facts.shown_to_wait | events.endings.keys()
+    missing = {rank for rank in events.unanswered if rank is not None} - explained
+    if not missing:
+        return None
+    suspects = missing | {rank for event in events.ras for rank in event.about} - explained
+    if len(suspects) == len(facts.ranks) or facts.job.ranks is None:
+        return None
+    result = Diagnosis(facts.job, kind="stopped", certainty="likely")
+    chosen = tuple(sorted(suspects))
+    name_call(facts, result, chosen)
+    if len(chosen) == 1:
+        result.culprits = chosen
+        result.reasons.append(
+            "NCCL's RAS got an answer from all other ranks"
+            if len(events.unanswered) == 1
+            else "the other ranks without an answer for NCCL's RAS had waited, or ended as planned"
+        )
+        result.reasons.append(
+            "the process ended, is stopped, or cannot be reached, and RAS does not say whether it "
+            "was the first that failed"
+        )
+    else:
+        result.candidates, result.certainty = chosen, "possible"
+        result.reasons.append(
+            f"NCCL's RAS got no answer from {rank_names(facts.job, sorted(missing))}, and does not "
+            "say which was the first that failed"
+        )
+        if suspects != missing:
+            others = rank_names(facts.job, suspects - missing)
+            result.reasons.append(f"NCCL's RAS reports an error of {others}, or fewer operations")
+    _add_wait(facts, result, chosen)
+    return result
+
+
+def _add_wait(facts: JobFacts, result: Diagnosis, ranks: Collection[int]) -> None:
+    """Lines about the call in which others wait for these ranks, if one is recorded."""
+    wait = facts.graph.wait_for(ranks)
+    if wait is not None:
+        group = facts.standings.groups.get(wait.key)
+        add_standing(facts, result, group, facts.first_open(wait))
+
+
 def _cleared(facts: JobFacts) -> set[int]:
     """Ranks that are shown to wait in a call that another rank makes alike. Of a rank that only
     complains, or is alone in a call, it is not known whether it waits in the right one.
@@ -190,9 +241,7 @@ def left_nothing(facts: JobFacts) -> Diagnosis | None:
     silent = [rank for rank in chosen if rank in facts.silent]
     if silent:
         result.reasons.append(f"no file says anything about {rank_names(facts.job, silent)}")
-    wait = facts.graph.wait_for(chosen)
-    if wait is not None:
-        add_standing(facts, result, facts.standings.groups.get(wait.key), wait)
+    _add_wait(facts, result, chosen)
     if result.culprits:
         refine_by_events(facts, result, result.culprits)
     return result

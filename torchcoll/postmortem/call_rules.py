@@ -4,8 +4,9 @@ other.
 
 from __future__ import annotations
 
+from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
-from torchcoll.postmortem.call_differences import CallDifference
+from torchcoll.postmortem.call_differences import CallDifference, find_difference
 from torchcoll.postmortem.causes import (
     MARGIN_NS,
     Cause,
@@ -27,6 +28,7 @@ from torchcoll.postmortem.sentences import (
     group_name,
     rank_names,
 )
+from torchcoll.postmortem.standing import GroupStanding
 
 _ENDED_BY_ITSELF = ("exception", "disk_full", "out_of_memory")
 _MOST_LINES = 12  # of evidence
@@ -38,10 +40,44 @@ def different_calls(facts: JobFacts) -> Diagnosis | None:
         return None
     difference = min(facts.differences, key=lambda d: (_created_ns(d), d.group.key))
     group, number = difference.group, difference.number
-    culprits = difference.minority or difference.all_ranks
-    for rank in culprits:
+    for rank in difference.minority or difference.all_ranks:
         if (cause := facts.causes.get(rank)) and _came_before_call(cause, group.call(rank, number)):
             return None  # an exception first, then for example the barrier of a `finally`
+    return _of_difference(facts, difference)
+
+
+def timed_out_in_different_calls(facts: JobFacts) -> Diagnosis | None:
+    """Ranks whose logs name different calls of one number as those that did not end in time.
+
+    They are compared with each other only: where the calls of a rank are recorded, the record may
+    have another name for the same call, such as barrier.
+    """
+    by_group: dict[str, GroupStanding] = {}
+    for rank, event in facts.events.timeouts.items():
+        recorded = facts.standings.groups.get(event.group or "")
+        if recorded is None or event.number is None or not event.collective:
+            continue
+        if event.elements is None:  # not of a watchdog
+            continue
+        named = GroupStanding(recorded.key, recorded.group, recorded.members)
+        by_group.setdefault(recorded.key, named).calls[rank][event.number] = CallSeen(
+            rank,
+            recorded.key,
+            event.number,
+            event.collective,
+            event.place,
+            sizes_in=((event.elements,),),
+            state="started",
+        )
+    for _, group in sorted(by_group.items()):
+        if difference := find_difference(group):
+            return _of_difference(facts, difference)
+    return None
+
+
+def _of_difference(facts: JobFacts, difference: CallDifference) -> Diagnosis:
+    group, number = difference.group, difference.number
+    culprits = difference.minority or difference.all_ranks
     usual = difference.calls[0]
     result = Diagnosis(
         facts.job,
@@ -66,7 +102,7 @@ def different_calls(facts: JobFacts) -> Diagnosis | None:
         )
     for call, ranks in zip(difference.calls, difference.ranks, strict=True):
         text = f"call {number} is {describe_call(call)}"
-        text += f", from {call.stack[0]}" if call.stack else ""
+        text += f", from {one_line(call.origin)}" if call.origin else ""
         if len(ranks) == 1:
             result.evidence.append(EvidenceLine(text, call.place, ranks[0]))
         else:
@@ -103,11 +139,18 @@ def reported_mismatch(facts: JobFacts) -> Diagnosis | None:
     result.collective, result.number = event.collective, event.number
     group = facts.standings.groups.get(event.group or "")
     result.group = group_name(group) if group else event.group
-    text = " ".join(event.text for event in events).lower()
+    texts = [event.text.lower() for event in events]
+    truncated = [text for text in texts if "message truncated" in text]
+    text = " ".join(text for text in texts if text not in truncated)
     for detail in ("dtype", "size", "shape", "length", "order"):
         if detail in text:
             result.detail = {"shape": "size", "length": "size"}.get(detail, detail)
             break
+    if truncated:
+        result.reasons.append(
+            "a message that is too long follows from any mismatch: another collective, another "
+            "size or another order"
+        )
     named = any(event.about for event in events)
     if named and len(in_all) == 1 and len(pairs) > 1:
         result.culprits = tuple(in_all)
@@ -183,16 +226,26 @@ def waited_for(facts: JobFacts) -> Diagnosis | None:
         return result
     sure = wait.event is not None or (wait.call is not None and wait.call.reliable_state)
     sure = sure or set(ahead) <= facts.events.complaining
+    alive = facts.job.alive_ns
+    stopped = roots[0] in alive and max(alive.values()) - alive[roots[0]] > MARGIN_NS
+    first = facts.first_open(wait)
+    names = rank_names(facts.job, roots)
+    lasts = [group.last.get(rank, 0) for rank in roots] if group else [0]
+    if first.number < wait.number and min(lasts) >= first.number:
+        # The others issued calls ahead, and in the call that stopped them all ranks may be.
+        sure = sure and stopped
+        result.reasons.append(
+            f"{names} had made this call too; the record ends before call {wait.number}, which the "
+            "others had issued"
+        )
+    else:
+        result.reasons.append(f"the record of {names} ends before the call in which the others are")
     result.certainty = "certain" if sure and len(roots) == 1 else "likely"
-    result.reasons.append(
-        f"the record of {rank_names(facts.job, roots)} ends before the call in which the others are"
-    )
     if not sure:
         result.reasons.append("the source does not record which calls completed")
     refine_by_events(facts, result, roots)
-    add_standing(facts, result, group, wait)
-    alive = facts.job.alive_ns
-    if roots[0] in alive and max(alive.values()) - alive[roots[0]] > MARGIN_NS:
+    add_standing(facts, result, group, first)
+    if stopped:
         result.reasons.append(last_ran(facts, roots[:1]))
     return result
 

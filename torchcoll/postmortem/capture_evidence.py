@@ -26,7 +26,7 @@ from torchcoll.postmortem.evidence import (
     JobEvidence,
     Place,
 )
-from torchcoll.postmortem.python_stack import Frame, describe
+from torchcoll.postmortem.python_stack import Frame, describe, shown_frame
 
 _MOST_CALLS = 4096  # of a traffic file: the last ones
 _MOST_STACKS = 1000  # dumps in one file
@@ -41,6 +41,7 @@ _THREAD = re.compile(r"^Thread 0x[0-9a-f]+ \[(?P<name>.*)\] \(most recent call f
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d{1,9}) in (?P<function>.*)$')
 # The frames of a call that is captured: what a person looks for is who made the call.
 _CAPTURE = re.compile(r"torchcoll/training/(?:capture|waits)\.py$")
+_CALLER = re.compile(r"(?P<file>.+):(?P<line>\d{1,9}) (?P<function>.+)$")
 _LOST = re.compile(r"lost ranks? (?P<ranks>\d{1,7}(?:(?:, | and )\d{1,7})*)")
 _SIGNAL = re.compile(r"rank (?P<rank>\d{1,7}) \([^)]*\): (?P<name>SIG[A-Z0-9]{2,8})\b")
 
@@ -128,8 +129,16 @@ def _of_ring_call(call: RingCall, rank: int, place: Place) -> CallSeen:
         peer=call.peer,
         created_ns=call.created_ns,
         duration_ns=max(0, call.ended_ns - call.created_ns) if ended and call.ended_ns else None,
-        stack=(call.caller,) if call.caller else (),
+        origin=_origin(call.caller),
     )
+
+
+def _origin(caller: str) -> str:
+    """The line that made a call, as a ring has it (``/home/me/train.py:28 step``), shortened."""
+    match = _CALLER.match(caller)
+    if match is None:
+        return caller
+    return shown_frame(Frame(match["file"], int(match["line"]), match["function"]))
 
 
 def _elements(size_bytes: int, dtype: str | None) -> tuple[tuple[int, ...], ...] | None:

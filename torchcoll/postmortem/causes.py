@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torchcoll.postmortem.evidence import JobEvent, JobEvidence
+from torchcoll.postmortem.evidence import RAS_KINDS, JobEvent, JobEvidence
 
 # Exceptions that a rank raises because another one is missing, whatever the reader took them for.
 _COMMUNICATION = re.compile(
@@ -67,6 +67,10 @@ class Complaints:
     canceled: list[JobEvent] = field(default_factory=list)
     endings: dict[int, JobEvent] = field(default_factory=dict)
     stacks: dict[int, JobEvent] = field(default_factory=dict)
+    # Ranks from which NCCL's RAS got no answer, and what else it reports. A rank of None stands for
+    # processes of which the rank is not known.
+    unanswered: dict[int | None, JobEvent] = field(default_factory=dict)
+    ras: list[JobEvent] = field(default_factory=list)
     # rank -> ranks that blame it
     blamed_by: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
 
@@ -130,6 +134,12 @@ def sort_events(job: JobEvidence) -> Complaints:
     causes: dict[int, list[Cause]] = defaultdict(list)
     for event in job.events:
         rank = _rank_of(event, job)
+        if event.kind == "unanswered":
+            result.unanswered.setdefault(rank, event)
+            continue
+        if event.kind in RAS_KINDS:
+            result.ras.append(event)
+            continue
         if event.kind == "node_failed":
             for member in ranks_of_node.get(event.node, ()) if rank is None else (rank,):
                 causes[member].append(Cause(member, "node_failed", None, event))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchcoll.postmortem.diagnosis import Diagnosis
-from torchcoll.postmortem.evidence import JobEvidence
+from torchcoll.postmortem.evidence import RAS_KINDS, JobEvidence
 from torchcoll.postmortem.standing import Standings
 
 _MOST = 4
@@ -14,7 +14,7 @@ def what_to_collect(job: JobEvidence, diagnosis: Diagnosis, standings: Standings
     if diagnosis.certainty == "certain":
         return []
     lines = []
-    logged = {event.rank for event in job.events if event.rank is not None}
+    logged = {event.rank for event in job.events if event.kind not in RAS_KINDS}
     missing = [rank for rank in standings.ranks if rank not in standings.recorded]
     reliable = any(call.reliable_state for call in job.calls)
     if not standings.recorded or not reliable:

@@ -61,7 +61,7 @@ def kind_of(text: str) -> str:
 
 _WATCHDOG = re.compile(
     r"\[Rank (\d{1,7})\] Watchdog caught collective operation timeout: "
-    r"Work\w{1,20}\((?:SeqNum=(\d{1,18}), )?OpType=(\w{1,60})"
+    r"Work\w{1,20}\((?:SeqNum=(\d{1,18}), )?OpType=(\w{1,60})(?:, NumelIn=(\d{1,18}))?"
 )
 _FINGERPRINT = re.compile(
     r"Rank (\d{1,7}) is running (?:inconsistent )?collective: CollectiveFingerPrint\("
@@ -76,7 +76,8 @@ _SPEAKER = re.compile(r"\[Rank (\d{1,7})\]|\bRank (\d{1,7}) (?:successfully|time
 
 
 def facts_of(text: str) -> dict[str, Any]:
-    """Fields of a JobEvent for an error with this text: about, rank, number, collective, addresses.
+    """Fields of a JobEvent for an error with this text: about, rank, number, collective, elements,
+    addresses.
 
     rank is missing where the text does not say whose it is.
     """
@@ -86,6 +87,7 @@ def facts_of(text: str) -> dict[str, Any]:
         facts["collective"] = torch_collective(match[3].lower())
         if match[2] and facts["collective"] not in ("send", "recv"):
             facts["number"] = int(match[2])
+            facts["elements"] = int(match[4]) if match[4] else None
     elif fingerprints := _FINGERPRINT.findall(text):
         facts["rank"] = int(fingerprints[0][0])
         facts["about"] = tuple(int(rank) for rank, _, _ in fingerprints[1:2])

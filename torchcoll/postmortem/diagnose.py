@@ -13,10 +13,12 @@ from torchcoll.postmortem.absence_rules import (
     elsewhere,
     left_nothing,
     stopped_running,
+    unanswered,
 )
 from torchcoll.postmortem.call_rules import (
     different_calls,
     reported_mismatch,
+    timed_out_in_different_calls,
     wait_for_each_other,
     waited_for,
 )
@@ -36,12 +38,15 @@ from torchcoll.postmortem.sentences import (
     rank_names,
 )
 
+_MOST_LINES = 4  # of one kind
+
 
 def diagnose(job: JobEvidence) -> Diagnosis:
     facts = JobFacts(job)
     rules = (
         different_calls,
         ended_by_itself,
+        timed_out_in_different_calls,
         reported_mismatch,
         waited_for,
         wait_for_each_other,
@@ -50,6 +55,7 @@ def diagnose(job: JobEvidence) -> Diagnosis:
         broke_off,
         came_late,
         elsewhere,
+        unanswered,
         left_nothing,
         link,
         canceled,
@@ -69,6 +75,7 @@ def diagnose(job: JobEvidence) -> Diagnosis:
         named = [job.nodes[rank] for rank in diagnosis.culprits if rank in job.nodes]
         diagnosis.nodes = tuple(dict.fromkeys(named))
     _add_complaints(facts, diagnosis)
+    _add_ras(facts, diagnosis)
     _add_contradictions(facts, diagnosis)
     diagnosis.collect_next = what_to_collect(job, diagnosis, facts.standings)
     diagnosis.headline = headline(diagnosis, facts.standings)
@@ -100,6 +107,23 @@ def _add_complaints(facts: JobFacts, result: Diagnosis) -> None:
             result.evidence.append(EvidenceLine(event.text, event.place, event.rank))
 
 
+def _add_ras(facts: JobFacts, result: Diagnosis) -> None:
+    """Lines with what NCCL's RAS reports, if the job did not end as it should."""
+    if result.kind in ("none", "canceled"):
+        return
+    events = facts.events
+    if events.unanswered:
+        ranks = [rank for rank in events.unanswered if rank is not None]
+        event = next(iter(events.unanswered.values()))
+        text = event.text
+        if len(ranks) == len(events.unanswered):
+            text = f"NCCL's RAS got no answer from {rank_names(facts.job, ranks)}"
+        result.evidence.append(EvidenceLine(text, event.place))
+    for event in events.ras[:_MOST_LINES]:
+        if event.kind != "all_answered" or result.kind == "unknown":
+            result.evidence.append(EvidenceLine(event.text, event.place))
+
+
 def _add_contradictions(facts: JobFacts, result: Diagnosis) -> None:
     named = set(result.culprits) | set(result.candidates)
     if not named:
@@ -116,6 +140,12 @@ def _add_contradictions(facts: JobFacts, result: Diagnosis) -> None:
                 f"{rank_names(facts.job, [rank])} has a failure of its own ({cause.event.place}: "
                 f"{cause.event.text}), later or while it waited"
             )
+    missing = [rank for rank in facts.events.unanswered if rank is not None and rank not in named]
+    missing = [rank for rank in missing if rank not in facts.events.complaining]
+    if missing and not facts.events.endings.keys() >= set(missing):
+        result.contradictions.append(
+            f"NCCL's RAS got no answer from {rank_names(facts.job, missing)}"
+        )
     behind = [r for r in facts.graph.roots if r not in named and result.kind != "mismatch"]
     if behind:
         result.contradictions.append(

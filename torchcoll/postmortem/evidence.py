@@ -32,7 +32,13 @@ EVENT_KINDS = (
     "link",  # a network device or link reported a fault
     "stack",  # where the Python code of a rank stood
     "ending",  # the rank ended as it should
+    "unanswered",  # NCCL's RAS got no answer from the process of the rank
+    "unequal_counts",  # of operations that ranks launched, by NCCL's RAS; about: may be behind
+    "ras_error",  # of the rank's communicator, by NCCL's RAS; about: ranks that may be the cause
+    "all_answered",  # NCCL's RAS got an answer from all ranks, and has nothing to report
 )
+# What RAS says of a rank. It is not what the rank itself, or its launcher, writes.
+RAS_KINDS = EVENT_KINDS[-4:]
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,8 @@ class CallSeen:
     state: one of STATES. reliable_state: whether the source records states at all (gloo's Flight
     Recorder leaves completed calls as scheduled). peer: the other rank of the world of send and
     recv. created_ns: when it was issued, in ns since 1970 on the rank's own clock.
-    stack: Python frames, innermost first, as ``file:line function``.
+    origin: the line of the user's code that made it, as ``folder/file.py:28 function``; '' where
+    not recorded.
     """
 
     rank: int
@@ -83,7 +90,7 @@ class CallSeen:
     peer: int | None = None
     created_ns: int | None = None
     duration_ns: int | None = None
-    stack: tuple[str, ...] = ()
+    origin: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,8 @@ class JobEvent:
 
     kind: one of EVENT_KINDS. rank: of the world, None where not known. node: '' where not known.
     text: one line, a quotation in the words of the source. about: ranks of the world that the text
-    blames. group, number, collective: of the call that it names. when_ns: since 1970. signal: its
+    blames. group, number, collective, elements: of the call that it names, with the number of
+    elements of its input. when_ns: since 1970. signal: its
     number. pid: the process that it happened to. addresses: hosts that it names, such as the peer
     of a connection.
     """
@@ -106,6 +114,7 @@ class JobEvent:
     group: str | None = None
     number: int | None = None
     collective: str | None = None
+    elements: int | None = None
     when_ns: int | None = None
     signal: int | None = None
     exit_code: int | None = None

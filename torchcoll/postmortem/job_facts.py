@@ -16,7 +16,7 @@ from torchcoll.postmortem.causes import (
     without_told_to_end,
 )
 from torchcoll.postmortem.diagnosis import Diagnosis, EvidenceLine
-from torchcoll.postmortem.evidence import FileRead, JobEvent, JobEvidence
+from torchcoll.postmortem.evidence import RAS_KINDS, FileRead, JobEvent, JobEvidence
 from torchcoll.postmortem.sentences import (
     describe_call,
     group_name,
@@ -53,7 +53,7 @@ class JobFacts:
         # Ranks whose log was read, and says nothing.
         logs = [file for file in job.files if _has_complaints(file)]
         self.quiet = {rank for file in logs for rank in file.ranks} - {
-            event.rank for event in job.events
+            event.rank for event in job.events if event.kind not in RAS_KINDS
         }
         # Ranks of which no file says anything about the rank itself.
         self.silent = [
@@ -70,6 +70,24 @@ class JobFacts:
 
     def others(self, ranks: Collection[int]) -> tuple[int, ...]:
         return tuple(rank for rank in self.ranks if rank not in ranks)
+
+    def first_open(self, wait: OpenCall) -> OpenCall:
+        """The call in which the ranks of this wait were, if they had issued calls ahead.
+
+        A group completes its calls in their order. So a rank of which several calls are open is in
+        the first of them, which may be a call that the rank it waits for had made as well.
+        """
+        if wait.peer is not None:
+            return wait
+        firsts: list[OpenCall] = []
+        for of_rank in self.standings.waits.values():
+            same = [w for w in of_rank if w.key == wait.key and w.peer is None]
+            here = [w for w in same if w.number == wait.number]
+            recorded = [w for w in same if w.call is not None and w.call.reliable_state]
+            if here:
+                firsts.append(min([*here, *recorded], key=lambda w: w.number))
+        counts = Counter(first.number for first in firsts)
+        return min(firsts, key=lambda w: (-counts[w.number], w.number), default=wait)
 
 
 def _has_complaints(file: FileRead) -> bool:
@@ -88,7 +106,7 @@ def name_call(
     """Fill in the call in which others wait for these ranks, and who waits."""
     wait = facts.graph.wait_for(ranks)
     if wait is not None:
-        name_wait(facts, result, wait)
+        name_wait(facts, result, facts.first_open(wait))
         result.waiting = tuple(rank for rank in facts.graph.waiting if rank not in ranks)
         return
     complaints = [*facts.events.timeouts.values(), *facts.events.peer_lost.values()]
@@ -107,6 +125,8 @@ def name_call(
 def name_wait(facts: JobFacts, result: Diagnosis, wait: OpenCall) -> None:
     group = facts.standings.groups.get(wait.key)
     result.group = group_name(group) if group else wait.key
+    if not wait.is_exact:
+        return
     result.number = wait.number
     if wait.call is not None:
         result.collective = wait.call.collective

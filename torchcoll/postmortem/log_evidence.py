@@ -17,9 +17,10 @@ from pathlib import Path
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.postmortem import cluster_log, nccl_log, torch_log, traceback_log
 from torchcoll.postmortem.complaint_texts import kind_of
-from torchcoll.postmortem.evidence import FileRead, JobEvent, JobEvidence, Place
+from torchcoll.postmortem.evidence import RAS_KINDS, FileRead, JobEvent, JobEvidence, Place
 from torchcoll.postmortem.log_lines import Line, LineReader, lines_with, times_of
 from torchcoll.postmortem.log_scan import Handler, LogScan
+from torchcoll.postmortem.ras_report import RasText
 
 _HANDLERS: tuple[Handler, ...] = (
     *torch_log.HANDLERS,
@@ -91,7 +92,7 @@ def _scan(scan: LogScan, path: Path, reader: LineReader) -> None:
     tracebacks = traceback_log.Tracebacks(scan)
     table = torch_log.FailureTable(scan)
     pod, banner = cluster_log.Pod(scan), cluster_log.HydraBanner(scan)
-    nccl, ras = nccl_log.NcclLines(scan), nccl_log.RasReport(scan)
+    nccl, ras = nccl_log.NcclLines(scan), RasText(scan)
     texts = [*dict.fromkeys(text.encode() for text, _, _ in _HANDLERS), *_NCCL]
 
     def more() -> bool:
@@ -283,4 +284,7 @@ def _what(scan: LogScan, shown: str) -> str:
             return part
     if scan.node:
         return "kernel log"
+    kinds = {event.kind for event in scan.evidence.events}
+    if kinds and kinds <= set(RAS_KINDS):
+        return "NCCL RAS report"
     return "log"

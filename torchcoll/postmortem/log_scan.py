@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.variables import masked
-from torchcoll.importers.torch_names import torch_collective
 from torchcoll.postmortem.evidence import GroupSeen, JobEvent, JobEvidence, Place
 from torchcoll.postmortem.log_lines import Line
 
@@ -145,8 +144,3 @@ class LogScan:
             if number >= 0:
                 key = (rank, group)
                 numbers[key] = max(number, numbers.get(key, 0))
-
-
-def collective_named(op: str) -> str:
-    """torch's and NCCL's names of operations: ``_ALLGATHER_BASE``, ``AllReduce``."""
-    return torch_collective(op.lower())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torchcoll.core.collectives import COLLECTIVES
@@ -15,6 +15,8 @@ _LIBRARY = re.compile(
     r"socket\.py|ssl\.py|subprocess\.py|contextlib\.py)(?:/|$)|^<(?!string|stdin|module)|\.so(?:\.\d+)*$|"
     r"^(?:threading|selectors|queue|runpy|socket|subprocess|contextlib)\.py$"
 )
+# Of a call these only pass it on: the packages of torch, and what captures the call.
+_PASSES_ON = re.compile(r"(?:^|/)(?:torch|torchcoll/training)/")
 _DISTRIBUTED = re.compile(
     r"torch/distributed/(?:distributed_c10d|_functional_collectives|c10d_logger)"
 )
@@ -46,6 +48,18 @@ def shown_frame(frame: Frame) -> str:
     name = "/".join(frame.file.split("/")[-2:]) if "/" in frame.file else frame.file
     where = name if frame.line is None else f"{name}:{frame.line}"
     return f"{where} {frame.function}"
+
+
+def origin(frames: Iterable[Frame]) -> Frame | None:
+    """The frame that made a call, of a stack with the innermost frame first: the first that is
+    neither of torch nor of torchcoll's capture. If there is none, it is the first frame.
+    """
+    innermost = None
+    for frame in frames:
+        if not _PASSES_ON.search(frame.file):
+            return frame
+        innermost = innermost or frame
+    return innermost
 
 
 def describe(frames: Sequence[Frame]) -> tuple[str, str | None]:

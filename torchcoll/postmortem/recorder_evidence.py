@@ -39,6 +39,7 @@ from torchcoll.postmortem.evidence import (
     JobEvidence,
     Place,
 )
+from torchcoll.postmortem.python_stack import Frame, origin, shown_frame
 
 _WHAT = "Flight Recorder dump"
 _JSON = re.compile(rb'\A\s*\{[^\0]*?"(?:pg_status|collective_seq_id|profiling_name)"\s*:')
@@ -123,7 +124,7 @@ def _rank(
 def _read_calls(
     evidence: JobEvidence, entries: Sequence[Mapping[str, Any]], rank: int, shown: str
 ) -> None:
-    numbers, frames = Numbers(), _Frames()
+    numbers = Numbers()
     for index, entry in enumerate(entries):
         name = str(entry.get("profiling_name"))
         backend = name.partition(":")[0]
@@ -157,7 +158,7 @@ def _read_calls(
                 peer,
                 whole(entry.get("time_created_ns")),
                 None if duration is None else round(duration * _NS_PER_MS),
-                frames.read(entry.get("frames")),
+                _origin(entry.get("frames")),
             )
         )
         if retired and state != "completed" and backend != "gloo":
@@ -215,28 +216,15 @@ def _read_status(
             evidence.last_completed[rank, name] = completed
 
 
-class _Frames:
-    """Makes texts of stack frames, of which calls share most."""
-
-    def __init__(self) -> None:
-        self._texts: dict[tuple[object, object, object], str] = {}
-        self._stacks: dict[tuple[str, ...], tuple[str, ...]] = {}
-
-    def read(self, frames: object) -> tuple[str, ...]:
-        if not isinstance(frames, list):
-            return ()
-        texts = []
-        for frame in frames[:_FRAMES]:
-            if not isinstance(frame, dict):
-                continue
-            key = (
-                str(frame.get("filename")),
-                str(frame.get("line")),
-                str(frame.get("name")),
-            )
-            texts.append(self._texts.setdefault(key, f"{key[0]}:{key[1]} {key[2]}"))
-        stack = tuple(texts)
-        return self._stacks.setdefault(stack, stack)
+def _origin(frames: object) -> str:
+    """Where the user's code made a call, of the frames of its entry."""
+    stack = (
+        Frame(str(frame.get("filename")), whole(frame.get("line")), str(frame.get("name")))
+        for frame in (frames if isinstance(frames, list) else ())[:_FRAMES]
+        if isinstance(frame, dict)
+    )
+    made_by = origin(stack)
+    return "" if made_by is None else shown_frame(made_by)
 
 
 def _shapes(sizes: object) -> tuple[tuple[int, ...], ...] | None:

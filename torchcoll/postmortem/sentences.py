@@ -37,13 +37,21 @@ def shortened(text: str, most: int = _LONG) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def ranks_text(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0-2 and 5``."""
+    ranks = sorted(set(ranks))
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return " and ".join(f"ranks {format_ranges(ranks)}".rsplit(",", 1)).replace(",", ", ")
+
+
 def rank_names(job: JobEvidence, ranks: Iterable[int]) -> str:
     """``rank 3 on node07``, ``ranks 0-2 and 5 (node01, node02)``."""
     ranks = sorted(set(ranks))
     nodes = list(dict.fromkeys(job.nodes[rank] for rank in ranks if rank in job.nodes))
     if len(ranks) == 1:
         return f"rank {ranks[0]}" + (f" on {one_line(nodes[0])}" if nodes else "")
-    text = " and ".join(f"ranks {format_ranges(ranks)}".rsplit(",", 1)).replace(",", ", ")
+    text = ranks_text(ranks)
     if len(nodes) == 1 and all(rank in job.nodes for rank in ranks):
         return f"{text} on {one_line(nodes[0])}"
     if 1 < len(nodes) <= _MOST_NODES:

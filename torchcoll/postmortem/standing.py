@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchcoll.postmortem.evidence import STATES, CallSeen, GroupSeen, JobEvent, JobEvidence
 
@@ -48,7 +48,10 @@ class GroupStanding:
 
 @dataclass(frozen=True)
 class OpenCall:
-    """A call that a rank was in: of a group and number, or send or recv with ``peer``."""
+    """A call that a rank was in: of a group and number, or send or recv with ``peer``.
+
+    is_exact: False if the rank is in this call or in one of those that it issued after it.
+    """
 
     rank: int
     key: str
@@ -56,6 +59,7 @@ class OpenCall:
     call: CallSeen | None = None
     event: JobEvent | None = None
     peer: int | None = None
+    is_exact: bool = True
 
 
 @dataclass
@@ -107,7 +111,7 @@ def standings_of(job: JobEvidence) -> Standings:
             continue
         group = standing(call.group)
         earlier = group.call(call.rank, call.number)
-        if earlier is None or STATES.index(earlier.state) < STATES.index(call.state):
+        if earlier is None or _progress(earlier) < _progress(call):
             group.calls[call.rank][call.number] = call
         if call.place.path not in ended_only:
             group.last[call.rank] = max(call.number, group.last.get(call.rank, 0))
@@ -133,6 +137,7 @@ def standings_of(job: JobEvidence) -> Standings:
     for group in groups.values():
         _add_waits(group, latest, waits)
     for (rank, key, number), event in failed.items():
+        waits[rank] = [wait for wait in waits[rank] if wait.key != key or wait.is_exact]
         if (key, number) not in {(wait.key, wait.number) for wait in waits[rank]}:
             wait = OpenCall(rank, key, number, groups[key].call(rank, number), event)
             waits[rank].append(wait)
@@ -158,6 +163,11 @@ def _ranks(job: JobEvidence) -> tuple[int, ...]:
     return tuple(range(max(seen, default=-1) + 1))
 
 
+def _progress(call: CallSeen) -> tuple[bool, int]:
+    """By this two records of one call are compared: a source that records states is right."""
+    return call.reliable_state, STATES.index(call.state)
+
+
 def _is_later(call: CallSeen, other: CallSeen | None) -> bool:
     """Whether a rank made the call after the other one, which comes before it in the file."""
     if other is None or call.created_ns is None or other.created_ns is None:
@@ -179,8 +189,11 @@ def _add_waits(
             for number, call in calls.items()
             if call.reliable_state and call.state != "completed" and number > (done or 0)
         ]
-        if last not in calls and done is not None and last > done:
-            open_numbers.append(last)
+        if not open_numbers and last not in calls and done is not None and last > done:
+            # The count of completed calls may be out of date: calls after it may have ended.
+            first = OpenCall(rank, group.key, done + 1, calls.get(done + 1))
+            waits[rank].append(replace(first, is_exact=last == done + 1))
+            continue
         if not open_numbers and (done is None or done < last):
             # The source does not record which calls ended. A call that another member has not made
             # cannot have ended, and the last thing that a rank did may not have, unless others went

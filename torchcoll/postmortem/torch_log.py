@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import signal
 
+from torchcoll.importers.torch_names import torch_collective
 from torchcoll.postmortem.complaint_texts import facts_of, kind_of, quotation
 from torchcoll.postmortem.evidence import JobEvent
 from torchcoll.postmortem.log_lines import Line
@@ -23,6 +24,11 @@ _NUMBERS = re.compile(
     r"(?:at (?:NCCL )?work(?: sequence id)?: (-?\d{1,18}).*?)?"
     r"[Ll]ast enqueued (?:\w+ )?work: (-?\d{1,18}).{0,80}?last completed "
     r"(?:\w+ )?work: (-?\d{1,18})"
+)
+
+_ASYNC_ERROR = re.compile(
+    r"Collective Work\w{1,20}\(SeqNum=(\d{1,18}), OpType=(\w{1,60}).{0,300}\) "
+    r"raised the following async exception.*"
 )
 
 
@@ -57,10 +63,16 @@ def _numbers(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     group, rank = _group_rank(scan, line)
     if group is None or rank is None:
         return
-    scan.numbers(rank, group, int(match[2]), int(match[3]))
+    enqueued, completed = int(match[2]), int(match[3])
+    scan.numbers(rank, group, enqueued, completed)
     event = scan.last_event("timeout", rank)
     if event and event.group is None and match[1] and event.number == int(match[1]):
         scan.replace(event, group=group)
+    event = scan.last_event("peer_lost", rank)
+    failed = _ASYNC_ERROR.search(event.text) if event and event.group is None else None
+    if event and failed and enqueued == completed + 1 == int(failed[1]):
+        collective = torch_collective(failed[2].lower())
+        scan.replace(event, group=group, number=enqueued, collective=collective)
 
 
 def _stuck(scan: LogScan, line: Line, match: re.Match[str]) -> None:
@@ -104,6 +116,21 @@ def _complaint(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     if rank is not None:
         facts["rank"] = rank
     scan.add(kind, line, quotation(text), **facts)
+
+
+def _async_error(scan: LogScan, line: Line, match: re.Match[str]) -> None:
+    """An error that NCCL found in the background. The call that torch names is the oldest that it
+    has not seen completed. Only if no later one was issued, it is the call in which the rank was.
+    """
+    _, rank = _group_rank(scan, line)
+    kind = kind_of(match[0])
+    if kind != "exception":
+        scan.add(kind, line, match[0], rank=rank)
+    scan.want(8)  # NCCL's own message follows
+
+
+def _truncated(scan: LogScan, line: Line, match: re.Match[str]) -> None:
+    scan.add("mismatch", line, line.text.strip())
 
 
 def _loader(scan: LogScan, line: Line, match: re.Match[str]) -> None:
@@ -266,6 +293,12 @@ HANDLERS: tuple[Handler, ...] = (
         re.compile(r"\[([\d, ]{1,4000})\] finished collective #(\d{1,18}), but didn't join"),
         _behind,
     ),
+    (
+        "raised the following async exception",
+        _ASYNC_ERROR,
+        _async_error,
+    ),
+    ("essage truncated", re.compile(r"^NET/\w+ ?: .{0,200}[Mm]essage truncated"), _truncated),
     ("op.preamble.", _ANY, _complaint),
     ("monitoredBarrier", _ANY, _complaint),
     ("mismatch between collectives on ranks", _ANY, _complaint),

@@ -129,7 +129,8 @@ class Tracebacks:
         facts = facts_of(text)
         rank = traceback.rank if traceback.rank is not None else facts.get("rank")
         facts.update(rank=rank, when_ns=None, pid=line.pid if rank is None else None)
-        if kind in ("timeout", "peer_lost"):
+        # NCCL's calls do not wait, so an error of NCCL is of an earlier call.
+        if kind in ("timeout", "peer_lost") and "NCCL error" not in text:
             facts.setdefault("collective", describe(list(reversed(traceback.frames)))[1])
         self.scan.add(kind, line, f"{quotation(text)} [{shown_frame(user)}]", **facts)
 

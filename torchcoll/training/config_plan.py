@@ -14,12 +14,13 @@ The rank is that of the pipeline stage with the most communication (``plan_confi
 - ``zero-torch``: DDP's buckets, and after them the broadcasts of ZeroRedundancyOptimizer.
 - ``zero1-deepspeed``, ``zero2-deepspeed``: DeepSpeed's ZeRO 1 and 2 with the defaults of its
   configuration and one group of parameters: an all_reduce of each bucket of up to 500 million
-  elements, the all_reduce of the gradients' norm, and one all_gather of all parameters after the
-  step (deepspeed/runtime/zero/stage_1_and_2.py). ZeRO 1 reduces after the last backward pass, in
-  the order of registration (reduce_gradients); ZeRO 2 in every micro-batch, as gradients arrive,
-  and the computation waits (process_gradients). With overlap_comm (``overlap``) both reduce in
-  the backward pass, and a bucket waits for the one before it (average_tensor). Not BF16_Optimizer,
-  which bfloat16 with ZeRO 1 and float32 gradient accumulation has.
+  elements, in 16 bits an all_reduce of a byte (overflow), the all_reduce of the gradients' norm,
+  and one all_gather of all parameters after the step (deepspeed/runtime/zero/stage_1_and_2.py).
+  ZeRO 1 reduces after the last backward pass, in the order of registration (reduce_gradients);
+  ZeRO 2 in every micro-batch, as gradients arrive, and the computation waits (process_gradients).
+  With overlap_comm (``overlap``) both reduce in the backward pass, and a bucket waits for the one
+  before it (average_tensor). Not BF16_Optimizer, which bfloat16 with ZeRO 1 and float32 gradient
+  accumulation has. Equal to what DeepSpeed 0.19.8 sends (tests/benchmarks/sent_by_zero.py).
 - ``fsdp``, ``hsdp``, ``zero2``: FSDP2 with each layer and the root wrapped; ``zero2`` keeps the
   parameters after the forward pass. In each micro-batch, as without
   ``set_requires_gradient_sync``. With a pipeline, parameters are gathered once and gradients
@@ -511,7 +512,7 @@ class _StagePlan:
                 previous = self._reduce_bucket(bucket, previous)
             self.writer.wait(previous)
         itemsize = find_dtype(self.options.dtype).itemsize
-        if self.options.dtype == "float16":  # check_overflow
+        if itemsize == 2:  # check_grad_overflow
             self.writer.block([SentCall(group, "all_reduce", 1, "overflow of gradients", BLOCKS)])
         self.writer.block([SentCall(group, "all_reduce", 4, "norm of gradients", BLOCKS)])
         size_bytes = deepspeed_elements(trained, ranks) * itemsize

@@ -13,12 +13,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 
+from torchcoll.core.backends import backend_of
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.training.joined import JoinedCall
 
 MAX_LATENESS_NS = 5_000_000  # sys.getswitchinterval: how long a thread may keep others waiting
 LATE = "recorded up to 5 ms late"
-_GLOO_WORKERS = 2  # threads of torch's ProcessGroupGloo::Options: calls of a group at the same time
 # Calls that agree in these fields are of the same kind.
 _kind = attrgetter("collective", "bytes_in", "bytes_out", "dtype", "op", "group")
 
@@ -102,10 +102,7 @@ def begun_ns(traffic: Traffic) -> tuple[dict[int, int], dict[int, int]]:
     """
     begun: dict[int, int] = {}
     errors: dict[int, int] = {}
-    workers = {
-        name: _GLOO_WORKERS if group.backend == "gloo" else 1
-        for name, group in traffic.groups.items()
-    }
+    workers = {name: backend_of(group.backend).workers for name, group in traffic.groups.items()}
     for calls in traffic.calls.values():
         # By group, a heap of when its workers are free, and whether these ends may be stamped late.
         ends_of: dict[str, list[tuple[int, bool]]] = defaultdict(list)
@@ -117,16 +114,16 @@ def begun_ns(traffic: Traffic) -> tuple[dict[int, int], dict[int, int]]:
             if call.point_to_point:
                 continue
             ends = ends_of[call.group]
-            own = (end, may_end_late(call, traffic.source))
+            its_end = (end, may_end_late(call, traffic.source))
             if len(ends) < workers.get(call.group, 1):
-                heapq.heappush(ends, own)
+                heapq.heappush(ends, its_end)
                 continue
             before = ends[0][0]
             begun[id(call)] = min(end, max(start, before))
             least = min(ns - MAX_LATENESS_NS * late for ns, late in ends)
             if least < before and start < before:
                 errors[id(call)] = before - max(start, least)
-            heapq.heappushpop(ends, own)
+            heapq.heappushpop(ends, its_end)
     return begun, errors
 
 
