@@ -265,13 +265,16 @@ def test_who_looks_waits_no_longer():
 
 
 @pytest.mark.parametrize(
-    ("stat", "ended"),
+    ("stat", "pending", "ended"),
     [
-        (b"12 (python3) S 1 12 12 0 -1 4194560 0", False),  # 0x400100
-        (b"12 (a) Z (b) S 1 12 12 0 -1 4194560 0", False),
-        (b"12 (python3) D 1 12 12 0 -1 4194564 0", True),  # it gives back its memory
-        (b"12 (python3) Z 1 12 12 0 -1 4194316 0", True),
+        (b"12 (python3) S 1 12 12 0 -1 4194560 0", 0, False),  # 0x400100
+        (b"12 (a) Z (b) S 1 12 12 0 -1 4194560 0", 0, False),
+        (b"12 (python3) D 1 12 12 0 -1 4194564 0", 0, True),  # it gives back its memory
+        (b"12 (python3) Z 1 12 12 0 -1 4194316 0", 0, True),
+        (b"12 (python3) S 1 12 12 0 -1 4194560 0", 0x100, True),  # SIGKILL is 9
+        (b"12 (python3) S 1 12 12 0 -1 4194560 0", 0x4000, False),  # SIGTERM
     ],
 )
-def test_a_process_that_is_ending_has_ended(stat, ended):
-    assert control._has_ended(stat) is ended
+def test_a_process_that_is_ending_has_ended(stat, pending, ended):
+    status = f"Name:\tpython3\nSigQ:\t0/9\nSigPnd:\t{pending:016x}\nShdPnd:\t{0:016x}\n"
+    assert control._has_ended(stat, status.encode()) is ended

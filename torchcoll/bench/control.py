@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import signal
 import socket
 import time
 import zlib
@@ -105,6 +106,7 @@ def cloneable(store: Any) -> Any:
     return store
 
 
+_KILLED = 1 << signal.SIGKILL - 1  # of a mask of signals
 _EXITING = 0x4  # PF_EXITING of Linux, in the flags of a process that has begun to end
 _ENDED_S = 0.2  # by then the kernel has closed all of a process that it ends
 
@@ -564,24 +566,27 @@ def wait_for_peers(store: Any, answers: Sequence[Any], grace_s: float = GRACE_S)
 
 def dead_ranks(pids: Mapping[int, int]) -> list[int]:
     """Which of these ranks, all on this host, have ended. A zombie counts as ended, and so does a
-    process that is ending: one that was killed may give back the memory of its GPU for seconds.
-    pids: by rank.
+    process that is ending or that SIGKILL has been sent to: one that was killed may stay in the
+    driver of its GPU for seconds. pids: by rank.
     """
     return [rank for rank, pid in pids.items() if not _lives(pid)]
 
 
 def _lives(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return not _has_ended(stat.read())
+        with open(f"/proc/{pid}/stat", "rb") as stat, open(f"/proc/{pid}/status", "rb") as status:
+            return not _has_ended(stat.read(), status.read())
     except (OSError, IndexError, ValueError):
         return os.path.exists(f"/proc/{pid}")
 
 
-def _has_ended(stat: bytes) -> bool:
-    """Reads the state and the flags of the content of /proc/PID/stat."""
+def _has_ended(stat: bytes, status: bytes) -> bool:
+    """Reads /proc/PID/stat (state and flags) and /proc/PID/status (pending signals)."""
     fields = stat.rsplit(b")", 1)[1].split()
-    return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _EXITING)
+    if fields[0] in (b"Z", b"X") or int(fields[6]) & _EXITING:
+        return True
+    masks = (line.split()[1] for line in status.splitlines() if line[:6] in (b"SigPnd", b"ShdPnd"))
+    return any(int(mask, 16) & _KILLED for mask in masks)
 
 
 def _first_line(error: Exception) -> str:
