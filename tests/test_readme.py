@@ -157,6 +157,8 @@ class Reader:
     def run(self, command: str) -> str:
         """What it prints."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
+        if "--runs" not in command:  # six by default; three can be compared
+            command = command.replace("torchcoll matrix ", "torchcoll matrix --runs 3 ")
         program = shlex.split(command)[0]
         if program not in FORKED or set("|&;<>$`") & set(command):
             done = self.shell(" ".join((command, *LOCAL)) if "local.sh" in command else command)
