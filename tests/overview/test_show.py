@@ -118,7 +118,7 @@ def test_host_bound_is_told(shown):
     asked = case(mode="back-to-back", device="cuda", backend="nccl")
     bound = "host-bound: the host takes 8.00 us to issue a call of 10.0 us"
     text = shown(run(result(1, case=asked, time_ns=clocks, batches=[20]), ranks=1))
-    assert f"\n[1] {bound}; --mode graph shows the device's own time\n" in text
+    assert f"\n[1] {bound}; --mode graph costs the host less\n" in text
     asked = case(mode="back-to-back", device="xpu", backend="xccl")  # captures no graphs
     text = shown(run(result(1, case=asked, time_ns=clocks, batches=[20]), ranks=1))
     assert f"\n[1] {bound}\n" in text
