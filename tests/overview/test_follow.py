@@ -121,6 +121,24 @@ def test_a_run_that_was_killed_is_mentioned(text, tmp_path, monkeypatch, capsys)
     assert capsys.readouterr().err.count("has not grown") == 1
 
 
+def test_the_page_of_a_run_that_was_killed_does_not_promise_its_end(text, tmp_path, monkeypatch):
+    pytest.importorskip("plotly")
+    path, page = tmp_path / "run.jsonl", tmp_path / "page.html"
+    path.write_text("".join(text.splitlines(keepends=True)[:-1]))
+    monkeypatch.setattr(module, "_STILL_S", 0.0)
+    pages = []
+
+    def sleep(seconds):
+        pages.append(page.read_text())
+        path.write_text(text)
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    assert main(["show", "--follow", str(path), "-o", str(page)]) == 0
+    assert "the run may have been killed" in pages[0]
+    assert "running: " not in pages[0]
+    assert "has not grown" not in page.read_text()
+
+
 def test_the_slowest_rank_of_the_latest_case():
     """Rank 1 is the longest in three of four calls."""
     times = [[10, 10, 10, 99], [20, 30, 40, 50]]

@@ -148,6 +148,15 @@ def test_a_rank_that_does_not_answer(tmp_path):
     ]
 
 
+def test_of_several_reports_in_a_file_the_last_counts(tmp_path):
+    """``ncclras >> ras.txt`` each minute: rank 2 answered late once."""
+    late = STOPPED.replace("1090", "1092").replace("Rank 1", "Rank 2")
+    texts = [TEXT.format(status="OK", errors=errors, warnings="") for errors in (late, STOPPED)]
+    for text in ("".join(texts), texts[1] * 2):
+        assert diagnose(as_text(tmp_path, text=text)).culprits == (1,)
+    assert diagnose(as_text(tmp_path, text=texts[1] + TEXT)).kind == "unknown"
+
+
 def test_of_two_that_do_not_answer_none_is_named_alone(tmp_path):
     errors = TWO_GONE + ERROR.format(rank=0, pid=1088, error="Remote process error")
     result = diagnose(both(tmp_path, (errors, ""), missing=(1, 2), errors={0: 6}))

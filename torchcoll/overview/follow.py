@@ -34,7 +34,8 @@ def follow(path: str, write_page: Callable[[str], None] | None = None) -> Run:
     On a terminal the last line has the current case, the time left and the slowest rank. The file
     may not exist yet. A run that --resume continues in FILE.2 is followed there; of one that begins
     again in the same file the table begins again. write_page: writes the page of the file, once it
-    has rows and again when it has more; its argument is how far the run is, '' at its end.
+    has rows, again when it has more, and when the file has not grown for minutes; its argument is
+    how far the run is, '' at its end.
 
     Returns the complete run. Raises UsageError for what cannot be followed, UnreadableError for a
     file that is none of torchcoll's.
@@ -66,8 +67,11 @@ def follow(path: str, write_page: Callable[[str], None] | None = None) -> Run:
             return run
         if not mentioned and time.monotonic() - changed_at >= _STILL_S:
             line.clear()
-            tell(f"torchcoll: {_still_text(path, run)}")
+            text = _still_text(path, run)
+            tell(f"torchcoll: {text}; still waiting (Ctrl-C ends this)")
             mentioned = True
+            if write_page and run is not None and run.results:
+                write_page(text)  # that the run goes on may be wrong by now
         line.show(printed.progress_text() if run else one_line(f"waiting for {path}"))
         time.sleep(POLL_S)
 
@@ -85,11 +89,10 @@ def _state_of(path: str) -> object:
 def _still_text(path: str, run: Run | None) -> str:
     since = f"for {_STILL_S / 60:.0f} minutes"
     if run is None:
-        return one_line(f"no run in {path} {since}; still waiting (Ctrl-C ends this)")
+        return one_line(f"no run in {path} {since}")
     flight = f" during {run.in_flight.describe()}" if run.in_flight else ""
     return one_line(
-        f"{path} has not grown {since}{flight}: the run may have been killed, which leaves no end; "
-        "still waiting (Ctrl-C ends this)"
+        f"{path} has not grown {since}{flight}: the run may have been killed, which leaves no end"
     )
 
 

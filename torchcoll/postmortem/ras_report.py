@@ -151,17 +151,21 @@ _SECTION = re.compile(r"(INCOMPLETE|DEAD|TIMEOUT|Errors|Warnings)$")
 
 
 class RasText:
-    """Reads what ``ncclras`` prints."""
+    """Reads what ``ncclras`` prints. Of several reports in a file the last counts: a process that
+    did not answer once may answer the next time.
+    """
 
     def __init__(self, scan: LogScan) -> None:
         self.scan = scan
-        self.report = RasReport()
         self.active = False
+        self._begin_report()
+
+    def _begin_report(self) -> None:
+        self.report = RasReport()
         self._is_total = False  # the next line has the totals of the job
         self._sizes: dict[int, int] = {}  # of the communicators of each group in the report
         self._section = ""
         self._of_world = False
-        self._communicators: set[str] = set()  # of all ranks
         self._counts: RasCounts | None = None
         self._error = ""
         self._missing = 0  # processes that did not answer
@@ -172,6 +176,7 @@ class RasText:
         text = line.text.strip()
         if text == "Job summary":
             self.active = True
+            self._begin_report()
             self.scan.want(2000)
         if not self.active:
             return False

@@ -7,8 +7,8 @@ Work is asked for ``_get_duration`` once it has ended. A synchronous call on NCC
 torch 2.8: its kernel runs on the caller's stream, so two events of ours on this stream time it. A
 backend that does neither leaves its calls without a duration, and a note says so.
 
-Seen on one H200 with torch 2.11 and NCCL 2.28: durations of DDP's asynchronous calls. The events
-around synchronous calls have not run on a GPU.
+Seen on one H200 with torch 2.11 and NCCL 2.28 (results/one-gpu-2026-11-28.txt): durations of DDP's
+asynchronous calls, and of FSDP2's synchronous ones.
 """
 
 from __future__ import annotations
