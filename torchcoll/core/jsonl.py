@@ -25,6 +25,7 @@ _IMPORT = "Where it is output of another tool: torchcoll import {} -o RUN.jsonl"
 _CHUNK = 1 << 20
 _PIECE = 1 << 18
 TRUNCATED = "truncated: the file has no end record"
+CUT_OFF = " (cut off)"  # in the problem of a last line without its end
 # The exceptions that processing a line with arbitrary content may raise.
 UNUSABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -179,7 +180,7 @@ def read_records(
             if starts_another_file(line):
                 raise _two_in_one(what, path, number) from None
             if unusable.count():
-                cut = "" if line.endswith(b"\n") else " (cut off)"
+                cut = "" if line.endswith(b"\n") else CUT_OFF
                 unusable.add(f"{path}:{number}: unusable record{cut}: {_brief(error)}")
     unusable.end(path)
     if not number:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torchcoll.core.case import NATIVE
 from torchcoll.core.errors import TorchcollError, UsageError, one_line
-from torchcoll.core.jsonl import TRUNCATED
+from torchcoll.core.jsonl import CUT_OFF, TRUNCATED
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.summary import Row
@@ -126,8 +126,14 @@ def page_of(
 
 
 def _ended_so_far(run: Run) -> Run:
-    """The run as if it had ended after its last case: no end record is no failure yet."""
-    problems = [problem for problem in run.problems if not problem.startswith(TRUNCATED)]
+    """The run as if it had ended after its last case: no end record is no failure yet, and a record
+    that is being written is no damage.
+    """
+    problems = [
+        problem
+        for problem in run.problems
+        if not problem.startswith(TRUNCATED) and CUT_OFF not in problem
+    ]
     return replace(run, end={"status": "complete"}, problems=problems, in_flight=None)
 
 
