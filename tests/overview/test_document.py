@@ -283,6 +283,18 @@ def test_one_point(tmp_path):
     assert html_text(page)
 
 
+def test_commands_have_the_variables_of_their_runs(tmp_path):
+    """Otherwise the runs of a matrix of variables would all have the same one."""
+    for value in "01":
+        environment = {"variables": {"TORCH_GLOO_LAZY_INIT": value}}
+        header = {"argv": ["--sizes", "1M"], "environment": environment}
+        save(sweep(header=header), tmp_path / f"{value}.jsonl")
+    (section,) = [s for s in page_of([str(tmp_path)]).sections if s.title == "Commands"]
+    command = "torchrun --nproc-per-node 8 -m torchcoll.suite --sizes 1M"
+    lines = [f"TORCH_GLOO_LAZY_INIT={value} {command}" for value in "01"]
+    assert section.commands == ["\n".join(lines)]
+
+
 def test_a_filter_leaves_cases_out(file):
     page = page_of([file], filter="size>=16M")
     every = next(section for section in page.sections if section.title == "Every case")

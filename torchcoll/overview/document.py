@@ -435,12 +435,12 @@ def _ending(document: PageDraft, command: str) -> None:
 
 
 def _run_command(run: Run) -> str:
-    """What makes a run of the same cases; '' if torchcoll did not make it."""
+    """What makes a run of the same cases with its settings; '' if torchcoll did not make it."""
     argv = run.header.get("argv")
     if run.source or not isinstance(argv, list):
         return ""
     try:
-        return shlex.join(recipe_of(run).command())
+        return recipe_of(run).text()
     except TorchcollError:  # of pairs, or without a case
         return shlex.join(map(str, argv))
 

@@ -72,7 +72,6 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
     from pathlib import Path
 
     from torchcoll.inputs import expand, load_all
-    from torchcoll.matrix.blocks import command_line
     from torchcoll.matrix.command import launch, number_of
     from torchcoll.report.formats import FORMATS
     from torchcoll.reproduction.agreement import LEAST_RUNS
@@ -93,7 +92,7 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
     if entry:
         origin = f"{entry.kind}, {entry.machine}, by {entry.who}, {entry.date}: {entry.source}"
         recipe = replace(recipe, notes=(origin, plausibility_text(entry), *recipe.notes))
-    command = printable(command_line(recipe.command(launcher), recipe.variables))
+    command = printable(recipe.text(launcher))
     if options.dry_run:
         for note in recipe.notes:
             tell(f"torchcoll: note: {note}")

@@ -14,6 +14,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.spec import BUFFERS, MODES, Spec
 from torchcoll.core.units import counted, format_size
 from torchcoll.core.variables import MASK
+from torchcoll.matrix.blocks import command_line
 
 # Variables of these prefixes change how a collective runs. What launchers set is not among them.
 _SETTINGS = (
@@ -56,6 +57,10 @@ class Recipe:
                 launcher += ["--master-addr", "FIRST_HOST"]
             launcher += ["-m"]
         return [*launcher, f"torchcoll.{self.module}", *self.arguments]
+
+    def text(self, launcher: Sequence[str] = ()) -> str:
+        """The command with its variables, as it can be typed."""
+        return command_line(self.command(launcher), self.variables)
 
 
 def recipe_of(run: Run) -> Recipe:
