@@ -15,11 +15,13 @@ from made_models import ring_ns
 from made_runs import measured, run
 from parallel_models import llama_config
 
+import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.curves.model_file import model_object
 from torchcoll.curves.model_fit import fit_model
+from torchcoll.curves.predictions import predict_all
 from torchcoll.training.config_projection import project_parameters
 from torchcoll.training.plan_show import show_training_plans
 from torchcoll.training.projection import STRONG, WEAK, Plan, PlannedStep
@@ -432,6 +434,22 @@ def test_what_was_not_measured_is_half_an_all_reduce():
     assert half.time_ns == whole.time_ns / 2
     assert half.low_ns < whole.low_ns / 2 and half.high_ns > 1.5 * whole.high_ns / 2
     assert half.beyond == "all_gather not measured: half an all_reduce"
+    (row,) = predict_all(model, [8], [1 << 24], "allgather")  # as the command, model predict
+    assert row.prediction == half
+    assert (row.kind["collective"], row.kind["dtype"]) == ("all_gather", "float32")
+
+
+def test_a_step_time_without_a_machine_and_layouts_that_are_no_text():
+    layout = {"ranks": 8, "compare": 3}
+    for options in ({"parallel": "dp=8", "step_ms": 30.0}, layout):
+        with pytest.raises(UsageError) as caught:
+            torchcoll.plan("gpt2", **options)
+        assert caught.value.what == ("step_ms" if "step_ms" in options else "compare")
+
+
+def test_one_call_is_no_plural(capsys):
+    assert main(["plan", "--parameters", "1000", "--ranks", "2"]) == 0
+    assert " in 1 call per step" in capsys.readouterr().out.splitlines()[0]
 
 
 def test_a_published_machine_answers_in_one_sentence(capsys):

@@ -101,7 +101,8 @@ def _answer(projection: Plan) -> Answer:
     step = projection.step
     degrees = " x ".join(f"{name}={n}" for name, n in step.degrees.items())
     setup = f"{counted(step.ranks, 'rank')}{f' ({degrees})' if degrees else ''}"
-    sent = f"{format_gigabytes(step.sent_bytes)} per rank in {step.calls:,} calls"
+    sent = f"{format_gigabytes(step.sent_bytes)} per rank in {step.calls:,} call"
+    sent += "s" * (step.calls != 1)
     if step.comm_ns is None:
         text = f"{projection.subject or 'a step'} on {setup} sends {sent} per step"
         memory = f"; {format_gigabytes(step.memory.total)} of memory" if step.memory else ""
