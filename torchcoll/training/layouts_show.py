@@ -131,8 +131,8 @@ def _overlapping(rows: Sequence[LayoutRow], best: LayoutRow) -> list[str]:
 def _cost(row: LayoutRow, memory_first: bool = False) -> str:
     times = row.step.step_ns or row.step.comm_ns
     cost = format_ns(times[0], 3) if times else f"{format_gigabytes(row.step.sent_bytes)} sent"
-    memory = f"{format_gigabytes(row.memory_bytes)} of memory"
-    return f"{memory}, {cost}" if memory_first else f"{cost}, {memory}"
+    memory = format_gigabytes(row.memory_bytes)
+    return f"{memory}, {cost}" if memory_first else f"{cost}, {memory} of memory"
 
 
 def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
