@@ -169,6 +169,16 @@ def test_nothing_to_read(content, tmp_path, capsys):
     assert err.count("\n") == 1
 
 
+def test_what_a_hostile_pickle_needs_is_named(tmp_path, capsys):
+    folder = tmp_path / ("a_folder_with_a_long_name_" * 4)
+    folder.mkdir()
+    call = b"cos\nsystem\nX\x04\x00\x00\x00echo\x85R"
+    data = b"\x80\x02}X\x07\x00\x00\x00entries" + call + b"s."
+    (folder / "nccl_trace_rank_0").write_bytes(data)
+    assert main(["postmortem", str(folder)]) == 3
+    assert "os.system" in capsys.readouterr().err
+
+
 def test_a_format_that_there_is_not(capsys):
     assert main(["postmortem", str(STUCK), "--format", "csv"]) == 2
     assert error_text("format", "csv", "one of table, markdown, json") in capsys.readouterr().err
