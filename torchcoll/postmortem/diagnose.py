@@ -22,8 +22,8 @@ from torchcoll.postmortem.call_rules import (
     wait_for_each_other,
     waited_for,
 )
-from torchcoll.postmortem.collecting import what_to_collect
 from torchcoll.postmortem.causes import waits_in_communication
+from torchcoll.postmortem.collecting import what_to_collect
 from torchcoll.postmortem.diagnosis import Diagnosis, EvidenceLine
 from torchcoll.postmortem.event_rules import (
     canceled,
