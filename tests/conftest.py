@@ -12,6 +12,7 @@ from collections.abc import Iterator
 gc.disable()
 
 import pytest  # noqa: E402
+from forked_programs import forked_python  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 from ranks import busy  # noqa: E402
 
@@ -67,3 +68,11 @@ def in_tmp_path(tmp_path, monkeypatch):
     """The current folder is an empty one; by request, for most tests do not write."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An interpreter that has imported torch and torchcoll, for processes that a test starts."""
+    path = tmp_path_factory.mktemp("forked") / "python"
+    with forked_python(path):
+        yield str(path)

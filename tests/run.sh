@@ -33,9 +33,9 @@ fi
 export PYTEST_ADDOPTS="-m 'not postgres and not slurm and not browser and not notebook'"
 # Side by side, for tests wait as much as they compute: parts that take about the same CPU time, so
 # that none runs on alone. The part with the most ranks is shown live.
-rooms='tests/importers tests/machine tests/pairs tests/report tests/overview tests/training tests/verdict'
-few='tests/fleet tests/store tests/contention'
-ranks='tests/bench tests/matrix tests/forcing'
+rooms='tests/importers tests/machine tests/report tests/overview tests/training tests/verdict'
+few='tests/fleet tests/store tests/contention tests/acceptance'
+ranks='tests/bench tests/matrix tests/forcing tests/pairs'
 others="tests --ignore tests/launch --ignore tests/test_readme.py"
 for room in $rooms $few $ranks; do
     others+=" --ignore $room"

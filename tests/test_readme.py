@@ -5,14 +5,11 @@ repository that each page has for itself; and what stands below a command is wha
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
 import runpy
 import shlex
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -22,9 +19,10 @@ import venv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
+from forked_programs import forked_program, run_python
 from ranks import Job
 from torch.distributed.run import parse_args
 
@@ -43,7 +41,7 @@ TOGETHER = ("README.md", "docs/start.md")
 # Runs this very suite.
 NOT_HERE = ("bash tests/run.sh",)
 # They run in a process forked from this one: most of such a command is the import of torch and of
-# what follows. The first block and tests/bench/test_bench_torchrun.py pay for it as a user does.
+# what follows. tests/bench/test_bench_torchrun.py pays for it as a user does.
 FORKED = ("torchcoll", "python", "torchrun")
 LIBRARIES = ("matplotlib.figure", "pandas", "rich.console", "scipy.stats", "torch._dynamo")
 # A case takes up to a second by default, and the largest is 128 MiB: no part of what these commands
@@ -111,13 +109,6 @@ def launched(folder: Path, words: list[str], cwd: Path) -> Job:
     return Job(folder, target, int(asked.nproc_per_node))
 
 
-def python(words: list[str]) -> None:
-    """``python -m MODULE``: the README has no other."""
-    assert words[0] == "-m", words
-    sys.argv = words[1:]
-    runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-
-
 def python_with_torch(folder: Path) -> Path:
     """One as an image of a vendor has it, so that local.sh does not take a minute of both cores to
     install torch: what it does without one is what made the environment of this test.
@@ -133,7 +124,7 @@ def python_with_torch(folder: Path) -> Path:
 class Reader:
     """Somebody who runs one block after the other."""
 
-    def __init__(self, folder: Path, pages: Sequence[str], torchrun: Path) -> None:
+    def __init__(self, folder: Path, pages: Sequence[str], torchrun: Path, python: str) -> None:
         self.folder, self.copy, self.torchrun = folder, folder / "torchcoll", torchrun
         self.of_pages = [block for block in BLOCKS if block.page in pages]
         ignored = (".*", "*.egg-info", "torchcoll-runs", "build")
@@ -141,9 +132,10 @@ class Reader:
         self.blocks = 0
         self.printed: dict[str, str] = {}
         path = f"{torchrun.parent}:{self.copy}/.venv/bin:{Path(sys.executable).parent}"
-        python = python_with_torch(folder / "python")
-        self.env = {"PATH": f"{path}:{os.environ['PATH']}", "PYTHON": str(python)}
-        self.env |= {"OMP_NUM_THREADS": "1"}
+        self.env = {"PATH": f"{path}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        self.env["PYTHON"] = str(python_with_torch(folder / "python"))
+        # local.sh: what its torchrun starts; and bytecode of setuptools is not worth its time.
+        self.env |= {"PYTHON_EXEC": python, "PIP_NO_COMPILE": "1"}
 
     def read(self, block: Block) -> None:
         """This block, and of those before it, whose files it may read, what was left out."""
@@ -165,6 +157,8 @@ class Reader:
     def run(self, command: str) -> str:
         """What it prints."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
+        if "--runs" not in command:  # six by default; three can be compared
+            command = command.replace("torchcoll matrix ", "torchcoll matrix --runs 3 ")
         program = shlex.split(command)[0]
         if program not in FORKED or set("|&;<>$`") & set(command):
             done = self.shell(" ".join((command, *LOCAL)) if "local.sh" in command else command)
@@ -203,7 +197,7 @@ class Reader:
         def target() -> None:
             os.chdir(self.copy)
             if program == "python":
-                python(words)
+                run_python(words)
             else:
                 # `torchcoll run` becomes torchrun: here the stand-in for it.
                 os.execv = lambda _, words: execv(self.torchrun, [self.torchrun, *words[3:]])
@@ -213,65 +207,27 @@ class Reader:
         return Job(folder, target, 1, environment={**NO_LAUNCHER, **self.env})
 
 
-# The torchrun of `torchcoll matrix ... -- torchrun ...`: it asks a process that has imported torch.
-STUB = """#!{python} -S
-import json, os, socket, sys
-with socket.socket(socket.AF_UNIX) as asked:
-    asked.connect({path!r})
-    socket.send_fds(asked, [b"."], [1, 2])
-    asked.sendall(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode())
-    asked.shutdown(socket.SHUT_WR)
-    sys.exit(int(asked.recv(9)))
-"""
-
-
-def serve(listener: socket.socket) -> NoReturn:
-    """Be torchrun for one stub after the other; never returns into the test runner."""
-    try:
-        tests = os.getppid()
-        listener.settimeout(5)
-        while os.getppid() == tests:
-            try:
-                asked, _ = listener.accept()
-            except TimeoutError:
-                continue
-            with asked, tempfile.TemporaryDirectory() as folder:
-                _, (out, err), *_ = socket.recv_fds(asked, 1, 2)
-                words, cwd, environment = json.loads(asked.makefile("rb").read())
-                os.environ.clear()
-                os.environ.update(environment)
-                ranks = launched(Path(folder), words, Path(cwd)).wait(300).values()
-                with open(out, "w") as stdout, open(err, "w") as stderr:
-                    stdout.writelines(rank.stdout for rank in ranks)
-                    stderr.writelines(rank.stderr for rank in ranks)
-                asked.sendall(b"%d" % max(abs(rank.code) for rank in ranks))
-    finally:
-        os._exit(1)
-
-
 @pytest.fixture(scope="module")
 def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The stand-in for it, which all readers share."""
+    """That of `torchcoll matrix ... -- torchrun ...`, which all readers share."""
     folder = tmp_path_factory.mktemp("bin")
     for name in LIBRARIES:
         importlib.import_module(name)
-    stub, path = folder / "torchrun", str(folder / "asked")
-    stub.write_text(STUB.format(python=sys.executable, path=path))
-    stub.chmod(0o755)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen()
-        serving = os.fork()
-        if not serving:
-            serve(listener)
-    yield stub
-    os.kill(serving, signal.SIGKILL)
-    os.waitpid(serving, 0)
+
+    def program(words: list[str]) -> None:
+        with tempfile.TemporaryDirectory() as job:
+            ranks = launched(Path(job), words, Path.cwd()).wait(300).values()
+        sys.stdout.writelines(rank.stdout for rank in ranks)
+        sys.stderr.writelines(rank.stderr for rank in ranks)
+        sys.exit(max(abs(rank.code) for rank in ranks))
+
+    with forked_program(folder / "torchrun", program):
+        yield folder / "torchrun"
 
 
 @pytest.fixture(scope="module")
 def readers(
-    tmp_path_factory: pytest.TempPathFactory, torchrun: Path
+    tmp_path_factory: pytest.TempPathFactory, torchrun: Path, python: str
 ) -> Iterator[Callable[[str], Reader]]:
     """The reader of a page."""
     made: dict[str, Reader] = {}
@@ -280,7 +236,7 @@ def readers(
         pages = TOGETHER if page in TOGETHER else (page,)
         if pages[0] not in made:
             folder = tmp_path_factory.mktemp(Path(page).stem)
-            made[pages[0]] = Reader(folder, pages, torchrun)
+            made[pages[0]] = Reader(folder, pages, torchrun, python)
         return made[pages[0]]
 
     yield of

@@ -95,6 +95,7 @@ def test_lead_calls_of_each_batch(launch, monkeypatch):
             made = ticking()
             made.now = lambda: made.call([call_ns])() or made.time_ns
             Cpu.__init__.__defaults__ = (made.now,)
+            measure.LEAD_CALLS = 10
 
         ranks = 2 if leads == 2 else 1
         result = launch("all_reduce", "--sizes 8 -n 110", ranks, setup=clock).ended(0).only()
@@ -181,6 +182,7 @@ def test_no_cold_call_directly_follows_an_exchange(launch, fresh):
         dist.barrier = noting("barrier", dist.barrier)
         dist.all_reduce = noting("call", dist.all_reduce)
         stopping.SteadyStateRule.steady_after = None  # 20 cold calls a case
+        measure.LEAD_CALLS = 10
 
     options = f"--sizes 8,16 -n 0 -c 0 {'--fresh-group' if fresh else ''}"
     measured = launch("all_reduce", options, 2, setup=setup).ended(0)

@@ -27,19 +27,20 @@ if os.environ.get("RANK") == "1":
 """
 
 
-def run(folder, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(python, folder, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **NO_NAMES, **variables}
     done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=folder, env=environment, capture_output=True, text=True
+        [python, "-m", *words], cwd=folder, env=environment, capture_output=True, text=True
     )
     done.stderr = without_names(done.stderr)
     return done
 
 
-def torchrun(folder, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def torchrun(python, folder, *arguments: str, **variables: str):
+    """torchrun and its ranks are forked: ``measured`` pays for new interpreters, as a user does."""
     port = ["--master-port", str(free_port())]  # another may run here
     words = ["torch.distributed.run", "--nproc-per-node", "2", *port, *arguments]
-    return run(folder, *words, OMP_NUM_THREADS="1", **variables)
+    return run(python, folder, *words, OMP_NUM_THREADS="1", **variables)
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +50,8 @@ def measured(tmp_path_factory):
     (folder / "sitecustomize.py").write_text(SPY)
     words = ["--sizes", "8,1K", "-n", "20", "-J", "run.jsonl", "--label", "by=torchrun"]
     python_path = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
-    return folder, run(
-        folder, "torchcoll", "run", "-n", "2", "allreduce", *words, PYTHONPATH=python_path
-    )
+    words = ["torchcoll", "run", "-n", "2", "allreduce", *words]
+    return folder, run(sys.executable, folder, *words, PYTHONPATH=python_path)
 
 
 def test_a_measurement(measured):
@@ -97,11 +97,11 @@ main("all_reduce")
 """
 
 
-def test_a_restart_goes_on_beside_the_file(tmp_path):
+def test_a_restart_goes_on_beside_the_file(python, tmp_path):
     (tmp_path / "killed_once.py").write_text(KILLED_ONCE)
     words = ["--max-restarts", "1", "killed_once.py", "--sizes", "8,16", "-n", "15"]
     python_path = f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"
-    done = torchrun(tmp_path, *words, "-J", "run.jsonl", PYTHONPATH=python_path)
+    done = torchrun(python, tmp_path, *words, "-J", "run.jsonl", PYTHONPATH=python_path)
     assert done.returncode == 0, done.stderr
     first, second = (load(tmp_path / name) for name in ("run.jsonl", "run.jsonl.2"))
     assert [r.case.size_bytes for r in second.results] == [16]
@@ -109,9 +109,9 @@ def test_a_restart_goes_on_beside_the_file(tmp_path):
     assert "run.jsonl: 1 of 2 cases are done" in done.stderr
 
 
-def test_an_error_is_the_last_line(tmp_path):
+def test_an_error_is_the_last_line(python, tmp_path):
     """torchrun buries what a rank prints under its own report, and repeats the error file last."""
-    done = torchrun(tmp_path, "-m", "torchcoll.allreduce", "--sizes", "1KB")
+    done = torchrun(python, tmp_path, "-m", "torchcoll.allreduce", "--sizes", "1KB")
     line = error_line(
         "sizes",
         "1KB",

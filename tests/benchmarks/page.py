@@ -8,7 +8,7 @@ synthetic: log-normal, with a slow mode in some calls and a slow rank. Each page
 times, and each interaction made five times; medians are printed in ms. ``paint``: first contentful
 paint. ``drawn``: until every chart has been drawn, also those below the window. An interaction
 lasts until the frame after it has been painted; in brackets is the CPU time of the page's main
-thread (the mean), which hardly depends on what else runs on the machine.
+thread, which hardly depends on what else runs on the machine.
 --axe: a file of axe-core (``npm pack axe-core``), by which the page is checked in light and dark.
 --keep: a folder for the pages; those there are not made again.
 --libraries: instead of the pages, what a page with one chart costs with plotly and with bokeh.
@@ -123,7 +123,8 @@ PAGES: dict[str, Callable[[Path], list[str]]] = {
     "one": one, "runs": runs, "ranks": ranks, "year": year,
 }  # fmt: skip
 
-# Makes ``steps``: [name, action] of what can be done with the charts and tables of a page.
+# Makes ``steps``: [name, action, before] of what can be done with the charts and tables of a page.
+# before: makes the action one that changes something, because what is drawn already costs nothing.
 STEPS = """
 const steps = window.steps = [];
 for (const figure of document.querySelectorAll('figure.chart')) {
@@ -131,13 +132,13 @@ for (const figure of document.querySelectorAll('figure.chart')) {
   const named = () => [...figure.querySelectorAll('.controls label')];
   steps.push(['', () => figure.scrollIntoView()]);
   for (const label of named().map(l => l.firstChild.data.trim())) {
-    for (const back of [false, true]) {
-      steps.push([`select ${label}`, () => {
-        const list = named().find(l => l.firstChild.data.trim() === label).querySelector('select');
-        list.selectedIndex = back ? 0 : list.options.length - 1;
-        list.dispatchEvent(new Event('change'));
-      }]);
-    }
+    const choose = last => () => {
+      const list = named().find(l => l.firstChild.data.trim() === label).querySelector('select');
+      list.selectedIndex = last ? list.options.length - 1 : 0;
+      list.dispatchEvent(new Event('change'));
+    };
+    steps.push([`select ${label}`, choose(true), choose(false)]);
+    steps.push([`select ${label}`, choose(false), choose(true)]);
   }
   for (const key of ['ArrowRight', 'ArrowDown', 'Enter']) {
     steps.push([`key ${key}`, () =>
@@ -149,11 +150,12 @@ for (const figure of document.querySelectorAll('figure.chart')) {
     (document.elementFromPoint(x, y) ?? plot).dispatchEvent(
       new MouseEvent('mousemove', { clientX: x, clientY: y, bubbles: true, view: window }));
   }]);
-  steps.push(['zoom', () => {
+  const zoom = () => {
     const [low, high] = plot._fullLayout.xaxis.range;
     return Plotly.relayout(plot, { 'xaxis.range': [low, (low + high) / 2] });
-  }]);
-  steps.push(['reset', () => Plotly.relayout(plot, { 'xaxis.autorange': true })]);
+  };
+  const reset = () => Plotly.relayout(plot, { 'xaxis.autorange': true });
+  steps.push(['zoom', zoom, reset], ['reset', reset, zoom]);
 }
 for (const button of [...document.querySelectorAll('th button')].slice(0, 3)) {
   steps.push(['sort a table', () => button.click()]);
@@ -166,16 +168,12 @@ if (filter) steps.push(['filter a table', () => {
 return steps.map(([name]) => name);
 """
 STEP = """
-const [number, repeats, done] = arguments, times = [];
+const [number, which, done] = arguments;
+const start = performance.now();
 (async () => {
-  for (let n = 0; n < repeats; n++) {
-    await new Promise(r => setTimeout(r, 50));
-    const start = performance.now();
-    await steps[number][1]();
-    await new Promise(r => requestAnimationFrame(() => setTimeout(r)));
-    times.push(performance.now() - start);
-  }
-})().then(() => done(times));
+  await steps[number][which]?.();
+  await new Promise(r => requestAnimationFrame(() => setTimeout(r)));
+})().then(() => done(performance.now() - start));
 """
 
 
@@ -248,7 +246,7 @@ def cpu_ms(driver: Any) -> float:
 
 def measure(driver: Any, path: Path) -> tuple[float, float, dict[str, tuple[float, float]]]:
     """Medians of: first paint, and all charts drawn; of each interaction with the slowest chart or
-    table that has it the median of the clock and the mean of the CPU.
+    table that has it, clock and CPU.
     """
     driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
     paints, drawn = [], []
@@ -260,9 +258,14 @@ def measure(driver: Any, path: Path) -> tuple[float, float, dict[str, tuple[floa
         paints.append(driver.execute_script(f"return {entry}"))
     slowest: dict[str, tuple[float, float]] = {}
     for number, name in enumerate(driver.execute_script(STEPS)):
-        before = cpu_ms(driver)
-        clock = statistics.median(driver.execute_async_script(STEP, number, REPEATS))
-        cpu = (cpu_ms(driver) - before) / REPEATS
+        clocks, cpus = [], []
+        for _ in range(REPEATS):
+            driver.execute_async_script(STEP, number, 2)
+            time.sleep(0.05)
+            before = cpu_ms(driver)
+            clocks.append(driver.execute_async_script(STEP, number, 1))
+            cpus.append(cpu_ms(driver) - before)
+        clock, cpu = statistics.median(clocks), statistics.median(cpus)
         if name:
             longest = slowest.get(name, (0.0, 0.0))
             slowest[name] = (max(longest[0], clock), max(longest[1], cpu))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 
@@ -104,7 +103,7 @@ def _all_text(folder) -> str:
     )
 
 
-def test_25_canaries_are_in_no_file_and_no_output(tmp_path):
+def test_25_canaries_are_in_no_file_and_no_output(python, tmp_path):
     variables, secrets = _canaries()
     assert len(secrets) == 25
     words = [
@@ -118,7 +117,7 @@ def test_25_canaries_are_in_no_file_and_no_output(tmp_path):
         "a=u:canaryPASSx@h",
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "torchcoll.allreduce", *words, "--sizes", "8,bad"],
+        [python, "-m", "torchcoll.allreduce", *words, "--sizes", "8,bad"],
         cwd=tmp_path,
         env={**os.environ, **variables, "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")},
         capture_output=True,
@@ -128,7 +127,7 @@ def test_25_canaries_are_in_no_file_and_no_output(tmp_path):
     assert done.returncode == 2
     stated = done.stdout + done.stderr
     done = subprocess.run(
-        [sys.executable, "-m", "torchcoll.allreduce", *words],
+        [python, "-m", "torchcoll.allreduce", *words],
         cwd=tmp_path,
         env={**os.environ, **variables},
         capture_output=True,

@@ -685,7 +685,7 @@ def test_ranks_between_those_measured_lie_in_their_interval_about_nine_times_in_
         return lambda _, s: ring(n, s) * math.exp(generator.gauss(0, 0.03) + together)
 
     inside = []
-    for _ in range(50):
+    for _ in range(25):
         model = fitted(*(launch(n, noisy(n, generator.gauss(0, 0.05))) for n in (2, 4, 8)))
         for n in (3, 5, 6, 7):
             time = noisy(n, generator.gauss(0, 0.05))

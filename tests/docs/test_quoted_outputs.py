@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -46,10 +45,10 @@ def quoted(page: str) -> list[str]:
     return re.findall(r"^```text\n(.*?)^```", (DOCS / page).read_text(), re.M | re.S)
 
 
-def printed(*arguments: str, folder: Path | None = None, code: int = 1) -> str:
+def printed(python: str, *arguments: str, folder: Path | None = None, code: int = 1) -> str:
     """At 120 columns, by a process of its own: within a test the output is wider."""
     done = subprocess.run(
-        [sys.executable, "-m", "torchcoll", *arguments],
+        [python, "-m", "torchcoll", *arguments],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -70,8 +69,8 @@ def printed(*arguments: str, folder: Path | None = None, code: int = 1) -> str:
         ),
     ],
 )
-def test_what_nightly_quotes(store, command, options):
-    out = printed(command, store, *options)
+def test_what_nightly_quotes(python, store, command, options):
+    out = printed(python, command, store, *options)
     if options:  # the page quotes what follows the table
         out = "".join(out.splitlines(keepends=True)[-2:])
     assert out in quoted("nightly.md"), out
@@ -102,8 +101,8 @@ def good_runs(tmp_path_factory) -> Path:
         (("check", "tonight.jsonl", "--baseline", "baseline.toml"), 1),
     ],
 )
-def test_what_healthy_quotes_of_a_baseline(good_runs, command, code):
-    out = printed(*command, folder=good_runs, code=code)
+def test_what_healthy_quotes_of_a_baseline(python, good_runs, command, code):
+    out = printed(python, *command, folder=good_runs, code=code)
     # A line of three dots stands for the lines that the page leaves out.
     parts = [re.split(r"^\.\.\.\n", text, flags=re.M) for text in quoted("healthy.md")]
     of_page = ["(?:.*\n)*?".join(map(re.escape, texts)) for texts in parts]

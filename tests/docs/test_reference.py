@@ -138,7 +138,7 @@ def test_files_that_are_written_are_as_the_schema_says(tmp_path):
     )
     again.ended(0)
     pairs = Measured(tmp_path / "pairs", "pairs", "--sizes 4K -n 2 --threshold 0.9999", 3).ended(0)
-    soak = Measured(tmp_path / "soak", "all_reduce", "--sizes 64 -n 2 --soak 2s").ended(0)
+    soak = Measured(tmp_path / "soak", "all_reduce", "--sizes 64 -n 2 --soak 0.5s").ended(0)
     assert '"record":"soak"' in soak.path.read_text()
     for one in (suite, again, pairs, soak):
         assert offences(one.path) == []

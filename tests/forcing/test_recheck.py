@@ -377,11 +377,11 @@ def test_a_suite_is_narrowed_to_what_the_setting_is_for():
     ]
 
 
-def test_launches_that_measure(capfd, monkeypatch):
+def test_launches_that_measure(python, capfd, monkeypatch):
     """gloo does not read NCCL_ALGO: there is no difference to be found, and none is claimed."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     words = ["--sizes", "1K", "-n", "5", "--cold", "1", "--backend", "gloo"]
-    write_matrix(command=[sys.executable, "-m", "torchcoll.allreduce", *words], runs=1)
+    write_matrix(command=[python, "-m", "torchcoll.allreduce", *words], runs=1)
     code, (out, err) = checked(), capfd.readouterr()
     assert code == 0, err
     runs = [load(folder() / f"{name}-1.jsonl") for name in ("auto", "exported")]

@@ -15,11 +15,12 @@ SMALL = ("-b", "1K", "-e", "4K", "-n", "5")
 
 
 @pytest.mark.mpi
-def test_the_script_over_mpirun(tmp_path):
+def test_the_script_over_mpirun(python, tmp_path):
     need("mpirun")
     if "Open MPI" not in run(["mpirun", "--version"]).stdout:
         pytest.skip("mpirun is not Open MPI's")
-    done = run(["bash", SCRIPT, "all_gather", *SMALL, "-J", "run.jsonl"], cwd=tmp_path)
+    words = ["bash", SCRIPT, "all_gather", *SMALL, "-J", "run.jsonl"]
+    done = run(words, cwd=tmp_path, env={"PYTHON": python})
     assert done.returncode == 0, done.stderr
     run_ = torchcoll.load(tmp_path / "run.jsonl")
     assert run_.complete and run_.ranks == 2

@@ -221,7 +221,7 @@ def check_health(env):
     return verdict, reason
 
 
-def test_a_real_health_check(node, tmp_path):
+def test_a_real_health_check(python, node, tmp_path):
     """Two ranks of gloo against a baseline that is far too fast."""
     cases = [measured(100, size_bytes=size) for size in (1024, 4096)]
     model = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
@@ -229,7 +229,8 @@ def test_a_real_health_check(node, tmp_path):
         pytest.skip("/proc/cpuinfo names no model")
     baseline = made_run(*cases, device_name=model[1].strip())
     torchcoll.save(baseline, tmp_path / "baseline.jsonl")
-    env = {**node, "CHECK": f"--baseline {tmp_path}/baseline.jsonl", "DEADLINE_S": "300"}
+    env = {**node, "PYTHON": python, "DEADLINE_S": "300"}
+    env["CHECK"] = f"--baseline {tmp_path}/baseline.jsonl"
     verdict, reason = check_health(env)
     assert verdict == "fail", reason
     assert reason.startswith("FAIL ")
@@ -431,13 +432,14 @@ def test_prolog_lets_the_job_start_on_any_fault_of_its_own(tmp_path, fault):
 # -- Without a scheduler -------------------------------------------------------------------------
 
 
-def test_a_node_measures_spools_and_collects(tmp_path):
+def test_a_node_measures_spools_and_collects(python, tmp_path):
     """torchrun with two ranks; a file that could not be moved in an earlier night comes along."""
     local = tmp_path / "local"
     local.mkdir()
     torchcoll.save(made_run(measured(1000), labels={"node": "earlier"}), local / "earlier.jsonl")
     env = {
         **SMALL,
+        "PYTHON": python,
         "GPUS": "2",
         "SPOOL": str(tmp_path / "spool"),
         "LOCAL": str(local),
@@ -454,24 +456,25 @@ def test_a_node_measures_spools_and_collects(tmp_path):
     assert measured_run.labels["node"] == path.name.rpartition("-")[0]
 
 
-def test_a_run_that_fails_is_the_exit_code(tmp_path):
-    env = {**SMALL, "MIN_BYTES": "1KB", "GPUS": "1", "SPOOL": str(tmp_path)}
+def test_a_run_that_fails_is_the_exit_code(python, tmp_path):
+    env = {**SMALL, "PYTHON": python, "MIN_BYTES": "1KB", "GPUS": "1", "SPOOL": str(tmp_path)}
     assert run(["bash", NIGHTLY / "node.sh"], env=env, cwd=tmp_path).returncode != 0
 
 
-def test_the_collector_goes_on_after_an_unreadable_file(tmp_path):
+def test_the_collector_goes_on_after_an_unreadable_file(python, tmp_path):
+    env = {"PYTHON": python}
     spool = tmp_path / "spool"
     spool.mkdir()
     for number, each in enumerate(made_fleet(10)):
         torchcoll.save(each, spool / f"{number}.jsonl")
     (spool / "broken.jsonl").write_text('{"record":"header","schema":"torchcoll/99"}\n')
-    done = run(["bash", NIGHTLY / "collect.sh"], cwd=tmp_path)
+    done = run(["bash", NIGHTLY / "collect.sh"], cwd=tmp_path, env=env)
     assert done.returncode in (0, 3)
     assert "collected 10 runs (100 cases)" in done.stdout
     assert "No node differs from its peers: 10 nodes agree within " in done.stdout
     assert len(list(spool.iterdir())) == 11
     (tmp_path / "nodes").write_text("node000\nnode099\n")
-    done = run(["bash", NIGHTLY / "collect.sh"], cwd=tmp_path, env={"EXPECTED": "nodes"})
+    done = run(["bash", NIGHTLY / "collect.sh"], cwd=tmp_path, env={**env, "EXPECTED": "nodes"})
     assert "1 node without a run: node099" in done.stdout
 
 

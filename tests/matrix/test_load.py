@@ -90,9 +90,9 @@ def test_a_load_that_will_not_end():
     assert left() == []
 
 
-def test_the_label_is_in_the_file(monkeypatch):
+def test_the_label_is_in_the_file(python, monkeypatch):
     """Of a real run, of one rank; comparisons then say what differs."""
-    command = [sys.executable, "-m", "torchcoll.allreduce", "--sizes", "8", "-n", "2"]
+    command = [python, "-m", "torchcoll.allreduce", "--sizes", "8", "-n", "2"]
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     options = ["--runs", "1", "-o", "D", "--quiet", "--load", "sleeper=sleep 60"]
     assert main(["matrix", *options, "--", *command]) == 0

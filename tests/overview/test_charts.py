@@ -19,7 +19,7 @@ from torchcoll.overview.charts import (
     calls_chart,
     curves_charts,
     first_calls_charts,
-    ratio_charts,
+    speed_up_charts,
 )
 from torchcoll.overview.heat_maps import nights_charts, pairs_charts, ranks_chart
 from torchcoll.overview.plot import picture_of
@@ -118,14 +118,15 @@ def test_first_calls_beside_the_steady_figure():
     assert "18 times the steady figure" in drawn["1st call"]["text"][0]
 
 
-def test_ratios_with_their_intervals():
+def test_speed_ups_with_their_intervals():
     old = [launch(measured(ns)) for ns in (1000, 1010, 990)]
     new = [launch(measured(ns)) for ns in (2000, 2020, 1980)]
-    (chart,) = ratio_charts(compare(Side("old", old), Side("new", new)))
+    (chart,) = speed_up_charts(compare(Side("old", old), Side("new", new)))
     (slower,) = chart.traces
     assert slower["name"] == "slower"
-    assert slower["y"] == pytest.approx([2.0], rel=0.05)
-    assert 0 < slower["error_y"]["arrayminus"][0] < 1
+    assert slower["y"] == pytest.approx([0.5], rel=0.05)
+    assert 0 < slower["error_y"]["arrayminus"][0] < 0.5
+    assert chart.layout["yaxis"]["title"]["text"] == "speed-up of new over old"
 
 
 def test_the_map_of_ranks_is_relative_to_the_median_rank():

@@ -83,13 +83,13 @@ def test_a_run(file):
     page = page_of([file], command="torchcoll report one.jsonl")
     assert page.title == "all_reduce on gloo with 8 ranks"
     assert titles(page) == [
-        *("What was run", "Time and bandwidth over sizes", "Where it switches"),
-        *("Calls and ranks", "What the first call costs", "Every case", "Environment", "Commands"),
+        *("What was run", "Time and bandwidth over sizes", "Calls and ranks"),
+        *("What the first call costs", "Every case", "Environment", "Not included", "Commands"),
     ]
     # 64 MiB in 1 ms, times 2 x 7 / 8.
     peak = "Peak: all_reduce 117.4 GB/s of busbw at 64M on 8 ranks; host clock."
     assert page.answers[0].text == peak
-    assert page.answers[2].text.startswith("NO REFERENCE")
+    assert page.answers[-1].text.startswith("NO REFERENCE")
     # The first call took 5 ms, each of the others 1.
     assert any("first call takes 5.00 ms" in one.text for one in page.answers)
     assert page.sections[-1].commands == ["torchcoll report one.jsonl"]

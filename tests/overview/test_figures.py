@@ -14,8 +14,8 @@ from torchcoll.overview.figures import (
     calls_figure,
     chosen,
     ranks_figure,
-    ratio_figure,
     soak_figure,
+    speed_up_figure,
 )
 from torchcoll.report.pictures import line_style, new_figure, svg_text
 from torchcoll.stats.sides import Side
@@ -69,17 +69,17 @@ def test_the_map_of_ranks_is_relative_to_the_median_rank():
     assert ranks_figure(run(result(1), ranks=1)) is None
 
 
-def test_ratios_with_their_intervals():
+def test_speed_ups_with_their_intervals():
     old = [launch(measured(ns)) for ns in (1000, 1010, 990)]
     new = [launch(measured(ns)) for ns in (2000, 2020, 1980)]
     found = compare(Side("old", old), Side("new", new))
-    (axis,) = [axis for axis in ratio_figure(found).axes if axis.get_visible()]
-    drawn = [one for one in axis.get_lines() if one.get_marker() == "^"]
-    assert [next(iter(one.get_ydata())) for one in drawn] == pytest.approx([2.0], rel=0.05)
+    (axis,) = [axis for axis in speed_up_figure(found).axes if axis.get_visible()]
+    drawn = [one for one in axis.get_lines() if one.get_marker() == "v"]
+    assert [next(iter(one.get_ydata())) for one in drawn] == pytest.approx([0.5], rel=0.05)
     assert "slower" in texts(axis)
-    assert axis.get_title("left") == "all_reduce: time of new / old"
+    assert axis.get_title("left") == "all_reduce: new against old"
     low, high = axis.collections[0].get_segments()[0][:, 1]
-    assert low < 2.0 < high
+    assert low < 0.5 < high
     bottom, top = axis.get_ylim()
     assert len([tick for tick in axis.get_yticks() if bottom <= tick <= top]) >= 3
 

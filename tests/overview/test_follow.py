@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -78,6 +79,10 @@ def test_a_page_of_a_run_that_goes_on_reloads_itself(text, tmp_path, monkeypatch
     monkeypatch.setattr(module.time, "sleep", sleep)
     assert main(["show", "--follow", str(path), "-o", str(page)]) == 0
     assert [p.count('http-equiv="refresh"') for p in (*pages, page.read_text())] == [1, 0]
+    # How far the run is comes first, and that its file has no end yet is no failure.
+    assert re.search(r'<div class="answer">\s*<p>running: 3 of 3 cases, [\d:]+ elapsed', pages[0])
+    assert "FAIL" not in pages[0]
+    assert "running: " not in page.read_text()
 
 
 def test_another_run_in_the_same_file(text, tmp_path, monkeypatch, capsys):

@@ -123,7 +123,7 @@ def check_views(path):
 
 
 @given(CHANGES)
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_a_mutated_file_is_shown_or_refused(tmp_path_factory, changes):
     path = tmp_path_factory.getbasetemp() / "mutated.jsonl"
     write(path, changes)

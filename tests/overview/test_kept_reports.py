@@ -37,10 +37,10 @@ def pictures(text):
     return [line for line in text.splitlines() if line.startswith("![")]
 
 
-def test_the_script_makes_a_kept_report_again(tmp_path):
+def test_the_script_makes_a_kept_report_again(python, tmp_path):
     """Of the smallest: the same sections, tables and claims as the kept one, and its pictures."""
     words = ["bash", str(ROOT / "results/report.sh"), "nccl-transitions", str(tmp_path)]
-    environment = os.environ | {"PYTHON": sys.executable}
+    environment = os.environ | {"PYTHON": python}
     subprocess.run(words, check=True, capture_output=True, env=environment)
     made = (tmp_path / "nccl-transitions/report.md").read_text()
     kept = (ROOT / "results/nccl-transitions/report.md").read_text()

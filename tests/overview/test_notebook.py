@@ -8,11 +8,13 @@ import pytest
 from handmade import case, result, run
 
 import torchcoll
+from torchcoll.overview.notebook import charts_of
 
 
 def test_a_run_shows_its_verdict_and_its_table():
     html = run(result())._repr_html_()
     assert html.startswith("<p><b>NO REFERENCE for gloo on cpu within one host: ")
+    assert html.count("NO REFERENCE") == 1
     assert "117.441  correct\n" in html
 
 
@@ -26,10 +28,25 @@ def test_comparisons_and_cold_starts_show_their_answer():
     compared = torchcoll.compare(run(result()), run(result()))
     assert compared._repr_html_().startswith("<p><b>not judged (only 1 run of each side; ")
     cold = torchcoll.cold([run(result(), header={"start_utc": "2026-01-01T00:00:00Z"})])
+    assert compared._repr_html_().count("not judged (only 1 run of each side; ") == 1
     # 5 ms against a median of 1 ms.
     assert cold._repr_html_().startswith(
         "<p><b>on 8 ranks the first call takes 5.00 ms, 5 times a steady call (1.00 ms)"
     )
+
+
+def test_a_plan_shows_its_calls_and_its_steps():
+    options = {"machine": "8xH100", "batch": "1x8192", "step_ms": 600, "ranks": [64, 128]}
+    plan = torchcoll.plan("llama-3-8b", "fsdp=64", **options)
+    calls, steps = charts_of(plan)
+    assert sum(calls.traces[0]["x"]) == pytest.approx(plan.step.comm_ns[0] * 1e-9, rel=0.001)
+    weak = [trace for trace in steps.traces if trace.get("name") == "same work per rank (weak)"]
+    assert [trace["x"] for trace in weak] == [[64, 128]]
+    assert weak[0]["y"] == pytest.approx([s.step_ns[0] * 1e-9 for s in plan.weak], rel=0.001)
+    # Without a machine: bytes.
+    unpredicted = torchcoll.plan("llama-3-8b", "fsdp=64", batch="1x8192")
+    (sent,) = charts_of(unpredicted)
+    assert sum(sent.traces[0]["x"]) == pytest.approx(unpredicted.step.sent_bytes)
 
 
 def test_pictures_show_themselves(tmp_path):

@@ -78,6 +78,10 @@ def test_time_and_bandwidth_log_and_linear(driver, page):
     ]  # fmt: skip
     choose(driver, 0, "scale", "linear")
     assert driver.execute_script(f"return [{layout}.type, {data}.y[0]]") == ["linear", 1.049]
+    choose(
+        driver, 0, "figure", "time"
+    )  # the page keeps its arrays, and plotly does not change them
+    assert driver.execute_script(f"return {data}.y") == [0.001, 0.004, 0.016]
 
 
 def test_from_a_point_to_its_row_its_samples_and_its_command(driver, page):
@@ -125,6 +129,25 @@ def test_no_width_scrolls_sideways(width, driver, page):
     resize(driver, width)
     open_page(driver, page)
     assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+def test_print_has_the_folded_tables_and_no_controls(driver, page, tmp_path):
+    names = [f"{n}.jsonl" for n in range(4)]
+    for name in names:
+        (tmp_path / name).write_bytes(page.with_suffix(".jsonl").read_bytes())
+    path = tmp_path / "x.html"
+    path.write_text(html_text(page_of([str(tmp_path / name) for name in names])))
+    resize(driver, 800)
+    open_page(driver, path)
+    visible = """return ['details td', '.controls'].map(
+        selector => document.querySelector(selector).checkVisibility())"""
+    assert driver.execute_script(visible) == [False, True]
+    media(driver, kind="print")
+    try:
+        assert driver.execute_script(visible) == [True, False]
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= 800
+    finally:
+        media(driver)
 
 
 def test_dark_paper_has_light_ink(driver, page):

@@ -57,5 +57,22 @@ def test_short_and_different_caveats_are_printed_each_time():
     assert below([short, Caveat(TEXT)], [short, different]) == [[short, TEXT], [short, different]]
 
 
+def test_what_is_true_of_the_runs_is_printed_once():
+    line = Caveat("machine: CPU steal 5.5 % during the run", of_runs=True)
+    assert below([line, "other"], ["other", line]) == [[line, "other"], ["other"]]
+
+
+def test_an_answer_is_printed_once():
+    text = "no change of behaviour found"
+    sections = [
+        Section(title, tables=[TitledGrids("", [Grid([], [], answer=Answer(text))])])
+        for title in "ab"
+    ]
+    expected = {(): [True, False], (f"a: {text}",): [False, True], (text,): [False, False]}
+    for printed, answered in expected.items():
+        shortened = shorten_repeated_caveats(sections, printed)
+        assert [bool(section.tables[0].grids[0].answer) for section in shortened] == answered
+
+
 def test_a_page_without_sections():
     assert shorten_repeated_caveats([]) == []

@@ -232,10 +232,10 @@ def test_a_collect_that_was_killed_in_its_first_batch(store, tmp_path):
     assert numbers(collected(store, tmp_path / "runs")) == (4, 12, 0, 0)
 
 
-def test_several_writers_at_once(store, tmp_path):
+def test_several_writers_at_once(python, store, tmp_path):
     """Four processes, whose files overlap: each run is new for exactly one of them."""
     files = made_files(tmp_path / "runs", 24)
-    command = [sys.executable, "-m", "torchcoll", "collect", "--into", store]
+    command = [python, "-m", "torchcoll", "collect", "--into", store]
     processes = [
         subprocess.Popen([*command, *files[first : first + 12]], stdout=subprocess.PIPE, text=True)
         for first in (0, 4, 8, 12)

@@ -115,9 +115,9 @@ SLEEP_S, MOST_STEPS = 0.06 * busy(), 400
 
 
 def straggler():
-    """FSDP2, with rank 1 asleep in each step, once rank 0 has begun it, until it is named: on a busy
-    machine rank 0 may be as late for a while. Returns who is late by what ``step`` returned on rank
-    0 and how much waiting that rank caused, how long it slept, and the metrics.
+    """FSDP2, with rank 1 asleep in each step, once rank 0 has begun it, until it is named: on a
+    busy machine rank 0 may be as late for a while. Returns who is late by what ``step`` returned on
+    rank 0 and how much waiting that rank caused, how long it slept, and the metrics.
     """
     model = Mlp()
     for layer in model.layers:

@@ -18,9 +18,9 @@ from torchcoll.comparison.cells import figure_cell, size_cell
 from torchcoll.comparison.conclusion_show import CHANGED, answer_of, error_text
 from torchcoll.comparison.wording import (
     BUFFER_REUSE_TEXTS,
-    rises,
     side_names,
     speed_cell,
+    speed_interval,
     speed_of,
 )
 from torchcoll.core.errors import one_line
@@ -328,11 +328,8 @@ def _word(name: str, value: Any) -> str:
 
 def interval_text(comparison: Comparison, item: Compared | Fitted) -> str:
     """The 95 % interval of the speed-up."""
-    ratio = item.judged.ratio
-    if ratio is None or ratio.low is None or ratio.high is None:
-        return "-"
-    ends = (ratio.low, ratio.high) if rises(comparison, item) else (1 / ratio.high, 1 / ratio.low)
-    return " to ".join(map(speed_cell, ends))
+    ends = speed_interval(comparison, item)
+    return " to ".join(map(speed_cell, ends)) if ends else "-"
 
 
 def _speed_cell(comparison: Comparison, item: Compared | Fitted) -> str:

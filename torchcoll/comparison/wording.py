@@ -162,6 +162,14 @@ def speed_of(comparison: Comparison, item: Compared | Fitted) -> float:
     return speed_up(item.judged.ratio.ratio, rises(comparison, item))
 
 
+def speed_interval(comparison: Comparison, item: Compared | Fitted) -> tuple[float, float] | None:
+    """The 95 % interval of ``speed_of``; None where the ratio has none."""
+    ratio = item.judged.ratio
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return None
+    return (ratio.low, ratio.high) if rises(comparison, item) else (1 / ratio.high, 1 / ratio.low)
+
+
 def _runs_text(ratios: Sequence[Compared | Fitted]) -> str:
     counts = {(len(item.judged.base), len(item.judged.new)) for item in ratios}
     if len(counts) > 1:

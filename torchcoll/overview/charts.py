@@ -16,7 +16,8 @@ import numpy as np
 
 from torchcoll.comparison.compare import Comparison
 from torchcoll.comparison.results import tables_of
-from torchcoll.comparison.show import titles_of
+from torchcoll.comparison.show import interval_text, titles_of
+from torchcoll.comparison.wording import side_names, speed_cell, speed_of
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import (
     Row,
@@ -29,7 +30,7 @@ from torchcoll.core.summary import (
 )
 from torchcoll.core.two_modes import two_modes
 from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
-from torchcoll.overview.figures import case_text
+from torchcoll.overview.figures import case_text, drawable_interval
 from torchcoll.overview.plot import Picture, PlotLine, PlotPoint, line_names, picture_caption
 from torchcoll.report.chart import (
     NEUTRAL,
@@ -52,7 +53,7 @@ from torchcoll.report.sample_views import calls_in_order, rank_of
 if TYPE_CHECKING:
     from torchcoll.verdict.rules import Limit
 
-MOST_CALLS = 600  # points of one chart: with more, a choice takes plotly over 0.1 s
+MOST_CALLS = 400  # points of one chart: with 600, a choice takes plotly up to 0.1 s
 MOST_RANKS = 8  # whose calls can be chosen
 _BINS = 48  # of a histogram
 HOVER = "%{text}<extra></extra>"
@@ -118,7 +119,8 @@ def _curves_chart(
         kinds = [(line.points, line_style(number), "lines+markers", name)]
         if line.doubted:
             doubts = " or ".join(dict.fromkeys(filter(None, map(_doubt, line.rows))))
-            crossed = {"marker": {"symbol": "x-thin-open", "size": 11, "color": PALETTE[1]}}
+            colour = PALETTE[number % len(PALETTE)]
+            crossed = {"marker": {"symbol": "x-thin-open", "size": 11, "color": colour}}
             kinds.append((line.doubted, crossed, "markers", f"{name}: {plain(doubts)}"))
         for points, style, mode, label in kinds:
             traces.append(
@@ -201,16 +203,16 @@ def _doubt(row: Row) -> str:
 
 
 _RESULT_STYLES = {
-    "slower": ("triangle-up", PALETTE[1]),
-    "faster": ("triangle-down", PALETTE[2]),
+    "slower": ("triangle-down", PALETTE[1]),
+    "faster": ("triangle-up", PALETTE[2]),
     "same": ("circle", PALETTE[0]),
     "inconclusive": ("x", NEUTRAL),
 }
 
 
-def ratio_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[Chart]:
-    """The ratio new / base over sizes with its 95 % interval, a chart for each table of the
-    comparison. The shaded band is what counts as the same.
+def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[Chart]:
+    """How many times as fast the new side is over sizes, with the 95 % interval, a chart for each
+    table of the comparison. The shaded band is what counts as the same.
     """
     tables = [
         table
@@ -218,6 +220,7 @@ def ratio_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[C
         if table
     ]
     titles = titles_of([table[0].pair for table in tables])
+    base, new = map(plain, side_names(comparison))
     charts = []
     for table, title in zip(tables, titles, strict=True):
         traces = []
@@ -226,17 +229,15 @@ def ratio_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[C
             rows = [row for row in table if row.result == result]
             x, y, above, below, texts, points = [], [], [], [], [], []
             for row in rows:
-                ratio = row.judged.ratio
-                assert ratio is not None
-                bounded = ratio.low is not None and ratio.high is not None
-                bounded = bounded and (ratio.high or 0) < 100 * ratio.ratio
+                speed, interval = speed_of(comparison, row), drawable_interval(comparison, row)
+                low, high = interval or (speed, speed)
                 x.append(max(1, row.pair.size_bytes))
-                y.append(rounded(ratio.ratio))
-                above.append(rounded((ratio.high or 0) - ratio.ratio) if bounded else 0)
-                below.append(rounded(ratio.ratio - (ratio.low or 0)) if bounded else 0)
-                interval = f" ({ratio.low:.3g} to {ratio.high:.3g})" if bounded else ""
+                y.append(rounded(speed))
+                above.append(rounded(high - speed))
+                below.append(rounded(speed - low))
                 size = format_size(row.pair.size_bytes)
-                texts.append(f"{size}: {ratio.ratio:.4g}x{interval}<br>{plain(result)}")
+                ends = f" ({interval_text(comparison, row)})" if interval else ""
+                texts.append(f"{size}: speed-up {speed_cell(speed)}{ends}<br>{plain(result)}")
                 members = [item.result for item in (*row.pair.base, *row.pair.new)]
                 points.append(keys_of(members, keys))
             traces.append(
@@ -253,7 +254,8 @@ def ratio_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[C
         across = {"xref": "paper", "x0": 0, "x1": 1, "yref": "y", "layer": "below"}
         layout = {
             "xaxis": size_axis(sizes),
-            "yaxis": {"type": "log", "title": {"text": "ratio"}, "tickformat": ".3~r",
+            "yaxis": {"type": "log", "title": {"text": f"speed-up of {new} over {base}"},
+                      "tickformat": ".3~r",
                       "nticks": 4},
             "showlegend": True,
             "shapes": [
@@ -334,8 +336,8 @@ def calls_chart(
             f"reduced: of every {each} calls in a row the fastest and the slowest are drawn; the "
             "distribution on the right is of all calls"
         )
-    if indices and len(indices) < count:
-        caption.append(f"reduced: {len(indices)} of {count} ranks can be chosen")
+    if len(indices) < count > 1:
+        caption.append(f"reduced: {len(indices) or 'none'} of {count} ranks can be chosen")
     layout = {
         "xaxis": {"title": {"text": "number of the call"}, "domain": [0, 0.82]},
         "xaxis2": {"title": {"text": "calls"}, "domain": [0.85, 1], "rangemode": "tozero",
@@ -434,6 +436,8 @@ def first_calls_charts(run: Run, rows: Sequence[Row], keys: Mapping[int, str] = 
     """
     groups: dict[str, list[tuple[Row, CaseResult]]] = {}
     for row, result in zip(rows, run.results, strict=True):
+        if result.reported and result.reported.one_cold_call:
+            continue  # its time is that of its first call
         if row.status == "ok" and row.first_call_ns and row.median_ns:
             groups.setdefault(f"{row.collective}, {row.backend}", []).append((row, result))
     return [

@@ -156,9 +156,9 @@ def _followed(options: argparse.Namespace) -> ExitCode:
     check_charts_available()
     argv = shlex.join(["torchcoll", "show", "--follow", path, "-o", options.output])
 
-    def write_page(goes_on: bool) -> None:
-        page = page_of([path], "", None, argv, True)
-        page.reloads = goes_on
+    def write_page(progress: str) -> None:
+        page = page_of([path], command=argv, progress=progress)
+        page.reloads = bool(progress)
         write_file(output, html_text(page), "output", True)
 
     follow(path, write_page)

@@ -73,6 +73,11 @@ def add_comparisons(document: PageDraft) -> list[Comparison]:
         ]
         if {split_label(argument)[0] for argument in given} == {sides[0].name, other.name}:
             named = shlex.join(given)
+        elif all(side.only for side in (sides[0], other)):  # of all files
+            arguments = document.material.arguments.get("runs", [])
+            named = shlex.join(
+                f"{side.name}={path}" for side in (sides[0], other) for path in arguments
+            )
         title = " against ".join(
             one_line(side.only[1] if side.only else side.name)
             for side in (comparison.new, comparison.base)
@@ -81,7 +86,7 @@ def add_comparisons(document: PageDraft) -> list[Comparison]:
             title,
             comparison_grids(comparison, every=True),
             f"torchcoll compare {named}",
-            [_ratios(document, comparison)],
+            _speed_ups(document, comparison),
         )
         compared.append(comparison)
     _errors(document, sides)
@@ -100,11 +105,11 @@ def _errors(document: PageDraft, sides: Sequence[Side]) -> None:
 
     def about(side: Side) -> None:
         validation = validate_predicted(predicted, side.runs)
-        title, whose = "How wrong the model is", "measured times"
+        title, whose = "How wrong the model is", "the measured times"
         if len(measured) > 1:  # an error is of one of them: of several the mean would be of none
             title += f" about {one_line(side.name)}"
             whose = f"the times of {one_line(side.name)}"
-        text = f"Predicted against {whose}, and the error of each size"
+        text = f"Error of the predicted times, relative to {whose}"
         drawing = Drawing(
             text, lambda: errors_figure(validation), lambda: errors_charts(validation)
         )
@@ -116,18 +121,25 @@ def _errors(document: PageDraft, sides: Sequence[Side]) -> None:
         )
 
 
-def _ratios(document: PageDraft, comparison: Comparison) -> Drawing:
-    from torchcoll.overview.charts import ratio_charts
-    from torchcoll.overview.figures import ratio_figure
+def _speed_ups(document: PageDraft, comparison: Comparison) -> list[Drawing]:
+    """None about a model, whose errors have a section."""
+    from torchcoll.comparison.wording import side_names, speed_interval
+    from torchcoll.overview.charts import speed_up_charts
+    from torchcoll.overview.figures import speed_up_figure
 
-    above = "is faster" if comparison.more_is_faster else "takes longer"
-    text = (
-        "Ratio of each case with its 95 % interval; the band is what counts as the same; above 1 "
-        f"{one_line(comparison.new.name)} {above}"
-    )
-    return Drawing(
-        text, lambda: ratio_figure(comparison), lambda: ratio_charts(comparison, document.keys)
-    )
+    if comparison.errors:
+        return []
+    base, new = side_names(comparison)
+    bounded = any(speed_interval(comparison, row) for row in comparison.rows if row.matched)
+    interval = " with its 95 % interval" if bounded else ""
+    return [
+        Drawing(
+            f"Speed-up of each case{interval}: above 1 {new} is faster than {base}; the band is "
+            "what counts as the same",
+            lambda: speed_up_figure(comparison),
+            lambda: speed_up_charts(comparison, document.keys),
+        )
+    ]
 
 
 def _versus(document: PageDraft, folder: str) -> list[Comparison]:
@@ -143,7 +155,9 @@ def _versus(document: PageDraft, folder: str) -> list[Comparison]:
         document.notes.append(f"{folder}: no round of torchcoll versus is complete")
         return []
     grids = versus_grids(state, comparisons, folder, state.stopped)
-    drawings = [_ratios(document, comparison) for comparison in comparisons]
+    drawings = [
+        drawing for comparison in comparisons for drawing in _speed_ups(document, comparison)
+    ]
     document.add("A against B", grids, f"torchcoll versus --resume {shlex.quote(folder)}", drawings)
     document.answers.append(answer(state, comparisons, folder))
     return comparisons

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torchcoll.core.case import NATIVE
-from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.errors import TorchcollError, UsageError, one_line
+from torchcoll.core.jsonl import TRUNCATED
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.summary import Row
@@ -45,9 +47,11 @@ from torchcoll.report.page import (
     shorten_repeated_caveats,
 )
 from torchcoll.report.pictures import check_pictures_available
+from torchcoll.reproduction.recipe import recipe_of
 from torchcoll.stats.filters import conditions
 from torchcoll.stats.sides import Reading, Side
 from torchcoll.verdict.judging import Verdict, judge
+from torchcoll.verdict.limits import FAIL
 from torchcoll.verdict.show import answer_of, over_all
 
 _OPEN = 3  # runs up to which their tables are open
@@ -59,12 +63,14 @@ def page_of(
     fabric: str | None = None,
     command: str = "",
     inline: bool = True,
+    progress: str = "",
 ) -> Page:
     """The page on everything that these files, folders and ``label=PATH`` hold.
 
     arguments may be stores of ``torchcoll collect`` too. filter: as of ``compare``; the cases of
     results that it holds for. fabric: what the verdict is measured by. command: what makes the page
-    again. inline: HTML, with charts in the page; otherwise its pictures are files. Raises
+    again. inline: HTML, with charts in the page; otherwise its pictures are files. progress: how
+    far the runs are, if they go on; then that is the first answer. Raises
     UnreadableError where there is nothing to report, UsageError for choices that do not exist,
     UnavailableError without plotly, or without matplotlib if not inline.
     """
@@ -86,7 +92,9 @@ def page_of(
         material.runs = [run for run in material.runs if run.results]
         if not material.runs:
             raise UsageError("filter", filter, "conditions that some case fulfils")
-    document = PageDraft(material, fabric, inline)
+    if progress:
+        material.runs = list(map(_ended_so_far, material.runs))
+    document = PageDraft(material, fabric, inline, bool(progress))
     nights = [*stores, *([*files] if _has_nights(material.runs) else [])]
     if nights:
         document.tried("nights", lambda: _nights(document, nights))
@@ -108,9 +116,19 @@ def page_of(
             f"--filter {filter} left out cases that the commands of the sections show"
         )
     _ending(document, command)
-    sections = shorten_repeated_caveats(document.sections, document.printed)
+    document.answers.sort(key=lambda answer: answer.level != "bad")  # what failed comes first
+    if progress:
+        document.answers.insert(0, Answer(progress))
+    printed = {*document.printed, *(answer.text for answer in document.answers)}
+    sections = shorten_repeated_caveats(document.sections, printed)
     title = _title(material) if files else "Nodes over nights"
     return Page(title, document.answers, sections, *_page_cases(document))
+
+
+def _ended_so_far(run: Run) -> Run:
+    """The run as if it had ended after its last case: no end record is no failure yet."""
+    problems = [problem for problem in run.problems if not problem.startswith(TRUNCATED)]
+    return replace(run, end={"status": "complete"}, problems=problems, in_flight=None)
 
 
 def _page_cases(document: PageDraft) -> tuple[dict[str, PageCase], list[str]]:
@@ -121,9 +139,13 @@ def _page_cases(document: PageDraft) -> tuple[dict[str, PageCase], list[str]]:
     cases = {}
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         of_run = f" of {name}" if len(runs) > 1 else ""
+        texts: set[str] = set()
         for result in run.results:
             text = case_text(result.case)
             explain = f"torchcoll explain {text} {shlex.quote(str(run.path))}" if run.path else ""
+            if text in texts:  # explain would print the row of the first
+                explain = ""
+            texts.add(text)
             title = f"{text} on {one_line(result.case.backend)}{of_run}"
             cases[document.keys[id(result)]] = PageCase(title, number, explain)
     calls = [
@@ -203,6 +225,11 @@ def _about_runs(document: PageDraft) -> None:
         for run, rows in zip(runs, document.rows, strict=True)
     ]
     answers = list(map(answer_of, verdicts))
+    if len(runs) == 1 and has_pairs(runs[0]):  # the section of its pairs accuses in better words
+        suspects = {str(e.get("message")) for e in runs[0].events if e.get("kind") == "suspect"}
+        document.printed |= {one_line(f"suspect: {text}") for text in suspects}
+        failures = {phrase.text for phrase in verdicts[0].phrases if phrase.word == FAIL}
+        answers = answers if not suspects or failures - suspects else []
     if len(answers) > 1:
         sides = [run.labels.get("cell", "") for run in runs]
         distinct = all(sides) and len(set(sides)) == len(sides)
@@ -210,12 +237,9 @@ def _about_runs(document: PageDraft) -> None:
         answers = [over_all(list(zip(names, answers, strict=True)))]
     _runs(document, verdicts)
     compared = add_comparisons(document)
-    # What failed comes first, then what the page compares, what was reached, and the verdicts.
-    compared_answers, document.answers = document.answers, []
+    # What the page compares, what was reached, the verdicts, and at the end what has none.
     _peak_answer(document)
-    failed = [answer for answer in answers if answer.level == "bad"]
-    others = [answer for answer in answers if answer.level != "bad"]
-    document.answers = [*failed, *compared_answers, *document.answers, *others]
+    document.answers += [answer for answer in answers if answer.level]
     if document.plain:
         add_curves(document, compared)
         add_calls(document)
@@ -230,6 +254,7 @@ def _about_runs(document: PageDraft) -> None:
         add_further(document, run)
     add_published(document)
     _tables(document, verdicts)
+    document.answers += [answer for answer in answers if not answer.level]
 
 
 def _good(rows: Iterable[Row]) -> list[Row]:
@@ -241,7 +266,14 @@ def _peak_answer(document: PageDraft) -> None:
     # How long a call takes to issue is no bandwidth, and a barrier's time none of data.
     # What a model predicts was reached by nobody.
     measured = [
-        (run.labels.get("cell", ""), rows)
+        (
+            run.labels.get("cell", ""),
+            [
+                row
+                for row, result in zip(rows, run.results, strict=True)
+                if not (result.reported and result.reported.one_cold_call)
+            ],
+        )
         for run, rows in zip(document.material.runs, document.rows, strict=True)
         if run.labels.get("cell") != "model"
     ]
@@ -254,7 +286,7 @@ def _peak_answer(document: PageDraft) -> None:
             if row.size_bytes and row.clock != "issue":
                 places.setdefault(place, []).append(row)
     order = sorted(
-        places, key=lambda place: max(r.busbw_gbps or 0.0 for r in places[place]), reverse=True
+        places, key=lambda place: (-max(r.busbw_gbps or 0.0 for r in places[place]), place[3])
     )
     for place in order[:_MOST_PEAKS]:
         place_parts = [
@@ -287,8 +319,9 @@ def _peak_of(document: PageDraft, rows: Sequence[Row], place: str) -> None:
     texts += [f"... ({len(best)} collectives)"] if len(best) > len(texts) else []
     timed = [row for row in rows if row.median_ns]
     if texts:
-        clocks = " and ".join(dict.fromkeys(row.clock or "unknown" for row in wide))
-        document.answers.append(Answer(f"Peak{place}: {', '.join(texts)}; {clocks} clock."))
+        clocks = " and ".join(dict.fromkeys(row.clock or "" for row in wide if row.clock))
+        clock = f"; {clocks} clock" if clocks.replace("unknown", "") else ""
+        document.answers.append(Answer(f"Peak{place}: {', '.join(texts)}{clock}."))
     if timed:
         least = min(timed, key=lambda row: row.median_ns or 0.0)
         text = f"Shortest{place}: {format_ns(least.median_ns)}, {least.collective} of "
@@ -312,6 +345,8 @@ def _runs(document: PageDraft, verdicts: Sequence[Verdict]) -> None:
     def ended(item: Item) -> str:
         if item[0].source:
             return "imported"
+        if document.running:
+            return "running"
         return one_line((item[0].end or {}).get("status") or "truncated")
 
     def peak(item: Item) -> str:
@@ -325,6 +360,7 @@ def _runs(document: PageDraft, verdicts: Sequence[Verdict]) -> None:
         [
             (Head("run", left=True), lambda i: i[3]),
             (Head("side", left=True), lambda i: one_line(i[0].labels.get("cell") or "-")),
+            (Head("verdict", left=True), lambda i: i[2].word),
             (Head("start", left=True), lambda i: one_line(i[0].header.get("start_utc") or "-")),
             (Head("collectives", left=True), text("collective")),
             (Head("backend", left=True), text("backend")),
@@ -335,7 +371,6 @@ def _runs(document: PageDraft, verdicts: Sequence[Verdict]) -> None:
             (Head("cases"), lambda i: str(len(i[1]))),
             (Head("peak busbw", "GB/s"), peak),
             (Head("ended", left=True), ended),
-            (Head("verdict", left=True), lambda i: i[2].word),
         ],
         items,
         below=runs_lines(runs),
@@ -343,7 +378,7 @@ def _runs(document: PageDraft, verdicts: Sequence[Verdict]) -> None:
     grid.styles = [
         {"PASS": "green", "WARN": "yellow", "FAIL": "red"}.get(v.word, "") for v in verdicts
     ]
-    document.add("What was run", [grid], document.command("show"))
+    document.add("What was run", [grid], "")
 
 
 def _tables(document: PageDraft, verdicts: Sequence[Verdict]) -> None:
@@ -386,12 +421,22 @@ def _ending(document: PageDraft, command: str) -> None:
     if notes:
         grid = Grid([], [], below=notes)
         document.sections.append(Section("Not included", tables=[TitledGrids("", [grid])]))
-    commands_of_runs = [" ".join(map(shlex.quote, map(str, argv))) for run in document.material.runs
-            if isinstance(argv := run.header.get("argv"), list) and argv]  # fmt: skip
+    commands_of_runs = list(filter(None, map(_run_command, document.material.runs)))
     commands = [*([command] if command else []), *dict.fromkeys(map(one_line, commands_of_runs))]
     if commands:
-        texts = ["This page, and what it shows:"] if commands_of_runs else ["This page:"]
+        texts = ["This page, and the runs it shows:"] if commands_of_runs else ["This page:"]
         document.sections.append(Section("Commands", texts, ["\n".join(commands)]))
+
+
+def _run_command(run: Run) -> str:
+    """What makes a run of the same cases; '' if torchcoll did not make it."""
+    argv = run.header.get("argv")
+    if run.source or not isinstance(argv, list):
+        return ""
+    try:
+        return shlex.join(recipe_of(run).command())
+    except TorchcollError:  # of pairs, or without a case
+        return shlex.join(map(str, argv))
 
 
 _VALUES = 3  # of a fact that differs between runs

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.comparison.compare import Comparison
 from torchcoll.comparison.results import tables_of
 from torchcoll.comparison.show import titles_of
+from torchcoll.comparison.wording import side_names, speed_interval, speed_of
 from torchcoll.contention.soaked import Soaked
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
@@ -201,8 +202,10 @@ def ranks_figure(run: Run) -> Figure | None:
     axis.tick_params(length=0)
     axis.set_title("own time of each rank / that of the median rank", loc="left")
     figure.colorbar(mesh, ax=axis, label="ratio")
+    caption = ["a rank that arrives last waits least, so its time is the shortest"]
     if len(results) < len(every):
-        write_caption(figure, [f"the first {len(results)} of {len(every)} cases"])
+        caption.append(f"the first {len(results)} of {len(every)} cases")
+    write_caption(figure, caption)
     if len(results) <= _NUMBERED and len(rows) <= _NUMBERED:
         middle = (mesh.norm.vmin + mesh.norm.vmax) / 2
         for y, row in enumerate(rows):
@@ -264,15 +267,23 @@ def pairs_figure(pairs: Pairs) -> Figure:
 
 
 _RESULT_MARKS = {
-    "slower": ("^", PALETTE[1]),
-    "faster": ("v", PALETTE[2]),
+    "slower": ("v", PALETTE[1]),
+    "faster": ("^", PALETTE[2]),
     "same": ("o", PALETTE[0]),
     "inconclusive": ("x", "0.4"),
 }
 
 
-def ratio_figure(comparison: Comparison) -> Figure | None:
-    """A panel a table: ratio new / base over sizes with its 95 % interval. None without a ratio."""
+def drawable_interval(comparison: Comparison, row: Compared) -> tuple[float, float] | None:
+    """The 95 % interval of a speed-up; None if there is none, or if it would hide all others."""
+    interval, speed = speed_interval(comparison, row), speed_of(comparison, row)
+    return interval if interval and interval[1] < 100 * speed < 1e4 * interval[0] else None
+
+
+def speed_up_figure(comparison: Comparison) -> Figure | None:
+    """How many times as fast the new side is over sizes, with the 95 % interval, a panel for each
+    table of the comparison. None without a ratio.
+    """
     matched = [row for row in comparison.rows if row.matched and row.ratio]
     every = [table for table in tables_of(matched) if table]
     tables = every[:_PANELS]
@@ -281,13 +292,11 @@ def ratio_figure(comparison: Comparison) -> Figure | None:
     titles = titles_of([table[0].pair for table in tables])
     figure, axes = new_figure(-(-len(tables) // 2), min(2, len(tables)))
     places = [axis for row in axes for axis in row]
+    base, new = side_names(comparison)
     for axis, table, title in zip(places, tables, titles, strict=False):
-        _draw_ratios(axis, table, comparison.threshold)
+        _draw_speed_ups(axis, table, comparison)
         name = title or table[0].row.collective
-        of_sides = f"{comparison.new.name} / {comparison.base.name}"
-        axis.set_title(
-            literal(f"{name}: {comparison.metric} of {of_sides}"), loc="left", fontsize="small"
-        )
+        axis.set_title(literal(f"{name}: {new} against {base}"), loc="left", fontsize="small")
     for axis in places[len(tables) :]:
         axis.set_visible(False)
     if len(tables) < len(every):
@@ -295,24 +304,24 @@ def ratio_figure(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def _draw_ratios(axis: Axes, table: Sequence[Compared], threshold: float) -> None:
+def _draw_speed_ups(axis: Axes, table: Sequence[Compared], comparison: Comparison) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    axis.axhspan(1 / (1 + threshold), 1 + threshold, color="0.85", linewidth=0)
+    same = 1 + comparison.threshold
+    axis.axhspan(1 / same, same, color="0.85", linewidth=0)
     axis.axhline(1, color="0.4", linewidth=1)
     labelled: set[str] = set()
     sizes = [max(1, row.pair.size_bytes) for row in table]
     for row, size in zip(table, sizes, strict=True):
-        ratio = row.judged.ratio
-        assert ratio is not None
+        speed, interval = speed_of(comparison, row), drawable_interval(comparison, row)
         mark, colour = _RESULT_MARKS.get(row.result, ("x", "0.4"))
-        axis.plot([size], [ratio.ratio], marker=mark, color=colour, linestyle="")
-        if ratio.low is not None and ratio.high is not None and ratio.high < 100 * ratio.ratio:
-            axis.vlines([size], [ratio.low], [ratio.high], color=colour, linewidth=1.5)
+        axis.plot([size], [speed], marker=mark, color=colour, linestyle="")
+        if interval:
+            axis.vlines([size], [interval[0]], [interval[1]], color=colour, linewidth=1.5)
         if row.result not in labelled:
             labelled.add(row.result)
             axis.annotate(
-                row.result, (size, ratio.ratio), xytext=(6, 4), textcoords="offset points",
+                row.result, (size, speed), xytext=(6, 4), textcoords="offset points",
                 fontsize="small", color=colour,
             )  # fmt: skip
     size_axis(axis, sizes)
@@ -327,7 +336,7 @@ def _draw_ratios(axis: Axes, table: Sequence[Compared], threshold: float) -> Non
     axis.yaxis.set_major_locator(ticks)
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.set_ylabel("ratio")
+    axis.set_ylabel("speed-up")
 
 
 def soak_figure(soak: Soaked, run: Run) -> Figure:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median
-from torchcoll.core.units import counted, format_ns, format_size
+from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
 from torchcoll.curves.validation_show import error_panels
 from torchcoll.overview.charts import HOVER, MOST_CALLS, MOST_RANKS
 from torchcoll.overview.figures import case_text
@@ -66,7 +66,7 @@ def soak_chart(soak: Soaked, run: Run) -> Chart:
         )
     layout = {
         "xaxis": {"title": {"text": "hours since the first window"}},
-        "yaxis": {"title": {"text": "median / that of all windows"}},
+        "yaxis": {"title": {"text": "median time / median of all windows"}},
         "showlegend": True,
     }
     caption = []
@@ -261,11 +261,15 @@ def transitions_charts(finding: Transitions) -> list[Chart]:
         for number, size_range in enumerate(curve.curve.ranges):
             low, high = math.log(sizes[size_range.first]), math.log(sizes[size_range.last])
             steps = [math.exp(low + (high - low) * k / 20) for k in range(21)]
+            ends = " to ".join(format_size(sizes[n]) for n in (size_range.first, size_range.last))
+            latency = max(0.0, size_range.latency_ns)
+            bandwidth = format_bandwidth(curve.algbw_gbps(size_range))
             law = {
-                "name": f"range {number + 1}",
+                "name": f"fit of {ends}",
                 "mode": "lines",
                 "x": [rounded(step, 6) for step in steps],
-                "hovertemplate": f"law of range {number + 1}<extra></extra>",
+                "hovertemplate": f"fit of {ends}: {format_ns(latency)} + size / {bandwidth} GB/s"
+                "<extra></extra>",
                 "line": line_style(number)["line"],
             }
             drawn.append((law, [size_range.time_ns(step) for step in steps]))
@@ -301,7 +305,9 @@ def transitions_charts(finding: Transitions) -> list[Chart]:
             "showlegend": True,
             "shapes": shapes,
         }
-        caption = ["shaded: where one range ends"] * bool(curve.transitions)
+        caption = []
+        if curve.transitions:
+            caption.append("shaded: a transition lies between these sizes (95 %)")
         if curve.handovers or curve.forced:
             caption.append("dotted: change of algorithm in the log, or of the best forced cell")
         charts.append(Chart(plain(title), traces, layout, [figure, SCALES], caption))
@@ -346,7 +352,7 @@ def errors_charts(result: Validated) -> list[Chart]:
             )  # fmt: skip
         layout = {
             "xaxis": size_axis([p.size_bytes for p in points]),
-            "yaxis": {"title": {"text": "predicted / measured - 1, %"}, "zeroline": True},
+            "yaxis": {"title": {"text": "predicted / measured - 1 (%)"}, "zeroline": True},
             "showlegend": True,
         }
         charts.append(Chart(plain(title), traces, layout))

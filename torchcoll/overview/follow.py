@@ -28,13 +28,13 @@ _PAGE_EVERY_S = 5.0  # a page of a large run takes a second to write
 _STILL_S = 120.0  # a run that writes nothing for so long is mentioned
 
 
-def follow(path: str, write_page: Callable[[bool], None] | None = None) -> Run:
+def follow(path: str, write_page: Callable[[str], None] | None = None) -> Run:
     """Prints the rows of a run as its file grows, until the file has its end.
 
     On a terminal the last line has the current case, the time left and the slowest rank. The file
     may not exist yet. A run that --resume continues in FILE.2 is followed there; of one that begins
     again in the same file the table begins again. write_page: writes the page of the file, once it
-    has rows and again when it has more; its argument says whether the run goes on.
+    has rows and again when it has more; its argument is how far the run is, '' at its end.
 
     Returns the complete run. Raises UsageError for what cannot be followed, UnreadableError for a
     file that is none of torchcoll's.
@@ -60,7 +60,7 @@ def follow(path: str, write_page: Callable[[bool], None] | None = None) -> Run:
         run = printed.run
         over = run is not None and run.end is not None
         if write_page and page_due and (over or time.monotonic() - page_at >= _PAGE_EVERY_S):
-            write_page(not over)
+            write_page("" if over else printed.progress_sentence())
             page_due, page_at = False, time.monotonic()
         if run is not None and over:
             return run
@@ -132,6 +132,14 @@ class _Printed:
             self._reporter.end(run)
 
     def progress_text(self) -> str:
+        return self._progress.text("; ".join(self._doing()))
+
+    def progress_sentence(self) -> str:
+        """``running: 3 of 12 cases, 0:14 elapsed, about 0:42 left; all_reduce 512 ...; ...``"""
+        return "; ".join([f"running: {self._progress.sentence()}", *self._doing()])
+
+    def _doing(self) -> list[str]:
+        """The current case, the round of a soak, and the slowest rank."""
         run = self.run
         assert run is not None
         doing = [run.in_flight.describe()] if run.in_flight else []
@@ -139,7 +147,7 @@ class _Printed:
             doing += [f"round {run.windows[-1].last_round}", slowest_in_window(run.windows[-1])]
         elif run.results:
             doing.append(slowest_in_calls(run.results[-1]))
-        return self._progress.text("; ".join(filter(None, doing)))
+        return list(filter(None, doing))
 
 
 def _monotonic_start(run: Run) -> float | None:

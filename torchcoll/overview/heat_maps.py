@@ -23,6 +23,7 @@ _TICKS = 16  # ranks that have a tick each
 _WEEK = 7  # nights
 _SLOWEST = 40  # nodes that have a chart of their own
 _NIGHTS = 500  # columns
+_MOST_CELLS = 40_000  # of a map of nights: plotly takes over 0.1 s to draw 90,000
 
 
 def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
@@ -38,10 +39,7 @@ def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
         names = [
             f"{name} {result.case.backend}" for name, result in zip(names, results, strict=True)
         ]
-    caption = [
-        "own time of each rank over that of the median rank: a rank that arrives last waits least, "
-        "so its own time is the shortest"
-    ]
+    caption = ["a rank that arrives last waits least, so its time is the shortest"]
     if step > 1:
         caption.append(f"reduced: each row is the slowest of {step} neighbouring ranks")
     if len(results) < len(every):
@@ -52,7 +50,7 @@ def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
         [f"{n}: {plain(name)}" if len(set(names)) < len(names) else plain(name)
          for n, name in enumerate(names)],
         [n * step for n in range(-(-run.ranks // step))],
-        "time / median rank",
+        "median time / that of the median rank",
         "rank %{y}" + (f" to %{{y}} + {step - 1}" if step > 1 else "")
         + "<br>%{x}<br>%{z:.3f} of the median rank<extra></extra>",
     )  # fmt: skip
@@ -93,7 +91,12 @@ def _heat_map(
     }  # fmt: skip
     layout = {
         "xaxis": {"automargin": True, "showgrid": False, "zeroline": False},
-        "yaxis": {"autorange": "reversed", "showgrid": False, "zeroline": False},
+        "yaxis": {
+            "automargin": True,
+            "autorange": "reversed",
+            "showgrid": False,
+            "zeroline": False,
+        },
     }
     return Chart(title, [trace], layout)
 
@@ -117,10 +120,11 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
                 values[b, a] = sign * value
         values = sign * _merged(_merged(values, step).T, step).T
         unit = "GB/s" if kind == EXCHANGE else "us"
+        figure = "bandwidth (GB/s sent by each)" if kind == EXCHANGE else "median time (us)"
         title = f"{format_size(size_bytes)} both ways" if kind == EXCHANGE else kind
         hover = f"%{{y}} and %{{x}}: %{{z:.4~g}} {unit}<extra></extra>"
-        chart = _heat_map(plain(title), values, names, names, unit, hover)
-        chart.layout["yaxis"] |= {"title": {"text": pairs.by}, "automargin": True}
+        chart = _heat_map(plain(title), values, names, names, figure, hover)
+        chart.layout["yaxis"] |= {"title": {"text": pairs.by}}
         chart.layout["xaxis"] |= {"title": {"text": pairs.by}}
         if step > 1:
             chart.caption.append(
@@ -164,19 +168,20 @@ def _nights_chart(
     from torchcoll.fleet.nights import format_night
 
     change = 100 * np.expm1(effects[order])
-    step = -(-len(order) // _CELLS)
     nodes = [plain(history.panel.nodes[n]) for n in order.tolist()]
     first = history.panel.first_night
     nights = [format_night(first + n) for n in range(change.shape[1])]
     night_step = -(-len(nights) // _NIGHTS)
+    columns = -(-len(nights) // night_step)
+    step = -(-len(order) // min(_CELLS, _MOST_CELLS // columns))
     merged = _merged(_merged(change, step).T, night_step).T
     rows = [", ".join(nodes[n : n + step]) for n in range(0, len(nodes), step)]
     if step > 3:
-        rows = [f"{nodes[n]} and the next {step - 1}" for n in range(0, len(nodes), step)]
+        rows = [f"{nodes[n]} + {step - 1}" for n in range(0, len(nodes), step)]
     hover = "%{y}<br>night of %{x}<br>%{z:+.3~g} %<extra></extra>"
     all_nodes = len(order) == len(effects)
     title = "all" if all_nodes else f"{len(order)} with the slowest weeks"
-    chart = _heat_map(title, merged, nights[::night_step], rows, "slower (%)", hover, 3)
+    chart = _heat_map(title, merged, nights[::night_step], rows, "above baseline (%)", hover, 3)
     limit = max(5.0, 100 * math.expm1(history.detectable) if history.judged else 5.0)
     chart.traces[0] |= {
         "colorscale": "RdBu",
@@ -186,7 +191,10 @@ def _nights_chart(
         "zmax": limit,
     }
     chart.layout["xaxis"] |= {"type": "category", "nticks": 8}
-    chart.layout["yaxis"] |= {"type": "category", "nticks": 20}
+    # The same room for the names in both charts: automargin would draw a chart of others twice.
+    longest = max(map(len, history.panel.nodes)) + len(" + 999")
+    chart.layout["yaxis"] |= {"type": "category", "nticks": 20, "automargin": False}
+    chart.layout["margin"] = {"l": min(40 + 7 * longest, 240), "r": 15, "t": 30, "b": 55}
     chart.caption = [
         "time of each node against its own baseline and what all nodes share in that night, over "
         f"all cases; darkest from {limit:.3g} % on; the node with the slowest week is at the top"

@@ -15,14 +15,14 @@ from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import counted, format_bytes, format_ns
+from torchcoll.core.units import counted
 from torchcoll.curves.scaling import Scaling
 from torchcoll.curves.transitions import Transitions
 from torchcoll.overview.charts import (
     calls_chart,
     curves_charts,
     first_calls_charts,
-    ratio_charts,
+    speed_up_charts,
 )
 from torchcoll.overview.figures import case_text, chosen
 from torchcoll.overview.finding_charts import (
@@ -34,16 +34,15 @@ from torchcoll.overview.finding_charts import (
 from torchcoll.overview.heat_maps import pairs_charts, ranks_chart
 from torchcoll.overview.plot import picture_of
 from torchcoll.overview.show import has_pairs, html_of
+from torchcoll.overview.traffic_charts import plan_charts, traffic_charts
 from torchcoll.pairs.matches import read_pairs
-from torchcoll.report.chart import PALETTE, Chart, plain, seconds
+from torchcoll.report.chart import Chart, plain
 from torchcoll.startup.cold import Cold
 from torchcoll.stats.sides import Side
-from torchcoll.training.traffic_table import TrafficRow, summarise_traffic
+from torchcoll.training.projection import Plan
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
-
-MOST_BARS = 40  # kinds of calls in one chart of traffic
 
 
 class RunFigures(Sequence["Figure"]):
@@ -117,76 +116,14 @@ def _run_charts(run: Run) -> list[Chart]:
     return []
 
 
-def _traffic_charts(traffic: Traffic) -> list[Chart]:
-    """The calls of a step by kind: the time that they take, or their bytes where nothing ran."""
-    rows = summarise_traffic(traffic).rows
-    timed = any(row.time_per_step_ns for row in rows)
-
-    def weight(row: TrafficRow) -> float:
-        return (row.time_per_step_ns if timed else row.bytes_per_step) or 0
-
-    largest = sorted(rows, key=weight, reverse=True)[:MOST_BARS]
-    if not any(map(weight, largest)):
-        return []
-    names = [plain(_traffic_name(row)) for row in largest]
-    # Two kinds may have one name, such as the calls of two dtypes: each needs a bar of its own.
-    names = [f"{name} ({n})" if name in names[: n - 1] else name for n, name in enumerate(names, 1)]
-
-    def bars(title: str, values: Sequence[float | None], colour: str) -> dict[str, Any]:
-        return {
-            "type": "bar",
-            "orientation": "h",
-            "name": title,
-            "y": names,
-            "x": list(values),
-            "marker": {"color": colour},
-            "hovertemplate": "%{y}<br>%{text}<extra></extra>",
-            "textposition": "none",
-            "text": [_traffic_text(row) for row in largest],
-        }
-
-    if timed:
-        traces = [bars("total", [seconds(row.time_per_step_ns) for row in largest], PALETTE[0])]
-        if any(row.exposed_ns is not None for row in largest):
-            exposed = [seconds(row.exposed_ns) for row in largest]
-            traces.append(bars("exposed", exposed, PALETTE[1]))
-        axis = {"title": {"text": "time per step"}, "ticksuffix": "s", "rangemode": "tozero"}
-    else:
-        traces = [bars("bytes", [row.bytes_per_step for row in largest], PALETTE[0])]
-        axis = {"title": {"text": "bytes per step and rank"}, "rangemode": "tozero"}
-    caption = ["of the calls of a step, on the slowest rank" if timed else "of a step of one rank"]
-    if len(rows) > len(largest):
-        caption.append(f"the {len(largest)} largest of {len(rows)} kinds of calls")
-    layout = {
-        "xaxis": axis,
-        "yaxis": {"autorange": "reversed", "automargin": True},
-        "showlegend": len(traces) > 1,
-        "height": 160 + 24 * len(largest) * len(traces),
-    }
-    title = "Communication of a step, by kind of call"
-    return [Chart(title, traces, layout, caption=caption)]
-
-
-def _traffic_name(row: TrafficRow) -> str:
-    sent = None if row.bytes_in is None else max(row.bytes_in, row.bytes_out or 0)
-    size = "several sizes" if sent is None else format_bytes(sent)
-    return f"{row.collective} {size}, {row.group}"
-
-
-def _traffic_text(row: TrafficRow) -> str:
-    times = {"per step": row.time_per_step_ns, "exposed": row.exposed_ns, "a call": row.median_ns}
-    lines = [f"{row.calls_per_step:g} calls per step"]
-    lines += [f"{format_ns(ns, 3)} {what}" for what, ns in times.items() if ns is not None]
-    return "<br>".join(lines)
-
-
 _CHARTS: dict[type, Callable[[Any], list[Chart]]] = {
     Run: _run_charts,
-    Comparison: ratio_charts,
+    Comparison: speed_up_charts,
     Cold: cold_charts,
     Scaling: scaling_charts,
     Transitions: transitions_charts,
-    Traffic: _traffic_charts,
+    Traffic: traffic_charts,
+    Plan: plan_charts,
 }
 
 

@@ -40,7 +40,11 @@ class Drawing:
 class PageDraft:
     """Sections and sentences as they are found."""
 
-    def __init__(self, material: Material, fabric: str | None, inline: bool) -> None:
+    def __init__(
+        self, material: Material, fabric: str | None, inline: bool, running: bool = False
+    ) -> None:
+        """running: the runs go on."""
+        self.running = running
         self.material = material
         self.fabric = fabric
         self.inline = inline
@@ -101,7 +105,8 @@ class PageDraft:
         try:
             make()
         except UsageError as error:
-            self.notes.append(f"no section on {what}: {error}")
+            reason = str(error) if error.what == what else f"{what}: {error}"
+            self.notes.append(f"no section on {reason}")
 
 
 def answers_of(section: Section) -> list[Answer]:

@@ -42,7 +42,7 @@ def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
             "Time and bandwidth over sizes", [], document.command("plot"),
             [
                 Drawing(
-                    "Time and bus bandwidth over sizes",
+                    "Time and bandwidth over sizes",
                     lambda: lines_figure(picture),
                     lambda: curves_charts(picture, keys=document.keys),
                     "collective",
@@ -61,6 +61,11 @@ def _transitions(document: PageDraft) -> None:
     from torchcoll.overview.finding_charts import transitions_charts
 
     finding = transitions(document.plain)
+    if all(curve.note and not curve.doubt for curve in finding.curves):
+        document.notes.append(
+            "no section on transitions: too few sizes, or too much scatter, to fit any law"
+        )
+        return
     if len(finding.curves) > _CURVES:
         raise UsageError(
             "curves",
@@ -69,7 +74,7 @@ def _transitions(document: PageDraft) -> None:
             "--filter collective=NAME,dtype=NAME,... leaves fewer.",
         )
     changing = replace(finding, curves=[curve for curve in finding.curves if curve.transitions])
-    text = "Times, the law of each range, and where one ends"
+    text = "Measured and fitted times, and where the fit changes"
     drawing = Drawing(
         text, lambda: ranges_figure(changing), lambda: transitions_charts(changing), "curve"
     )
@@ -105,14 +110,14 @@ def add_calls(document: PageDraft) -> None:
         f"torchcoll show --view calls {shlex.quote(str(run.path))}" if run.path else "",
         [
             Drawing(
-                "Each call, by rank and in order" + which * (not document.inline),
+                "Time of each call, in order" + which * (not document.inline),
                 lambda: calls_figure(run, results),
                 lambda: _calls_charts(document),
                 "case",
             ),
             Drawing(
-                "Own time of each rank over that of the median rank: a rank that comes last waits "
-                "least" + which * (not document.inline),
+                "Median time of each rank in each case, relative to the median rank"
+                + which * (not document.inline),
                 lambda: ranks_figure(run),
                 rank_maps,
                 "run",
@@ -137,7 +142,8 @@ def _calls_charts(document: PageDraft) -> list[Chart]:
     shown = every
     if len(every) > _CALL_CASES:
         shown = [(run, result) for run in document.plain for result in chosen(run)][:_CALL_CASES]
-    ranks = 8 if len(shown) <= 40 else 4 if len(shown) <= 100 else 0
+    most = len(shown)
+    ranks = 8 if most <= 40 else 4 if most <= 100 else 2 if most <= 200 else 0
     points = max(100, min(MOST_CALLS, _CALL_POINTS // (len(shown) * (1 + ranks))))
     names = {id(run): name for name, run in named(document.plain)}
     charts = []
@@ -194,7 +200,7 @@ def add_first_calls(document: PageDraft) -> None:
         drawings = [
             Drawing("First and second call of each case", None, first_calls, "cases"),
             Drawing(
-                f"What starting cost, {'over the ranks' if several else 'run by run'}",
+                f"First calls {'over the number of ranks' if several else 'of each run'}",
                 (lambda: cold_figure(finding)) if several else None,
                 lambda: cold_charts(finding) if several or len(finding.rows) > 1 else [],
                 "kind of run",
@@ -265,4 +271,5 @@ def add_published(document: PageDraft) -> None:
     document.answers += [Answer(grid.above[0]) for grid in grids]
     document.printed |= {grid.above[0] for grid in grids}
     if grids:
-        document.add("What others publish", grids, document.command("show --published"))
+        tables = [replace(grid, above=grid.above[1:]) for grid in grids]  # [0] is the answer
+        document.add("What others publish", tables, document.command("show --published"))

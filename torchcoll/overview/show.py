@@ -27,7 +27,7 @@ from torchcoll.report.columns import (
     named_columns,
     percentile_column,
 )
-from torchcoll.report.destination import Destination
+from torchcoll.report.destination import Destination, TextWithoutAnswer
 from torchcoll.report.formats import METRICS, RUN_FORMATS, View, split_list
 from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.header import first_lines, header_lines, requested_cases
@@ -473,15 +473,14 @@ _STYLE = "white-space: pre; overflow-x: auto; font-family: monospace; line-heigh
 
 def html_of(finding: Any) -> str:
     """The text of ``show``, as text, below the answer if the finding has one."""
-    forms = {}
-    for form in ("table", "json"):
-        out = io.StringIO()
-        show(finding, format=form, file=out)
-        forms[form] = out.getvalue()
-    document = json.loads(forms["json"])
+    record, table = io.StringIO(), TextWithoutAnswer()
+    show(finding, format="json", file=record)
+    show(finding, format="table", file=table)
+    document = json.loads(record.getvalue())
     answer = (document[0] if isinstance(document, list) else document).get("answer")
     first = ""
     if answer:
         text = Answer(answer["headline"], caveats=answer["caveats"]).text
         first = f"<p><b>{html.escape(text)}</b></p>"
-    return f'{first}<pre style="{_STYLE}">{html.escape(forms["table"].rstrip())}</pre>'
+    text = table.getvalue().strip("\n")
+    return f'{first}<pre style="{_STYLE}">{html.escape(text)}</pre>'

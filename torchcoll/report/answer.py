@@ -15,20 +15,26 @@ _SHORTENED = 45  # characters of a repeated caveat: enough to recognise it
 class Caveat(str):
     """A line that limits a result: ``text``, which may be true of several tables, between what is
     particular to this table (``before``: the number of a footnote, a status; ``after``).
+    of_runs: it is true of the runs, whatever a table shows of them.
     """
 
     text: str
     before: str
+    of_runs: bool
 
-    def __new__(cls, text: str, before: str = "", after: str = "") -> Caveat:
+    def __new__(cls, text: str, before: str = "", after: str = "", of_runs: bool = False) -> Caveat:
         caveat = super().__new__(cls, f"{before}{text}{after}")
-        caveat.text, caveat.before = text, before
+        caveat.text, caveat.before, caveat.of_runs = text, before, of_runs
         return caveat
 
     def once(self, printed: set[str]) -> str:
-        """The line, shortened where its text is among those that a page has printed. Adds it."""
-        if len(self.text) < _LONG:
+        """The line, where its text is among those that a page has printed: shortened, or '' if it
+        is one of the runs. Adds it.
+        """
+        if len(self.text) < _LONG and not self.of_runs:
             return str(self)
+        if self.text in printed and self.of_runs:
+            return ""
         if self.text in printed:
             cut = self.text[:_SHORTENED].rpartition(" ")[0] or self.text[:_SHORTENED]
             return f"{self.before}{cut.rstrip(',;:(')} ... (said above)"

@@ -164,7 +164,7 @@ def size_axis(sizes: Sequence[int]) -> dict[str, Any]:
     ticks = [2**power for power in range(max(0, first), last + 1, step)]
     return {
         "type": "log",
-        "title": {"text": "size"},
+        "title": {"text": "size (bytes)"},
         "tickvals": ticks,
         "ticktext": [format_size(tick) for tick in ticks],
     }

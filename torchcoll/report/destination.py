@@ -169,6 +169,10 @@ def clock_text(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
+class TextWithoutAnswer(io.StringIO):
+    """A text in memory, whose reader shows the answer in another way: ``print_answer`` skips it."""
+
+
 class RunProgress:
     """Cases done of all cases, elapsed time, and time left if the rest is like what was done."""
 
@@ -185,16 +189,28 @@ class RunProgress:
         self._start = now() if started is None else started
 
     def text(self, doing: str = "") -> str:
-        elapsed = self._now() - self._start
+        elapsed, left = self._times()
         filled = _BAR * self.finished // self.total if self.total else _BAR
         parts = [
             f"[{'#' * filled}{'.' * (_BAR - filled)}] {self.finished}/{self.total}",
             f"elapsed {clock_text(elapsed)}",
         ]
-        if 0 < self.finished < self.total:
-            left = elapsed / self.finished * (self.total - self.finished)
+        if left is not None:
             parts.append(f"left {clock_text(left)}")
         return "  ".join([*parts, doing] if doing else parts)
+
+    def sentence(self) -> str:
+        """``3 of 12 cases, 0:14 elapsed, about 0:42 left``"""
+        elapsed, left = self._times()
+        rest = "" if left is None else f", about {clock_text(left)} left"
+        return f"{self.finished} of {self.total} cases, {clock_text(elapsed)} elapsed{rest}"
+
+    def _times(self) -> tuple[float, float | None]:
+        """Seconds since the start, and those that are left, where that can be estimated."""
+        elapsed = self._now() - self._start
+        if not 0 < self.finished < self.total:
+            return elapsed, None
+        return elapsed, elapsed / self.finished * (self.total - self.finished)
 
 
 class ProgressLine:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from torchcoll.core.errors import printable
 from torchcoll.report.answer import Answer
-from torchcoll.report.destination import Destination
+from torchcoll.report.destination import Destination, TextWithoutAnswer
 
 T = TypeVar("T")
 _ANSWERS = {"good": "bold green", "bad": "bold red", "doubt": "bold yellow"}
@@ -271,6 +271,8 @@ def print_grid(grid: Grid, out: Destination) -> None:
 
 def print_answer(answer: Answer, out: Destination) -> None:
     """Prints the answer as a line of its own, in colour if the terminal shows colours."""
+    if isinstance(out.file, TextWithoutAnswer):
+        return
     out.styled(answer.text, _ANSWERS.get(answer.level, "bold"))
 
 

@@ -283,7 +283,7 @@ def outcome_lines(run: Run) -> list[str]:
     return [*events, *map(Caveat, lines)]
 
 
-def runs_lines(runs: Sequence[Run]) -> list[str]:
+def runs_lines(runs: Sequence[Run]) -> list[Caveat]:
     """The outcome lines of several runs, each text once.
 
     A text of one run is preceded by its file, a text of several runs by their number.
@@ -296,13 +296,15 @@ def runs_lines(runs: Sequence[Run]) -> list[str]:
     for line, runs_of_line in runs_by_line.items():
         name = _run_name(runs_of_line[0])
         source = name if len(runs_of_line) == 1 else f"{len(runs_of_line)} of {len(runs)} runs"
-        lines.append(line if len(runs) == 1 or name in line else Caveat(f"{source}: {line}"))
+        text = line if len(runs) == 1 or name in line else f"{source}: {line}"
+        lines.append(Caveat(one_line(text), of_runs=True))
     return lines
 
 
 def footer_lines(notes: Sequence[str], runs: Sequence[Run]) -> list[str]:
     """The lines below the tables of a command: its notes, then the outcome lines of its runs."""
-    return list(map(Caveat, dict.fromkeys(map(one_line, [*notes, *runs_lines(runs)]))))
+    lines = [*(Caveat(one_line(note)) for note in notes), *runs_lines(runs)]
+    return list(dict.fromkeys(lines))
 
 
 def note_lines(format: str, runs: Sequence[Run], notes: Sequence[str] = ()) -> list[str]:

@@ -34,7 +34,7 @@
         body.append(...sorted);
       });
     });
-    if (rows.length < 8) continue;
+    if (rows.length < 20) continue; // they are all in view
     const filter = node("input", { className: "filter", type: "search", placeholder: "rows with ..." });
     filter.setAttribute("aria-label", "show rows with this text");
     filter.addEventListener("input", () => {
@@ -72,12 +72,12 @@
   };
   const dressed = (layout, narrow) => {
     const whole = {
-      margin: { l: 60, r: 15, t: 30, b: 50 }, hovermode: "closest",
+      // Room for tick labels and titles: automargin draws a chart twice whenever the room changes.
+      margin: { l: narrow ? 65 : 75, r: 15, t: 30, b: 55 }, hovermode: "closest",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, sans-serif", size: narrow ? 11 : 13 },
       legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0 },
       ...layout,
-      xaxis: { automargin: true, ...layout.xaxis }, yaxis: { automargin: true, ...layout.yaxis },
     };
     if (whole.yaxis.ticksuffix) whole.yaxis.labelalias = data.time_labels;
     return whole;
@@ -110,10 +110,14 @@
     }
   };
 
+  // Plotly writes into what it draws, except into arrays of data, and copying those takes longest.
+  const copy = value => Array.isArray(value) || value === null || typeof value !== "object"
+    ? value : Object.fromEntries(Object.entries(value).map(([name, v]) => [name, copy(v)]));
+
   const show = async group => {
     const Plotly = await load();
     const chart = group.charts[group.index];
-    const traces = structuredClone(chart.traces), layout = structuredClone(chart.layout);
+    const traces = chart.traces.map(copy), layout = structuredClone(chart.layout);
     for (const selector of chart.selectors) {
       const option = selector.options.find(o => o.text === group.chosen[selector.label]);
       if (!option) continue;
@@ -143,23 +147,24 @@
     return node("label", {}, `${label} `, list);
   };
   const controls = group => {
-    const lists = [];
-    if (group.charts.length > 1) {
-      lists.push(select(group.label, group.charts.map(chart => chart.title), group.index, n => choose(group, n)));
+    const box = group.figure.querySelector(".controls");
+    if (group.charts.length > 1) { // a list of hundreds, made once
+      const titles = group.charts.map(chart => chart.title);
+      group.list ??= box.appendChild(select(group.label, titles, 0, n => choose(group, n)));
+      group.list.querySelector("select").value = group.index;
     }
-    for (const { label, options } of group.charts[group.index].selectors) {
+    const lists = group.charts[group.index].selectors.map(({ label, options }) => {
       const texts = options.map(option => option.text);
       const chosen = Math.max(0, texts.indexOf(group.chosen[label]));
-      lists.push(select(label, texts, chosen, n => { group.chosen[label] = texts[n]; show(group); }));
-    }
-    group.figure.querySelector(".controls").replaceChildren(...lists);
+      return select(label, texts, chosen, n => { group.chosen[label] = texts[n]; show(group); });
+    });
+    while (box.lastChild && box.lastChild !== group.list) box.lastChild.remove();
+    box.append(...lists);
   };
   const choose = (group, index) => {
     group.index = index;
     group.at = null;
-    const focused = group.figure.querySelector(".controls select") === document.activeElement;
     controls(group);
-    if (focused) group.figure.querySelector(".controls select").focus();
     return show(group);
   };
 

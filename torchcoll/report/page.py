@@ -44,7 +44,7 @@ class PageCase:
     """A case that points of charts lead to.
 
     title: what it is. run: the number of its run in ``Page.run_commands``. command: explains its
-    row, '' without a file.
+    row, '' without a file, or if a row before it has the same collective and size.
     """
 
     title: str
@@ -92,26 +92,34 @@ class Page:
 def shorten_repeated_caveats(
     sections: Sequence[Section], printed: Iterable[str] = ()
 ) -> list[Section]:
-    """The sections, where a caveat is printed in full at its first table alone.
+    """The sections, where a caveat is printed in full at its first table alone, and an answer at
+    its first table, unless it stands above the sections.
 
     Tables that stand alone in a terminal each print their caveats; a page would repeat some of them
-    ten times. printed: texts of the caveats that stand above the sections.
+    ten times. printed: texts that stand above the sections.
     """
     texts = set(printed)
 
     def line_once(line: str) -> str:
         return line.once(texts) if isinstance(line, Caveat) else line
 
-    def grid_once(grid: Grid) -> Grid:
-        below = list(map(line_once, grid.below))  # first: the answer is printed below these lines
-        answer = grid.answer and replace(grid.answer, headline=line_once(grid.answer.headline))
+    def grid_once(title: str, grid: Grid) -> Grid:
+        answer = grid.answer
+        if answer and not texts.isdisjoint((answer.text, f"{title}: {answer.text}")):
+            answer = None
+        elif answer:
+            texts.add(answer.text)
+        # First: the answer is printed below these lines.
+        below = [line for text in grid.below if (line := line_once(text)) or not text]
+        if answer:
+            answer = replace(answer, headline=line_once(answer.headline) or answer.headline)
         return replace(grid, below=below, answer=answer)
 
     return [
         replace(
             section,
             tables=[
-                replace(titled, grids=list(map(grid_once, titled.grids)))
+                replace(titled, grids=[grid_once(section.title, grid) for grid in titled.grids])
                 for titled in section.tables
             ],
         )
@@ -140,7 +148,6 @@ def html_text(page: Page) -> str:
     if groups:
         scripts.append(plotly_script())
         plotly = base64.b64encode(gzip.compress(scripts[1].encode(), mtime=0)).decode()
-    printed = {answer.text for answer in page.answers}
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=False, finalize=_shown
     )
@@ -156,9 +163,6 @@ def html_text(page: Page) -> str:
         ],
         above=_above,
         style=_style,
-        repeated=lambda title, grid: (
-            not printed.isdisjoint((grid.answer.text, f"{title}: {grid.answer.text}"))
-        ),
     )
 
 

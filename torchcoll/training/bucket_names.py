@@ -34,7 +34,7 @@ def bucket_names(buckets: Sequence[Sequence[str]]) -> list[str]:
 
 def block_span(parameters: Sequence[str]) -> str:
     """Returns the blocks of the first and the last parameter: ``model.norm to lm_head``."""
-    return _span([block_name(name) for name in parameters])
+    return _span([block_name(name) for name in (*parameters[:1], *parameters[-1:])])
 
 
 def _span(names: Sequence[str]) -> str:

@@ -54,7 +54,10 @@ def show_published(runs: Sequence[Run], format: str = "table", file: TextIO | No
 def published_lines(run: Run, rows: Sequence[Row]) -> list[Caveat]:
     """Where the run stands, in one sentence; none where nothing is published of such a machine."""
     best = standings(run, rows)[:1]
-    return [Caveat(standing.text, after=" (torchcoll show --published)") for standing in best]
+    return [
+        Caveat(standing.text, after=" (torchcoll show --published)", of_runs=True)
+        for standing in best
+    ]
 
 
 def published_grid(run: Run) -> Grid | None:
