@@ -541,6 +541,15 @@ class TestLateAndLink:
         killed = event("killed", 1, "failed (exitcode: -9)", signal=9)
         assert concluded(job(*stopped, killed)).collect_next == []
 
+    def test_the_last_call_without_a_state_is_no_wait(self):
+        """gloo records no states: the rank may have left the call and failed after it."""
+        quiet = calls_to(1, 41, state="scheduled", reliable_state=False)
+        exits = [event("exit", r, "exited with exit code 1", exit_code=1) for r in range(4)]
+        result = concluded(job(quiet, exits))
+        assert (result.kind, result.waiting, result.number) == ("unknown", (), None)
+        result = concluded(job(quiet, exits, lost(1)))
+        assert (result.kind, result.waiting, result.number) == ("unknown", (1,), 41)
+
     def test_what_cannot_be_attributed_is_shown(self):
         """An exit code may follow from another rank, and of two processes no rank is known."""
         exit_code = event("exit", 3, "task 3: Exited with exit code 1", exit_code=1)
