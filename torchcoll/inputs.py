@@ -454,7 +454,10 @@ def _without_traffic(
         more = f" and {len(traffic) - 1} more" * (len(traffic) > 1)
         actual = f"traffic alone: {traffic[0]}{more}"
         raise UnreadableError(
-            "result files", actual, "results", "torchcoll show FILE shows traffic."
+            "result files",
+            actual,
+            "results",
+            "torchcoll show FILE shows traffic; torchcoll.Traffic.load reads it, for compare too.",
         )
     note_traffic(traffic)
     return kept

@@ -1,6 +1,6 @@
 """600 dead jobs: does ``torchcoll postmortem`` name the rank that broke, and no innocent one?
 
-    python tests/benchmarks/postmortem.py FOLDER [--fr-trace]
+    python tests/benchmarks/postmortem.py FOLDER [--fr-trace] [--seed N]
 
 60 real gloo jobs of tests/dying_jobs.py die (those in FOLDER/live are not made again), and 540 more
 folders are made of them: nine of each, with a random half of the files, in mixed formats and
@@ -73,6 +73,7 @@ def main() -> int:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fr-trace", action="store_true", help="run torch's own analysis as well")
+    parser.add_argument("--seed", type=int, default=0, help="other variants of the same jobs")
     options = parser.parse_args()
     title("tests/benchmarks/postmortem.py: 60 dead jobs, and 540 folders made of them")
     live = options.folder / "live"
@@ -80,7 +81,7 @@ def main() -> int:
         print(line)
     if not (live / "healthy" / "facts.json").exists():
         make(HEALTHY, live / "healthy")
-    cases = list(write_cases(live, options.folder / "cases"))
+    cases = list(write_cases(live, options.folder / "cases", options.seed))
     answers = [answer(case) for case in cases]
     verdicts = [judge(case, jobs) for case, jobs in zip(cases, answers, strict=True)]
     misses = list(misses_of(cases, answers, verdicts))
@@ -92,8 +93,8 @@ def main() -> int:
     return int(INNOCENT in verdicts)
 
 
-def write_cases(live: Path, target: Path) -> Iterator[Case]:
-    """The folders, always the same for the same jobs."""
+def write_cases(live: Path, target: Path, seed: int) -> Iterator[Case]:
+    """The folders, always the same for the same jobs and seed."""
     shutil.rmtree(target, ignore_errors=True)
     healthy = read_facts(live / "healthy")
     for death in deaths():
@@ -103,7 +104,7 @@ def write_cases(live: Path, target: Path) -> Iterator[Case]:
         facts = read_facts(job)
         everything = sources(job, facts)
         for variant in range(VARIANTS + 1):
-            rng = random.Random(1000 * death.number + variant)
+            rng = random.Random(seed + 1000 * death.number + variant)
             kept = everything
             if variant:
                 half = rng.sample(everything, max(1, len(everything) // 2))

@@ -398,6 +398,27 @@ def test_one_host_and_several_predict_more_hosts(measured_hosts, tmp_path, capsy
     out = capsys.readouterr().out
     assert out.startswith("fitted 1 kind of cases") and "is assumed, not supported" in out
     assert "no number of ranks can be predicted from the others" in " ".join(out.split())
+    # Two numbers of ranks determine the links, so that nothing is left for an interval.
+    link = next(line for line in out.splitlines() if "between hosts: a step" in line)
+    assert link.endswith(" GB/s") and "(" not in link
+
+
+def erratic(ranks, size):
+    """Times that grow and fall by a factor of 1000 from one size to the next."""
+    return ring(ranks, size) * (1000 if size in SIZES[::2] else 1)
+
+
+def test_times_that_predict_nothing_make_no_model(tmp_path, capsys):
+    """``model fit`` writes no kind of case that ``model predict`` refuses."""
+    with pytest.raises(UsageError) as caught:
+        fit_model(launch(2, erratic))
+    assert caught.value.what == "times" and "100x at most" in str(caught.value)
+    gathers = [measured(round(ring(2, n)), 2, size_bytes=n, collective="all_gather") for n in SIZES]
+    sizes = launch(2, erratic).results
+    both = fit_model(run(*gathers, *sizes, ranks=2, hosts=["node0"]))
+    (entry,) = both.model.entries
+    assert entry.collective == "all_gather"
+    assert both.notes[-1].startswith("not in the model: 1 kind of cases (all_reduce)")
 
 
 def test_links_that_are_known_bound_a_prediction():

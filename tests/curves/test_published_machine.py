@@ -168,6 +168,7 @@ def test_every_machine_predicts_below_what_its_links_allow(name):
 def test_names():
     assert find_machine("8xh100") is find_machine("8xH100") is find_machine("8 x H100")
     assert {"aws-p5", "polaris", "8xA100", "72xGB200"} <= set(published_machines())
+    assert find_machine("aws-p5-eks") is find_machine("aws-p5")  # an entry, and its machine
     assert "aurora" not in published_machines()  # what its links carry is not known here
 
 
@@ -176,8 +177,9 @@ def test_names():
     [
         (
             "8xH10 --ranks 64 --sizes 1M",
-            ("machine", "8xH10", "a file that", "Did you mean 8xH100?"),
+            ("machine", "8xH10", "a file that", "Did you mean 8xH100, "),
         ),
+        ("coreweave --ranks 64 --sizes 1M", ("mean coreweave-h100 or coreweave-gb200?",)),
         ("8xH100 --ranks 64", ("sizes", "none", "--sizes LIST")),
         ("8xH100 --ranks 64 --hosts 3 --sizes 1M", ("ranks", "64", "a multiple of 3")),
         ("8xH100 --ranks 64 --hosts 0 --sizes 1M", ("ranks", "64", "--hosts above 0")),

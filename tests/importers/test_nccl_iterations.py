@@ -187,13 +187,17 @@ def test_how_processes_are_combined(load, args, over_ranks):
     assert load(args=args).results[0].reported.over_ranks == over_ranks
 
 
-def test_different_kernels_are_not_compared(tmp_path, capsys):
-    """A side with -D against one without: the cases are told apart, or refused."""
-    for name, args in (("nccl", ()), ("device", ("-D", "1", "-R", "2"))):
-        (tmp_path / f"{name}.json").write_text(json.dumps(made_json(PROCESSES, args=args)))
-    main(["compare", str(tmp_path / "nccl.json"), str(tmp_path / "device.json")])
-    shown = " ".join("".join(capsys.readouterr()).split())
-    assert "nccl-tests-device-1-16-ctas" in shown
+def test_compare_lists_what_options_change(tmp_path, capsys):
+    """-D, and -x against a file whose environment has no policy: -x has no variable there."""
+    paths = []
+    for name, args in (("plain", ()), ("changed", ("-D", "1", "-R", "2", "-x", "2"))):
+        data = made_json(PROCESSES, args=args) | {"env": ["PATH=\\/usr\\/bin"]}
+        paths.append(tmp_path / f"{name}.json")
+        paths[-1].write_text(json.dumps(data))
+    main(["compare", *map(str, paths)])
+    shown = capsys.readouterr().out.splitlines()
+    assert "  implementation: own -> nccl-tests-device-1-16-ctas" in shown
+    assert "  NCCL_CTA_POLICY: unset -> ZERO (-x)" in shown
 
 
 TEXT = """# nccl-tests version 2.19.6 nccl-headers=22902 nccl-library=22902

@@ -40,6 +40,34 @@ def test_slurm_cancels_a_job(tmp_path: Path, text: str, job: str) -> None:
     assert event.when_ns is not None
 
 
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        (
+            "4711.0           python                    ml         64 OUT_OF_ME+    0:125 ",
+            "out_of_memory",
+        ),
+        ("4711|train|gpu|ml|64|OUT_OF_MEMORY|0:125", "out_of_memory"),
+        (
+            "4711              train        gpu         ml         64  NODE_FAIL      0:0 ",
+            "node_failed",
+        ),
+        ("4711|train|gpu|ml|64|NODE_FAIL|0:0", "node_failed"),
+        (
+            "4711              train        gpu         ml         64    TIMEOUT      0:0 ",
+            "canceled",
+        ),
+        ("4711|train|gpu|ml|64|CANCELLED by 1000|0:0", "canceled"),
+    ],
+)
+def test_rows_of_sacct_with_blanks_and_bars(tmp_path: Path, row: str, kind: str) -> None:
+    """The states of man sacct, in its default columns and with -P."""
+    evidence = read_log(tmp_path, f"{row}\n", name="sacct.txt")
+    (event,) = events(evidence)
+    assert (event.kind, event.rank) == (kind, None)
+    assert evidence.identities == {"slurm 4711"}
+
+
 def test_slurm_time_is_utc(tmp_path: Path) -> None:
     evidence = read_log(
         tmp_path,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -167,6 +168,20 @@ def test_nothing_to_read(content, tmp_path, capsys):
     assert out == ""
     assert err.startswith("torchcoll: error: folder: got ")
     assert err.count("\n") == 1
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.system, ("false",)
+
+
+def test_what_a_hostile_pickle_needs_is_named(tmp_path, capsys):
+    folder = tmp_path / ("a_folder_with_a_long_name_" * 4)
+    folder.mkdir()
+    dump = {"version": "2.10", "entries": [Hostile()], "pg_config": {}}
+    (folder / "nccl_trace_rank_0").write_bytes(pickle.dumps(dump, 2))
+    assert main(["postmortem", str(folder)]) == 3
+    assert f"{os.system.__module__}.system" in capsys.readouterr().err
 
 
 def test_a_format_that_there_is_not(capsys):

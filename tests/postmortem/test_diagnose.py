@@ -532,6 +532,38 @@ class TestLateAndLink:
         assert result.number == 41
         assert result.collect_next
 
+    def test_a_rank_of_which_nothing_says_how_it_ended(self):
+        """Who is certain, why is not: the launcher knows. With its line there is nothing to ask."""
+        stopped = (calls_to(1, 40), waiting(0, 2, 3))
+        result = concluded(job(*stopped))
+        assert (result.kind, result.certainty, result.culprits) == ("stopped", "certain", (1,))
+        assert "launcher" in result.collect_next[0]
+        killed = event("killed", 1, "failed (exitcode: -9)", signal=9)
+        assert concluded(job(*stopped, killed)).collect_next == []
+
+    def test_the_last_call_without_a_state_is_no_wait(self):
+        """gloo records no states: the rank may have left the call and failed after it."""
+        quiet = calls_to(1, 41, state="scheduled", reliable_state=False)
+        exits = [event("exit", r, "exited with exit code 1", exit_code=1) for r in range(4)]
+        result = concluded(job(quiet, exits))
+        assert (result.kind, result.waiting, result.number) == ("unknown", (), None)
+        result = concluded(job(quiet, exits, lost(1)))
+        assert (result.kind, result.waiting, result.number) == ("unknown", (1,), 41)
+
+    def test_what_cannot_be_attributed_is_shown(self):
+        """An exit code may follow from another rank, and of two processes no rank is known."""
+        exit_code = event("exit", 3, "task 3: Exited with exit code 1", exit_code=1)
+        killed = event("killed", None, "failed (exitcode: -9) local_rank: 1", signal=9, pid=17)
+        stack = event("stack", None, "in user code: data.py:88 tokenize", pid=18)
+        waits = event("stack", None, "in all_reduce", collective="all_reduce", pid=19)
+        result = concluded(job(exit_code, killed, stack, waits))
+        assert (result.kind, result.culprits) == ("unknown", ())
+        assert [(line.rank, line.text) for line in result.evidence] == [
+            (None, "process 17: failed (exitcode: -9) local_rank: 1"),
+            (3, "task 3: Exited with exit code 1"),
+            (None, "process 18: in user code: data.py:88 tokenize"),
+        ]
+
     def test_all_ended_well(self):
         assert concluded(job([event("ending", r) for r in range(4)])).kind == "none"
 

@@ -56,6 +56,20 @@ def test_times_without_a_base(read):
     assert read(baseTimeNanoseconds=None, traceEvents=events).calls[0].created_ns == begun * 1000
 
 
+def test_calls_without_sizes(read):
+    """gloo without record_shapes: the order of the calls is there, their dtype is not."""
+    calls = [
+        {"ph": "X", "cat": "cpu_op", "name": "c10d::allreduce_", "pid": 9, "tid": 9, "ts": begin,
+         "dur": 50, "args": {"External id": begin}}
+        for begin in (1000, 2000)
+    ]  # fmt: skip
+    seen = read(traceEvents=calls).calls
+    assert [(c.number, c.collective, c.dtype) for c in seen] == [
+        (1, "all_reduce", None),
+        (2, "all_reduce", None),
+    ]
+
+
 def test_what_is_no_trace_of_a_rank(tmp_path):
     path = tmp_path / "trace.json"
     path.write_text('{"schemaVersion": 1, "distributedInfo": {}}')

@@ -421,6 +421,12 @@ def sharded():
             [run(*curve(dtype="int8").results, *curve(dtype="int32").results)],
             error_text("curve", "all_reduce with dtype int8 and int32", "one dtype"),
         ),
+        (
+            [curve(sizes=[1 << 34, 1 << 35])],
+            error_text(
+                "sizes of the curve", "16G to 32G", "sizes of the buckets, of which the larg"
+            ),
+        ),
         ([curve(ranks=4)], error_text("ranks of the curve", "4", "2, as the gradients are summed")),
     ],
 )

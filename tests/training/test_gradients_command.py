@@ -126,6 +126,15 @@ M = "made_here.train"
         ("", error_text("model", "none", "package.module:factory, such as train:make_model")),
         ("train", error_text("model", "train", "package.module:factory, such as train:make_model")),
         (
+            "llama-3-8b",
+            error_text(
+                "model",
+                "llama-3-8b",
+                "package.module:factory, such as train:make_model. For a config: torchcoll plan "
+                "--config llama-3-8b --parallel dp=8.",
+            ),
+        ),
+        (
             "train:",
             error_text("model", "train:", "package.module:factory, such as train:make_model"),
         ),

@@ -132,7 +132,11 @@ def test_layouts_that_are_refused(text, error):
             "mixtral-8x7b",
             "fsdp=8,tp=2,ep=4",
             "1x8",
-            error_text("parallel", "fsdp=8,tp=2,ep=4", "sp with ep and tp"),
+            error_text(
+                "parallel",
+                "fsdp=8,tp=2,ep=4",
+                "sp with ep and tp: the tokens are sharded over tp. Write fsdp=8,tp=2,sp,ep=4.",
+            ),
         ),
     ],
 )

@@ -344,6 +344,24 @@ class BoundedCase:
         return bounded(prediction, least_ns(*place, self.device, self.host_gbps))
 
 
+@dataclass(frozen=True)
+class DerivedCase:
+    """An all_gather or a reduce_scatter that was not measured: a part of the model's all_reduce."""
+
+    machine: MachineModel
+    collective: str
+
+    @property
+    def kind(self) -> Mapping[str, Any]:
+        reduced = self.machine.entry(DEFAULT_COLLECTIVE).kind
+        shared = {name: reduced.get(name) for name in ("dtype", "backend", "device")}
+        return {"collective": self.collective, **shared}
+
+    def predict(self, size_bytes: int, ranks: int, hosts: int | None = None) -> Prediction:
+        """See ``MachineModel.predict``."""
+        return self.machine.predict(self.collective, size_bytes, ranks, hosts)
+
+
 @dataclass(frozen=True, repr=False)
 class MachineModel(OneLine):
     """The model that ``model fit`` writes. facts: the machine and runs that it was fitted to."""
@@ -399,8 +417,7 @@ class MachineModel(OneLine):
         hosts and errors: see ``KindModel.predict``.
         """
         name = find_collective(collective).name
-        half = name in HALVES and not kind and name not in self._collectives
-        if half and DEFAULT_COLLECTIVE in self._collectives:
+        if self._derived(name) and not kind:
             return self._half_of_all_reduce(name, size_bytes, ranks, hosts)
         return self._bounded(self.entry(name, **kind)).predict(size_bytes, ranks, hosts)
 
@@ -455,6 +472,13 @@ class MachineModel(OneLine):
             "; ".join(filter(None, [text, reduced.beyond])),
         )
 
+    def _derived(self, collective: str) -> bool:
+        """Whether it was not measured, and follows from an all_reduce that was."""
+        measured = self._collectives
+        return (
+            collective in HALVES and collective not in measured and (DEFAULT_COLLECTIVE in measured)
+        )
+
     @property
     def _collectives(self) -> set[str]:
         return {entry.collective for entry in self.entries}
@@ -490,6 +514,8 @@ class MachineModel(OneLine):
     def cases(self, collective: str | None = None) -> Sequence[PredictedCase]:
         name = find_collective(collective).name if collective else None
         entries = [entry for entry in self.entries if name in (None, entry.collective)]
+        if name and self._derived(name):
+            return [DerivedCase(self, name)]
         if name and not entries:
             raise self._missing_error([name], name)
         return [self._bounded(entry) for entry in entries]

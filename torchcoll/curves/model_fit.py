@@ -34,6 +34,7 @@ from torchcoll.curves.model_sizes import (
     shared_slopes,
     size_spreads,
 )
+from torchcoll.curves.predictions import WIDEST, too_wide
 from torchcoll.curves.scaling import describe_unusable, exclusion_reason
 from torchcoll.curves.size_law import (
     FEWEST_SIZES,
@@ -68,7 +69,8 @@ def fit_model(sources: Source | Sequence[Source], concurrent: bool = False) -> F
     - concurrent: fit the calls that ran together with background work (``--concurrent``) instead of
       those that ran alone.
 
-    Raises UsageError if no kind of case has FEWEST_SIZES sizes; UnreadableError for a file that
+    Kinds of cases whose times vary too much for a prediction are left out. Raises UsageError if
+    none remains, and if no kind of case has FEWEST_SIZES sizes; UnreadableError for a file that
     cannot be read.
     """
     files = side("files", sources)
@@ -83,7 +85,37 @@ def fit_model(sources: Source | Sequence[Source], concurrent: bool = False) -> F
         )
         facts[TOO_SHORT] = text
         notes.append(text)
-    return FittedModel(MachineModel(fit_entries(kinds), facts), files.runs, notes)
+    entries, text = predictable(fit_entries(kinds))
+    return FittedModel(MachineModel(entries, facts), files.runs, [*notes, *filter(None, [text])])
+
+
+def predictable(entries: Sequence[KindModel]) -> tuple[tuple[KindModel, ...], str]:
+    """The kinds of cases that can be predicted for some measured number of ranks, and a note on
+    the others: the times of these vary so much that each interval is wider than WIDEST.
+
+    Raises UsageError if there is none.
+    """
+    kept = tuple(
+        entry
+        for entry in entries
+        if any(not too_wide(curve.spread.low, curve.spread.high) for curve in entry.over_sizes)
+    )
+    if not kept:
+        ratio = min(c.spread.high / c.spread.low for entry in entries for c in entry.over_sizes)
+        raise UsageError(
+            "times",
+            f"a 90 % interval of {float(f'{ratio:.2g}'):.0f}x on sizes left out of the fit",
+            f"{WIDEST:g}x at most",
+            "Measure more sizes, or more runs, with nothing else on the machine.",
+        )
+    excluded = [entry.collective for entry in entries if entry not in kept]
+    if not excluded:
+        return kept, ""
+    names = ", ".join(dict.fromkeys(excluded))
+    return kept, (
+        f"not in the model: {counted(len(excluded), 'kind')} of cases ({names}), each with a 90 % "
+        f"interval wider than {WIDEST:g}x: measure more sizes or runs"
+    )
 
 
 def machine_facts(files: Side) -> dict[str, Any]:

@@ -93,16 +93,17 @@ def _entry_lines(entry: KindModel) -> list[str]:
         text += f"; {', '.join(other_laws)} cannot be distinguished from it"
     else:
         text += "; no other law remains"
-    lines += [text, f"  launch overhead {_times(law.launch_ns)}"]
+    times = _times if law.supported else _value  # an assumed law has no interval of its parameters
+    lines += [text, f"  launch overhead {times(law.launch_ns)}"]
     for name, link in (("within a host", law.within), ("between hosts", law.between)):
         if link:
             step, bandwidth = link
             speed = "not resolved"
             if bandwidth:
-                value, low, high = (format_ratio(gbps) for gbps in bandwidth)
-                speed = f"{value} GB/s ({low} to {high})"
+                value, low, high = (f"{gbps:.3g}" for gbps in bandwidth)
+                speed = f"{value} GB/s" + f" ({low} to {high})" * law.supported
             link_name = name if any(law.hosts) else "hosts not known"
-            lines.append(f"  {link_name}: a step {_times(step)}, bandwidth of a rank {speed}")
+            lines.append(f"  {link_name}: a step {times(step)}, bandwidth of a rank {speed}")
     return lines
 
 
@@ -113,8 +114,13 @@ def _times(figure: Figure | None) -> str:
     return f"{value} ({low} to {high})"
 
 
+def _value(figure: Figure | None) -> str:
+    return "not resolved" if figure is None else format_ns(figure[0], 3)
+
+
 def _percent(share: float) -> str:
-    return f"{100 * share:+.1f} %"
+    """Two digits, as the errors of a few left-out sizes support no more; from 10x on a factor."""
+    return f"{1 + share:.2g}x" if share >= 9 else f"{100 * share:+.2g} %"
 
 
 def show_predictions(

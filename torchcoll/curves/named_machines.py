@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
 
-from torchcoll.core.errors import UsageError, did_you_mean
+from torchcoll.core.errors import UsageError
 from torchcoll.core.units import parse_size
 from torchcoll.curves.model import MachineModel
 from torchcoll.curves.model_file import load_model
 from torchcoll.curves.model_fit import FittedModel
 from torchcoll.curves.predictor import Prediction, Predictor
 from torchcoll.curves.published_machine import PublishedMachine, published_machines
+from torchcoll.verdict.published import publications
 
 LIST = "list"
+_ALIKE, _NEAREST = 12, 3  # names that are looked at, and that an error names
 
 
 def find_machine(text: str | os.PathLike[str]) -> Predictor:
@@ -30,10 +33,17 @@ def find_machine(text: str | os.PathLike[str]) -> Predictor:
     by_key = {key.lower(): machine for key, machine in machines.items()}
     if machine := by_key.get(name.lower().replace(" ", "")):
         return machine
+    of_entry = {run.id.lower(): run.type for run in publications()}
+    if (entry_type := of_entry.get(name.lower())) in machines:
+        return machines[entry_type]
     if os.path.exists(name) or Path(name).name != name or Path(name).suffix:
         return load_model(name)
     expected = "a file that `torchcoll model fit` wrote, or a published machine"
-    action = f"{did_you_mean(name, machines, least=0.4)} --machine list has all of them.".strip()
+    near = get_close_matches(name.lower(), by_key, n=_ALIKE, cutoff=0.4)
+    near.sort(key=lambda key: name.lower() not in key)  # such as 8xH100 and aws-p5 for h100 and p5
+    *others, last = [by_key[key].name for key in near[:_NEAREST]] or [""]
+    nearest = f"Did you mean {', '.join(others)}{' or ' * bool(others)}{last}? " if last else ""
+    action = f"{nearest}--machine list has all of them."
     raise UsageError("machine", name, expected, action)
 
 

@@ -344,10 +344,16 @@ def is_trace(data: object) -> bool:
     return isinstance(data, dict) and isinstance(data.get("traceEvents"), list)
 
 
-def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None]:
+def read_trace(
+    data: Mapping[str, Any], path: Path, *, without_sizes: bool = False
+) -> tuple[Traffic, int | None]:
     """Read the calls of one rank: (traffic, number of the first step that the profiler marked).
 
-    Raises UnreadableError for a trace without communication, without sizes, or without a rank.
+    without_sizes: keep calls whose bytes are UNKNOWN, for readers that only need their order. A
+    gloo profile without record_shapes has no others.
+
+    Raises UnreadableError for a trace without communication, without a rank, or without sizes
+    unless ``without_sizes``.
     """
     zero = zero_ns(data)
     events = read_events(data)
@@ -373,7 +379,7 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     ranks = max((len(group.ranks) for group in maker.groups.values()), default=1)
     works = _assign_works(calls, [e for e in events if e.name.startswith("gloo:")], ranks)
     pairs = [(issued, maker.make(issued, _dtype(works.get(issued, ())))) for issued in calls]
-    if all(call.bytes_in == UNKNOWN for _, call in pairs):
+    if not without_sizes and all(call.bytes_in == UNKNOWN for _, call in pairs):
         reasons = "; ".join(maker.unknown)
         raise _unreadable(path, reasons, "sizes of its calls", "Profile with record_shapes=True.")
     steps = sorted(read_steps(events).items())
@@ -386,9 +392,10 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     ]
     traffic_calls = _numbered(pairs, _in_steps(timed, spans))
     # Calls without sizes are dropped after numbering. ``fill_from_root`` fills those of a scatter.
-    traffic_calls = [
-        call for call in traffic_calls if call.bytes_in != UNKNOWN or _awaited(call, rank)
-    ]
+    if not without_sizes:
+        traffic_calls = [
+            call for call in traffic_calls if call.bytes_in != UNKNOWN or _awaited(call, rank)
+        ]
     traffic = Traffic(SOURCE, path=path, groups=dict(maker.groups), calls={rank: traffic_calls})
     members = {member for group in traffic.groups.values() for member in group.ranks}
     check_ranks([rank, (whole(info.get("world_size")) or 1) - 1, *members], path)

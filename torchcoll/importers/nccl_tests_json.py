@@ -158,7 +158,12 @@ def _read(
         make_run(
             results,
             options,
-            {"tool": "nccl-tests", "version": None, "format": f"JSON {data.get('version', '')}"},
+            {
+                "tool": "nccl-tests",
+                "version": None,
+                "format": f"JSON {data.get('version', '')}",
+                "environment": "whole" if texts else None,
+            },
             ranks=run.ranks,
             environment=environment,
             start_utc=None,

@@ -205,7 +205,8 @@ def _cleared(facts: JobFacts) -> set[int]:
         differs = any(difference.group is group for difference in facts.differences)
         if len(ranks) > 1 and not differs:
             cleared |= ranks & facts.shown_to_wait
-    return cleared
+    # A record that ended as it should does not have the call in which its rank waited later.
+    return cleared - facts.events.endings.keys()
 
 
 def left_nothing(facts: JobFacts) -> Diagnosis | None:

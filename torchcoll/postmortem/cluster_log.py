@@ -45,9 +45,10 @@ _NODE_FAILURE = re.compile(
     r"srun: error: Node failure on (\S{1,100})|[Nn]ode (\S{1,100}) (?:not responding|has failed)|"
     r"error: Nodes? (\S{1,100}) not responding"
 )
+# With blanks or, of sacct -p, bars between the columns.
 _SACCT = re.compile(
-    r"^\s*(\d{1,12})(?:_\d+)?(?:\.\w{1,10}\+?)?\s.{0,200}?\s(OUT_OF_ME\w*\+?|TIMEOUT|NODE_FAIL|PREEMPTED|"
-    r"CANCELLED(?: by \d{1,10}|\+)?)(?:\s|$)"
+    r"^\s*(\d{1,12})(?:_\d+)?(?:\.\w{1,10}\+?)?[\s|].{0,200}?[\s|]"
+    r"(OUT_OF_ME\w*\+?|TIMEOUT|NODE_FAIL|PREEMPTED|CANCELLED(?: by \d{1,10}|\+)?)(?:[\s|]|$)"
 )
 _JOB_STATE = re.compile(
     r"JobState=(TIMEOUT|NODE_FAIL|PREEMPTED|CANCELLED|OUT_OF_MEMORY) Reason=(\S{1,60})"
@@ -116,8 +117,10 @@ def _state(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     state = match[1] if match.re is _JOB_STATE else match[2]
     if match.re is _SACCT:
         scan.evidence.identities.add(f"slurm {match[1]}")
-    if not state.startswith(("OUT_OF_ME", "NODE_FAIL")):
-        scan.add("canceled", line, rank=None)
+    if state.startswith("OUT_OF_ME"):
+        scan.add("out_of_memory", line, rank=None, signal=int(signal.SIGKILL))
+    else:
+        scan.add("node_failed" if state == "NODE_FAIL" else "canceled", line, rank=None)
 
 
 # The kernel: mm/oom_kill.c, arch/x86/mm/fault.c, and NVIDIA's and network drivers.
@@ -387,9 +390,11 @@ HANDLERS: tuple[Handler, ...] = (
     ("srun: ", _STEP_ENDS, _step_ends),
     ("ode failure on ", _NODE_FAILURE, _node_failure),
     ("not responding", _NODE_FAILURE, _node_failure),
-    (" TIMEOUT", _SACCT, _state),
-    (" CANCELLED", _SACCT, _state),
-    (" PREEMPTED", _SACCT, _state),
+    *(
+        (f"{before}{state}", _SACCT, _state)
+        for before in (" ", "|")
+        for state in ("TIMEOUT", "CANCELLED", "PREEMPTED", "OUT_OF_ME", "NODE_FAIL")
+    ),
     ("JobState=", _JOB_STATE, _state),
     ("Killed process ", _OOM, _oom),
     ("oom-kill:constraint", _OOM_TASK, _oom),

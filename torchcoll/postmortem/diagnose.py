@@ -22,6 +22,7 @@ from torchcoll.postmortem.call_rules import (
     wait_for_each_other,
     waited_for,
 )
+from torchcoll.postmortem.causes import waits_in_communication
 from torchcoll.postmortem.collecting import what_to_collect
 from torchcoll.postmortem.diagnosis import Diagnosis, EvidenceLine
 from torchcoll.postmortem.event_rules import (
@@ -39,6 +40,7 @@ from torchcoll.postmortem.sentences import (
 )
 
 _MOST_LINES = 4  # of one kind
+_UNDECIDED = ("killed", "out_of_memory", "disk_full", "node_failed", "exception", "exit", "stack")
 
 
 def diagnose(job: JobEvidence) -> Diagnosis:
@@ -85,6 +87,24 @@ def diagnose(job: JobEvidence) -> Diagnosis:
 def _unknown(facts: JobFacts, result: Diagnosis) -> None:
     if name_most_common_wait(facts, result) is None:
         result.waiting = tuple(sorted(facts.events.complaining))
+    _add_undecided(facts, result)
+
+
+def _add_undecided(facts: JobFacts, result: Diagnosis) -> None:
+    """Lines with how processes ended and where they stood, which no rule could attribute to a rank
+    or to a cause.
+    """
+    events = [
+        event
+        for event in facts.job.events_of(*_UNDECIDED)
+        if not (event.kind == "stack" and waits_in_communication(event))
+        and not (event.kind == "exit" and not event.exit_code)
+    ]
+    for event in sorted(events, key=lambda event: _UNDECIDED.index(event.kind))[:_MOST_LINES]:
+        text = event.text
+        if event.rank is None and event.pid is not None and str(event.pid) not in text:
+            text = f"process {event.pid}: {text}"
+        result.evidence.append(EvidenceLine(text, event.place, event.rank))
 
 
 def _add_complaints(facts: JobFacts, result: Diagnosis) -> None:

@@ -110,7 +110,7 @@ def canceled(facts: JobFacts) -> Diagnosis | None:
     result = Diagnosis(facts.job, kind="canceled", certainty="certain")
     text = " ".join(event.text for event in facts.events.canceled).lower()
     for detail, phrases in (
-        ("time limit", ("time limit", "timelimit", "deadline")),
+        ("time limit", ("time limit", "timelimit", "timeout", "deadline")),
         ("preemption", ("preempt",)),
         ("memory limit", ("memory",)),
         ("by a person", ("scancel", "by user", "by uid", "cancelled by", "canceled by")),

@@ -137,8 +137,16 @@ def name_wait(facts: JobFacts, result: Diagnosis, wait: OpenCall) -> None:
 
 
 def name_most_common_wait(facts: JobFacts, result: Diagnosis) -> OpenCall | None:
-    """Fill in the call in which most ranks were, and these ranks."""
-    waits = [wait for waits in facts.standings.waits.values() for wait in waits]
+    """Fill in the call in which most ranks were, and these ranks. The last call of a rank may have
+    ended where the source records no states and the rank does not complain.
+    """
+    waited = facts.shown_to_wait | facts.events.complaining
+    waits = [
+        wait
+        for waits_of_rank in facts.standings.waits.values()
+        for wait in waits_of_rank
+        if wait.call is None or wait.rank in waited
+    ]
     if not waits:
         return None
     counts = Counter((wait.key, wait.number) for wait in waits)

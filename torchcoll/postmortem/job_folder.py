@@ -21,6 +21,7 @@ from types import ModuleType
 from torchcoll.core.bounds import GZIP, UnpackBudget
 from torchcoll.core.errors import TorchcollError, UnreadableError, brief, nearest_file, one_line
 from torchcoll.core.opening import open_to_read
+from torchcoll.core.units import counted
 from torchcoll.postmortem.evidence import CallSeen, FileRead, JobEvidence
 from torchcoll.postmortem.jobs import FileEvidence, jobs_of
 from torchcoll.postmortem.log_evidence import identities_of_path, rank_of_path
@@ -260,11 +261,12 @@ def _unrecognized(begin: bytes) -> str:
 
 
 def _nothing_readable(folder: FolderEvidence) -> UnreadableError:
-    action = "See docs/postmortem.md for what to collect."
+    see = "See docs/postmortem.md for what to collect."
     if not folder.left_out:
-        return UnreadableError("folder", f"no file in {folder.path}", "what a job left", action)
+        return UnreadableError("folder", f"no file in {folder.path}", "what a job left", see)
     shown, why = folder.left_out[0]
     rest = len(folder.left_out) - 1
-    more = f", and {rest} more files" if rest else ""
-    value = f"{folder.path}, of which no file says anything: {shown} ({why}){more}"
-    return UnreadableError("folder", value, "what a job left", action)
+    more = f", and {counted(rest, 'more file')}" if rest else ""
+    # Not as the value, which is cut: a pickle is refused by the name that comes last.
+    action = f"No file says anything: {shown} ({why}){more}. {see}"
+    return UnreadableError("folder", folder.path, "what a job left", action)

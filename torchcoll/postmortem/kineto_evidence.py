@@ -46,7 +46,7 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     if not is_trace(data):
         raise UnreadableError("file", shown, "a trace of torch.profiler")
     # The name is that in the folder: ``path`` may be an unpacked copy.
-    traffic, _ = read_trace(data, Path(shown))
+    traffic, _ = read_trace(data, Path(shown), without_sizes=True)
     evidence = JobEvidence(problems=[text.replace(str(path), shown) for text in problems])
     ranks = tuple(traffic.calls)
     evidence.files = [FileRead(shown, _WHAT, ranks, numbering="profile", has_open_calls=False)]

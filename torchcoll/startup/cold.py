@@ -305,7 +305,8 @@ def cold(sources: Source | Sequence[Source]) -> Cold:
         raise UnusableError(
             "first calls",
             f"none in {len(files.runs)} file{'s' if len(files.runs) > 1 else ''}",
-            "runs with cold calls, or output of oneCCL's benchmark -i 1 -w 0",
+            "runs with cold calls, JSON of nccl-tests -w 0 -I 1, or output of oneCCL's benchmark "
+            "-i 1 -w 0",
         )
     rows.sort(key=lambda row: row.placed.order)
     # A case that was wrong keeps its row, and enters no mean and no comparison.

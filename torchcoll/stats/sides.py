@@ -35,6 +35,7 @@ METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
 
 UNTIL_PRECISE = "until precise"  # without -n
 NOT_KNOWN = "not known"  # a variable of a run that tells none
+_ENVIRONMENT = "environment"  # of an imported file: "whole" if it has all variables that were set
 # Settings that torchcoll records in lower case, and what a run had that does not record them: gloo
 # has no configuration of communicators, and earlier versions could not set one.
 SETTINGS = {"communicator_config": "default"}
@@ -263,6 +264,8 @@ def known_of(run: Run) -> dict[str, str]:
                 facts[f"mapped {library.get('name')}"] = str(library["version"])
     source = [run.source[name] for name in ("tool", "version") if run.source.get(name)]
     facts["source"] = " ".join(source) or ("imported" if run.source else "torchcoll")
+    if run.source.get("environment"):
+        facts[_ENVIRONMENT] = run.source["environment"]
     return facts | {f"label={name}": value for name, value in run.labels.items()}
 
 
@@ -398,11 +401,12 @@ def value_of_fact(facts: Mapping[str, str], name: str) -> str:
     """A variable, setting or label of a run; ``unset``; ``not known`` where a file cannot say so.
 
     NCCL looks at NCCL_CHOICES in every run, and its log names what it finds set: a file that names
-    any variable of NCCL would name these.
+    any variable of NCCL would name these. A file that has the whole environment would name any.
     """
     if name in facts:
         return facts[name]
     if name in SETTINGS:
         return SETTINGS[name]
     records_variables = name in NCCL_CHOICES and any(other.startswith("NCCL_") for other in facts)
-    return "unset" if records_variables or "torch" in facts or not name.isupper() else NOT_KNOWN
+    records_variables |= "torch" in facts or _ENVIRONMENT in facts
+    return "unset" if records_variables or not name.isupper() else NOT_KNOWN

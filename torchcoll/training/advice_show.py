@@ -331,10 +331,16 @@ def _shard_proposal(advice: ShardAdvice) -> list[str]:
             f"{best.choice}: {format_ns(best.exposed_ns)} of {format_ns(best.communication_ns)} of "
             "communication exposed; one choice alone is no advice"
         ]
+    exposed, communication = format_ns(best.exposed_ns), format_ns(best.communication_ns)
+    if advice.machine and best.exposed_ns is not None and best.exposed_low_ns is not None:
+        # A prediction: no more digits than its interval supports.
+        ends = (best.exposed_ns, best.exposed_low_ns, best.exposed_high_ns)
+        value, low, high = (format_ns(ns, 3) for ns in ends if ns is not None)
+        exposed = f"{value} ({low} to {high})"
+        communication = format_ns(best.communication_ns or 0.0, 3)
     line = (
-        f"proposal: {best.choice}: {format_ns(best.exposed_ns)} of "
-        f"{format_ns(best.communication_ns)} of communication exposed, at its peak "
-        f"{format_bytes(best.peak_bytes)} more"
+        f"proposal: {best.choice}: {exposed} of {communication} of communication exposed, at its "
+        f"peak {format_bytes(best.peak_bytes)} more"
     )
     if least is not best:
         line += (

@@ -340,6 +340,11 @@ def _advise_buckets(
         action = f"Measure: torchrun --nproc-per-node {gradients.ranks} -m torchcoll.allreduce."
         raise UsageError("ranks of the curve", used.row.ranks, expected, action)
     settings, duplicate_notes = _settings(gradients, caps_mb, planned)
+    largest = max(message.size_bytes for setting in settings for message in setting.messages)
+    if largest < used.sizes[0]:
+        actual = f"{format_size(used.sizes[0])} to {format_size(used.sizes[1])}"
+        expected = f"sizes of the buckets, of which the largest is {format_size(round(largest))}"
+        raise UsageError("sizes of the curve", actual, expected, "Measure smaller ones, with -b.")
     half, source = _half_precision(measured, times, gradients)
     backward_ns = gradients.backward_ns
     advice = BucketAdvice(

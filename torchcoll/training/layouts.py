@@ -246,7 +246,8 @@ def check_layout(layout: ParallelLayout, architecture: Architecture, micro_batch
             raise UsageError("parallel", f"ep={layout.ep}", expected)
         if tp > 1 and not layout.sequence_parallel:
             expected = "sp with ep and tp: the tokens are sharded over tp"
-            raise UsageError("parallel", layout.name, expected)
+            with_sp = layout.name.replace(f"tp={tp}", f"tp={tp},sp")
+            raise UsageError("parallel", layout.name, expected, f"Write {with_sp}.")
 
 
 def parse_layouts(text: str, ranks: int | None) -> list[ParallelLayout]:

@@ -101,7 +101,8 @@ def _answer(comparison: LayoutComparison) -> Answer:
         if len(costs) == 1:
             text += f"; {costs[0][0]} needs less memory ({costs[0][1]})"
         else:
-            text += f"; less memory need {', '.join(f'{name} ({cost})' for name, cost in costs)}"
+            listed = ", ".join(f"{name} ({cost})" for name, cost in costs)
+            text += f"; these need less memory: {listed}"
     if comparison.measured is not None:
         old, new = (
             [row.layout.name for row in sorted(rows, key=lambda row: row.cost)]
@@ -131,7 +132,7 @@ def _cost(row: LayoutRow, memory_first: bool = False) -> str:
     times = row.step.step_ns or row.step.comm_ns
     cost = format_ns(times[0], 3) if times else f"{format_gigabytes(row.step.sent_bytes)} sent"
     memory = format_gigabytes(row.memory_bytes)
-    return f"{memory}, {cost}" if memory_first else f"{cost}, {memory}"
+    return f"{memory}, {cost}" if memory_first else f"{cost}, {memory} of memory"
 
 
 def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:

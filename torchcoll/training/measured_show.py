@@ -155,8 +155,8 @@ def correction_text(measured: MeasuredStep) -> str:
     value, low, high = measured.correction.factor
     cause = largest_cause(measured)
     where = f" on {', '.join(measured.backends)}, not on such a machine," * measured.other_hardware
-    text = f"the measured step{where} communicates {value:.2f} times as long as planned"
-    return f"{text} ({low:.2f} to {high:.2f}){f', mostly by {cause}' if cause else ''}"
+    text = f"the measured step{where} communicates {value:.3g} times as long as planned"
+    return f"{text} ({low:.3g} to {high:.3g}){f', mostly by {cause}' if cause else ''}"
 
 
 def measured_object(measured: MeasuredStep) -> dict[str, Any]:

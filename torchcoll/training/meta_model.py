@@ -27,6 +27,7 @@ from torchcoll.training.architectures import (
     Architecture,
     ModelBlock,
     Weight,
+    bundled_configs,
 )
 
 _FORM = "package.module:factory, such as train:make_model"
@@ -44,7 +45,10 @@ def make_model(target: str) -> nn.Module:
     name, _, attribute = target.partition(":")
     if not name or not attribute:
         error = UnusableError if looks_like_file(target) else UsageError
-        raise error("model", target, _FORM)
+        action = ""
+        if target in bundled_configs() or target.endswith(".json"):
+            action = f"For a config: torchcoll plan --config {target} --parallel dp=8."
+        raise error("model", target, _FORM, action)
     if name.endswith(".py") or os.sep in name:
         file = f"{name.removesuffix('.py')}.py"
         if not os.path.exists(file):

@@ -101,7 +101,8 @@ def _answer(projection: Plan) -> Answer:
     step = projection.step
     degrees = " x ".join(f"{name}={n}" for name, n in step.degrees.items())
     setup = f"{counted(step.ranks, 'rank')}{f' ({degrees})' if degrees else ''}"
-    sent = f"{format_gigabytes(step.sent_bytes)} per rank in {step.calls:,} calls"
+    sent = f"{format_gigabytes(step.sent_bytes)} per rank in {step.calls:,} call"
+    sent += "s" * (step.calls != 1)
     if step.comm_ns is None:
         text = f"{projection.subject or 'a step'} on {setup} sends {sent} per step"
         memory = f"; {format_gigabytes(step.memory.total)} of memory" if step.memory else ""
@@ -111,16 +112,18 @@ def _answer(projection: Plan) -> Answer:
         low, high = (format_ns(end, 3) for end in step.comm_ns[1:])
         text = f"how long a step{of_subject} on {setup} communicates is only a guess"
         return Answer(one_line(f"{text}, {low} to {high}. {MORE_DATA}"), "doubt")
-    least = "at least " if projection.lower_bound else ""
+    # Not "at least", which the low end of an interval would contradict.
+    shared = projection.lower_bound
+    longer = ", or longer where calls and computation share cores" * shared
     concurrent = f" concurrent with {projection.concurrent}" if projection.concurrent else ""
-    comm = f"takes {least}{_ends(step.comm_ns)}{concurrent}"
+    comm = f"takes {_ends(step.comm_ns)}{' alone' * shared}{concurrent}"
     if step.exposed_ns and step.step_ns and projection.compute_ns:
         parts = [f"{format_ns(projection.compute_ns, 3)} of computation"]
         if step.idle_ns:
             parts.append(f"{format_ns(step.idle_ns, 3)} of waiting for other pipeline stages")
         hidden = f"{_ends(step.exposed_ns)} of communication that computation does not hide"
         text = (
-            f"a step{of_subject} on {setup} takes {least}{format_ns(step.step_ns[0], 3)}: "
+            f"a step{of_subject} on {setup} takes {format_ns(step.step_ns[0], 3)}{longer}: "
             f"{', '.join(parts)} and {hidden}; all communication ({sent}) {comm}"
         )
     else:

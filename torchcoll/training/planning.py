@@ -158,6 +158,9 @@ def plan(
     compute_ns = None if step_ms is None else 1e6 * _positive(step_ms, "step_ms")
     counts = _rank_counts(ranks)
     captured = None if measured is None else _captured(measured, "measured")
+    if compute_ns is not None and predictor is None:
+        expected = "a machine with it, which gives the times of the calls"
+        raise UsageError("step_ms", f"{step_ms:g}", expected, "--machine list names them.")
     if captured is not None and predictor is None:
         raise UsageError("measured", "no machine", "a machine, whose times the capture corrects")
     if config is None:
@@ -315,6 +318,9 @@ def _compare(
 ) -> LayoutComparison:
     if parallel is not None:
         raise UsageError("compare", "parallel too", "one of them")
+    if not isinstance(compare, str | Sequence):
+        expected = "layouts, such as dp,fsdp or a list of them"
+        raise UsageError("compare", type(compare).__name__, expected)
     text = compare if isinstance(compare, str) else ",".join(map(str, compare))
     if len(counts) > 1:
         raise UsageError("ranks", ",".join(map(str, counts)), "one number with compare")

@@ -426,7 +426,8 @@ def dominant(step: PlannedStep) -> tuple[str, float]:
     weights: dict[str, float] = defaultdict(float)
     for row in step.rows:
         times = row.time_ns
-        weights[f"{row.collective} of {row.group}"] += times[0] if times else row.sent_bytes
+        group = f"group {row.group}" if row.group.isdigit() else row.group  # torch's own names
+        weights[f"{row.collective} of {group}"] += times[0] if times else row.sent_bytes
     if not weights:
         return "no call", 1.0
     name = max(weights, key=lambda key: weights[key])

@@ -33,8 +33,8 @@ def comparison_answer(comparison: TrafficComparison) -> Answer:
         )
     if base.wait_ns is not None and new.wait_ns is not None:
         texts.append(
-            f"its ranks wait for each other for {format_ns(new.wait_ns, 3)} and "
-            f"{format_ns(base.wait_ns, 3)} (all together)"
+            f"its ranks, added up, wait {format_ns(new.wait_ns, 3)} in {new.name} and "
+            f"{format_ns(base.wait_ns, 3)} in {base.name} for each other"
         )
     texts.append(_sent_text(comparison))
     for side in (new, base):
