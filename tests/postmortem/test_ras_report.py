@@ -244,6 +244,15 @@ def test_a_log_without_a_complaint_stays_one(tmp_path):
     assert diagnose(evidence).culprits == (1,)
 
 
+def test_ranks_of_a_part_of_the_job_name_nobody(tmp_path):
+    """RAS reaches the processes that share a communicator: here a group of 3 of the 6 ranks."""
+    evidence = job(ranks=6, logs=range(6))
+    evidence.events = as_text(tmp_path, STOPPED).events
+    result = diagnose(evidence)
+    assert (result.kind, result.culprits) == ("unknown", ())
+    assert "no answer from rank 1" in result.evidence[0].text
+
+
 def test_a_dead_process_is_not_said_to_be_killed(tmp_path):
     """DEAD: it could not be reached for a minute. Another log tells its rank."""
     errors = """DEAD

@@ -152,6 +152,9 @@ def unanswered(facts: JobFacts) -> Diagnosis | None:
     events = facts.events
     if not events.unanswered or None in events.unanswered:
         return None
+    numbered = [event for event in events.unanswered.values() if event.rank is not None]
+    if any((event.ranks or 0) < len(facts.ranks) for event in numbered):
+        return None  # RAS reached a part of the job: its numbers may be those of a group
     explained = events.complaining | facts.shown_to_wait | events.endings.keys()
     missing = {rank for rank in events.unanswered if rank is not None} - explained
     if not missing:

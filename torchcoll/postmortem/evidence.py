@@ -102,7 +102,7 @@ class JobEvent:
     blames. group, number, collective, elements: of the call that it names, with the number of
     elements of its input. when_ns: since 1970. signal: its
     number. pid: the process that it happened to. addresses: hosts that it names, such as the peer
-    of a connection.
+    of a connection. ranks: how many ranks the job has by the source, of ``unanswered``.
     """
 
     kind: str
@@ -115,6 +115,7 @@ class JobEvent:
     number: int | None = None
     collective: str | None = None
     elements: int | None = None
+    ranks: int | None = None
     when_ns: int | None = None
     signal: int | None = None
     exit_code: int | None = None

@@ -87,6 +87,7 @@ class RasReport:
                     rank,
                     process.node,
                     pid=process.pid,
+                    ranks=self.ranks,
                 )
             )
         if not self.is_listed:
