@@ -457,7 +457,7 @@ def _without_traffic(
             "result files",
             actual,
             "results",
-            "torchcoll show FILE shows traffic; torchcoll.Traffic.load reads it, for compare too.",
+            "torchcoll show FILE shows traffic; in Python torchcoll.Traffic.load reads it.",
         )
     note_traffic(traffic)
     return kept

@@ -21,7 +21,7 @@ LEFT_OUT = (
 ALONE = error_line(
     "result files",
     "traffic alone: runs/3-replay.jsonl",
-    "results. torchcoll show FILE shows traffic.\n",
+    "results. torchcoll show FILE shows traffic; in Python torchcoll.Traffic.load reads it.\n",
 )
 
 
