@@ -52,6 +52,20 @@ def test_rows_come_as_the_file_grows(text, tmp_path, monkeypatch, capsys):
     assert any(printed), "something was printed before the end"
 
 
+def test_a_file_that_is_made_during_the_look_is_read_at_the_next(text, tmp_path, monkeypatch):
+    path, load_one = tmp_path / "run.jsonl", module.load_one
+
+    def load_late(name):
+        try:
+            return load_one(name)
+        finally:
+            path.write_text(text)
+
+    monkeypatch.setattr(module, "load_one", load_late)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: path.write_text(text))
+    assert main(["show", "--follow", str(path)]) == 0
+
+
 def test_a_real_run_and_its_page(tmp_path, capsys):
     """The page is there at the end, and does not reload itself any more."""
     pytest.importorskip("plotly")

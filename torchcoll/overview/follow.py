@@ -98,6 +98,8 @@ def _still_text(path: str, run: Run | None) -> str:
 
 def _read(path: str) -> Run | None:
     """The run as far as its file goes; None where not even the header is complete."""
+    if not os.path.exists(path):  # and may exist by the time of the look below
+        return None
     try:
         return load_one(path)
     except UnreadableError:
