@@ -25,8 +25,9 @@ from scipy import special
 from versus import Scenario, seen_of, simulate
 
 from torchcoll.comparison.results import Judged, with_bound
+from torchcoll.stats.holm import holm_levels
 from torchcoll.stats.needed import Target
-from torchcoll.stats.ratios import ORDERED, exp, holm_levels, ratio_of
+from torchcoll.stats.ratios import ORDERED, exp, ratio_of
 from torchcoll.stats.sequential import half_width
 from torchcoll.stats.statistics import least_squares, model_of, noise_share, side_error
 
@@ -77,7 +78,7 @@ def comparisons(cases: int, change: float, noise: float, launches: int) -> Itera
             for case in (i for i in wanted if differs[number, i]):
                 at = number, case
                 ratio = ratio_of(effect[at], error[at], degrees[at], spread[at], ORDERED)
-                level = holm_levels(p[number].tolist())[case]
+                level = holm_levels(p[number].tolist(), LEVEL)[case]
                 result = Judged((), (), "slower", "", ratio, p[at])
                 judged = with_bound(result, Target(THRESHOLD, level))
                 half = special.stdtrit(degrees[at], 0.975) * error[at]

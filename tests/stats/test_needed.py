@@ -9,6 +9,7 @@ import numpy
 import pytest
 from scipy import stats
 
+from torchcoll.stats.holm import holm_levels
 from torchcoll.stats.needed import (
     asked,
     least_difference,
@@ -23,7 +24,6 @@ from torchcoll.stats.ratios import (
     ORDERED,
     PAIRED,
     Ratio,
-    holm_levels,
     paired_ratio,
     ratio_of,
 )
@@ -278,7 +278,7 @@ def test_the_level_that_holm_leaves_to_each_given_the_others():
     others where that is below 0.05 / 3 = 0.0167: 0.02 and 0.5 have 0.01, so that 0.05 / 2 is left
     to 0.02; 0.5 has both, for 0.02 is below 0.05 / 2; 0.01 has neither.
     """
-    assert holm_levels([0.01, 0.02, 0.5]) == pytest.approx([0.05 / 3, 0.05 / 2, 0.05])
+    assert holm_levels([0.01, 0.02, 0.5], 0.05) == pytest.approx([0.05 / 3, 0.05 / 2, 0.05])
 
 
 def test_the_smallest_difference_that_thirty_launches_show():

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from torchcoll.stats.ratios import exp, holm, least_mann_whitney, mann_whitney, paired_ratio
+from torchcoll.stats.holm import holm
+from torchcoll.stats.ratios import exp, least_mann_whitney, mann_whitney, paired_ratio
 
 
 def test_holm_by_hand():

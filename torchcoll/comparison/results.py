@@ -12,6 +12,7 @@ from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
 from torchcoll.core.summary import COLD_CALL, Row, median, stated
 from torchcoll.core.units import counted, format_percent, format_ratio
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
+from torchcoll.stats.holm import holm, holm_levels
 from torchcoll.stats.matching import Pair
 from torchcoll.stats.needed import (
     SEARCH_RUNS,
@@ -26,8 +27,6 @@ from torchcoll.stats.ratios import (
     Ratio,
     exp,
     geometric,
-    holm,
-    holm_levels,
     least_mann_whitney,
     mann_whitney,
 )
@@ -136,7 +135,7 @@ def decide(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> l
     tested = [i for i, case in enumerate(cases) if not case.decided]
     p_values = [case.ratio.p_value or 0.0 for i in tested if (case := cases[i]).ratio]
     judged = list(cases)
-    for i, p, level in zip(tested, holm(p_values), holm_levels(p_values), strict=True):
+    for i, p, level in zip(tested, holm(p_values), holm_levels(p_values, LEVEL), strict=True):
         result = _result(replace(cases[i], p_value=p), threshold, more_is_faster)
         judged[i] = with_bound(result, Target(threshold, level))
     return judged

@@ -26,8 +26,9 @@ from scipy import optimize, stats
 from torchcoll.comparison.results import p_text
 from torchcoll.core.units import format_percent
 from torchcoll.curves.rank_laws import ALONE, CONSTANT, MIXTURES, TERMS, RankLaw, fit_positive
+from torchcoll.stats.holm import holm
 from torchcoll.stats.line import Floats
-from torchcoll.stats.ratios import LEVEL, holm
+from torchcoll.stats.ratios import LEVEL
 
 FEWEST = 3  # numbers of ranks: every law fits two of them exactly
 TOO_FEW = "too few points"  # a result

@@ -28,8 +28,9 @@ from torchcoll.core.result import Choice
 from torchcoll.core.units import format_percent, format_size
 from torchcoll.forcing.forced_cells import Forced
 from torchcoll.forcing.regret import fit_drift, may_be_best, regret, regret_interval, winner_spans
+from torchcoll.stats.holm import holm
 from torchcoll.stats.needed import asked, runs_needed, runs_to_bound
-from torchcoll.stats.ratios import LEVEL, Ratio, geometric, holm
+from torchcoll.stats.ratios import LEVEL, Ratio, geometric
 from torchcoll.stats.statistics import Figures, Outlier, common_share, outliers, side_ratio
 
 

@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 
 from scipy import stats as distributions
 
+from torchcoll.stats.holm import holm
 from torchcoll.stats.matching import Pair
-from torchcoll.stats.ratios import exp, holm
+from torchcoll.stats.ratios import exp
 from torchcoll.stats.sides import Measured
 
 LEAST_RUNS = 3  # new runs: with two, the interval is 13 standard deviations wide

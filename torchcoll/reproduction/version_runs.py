@@ -24,7 +24,7 @@ from torchcoll.reproduction.version_search import (
     posterior_of,
     same_ends,
 )
-from torchcoll.stats.ratios import holm
+from torchcoll.stats.holm import holm
 
 METRICS = ("time", "first-call", "wrong")
 ATTEMPTS = 2  # at one version, before it is skipped

@@ -5,9 +5,7 @@ degrees of freedom of their scatter follow from its correlation, of which only a
 20 values with a correlation of 0.9 look like values with one of 0.6. The test therefore uses an
 upper bound of the correlation (99.5 %, at most ``HIGHEST``). Many series with the same correlation
 would make the bound tight, but not right where the values are something else, such as a slow drift
-below fast noise: they count as at most two.
-
-Also Holm's correction of several such tests. Standard library only: rank 0 of a training uses this.
+below fast noise: they count as at most two. Standard library only: rank 0 of a training uses it.
 """
 
 from __future__ import annotations
@@ -119,17 +117,3 @@ def student_tail(t: float, degrees: int) -> float:
     else:
         inside = math.sin(angle) * total
     return min(1.0, max(0.0, (1 - inside) / 2))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns the p values adjusted for their number, in their order.
-
-    Source: S. Holm, Scandinavian Journal of Statistics 6 (1979) 65. Rejecting what is below a level
-    keeps the chance of any false alarm below it, however the cases depend on each other; they do.
-    """
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    adjusted, highest = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(order):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[i]))
-        adjusted[i] = highest
-    return adjusted

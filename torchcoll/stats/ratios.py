@@ -18,8 +18,6 @@ from dataclasses import dataclass
 import numpy
 from scipy import special, stats
 
-from torchcoll.stats.correlated import holm as holm
-
 LEVEL = 0.05  # family-wise error of a comparison; its intervals are 95 %
 # Logarithms closer than this are equal: doubles of nanoseconds have 16 digits.
 NO_SPREAD = 1e-9
@@ -138,22 +136,6 @@ def exp(logarithm: float) -> float:
     runs is too wide for them.
     """
     return sys.float_info.max if logarithm >= _LARGEST else math.exp(logarithm)  # NaN stays NaN
-
-
-def holm_levels(p_values: Sequence[float]) -> list[float]:
-    """Of each p value the level that it must stay below to be rejected, given the others.
-
-    Holm rejects k of the others whatever this p value is, as far as they are below LEVEL / n,
-    LEVEL / (n - 1), ... in order; the level that is left is LEVEL / (n - k).
-    """
-    levels = []
-    for i in range(len(p_values)):
-        others = sorted([*p_values[:i], *p_values[i + 1 :]])
-        rejected = 0
-        while rejected < len(others) and others[rejected] < LEVEL / (len(p_values) - rejected):
-            rejected += 1
-        levels.append(LEVEL / (len(p_values) - rejected))
-    return levels
 
 
 def mann_whitney(base: Sequence[float], new: Sequence[float]) -> float:

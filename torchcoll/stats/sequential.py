@@ -24,7 +24,8 @@ from dataclasses import dataclass
 import numpy
 from scipy import optimize, special
 
-from torchcoll.stats.ratios import LEVEL, NO_SPREAD, holm, holm_levels
+from torchcoll.stats.holm import holm, holm_levels
+from torchcoll.stats.ratios import LEVEL, NO_SPREAD
 
 # Runs a side before the first look: side, number and mean leave three degrees of freedom.
 FIRST_LOOK = 3
@@ -196,7 +197,7 @@ class Looks:
         within = abs(seen.difference) < self.limit
         self._same[cases] |= shown_same(seen, self.limit, bound_at(runs, self.same_most))
         p_values = (1 / self._best[cases]).tolist()
-        p, level = numpy.array(holm(p_values)), numpy.array(holm_levels(p_values))
+        p, level = numpy.array(holm(p_values)), numpy.array(holm_levels(p_values, LEVEL))
         differs = numpy.where((p < LEVEL) & ~within, numpy.sign(seen.difference), 0).astype(int)
         same = self._same[cases] & within
         chance = numpy.full(len(cases), numpy.nan)

@@ -38,8 +38,9 @@ from statistics import fmean
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic
 from torchcoll.core.units import counted, format_ns, format_ranges
-from torchcoll.stats.correlated import chance_of_mean, correlation_bounds, holm, independent_values
+from torchcoll.stats.correlated import chance_of_mean, correlation_bounds, independent_values
 from torchcoll.stats.drift import SURE
+from torchcoll.stats.holm import holm
 from torchcoll.training.clocks import Offsets, measure_offsets
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
 from torchcoll.training.late import begun_ns, cut_at_marks, may_end_late, times_since_begun_ns
