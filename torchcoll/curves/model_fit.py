@@ -221,8 +221,8 @@ def read_curves(files: Side, concurrent: bool = False) -> tuple[Kinds, list[str]
 
 
 def groups_at_once(run: Run, item: Measured) -> int:
-    """How many groups called at once, of any size (``--groups``, and the halves of ``pairs
-    --bisect``); 1 for a case of all ranks, and for pairs, which are kinds of their own.
+    """Returns how many groups, of any size, called at once: of ``--groups``, or halves of ``pairs
+    --bisect``. 1 for a case of all ranks, and for a pair: pairs have curves of their own.
     """
     # A result has the rule and the number of its group: ``mod:2/0``, ``bisect 1/0``, ``pair/0-1``.
     rule, _, number = (item.row.group or "").rpartition("/")

@@ -95,8 +95,8 @@ class RasReport:
             events.append(JobEvent("unanswered", Place(shown), text))
         for counts in self.counts[:_MOST_EVENTS]:
             behind, text = _describe(counts, world)
-            place = Place(shown, counts.line)
-            events.append(JobEvent("unequal_counts", place, text, about=behind))
+            where = Place(shown, counts.line)
+            events.append(JobEvent("unequal_counts", where, text, about=behind))
         for line, rank, error in self.errors[:_MOST_EVENTS]:
             suspects: tuple[int, ...] = () if rank is None else (rank,)
             if error in _OF_PEERS:
