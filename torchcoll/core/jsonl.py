@@ -285,8 +285,9 @@ def _finite(text: str) -> float:
     return number if math.isfinite(number) else _refuse(text)
 
 
-# orjson would save a sixth of the time to load a file (tests/benchmarks/libraries.py), but cannot
-# read traces in pieces, and silently turns whole numbers beyond 64 bits into floats.
+# orjson would save a sixth of the time to load a file
+# (results/benchmarks/libraries-2026-11-22.txt), but cannot read traces in pieces, and silently turns
+# whole numbers beyond 64 bits into floats.
 _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
 
 

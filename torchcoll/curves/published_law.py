@@ -43,7 +43,7 @@ _USUAL_NIC_GBPS = {"V100": 12.5, "A100": 25.0}
 _NEWER_NIC_GBPS = 50.0
 
 # Standard deviations of the effects, in logarithms: (latency, bandwidth). Maximum likelihood of the
-# published runs: tests/benchmarks/machines.py --effects prints them.
+# published runs (results/benchmarks/machines-2026-11-24.txt).
 _WITHIN = (1.3, 0.024)  # of a type of machine, within a host
 _BETWEEN = (0.45, 0.05)  # of a type of machine, between hosts
 _ON_HOSTS = (0.46, 0.17)  # of a type of machine on one number of hosts

@@ -3,7 +3,7 @@
 A deviation is measured in robust standard deviations of the nodes. Node effects of real clusters
 have heavier tails than a normal distribution, and a few nodes cannot show how heavy: so a Student t
 distribution with 4 degrees of freedom is assumed. From 128 nodes on, their middle 96 % may prove
-lighter tails. `tests/benchmarks/fleet_error.py` measures the family-wise error.
+lighter tails. The family-wise error: results/benchmarks/fleet-error-2026-11-23.txt.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ THRESHOLD = 0.02  # as in a comparison: nobody would act on a smaller change
 # this value and the intervals below, `worse` hit the truly best choice in less than 5 % of
 # simulated cases. Choices that are truly 10 to 15 % slower were called worse in 95 % of the cases
 # if the model is right within 2 %, in 78 % within 3 %, and in fewer if its error is larger or if
-# runs differ by more than 3 % (tests/benchmarks/advice_simulation.py, with a seed that was not used
-# to choose this value; advice.py has the real steps).
+# runs differ by more than 3 % (results/benchmarks/advice-simulation-2026-11-22.txt, with a seed
+# that was not used to choose this value; advice-2026-11-22.txt has the real steps).
 MODEL_ERROR = 0.03
 # The model of FSDP2 is further from real steps: a setting predicted to take 1.161 times the best
 # took 1.010 times (95 % 0.933 to 1.094). Others took up to 1.7 times the predicted time; that error

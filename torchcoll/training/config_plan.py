@@ -20,7 +20,8 @@ The rank is that of the pipeline stage with the most communication (``plan_confi
   ZeRO 2 in every micro-batch, as gradients arrive, and the computation waits (process_gradients).
   With overlap_comm (``overlap``) both reduce in the backward pass, and a bucket waits for the one
   before it (average_tensor). Not BF16_Optimizer, which bfloat16 with ZeRO 1 and float32 gradient
-  accumulation has. Equal to what DeepSpeed 0.19.8 sends (tests/benchmarks/sent_by_zero.py).
+  accumulation has. Equal to what DeepSpeed 0.19.8 sends
+  (results/benchmarks/sent-by-zero-2026-11-28.txt).
 - ``fsdp``, ``hsdp``, ``zero2``: FSDP2 with each layer and the root wrapped; ``zero2`` keeps the
   parameters after the forward pass. In each micro-batch, as without
   ``set_requires_gradient_sync``. With a pipeline, parameters are gathered once and gradients
