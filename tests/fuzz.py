@@ -319,12 +319,6 @@ Iterations:
                                  avg         min         max         avg         max         min
      1048576     4194304      682.48      649.85      719.07       43.02       45.18       40.83
 """
-HCCL = """
-# mpirun -n 8 ./bin/all_reduce_test -b 8K -e 64M -f 2 -d fp32 -o sum -p 8
-the minbytes is 8192, maxbytes is 67108864, iters is 20, warmup_iters is 5
-data_size(Bytes): |   aveg_time(us): | alg_bandwidth(GB/s): | check_result:
-8192              |     764.55    |       0.00998        | success
-"""
 PARAM = """\t PARAM COMM environment: {'world_size': 2, 'local_size': -1, 'global_rank': 0}
 \t backend: gloo nw-stack: pytorch-dist args.b: 8
 Hello from Rank 0: [Rank   0] host vm, device: cpu, local_rank: 0 world_size: 2
@@ -341,15 +335,6 @@ Comm. Op            Message Size        Count               Total Latency(ms)   
 all_reduce
                     128.0 MB            2                   12.34               6.17                34.1                29.8
 """
-DEEPSPEED_JSON = json.dumps(
-    {
-        "summary": {
-            "all_reduce": {"1048576": {"count": 3, "total_latency_ms": 3.3, "avg_latency_ms": 1.1}}
-        },
-        "straggler_analysis": None,
-        "metadata": {"world_size": 8, "rank": 0},
-    }
-)
 INSPECTOR = "".join(
     json.dumps(
         {
@@ -744,15 +729,12 @@ READERS = {
     "traffic": Reader(lambda path: _shown(Traffic.load(path)), (TRAFFIC,), "a.jsonl"),
     "nccl-tests text": Reader(_importer("nccl-tests"), (NCCL_TEXT,)),
     "nccl-tests JSON": Reader(_importer("nccl-tests-json"), (NCCL_JSON,)),
-    "rccl-tests": Reader(_importer("rccl-tests"), (RCCL,)),
     "oneCCL benchmark": Reader(_importer("oneccl"), (ONECCL_TEXT, ONECCL_CSV)),
     "OSU": Reader(_importer("osu"), (OSU,)),
     "Intel MPI Benchmarks": Reader(_importer("imb"), (IMB,)),
     "UCC perftest": Reader(_importer("ucc"), (UCC,)),
-    "hccl_test": Reader(_importer("hccl"), (HCCL,)),
     "PARAM": Reader(_importer("param"), (PARAM,)),
     "DeepSpeed": Reader(_importer("deepspeed"), (DEEPSPEED,)),
-    "DeepSpeed JSON": Reader(_importer("deepspeed-json"), (DEEPSPEED_JSON,)),
     "NCCL Inspector": Reader(
         _importer("nccl-inspector"), (INSPECTOR, INSPECTOR_BATCHES, INSPECTOR_LAST)
     ),

@@ -88,11 +88,11 @@ INPUTS = {
     "zeros, show": Hostile("show", "a.jsonl.gz", lambda: _repeated(b"0", 4000 * MB)),
     "zeros, log": Hostile("log", "a.log.gz", lambda: _repeated(b"0", 4000 * MB)),
     "zeros, trace": Hostile("trace", "rank0.json.gz", lambda: _repeated(b"0", 4000 * MB)),
-    "zeros, import": Hostile("import", "a.txt.gz", lambda: _repeated(b"0", 4000 * MB)),
+    "zeros, convert": Hostile("convert", "a.txt.gz", lambda: _repeated(b"0", 4000 * MB)),
     "ends of lines, show": Hostile(
         "show", "a.jsonl.gz", lambda: _repeated(b"\n", 2000 * MB, _HEADER)
     ),
-    "ends of lines, import": Hostile("import", "a.txt.gz", lambda: _repeated(b"\n", 2000 * MB)),
+    "ends of lines, convert": Hostile("convert", "a.txt.gz", lambda: _repeated(b"\n", 2000 * MB)),
     "cases, show": Hostile(
         "show", "a.jsonl.gz", lambda: _repeated(_CASE + b'"size_bytes":8}\n', 2000 * MB, _HEADER)
     ),
@@ -157,12 +157,12 @@ INPUTS = {
         lambda: _repeated(2 * (8000 * b"a" + b" NCCL INFO x") + b"\n", 8 * MB),
     ),
     "rows, import": Hostile(
-        "import",
+        "convert",
         "a.csv",
         lambda: _repeated(b"1024,3.5,1,1\n", 100 * MB, b"size,time,algbw,busbw\n"),
     ),
     "cut JSON, import": Hostile(
-        "import",
+        "convert",
         "a.json",
         lambda: _repeated(b'{"size":8},', 20 * MB, b'{"nccl_version":1,"results":[', b'"'),
     ),
@@ -196,7 +196,7 @@ INPUTS = {
     ),
     "a long line of a log": Hostile("log", "a.log", lambda: _repeated(b"a", 50 * MB, _NCCL)),
     "a long row, import": Hostile(
-        "import", "a.txt", lambda: _repeated(b"a ", 50 * MB, b"1 1 float [ ")
+        "convert", "a.txt", lambda: _repeated(b"a ", 50 * MB, b"1 1 float [ ")
     ),
 }
 

@@ -25,9 +25,9 @@ from torchcoll.importers.registry import importers
 ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 NAMES = (
-    "acceptance, again, algorithms, baseline, bisect, check, cold, collect, compare, doctor, "
-    "explain, export, "
-    "fleet, gradients, history, import, limits, log, "
+    "acceptance, again, algorithms, baseline, bisect, check, cold, collect, compare, convert, "
+    "doctor, explain, "
+    "fleet, gradients, history, limits, log, "
     "matrix, merge, model, pairs, plan, plot, postmortem, prune, replay, report, run, scaling, "
     "show, trace, transitions, versus"
 )
@@ -211,7 +211,7 @@ def test_version_and_help(capsys):
             "compare FILE FILE -o x.csv",
             2,
             "unrecognized arguments: -o x.csv. torchcoll compare prints. What writes files: "
-            "torchcoll export FILE -o ROWS.csv, torchcoll report PATH -o PAGE.html.",
+            "torchcoll convert FILE -o ROWS.csv, torchcoll report PATH -o PAGE.html.",
         ),
         (
             "matrix --launches 3 -o D -- true",
@@ -239,7 +239,7 @@ def test_version_and_help(capsys):
             error_text(
                 "output",
                 "x.csv",
-                "--follow with it. torchcoll export FILE -o ROWS.csv and torchcoll report PATH -o "
+                "--follow with it. torchcoll convert FILE -o ROWS.csv and torchcoll report PATH -o "
                 "PAGE.html write files.",
             ),
         ),
@@ -296,7 +296,7 @@ def test_version_and_help(capsys):
                 "file",
                 f"{ROOT}/pyproject.toml",
                 f"a torchcoll result file, or output of {', '.join(importers())}"
-                ". Force one with torchcoll import --from; --map names the columns of a table.",
+                ". Force one with torchcoll convert --from; --map names the columns of a table.",
             ),
         ),
     ],
@@ -312,11 +312,11 @@ def test_errors_are_one_line(arguments, code, line, path, in_tmp_path, capsys):
     assert err == f"torchcoll: error: {line}\n"
 
 
-def test_an_exported_file_has_the_format_that_its_name_ends_in(path, in_tmp_path, capsys):
-    assert main(["export", str(path), "-o", "rows.csv"]) == 0
+def test_a_converted_file_has_the_format_that_its_name_ends_in(path, in_tmp_path, capsys):
+    assert main(["convert", str(path), "-o", "rows.csv"]) == 0
     assert Path("rows.csv").read_text().startswith("collective,backend,")
-    assert main(["export", str(path), "-o", "rows.txt"]) == 2
-    assert error_text("format", "none", "one of ") in capsys.readouterr().err
+    assert main(["convert", str(path), "-o", "rows.txt"]) == 2
+    assert error_text("output ends in", "txt", "one of ") in capsys.readouterr().err
 
 
 def test_interrupt(path, monkeypatch):

@@ -45,7 +45,7 @@ def test_what_it_takes(tmp_path, name, logged):
     assert done.stderr.count("\n") == 1 or not logged
 
 
-@pytest.mark.parametrize("command", ["show", "log", "import"])
+@pytest.mark.parametrize("command", ["show", "log", "convert"])
 def test_a_bomb_is_refused_by_every_command(tmp_path, capsys, command, monkeypatch):
     """An eighth of the limit, in an eighth of the time; "zeros, log" has all of it."""
     assert bounds._UNPACKED_BYTES == 256 << 20
@@ -194,7 +194,7 @@ def test_a_table_of_too_many_rows(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(base, "MOST_ROWS", 100)
     path = tmp_path / "all_reduce.csv"
     path.write_text("size,time (us)\n" + "1024,3.5\n" * 101)
-    assert main(["import", str(path)]) == 3
+    assert main(["convert", str(path)]) == 3
     assert got(error_tail("more than 100 rows", "less. Split it.")) in capsys.readouterr().err
 
 
@@ -208,7 +208,7 @@ def test_a_table_of_300_000_rows_is_not_refused():
 def test_a_line_of_text_that_is_too_long_is_said(tmp_path, capsys):
     path = tmp_path / "all_reduce.csv"
     path.write_text("size,time (us)\n1024,3.5\n" + "9" * 20_000 + ",3\n")
-    assert main(["import", str(path)]) == 0
+    assert main(["convert", str(path)]) == 0
     assert (
         "a line longer than 16384 characters: cut there; the first is 3" in capsys.readouterr().out
     )

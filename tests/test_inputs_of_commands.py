@@ -25,8 +25,7 @@ READERS = {
     "explain": "explain @",
     "log": "log @",
     "limits": "limits @",
-    "import": "import @",
-    "export": "export @ --format csv",
+    "convert": "convert @ -o rows.csv",
     "merge": "merge @ -o merged.jsonl",
     "plot": "plot @ -o picture.png",
     "report": "report @ -o page.md",
@@ -60,13 +59,13 @@ READERS = {
 OTHERS = {"run", "doctor", "versus", "bisect", "matrix", "replay"}
 # What some commands can use.
 USABLE = {
-    "headless.jsonl": {"show", "show --reference", "check", "export", "report", "postmortem"}
+    "headless.jsonl": {"show", "show --reference", "check", "convert", "report", "postmortem"}
     | {"fleet", "collect"},
     "capture.jsonl": {"show", "report", "postmortem", "trace", "gradients", "plan --traffic"},
     "store.sqlite": {
         "report",
         "check --baseline",
-        "export",
+        "convert",
         "fleet",
         "history",
         "baseline",

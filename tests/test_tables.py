@@ -48,15 +48,6 @@ EXCEPTIONS = {
         "which calls must have equal sizes, and what gloo records under another name",
     ),
     "postmortem/recorder_evidence.py": ({"gloo"}, "the Flight Recorder's states depend on it"),
-    "curves/astra_export.py": ({"all_to_all"}, "the one that ASTRA-sim sends directly"),
-    "report/aiconfigurator.py": (
-        {
-            *("all_reduce", "all_gather", "reduce_scatter", "all_to_all"),
-            *("nccl", "xccl", "ccl"),
-        },
-        "what aiconfigurator calls collectives and libraries",
-    ),
-    "report/export.py": ({"all_to_all", "all_to_all_v"}, "names of nccl-tests' programs"),
     "training/measured_step.py": (
         {"all_gather", "reduce_scatter"},
         "what FSDP2 copies for",

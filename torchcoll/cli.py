@@ -46,19 +46,8 @@ _BROKEN_PIPE = 128 + 13  # SIGPIPE: the exit code of other commands when `head` 
 
 _OUTPUT = re.compile("^unrecognized arguments:.* (-o|--output)(=| |$)")
 _WRITERS = (
-    "What writes files: torchcoll export FILE -o ROWS.csv, torchcoll report PATH -o PAGE.html."
+    "What writes files: torchcoll convert FILE -o ROWS.csv, torchcoll report PATH -o PAGE.html."
 )
-
-
-# Former options of ``show`` -> what to write instead.
-_JUDGING = ("--baseline", "--fabric", "--gate", "--health", "--junit", "--rules")
-_MOVED = {
-    **{option: f"check FILE {option}" for option in _JUDGING},
-    "--against": "check FILE --baseline",
-    "--calls": "show FILE --view calls",
-    "--per-rank": "show FILE --view ranks",
-    "--pivot": "show FILE --view pivot:KEY",
-}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -73,9 +62,6 @@ class _Parser(argparse.ArgumentParser):
         action = nearest_option(message, options, f"{self.prog} --help")
         if _OUTPUT.search(message):  # --output of a command that only prints
             action = f"{self.prog} prints. {_WRITERS}"
-        moved = [_MOVED[argument] for argument in re.split("[ =]", message) if argument in _MOVED]
-        if moved and self.prog == "torchcoll show":
-            action = f"Write torchcoll {moved[0]}."
         raise UsageError(f"{message[:1].lower()}{message[1:]}", action=action)
 
 

@@ -38,15 +38,12 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "log": ("torchcoll log nccl.log", "torchcoll log topo.xml"),
         "limits": ("torchcoll limits topo.xml", "torchcoll limits topo.xml run.jsonl"),
-        "import": (
-            "torchcoll import nccl-tests.log -o run.jsonl",
-            "torchcoll import table.md --from plain --map size=Size,algbw=Algbw --ranks 8 "
+        "convert": (
+            "torchcoll convert nccl-tests.log -o run.jsonl",
+            "torchcoll convert table.md --from plain --map size=Size,algbw=Algbw --ranks 8 "
             "-o run.jsonl",
-        ),
-        "export": (
-            "torchcoll export run.jsonl -o rows.csv",
-            "torchcoll export run.jsonl --format nccl-tests",
-            "torchcoll export torchcoll.sqlite --format parquet -o runs.parquet",
+            "torchcoll convert run.jsonl -o rows.csv",
+            "torchcoll convert torchcoll.sqlite -o runs.parquet",
         ),
         "merge": ("torchcoll merge run.jsonl -o all.jsonl",),
         "plot": ("torchcoll plot run.jsonl -o curve.png",),

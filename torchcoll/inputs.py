@@ -81,7 +81,9 @@ def load_one(
         return _unnamed(load_own(read))
     runs = _imported(read, collective=collective, ranks=ranks)
     if len(runs) > 1:
-        hint = f"torchcoll import {shlex.quote(os.fspath(path))} -o RUN.jsonl writes a file of each"
+        hint = (
+            f"torchcoll convert {shlex.quote(os.fspath(path))} -o RUN.jsonl writes a file of each"
+        )
         action = f"{hint}; compare, show, ... take all."
         raise UnreadableError("file", f"{len(runs)} runs in {path}", "a file of one run", action)
     return runs[0]

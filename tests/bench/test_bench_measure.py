@@ -417,7 +417,7 @@ def test_a_fake_root_elsewhere(launch):
 
 
 def test_quiet_and_formats(launch):
-    for format in ("json", "csv", "markdown", "nccl-tests"):
+    for format in ("json", "csv", "markdown"):
         measured = launch("broadcast", f"--sizes 8 -n 1 --quiet --format {format}", 2).ended(0)
         assert measured.stdout(0).strip(), format
         assert measured.stdout(1) == measured.stderr(1) == "", format

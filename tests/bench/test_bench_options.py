@@ -114,7 +114,7 @@ DTYPES = (
 )
 NAMES = ", ".join(COLLECTIVES)
 WHOLE = "a whole number from 0 on"
-FORMATS = "table, markdown, csv, json, nccl-tests"
+FORMATS = "table, markdown, csv, json"
 BAD = [
     ("--dtype float33", error_text("dtype", "float33", f"one of {DTYPES}. Did you mean float32?")),
     ("--dtype=", error_text("dtype", "an empty text", f"one of {DTYPES}")),

@@ -11,7 +11,6 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.implementations import refusal
 from torchcoll.core.spec import Spec
 from torchcoll.core.summary import libraries_of
-from torchcoll.report.export import NcclTests
 
 
 @pytest.mark.parametrize(
@@ -106,20 +105,3 @@ def test_what_communicated_is_not_the_backends_library():
     environment = {"libraries": {"gloo": "gloo of torch 2.99"}, "torch": "2.99"}
     measured.header["environment"] = environment
     assert libraries_of(measured) == ["gloo of torch 2.99", "symmetric memory of torch 2.99"]
-
-
-def test_as_nccl_tests_writes_each_has_a_block_of_its_own():
-    """One works in place, the other out of place: they are not two columns of one row."""
-    results = [
-        result(case=case()),
-        result(case=case(implementation="one_shot", in_place=False)),
-    ]
-    measured = run(*results)
-    lines = NcclTests(measured, [r.case for r in results])
-    text = "\n".join([*(line for r in results for line in lines.done(r)), *lines.end()])
-    said = [line for line in text.splitlines() if "torch.distributed all_reduce" in line]
-    assert said == [
-        "# torchcoll: torch.distributed all_reduce on gloo, mode synchronized",
-        "# torchcoll: torch.distributed all_reduce on gloo by one_shot, mode synchronized",
-    ]
-    assert text.count("measured in-place only") == text.count("measured out-of-place only") == 1

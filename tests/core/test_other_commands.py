@@ -31,7 +31,6 @@ READERS = {
         ("show", "nccl.log", LOG, "log"),
         ("show", "topo.xml", TOPOLOGY, "limits"),
         ("show", "dump.json", DUMP, "trace"),
-        ("show", "rank0.et", "\0\1\2", "trace"),
         ("trace", "nccl.log", LOG, "log"),
         ("trace", "topo.xml", TOPOLOGY, "limits"),
         ("trace", "all reduce.txt", TABLE, "show"),

@@ -522,7 +522,7 @@ FOREIGN = 'a torchcoll result file, whose first line holds "schema":"torchcoll/2
 def test_foreign(tmp_path, content):
     path = tmp_path / "file"
     path.write_bytes(content)
-    way = f". Where it is output of another tool: torchcoll import {path} -o RUN.jsonl"
+    way = f". Where it is output of another tool: torchcoll convert {path} -o RUN.jsonl"
     assert refusal(path, load_own) == error_text("result file", path, FOREIGN) + (
         "" if b'"record"' in content else way
     )

@@ -1,4 +1,4 @@
-"""ASTRA-sim's output, and the input for it that is made from a model."""
+"""ASTRA-sim's output."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ LINE = (
     "communication {} cycles.\n"
 )
 CASE = "torchcoll case: collective=all_reduce size_bytes=1048576 ranks=2\n"
-# Said on 22 November 2026 by AstraSim_Analytical_Congestion_Unaware (astra-sim 518bd513) to what
-# `model export` made of a run of 2 gloo ranks; the ring's four lines of each rank are one here.
+# Said on 22 November 2026 by AstraSim_Analytical_Congestion_Unaware (astra-sim 518bd513) to
+# traces of a run of 2 gloo ranks; the ring's four lines of each rank are one here.
 SAID = """\
 torchcoll case: collective=all_to_all size_bytes=4096 ranks=2
 [2026-11-22 15:59:58.949] [system::topology::RingTopology] [info] ring of node 0, id: 0 dimension: \
@@ -43,13 +43,6 @@ def test_the_simulators_output_is_read_completely(tmp_path):
     assert (row.collective, row.size_bytes, row.ranks) == ("all_to_all", 4096, 2)
     assert row.median_ns == 310150
     assert not [event for event in run.events if "refused" in str(event)]
-
-
-def test_a_step_is_refused_with_its_time(tmp_path):
-    path = tmp_path / "sim.log"
-    path.write_text("torchcoll step\n" + LINE.format(0, 9000, 1000) + LINE.format(1, 9500, 1000))
-    with pytest.raises(TorchcollError, match="a step is no case; its last NPU: 9500 ns"):
-        torchcoll.load(path)
 
 
 def test_the_last_npu_ends_the_case(tmp_path):
@@ -84,5 +77,5 @@ def test_a_size_on_several_numbers_of_ranks_is_no_repetition(tmp_path):
 def test_cycles_of_no_case_are_refused(tmp_path):
     path = tmp_path / "sim.log"
     path.write_text(LINE.format(0, 9000, 9000))
-    with pytest.raises(TorchcollError, match=r"cycles of no known case: .*run\.sh"):
+    with pytest.raises(TorchcollError, match="cycles of no known case: print a line"):
         torchcoll.load(path)

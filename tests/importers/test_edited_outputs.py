@@ -68,38 +68,6 @@ def test_deepspeed_reads_the_mean_and_not_the_stragglers(imported):
     assert [row.median_ns for row in summary_rows(result)] == [2_000_000]
 
 
-RCCL = [
-    {"numCycle": 0, "collective": "AllReduce", "ranks": 2, "size": 1048576, "type": "float"}
-    | {
-        "redop": "sum",
-        "inplace": in_place,
-        "time": time,
-        "algbw": gbps,
-        "busbw": gbps,
-        "wrong": "0",
-    }
-    for in_place, time, gbps in ((0, 24.31, 43.13), (1, 24.07, 43.56))
-]
-
-
-@pytest.mark.parametrize("indent", [None, 1, 4])
-def test_rccl_json_over_several_lines(imported, indent):
-    result = imported(json.dumps(RCCL, indent=indent))
-    assert (result.importer, result.rows, result.refused) == ("rccl-tests", 2, [])
-    assert [(row.in_place, row.median_ns) for row in summary_rows(result)] == [
-        (False, 24310),
-        (True, 24070),
-    ]
-
-
-def test_rccl_json_that_was_cut_off(imported):
-    result = imported(json.dumps(RCCL)[:-30])
-    assert (result.rows, [r.reason for r in result.refused]) == (
-        1,
-        ["the last JSON object has no end"],
-    )
-
-
 TABLE = text(SMALL + ROW)
 DOCKER = "".join(
     json.dumps({"log": f"{line}\n", "stream": "stdout", "time": "2026-07-20T19:33:49Z"}) + "\n"

@@ -1,4 +1,4 @@
-"""Recognition of formats, bad input, and the commands ``import``, ``show`` and ``export``."""
+"""Recognition of formats, bad input, and the commands ``convert`` and ``show``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from foreign_files import (
     ONECCL,
     OSU,
     PARAM,
-    RCCL,
     ROW,
     SMALL,
     inspector,
@@ -45,12 +44,9 @@ FORMATS = {
     "imb": IMB.format(name="Allreduce"),
     "osu": OSU.format(kind="", name="Allreduce"),
     "ucc": fuzz.UCC,
-    "hccl": fuzz.HCCL,
     "param": PARAM,
     "nccl-inspector": json.dumps(inspector(0, 1, 5.0)) + "\n" + json.dumps(inspector(1, 1, 6.0)),
-    "rccl-tests": f"{RCCL}\n1,AllReduce,2,1048576,float,sum,0,24.31,43.13,43.13,0\n",
     "deepspeed": DEEPSPEED,
-    "deepspeed-json": '{"all_reduce": {"1024": [1, [2.5], [1.0], [1.0]]}}',
     "plain": "| collective | size | time (us) |\n|---|---|---|\n| reduce | 1K | 2.5 |\n",
 }
 
@@ -65,7 +61,7 @@ def test_each_format_is_recognised(imported, name):
 def test_after_much_noise(imported, name):
     """The first line of the format comes after more lines than one window of sniffing has."""
     noise = "node1:1:2 [3] NCCL INFO Channel 05/24 : 3[e3000] -> 4[8a000] via P2P/IPC\n" * 3000
-    if name not in ("nccl-tests-json", "nccl-inspector", "deepspeed-json"):
+    if name not in ("nccl-tests-json", "nccl-inspector"):
         assert imported(noise + FORMATS[name] + noise).importer == name
 
 
@@ -98,7 +94,7 @@ def test_noise_takes_no_memory(tmp_path):
 def test_what_cannot_be_imported_is_one_line_and_exit_3(tmp_path, capsys, content, expected):
     path = tmp_path / "x.log"
     path.write_bytes(content)
-    for command in ("import", "show"):
+    for command in ("convert", "show"):
         assert main([command, str(path)]) == 3
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
@@ -107,7 +103,7 @@ def test_what_cannot_be_imported_is_one_line_and_exit_3(tmp_path, capsys, conten
 
 def test_missing_files_and_folders(tmp_path, capsys):
     for path, expected in ((tmp_path, "a file, not a folder"), (tmp_path / "no", "that exists")):
-        assert main(["import", str(path)]) == 3
+        assert main(["convert", str(path)]) == 3
         assert expected in capsys.readouterr().err
 
 
@@ -164,7 +160,7 @@ def test_import_reports_what_it_read_and_refused(tmp_path, capsys):
     path = tmp_path / "a.log"
     path.write_text(text(SMALL + ROW[:60] + "\n" + SMALL, foot=""))
     out = tmp_path / "run.jsonl"
-    assert main(["import", str(path), "-o", str(out), "--label", "kernel=generic"]) == 0
+    assert main(["convert", str(path), "-o", str(out), "--label", "kernel=generic"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         f"{path}: nccl-tests: 2 of 3 rows read, 4 cases",
@@ -186,7 +182,7 @@ def test_import_reports_what_it_read_and_refused(tmp_path, capsys):
 def test_nothing_read_is_exit_3(tmp_path, capsys):
     path = tmp_path / "a.log"
     path.write_text(ONECCL.format(names="allreduce bcast"))
-    assert main(["import", str(path)]) == 3
+    assert main(["convert", str(path)]) == 3
     captured = capsys.readouterr()  # stdout is for what was read
     assert captured.out == ""
     assert captured.err.startswith(f"torchcoll: error: {path}:")
@@ -199,48 +195,47 @@ def test_several_runs_are_several_files_and_none_is_overwritten(tmp_path, capsys
     path = tmp_path / "a.log"
     path.write_text(text() + text(program="reduce_perf"))
     out = tmp_path / "run.jsonl"
-    assert main(["import", str(path), "-o", str(out)]) == 0
+    assert main(["convert", str(path), "-o", str(out)]) == 0
     assert load(tmp_path / "run-2.jsonl").results[0].case.collective == "reduce"
     out.unlink()
-    assert main(["import", str(path), "-o", str(out)]) == 2
+    assert main(["convert", str(path), "-o", str(out)]) == 2
     assert error_tail("run-2.jsonl", "a file that does not exist") in capsys.readouterr().err
     assert not out.exists()
 
 
 def test_a_run_to_stdout(tmp_path, monkeypatch, capsys):
-    """With -o - stdout has only the result file, and stderr the report, as with export."""
+    """With -o - stdout has only the result file, and stderr the report."""
     monkeypatch.chdir(tmp_path)
     Path("a.log").write_text(text())
-    assert main(["import", "a.log", "-o", "-"]) == 0
+    assert main(["convert", "a.log", "-o", "-"]) == 0
     out, err = capsys.readouterr()
     Path("run.jsonl").write_text(out)
     assert len(load("run.jsonl").results) == 4 and load("run.jsonl").problems == []
     assert err == "a.log: nccl-tests: 2 of 2 rows read, 4 cases\n"
-    assert main(["export", "run.jsonl", "--format", "csv", "-o", "-"]) == 0
-    assert capsys.readouterr().out.count("\n") == 5
     with pytest.raises(UsageError, match=error_text("output", "-", "a file")):
         save(load("run.jsonl"), "-")  # as a run or a trace would, whose tables go there
     Path("b.log").write_text(text() + text(program="reduce_perf"))
-    assert main(["import", "b.log", "-o", "-"]) == 2
+    assert main(["convert", "b.log", "-o", "-"]) == 2
     assert error_text("output", "- for 2 runs", "a file. ") in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"a.log", "b.log", "run.jsonl"}
 
 
-def test_show_and_export_of_foreign_files(tmp_path, capsys):
+def test_show_and_rows_of_foreign_files(tmp_path, capsys):
     path = tmp_path / "a.log"
     path.write_text(text())
     assert main(["show", str(path), "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["statistic"] for row in rows] == ["mean"] * 4
-    exported = tmp_path / "b.txt"
-    assert main(["export", str(path), "--format", "nccl-tests", "-o", str(exported)]) == 0
-    assert main(["show", str(exported)]) == 3  # medians in the format of means
-    assert "torchcoll printed" in capsys.readouterr().err
-    assert main(["export", str(path), "--format", "csv"]) == 0
-    assert capsys.readouterr().out.count("\n") == 5
-    assert main(["export", str(path), "--format", "xml"]) == 2
-    assert main(["export", str(path), "--format", "parquet"]) == 2
-    assert main(["export", str(path), "--format", "csv", "-o", str(exported)]) == 2
+    rows_file = tmp_path / "b.csv"
+    assert main(["convert", str(path), "-o", str(rows_file)]) == 0
+    assert rows_file.read_text().count("\n") == 5
+    capsys.readouterr()
+    assert main(["convert", str(path), "-o", str(rows_file)]) == 2
+    assert "a file that does not exist" in capsys.readouterr().err
+    assert main(["convert", str(path), "-o", str(rows_file), "--force"]) == 0
+    for ending in ("b.xml", "b"):
+        assert main(["convert", str(path), "-o", str(tmp_path / ending)]) == 2
+        assert "one of jsonl, csv, json, parquet" in capsys.readouterr().err
 
 
 def test_parquet(tmp_path):
@@ -249,7 +244,7 @@ def test_parquet(tmp_path):
     path = tmp_path / "a.log"
     path.write_text(text())
     out = tmp_path / "a.parquet"
-    assert main(["export", str(path), "--format", "parquet", "-o", str(out)]) == 0
+    assert main(["convert", str(path), "-o", str(out)]) == 0
     frame = pandas.read_parquet(out)
     assert frame["median_ns"].tolist() == [11520, 11400, 24310, 24070]
     # Columns of unknowns have their type all the same: files can be read as one dataset.
@@ -268,9 +263,9 @@ def test_an_unknown_reduction_over_ranks_is_not_the_maximum(tmp_path, capsys):
         "--map",
         "size=Size,algbw=Algbw (GB/s)",
     ]
-    assert main(["import", str(table), *arguments, "-o", str(tmp_path / "a.jsonl")]) == 0
+    assert main(["convert", str(table), *arguments, "-o", str(tmp_path / "a.jsonl")]) == 0
     capsys.readouterr()
-    assert main(["export", str(tmp_path / "a.jsonl"), "--format", "csv"]) == 0
+    assert main(["show", str(tmp_path / "a.jsonl"), "--format", "csv"]) == 0
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert (row["over_ranks"], row["busbw_gbps"]) == ("", "100.0")
 
@@ -285,35 +280,43 @@ def test_an_unknown_number_is_not_0(tmp_path, capsys, ranks, expected):
     path.write_text("Size,Algbw (GB/s)\n1M,100\n")
     arguments = ["--collective", "broadcast", "--map", "size=Size,algbw=Algbw (GB/s)"]
     run = tmp_path / "a.jsonl"
-    assert main(["import", str(path), *arguments, *ranks, "-o", str(run)]) == 0
+    assert main(["convert", str(path), *arguments, *ranks, "-o", str(run)]) == 0
     capsys.readouterr()
-    assert main(["export", str(run), "--format", "csv"]) == 0
+    assert main(["show", str(run), "--format", "csv"]) == 0
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert (row["ranks"], row["count"], row["calls"]) == (str(expected or ""), "", "")
-    assert main(["export", str(run), "--format", "json"]) == 0
+    assert main(["show", str(run), "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert (row["ranks"], row["count"], row["calls"]) == (expected, None, None)
     (row,) = table(load(run)).to_dict("records")
     assert row["ranks"] == expected if expected else pandas.isna(row["ranks"])
     pytest.importorskip("pyarrow")
     out = tmp_path / "a.parquet"
-    assert main(["export", str(run), "--format", "parquet", "-o", str(out)]) == 0
+    assert main(["convert", str(run), "-o", str(out)]) == 0
     frame = pandas.read_parquet(out)
     assert {str(frame[name].dtype) for name in COUNTS} == {"Int64"}
     assert bool(frame["calls"].isna()[0]) and bool(frame["ranks"].isna()[0]) is (not expected)
 
 
-def test_an_export_is_not_read_back(tmp_path, capsys):
-    """export --help says so."""
-    run = tmp_path / "a.log"
-    run.write_text(text())
-    for format in ("csv", "json", "nccl-tests"):
-        out = tmp_path / f"out.{format}"
-        assert main(["export", str(run), "--format", format, "-o", str(out)]) == 0
-        assert main(["import", str(out)]) == 3
-    assert main(["export", "--help"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "are for other programs: torchcoll does not read them" in shown
+def test_rows_are_not_read_back(tmp_path):
+    path = tmp_path / "a.log"
+    path.write_text(text())
+    for ending in ("csv", "json"):
+        out = tmp_path / f"out.{ending}"
+        assert main(["convert", str(path), "-o", str(out)]) == 0
+        assert main(["convert", str(out)]) == 3
+
+
+def test_a_result_file_is_converted(tmp_path, capsys):
+    """Also to another result file: a run and its --resume become one."""
+    path, run, again = tmp_path / "a.log", tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    path.write_text(text())
+    assert main(["convert", str(path), "-o", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["convert", str(run)]) == 0
+    assert capsys.readouterr().out == f"{run}: result file: 4 cases\n"
+    assert main(["convert", str(run), "-o", str(again)]) == 0
+    assert [r.case for r in load(again).results] == [r.case for r in load(run).results]
 
 
 def test_forced_formats_and_wrong_words(imported):

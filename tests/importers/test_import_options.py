@@ -1,4 +1,4 @@
-"""``torchcoll import`` with options that contradict the file, and with files that were cut off."""
+"""``torchcoll convert`` with options that contradict the file, and with files that were cut off."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TABLE = "collective,Size,Zeit (us)\nreduce,1K,2.5\n"
 def test_options_that_do_not_fit(tmp_path, capsys, arguments, line):
     path = tmp_path / "x.csv"
     path.write_text(TABLE)
-    assert main(["import", str(path), *arguments.split()]) == 2
+    assert main(["convert", str(path), *arguments.split()]) == 2
     assert capsys.readouterr().err == f"torchcoll: error: {line}\n"
 
 
@@ -37,7 +37,7 @@ def test_a_map_makes_it_a_plain_table(tmp_path, capsys):
     path = tmp_path / "x.csv"
     path.write_text(TABLE)
     assert (
-        main(["import", str(path), "--map", "collective=collective,size=Size,time=Zeit (us)"]) == 0
+        main(["convert", str(path), "--map", "collective=collective,size=Size,time=Zeit (us)"]) == 0
     )
     assert capsys.readouterr().out == f"{path}: plain: 1 of 1 row read, 1 case\n"
 
@@ -45,7 +45,7 @@ def test_a_map_makes_it_a_plain_table(tmp_path, capsys):
 def test_the_wrong_format_by_force(tmp_path, capsys):
     path = tmp_path / "x.csv"
     path.write_text(TABLE)
-    assert main(["import", str(path), "--from", "oneccl"]) == 3
+    assert main(["convert", str(path), "--from", "oneccl"]) == 3
     assert capsys.readouterr().err == (
         error_line(f"{path} (oneccl)", "no rows", "rows of results\n")
     )
@@ -63,14 +63,14 @@ def test_what_only_import_can_fill_in(tmp_path, capsys):
     assert main(["show", str(path)]) == 3
     assert capsys.readouterr().err == (
         f"torchcoll: error: {path}:2: the table does not name the collective: give --collective. "
-        f"torchcoll import {path} ... -o RUN.jsonl takes it.\n"
+        f"torchcoll convert {path} ... -o RUN.jsonl takes it.\n"
     )
 
 
 def test_another_tools_run_is_not_resumed(tmp_path, capsys):
     path, out = tmp_path / "all_reduce.log", tmp_path / "run.jsonl"
     path.write_text(text(SMALL, foot=""))
-    assert main(["import", str(path), "-o", str(out)]) == 0
+    assert main(["convert", str(path), "-o", str(out)]) == 0
     stops = "truncated: the output stops before its last lines"
     assert f"{path}: {stops}\n" in capsys.readouterr().out
     assert (load(out).ending, load(out).way_on) == (stops, "")

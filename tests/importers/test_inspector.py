@@ -211,7 +211,7 @@ def test_prometheus_text_of_some_gpus_names_nobody(tmp_path):
 def test_import_merges_the_files_of_a_job(tmp_path):
     folder = save(tmp_path / "d", *(record(r, 0, 10 + r) for r in (0, 1)))
     target = tmp_path / "run.jsonl"
-    assert main(["import", *map(str, sorted(folder.iterdir())), "-o", str(target)]) == 0
+    assert main(["convert", *map(str, sorted(folder.iterdir())), "-o", str(target)]) == 0
     assert load(target).results[0].time_ns == {"device": [[10_000], [11_000]]}
     assert summarise(load(target).results[0]).median_ns == 10_000
 

@@ -141,7 +141,7 @@ def test_a_label_named_like_the_variable_counts_as_it(in_tmp_path, capsys):
     for name, rows in (("auto", SLOW), ("Ring", SLOW), ("Tree", FAST)):
         (in_tmp_path / f"{name}.out").write_text(output(rows=rows))
         arguments = ["--label", f"NCCL_ALGO={name}", "-o", f"{name}.jsonl"]
-        assert main(["import", f"{name}.out", *arguments]) == 0
+        assert main(["convert", f"{name}.out", *arguments]) == 0
     capsys.readouterr()
     assert main(["algorithms", "auto.jsonl", "Ring.jsonl", "Tree.jsonl", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)

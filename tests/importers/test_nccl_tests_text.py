@@ -265,7 +265,7 @@ def test_load_is_for_one_run(tmp_path):
         error_text(
             "file",
             f"2 runs in {path}",
-            f"a file of one run. torchcoll import {path}"
+            f"a file of one run. torchcoll convert {path}"
             " -o RUN.jsonl writes a file of each; compare, show, ... take all.",
         )
     )

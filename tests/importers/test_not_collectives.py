@@ -71,7 +71,7 @@ OUTPUTS = [
 
 @pytest.mark.parametrize(("content", "tool", "action"), OUTPUTS)
 @pytest.mark.parametrize("before", ["", "$ ./run.sh\nHello\n"])
-@pytest.mark.parametrize("command", ["show", "import", "compare"])
+@pytest.mark.parametrize("command", ["show", "convert", "compare"])
 def test_one_line_names_the_tool(tmp_path, capsys, command, before, content, tool, action):
     path = tmp_path / "x.txt"
     path.write_text(before + content)

@@ -243,12 +243,12 @@ SUMS = {
 
 
 def commands():
-    """The commands of results/README.md that can run here, so not `torchcoll import` alone, nor the
-    command on FILE.
+    """The commands of results/README.md that can run here, so not `torchcoll convert` alone, nor
+    the command on FILE.
     """
     text = (RESULTS / "README.md").read_text()
     listed = set(re.findall(r"`((?:torchcoll|python3 -c) [^`]+)`", text))
-    return sorted(listed - {"torchcoll import", "torchcoll show FILE --view calls"})
+    return sorted(listed - {"torchcoll convert", "torchcoll show FILE --view calls"})
 
 
 @pytest.mark.parametrize("command", commands())

@@ -151,8 +151,8 @@ def test_a_pickle_is_read_as_its_json(tmp_path, capsys):
 
 
 KINDS = (
-    "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump, a file of NCCL Inspector "
-    "or a Chakra .et"
+    "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump or a file of NCCL "
+    "Inspector"
 )
 
 
@@ -187,7 +187,7 @@ def test_missing_files_and_empty_folders(tmp_path, capsys):
             error_text(
                 "folder",
                 tmp_path,
-                "files .json, .jsonl, .json.gz, .jsonl.gz, .et, dumps of the Flight Recorder or "
+                "files .json, .jsonl, .json.gz, .jsonl.gz, dumps of the Flight Recorder or "
                 "NCCL Inspector's in it",
             ),
         ),

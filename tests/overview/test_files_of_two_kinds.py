@@ -93,8 +93,8 @@ def test_compare_takes_the_first_with_results_as_its_base(runs, capsys):
     assert ratios == [pytest.approx(0.5)] * 6  # runs/1 takes half as long as runs/2
 
 
-def test_export_leaves_traffic_out(runs, capsys):
-    assert main(["export", "--format", "json", *runs]) == 0
+def test_show_leaves_traffic_out_as_json(runs, capsys):
+    assert main(["show", "--format", "json", *runs]) == 0
     stated = capsys.readouterr()
     assert (stated.out.count('"median_ns"'), stated.err) == (12, LEFT_OUT)
 

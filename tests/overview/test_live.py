@@ -108,10 +108,6 @@ def test_an_interrupted_run_says_so(monkeypatch):
     last = "\nFAIL interrupted by SIGTERM; time to first result 5.00 ms\n"
     assert out.getvalue().endswith(last)
     assert out.getvalue().count("interrupted") == 1
-    out = Pipe()
-    report(monkeypatch, out, [result()], run(end=ended), format="nccl-tests")
-    assert out.getvalue().endswith("\n# torchcoll: interrupted by SIGTERM\n")
-    assert "concluded" not in out.getvalue()  # to a gate it is a run that was killed
 
 
 def test_columns_are_wide_enough_for_what_is_still_to_come(monkeypatch):
@@ -147,13 +143,6 @@ def test_machine_formats_print_one_document_at_the_end(monkeypatch, form, shown)
     assert out.getvalue() == shown(run(*two()), format=form)
     if form == "json":
         assert len(json.loads(out.getvalue())["rows"]) == 2
-
-
-def test_nccl_tests_text_is_live_and_the_same_as_from_the_file(monkeypatch, shown):
-    out = Pipe()
-    report(monkeypatch, out, two(), run(), format="nccl-tests")
-    assert out.getvalue() == shown(run(*two()), format="nccl-tests")
-    assert out.flushed[2].endswith("1000.00   67.11  117.44       0\n")
 
 
 def test_unknown_format_before_anything_is_measured():

@@ -709,7 +709,7 @@ def test_chosen_columns_are_the_fields_of_a_row(shown):
     [
         (
             {"format": "xml"},
-            error_text("format", "xml", "one of table, markdown, csv, json, nccl-tests"),
+            error_text("format", "xml", "one of table, markdown, csv, json"),
         ),
         ({"metric": "x"}, error_text("metric", "x", "one of time, algbw, busbw")),
         ({"clock": "cpu"}, error_text("clock", "cpu", "one of host, device, issue")),
@@ -737,22 +737,12 @@ def test_chosen_columns_are_the_fields_of_a_row(shown):
             error_text("format", "csv", "one of table, markdown with --view pivot:label={b}"),
         ),
         (
-            {"view": "calls", "format": "nccl-tests"},
-            error_text(
-                "format", "nccl-tests", "one of table, markdown, csv, json with --view calls"
-            ),
-        ),
-        (
             {"metric": "time"},
             error_text("metric", "time", "--view pivot:KEY with it. A table has --columns."),
         ),
         (
             {"metric": "time", "format": "csv"},
             error_text("metric", "time", "--view pivot:KEY with it. A table has --columns."),
-        ),
-        (
-            {"columns": "size_bytes,calls", "format": "nccl-tests"},
-            error_text("columns", "size_bytes,calls", "none with --format nccl-tests"),
         ),
         (
             {"columns": "all", "view": "pivot:ranks"},

@@ -88,7 +88,7 @@ def _file(folder, name="run.jsonl"):
 @pytest.mark.parametrize(
     "words",
     [
-        *([], ["--format", "markdown"], ["--format", "csv"], ["--format", "nccl-tests"]),
+        *([], ["--format", "markdown"], ["--format", "csv"]),
         *(["--view", "ranks"], ["--view", "calls"], ["--view", "pivot:backend"]),
     ],
 )
@@ -133,12 +133,12 @@ def test_cells_that_a_spreadsheet_would_run(value, cell):
 
 
 def test_a_cell_comes_back_as_it_was(tmp_path):
-    """``torchcoll import`` reads CSV: the types and operations of foreign texts too."""
+    """``torchcoll convert`` reads CSV: the types and operations of foreign texts too."""
     rows = [{"collective": "all_reduce", "size": 1024, "time_us": 3.5, "ranks": 2, "op": "=sum"}]
     path = tmp_path / "a.csv"
     path.write_text(records_csv(rows))
     assert "'=sum" in path.read_text()
-    assert main(["import", str(path), "-o", str(tmp_path / "a.jsonl")]) == 0
+    assert main(["convert", str(path), "-o", str(tmp_path / "a.jsonl")]) == 0
     assert load(tmp_path / "a.jsonl").results[0].case.op == "=sum"
 
 

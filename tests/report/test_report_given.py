@@ -102,10 +102,3 @@ def test_a_broken_given_is_a_problem_of_its_line(tmp_path):
         assert found.results == []
         assert found.problems[0].startswith(f"{path}:2: unusable record")
         assert "check sum" not in found.problems[0]
-
-
-def test_nccl_tests_text_says_that_the_figures_are_a_mean(shown):
-    text = shown(imported(), format="nccl-tests")
-    assert "# torchcoll: time: mean over calls, max over ranks, as published (the source" in text
-    assert "# torchcoll: placement unknown, both columns hold the one figure" in text
-    assert "the median" not in text

@@ -298,15 +298,15 @@ def imported(ranks=8, labels=None, **changed):
 def test_what_an_import_lacks_to_be_judged():
     assert imported(ranks=0) == (
         f"{UNKNOWN_RANKS}; {NOT_JUDGED} ranks and GPU unknown "
-        "(torchcoll import FILE --ranks N --label gpu=NAME -o RUN)"
+        "(torchcoll convert FILE --ranks N --label gpu=NAME -o RUN)"
     )
     assert imported(ranks=0, labels={"gpu": "H200"}) == (
-        f"{UNKNOWN_RANKS}; {NOT_JUDGED} ranks unknown (torchcoll import FILE --ranks N -o RUN)"
+        f"{UNKNOWN_RANKS}; {NOT_JUDGED} ranks unknown (torchcoll convert FILE --ranks N -o RUN)"
     )
     assert imported() == (
         "NO REFERENCE for nccl on cuda: give one with torchcoll check --fabric "
         "NAME or --baseline RUN; "
-        f"{NOT_JUDGED} GPU unknown (torchcoll import FILE --label gpu=NAME -o RUN); the fabric is "
+        f"{NOT_JUDGED} GPU unknown (torchcoll convert FILE --label gpu=NAME -o RUN); the fabric is "
         # 300 of 370.8, and of eight rails of 50.
         "not recorded; busbw would be 81 % of the ring limit of nvswitch-h100 or nvswitch-h20 or "
         "nvswitch-h200, 75 % "

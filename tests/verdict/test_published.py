@@ -233,12 +233,12 @@ def test_the_report_says_it(tmp_path):
 
 
 def imported(tmp_path, *labels):
-    """A table of eight GPUs as torchcoll import makes a result file of it."""
+    """A table of eight GPUs as torchcoll convert makes a result file of it."""
     table, made = tmp_path / "t.csv", tmp_path / "t.jsonl"
     table.write_text("collective,size,busbw\nall_reduce,8G,475\n")
     words = [word for label in labels for word in ("--label", label)]
     made.unlink(missing_ok=True)
-    assert main(["import", str(table), "--from", "plain", "--ranks", "8", "--backend", "nccl",
+    assert main(["convert", str(table), "--from", "plain", "--ranks", "8", "--backend", "nccl",
                  "--statistic", "mean", *words, "-o", str(made)]) == 0  # fmt: skip
     return str(made)
 
@@ -252,7 +252,7 @@ def imported(tmp_path, *labels):
         (["gpu=H200"], "published: on how many hosts is not known; --label hosts=N of torchcoll "
                        "import or of the run tell it"),
         ([], "published: which GPUs on how many hosts is not known; --label gpu=NAME and --label "
-             "hosts=N of torchcoll import"),
+             "hosts=N of torchcoll convert"),
     ],
 )  # fmt: skip
 def test_the_hosts_of_an_imported_table_are_stated_by_a_label(labels, said, tmp_path, capsys):
@@ -276,7 +276,7 @@ def test_a_board_is_not_assumed_of_more_ranks_than_it_has(tmp_path, capsys):
     table = tmp_path / "t.csv"
     table.write_text("collective,size,busbw\nall_reduce,8G,385\n")
     for ranks, one_host in ((96, False), (72, True), (8, True)):
-        assert main(["import", str(table), "--from", "plain", "--ranks", str(ranks), "--backend",
+        assert main(["convert", str(table), "--from", "plain", "--ranks", str(ranks), "--backend",
                      "nccl", "-o", str(tmp_path / f"{ranks}.jsonl")]) == 0  # fmt: skip
         capsys.readouterr()
         assert main(["show", str(tmp_path / f"{ranks}.jsonl")]) == 0

@@ -37,7 +37,7 @@ _PLAIN = (
     "offset",
 )
 FOLDER_ENDING = ".logs"  # of --library-log: RESULT.jsonl.logs lies beside RESULT.jsonl
-FORMATS = ("table", "markdown", "csv", "json", "nccl-tests")
+FORMATS = ("table", "markdown", "csv", "json")
 
 
 # nccl-tests' ways of saying how many GPUs and threads.

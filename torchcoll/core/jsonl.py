@@ -21,7 +21,7 @@ from torchcoll.core.opening import open_to_read
 from torchcoll.core.units import format_bytes
 
 _RESULTS = "result file"
-_IMPORT = "Where it is output of another tool: torchcoll import {} -o RUN.jsonl"
+_IMPORT = "Where it is output of another tool: torchcoll convert {} -o RUN.jsonl"
 _CHUNK = 1 << 20
 _PIECE = 1 << 18
 TRUNCATED = "truncated: the file has no end record"
@@ -285,9 +285,8 @@ def _finite(text: str) -> float:
     return number if math.isfinite(number) else _refuse(text)
 
 
-# orjson would save a sixth of the time to load a file
-# (results/benchmarks/libraries-2026-11-22.txt), but cannot read traces in pieces, and silently turns
-# whole numbers beyond 64 bits into floats.
+# orjson would save a sixth of the time to load a file, but cannot read traces in pieces, and turns
+# whole numbers beyond 64 bits silently into floats: results/benchmarks/libraries-2026-11-22.txt.
 _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
 
 

@@ -33,11 +33,6 @@ _READERS = (
     ("acceptance", re.compile(rb"\Atorchcoll-acceptance[^\0]*\0")),
     ("log", re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) |\d\)? ?\|CCL_[A-Z]+\|")),
 )
-_EXECUTION_TRACE = (".et", ".et.gz")
-# What torchcoll prints with --format nccl-tests (report/export.py), whatever stands before it.
-PRINTED = re.compile(
-    rb"# [^\n]{1,300} in the text format of nccl-tests\s*$|# torchcoll: time is the ", re.MULTILINE
-)
 # What to do instead of reading figures of pairs of ranks.
 PAIRS = "torchrun -m torchcoll.pairs measures the links between ranks."
 # Tools whose output has no collectives, how it is recognised, and what to do instead.
@@ -79,10 +74,7 @@ def reading_command(begin: bytes, path: str, command: str) -> str:
 
     command: the one that was asked, which is not recommended.
     """
-    if str(path).endswith(_EXECUTION_TRACE):
-        names = ["trace"]
-    else:
-        names = [name for name, pattern in _READERS if pattern.search(begin)]
+    names = [name for name, pattern in _READERS if pattern.search(begin)]
     if not names or names[0] == command:
         return ""
     return f"torchcoll {names[0]} {'-' if is_stdin(path) else shlex.quote(str(path))} reads it."

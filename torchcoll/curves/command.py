@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
+from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 from torchcoll.inputs import add_over_ranks
 
 if TYPE_CHECKING:
@@ -145,19 +144,10 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
         help=("write a picture of predicted and measured times and the errors (.png, .svg, .pdf)"),
     )
     add("--force", action="store_true", help="replace the picture")
-    export = actions.add_parser("export", help="write the input of a simulator")
-    add = export.add_argument
-    add("model", metavar="MODEL", help="what `model fit` wrote")
-    add(
-        "what",
-        metavar="PATH",
-        help="the cases to export: a result file, or the traffic of a captured step",
-    )
-    add("--astra-sim", required=True, metavar="DIR", help="a new folder, with a run.sh")
 
 
 def run_model(options: argparse.Namespace) -> ExitCode:
-    actions = {"fit": _fit, "predict": _predict, "validate": _validate, "export": _export}
+    actions = {"fit": _fit, "predict": _predict, "validate": _validate}
     return actions[options.action](options)
 
 
@@ -238,34 +228,9 @@ def _validate(options: argparse.Namespace) -> ExitCode:
     return ExitCode.FAILED if missing else ExitCode.OK
 
 
-def _export(options: argparse.Namespace) -> ExitCode:
-    import os
-
-    from torchcoll.core.file import is_traffic
-    from torchcoll.core.traffic import Traffic
-    from torchcoll.core.units import counted
-    from torchcoll.curves.astra_export import export_run, export_step
-    from torchcoll.curves.model_file import load_model
-    from torchcoll.inputs import load_one
-
-    model, folder = load_model(options.model), Path(options.astra_sim)
-    if os.path.isdir(options.what) or is_traffic(options.what):
-        written = export_step(model, Traffic.load(options.what), folder)
-    else:
-        written = export_run(model, load_one(options.what), folder)
-    print(
-        printable(
-            f"{counted(len(written.cases), 'simulation')}, {written.files} files: {folder}/run.sh"
-        )
-    )
-    for note in written.notes:
-        print(printable(note))
-    return ExitCode.OK
-
-
 COMMANDS = {
     "model": (
-        "fit, use, validate and export a model of a machine",
+        "fit, use and validate a model of a machine",
         model_arguments,
         run_model,
     ),

@@ -1,12 +1,12 @@
 """Reads ASTRA-sim's output: ``sys[3] finished, 1072000 cycles, ...`` for each NPU.
 
 One cycle is one nanosecond (Sys::boostedTick). The output does not name the simulated case, so the
-script that ``torchcoll model export --astra-sim`` writes prints a line before each simulation::
+script that runs the simulator has to print a line before each simulation::
 
     torchcoll case: collective=all_reduce size_bytes=1048576 ranks=8
 
 Output without such a line is refused. So is a case whose simulation stopped midway, before all NPUs
-had finished. A step of a training is not a case: it is refused with its time in the message.
+had finished.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from torchcoll.importers.base import (
     parse_ranks,
     whole,
 )
-from torchcoll.libraries.execution_trace import STEP_LINE
 
 NAME = "astra_sim"
 _CASE = re.compile(r"torchcoll case: collective=(\w+) size_bytes=(\d+) ranks=(\d+)\s*$")
 _FINISHED = re.compile(r"\bsys\[(\d+)\] finished, (\d+) cycles\b")
-_NO_CASE = "cycles of no known case: run what `torchcoll model export --astra-sim` wrote (run.sh)"
+_NO_CASE = (
+    "cycles of no known case: print a line 'torchcoll case: collective=NAME size_bytes=BYTES "
+    "ranks=N' before each simulation"
+)
 
 
 def sniff(head: Sequence[str]) -> bool:
@@ -43,13 +45,8 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     case: tuple[str, int, int] | None = None
     began = 0
     cycles: dict[int, int] = {}
-    step = False
 
     def end() -> None:
-        if step:
-            imported.refuse(
-                began, f"a step is no case; its last NPU: {max(cycles.values(), default=0)} ns"
-            )
         if case is None:
             return
         name, size_bytes, ranks = case
@@ -68,16 +65,11 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     for line, text in lines:
         if match := _CASE.search(text):
             end()
-            cycles, began, step = {}, line, False
+            cycles, began = {}, line
             case = _case(match, imported, line)
-        elif text.strip() == STEP_LINE:
-            end()
-            cycles, began, step, case = {}, line, True, None
         elif finished := _FINISHED.search(text):
             number, ticks = whole(finished[1]), whole(finished[2])
-            if step and number is not None and ticks:
-                cycles[number] = ticks
-            elif case is None:
+            if case is None:
                 imported.refuse(line, _NO_CASE)
             elif number is not None and ticks and number < case[2]:
                 cycles[number] = ticks

@@ -1,20 +1,31 @@
-"""``torchcoll import``: writes other tools' output as result files."""
+"""``torchcoll convert``: writes results, of torchcoll or of other tools, in another format."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, tell
+from torchcoll.core.errors import (
+    ExitCode,
+    UnreadableError,
+    UsageError,
+    choice,
+    one_line,
+    printable,
+    tell,
+)
 from torchcoll.core.file import is_ours, save
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted
 from torchcoll.core.variables import masked_labels
 from torchcoll.importers.base import Imported
+
+TABLES = ("csv", "json", "parquet")  # formats with a row for each case
 
 
 def parse_columns(text: str | None) -> dict[str, str]:
@@ -89,14 +100,21 @@ def write(runs: Sequence[Run], path: str) -> list[Path]:
     return paths
 
 
-def import_arguments(parser: argparse.ArgumentParser) -> None:
+def convert_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="output of another tool, also .gz; - is stdin")
+    add(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="output of other tools, also .gz (- is stdin), or result files; or one store of "
+        "torchcoll collect, for .parquet",
+    )
     add(
         "-o",
         "--output",
-        metavar="RUN",
-        help="result file to write (- is stdout); several runs become RUN-2, ...",
+        metavar="OUT",
+        help="what it ends in is the format: .jsonl, a result file (several runs become OUT-2, "
+        "...; - is stdout); .csv, .json or .parquet, a row for each case",
     )
     add("--from", dest="importer", metavar="NAME", help="the format, if it is not recognised")
     add("--map", metavar="PAIRS", help="columns of a plain table: size=Size,algbw='Algbw (GB/s)'")
@@ -116,10 +134,36 @@ def import_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K=V",
         help="a label to record in the result file",
     )
+    add("--force", action="store_true", help="replace a .csv, .json or .parquet file")
 
 
-def run_import(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.errors import one_line
+def run_convert(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.report.destination import check_new
+    from torchcoll.store.address import is_store
+
+    ending = os.path.splitext(options.output or "")[1].removeprefix(".")
+    if options.output:
+        if options.output != "-":
+            choice(ending or "none", "output ends in", ("jsonl", *TABLES))
+        if ending in TABLES:
+            check_new(options.output, "output", options.force)
+    stores = [file for file in options.files if is_store(file)]
+    if stores:
+        return _convert_store(stores[0], options)
+    runs, code = _runs_of(options)
+    if not options.output or not runs:
+        return code
+    if ending in TABLES:
+        _write_rows(runs, ending, options)
+        print(f"written: {one_line(options.output)}")
+        return code
+    for written in write(runs, options.output):
+        print(f"written: {one_line(written)}")
+    return code
+
+
+def _runs_of(options: argparse.Namespace) -> tuple[list[Run], ExitCode]:
+    """The runs of all files, after a report of what was read of other tools' output."""
     from torchcoll.core.units import counted
     from torchcoll.importers.base import ImportOptions
     from torchcoll.importers.registry import (
@@ -128,6 +172,7 @@ def run_import(options: argparse.Namespace) -> ExitCode:
         import_together,
         nothing_read,
     )
+    from torchcoll.inputs import load_one
 
     import_options = ImportOptions(
         ranks=options.ranks,
@@ -144,7 +189,11 @@ def run_import(options: argparse.Namespace) -> ExitCode:
         path = paths[0] if len(paths) == 1 else f"{counted(len(paths), 'file')} from {paths[0]} on"
         try:
             if os.path.isfile(path) and is_ours(path):
-                raise UnreadableError("file", path, "output of another tool; this one is ours")
+                runs.append(load_one(path))
+                if not options.output:
+                    cases = counted(len(runs[-1].results), "case")
+                    print(one_line(f"{path}: result file: {cases}"))
+                continue
             if len(paths) > 1:
                 imported = import_together(paths, import_options)
             else:
@@ -161,20 +210,60 @@ def run_import(options: argparse.Namespace) -> ExitCode:
         if not imported.runs:
             code = ExitCode.UNREADABLE
             tell(nothing_read(path, imported).line())
+        for run in imported.runs:
+            if labels:
+                run.header["spec"] = {"labels": labels}
         runs += imported.runs
-    for run in runs:
-        if labels:
-            run.header["spec"] = {"labels": labels}
-    if options.output and runs:
-        for written in write(runs, options.output):
-            print(f"written: {one_line(written)}")
-    return code
+    return runs, code
+
+
+def _write_rows(runs: Sequence[Run], ending: str, options: argparse.Namespace) -> None:
+    from torchcoll.overview.frames import write_parquet
+    from torchcoll.overview.show import show
+    from torchcoll.report.destination import write_file
+
+    content: str | bytes
+    if ending == "parquet":
+        file = io.BytesIO()
+        write_parquet(runs, file)
+        content = file.getvalue()
+    else:
+        text = io.StringIO()
+        show(*runs, format=ending, file=text)
+        content = text.getvalue()
+    write_file(options.output, content, "output", options.force)
+
+
+def _convert_store(store: str, options: argparse.Namespace) -> ExitCode:
+    """Writes beside the file of -o and renames: a store may be larger than memory."""
+    from torchcoll.report.destination import check_new
+    from torchcoll.store.address import parse_address
+
+    address = parse_address(store)
+    if len(options.files) > 1:
+        raise UsageError("files", f"{len(options.files)} arguments", "a store alone")
+    if not (options.output or "").endswith(".parquet"):
+        expected = "a file that ends in .parquet: the samples are in the result files"
+        raise UsageError("output", options.output or "none", expected, "Name one with -o.")
+    from torchcoll.store.parquet import write_store_parquet
+
+    part = f"{options.output}.{os.getpid()}"
+    try:
+        with open(part, "xb") as file:
+            cases = write_store_parquet(address, file)
+        check_new(options.output, "output", options.force)
+        os.replace(part, options.output)
+    finally:
+        if os.path.lexists(part):
+            os.unlink(part)
+    print(printable(f"{counted(cases, 'case')} of {address.name} written to {options.output}"))
+    return ExitCode.OK
 
 
 COMMANDS = {
-    "import": (
-        "convert other tools' output to a result file",
-        import_arguments,
-        run_import,
+    "convert": (
+        "write other tools' output as a result file, or results as csv, json or parquet",
+        convert_arguments,
+        run_convert,
     ),
 }

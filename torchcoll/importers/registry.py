@@ -22,7 +22,6 @@ from typing import cast
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice
 from torchcoll.core.file import MODEL_START, uncollected
 from torchcoll.core.other_commands import (
-    PRINTED,
     TRACE,
     begin_of,
     reading_command,
@@ -40,9 +39,17 @@ GROUP = "torchcoll.importers"
 _PLAIN = "plain"
 # In the order of sniffing. Formats that are recognised by less evidence come later.
 BUILT_IN = (
-    *("nccl_tests_json", "inspector", "inspector_prom", "rccl_tests", "nccl_tests_text"),
+    "nccl_tests_json",
+    "inspector",
+    "inspector_prom",
+    "nccl_tests_text",
     "imb",
-    *("oneccl", "param", "deepspeed_json", "deepspeed", "osu", "ucc", "hccl", "astra_sim"),
+    "oneccl",
+    "param",
+    "deepspeed",
+    "osu",
+    "ucc",
+    "astra_sim",
     "plain",
 )
 
@@ -126,10 +133,6 @@ def _imported(
         raise UnreadableError("file", source.name, "results; this is what a training sent", command)
     if source.binary:
         raise UnreadableError("file", source.name, "text; this one is binary", command)
-    if PRINTED.search(source.start):
-        expected = "results; this is a table that torchcoll printed in the format of nccl-tests"
-        action = "Read the result file (.jsonl): its medians are not the means of nccl-tests."
-        raise ForeignError("file", source.name, expected, action)
     importer = importers()[name] if name else _sniffed(source)
     if importer is None:
         if MODEL_START.search(source.start):
@@ -148,7 +151,7 @@ def _imported(
             source.name,
             f"a torchcoll result file, or output of {_names()}",
             command
-            or "Force one with torchcoll import --from; --map names the columns of a table.",
+            or "Force one with torchcoll convert --from; --map names the columns of a table.",
         )
     if not name and _reads_text(importer) and _JSON.match(source.start):
         raise UnreadableError("file", source.name, _AROUND, _unwrapping(source.start))
@@ -283,5 +286,5 @@ def nothing_read(path: str, imported: Imported) -> UnreadableError:
     location = f"{path}:{lines}" if lines else path
     more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
     name = "-" if is_stdin(path) else shlex.quote(path)
-    action = f"torchcoll import {name} ... -o RUN.jsonl takes it." * (": give --" in why)
+    action = f"torchcoll convert {name} ... -o RUN.jsonl takes it." * (": give --" in why)
     return UnreadableError(f"{location}: {why}{more}", action=action or imported.action)

@@ -1,6 +1,4 @@
-"""Reads Traffic from files: captures, Kineto traces, Flight Recorder dumps, NCCL Inspector's files
-and Chakra traces.
-"""
+"""Reads Traffic from captures, Kineto traces, Flight Recorder dumps and NCCL Inspector's files."""
 
 from __future__ import annotations
 
@@ -19,7 +17,6 @@ from torchcoll.core.other_commands import TRACE, begin_of, reading_command
 from torchcoll.core.stdin import from_stdin
 from torchcoll.core.traffic import Group, Traffic, TrafficCall, join, latest
 from torchcoll.core.units import counted, format_ranges
-from torchcoll.importers.chakra import read_chakra
 from torchcoll.importers.flight_recorder import is_dump, read_dump
 from torchcoll.importers.inspector_traffic import is_inspector, read_inspector
 from torchcoll.importers.kineto import fill_from_root, is_trace, read_trace
@@ -27,17 +24,16 @@ from torchcoll.importers.kineto_events import Event, make_event
 from torchcoll.importers.large_json import members
 from torchcoll.importers.safe_pickle import is_pickle, read_pickle
 from torchcoll.importers.traffic_jobs import RankFile, shown_path, split_jobs, with_note
-from torchcoll.libraries.execution_trace import SUFFIX
 
-_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", SUFFIX)
+_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 _LISTS = ("traceEvents", "entries")  # the long lists of a trace and of a dump
 _MEMORY_RATIO, _ITEM_BYTES = 3, 400  # memory of objects per character of JSON, and per item
 _EVENT_BYTES = 300  # memory of an event without arguments
 _MOST_DEPTH = 16  # folders below folders
 _MOST_PICKLE = 1 << 28  # bytes: 2000 calls, torch's default, with their stacks are 2 MB
 _KINDS = (
-    "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump, a file of NCCL Inspector "
-    "or a Chakra .et"
+    "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump or a file of NCCL "
+    "Inspector"
 )
 
 
@@ -57,7 +53,7 @@ def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
 def read_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[Traffic]:
     """Read files and folders with one rank per file, and join the files of each job.
 
-    Of a folder its .json and .jsonl files (also .gz), its .et files, dumps of the Flight Recorder
+    Of a folder its .json and .jsonl files (also .gz), dumps of the Flight Recorder
     and files of NCCL Inspector are read, or those of its subfolders if it has none. Only a single
     folder can have several jobs; NCCL Inspector's files are always told apart. Raises
     UnreadableError for a file of another format, without communication or without a rank, and
@@ -68,7 +64,6 @@ def read_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[Traffic]:
 
 def _find_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[list[RankFile]]:
     files_of = {path: _files(path) for path in (Path(os.fspath(from_stdin(p))) for p in paths)}
-    executed = [file for files in files_of.values() for file in files if file.suffix == SUFFIX]
     inspected = dict.fromkeys(
         file
         for files in files_of.values()
@@ -84,9 +79,9 @@ def _find_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[list[RankFile]]:
     jobs: list[list[RankFile]] = []
     for path, files in files_of.items():
         if not path.is_dir():
-            jobs.append([_read(file, executed) for file in files])
+            jobs.append([_read(file) for file in files])
             continue
-        read = _read_folder(files, executed)
+        read = _read_folder(files)
         captures = [file for file in read if file.traffic.source == "capture"]
         others = [file for file in read if file.traffic.source != "capture"]
         jobs += split_jobs(others, path)
@@ -136,13 +131,13 @@ def _begins_as_rank(path: Path) -> bool:
     return is_pickle(begin) or bool(TRACE.match(begin)) or is_inspector(begin)
 
 
-def _read_folder(files: Sequence[Path], executed: Sequence[Path]) -> list[RankFile]:
+def _read_folder(files: Sequence[Path]) -> list[RankFile]:
     """What the files of a folder have. Files of other formats are left out, with a note."""
     read: list[RankFile] = []
     foreign: dict[Path, ForeignError] = {}
     for file in files:
         try:
-            read.append(_read(file, executed))
+            read.append(_read(file))
         except ForeignError as error:
             foreign[file] = error
     if not read:
@@ -153,10 +148,8 @@ def _read_folder(files: Sequence[Path], executed: Sequence[Path]) -> list[RankFi
     return read
 
 
-def _read(path: Path, executed: Sequence[Path]) -> RankFile:
-    """What one file has. executed: all Chakra traces, which complete each other."""
-    if path.suffix == SUFFIX:
-        return RankFile(read_chakra(path, executed))
+def _read(path: Path) -> RankFile:
+    """Return what one file has."""
     if is_traffic(path):
         return RankFile(Traffic.load(path))
     problems: list[str] = []

@@ -15,8 +15,9 @@ from torchcoll.machine.port_counters import NO_FAULT
 
 # The load of the cores is the difference of two samples of the ticks in /proc, which only increase.
 #
-# psutil is not used: a sample would take more than twice as long (results/benchmarks/libraries-2026-11-22.txt),
-# it would save only some 25 lines, and an image without it would have no load at all.
+# psutil is not used: a sample would take more than twice as long
+# (results/benchmarks/libraries-2026-11-22.txt), it would save only some 25 lines, and an image
+# without it would have no load at all.
 
 _MOST_NAMED = 3  # processes that a record names
 

@@ -1,16 +1,14 @@
-"""``torchcoll show``, ``plot``, ``export``, ``explain``, ``report`` and ``merge``."""
+"""``torchcoll show``, ``plot``, ``explain``, ``report`` and ``merge``."""
 
 from __future__ import annotations
 
 import argparse
-import io
-import json
 import os
 import shlex
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
+from torchcoll.core.errors import ExitCode, UsageError, printable, tell
 from torchcoll.inputs import IMPORT_OPTIONS, add_filter, add_import_options, add_over_ranks
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
             "another run next to these"
         ),
     )
-    add("--format", default="table", help="table (default), markdown, csv, json or nccl-tests")
+    add("--format", default="table", help="table (default), markdown, csv or json")
     add(
         "--columns",
         metavar="NAMES",
@@ -124,7 +122,7 @@ def run_show(options: argparse.Namespace) -> ExitCode:
         return _followed(options)
     if options.output is not None:
         action = (
-            "torchcoll export FILE -o ROWS.csv and torchcoll report PATH -o PAGE.html write files."
+            "torchcoll convert FILE -o ROWS.csv and torchcoll report PATH -o PAGE.html write files."
         )
         raise UsageError("output", options.output, "--follow with it", action)
     with uncollected():
@@ -312,122 +310,6 @@ def _name(path: str, taken: Container[str]) -> str:
     return next((name for name in (stem, longer) if name not in taken), path)
 
 
-def export_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="result files, or output of other tools; or one store of torchcoll collect, with "
-        "--format parquet",
-    )
-    add(
-        "--format",
-        help=(
-            "csv, json, parquet, nccl-tests or aiconfigurator (its nccl_perf table); "
-            "default: what -o ends in. These are for other programs: torchcoll does "
-            "not read them back"
-        ),
-    )
-    add(
-        "--trace",
-        action="store_true",
-        help=("write every call on every rank as a trace for Perfetto or chrome://tracing (JSON)"),
-    )
-    add(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="file to write (default: stdout; parquet needs a file)",
-    )
-    add("--force", action="store_true", help="replace the file of -o")
-
-
-def run_export(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.inputs import load_all
-    from torchcoll.overview.show import show
-    from torchcoll.report.destination import check_new, write_file
-    from torchcoll.store.address import is_store
-
-    formats = ("nccl-tests", "csv", "json", "parquet", "aiconfigurator")
-    if options.trace and options.format:
-        raise UsageError("trace", f"--format {options.format} too", "one of them")
-    if not options.trace:
-        ending = os.path.splitext(options.output or "")[1].removeprefix(".")
-        if options.format is None and ending in ("csv", "json", "parquet"):
-            options.format = ending
-        choice(options.format or "none", "format", formats)
-    if options.output:
-        check_new(options.output, "output", options.force)
-    stores = [file for file in options.files if is_store(file)]
-    if stores:
-        return _export_store(stores[0], options)
-    runs = load_all(options.files)
-    if options.trace:
-        from torchcoll.report.chrome_trace import trace_text
-
-        trace = trace_text(runs)
-        if options.output:
-            write_file(options.output, trace, "output", options.force)
-        else:
-            print(trace)
-        for note in json.loads(trace)["otherData"]["clocks"]:
-            tell(f"torchcoll: note: clocks: {note}")
-        return ExitCode.OK
-    if options.format == "aiconfigurator":
-        from torchcoll.report.aiconfigurator import perf_file, perf_rows
-
-        rows, notes = perf_rows(runs)
-        path = options.output or "-"
-        write_file(path, perf_file(rows, path), "output", options.force)
-        for note in notes:
-            tell(f"torchcoll: note: {note}")
-    elif options.format == "parquet":
-        from torchcoll.overview.frames import write_parquet
-
-        if not options.output:
-            raise UsageError("output", "none", "a file", "Parquet is binary: name one with -o.")
-        file = io.BytesIO()
-        write_parquet(runs, file)
-        write_file(options.output, file.getvalue(), "output", options.force)
-    elif options.output:
-        text = io.StringIO()
-        show(*runs, format=options.format, file=text)
-        write_file(options.output, text.getvalue(), "output", options.force)
-    else:
-        show(*runs, format=options.format)
-    return ExitCode.OK
-
-
-def _export_store(store: str, options: argparse.Namespace) -> ExitCode:
-    """Writes beside the file of -o and renames: a store may be larger than memory."""
-    from torchcoll.core.units import counted
-    from torchcoll.report.destination import check_new
-    from torchcoll.store.address import parse_address
-
-    address = parse_address(store)
-    if len(options.files) > 1:
-        raise UsageError("files", f"{len(options.files)} arguments", "a store alone")
-    if options.format != "parquet":
-        option = "--trace" if options.trace else f"--format {options.format}"
-        raise UsageError("format", option, "--format parquet: the samples are in the result files")
-    if not options.output or options.output == "-":
-        raise UsageError("output", options.output or "none", "a file", "Name one with -o.")
-    from torchcoll.store.parquet import write_store_parquet
-
-    part = f"{options.output}.{os.getpid()}"
-    try:
-        with open(part, "xb") as file:
-            cases = write_store_parquet(address, file)
-        check_new(options.output, "output", options.force)
-        os.replace(part, options.output)
-    finally:
-        if os.path.lexists(part):
-            os.unlink(part)
-    print(printable(f"exported {counted(cases, 'case')} of {address.name} to {options.output}"))
-    return ExitCode.OK
-
-
 def explain_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
@@ -568,5 +450,4 @@ COMMANDS = {
     ),
     "show": ("print results as tables", show_arguments, run_show),
     "plot": ("draw time and bus bandwidth over sizes", plot_arguments, run_plot),
-    "export": ("write results in other tools' formats", export_arguments, run_export),
 }

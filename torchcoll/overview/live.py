@@ -34,7 +34,7 @@ from torchcoll.overview.show import (
 )
 from torchcoll.report.columns import DIMENSIONS, Column, default_columns, distinct_values
 from torchcoll.report.destination import Destination, ProgressLine, RunProgress
-from torchcoll.report.formats import RUN_FORMATS, View
+from torchcoll.report.formats import FORMATS, View
 from torchcoll.report.grid import (
     Grid,
     fit,
@@ -62,14 +62,9 @@ def reporter(format: str = "table", quiet: bool = False, verbose: bool = False) 
 
     Raises UsageError for an unknown format, so that it is said before anything is measured.
     """
-    choice(format, "format", RUN_FORMATS)
+    choice(format, "format", FORMATS)
     out = Destination()
-    if format == "nccl-tests":
-        kind: type[Reporter] = _NcclTests
-    elif format != "table":
-        kind = _AtEnd
-    else:
-        kind = _Rows
+    kind = _Rows if format == "table" else _AtEnd
     return kind(out, format, quiet, verbose)
 
 
@@ -164,21 +159,6 @@ class _AtEnd(Reporter):
     def _end(self) -> None:
         self.line.clear()
         show(self.run, format=self.format, file=self.out.file)
-
-
-class _NcclTests(Reporter):
-    def _begin(self) -> None:
-        from torchcoll.report.export import NcclTests
-
-        self.text = NcclTests(self.run, self.cases)
-
-    def _done(self, result: CaseResult) -> None:
-        self.line.clear()
-        self.out.lines_unwrapped(self.text.done(result))
-
-    def _end(self) -> None:
-        self.line.clear()
-        self.out.lines_unwrapped(self.text.end())
 
 
 class _Rows(Reporter):

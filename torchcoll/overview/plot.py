@@ -271,7 +271,7 @@ def _bandwidth_axis(axis: Axes, lines: Sequence[PlotLine]) -> None:
     axis.set_ylim(top=1.06 * axis.get_ylim()[1])  # the name of a limit stands above its line
     if not any(p.busbw_gbps for line in lines for p in (*line.points, *line.doubted)):
         unknown = not all(row.ranks for line in lines for row in line.rows)
-        text = "ranks unknown: torchcoll import --ranks N" if unknown else _NOTHING_MOVED
+        text = "ranks unknown: torchcoll convert --ranks N" if unknown else _NOTHING_MOVED
         axis.text(0.5, 0.5, f"no bandwidth: {text}", transform=axis.transAxes,
                   ha="center", color="0.4")  # fmt: skip
 

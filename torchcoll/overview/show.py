@@ -28,7 +28,7 @@ from torchcoll.report.columns import (
     percentile_column,
 )
 from torchcoll.report.destination import Destination, TextWithoutAnswer
-from torchcoll.report.formats import METRICS, RUN_FORMATS, View, split_list
+from torchcoll.report.formats import FORMATS, METRICS, View, split_list
 from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.header import first_lines, header_lines, requested_cases
 from torchcoll.report.notes import Notes, run_lines
@@ -146,7 +146,7 @@ def show(
 ) -> None:
     """Print runs, the result files at these paths, or what torchcoll found, to stdout.
 
-    format: table, markdown, csv, json, nccl-tests. columns: names of Row fields, or ``all``.
+    format: table, markdown, csv, json. columns: names of Row fields, or ``all``.
     percentiles: further columns, such as ``50,90,99.9``. over_ranks: max (the slowest rank of a
     call), mean, min, rank0. clock: host, device, issue; None: each case's default. view: ``cases``,
     a row each (the default; on a terminal, several collectives over three sizes or more are a table
@@ -172,7 +172,7 @@ def show(
         reported |= {"topology": ", ".join(split_list(topology, "topology")) or None}
         _show_others(others, len(sources), format, columns, file, reported, every)
         return
-    choice(format, "format", RUN_FORMATS)
+    choice(format, "format", FORMATS)
     if metric is not None:
         choice(metric, "metric", METRICS)
     limits = None
@@ -216,13 +216,8 @@ def show(
             runs, readings, view, metric or "busbw", every, by_collective
         )
         print_grids(titled, format, out, verdict)
-    elif format in ("csv", "json"):
-        out.write(_machine_text(runs, readings, format, view))
     else:
-        from torchcoll.report.export import run_text
-
-        for run in runs:
-            out.write(run_text(run, readings))
+        out.write(_machine_text(runs, readings, format, view))
     out.flush()
 
 
@@ -290,14 +285,14 @@ def _check_together(readings: View, format: str, view: str, metric: str | None) 
     """Refuses what would have no effect."""
     pivot = view.startswith(_PIVOT)
     # Ranks and calls are long tables for machines too.
-    formats = RUN_FORMATS if view == "cases" else RUN_FORMATS[:2] if pivot else RUN_FORMATS[:4]
+    formats = FORMATS[:2] if pivot else FORMATS
     where = f"--view {view}"
     if format not in formats:
         raise unknown("format", format, formats, f"one of {{}} with {literal(where)}")
     if metric and not pivot:
         raise UsageError("metric", metric, "--view pivot:KEY with it", "A table has --columns.")
     if view == "cases":
-        where = "--format nccl-tests" if format == "nccl-tests" else ""
+        where = ""
     if where and readings.columns:
         raise UsageError("columns", ",".join(readings.columns), f"none with {where}")
     if where and readings.percentiles:

@@ -50,7 +50,6 @@ class Records:
     of: Callable[[Run, View], Iterable[dict[str, Any]]]
 
 
-RUN_FORMATS = ("table", "markdown", "csv", "json", "nccl-tests")
 CLOCKS = ("host", "device", "issue")
 METRICS = ("time", "algbw", "busbw")
 
@@ -247,7 +246,7 @@ def json_text(objects: Sequence[dict[str, Any]]) -> str:
 # A list is its items with commas between them, as the options of the command line take lists; an
 # empty one is an empty field. Spreadsheets run a cell that begins with ``= @ + -`` as a formula: a
 # text that does so, and is no number, gets a ``'`` before it, which they do not show and
-# ``torchcoll import`` takes away.
+# ``torchcoll convert`` takes away.
 
 _FORMULA = re.compile(r"'*[=@+-]")
 _NUMBERS = re.compile(r"[+-]?[\d.]+(?:e[+-]?\d+)?(?:,[+-]?[\d.]+(?:e[+-]?\d+)?)*", re.IGNORECASE)

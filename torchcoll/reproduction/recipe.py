@@ -77,7 +77,7 @@ def recipe_of(run: Run) -> Recipe:
     if any(map(_group_rule, cases)):
         ranks = max(ranks, run.ranks)
     if not ranks:
-        action = "Give it with --ranks when importing: torchcoll import FILE --ranks N."
+        action = "Give it with --ranks when importing: torchcoll convert FILE --ranks N."
         raise UnusableError(
             "file", f"{run.path} without a number of ranks", "one that has it", action
         )

@@ -430,7 +430,7 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="a folder, or one file a rank: what torchcoll.capture wrote, traces of torch.profiler "
         "(.json, .json.gz), Flight Recorder dumps (pickle or JSON), files of NCCL Inspector "
-        "(HOST-pidPID.log), Chakra execution traces (NAME.RANK.et)",
+        "(HOST-pidPID.log)",
     )
     add("-o", "--output", metavar="FILE", help="write everything as one traffic file")
     add(

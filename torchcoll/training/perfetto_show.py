@@ -1,19 +1,20 @@
-"""Exports all steps of a traffic as a trace for Perfetto."""
+"""Exports all steps of a traffic as a trace for Perfetto, in the JSON of the Trace Event Format."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.report.perfetto import complete_event, named_track, trace_document
 from torchcoll.training.joined import join_ranks
 from torchcoll.training.late import cut_at_marks
 from torchcoll.training.step_show import call_text
 from torchcoll.training.whole_step import UNKNOWN_CALLS, call_wait_ns, step_offsets
 
+_US = 1e3  # ns; the format counts microseconds
 _FIELDS = {
     *("collective", "bytes_in", "bytes_out", "dtype", "op", "root", "peer", "group", "sequence"),
     *("step", "asynchronous", "clock", "exposed_ns", "algorithm", "module"),
@@ -34,7 +35,7 @@ def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
     events: list[dict[str, Any]] = []
     for rank, calls in traffic.calls.items():
         shift = offsets.added_ns.get(rank, 0)
-        events.append(named_track("process_name", rank, f"rank {rank}"))
+        events.append(_named_track("process_name", rank, f"rank {rank}"))
         tracks = _Tracks(rank, events)
         steps = traffic.steps.get(rank, ())
         plain = [
@@ -47,7 +48,7 @@ def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
         ]
         for track, name, category, (start, end) in plain:
             thread = tracks.assign_thread(track, start, end)
-            event = complete_event(name, category, rank, start + shift, end - start, {})
+            event = _complete_event(name, category, rank, start + shift, end - start, {})
             events.append({**event, "tid": thread})
         labels = _labels(traffic, calls)
         spans = [
@@ -64,7 +65,7 @@ def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
                 "error_ns": offsets.error_ns.get(rank),
             }
             kept = {name: value for name, value in args.items() if value is not None}
-            call_event = complete_event(
+            call_event = _complete_event(
                 call_text(call), "communication", rank, start + shift, end - start, kept, thread
             )
             events.append(call_event)
@@ -72,7 +73,7 @@ def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
     if offsets.problem:
         text = f"{offsets.problem}; their events are right among themselves only"
     clocks = [text] if text else []
-    return trace_document(events, clocks), clocks
+    return _trace_document(events, clocks), clocks
 
 
 def _labels(traffic: Traffic, calls: Sequence[TrafficCall]) -> dict[str, str]:
@@ -105,5 +106,37 @@ class _Tracks:
         self._count += 1
         threads.append((self._count, end))
         text = name if len(threads) == 1 else f"{name} ({len(threads)})"
-        self._events.append(named_track("thread_name", self._process, text, self._count))
+        self._events.append(_named_track("thread_name", self._process, text, self._count))
         return self._count
+
+
+def _named_track(kind: str, process: int, name: str, thread: int = 0) -> dict[str, Any]:
+    """kind: ``process_name`` or ``thread_name``."""
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _complete_event(
+    name: str,
+    category: str,
+    process: int,
+    start_ns: float,
+    time_ns: float,
+    args: Mapping[str, Any],
+    thread: int = 0,
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": process,
+        "tid": thread,
+        "ts": start_ns / _US,
+        "dur": time_ns / _US,
+        "args": dict(args),
+    }
+
+
+def _trace_document(events: Sequence[Mapping[str, Any]], clocks: Sequence[str]) -> str:
+    """clocks: how the times of the ranks were put together, a sentence each."""
+    about = {"clocks": list(dict.fromkeys(clocks))}
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": about})

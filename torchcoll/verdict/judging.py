@@ -283,7 +283,7 @@ def _not_bounded(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
         text = f"whether it is possible was not judged: {names} unknown"
         # A result file that was imported is none of another tool: its source is imported anew.
         file = shlex.quote(run.source.get("file") or "FILE") if run.path else "FILE"
-        yield Phrase("", f"{text} (torchcoll import {file} {action} -o RUN)")
+        yield Phrase("", f"{text} (torchcoll convert {file} {action} -o RUN)")
 
 
 def _facts(

@@ -115,7 +115,7 @@ def _unknown(run: Run) -> str:
     what = {1: "which GPUs it was" if not gpus else "on how many hosts"}
     text = what.get(len(missing), "which GPUs on how many hosts")
     labels_text = " and ".join(f"--label {name}" for name in missing)
-    return f"{text} is not known; {labels_text} of torchcoll import or of the run tell it"
+    return f"{text} is not known; {labels_text} of torchcoll convert or of the run tell it"
 
 
 def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
