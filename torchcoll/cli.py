@@ -79,7 +79,7 @@ def commands(*packages: str) -> Commands:
 
 
 _SHELLS = ("bash", "zsh", "tcsh")  # the other shells of shtab have not been tested
-_PATHS = dict.fromkeys(("FILE", "RUN", "SIDE", "PATH", "STORE", "CASE|METRIC|FILE"), "FILE")
+_PATHS = dict.fromkeys(("FILE", "RUN", "SIDE", "PATH", "STORE"), "FILE")
 _PATHS["DIR"] = "DIRECTORY"
 
 

@@ -24,6 +24,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll show run.jsonl",
             "torchcoll show nccl-tests.log",
             "torchcoll show run.jsonl --view ranks",
+            "torchcoll show run.jsonl --explain all_gather 1M",
             "torchcoll show run.jsonl --columns size_bytes,median_ns,busbw_gbps --format csv",
         ),
         "check": (
@@ -32,12 +33,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll check tonight.jsonl --baseline baseline.toml",
             "torchcoll check tonight.jsonl --baseline accepted.jsonl --metrics torchcoll.prom",
         ),
-        "explain": (
-            "torchcoll explain run.jsonl",
-            "torchcoll explain all_gather 1M run.jsonl",
-        ),
-        "log": ("torchcoll log nccl.log", "torchcoll log topo.xml"),
-        "limits": ("torchcoll limits topo.xml", "torchcoll limits topo.xml run.jsonl"),
+        "log": ("torchcoll log nccl.log", "torchcoll log topo.xml graph.xml"),
         "convert": (
             "torchcoll convert nccl-tests.log -o run.jsonl",
             "torchcoll convert table.md --from plain --map size=Size,algbw=Algbw --ranks 8 "

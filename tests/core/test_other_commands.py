@@ -29,10 +29,10 @@ READERS = {
     ("asked", "name", "text", "reads"),
     [
         ("show", "nccl.log", LOG, "log"),
-        ("show", "topo.xml", TOPOLOGY, "limits"),
+        ("show", "topo.xml", TOPOLOGY, "log"),
         ("show", "dump.json", DUMP, "trace"),
         ("trace", "nccl.log", LOG, "log"),
-        ("trace", "topo.xml", TOPOLOGY, "limits"),
+        ("trace", "topo.xml", TOPOLOGY, "log"),
         ("trace", "all reduce.txt", TABLE, "show"),
         ("log", "dump.json", DUMP, "trace"),
         ("log", "table.txt", TABLE, "show"),

@@ -141,7 +141,7 @@ def test_stdin_is_read_by_every_command(folder, capsys, monkeypatch):
 
 def test_messages_name_standard_input(folder, capsys, monkeypatch):
     """Messages must not name the temporary file that stdin was copied to."""
-    for command in ("show", "trace", "log", "explain", "limits", "algorithms"):
+    for command in ("show", "trace", "log", "algorithms"):
         monkeypatch.setattr(stdin, "_stdin", [])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"nothing of use\n")))
         assert main([command, "-"]) == 3

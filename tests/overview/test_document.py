@@ -176,7 +176,7 @@ def test_points_lead_to_rows_and_commands(drawn):
     (curve,) = read.data["groups"][0]["charts"]
     assert curve["traces"][-1]["customdata"] == ["0.0", "0.1", "0.2", "0.3"]
     assert read.data["cases"]["0.1"] == [
-        "all_reduce 4M on gloo", 0, f"torchcoll explain all_reduce 4M {file}",
+        "all_reduce 4M on gloo", 0, f"torchcoll show {file} --explain all_reduce 4M",
     ]  # fmt: skip
     assert read.data["runs"] == [f"torchcoll show --view calls {file}"]
 

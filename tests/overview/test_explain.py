@@ -12,6 +12,8 @@ from torchcoll.cli import main
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.file import save
 from torchcoll.core.result import Reported
+from torchcoll.overview.explain import asked, explained
+from torchcoll.verdict.judging import judge
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def lines(capsys):
 
 
 def test_a_case(folder, capsys):
-    assert main(["explain", "all_reduce", "64M", "a.jsonl"]) == 0
+    assert main(["show", "a.jsonl", "--explain", "all_reduce", "64M"]) == 0
     out = lines(capsys)
     assert out[2] == "a.jsonl: all_reduce 64M float32 sum on gloo, 8 ranks, cpu"
     assert "algbw: 67.109 GB/s = 67108864 B / 1.000 ms" in out
@@ -45,64 +47,51 @@ def test_figures_of_a_source_and_figures_from_its_time(in_tmp_path, capsys):
     """A source that gives 64 MiB in 1 ms and nothing else: both bandwidths are worked out."""
     told = result(time_ns={}, cold_ns=[], reported=Reported(1e6, "mean", "max", "host"))
     save(run(told), "time.jsonl")
-    assert main(["explain", "all_reduce", "64M", "time.jsonl"]) == 0
+    assert main(["show", "time.jsonl", "--explain", "all_reduce", "64M"]) == 0
     assert "algbw: 67.109 GB/s = 67108864 B / 1.000 ms" in lines(capsys)
     own = Reported(None, "mean", "max", "host", algbw_gbps=60.0, busbw_gbps=105.0)
     save(run(replace(told, reported=own)), "rates.jsonl")
-    assert main(["explain", "busbw", "rates.jsonl"]) == 0
+    assert main(["show", "rates.jsonl", "--explain", "busbw"]) == 0
     out = lines(capsys)
     assert out[3].startswith("busbw: 105.000 GB/s as the source has it; bus factor 2 (n - 1) / n:")
     assert out[-1] == "busbw 105.000 GB/s, as the source has it; no time"
-    assert main(["explain", "algbw", "rates.jsonl"]) == 0
+    assert main(["show", "rates.jsonl", "--explain", "algbw"]) == 0
     assert lines(capsys)[3] == "algbw: 60.000 GB/s as the source has it"
 
 
 def test_a_metric_of_the_largest_case(folder, capsys):
-    assert main(["explain", "busbw", "a.jsonl"]) == 0
+    assert main(["show", "a.jsonl", "--explain", "busbw"]) == 0
     out = lines(capsys)
     assert out[3] == "(one of 2 rows: name a collective or a size for another)"
     assert [line.partition(":")[0] for line in out[4:-1]] == ["busbw", "busbw"]
 
 
-def test_what_the_verdict_compares_with(folder, capsys, monkeypatch):
+def test_what_the_verdict_compares_with():
     members = [
         {"rank": r, "host": "vm", "device": f"cuda:{r}", "device_name": "NVIDIA H200"}
         for r in range(8)
     ]
     gpu = case(backend="nccl", device="cuda")
     # 117.440512 of 370.8 is 31.7 %.
-    save(run(result(case=gpu), members=members), "h200.jsonl")
-    assert main(["explain", "verdict", "h200.jsonl", "--fabric", "nvswitch-h200"]) == 0
-    assert lines(capsys)[3] == (
+    measured = run(result(case=gpu), members=members)
+    grid = explained(measured, asked(["verdict"]), judge(measured, "nvswitch-h200"))
+    assert grid.above[1] == (
         "verdict: busbw 117.441 of 370.8 GB/s, the ring limit of nvswitch-h200 (18 links x 20.6 "
         "GB/s, NCCL topo.h): 31.7 %; the verdict reads the largest size of each collective"
     )
 
 
-def test_the_newest_run_without_a_file_and_formulas_without_any(folder, capsys):
-    assert main(["explain", "busbw"]) == 0
-    assert (
-        lines(capsys)[0]
-        == "algbw = S / time; busbw = algbw x the bus factor; GB = 10^9 bytes; n: ranks"
-    )
-    (folder / "torchcoll-runs").mkdir()
-    (folder / "a.jsonl").rename("torchcoll-runs/b.jsonl")
-    assert main(["explain", "bcast"]) == 0
-    # A broadcast of 1 MiB in 1 ms.
-    assert lines(capsys)[-1] == "busbw 1.049 GB/s = 1048576 B / 1.000 ms x 1"
-
-
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        ("busbv a.jsonl", 2, error_text("explain", "busbv", "a file, a size, or one of time, ")),
-        ("all_gather a.jsonl", 2, error_text("case", "all_gather",
+        ("a.jsonl --explain busbv", 2, error_text("explain", "busbv", "a size, or one of time, ")),
+        ("a.jsonl --explain all_gather", 2, error_text("case", "all_gather",
             "one of the file's: all_reduce 64M, broadcast 1M")),
-        ("busbw b.jsonl", 3, error_text("result file", "b.jsonl", "a file that exists")),
+        ("b.jsonl --explain busbw", 3, error_text("result file", "b.jsonl", "a file that exists")),
     ],
 )  # fmt: skip
 def test_errors(folder, capsys, words, code, text):
-    assert main(["explain", *words.split()]) == code
+    assert main(["show", *words.split()]) == code
     assert capsys.readouterr().err.startswith(f"torchcoll: error: {text}")
 
 
@@ -116,9 +105,9 @@ def test_the_formulas_are_the_factors():
 
 def test_uneven_blocks_of_coalesced_calls(in_tmp_path, capsys):
     """4 x 30,000,000 B of the busiest rank in 1 ms: 120 GB/s."""
-    asked = case(collective="all_to_all_v", op=None, in_place=False, coalesce=4)
-    save(run(result(case=asked, busiest_bytes=30_000_000)), "a.jsonl")
-    assert main(["explain", "a.jsonl"]) == 0
+    wanted = case(collective="all_to_all_v", op=None, in_place=False, coalesce=4)
+    save(run(result(case=wanted, busiest_bytes=30_000_000)), "a.jsonl")
+    assert main(["show", "a.jsonl", "--explain"]) == 0
     out = lines(capsys)
     assert out[-1] == "busbw 120.000 GB/s = 4 x 30000000 B of the busiest rank / 1.000 ms"
     (busbw,) = (line for line in out if line.startswith("busbw: "))
@@ -137,14 +126,14 @@ def test_uneven_blocks_of_coalesced_calls(in_tmp_path, capsys):
 )
 def test_a_table_without_ranks(in_tmp_path, capsys, collective, reported, last):
     op, root = ("sum" if collective == "all_reduce" else None), None
-    asked = case(collective=collective, op=op, root=root)
+    wanted = case(collective=collective, op=op, root=root)
     figures = Reported(1e6, "mean", "max", "host", **reported)
-    save(run(result(0, case=asked, time_ns={}, cold_ns=[], reported=figures)), "a.jsonl")
-    assert main(["explain", "a.jsonl"]) == 0
+    save(run(result(0, case=wanted, time_ns={}, cold_ns=[], reported=figures)), "a.jsonl")
+    assert main(["show", "a.jsonl", "--explain"]) == 0
     assert lines(capsys)[-1].startswith(last)
 
 
 def test_a_name_with_blanks(in_tmp_path, capsys):
     save(run(result()), "my run.jsonl")
-    assert main(["explain", "all_reduce 64M", "my run.jsonl"]) == 0
+    assert main(["show", "my run.jsonl", "--explain", "all_reduce 64M"]) == 0
     assert lines(capsys)[2].startswith("my run.jsonl: all_reduce 64M")

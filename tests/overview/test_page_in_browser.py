@@ -95,7 +95,7 @@ def test_from_a_point_to_its_row_its_samples_and_its_command(driver, page):
     focus.send_keys(Keys.ENTER)
     details = text(driver, "#g0 .details")
     assert "all_reduce 16M on gloo" in details
-    assert "torchcoll explain all_reduce 16M" in details and "--view calls" in details
+    assert "--explain all_reduce 16M" in details and "--view calls" in details
     cells = driver.execute_script(
         "return [...document.querySelectorAll('#case-0\\\\.2 td')].map(cell => cell.textContent)"
     )

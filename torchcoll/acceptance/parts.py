@@ -81,13 +81,13 @@ def _limits(kit: Kit) -> PartResult:
         text = "the library wrote no topology in the part 'machine'"
         return PartResult("limits", NOT_SHOWN, text)
     shutil.copy(topology, kit.part_folder("limits") / _TOPOLOGY)
-    code = kit.command("limits", ["limits", _TOPOLOGY, "--format", "json"], "limits.json")
+    code = kit.command("limits", ["log", _TOPOLOGY, "--format", "json"], "limits.json")
     log = kit.part_folder("limits") / LOG
     if code:  # without a package that reads the topology, nothing is wrong with the machine
         status = NOT_SHOWN if code == ExitCode.UNAVAILABLE else FAILED
         return PartResult("limits", status, last_line(log))
     document = json.loads((log.parent / "limits.json").read_text())
-    rows = document.get("rows") or []
+    rows = (document.get("limits") or {}).get("rows") or []
     figures = (Figure("limits computed", len(rows), least=1),)
     if not rows:
         return PartResult("limits", FAILED, "no limit follows from the topology", figures)

@@ -21,7 +21,7 @@ _READERS = (
     ("trace", TRACE),
     ("trace", re.compile(rb'\A\s*\{[^\n]*"schema":\s*"torchcoll-traffic/')),
     ("show", re.compile(rb'\A\s*\{[^\n]*"record":[^\n]*"schema":\s*"torchcoll/')),
-    ("limits", re.compile(rb"\A(?:\xef\xbb\xbf)?\s*(?:<(?:\?|!--)[^>]*>\s*)*<(?:system|graphs)\b")),
+    ("log", re.compile(rb"\A(?:\xef\xbb\xbf)?\s*(?:<(?:\?|!--)[^>]*>\s*)*<(?:system|graphs)\b")),
     (
         "show",
         re.compile(

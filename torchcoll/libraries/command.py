@@ -1,37 +1,38 @@
-"""``torchcoll log`` reads the logs of NCCL, RCCL and oneCCL and NCCL's XML files; ``torchcoll
-limits`` prints what the links of a machine allow, from NCCL's topology and graph files.
-"""
+"""``torchcoll log`` reads logs of NCCL, RCCL and oneCCL, and NCCL's topology and graph files."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcoll.core.errors import ExitCode, UnreadableError, choice, tell
+from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, choice, tell
 
 if TYPE_CHECKING:
     from torchcoll.libraries.dumps import Dump
-    from torchcoll.libraries.shares import Machine
+    from torchcoll.libraries.limits_show import LimitsView
 
 
 def log_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "files",
-        nargs="+",
+        nargs="*",
         metavar="FILE",
         help=(
             "logs of NCCL, RCCL or oneCCL (also .gz), folders of them, and NCCL's XML "
-            "files (NCCL_TOPO_DUMP_FILE, NCCL_GRAPH_DUMP_FILE). A file may hold several "
-            "processes and jobs, and a job may have several files"
+            "files (NCCL_TOPO_DUMP_FILE, one per host, and NCCL_GRAPH_DUMP_FILE), which show what "
+            "the links allow. A file may hold several processes and jobs, and a job may have "
+            "several files. Without a file: the topology of this machine, which NCCL writes"
         ),
     )
     add("--format", default="table", help="table (default), markdown, csv or json")
 
 
 def run_log(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.libraries.dumps import read_dump
     from torchcoll.libraries.job_logs import file_rows, job_log
     from torchcoll.libraries.log_files import group_jobs, list_log_files, read_log
     from torchcoll.libraries.nccl.xml_tree import is_dump
@@ -39,13 +40,15 @@ def run_log(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
-    readers, dumps, code = [], [], ExitCode.OK
+    if not options.files:
+        return _show_local_topology(options.format)
+    readers, dump_paths, dumps, code = [], [], [], ExitCode.OK
     for path in list_log_files(options.files):
         try:
             if is_dump(path):
-                dump, problems = read_dump(path)
-                dump.facts["fabrics"] = _fabrics(dump)
+                dump, problems = _read_dump(path)
                 dumps.append(dump)
+                dump_paths.append(path)
             else:
                 reader, problems = read_log(path)
                 readers.append(reader)
@@ -57,8 +60,33 @@ def run_log(options: argparse.Namespace) -> ExitCode:
             tell(f"torchcoll: warning: {problem}")
     if readers or dumps:
         jobs = [job_log(job) for job in group_jobs(readers)]
-        show_logs(jobs, file_rows(readers), options.format, dumps=dumps)
+        limits = None if readers else _limits(dumps, dump_paths)  # one answer
+        show_logs(jobs, file_rows(readers), options.format, dumps=dumps, limits=limits)
     return code
+
+
+def _read_dump(path: str) -> tuple[Dump, list[str]]:
+    from torchcoll.libraries.dumps import read_dump
+
+    dump, problems = read_dump(path)
+    dump.facts["fabrics"] = _fabrics(dump)
+    return dump, problems
+
+
+def _limits(dumps: Sequence[Dump], paths: Sequence[str]) -> LimitsView | None:
+    """What the machine of the topology files allows. None without a topology, or with files that
+    do not belong together.
+    """
+    from torchcoll.libraries.limits_show import limits_view
+    from torchcoll.libraries.shares import read_machine
+
+    if not any(dump.kind == "topology" for dump in dumps):
+        return None
+    try:
+        return limits_view(read_machine(paths))
+    except UsageError as error:
+        tell(f"torchcoll: warning: no limits: {error}")
+        return None
 
 
 def _fabrics(dump: Dump) -> list[str]:
@@ -71,56 +99,25 @@ def _fabrics(dump: Dump) -> list[str]:
     return [f.name for f in guessable({}) if dump.matches(f.nvlinks, f.to_switch, f.devices)]
 
 
-def limits_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "files",
-        nargs="*",
-        metavar="FILE",
-        help=(
-            "NCCL's topology files (NCCL_TOPO_DUMP_FILE), one per host, and its graph "
-            "files (NCCL_GRAPH_DUMP_FILE). Without a file: this machine, whose NCCL "
-            "writes both for all GPUs that it sees"
-        ),
-    )
-    add("--format", default="table", help="table (default), markdown, csv or json")
-
-
-def run_limits(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.libraries.limits_show import show_limits
-    from torchcoll.libraries.shares import read_machine
-    from torchcoll.report.formats import FORMATS
-
-    choice(options.format, "format", FORMATS)
-    machine = read_machine(options.files) if options.files else _read_local_machine()
-    show_limits(machine, options.format)
-    return ExitCode.OK
-
-
-def _read_local_machine() -> Machine:
-    """The topology of this host, which NCCL is made to write for all GPUs that it sees."""
-    import os
-    import tempfile
-    from pathlib import Path
-
-    from torchcoll.libraries.shares import read_machine
+def _show_local_topology(format: str) -> ExitCode:
+    """Show the topology of this host, which NCCL is made to write for all GPUs that it sees."""
+    from torchcoll.libraries.show import show_logs
     from torchcoll.machine.topology_dump import dump_topology
 
     with tempfile.TemporaryDirectory() as folder:
-        machine = read_machine(dump_topology(Path(folder)))
-    machine.hosts = [dataclasses.replace(host, file=os.uname().nodename) for host in machine.hosts]
-    return machine
+        paths = dump_topology(Path(folder))
+        dumps = [_read_dump(path)[0] for path in paths]
+        limits = _limits(dumps, paths)
+    for dump in dumps:
+        dump.file = os.uname().nodename
+    show_logs([], [], format, dumps=dumps, limits=limits)
+    return ExitCode.OK
 
 
 COMMANDS = {
     "log": (
-        "read logs, topology and graph files of NCCL, RCCL, oneCCL",
+        "read logs of NCCL, RCCL, oneCCL, and what a topology allows",
         log_arguments,
         run_log,
-    ),
-    "limits": (
-        "compute what a machine's links allow each algorithm",
-        limits_arguments,
-        run_limits,
     ),
 }

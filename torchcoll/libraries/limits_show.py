@@ -1,13 +1,12 @@
-"""Output of ``torchcoll limits``: the device tree, the paths between GPUs, and each algorithm's
-limit.
-"""
+"""What a topology allows: the device tree, the paths between GPUs, each algorithm's limit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TextIO
+from dataclasses import dataclass
+from typing import Any
 
-from torchcoll.core.errors import one_line, tell
+from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bandwidth
 from torchcoll.libraries.nccl import speeds
 from torchcoll.libraries.nccl.ceilings import AlgorithmLimit, Reach, algorithm_limits
@@ -15,10 +14,8 @@ from torchcoll.libraries.nccl.paths import GpuPath, Rail, gpu_path, nearest, rai
 from torchcoll.libraries.nccl.topology import Gpu, Topology
 from torchcoll.libraries.shares import Machine
 from torchcoll.report.answer import Answer
-from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, make_grid
 
-SCHEMA = "torchcoll-limits/1"
 _ASSUMED_HOSTS = (2, 4)  # numbers of hosts that are assumed where one host is given
 _MATRIX = 32  # GPUs in the matrix of paths; json has all
 _MOST_NAMES = 4  # nearest interfaces in a row
@@ -36,13 +33,23 @@ _DUMP = (
 Limits = list[tuple[Reach, list[AlgorithmLimit]]]
 
 
-def show_limits(machine: Machine, format: str = "table", file: TextIO | None = None) -> None:
-    """Print the limits of ``machine`` to ``file``, or stdout.
+@dataclass(frozen=True)
+class LimitsView:
+    """The limits of a machine in each form.
 
-    Raises UsageError for an unknown format.
+    titled: (title, tables). rows: one for each algorithm and number of hosts. document: for json.
     """
+
+    titled: list[tuple[str, list[Grid]]]
+    rows: list[dict[str, Any]]
+    document: dict[str, Any]
+    answer: Answer
+
+
+def limits_view(machine: Machine) -> LimitsView:
+    """Return what the links of ``machine`` allow."""
     limits = _limits(machine)
-    records = [_record(reach, limit) for reach, reach_limits in limits for limit in reach_limits]
+    rows = [_record(reach, limit) for reach, reach_limits in limits for limit in reach_limits]
     several = len(machine.hosts) > 1
     titled: list[tuple[str, list[Grid]]] = []
     for topo in machine.hosts:
@@ -52,11 +59,7 @@ def show_limits(machine: Machine, format: str = "table", file: TextIO | None = N
         titled.append(
             (f"{_scope_text(reach, not several)}: busbw", [_limits_grid(reach, reach_limits)])
         )
-    warnings = [f"warning: {one_line(text)}" for text in machine.problems]
-    titled.append(("", [Grid([], [], below=warnings, answer=_answer(limits, machine))]))
-    print_forms(titled, records, _document(machine, records), format, file)
-    for problem in machine.problems if format in ("csv", "json") else ():
-        tell(f"torchcoll: warning: {problem}")
+    return LimitsView(titled, rows, _document(machine, rows), _answer(limits, machine))
 
 
 def _limits(machine: Machine) -> Limits:
@@ -303,7 +306,6 @@ def _record(reach: Reach, limit: AlgorithmLimit) -> dict[str, Any]:
 
 def _document(machine: Machine, records: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "schema": SCHEMA,
         "hosts": [
             {
                 "file": topo.file,
@@ -324,6 +326,5 @@ def _document(machine: Machine, records: list[dict[str, Any]]) -> dict[str, Any]
             for rail in rails(machine.hosts)
         ],
         "slowest": _slowest(machine),
-        "problems": machine.problems,
         "rows": records,
     }

@@ -17,6 +17,7 @@ from torchcoll.report.grid import Grid, Head
 if TYPE_CHECKING:
     from torchcoll.libraries.dumps import Dump
     from torchcoll.libraries.job_logs import JobLog
+    from torchcoll.libraries.limits_show import LimitsView
 
 
 SCHEMA = "torchcoll-log/1"
@@ -44,16 +45,22 @@ def show_logs(
     format: str = "table",
     file: TextIO | None = None,
     dumps: Sequence[Dump] = (),
+    limits: LimitsView | None = None,
 ) -> None:
     """Print ``dumps`` (topologies and graphs in XML), then ``jobs``, then how many lines of each of
     ``files`` were understood (``job_logs.file_rows``).
 
-    Raises UsageError for an unknown format.
+    limits: what the machine of the dumps allows. Raises UsageError for an unknown format.
     """
     titled = titled_logs(jobs, files, dumps)
     rows = _rows(jobs, dumps)
+    document = _document(jobs, files, dumps)
+    if limits:
+        titled += [*limits.titled, ("", [Grid([], [], answer=limits.answer)])]
+        rows += [{"table": "limits", **row} for row in limits.rows]
+        document["limits"] = limits.document
     names = list(dict.fromkeys(("job", "table", *(name for row in rows for name in row))))
-    print_forms(titled, rows, _document(jobs, files, dumps), format, file, names)
+    print_forms(titled, rows, document, format, file, names)
 
 
 def titled_logs(

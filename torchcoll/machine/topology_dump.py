@@ -45,6 +45,5 @@ def dump_topology(folder: Path) -> list[str]:
         "limits of this machine",
         lines[-1] if code and lines else "no NCCL_TOPO_DUMP_FILE from NCCL",
         "GPUs and NCCL",
-        "Where they are, set NCCL_TOPO_DUMP_FILE=topo.xml for a run; then torchcoll limits "
-        "topo.xml.",
+        "Where they are, set NCCL_TOPO_DUMP_FILE=topo.xml for a run; then torchcoll log topo.xml.",
     )

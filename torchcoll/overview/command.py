@@ -1,4 +1,4 @@
-"""``torchcoll show``, ``plot``, ``explain``, ``report`` and ``merge``."""
+"""``torchcoll show``, ``plot``, ``report`` and ``merge``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import shlex
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import ExitCode, UsageError, printable, tell
+from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, printable, tell
 from torchcoll.inputs import IMPORT_OPTIONS, add_filter, add_import_options, add_over_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from torchcoll.core.result import Run
 
 
 def show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +82,7 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         help=(
             "show the share of what the links allow, from NCCL's topology or graph file "
             "(NCCL_TOPO_DUMP_FILE, NCCL_GRAPH_DUMP_FILE); once per host (see torchcoll "
-            "limits)"
+            "log)"
         ),
     )
     add(
@@ -92,6 +94,13 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
             "show what NCCL's tuning table expected of each case, from its log "
             "(NCCL_DEBUG_SUBSYS=INIT,TUNING) or a folder of logs"
         ),
+    )
+    add(
+        "--explain",
+        nargs="*",
+        metavar="WORD",
+        help="show how the figures of one row were computed: a collective, a size, or both "
+        "(all_reduce 8M); time, first, low, high, p99, algbw, busbw, clock, mode or verdict",
     )
     add(
         "--published",
@@ -185,6 +194,9 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         if options.reference and getattr(options, name):
             value = getattr(options, name)[0]
             raise UsageError(name.replace("_", "-"), value, "none with --reference")
+    if options.explain is not None:
+        _explain(runs, options.explain)
+        return ExitCode.OK
     if options.published:
         from torchcoll.verdict.published_show import show_published
 
@@ -218,6 +230,18 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+def _explain(runs: Sequence[Run], words: Sequence[str]) -> None:
+    from torchcoll.overview.explain import asked, explained
+    from torchcoll.report.destination import Destination
+    from torchcoll.report.grid import print_grids
+    from torchcoll.verdict.judging import judge
+
+    question = asked(words)
+    out = Destination()
+    print_grids([("", [explained(run, question, judge(run))]) for run in runs], "table", out)
+    out.flush()
+
+
 def _fits_both(options: argparse.Namespace) -> bool:
     """Whether tables of traffic can stand below those of results, under the same options."""
     choices = {**_choices(options), "over_ranks": options.over_ranks != "max"}
@@ -232,7 +256,7 @@ def _fits_both(options: argparse.Namespace) -> bool:
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("files", "run", "reference", "published", "follow", "output", "force")
+    names = ("files", "run", "reference", "explain", "published", "follow", "output", "force")
     left_out = (*names, *IMPORT_OPTIONS)
     return {k: v for k, v in vars(options).items() if k not in left_out}
 
@@ -243,6 +267,8 @@ def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode
 
     if options.reference:
         raise UsageError("reference", options.reference, "result files with it, not traffic")
+    if options.explain is not None:
+        raise UnreadableError("file", paths[0], "results; this is what a training sent")
     captures = [Traffic.load(path) for path in paths]
     show(*captures, **_choices(options))
     for traffic in captures if options.format in ("csv", "json") else ():
@@ -308,38 +334,6 @@ def _name(path: str, taken: Container[str]) -> str:
     stem = last.rpartition(".")[0] or last
     longer = os.path.join(os.path.basename(os.path.dirname(whole)), stem)
     return next((name for name in (stem, longer) if name not in taken), path)
-
-
-def explain_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "words",
-        nargs="+",
-        metavar="CASE|METRIC|FILE",
-        help="a collective, a size, or both (all_reduce 8M); time, first, low, high, p99, algbw, "
-        "busbw, clock, mode or verdict; and a result file (default: the newest of torchcoll-runs)",
-    )
-    add("--fabric", metavar="NAME", help="the fabric to judge by: nvswitch-h200, ib-ndr:8, ...")
-
-
-def run_explain(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.bench.output import RUNS_FOLDER
-    from torchcoll.inputs import load_all
-    from torchcoll.overview.explain import asked, explained, general, newest
-    from torchcoll.report.destination import Destination
-    from torchcoll.report.grid import print_grids
-    from torchcoll.verdict.judging import judge
-
-    what = asked(options.words)
-    files = what.files or [path for path in [newest(RUNS_FOLDER)] if path]
-    out = Destination()
-    if not files:
-        print_grids([("", [general(what)])], "table", out)
-        return ExitCode.OK
-    grids = [("", [explained(run, what, judge(run, options.fabric))]) for run in load_all(files)]
-    print_grids(grids, "table", out)
-    out.flush()
-    return ExitCode.OK
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -442,11 +436,6 @@ COMMANDS = {
         "write everything about some runs as one page",
         report_arguments,
         run_report,
-    ),
-    "explain": (
-        "show how the figures of a row were computed",
-        explain_arguments,
-        run_explain,
     ),
     "show": ("print results as tables", show_arguments, run_show),
     "plot": ("draw time and bus bandwidth over sizes", plot_arguments, run_plot),

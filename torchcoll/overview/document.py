@@ -148,7 +148,8 @@ def _page_cases(document: PageDraft) -> tuple[dict[str, PageCase], list[str]]:
         texts: set[str] = set()
         for result in run.results:
             text = case_text(result.case)
-            explain = f"torchcoll explain {text} {shlex.quote(str(run.path))}" if run.path else ""
+            file = shlex.quote(str(run.path))
+            explain = f"torchcoll show {file} --explain {text}" if run.path else ""
             if text in texts:  # explain would print the row of the first
                 explain = ""
             texts.add(text)

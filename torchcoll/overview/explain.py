@@ -1,14 +1,13 @@
-"""Where a figure comes from: ``torchcoll explain``, a row's numbers in their formulas."""
+"""Where a figure comes from: ``torchcoll show --explain``, a row's numbers in their formulas."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
-from torchcoll.core.errors import UnusableError, UsageError, looks_like_file, one_line, unknown
+from torchcoll.core.errors import UnusableError, UsageError, one_line, unknown
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import PERIOD, Row
@@ -44,56 +43,23 @@ class Question:
     metric: str = ""
     collective: str | None = None
     size_bytes: int | None = None
-    files: list[str] = field(default_factory=list)
 
 
-def asked(arguments: Sequence[str]) -> Question:
-    """Files, a metric, a collective and a size, in any order. Raises UsageError for others."""
+def asked(words: Sequence[str]) -> Question:
+    """A metric, a collective and a size, in any order. Raises UsageError for other words."""
     question = Question()
-    # "all_reduce 8M" may be quoted; a file's name may have blanks of its own.
-    for argument in [
-        part for text in arguments for part in ([text] if _is_file(text) else text.split())
-    ]:
-        if _is_file(argument):
-            question.files.append(argument)
-        elif argument in METRICS:
-            question.metric = argument
-        elif argument[:1].isdigit():
-            question.size_bytes = parse_size(argument)
+    for word in " ".join(words).split():  # "all_reduce 8M" may be quoted
+        if word in METRICS:
+            question.metric = word
+        elif word[:1].isdigit():
+            question.size_bytes = parse_size(word)
         else:
             try:
-                question.collective = find_collective(argument).name
+                question.collective = find_collective(word).name
             except UsageError:
                 names = (*METRICS, *COLLECTIVES)
-                raise unknown("explain", argument, names, "a file, a size, or one of {}") from None
+                raise unknown("explain", word, names, "a size, or one of {}") from None
     return question
-
-
-def _is_file(text: str) -> bool:
-    return text == "-" or looks_like_file(text)
-
-
-def newest(folder: str) -> str | None:
-    """The last result file of the folder in which runs are kept."""
-    files = [p for p in Path(folder).glob("*.jsonl") if p.is_file()]
-    return str(max(files, key=lambda p: p.stat().st_mtime)) if files else None
-
-
-def general(what: Question) -> Grid:
-    """The formulas without a row: bus factors of one collective, or of all."""
-    names = [what.collective] if what.collective else list(COLLECTIVES)
-    entries = [COLLECTIVES[name] for name in names if COLLECTIVES[name].has_data]
-    lines = ["algbw = S / time; busbw = algbw x the bus factor; GB = 10^9 bytes; n: ranks"]
-    factors: dict[tuple[str, str], list[str]] = {}
-    for entry in entries:
-        factors.setdefault(entry.factor, []).append(entry.name)
-    for (formula, why), collectives_of_factor in factors.items():
-        lines.append(f"bus factor {formula} ({', '.join(collectives_of_factor)}): {why}")
-    if what.metric in ("", "mode"):
-        lines += [f"mode {name}: {text}" for name, text in _MODES.items()]
-    if what.metric in ("", "clock"):
-        lines += [f"clock {text}" for text in _CLOCKS.values()]
-    return Grid([], [], above=[*lines, "the numbers of one row: torchcoll explain METRIC FILE"])
 
 
 # Metrics that need samples, which a source may lack.
