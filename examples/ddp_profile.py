@@ -22,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 import torchcoll
 
 WIDTH, LAYERS, LENGTH, BATCH = 128, 4, 32, 4
-CAPS_MB = (0.25, 0.5, 1, 2, 4)  # the model has 3.3 MiB: DDP's 25 would be one bucket
 STEPS, LEFT_OUT = 5, 2  # in the first step DDP sends one bucket, in the second it makes them anew
 
 
@@ -103,18 +102,15 @@ def main() -> None:
             training.step(model)
             traffic.step()
 
-    # 2. The same calls alone, and all_reduce over sizes: collective, on all ranks.
+    # 2. The same calls alone, on all ranks.
     alone = torchcoll.run(traffic.spec(max_time_s=0.1))
-    sizes = torchcoll.Spec(sizes="64K,256K,1M,4M", asynchronous=True, max_time_s=0.1)
-    curve = torchcoll.run(sizes)
 
-    # 3. What it cost, and what a model of it proposes.
+    # 3. What it cost.
     if dist.get_rank() == 0:
         together = torchcoll.Traffic.load(folder)
         torchcoll.show(together)
         if dist.get_world_size() > 1:  # one rank communicates nothing
             torchcoll.show(torchcoll.cost(together, alone))
-            torchcoll.show(torchcoll.advise(together, curve, caps_mb=CAPS_MB))
 
     # 4. Real steps decide; better in more rounds, and in several runs.
     module = model.module

@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 NAMES = (
     "acceptance, again, algorithms, baseline, bisect, check, cold, collect, compare, convert, "
-    "doctor, explain, "
-    "fleet, gradients, history, limits, log, "
+    "doctor, "
+    "fleet, gradients, history, log, "
     "matrix, merge, model, pairs, plan, plot, postmortem, prune, replay, report, run, scaling, "
     "show, trace, transitions, versus"
 )
@@ -212,26 +212,6 @@ def test_version_and_help(capsys):
             2,
             "unrecognized arguments: -o x.csv. torchcoll compare prints. What writes files: "
             "torchcoll convert FILE -o ROWS.csv, torchcoll report PATH -o PAGE.html.",
-        ),
-        (
-            "matrix --launches 3 -o D -- true",
-            2,
-            "unrecognized arguments: --launches. --launches is now --runs.",
-        ),
-        (
-            "versus --around none -- true",
-            2,
-            "unrecognized arguments: --around. --around is now --load.",
-        ),
-        (
-            "check --against FILE FILE",
-            2,
-            "unrecognized arguments: --against. --against is now --baseline.",
-        ),
-        (
-            "model fit FILE --beside",
-            2,
-            "unrecognized arguments: --beside. --beside is now --concurrent.",
         ),
         (
             "show -o x.csv FILE",

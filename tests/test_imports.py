@@ -99,7 +99,7 @@ ON_RANKS = {
     *(
         f"training.{name}"
         for name in (
-            *("bucket_trial", "buckets", "capture", "decode", "device_times", "hook"),
+            *("bucket_trial", "buckets", "capture", "decode", "device_times"),
             *("ddp_buckets", "group_names", "meta_model", "module_names", "player"),
             *("recorded_calls", "replay", "replay_file", "ring_file", "shards", "stall_watch"),
             *("stamps", "waits"),
@@ -310,12 +310,12 @@ def test_the_check_of_what_is_loaded_sees_it():
     assert loaded_by("numpy") == ["numpy"]
 
 
-PUBLIC = ["Advice", "Algorithms", "BucketAdvice", "BucketPlan", "Case", "Cold", "Comparison"]
+PUBLIC = ["Algorithms", "BucketPlan", "Case", "Cold", "Comparison"]
 PUBLIC += ["Cost", "FittedModel", "LayoutComparison", "Plan", "Prediction", "Run", "Scaling"]
-PUBLIC += ["ShardAdvice", "ShardPlan", "Spec", "TorchcollError", "Traffic", "TrafficComparison"]
+PUBLIC += ["ShardPlan", "Spec", "TorchcollError", "Traffic", "TrafficComparison"]
 PUBLIC += ["Transitions"]
 PUBLIC += ["Trial", "Verdict"]
-PUBLIC += ["advise", "algorithms", "capture", "check", "cold", "compare", "cost", "ddp_hook"]
+PUBLIC += ["algorithms", "capture", "check", "cold", "compare", "cost"]
 PUBLIC += [
     "fit_model",
     "gradient_buckets",

@@ -98,9 +98,7 @@ RESULTS = {
     "Algorithms": lambda path: torchcoll.algorithms([forced("Ring"), forced("Tree")]),
     "Cost": lambda path: torchcoll.cost(sent(), launch()),
     "BucketPlan": lambda path: buckets(),
-    "BucketAdvice": lambda path: torchcoll.advise([buckets()], launch(), backward_ms=5),
     "ShardPlan": lambda path: shards(),
-    "ShardAdvice": lambda path: torchcoll.advise([shards()], launch(), backward_ms=5),
     "WrittenPicture": drawn,
 }
 

@@ -59,9 +59,6 @@ EXCEPTIONS = {
         },
         "torch's own operators",
     ),
-    "training/advise.py": ({"all_reduce"}, "what DDP calls"),
-    "training/backward.py": ({"all_reduce", "reduce_scatter"}, "what DDP and FSDP call"),
-    "training/hook.py": ({"all_reduce"}, "what DDP calls"),
     "training/plans.py": ({"all_reduce"}, "what DDP calls"),
     "training/sent_by_wrappers.py": (
         {"all_gather", "reduce_scatter", "all_reduce", "broadcast"},
@@ -81,7 +78,6 @@ EXCEPTIONS = {
         {"all_reduce"},
         "what the halves of which FSDP calls follow from",
     ),
-    "training/advice_show.py": ({"all_reduce"}, "what DDP calls, in a heading"),
 }
 
 

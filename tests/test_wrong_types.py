@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 from error_form import error_text
-from test_repr import Small, buckets, forced, launch, sent
+from test_repr import Small, forced, launch, sent
 from torch import nn
 
 import torchcoll
@@ -16,7 +16,6 @@ from torchcoll.core.errors import TorchcollError, UsageError
 run = functools.cache(functools.partial(launch, samples=30))
 # Arguments with which each function works; of others only the first argument is tried.
 WORKING = {
-    "advise": lambda: {"gradients": [buckets()], "curve": run(), "backward_ms": 5.0},
     "algorithms": lambda: {"sources": [forced("Ring"), forced("Tree")]},
     "check": lambda: {"source": run()},
     "compare": lambda: {"base": run(), "new": run(slower=1.5)},
@@ -39,8 +38,8 @@ IN_A_GROUP = ("capture", "try_buckets")
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in IN_A_GROUP])
 def test_a_wrong_first_argument(name):
-    further = {"ddp_hook": [None], "save": ["run.jsonl"]}
-    further |= {"cost": [run()], "advise": [run()], "predict": ["all_reduce", "1M", 8]}
+    further = {"save": ["run.jsonl"]}
+    further |= {"cost": [run()], "predict": ["all_reduce", "1M", 8]}
     further |= {"shard_traffic": [nn.Linear, 2]}
     with pytest.raises(TorchcollError, match=r"got object, expected \w"):
         getattr(torchcoll, name)(object(), *further.get(name, []))

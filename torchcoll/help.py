@@ -121,7 +121,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "trace": ("torchcoll trace traffic/", "torchcoll trace profile.json --step typical"),
         "gradients": (
             "torchcoll gradients torchvision.models:resnet50",
-            "torchcoll gradients traffic/ --curve run.jsonl",
+            "torchcoll gradients traffic/ --machine 8xH100",
         ),
         "plan": (
             "torchcoll plan --config llama-3-8b --parallel fsdp=64 --machine 8xH100",

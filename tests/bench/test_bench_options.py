@@ -179,7 +179,6 @@ BAD = [
         "unrecognized arguments: --siz 1K. Did you mean --sizes? See python -m torchcoll.suite "
         "--help.",
     ),
-    ("--beside copy", "unrecognized arguments: --beside copy. --beside is now --concurrent."),
     ("extra", "unrecognized arguments: extra. See python -m torchcoll.suite --help."),
     ("-n", "argument -n/--iters: expected one argument. See python -m torchcoll.suite --help."),
 ]

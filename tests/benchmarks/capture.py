@@ -1,11 +1,10 @@
-"""What a capture, and ddp_hook, cost the training: the time of a step with, over that without.
+"""What a capture costs the training: the time of a step with, over that without.
 
 DDP on 2 gloo ranks in one process pair; blocks of steps in pairs, in random order (the same on both
 ranks), medians of rank 0. A/A compares training with itself: what noise alone does. Then what a
 capture adds to a single call, on the fake backend; and how far off the durations are that it
 records: of a synchronous call against a clock around it; of an asynchronous one, on a rank that is
-busy, against the other rank, which waits: both issue it after a barrier. torch's hook does what
-ddp_hook does but for the record: what any hook costs.
+busy, against the other rank, which waits: both issue it after a barrier.
 
 python tests/benchmarks/capture.py 5 50: of steps of about 5 and 50 ms, a capture and A/A alone.
 python tests/benchmarks/capture.py every [PAIRS] [FILE]: capture(every=N) of steps of 20 ms, whole
@@ -127,8 +126,6 @@ def compare(rank: int, port: int, name: str) -> dict[str, list[tuple[float, floa
         "A/A": (plain, nothing),
     }
     if name in MODELS:
-        hook = torchcoll.ddp_hook
-        rows["ddp_hook"] = training(name, torchcoll.Traffic(), hook), nothing
         rows["a hook of torch's in Python"] = training(name, None, allreduce_hook), nothing
     rng = random.Random(1)
     found: dict[str, list[tuple[float, float]]] = {row: [] for row in rows}

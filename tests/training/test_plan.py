@@ -374,10 +374,6 @@ def test_layouts_are_compared(capsys):
             "--traffic nix --batch 1x8192",
             error_text("batch", "1x8192", "--config with it, not --traffic"),
         ),
-        ("--shape llama-8b", error_text("shape", "llama-8b", "--config NAME or FILE")),
-        ("--config gpt2 --tokens 9", error_text("tokens", "9", "--batch SEQUENCESxTOKENS")),
-        ("--backward-ms 9", error_text("backward-ms", "9", "--step-ms MS")),
-        ("--model m.json", error_text("model", "m.json", "--machine FILE")),
     ],
 )
 def test_what_is_refused_in_one_line(file, monkeypatch, tmp_path, capsys, arguments, error):

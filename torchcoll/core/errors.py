@@ -98,24 +98,11 @@ def did_you_mean(value: object, choices: Iterable[str], least: float = 0.6) -> s
     return f"Did you mean {nearest}?" if nearest else ""
 
 
-# Options of earlier versions, and their names now.
-RENAMED_OPTIONS = {
-    "--launches": "--runs",
-    "--beside": "--concurrent",
-    "--around": "--load",
-    "--against": "--baseline",
-    "--model": "--machine",
-}
-
-
 def nearest_option(message: str, options: Collection[str], help: str) -> str:
     """The next action for what argparse refuses: the nearest option where it knows no such one, and
     where the options are listed.
     """
     arguments = message.partition("unrecognized arguments: ")[2].split()
-    old = arguments[0].partition("=")[0] if arguments else ""
-    if RENAMED_OPTIONS.get(old) in options:
-        return f"{old} is now {RENAMED_OPTIONS[old]}."
     # Without the dashes, which make all of them alike.
     names = [name[2:] for name in options if name.startswith("--")]
     option = arguments[0].partition("=")[0].lstrip("-") if arguments else ""

@@ -43,7 +43,7 @@ def table(
         frame.groupby([night, "node", "collective", "size_bytes"])["busbw_gbps"].median()
 
     Of a Traffic one row a collective and size, with the fields of TrafficRow. Of what ``compare``,
-    ``cold``, ``scaling``, ``transitions``, ``cost`` or ``advise`` found the ``rows`` of its JSON.
+    ``cold``, ``scaling``, ``transitions`` or ``cost`` found the ``rows`` of its JSON.
     Raises UsageError for other readings of these, and for anything else.
     """
     if clock is not None and not isinstance(clock, str):

@@ -225,7 +225,6 @@ def show(
 # importing a type of analysis would load numpy for everyone.
 _OTHERS = {
     "Algorithms": ("forcing.show", "show_algorithms"),
-    "BucketAdvice": ("training.advice_show", "show_advice"),
     "BucketPlan": ("training.buckets_show", "show_plans"),
     "Cold": ("startup.show", "show_cold"),
     "Comparison": ("comparison.show", "show_comparisons"),
@@ -234,7 +233,6 @@ _OTHERS = {
     "LayoutComparison": ("training.layouts_show", "show_layouts"),
     "Plan": ("training.plan_show", "show_training_plans"),
     "Scaling": ("curves.scaling_show", "show_scaling"),
-    "ShardAdvice": ("training.advice_show", "show_advice"),
     "ShardPlan": ("training.traffic_show", "show_traffic"),
     "Traffic": ("training.traffic_show", "show_traffic"),
     "TrafficComparison": ("training.traffic_comparison_show", "show_traffic_comparisons"),

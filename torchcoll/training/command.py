@@ -1,9 +1,9 @@
 """The commands for trainings: what they send and cost, planned, captured or replayed.
 
-``gradients``: the buckets of a model, without running it. ``replay``: a captured training step,
-replayed on ranks. ``trace``: traffic from per-rank files, profiler traces and Flight Recorder
-dumps. ``plan``: the communication of a training that was not run, on a machine with a model or on
-one that others measured.
+``gradients``: what a step of a model sends and costs, without running it. ``replay``: a captured
+training step, replayed on ranks. ``trace``: traffic from per-rank files, profiler traces and Flight
+Recorder dumps. ``plan``: the communication of a training that was not run, on a machine that has a
+model or that others measured.
 """
 
 from __future__ import annotations
@@ -29,147 +29,86 @@ _MACHINE_HELP = (
     "(list: all of them)"
 )
 
+_RANKS = 64  # of a plan of a model, where --ranks does not say
+
 
 def gradients_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "model",
-        nargs="?",
-        metavar="MODULE:FACTORY",
-        help="a function without arguments that makes the model, such as train:make_model; it is "
-        "called with meta as the default device, so that no memory is needed",
+        metavar="MODULE:FACTORY|CAPTURE",
+        help="a function without arguments that makes the model, such as train:make_model (it is "
+        "called with meta as the default device, so that no memory is needed); or what "
+        "torchcoll.capture wrote",
     )
     add(
         "--bucket-cap-mb",
         metavar="MIB",
-        help="bucket sizes in MiB, a table for each: 10,25,100 (default: DDP's own)",
+        help="bucket sizes of DDP in MiB, a table for each: 10,25,100 (default: DDP's own)",
     )
-    add("--find-unused", action="store_true", help="as DDP with find_unused_parameters=True")
     add(
         "--fsdp",
         metavar="CLASSES",
-        help=(
-            "show what FSDP2 sends, with these module classes wrapped, in place of DDP's buckets"
-        ),
-    )
-    add("--ranks", type=int, metavar="N", help="how many ranks --fsdp shards over (default 64)")
-    add(
-        "--together",
-        metavar="N",
-        help=(
-            "with --fsdp: number of these modules per unit (default 1; with --curve"
-            " or --machine each of 1,2,4,...)"
-        ),
+        help="what FSDP2 sends, with these module classes wrapped, in place of DDP's buckets",
     )
     add(
-        "--reshard",
-        metavar="HOW",
-        help=(
-            "with --fsdp: reshard_after_forward: true, false or a number of ranks "
-            "(default: that of fully_shard; with --curve or --machine false too)"
-        ),
-    )
-    add(
-        "--replicas",
+        "--ranks",
         type=int,
         metavar="N",
-        help="with --fsdp: number of replicas of the whole model (HSDP)",
+        help=f"number of ranks (default: those of the capture, else {_RANKS})",
     )
-    add("--param-dtype", metavar="NAME", help="with --fsdp: param_dtype of MixedPrecisionPolicy")
-    add("--reduce-dtype", metavar="NAME", help="with --fsdp: reduce_dtype of MixedPrecisionPolicy")
-    add(
-        "--curve",
-        nargs="+",
-        metavar="RUN",
-        help=(
-            "find the bucket_cap_mb (those named, or 1 to 800) that leaves least "
-            "communication exposed, by measured all_reduce times over sizes; "
-            "several files are runs. The model may be replaced by a captured "
-            "traffic or by --parameters. With --fsdp: find the wrapping and "
-            "resharding, by all_gather and reduce_scatter or all_reduce"
-        ),
-    )
-    add(
-        "--machine",
-        metavar=_MACHINE,
-        help=f"with --fsdp, in place of --curve: {_MACHINE_HELP}",
-    )
-    add(
-        "--parameters",
-        metavar="N",
-        help="number of parameters in place of a model, with --curve: 7e9",
-    )
-    add("--dtype", metavar="NAME", help="type of the gradients of --parameters: float32, bfloat16")
-    add(
-        "--backward-ms",
-        metavar="MS",
-        help="duration of a backward pass without communication",
-    )
-    add(
-        "--accumulate",
-        type=int,
-        metavar="N",
-        help=(
-            "with --curve: number of backward passes per optimiser step (default: "
-            "one, unless the traffic says otherwise)"
-        ),
-    )
+    add("--machine", metavar=_MACHINE, help=f"show what it costs there: {_MACHINE_HELP}")
     add("--format", default="table", help="table (default), markdown, csv or json")
 
 
-_OF_TRAFFIC = "Traffic takes --curve RUN with it; `torchcoll trace` shows what it sends."
-_OF_CURVE = ("parameters", "dtype", "backward_ms", "accumulate")
-_OF_FSDP = ("ranks", "together", "reshard", "replicas", "param_dtype", "reduce_dtype")
-
-
 def run_gradients(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.file import is_traffic
     from torchcoll.curves.machines_show import show_machines
     from torchcoll.curves.named_machines import LIST
     from torchcoll.overview.show import show
     from torchcoll.report.formats import FORMATS
+    from torchcoll.training.buckets_show import show_plans
+    from torchcoll.training.plan_show import show_training_plans
+    from torchcoll.training.planning import plan
 
     choice(options.format, "format", FORMATS)
     if options.machine == LIST:
         show_machines(options.format)
         return ExitCode.OK
-    if options.fsdp is None:
-        if options.machine is not None:
-            action = "For DDP: torchcoll plan --config MODULE:FACTORY --parallel dp=N --machine."
-            raise UsageError("machine", options.machine, "--fsdp CLASSES with it", action)
-        for name in _OF_FSDP:
-            if (value := getattr(options, name)) is not None:
-                action = "DDP's buckets are the same on any number." if name == "ranks" else ""
-                raise UsageError(name.replace("_", "-"), value, "--fsdp CLASSES with it", action)
-    if options.curve is not None and options.machine is not None:
-        raise UsageError("machine", f"{options.machine} and --curve", "one of them")
-    if _compares(options):
-        return _show_advice(options)
-    for name in _OF_CURVE:
-        if (value := getattr(options, name)) is not None:
-            raise UsageError(name.replace("_", "-"), value, "--curve RUN with it")
-    if options.model is None:
-        raise UsageError("model", "none", "package.module:factory, such as train:make_model")
-    if options.fsdp is not None:
-        (together,) = _parse_together(options) or [1]
-        plan = _shard_plan(options, together, next(iter(_parse_reshard(options)), None))
-        show(plan, format=options.format)
-        return ExitCode.OK
-    if is_traffic(options.model):
-        raise UsageError("model", options.model, "package.module:factory", _OF_TRAFFIC)
-    from torchcoll.training.buckets_show import show_plans
-
-    plans = _bucket_plans(options, _parse_caps(options.bucket_cap_mb))
-    show_plans(plans, options.format, model=options.model)
+    steps, buckets = _planned_steps(options)
+    if options.machine is not None:
+        # A capture keeps its own number of ranks unless another one is asked for.
+        ranks = options.ranks if not (buckets or options.fsdp) else None
+        plans = [plan(traffic=step, machine=options.machine, ranks=ranks) for step in steps]
+        show_training_plans(plans, options.format)
+    elif buckets:
+        show_plans(buckets, options.format, model=options.model)
+    else:
+        show(*steps, format=options.format)
     return ExitCode.OK
 
 
-def _compares(options: argparse.Namespace) -> bool:
-    """Whether choices are compared by their times, in place of showing what is sent."""
-    return options.curve is not None or options.machine is not None
+def _planned_steps(options: argparse.Namespace) -> tuple[list[Traffic], list[BucketPlan]]:
+    """What a step sends: once, or for each bucket size of DDP, whose buckets come with it."""
+    import os
+
+    from torchcoll.core.file import is_traffic
+    from torchcoll.inputs import load_traffic
+
+    if options.fsdp is not None and options.bucket_cap_mb is not None:
+        expected = "one of them: buckets are DDP's"
+        raise UsageError("fsdp", f"{options.fsdp} and --bucket-cap-mb", expected)
+    if os.path.isdir(options.model) or is_traffic(options.model):
+        for name in ("fsdp", "bucket_cap_mb"):
+            if (value := getattr(options, name)) is not None:
+                raise UsageError(name.replace("_", "-"), value, "none with a capture")
+        return [load_traffic(options.model)], []
+    if options.fsdp is not None:
+        return [_shard_plan(options)], []
+    plans = _bucket_plans(options.model, _parse_caps(options.bucket_cap_mb))
+    return [each.traffic(options.ranks or _RANKS) for each in plans], plans
 
 
-def _bucket_plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[BucketPlan]:
+def _bucket_plans(model_name: str, caps: Sequence[float | None]) -> list[BucketPlan]:
     """Returns a plan for each cap."""
     from torchcoll.bench.main import import_torch
 
@@ -177,45 +116,8 @@ def _bucket_plans(options: argparse.Namespace, caps: Sequence[float | None]) -> 
     from torchcoll.training.buckets import gradient_buckets
     from torchcoll.training.meta_model import make_model
 
-    model = make_model(options.model)
-    return [gradient_buckets(model, cap, find_unused=options.find_unused) for cap in caps]
-
-
-def _show_advice(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.file import is_traffic
-    from torchcoll.overview.show import show
-    from torchcoll.training.advise import CAPS_MB, advise
-
-    gradients: Any = options.model
-    caps: Sequence[float] | None = None
-    if options.fsdp is not None:
-        for name in ("parameters", "dtype", "accumulate"):
-            if (value := getattr(options, name)) is not None:
-                raise UsageError(name, value, "none with --fsdp")
-        gradients = _shard_plans(options)
-    elif (options.model is None) == (options.parameters is None):
-        actual = "neither a model nor --parameters" if options.model is None else "both"
-        action = "" if options.model else "Name the model before --curve."
-        raise UsageError("gradients", actual, "a model or --parameters", action)
-    else:
-        text = options.bucket_cap_mb
-        caps = None if text is None else [cap for cap in _parse_caps(text) if cap is not None]
-        if options.model is None:
-            gradients = _parse_number(options.parameters, "parameters")
-        elif not is_traffic(options.model):
-            gradients, caps = _bucket_plans(options, [None, *(caps or CAPS_MB)]), None
-    backward = options.backward_ms
-    advice = advise(
-        gradients,
-        options.curve,
-        machine=options.machine,
-        caps_mb=caps,
-        backward_ms=None if backward is None else _parse_number(backward, "backward-ms"),
-        dtype=options.dtype,
-        accumulate=options.accumulate,
-    )
-    show(advice, format=options.format)
-    return ExitCode.OK
+    model = make_model(model_name)
+    return [gradient_buckets(model, cap) for cap in caps]
 
 
 def _parse_number(text: str, what: str) -> float:
@@ -234,64 +136,7 @@ def _parse_caps(text: str | None) -> list[float | None]:
         raise UsageError("bucket-cap-mb", text, "numbers of MiB, such as 10,25,100") from None
 
 
-def _shard_plans(options: argparse.Namespace) -> list[ShardPlan]:
-    """Returns a plan for each choice of wrapping and resharding."""
-    named = _parse_together(options)
-    plans = []
-    for reshard in _parse_reshard(options) or [None, False]:
-        number, together = 0, 1
-        while named[number:] if named else together:
-            together = named[number] if named else together
-            plans.append(_shard_plan(options, together, reshard))
-            number += 1
-            # Stop when all modules are in one unit: more would make the same plan.
-            one_unit = len({act.unit for act in plans[-1].acts}) <= 2
-            together = 0 if one_unit else 2 * together
-    return plans
-
-
-def _parse_together(options: argparse.Namespace) -> list[int]:
-    text = options.together
-    if text is None:
-        return []
-    several = _compares(options)
-    expected = "whole numbers from 1 on, such as 1,2,4" if several else "one whole number"
-    try:
-        numbers = [int(item) for item in text.split(",")]
-    except ValueError:
-        raise UsageError("together", text, expected) from None
-    if min(numbers) < 1 or (len(numbers) > 1 and not several):
-        raise UsageError("together", text, expected)
-    return numbers
-
-
-def _parse_reshard(options: argparse.Namespace) -> list[bool | int | None]:
-    text = options.reshard
-    if text is None:
-        return []
-    keywords = {"true": True, "false": False}
-    choices: list[bool | int | None]
-    try:
-        choices = [
-            keywords[item] if item in keywords else int(item) for item in text.lower().split(",")
-        ]
-    except ValueError:
-        raise UsageError("reshard", text, "true, false or a number of ranks") from None
-    if len(choices) > 1 and not _compares(options):
-        raise UsageError("reshard", text, "one of true, false, or a number of ranks")
-    return choices
-
-
-def _shard_plan(
-    options: argparse.Namespace, together: int, reshard: bool | int | None
-) -> ShardPlan:
-    for name, given in (("model", options.model is None), ("fsdp", not options.fsdp)):
-        if given:
-            raise UsageError(name, "none", "package.module:factory, such as train:make_model")
-    if options.bucket_cap_mb is not None or options.find_unused:
-        option = "--bucket-cap-mb" if options.bucket_cap_mb is not None else "--find-unused"
-        raise UsageError("fsdp", f"{options.fsdp} and {option}", "one of them: the other is DDP's")
-
+def _shard_plan(options: argparse.Namespace) -> ShardPlan:
     from torchcoll.bench.main import import_torch
 
     import_torch()
@@ -307,12 +152,7 @@ def _shard_plan(
     return shard_traffic(
         model,
         lambda name, module: type(module).__name__ in asked,
-        64 if options.ranks is None else options.ranks,
-        options.reduce_dtype,
-        options.param_dtype,
-        reshard,
-        1 if options.replicas is None else options.replicas,
-        together,
+        _RANKS if options.ranks is None else options.ranks,
     )
 
 
@@ -576,16 +416,8 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", default="table", help="table (default), markdown, csv or json")
     add("--plot", metavar="FILE", help="a picture over ranks too (.png, .svg, .pdf)")
     add("--force", action="store_true", help="replace the picture")
-    for old in _REPLACED:
-        add(f"--{old}", help=argparse.SUPPRESS)
 
 
-_REPLACED = {  # options of earlier versions
-    "shape": "--config NAME or FILE, such as --config llama-3-8b",
-    "tokens": "--batch SEQUENCESxTOKENS, such as --batch 1x8192",
-    "backward-ms": "--step-ms MS, the computation of forward and backward together",
-    "model": "--machine FILE",
-}
 _OF_CONFIG = (
     *("parallel", "batch", "compare", "param_dtype", "reduce_dtype", "checkpointing"),
     *("ring", "capacity_factor", "memory_gb"),
@@ -604,9 +436,6 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     from torchcoll.training.planning import plan as make_plan
 
     choice(options.format, "format", FORMATS)
-    for old, new in _REPLACED.items():
-        if (value := getattr(options, old.replace("-", "_"))) is not None:
-            raise UsageError(old, value, new)
     if options.machine == LIST:
         show_machines(options.format)
         return ExitCode.OK
@@ -682,7 +511,7 @@ COMMANDS = {
         run_replay,
     ),
     "gradients": (
-        "show a model's gradient buckets and what they cost",
+        "show what a step of a model sends, and what it costs",
         gradients_arguments,
         run_gradients,
     ),

@@ -16,7 +16,7 @@ from torchcoll.core.traffic_spec import point_of
 from torchcoll.core.units import format_ranges, format_size
 from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Side
-from torchcoll.training.measured_curves import MeasuredCallTime
+from torchcoll.training.measured_curves import MeasuredCurves
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class IsolatedTimes:
 
     def __init__(self, traffic: Traffic, runs: Sequence[Run]) -> None:
         self._traffic, self._runs = traffic, runs
-        self._curves = MeasuredCallTime(Side("run", list(runs)))
+        self._curves = MeasuredCurves(Side("run", list(runs)))
         self._rows: dict[str | None, list[Candidate]] = {}
         self._cache: dict[tuple[object, ...], IsolatedTime] = {}
 
@@ -209,17 +209,17 @@ class IsolatedTimes:
         ``exact`` is returned if there is no curve.
         """
         try:
-            kind = call.dtype, call.op, call.group
-            time = self._curves.duration(call.collective, size_bytes, ranks, *kind)
-            _, used = self._curves.curve(call.collective, ranks, *kind)
+            curve = self._curves.find(call.collective, ranks, call.dtype, call.op, call.group)
         except UsageError:
             return exact
-        if time.extrapolated:
-            return IsolatedTime(None, reason=f"{format_size(size_bytes)} is {time.extrapolated}")
+        time_ns = curve.time_ns(size_bytes)
+        if time_ns is None:
+            return IsolatedTime(
+                None, reason=f"{format_size(size_bytes)} is above the sizes measured"
+            )
         text = "between measured sizes"
-        if used.share is not None:
-            half = "half of " * (used.share < 1)
-            text = f"assumption: {half}{used.row.collective} between measured sizes"
-        return IsolatedTime(
-            time.each_ns[0], f"{text}, {used.row.mode}, {used.row.dtype}", used.row.clock
-        )
+        if curve.share is not None:
+            half = "half of " * (curve.share < 1)
+            text = f"assumption: {half}{curve.row.collective} between measured sizes"
+        row = curve.row
+        return IsolatedTime(time_ns, f"{text}, {row.mode}, {row.dtype}", row.clock)

@@ -1,7 +1,7 @@
 """What the wrappers of a model send in a step, from shapes alone: DDP, FSDP2 with HSDP,
 ZeroRedundancyOptimizer, Megatron-LM's distributed optimizer, and DeepSpeed's ZeRO 1 and 2.
 
-``torchcoll gradients``, ``plan`` and ``advise`` all take their calls from here. A model comes from
+``torchcoll gradients`` and ``plan`` take their calls from here. A model comes from
 its modules (training/buckets.py, training/shards.py) or from its config.json
 (training/architectures.py). ``tests/training/test_planned_and_captured.py`` and
 ``tests/benchmarks/sent.py`` compare the calls with those of the real wrappers, one by one.

@@ -19,13 +19,12 @@ _backward_prefetch and post_backward of _fsdp_param_group.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from torchcoll.core.traffic import Traffic
-from torchcoll.training import timeline
-from torchcoll.training.timeline import Compute, Mark, Send, Wait
+from torchcoll.training.timeline import Mark, Wait
 
 FORWARD, BACKWARD = "forward", "backward"
 UNSHARD, USE, SEND = "unshard", "use", "send gradients"
@@ -66,13 +65,6 @@ class ShardPlan(Traffic):
     peak_bytes: int = 0
 
 
-class StepTime(NamedTuple):
-    """The communication of one step in ns: all calls one after the other, and the exposed part."""
-
-    communication_ns: float
-    exposed_ns: float
-
-
 def step_acts(
     plan: ShardPlan,
     send: Callable[[int, Hashable | None], AnyAct],
@@ -106,28 +98,3 @@ def step_acts(
                 after = call_index
             reduced = act.calls[0]
     return acts
-
-
-def step_time(
-    plan: ShardPlan, times_ns: Sequence[float], passes_ns: Mapping[str, float], hides: bool
-) -> StepTime:
-    """Returns the communication of a step by the model above.
-
-    - times_ns: the duration of each call.
-    - passes_ns: the durations of FORWARD and BACKWARD. If empty, only communication_ns is
-      meaningful.
-    - hides: whether calls can run during the computation.
-    """
-    together = sum(times_ns)
-    if not hides:
-        return StepTime(together, together)
-    calls = plan.calls[0]
-
-    def send(index: int, after: Hashable | None) -> timeline.Act:
-        return Send(index, calls[index].group, times_ns[index], after)
-
-    def compute(kind: str, share: float) -> timeline.Act:
-        return Compute(passes_ns.get(kind, 0.0) * share)
-
-    step = timeline.step_ns(step_acts(plan, send, compute))
-    return StepTime(together, step - sum(passes_ns.values()))

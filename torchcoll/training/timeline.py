@@ -4,8 +4,8 @@ A step is a list of acts in the order in which the host issues them. One lane co
 has its own lane, on which its calls run one after the other, as they do in one communicator; calls
 of different groups do not slow each other down. The duration of each call is given.
 
-DDP (training/advise.py), FSDP2 (training/sharded.py) and a plan from a model's shape
-(training/projection.py) each describe their step as such acts.
+FSDP2 (training/sharded.py) and a plan from a model's shape
+(training/projection.py) describe their step as such acts.
 """
 
 from __future__ import annotations
