@@ -315,7 +315,7 @@ def columns() -> Iterator[str]:
         rows.append((f"`{field.name}`", heading, kind, said[field.name]))
     yield from table(("name", "heading", "type", "meaning"), rows)
     yield "`--percentiles 50,90` adds `p50_ns` and `p90_ns`. The tables of `compare`, `cold`,"
-    yield "`transitions` and other commands have columns of their own, whose names `--format json`"
+    yield "`curve` and other commands have columns of their own, whose names `--format json`"
     yield "prints."
 
 

@@ -100,22 +100,3 @@ JOB = exactly(
         "spec": JOB_SPEC,
     }
 )
-# A CronJob's name has at most 52 characters: 11 are appended for each job.
-CRONJOB = exactly(
-    {
-        "apiVersion": {"const": "batch/v1"},
-        "kind": {"const": "CronJob"},
-        "metadata": exactly({"name": {**NAME, "maxLength": 52}}),
-        "spec": exactly(
-            {
-                "schedule": {"pattern": r"^\d+ \d+ \* \* (\*|\d)$"},
-                "timeZone": {"pattern": "^[A-Z][A-Za-z]+/[A-Z][A-Za-z_]+$"},
-                "concurrencyPolicy": {"enum": ["Allow", "Forbid", "Replace"]},
-                "startingDeadlineSeconds": NUMBER,
-                "successfulJobsHistoryLimit": NUMBER,
-                "failedJobsHistoryLimit": NUMBER,
-                "jobTemplate": exactly({"spec": JOB_SPEC}),
-            }
-        ),
-    }
-)

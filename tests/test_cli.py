@@ -26,10 +26,10 @@ ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 NAMES = (
     "acceptance, again, algorithms, baseline, bisect, check, cold, collect, compare, convert, "
-    "doctor, "
+    "curve, doctor, "
     "fleet, gradients, history, log, "
-    "matrix, merge, model, pairs, plan, plot, postmortem, prune, replay, report, run, scaling, "
-    "show, trace, transitions, versus"
+    "matrix, model, pairs, plan, plot, postmortem, replay, report, run, scaling, "
+    "show, trace, versus"
 )
 MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce."
 COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}

@@ -41,7 +41,6 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll convert run.jsonl -o rows.csv",
             "torchcoll convert torchcoll.sqlite -o runs.parquet",
         ),
-        "merge": ("torchcoll merge run.jsonl -o all.jsonl",),
         "plot": ("torchcoll plot run.jsonl -o curve.png",),
         "report": (
             "torchcoll report runs/ -o report.html",
@@ -77,7 +76,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "explain times": {
         "cold": ("torchcoll cold runs/",),
-        "transitions": ("torchcoll transitions run.jsonl", "torchcoll transitions runs/ --refine"),
+        "curve": ("torchcoll curve run.jsonl", "torchcoll curve runs/ --refine"),
         "scaling": ("torchcoll scaling runs/", "torchcoll scaling runs/ --plot scaling.png"),
         "pairs": ("torchcoll pairs pairs.jsonl",),
         "model": (
@@ -113,9 +112,9 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "collect": (
             "torchcoll collect runs/",
+            "torchcoll collect --into torchcoll.sqlite --prune 400d --spare baseline.toml",
             "torchcoll collect 'spool/*/*.jsonl' --into postgresql://torchcoll@db/torchcoll",
         ),
-        "prune": ("torchcoll prune torchcoll.sqlite --keep 400d --spare baseline.toml",),
     },
     "training": {
         "trace": ("torchcoll trace traffic/", "torchcoll trace profile.json --step typical"),

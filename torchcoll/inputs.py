@@ -26,6 +26,7 @@ from torchcoll.core.errors import (
     tell,
 )
 from torchcoll.core.file import is_ours, is_traffic, load_own
+from torchcoll.core.merged_samples import add_kept_samples
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
@@ -78,7 +79,9 @@ def load_one(
         for name, value in (("collective", collective), ("ranks", ranks)):
             if value is not None:
                 raise UsageError(name, value, f"none with {path}: a result file has its own")
-        return _unnamed(load_own(read))
+        run = _unnamed(load_own(read))
+        add_kept_samples(run, read)
+        return run
     runs = _imported(read, collective=collective, ranks=ranks)
     if len(runs) > 1:
         hint = (

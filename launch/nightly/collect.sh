@@ -29,5 +29,5 @@ torchcoll collect "$SPOOL" --into "$STORE"
 torchcoll fleet "$STORE" --threshold "$THRESHOLD" --night-start "$NIGHT_START" \
     ${EXPECTED:+--expected-nodes "$EXPECTED"}
 torchcoll history "$STORE" --threshold "$THRESHOLD" --night-start "$NIGHT_START"
-[ -z "$KEEP" ] || torchcoll prune "$STORE" --keep "$KEEP" ${SPARE:+--spare "$SPARE"}
+[ -z "$KEEP" ] || torchcoll collect --into "$STORE" --prune "$KEEP" ${SPARE:+--spare "$SPARE"}
 exit "$worst"

@@ -3,7 +3,7 @@
 #
 #   bash launch/nightly/node.sh
 #
-# slurm-nodes.sbatch, torchcoll-nightly.service and the lines of crontab start it on every node.
+# slurm-nodes.sbatch starts it on every node; so can cron.
 # To change, as environment variables:
 SPOOL=${SPOOL:-spool}   # the folder that the collector reads, usually on a shared file system
 LOCAL=${LOCAL:-}        # a folder on a local disk: the run writes here and its file is moved into

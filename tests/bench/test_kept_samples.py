@@ -7,13 +7,13 @@ import shutil
 from itertools import accumulate
 
 import pytest
-from error_form import error_text
 from ranks import Measured
 
 import torchcoll
 from torchcoll.bench import stopping
 from torchcoll.cli import main
 from torchcoll.core import kept_samples
+from torchcoll.core.file import load_own
 from torchcoll.core.result import KeptBatches
 
 
@@ -57,7 +57,7 @@ def measured(tmp_path_factory):
 
 def test_rank_0_has_a_part_of_the_calls(measured):
     """70 calls of 3 ranks are 210 samples: batches 0 and 3 of 20, 20, 20 and 10 calls."""
-    run = torchcoll.load(measured.path)
+    run = load_own(str(measured.path))
     assert not run.problems
     for number, result in enumerate(run.results, 1):
         assert result.kept == KeptBatches(number, (20, 20, 20, 10), 3)
@@ -77,9 +77,11 @@ def test_rank_0_has_a_part_of_the_calls(measured):
 def test_merge(measured, command, tmp_path):
     """Every sample of every rank, in the order of the calls."""
     output = tmp_path / "all.jsonl"
-    done = command("merge", measured.path, "-o", output)
-    assert done == (0, f"{output}: all 140 steady calls of {measured.path}\n", "")
-    part, whole = torchcoll.load(measured.path), torchcoll.load(output)
+    assert command("convert", measured.path, "-o", output) == (0, f"written: {output}\n", "")
+    part, whole = load_own(str(measured.path)), torchcoll.load(output)
+    assert [r.time_ns for r in torchcoll.load(measured.path).results] == [
+        r.time_ns for r in whole.results
+    ]
     kept = kept_samples.read_kept([measured.path.with_name(f"{measured.path.name}.samples")], [])
     for before, after in zip(part.results, whole.results, strict=True):
         assert after.kept is None and after.batches == [20, 20, 20, 10]
@@ -107,22 +109,22 @@ def test_merge(measured, command, tmp_path):
         assert [*accumulate(after.batches)] == [20, 40, 60, 70]
 
 
-def test_merge_of_hosts(measured, command, tmp_path):
-    """Each host has its own folder; one that is missing is named."""
-    folder = measured.path.with_name(f"{measured.path.name}.samples")
-    for rank in range(3):
-        host = tmp_path / f"host{rank}"
-        host.mkdir()
-        shutil.copy(folder / f"rank-0000{rank}.jsonl", host)
-    output, folders = str(tmp_path / "all.jsonl"), [str(tmp_path / f"host{n}") for n in range(3)]
-    code, _, text = command("merge", measured.path, *folders[:2], "-o", output)
-    host = torchcoll.load(measured.path).members[2]["host"]
-    assert code == 2 and "not all of rank 2 in " in text and f" of {host} to here" in text
-    code, text, _ = command("merge", measured.path, *folders, "-o", output)
-    assert code == 0 and "all 140 steady calls" in text
-    code, _, text = command("merge", output, "-o", tmp_path / "again.jsonl")
-    expected = "a file whose ranks have kept samples: this one has all"
-    assert (code, text) == (3, f"torchcoll: error: {error_text('merge', output, expected)}\n")
+@pytest.fixture
+def copied(measured, tmp_path):
+    """The result file in a folder of its own, with the samples of its ranks."""
+    shutil.copy(measured.path, tmp_path / "run.jsonl")
+    shutil.copytree(f"{measured.path}.samples", tmp_path / "run.jsonl.samples")
+    return tmp_path / "run.jsonl"
+
+
+def test_samples_of_a_host_that_were_not_copied(copied):
+    (copied.with_name("run.jsonl.samples") / "rank-00002.jsonl").unlink()
+    run = torchcoll.load(copied)
+    assert run.problems == [
+        f"samples kept of {result.case.describe()}: no samples of ranks 2; not used"
+        for result in run.results
+    ]
+    assert all(result.kept and result.batches == [20, 10] for result in run.results)
 
 
 def edited(change):
@@ -155,32 +157,22 @@ def without_lead(records):
 
 
 @pytest.mark.parametrize(
-    ("edit", "got"),
+    ("edit", "problem"),
     [
-        (edited(shortened), "got 3 of clock host in batch 1 of rank 1, expected 20"),
-        (edited(lambda records: records[1]["time_ns"].clear()), "got 0 of clock host in batch 1"),
-        (edited(without_lead), "got 0 before the batch in batch 1 of rank 1, expected "),
+        (edited(shortened), "3 of clock host in batch 1 of rank 1, not 20"),
+        (edited(lambda records: records[1]["time_ns"].clear()), "0 of clock host in batch 1"),
+        (edited(without_lead), "0 before the batch in batch 1 of rank 1, not "),
         (edited(twice), "got two different records of rank 1, expected "),
         (edited(negative), "rank-00001.jsonl:2: unusable record: ValueError: a duration below 0"),
         (lambda text: text.replace('"start_ns":', '"start_ns":1', 1), "rank-00001.jsonl:2: "),
     ],
 )
-def test_damaged_samples_are_refused(measured, command, tmp_path, edit, got):
-    folder = measured.path.with_name(f"{measured.path.name}.samples")
-    here = tmp_path / folder.name
-    shutil.copytree(folder, here)
-    file = here / "rank-00001.jsonl"
+def test_damaged_samples_are_not_used(copied, edit, problem):
+    file = copied.with_name("run.jsonl.samples") / "rank-00001.jsonl"
     file.write_text(edit(file.read_text()))
-    output = tmp_path / "all.jsonl"
-    code, _, text = command("merge", measured.path, here, "-o", output)
-    assert code == (3 if "two" in got else 2) and got in text and text.count("\n") == 1
-    assert not output.exists()
-
-
-def test_copies_of_samples_are_no_harm(measured, command, tmp_path):
-    folder = measured.path.with_name(f"{measured.path.name}.samples")
-    code, _, text = command("merge", measured.path, folder, folder, "-o", tmp_path / "all.jsonl")
-    assert (code, text) == (0, "")
+    run = torchcoll.load(copied)
+    assert any(problem in text for text in run.problems)
+    assert run.results[0].batches == [20, 10]
 
 
 def test_a_disk_that_one_rank_cannot_write(launch):

@@ -1,4 +1,4 @@
-"""How well `torchcoll transitions` finds a boundary: synthetic curves whose boundary is known.
+"""How well `torchcoll curve` finds a boundary: synthetic curves whose boundary is known.
 
     python tests/benchmarks/transitions.py [CURVES]
 

@@ -33,7 +33,7 @@ def two_cut_files(tmp_path, monkeypatch):
     return ["auto.jsonl", "ring.jsonl"]
 
 
-@pytest.mark.parametrize("command", ["algorithms", "cold", "scaling", "transitions"])
+@pytest.mark.parametrize("command", ["algorithms", "cold", "scaling", "curve"])
 def test_cut_files_are_told_in_every_format(two_cut_files, capsys, command):
     warnings = [f"torchcoll: warning: {path}: {CUT}" for path in two_cut_files]
     assert main([command, *two_cut_files]) == 0

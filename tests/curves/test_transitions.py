@@ -225,7 +225,7 @@ def test_wrong_and_failed_cases_are_left_out():
 @pytest.mark.parametrize("format", ["table", "markdown", "csv", "json"])
 def test_command(tmp_path, capsys, format):
     save(runs()[0], tmp_path / "a.jsonl")
-    assert main(["transitions", str(tmp_path), "--format", format, "--refine"]) == 0
+    assert main(["curve", str(tmp_path), "--format", format, "--refine"]) == 0
     text = capsys.readouterr().out
     if format == "json":
         data = json.loads(text)
@@ -433,7 +433,7 @@ def test_hypercubes_algbw_is_that_of_nccl_tests(capsys):
 
 
 def test_an_unknown_format(capsys, tmp_path):
-    assert main(["transitions", str(tmp_path), "--format", "xml"]) == 2
+    assert main(["curve", str(tmp_path), "--format", "xml"]) == 2
     assert error_text("format", "xml", "one of table") in capsys.readouterr().err
 
 

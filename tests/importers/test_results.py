@@ -109,14 +109,14 @@ def test_the_curve_of_the_a100_is_no_all_reduce(name, ranks, figures, law, times
 
 def test_the_curve_of_the_a100_has_one_range_and_no_hand_over(capsys):
     for name, last in (("curve", "64M"), ("curve-3gpu", "128M")):
-        assert main(["transitions", str(CURVES / f"{name}.jsonl"), "--format", "json"]) == 0
+        assert main(["curve", str(CURVES / f"{name}.jsonl"), "--format", "json"]) == 0
         document = json.loads(capsys.readouterr().out)
         assert document["rows"] == []
         (curve,) = document["curves"]
         (size_range,) = curve["ranges"]
         assert (size_range["low_bytes"], size_range["misfit"] < 0.06) == (1 << 20, True)
         assert curve["doubt"].startswith(f"{curve['sizes']} sizes follow 3.")
-        assert main(["transitions", str(CURVES / f"{name}.jsonl")]) == 0
+        assert main(["curve", str(CURVES / f"{name}.jsonl")]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert f"1M to {last}" in " ".join(lines)
         assert lines[-1].startswith("implausible: ")

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kubernetes_schema import CRONJOB
 from launching import PATH, ROOT, need, need_root, run
 from made_fleet import made_fleet
 from made_runs import measured
@@ -63,7 +62,7 @@ def output(folder, job):
 
 @pytest.mark.slurm
 def test_a_night_on_slurm(cluster, tmp_path):
-    """Each node alone, then both together; what each collector prints is what the commands say."""
+    """Each node alone; what the collector prints is what the commands say."""
     _, collector = submit(cluster, tmp_path, "slurm-nodes.sbatch", *SMALL_JOB)
     cluster.wait_for_job(collector)
     runs = [torchcoll.load(path) for path in sorted((tmp_path / "spool").iterdir())]
@@ -78,14 +77,6 @@ def test_a_night_on_slurm(cluster, tmp_path):
     assert "1 night: too few to judge" in text
     assert text.rstrip().endswith("; 2 are left")
     assert re.search(r"removed 0 runs \(0 cases\)", text)
-
-    _, collector = submit(
-        cluster, tmp_path, "slurm-fleet.sbatch", "--ntasks-per-node=1", "--gpus-per-node=0"
-    )
-    cluster.wait_for_job(collector)
-    text = output(tmp_path, collector)
-    assert "collected 1 run (2 cases) from 3 files" in text
-    assert "1 run over several hosts left out" in text
 
 
 @pytest.mark.slurm
@@ -478,101 +469,4 @@ def test_the_collector_goes_on_after_an_unreadable_file(python, tmp_path):
     assert "1 node without a run: node099" in done.stdout
 
 
-@pytest.mark.parametrize("unit", ["torchcoll-nightly.service", "torchcoll-nightly.timer"])
-def test_systemd_takes_the_unit(unit, tmp_path):
-    need("systemd-analyze")
-    for name in ("service", "timer"):
-        shutil.copy(NIGHTLY / f"torchcoll-nightly.{name}", tmp_path)
-    done = run(["systemd-analyze", "verify", "--man=no", tmp_path / unit])
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_time_of_the_timer():
-    need("systemd-analyze")
-    text = (NIGHTLY / "torchcoll-nightly.timer").read_text()
-    (calendar,) = re.findall("^OnCalendar=(.*)$", text, re.M)
-    done = run(["systemd-analyze", "calendar", calendar])
-    assert done.returncode == 0
-    assert "22:00:00 UTC" in done.stdout
-
-
-def test_the_lines_of_crontab():
-    lines = (NIGHTLY / "crontab").read_text().splitlines()
-    entries = [line for line in lines if line and not line.startswith("#")]
-    assert len(entries) == 4
-    for line in entries:
-        match = re.fullmatch(r"(\d+) (\d+) \* \* ([*0-6]) (cd /path/to/torchcoll && .+)", line)
-        assert match, line
-        assert int(match[1]) < 60 and int(match[2]) < 24
-        assert "%" not in match[4]  # cron takes it as an end of line
-        assert run(["bash", "-n", "-c", match[4]]).returncode == 0
-        (script,) = re.findall(r"bash (launch/\S+)", match[4])
-        assert (ROOT / script).is_file()
-
-
 # -- Kubernetes ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cron_jobs():
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    return list(yaml.safe_load_all((NIGHTLY / "kubernetes-cronjob.yaml").read_text()))
-
-
-def test_the_schema(cron_jobs):
-    jsonschema = pytest.importorskip("jsonschema")
-    for manifest in cron_jobs:
-        jsonschema.validate(manifest, CRONJOB)
-
-
-def test_the_schema_of_kubernetes_itself(cron_jobs):
-    validate = pytest.importorskip("kubernetes_validate", reason="22 MB, for those who have it")
-    for manifest in cron_jobs:
-        validate.validate(manifest, validate.latest_version(), strict=True)
-
-
-def pod_of(cron_job):
-    return cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-
-
-def test_one_pod_for_each_node(cron_jobs):
-    spec = cron_jobs[0]["spec"]["jobTemplate"]["spec"]
-    assert spec["completions"] == spec["parallelism"]
-    labels = spec["template"]["metadata"]["labels"]
-    rules = pod_of(cron_jobs[0])["affinity"]["podAntiAffinity"]
-    (term,) = rules["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert term["labelSelector"]["matchLabels"] == labels
-    assert term["topologyKey"] == "kubernetes.io/hostname"
-    container = pod_of(cron_jobs[0])["containers"][0]
-    env = {item["name"]: item.get("value") for item in container["env"]}
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": int(env["GPUS"])}
-
-
-@pytest.mark.parametrize(
-    ("torchrun", "collect", "code"), [(0, 0, 0), (1, 0, 1), (0, 4, 4), (5, 3, 3)]
-)
-def test_what_a_pod_runs(cron_jobs, tmp_path, torchrun, collect, code):
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name, status in (("torchrun", torchrun), ("torchcoll", collect)):
-        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*"\nexit {status}\n')
-        (folder / name).chmod(0o755)
-    container = pod_of(cron_jobs[0])["containers"][0]
-    env = {item["name"]: item.get("value", item["name"].lower()) for item in container["env"]}
-    done = run(container["command"], env={**env, "PATH": f"{folder}:{PATH}"})
-    assert done.returncode == code
-    _, measures, collects = done.stdout.splitlines()
-    assert measures.startswith("torchrun --standalone --nproc-per-node 8 -m torchcoll.suite --coll")
-    assert measures.endswith("--label node=node -J /results/run.jsonl")
-    assert collects == "torchcoll collect /results/run.jsonl --into store"
-
-
-def test_what_the_report_runs(cron_jobs, tmp_path):
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    (folder / "torchcoll").write_text('#!/bin/sh\necho "$*"\n[ "$1" != fleet ]\n')
-    (folder / "torchcoll").chmod(0o755)
-    command = pod_of(cron_jobs[1])["containers"][0]["command"]
-    done = run(command, env={"PATH": f"{folder}:{PATH}", "STORE": "a b"})
-    assert done.returncode == 1
-    assert done.stdout.splitlines() == ["fleet a b", "history a b", "prune --keep 400d a b"]

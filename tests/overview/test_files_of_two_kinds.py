@@ -76,7 +76,7 @@ def test_a_folder_of_one_capture_is_joined(in_tmp_path, capsys):
     assert error_text("traffic file", "seen/traffic-rank1.jsonl") in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["cold", "scaling", "transitions", "compare before.jsonl"])
+@pytest.mark.parametrize("command", ["cold", "scaling", "curve", "compare before.jsonl"])
 @pytest.mark.parametrize("how", ["list", "folder", "pattern"])
 def test_other_commands_leave_traffic_out(runs, command, how, capsys):
     reported = {"list": runs, "folder": ["runs"], "pattern": ["runs/*.jsonl"]}[how]
@@ -102,7 +102,7 @@ def test_show_leaves_traffic_out_as_json(runs, capsys):
 @pytest.mark.parametrize(
     "reported", ["runs/3-replay.jsonl", "runs/3-replay.jsonl runs/manifest.jsonl"]
 )
-@pytest.mark.parametrize("command", ["cold", "transitions", "plot"])
+@pytest.mark.parametrize("command", ["cold", "curve", "plot"])
 def test_traffic_alone_is_one_line(runs, command, reported, capsys):
     assert main([*command.split(), *reported.split()]) == 3
     assert capsys.readouterr() == ("", ALONE)

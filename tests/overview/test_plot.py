@@ -248,7 +248,7 @@ def test_the_console_command(tmp_path, capsys, suffix, magic):
     assert cli.main(["plot", f"new={tmp_path}/run.jsonl", "-o", str(picture), "--force"]) == 0
 
 
-@pytest.mark.parametrize(("command", "word"), [("cold", "1st"), ("transitions", "range")])
+@pytest.mark.parametrize(("command", "word"), [("cold", "1st"), ("curve", "range")])
 def test_commands_that_draw_beside_their_tables(tmp_path, capsys, command, word):
     save(run(result(2, (3_000_000, 2_000_000, 1_000_000)), ranks=2), tmp_path / "run.jsonl")
     picture = tmp_path / "a.png"

@@ -60,11 +60,11 @@ def result(tmp_path):
     "words",
     [
         *(["check", "--junit"], ["check", "--health"], ["convert", "-o"]),
-        *(["plot", "-o"], ["transitions", "--plot"]),
+        *(["plot", "-o"], ["curve", "--plot"]),
     ],
 )
 def test_commands(tmp_path, capsys, result, words):
-    if words[0] in ("plot", "transitions"):
+    if words[0] in ("plot", "curve"):
         pytest.importorskip("matplotlib")
     target, path = tmp_path / "target", tmp_path / f"a.{'csv' if words[0] == 'convert' else 'svg'}"
     target.write_text("precious")

@@ -218,7 +218,7 @@ def test_nights_after_a_prune(postgres_store):
     runs = [(summary("a", 0, n, start_us=old, received_us=old), [figures(9)]) for n in range(3)]
     write(postgres_store, *runs, (summary("a", 0, 9), [figures(9)]))
     assert len(rows(postgres_store, "SELECT 1 FROM case_nights_v1")) == 2
-    assert main(["prune", postgres_store, "--keep", "900d"]) == 0
+    assert main(["collect", "--into", postgres_store, "--prune", "900d"]) == 0
     assert [row["night"] for row in rows(postgres_store, "SELECT night FROM node_nights_v1")] == [
         date(2026, 1, 1)
     ]

@@ -344,10 +344,12 @@ def test_prune_spares_the_runs_of_a_baseline(tmp_path, capsys):
     assert main(["baseline", *(str(p) for p in sorted(old.iterdir())[:6]), "-o", out]) == 0
     assert main(["collect", str(old), "--into", store]) == 0
     capsys.readouterr()
-    assert main(["prune", store, "--keep", "0.001us", "--spare", out, "--dry-run"]) == 0
+    assert (
+        main(["collect", "--into", store, "--prune", "0.001us", "--spare", out, "--dry-run"]) == 0
+    )
     answer = joined(capsys.readouterr().out)
     assert answer.startswith("would remove 2 runs (20 cases)")
     assert "6 are spared" in answer
     bad = tmp_path / "bad.toml"
     bad.write_text("machine = 3\n")
-    assert main(["prune", store, "--keep", "1d", "--spare", str(bad)]) == 3
+    assert main(["collect", "--into", store, "--prune", "1d", "--spare", str(bad)]) == 3

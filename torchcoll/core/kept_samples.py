@@ -2,7 +2,7 @@
 
 ``RESULT.jsonl.samples/`` on the host of each rank has a file of JSON Lines for each rank: a header
 with the run and the rank, then a record for each batch of calls that is not in the result file.
-``torchcoll merge`` puts them together.
+Reading the result file puts them into its cases (core/merged_samples.py).
 """
 
 from __future__ import annotations

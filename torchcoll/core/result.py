@@ -339,7 +339,7 @@ class KeptBatches:
         calls, kept = sum(self.sizes), sum(self.sizes[number] for number in self.numbers)
         return (
             f"{kept} of {calls} steady calls are not in this file: each rank has its own in the "
-            "folder FILE.samples of its host. torchcoll merge FILE -o ALL puts them together"
+            "folder FILE.samples of its host. Beside the file they are read with it"
         )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""``torchcoll transitions``, ``scaling`` and ``model``: laws over sizes and ranks."""
+"""``torchcoll curve``, ``scaling`` and ``model``: laws over sizes and ranks."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ COMMANDS = {
         model_arguments,
         run_model,
     ),
-    "transitions": (
+    "curve": (
         "find the sizes at which the behaviour changes",
         transitions_arguments,
         run_transitions,

@@ -1,4 +1,4 @@
-"""``torchcoll show``, ``plot``, ``report`` and ``merge``."""
+"""``torchcoll show``, ``plot`` and ``report``."""
 
 from __future__ import annotations
 
@@ -401,37 +401,7 @@ def run_report(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def merge_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("file", metavar="FILE", help="the result file of the run")
-    add(
-        "folders",
-        nargs="*",
-        metavar="FOLDER",
-        help=("the folder of the ranks' samples, one for each host (default: FILE.samples)"),
-    )
-    add("-o", "--output", required=True, metavar="FILE", help="a new result file")
-
-
-def run_merge(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.file import save
-    from torchcoll.overview.merge import merge_kept
-
-    run = merge_kept(options.file, options.folders)
-    for problem in run.problems:
-        tell(f"torchcoll: warning: {problem}")
-    save(run, options.output)
-    calls = sum(sum(result.batches) for result in run.results)
-    print(printable(f"{options.output}: all {calls} steady calls of {options.file}"))
-    return ExitCode.OK
-
-
 COMMANDS = {
-    "merge": (
-        "collect the samples that each rank kept in one file",
-        merge_arguments,
-        run_merge,
-    ),
     "report": (
         "write everything about some runs as one page",
         report_arguments,

@@ -81,7 +81,7 @@ def _transitions(document: PageDraft) -> None:
     document.add(
         "Where it switches",
         transitions_grids([finding]),
-        document.command("transitions"),
+        document.command("curve"),
         [drawing] * bool(changing.curves),
     )
 

@@ -1,13 +1,14 @@
-"""``torchcoll collect``: results into a store; ``torchcoll prune``: old ones out of it."""
+"""``torchcoll collect``: results into a store, and old ones out of it."""
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from torchcoll.core.errors import ExitCode, UnreadableError, printable, tell
+from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, printable, tell
 from torchcoll.core.toml_text import toml_table
 from torchcoll.core.units import counted, parse_duration
 from torchcoll.store.address import DEFAULT_STORE, parse_address
@@ -21,7 +22,7 @@ def collect_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "paths",
-        nargs="+",
+        nargs="*",
         metavar="PATH",
         help="result files, folders, quoted globs, output of other tools, label=PATH",
     )
@@ -36,9 +37,40 @@ def collect_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="read unchanged files again too, and replace their runs",
     )
+    add(
+        "--prune",
+        metavar="TIME",
+        help="then remove runs that are older, such as 400d; the age of a run counts from its "
+        "start, or from when its file was last written, whichever is later",
+    )
+    add(
+        "--spare",
+        metavar="FILE",
+        help="with --prune, keep these runs whatever their age: those of a file of torchcoll "
+        "baseline (.toml), or the run ids of a text file, one per line; # begins a comment",
+    )
+    add("--dry-run", action="store_true", help="with --prune: say what would be removed")
 
 
 def run_collect(options: argparse.Namespace) -> ExitCode:
+    if options.prune is None:
+        for name in ("spare", "dry_run"):
+            if value := getattr(options, name):
+                value = value if name == "spare" else "it"
+                raise UsageError(name.replace("_", "-"), value, "--prune TIME with it")
+        if not options.paths:
+            raise UsageError("collect", "no path", "results to collect, or --prune TIME")
+    elif options.paths and options.dry_run:
+        raise UsageError("dry-run", "paths with it", "--prune alone: collecting changes the store")
+    keep_s = None if options.prune is None else parse_duration(options.prune, "prune")
+    spare = _read_ids(options.spare) if options.spare else []
+    code = _collect(options) if options.paths else ExitCode.OK
+    if keep_s is not None:
+        _prune(options, keep_s, spare)
+    return code
+
+
+def _collect(options: argparse.Namespace) -> ExitCode:
     from torchcoll.store.collect import collect
 
     address = parse_address(options.into, new=True)
@@ -75,31 +107,10 @@ def run_collect(options: argparse.Namespace) -> ExitCode:
     return ExitCode.UNREADABLE if collected.unreadable else ExitCode.OK
 
 
-def prune_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("store", metavar="STORE", help=_STORE)
-    add(
-        "--keep",
-        required=True,
-        metavar="TIME",
-        help="remove runs that are older, such as 400d; the age of a run counts from its start, "
-        "or from when its file was last written, whichever is later",
-    )
-    add(
-        "--spare",
-        metavar="FILE",
-        help="keep these runs whatever their age: those of a file of torchcoll baseline (.toml), "
-        "or the run ids of a text file, one per line; # begins a comment",
-    )
-    add("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
-
-
-def run_prune(options: argparse.Namespace) -> ExitCode:
+def _prune(options: argparse.Namespace, keep_s: float, spare: Sequence[str]) -> None:
     from torchcoll.store.prune import prune
 
-    keep_s = parse_duration(options.keep, "keep")
-    spare = _read_ids(options.spare) if options.spare else []
-    address = parse_address(options.store)
+    address = parse_address(options.into)
     before_s = time.time() - keep_s
     pruned = prune(address, int(before_s * 1e6), spare, dry_run=options.dry_run)
     limit = datetime.fromtimestamp(max(before_s, 0), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -115,7 +126,6 @@ def run_prune(options: argparse.Namespace) -> ExitCode:
         names = ", ".join(pruned.unknown[:_NAMED])
         rest = f" and {len(pruned.unknown) - _NAMED} more" if len(pruned.unknown) > _NAMED else ""
         tell(f"torchcoll: warning: {options.spare}: not in {address.name}: {names}{rest}")
-    return ExitCode.OK
 
 
 def _read_ids(path: str) -> list[str]:
@@ -138,10 +148,5 @@ COMMANDS = {
         "keep results in a store, for fleet and history",
         collect_arguments,
         run_collect,
-    ),
-    "prune": (
-        "remove old runs from a store",
-        prune_arguments,
-        run_prune,
     ),
 }

@@ -1,4 +1,4 @@
-"""``torchcoll prune``: old runs removed from a store."""
+"""``torchcoll collect --prune``: removes old runs from a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``torchcoll merge``: the samples that ranks have kept on their own disks, in one result file."""
+"""Puts the samples that the ranks of a run kept in files of their own into its cases."""
 
 from __future__ import annotations
 
@@ -6,49 +6,58 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torchcoll.core.case import split_batch
-from torchcoll.core.errors import UnusableError, UsageError
-from torchcoll.core.file import files_of_run, load_own
+from torchcoll.core.errors import UnreadableError
+from torchcoll.core.file import files_of_run
 from torchcoll.core.kept_samples import FOLDER_ENDING, Batches, read_kept
 from torchcoll.core.result import CaseResult, KeptBatches, Run
-from torchcoll.core.units import counted
+from torchcoll.core.units import format_ranges
 
 
-def merge_kept(path: str, folders: Sequence[str] = ()) -> Run:
-    """The run of a result file with all samples of its cases.
+def add_kept_samples(run: Run, path: str) -> None:
+    """Complete the cases of a run with the samples in the folders FILE.samples beside its files.
 
-    folders: where the files of the ranks are; none is those beside the result file. Raises
-    UsageError where the file lacks nothing, for ranks whose samples are not there, and for samples
-    that are not as many as the calls; UnreadableError for two different records of a batch.
+    A case whose samples are missing, damaged, or not as many as its calls stays as the result file
+    has it, and ``run.problems`` says why.
     """
-    run = load_own(path)
-    if not any(result.kept for result in run.results):
-        raise UnusableError("merge", path, "a file whose ranks have kept samples: this one has all")
-    defaults = [f"{file}{FOLDER_ENDING}" for file in files_of_run(path)]
-    sources = [Path(folder) for folder in folders or defaults]
-    problems: list[str] = []
-    kept = read_kept(sources, problems)
-    run.problems += problems
+    folders = [Path(f"{file}{FOLDER_ENDING}") for file in files_of_run(path)]
+    folders = [folder for folder in folders if folder.is_dir()]
+    if not folders or not any(result.kept for result in run.results):
+        return
+    try:
+        kept = read_kept(folders, run.problems)
+    except UnreadableError as error:
+        run.problems.append(str(error))
+        return
     for member, results in run.all_runs():
         run_id = str(member.header.get("run_id"))
         for result in results:
             if result.kept:
                 batches = kept.get((run_id, result.kept.case), {})
-                ranks = list(result.members) or list(range(result.ranks))
-                lacking = [rank for rank in ranks if not _has_all(batches.get(rank), result.kept)]
-                if lacking:
-                    raise _missing(run, result, lacking, sources, problems)
-                for rank in ranks:
-                    _check_lengths(result, result.kept, rank, batches[rank])
-                _fill(result, result.kept, [batches[rank] for rank in ranks])
-    return run
+                _complete(run, result, result.kept, batches)
+
+
+def _complete(
+    run: Run, result: CaseResult, kept: KeptBatches, batches: Mapping[int, Batches]
+) -> None:
+    ranks = list(result.members) or list(range(result.ranks))
+    lacking = [rank for rank in ranks if not _has_all(batches.get(rank), kept)]
+    problem = f"no samples of ranks {format_ranges(lacking)}" if lacking else ""
+    if not problem:
+        problem = next(
+            filter(None, (_wrong_length(result, kept, rank, batches[rank]) for rank in ranks)), ""
+        )
+    if problem:
+        run.problems.append(f"samples kept of {result.case.describe()}: {problem}; not used")
+    else:
+        _fill(result, kept, [batches[rank] for rank in ranks])
 
 
 def _has_all(batches: Batches | None, kept: KeptBatches) -> bool:
     return {*kept.numbers} <= (batches or {}).keys()
 
 
-def _check_lengths(result: CaseResult, kept: KeptBatches, rank: int, batches: Batches) -> None:
-    """Raises UsageError unless each batch has a sample of each clock for each of its calls."""
+def _wrong_length(result: CaseResult, kept: KeptBatches, rank: int, batches: Batches) -> str:
+    """Why the batches do not have a sample of each clock for each call; '' if they have."""
     for number in kept.numbers:
         batch = batches[number]
         expected = {
@@ -59,12 +68,8 @@ def _check_lengths(result: CaseResult, kept: KeptBatches, rank: int, batches: Ba
         expected["before the batch"] = (batch["ramp_up_ns"], _leads(result))
         for which, (samples, count) in expected.items():
             if len(samples) != count:
-                raise UsageError(
-                    f"merge: samples of {result.case.describe()}",
-                    f"{len(samples)} {which} in batch {number} of rank {rank}",
-                    str(count),
-                    "Copy the file of the rank again.",
-                )
+                return f"{len(samples)} {which} in batch {number} of rank {rank}, not {count}"
+    return ""
 
 
 def _counts(result: CaseResult, clock: str, sizes: Sequence[int]) -> list[int]:
@@ -81,27 +86,6 @@ def _counts(result: CaseResult, clock: str, sizes: Sequence[int]) -> list[int]:
 def _leads(result: CaseResult) -> int:
     """Calls before each batch that have a sample."""
     return max(map(len, result.ramp_up_ns), default=0) // len(result.batches)
-
-
-def _missing(
-    run: Run,
-    result: CaseResult,
-    ranks: Sequence[int],
-    sources: Sequence[Path],
-    problems: Sequence[str],
-) -> UsageError:
-    """problems: of the files of the ranks."""
-    hosts = {rank: str(run.members[rank].get("host")) for rank in ranks if rank < len(run.members)}
-    names = ", ".join(dict.fromkeys(hosts.values()))
-    more = f" and {len(ranks) - 1} more" if len(ranks) > 1 else ""
-    return UsageError(
-        f"merge: samples of {result.case.describe()}",
-        f"not all of rank {ranks[0]}{more} in {', '.join(map(str, sources))}",
-        f"those of {counted(result.ranks, 'rank')}",
-        problems[0]
-        if problems
-        else f"Copy the folder *{FOLDER_ENDING} of {names[:200]} to here, and name all folders.",
-    )
 
 
 def _fill(result: CaseResult, kept: KeptBatches, ranks: Sequence[Batches]) -> None:
