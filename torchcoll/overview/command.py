@@ -230,13 +230,13 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _explain(runs: Sequence[Run], words: Sequence[str]) -> None:
+def _explain(runs: Sequence[Run], requested: Sequence[str]) -> None:
     from torchcoll.overview.explain import asked, explained
     from torchcoll.report.destination import Destination
     from torchcoll.report.grid import print_grids
     from torchcoll.verdict.judging import judge
 
-    question = asked(words)
+    question = asked(requested)
     out = Destination()
     print_grids([("", [explained(run, question, judge(run))]) for run in runs], "table", out)
     out.flush()

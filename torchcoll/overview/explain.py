@@ -45,20 +45,20 @@ class Question:
     size_bytes: int | None = None
 
 
-def asked(words: Sequence[str]) -> Question:
+def asked(terms: Sequence[str]) -> Question:
     """A metric, a collective and a size, in any order. Raises UsageError for other words."""
     question = Question()
-    for word in " ".join(words).split():  # "all_reduce 8M" may be quoted
-        if word in METRICS:
-            question.metric = word
-        elif word[:1].isdigit():
-            question.size_bytes = parse_size(word)
+    for term in " ".join(terms).split():  # "all_reduce 8M" may be quoted
+        if term in METRICS:
+            question.metric = term
+        elif term[:1].isdigit():
+            question.size_bytes = parse_size(term)
         else:
             try:
-                question.collective = find_collective(word).name
+                question.collective = find_collective(term).name
             except UsageError:
                 names = (*METRICS, *COLLECTIVES)
-                raise unknown("explain", word, names, "a size, or one of {}") from None
+                raise unknown("explain", term, names, "a size, or one of {}") from None
     return question
 
 
