@@ -250,7 +250,7 @@ def imported(tmp_path, *labels):
                                   "all_reduce 8G; this run's 475 is below 1 of 2"),
         (["gpu=H200", "hosts=2"], "published: nothing of 2x4 H200 (torchcoll show --published"),
         (["gpu=H200"], "published: on how many hosts is not known; --label hosts=N of torchcoll "
-                       "import or of the run tell it"),
+                       "convert or of the run tell it"),
         ([], "published: which GPUs on how many hosts is not known; --label gpu=NAME and --label "
              "hosts=N of torchcoll convert"),
     ],

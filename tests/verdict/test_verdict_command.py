@@ -158,19 +158,6 @@ def test_a_folder_is_its_runs(path, tmp_path, capsys):
     assert last(capsys).startswith("WARN 300 GB/s")
 
 
-@pytest.mark.parametrize(
-    ("option", "action"),
-    [
-        ("--fabric x", "Write torchcoll check FILE --fabric."),
-        ("--gate", "Write torchcoll check FILE --gate."),
-        ("--pivot ranks", "Write torchcoll show FILE --view pivot:KEY."),
-    ],
-)
-def test_show_names_what_judges_now(path, option, action, capsys):
-    assert main(["show", path, *option.split()]) == 2
-    assert capsys.readouterr().err.endswith(f"{action}\n")
-
-
 EVIL = '\x1b[2J\x07<&">\ud800'
 
 
