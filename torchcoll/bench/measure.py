@@ -287,6 +287,7 @@ class _Measurement:
             local.control.start_together()
         refusal = first_call(local, name, lambda: self._timed_alone(self.cold, 1, align))
         if refusal:
+            self.communicator.refused = True
             not_run = self._not_run(refusal)
             return _results(self.sweep, self.sizing, samples, **not_run._asdict())
         try:
