@@ -38,6 +38,11 @@ REFUSAL_S = 10.0
 # (tests/benchmarks/steady.py). The pause is what counts: a refill alone changes nothing, waiting
 # for 1 ms does. Long calls do not notice: they lead for no more than so long, and one always does.
 LEAD_CALLS, LEAD_NS = 10, 10_000_000
+# Barriers that wake the ranks before a cold call, where lead calls would be cold calls themselves.
+# Their number is odd: gloo's two threads take operations by turns, and a thread's first call of a
+# size is slow. Only after an odd number is a call on the thread of the call before it, as in a loop
+# of barrier and call.
+WAKE_BARRIERS = 9
 # If blocks move on from call to call, so many positions are verified, each by a call of its own.
 MOST_CHECKED_POSITIONS = 8
 # How torch and its backends say that they have no such call, type or device.
@@ -361,7 +366,7 @@ class _Measurement:
 
     def _aligned_awake(self) -> None:
         self.flush()
-        for _ in range(LEAD_CALLS):
+        for _ in range(WAKE_BARRIERS):
             self.barrier()
 
     def _timed_alone(self, durations: list[int], calls: int, align: Call | None = None) -> None:
