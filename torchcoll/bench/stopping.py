@@ -32,8 +32,8 @@ LEAST_VON_NEUMANN = 1.2
 # A single look is lucky too often: 9 to 13 % of all series whose calls follow each other closely
 # (AR .9 at 10 and 15 %) were called precise and were off. Two looks in a row: 3 to 5 %.
 LOOKS_IN_A_ROW = 2
-# A mean moves with slow calls that are rare, a median does not, so more calls have to be seen before
-# a mean can be trusted: if slow calls come once in 25 calls, 60 calls have none in 1 of 10 series.
+# Rare slow calls move a mean, not a median, so a mean can be trusted only after more calls. Where a
+# slow call comes once in 25 calls, 60 calls have none in 1 of 10 series.
 FIRST_LOOK_AT_MEANS, LOOKS_AT_MEANS_IN_A_ROW = 120, 3
 # Blocks that all lie within this share of the width are precise however they follow each other.
 STILL = 0.1
