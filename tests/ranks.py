@@ -277,7 +277,7 @@ def fewer_calls() -> None:
     """
     state.LEAST_S = math.inf  # the machine of a test is busy with others
     devices.COST_CALLS = 16
-    measure.LEAD_CALLS = 2
+    measure.LEAD_CALLS, measure.WAKE_BARRIERS = 2, 1
     concurrent.BLOCK_NS = 4_000_000
 
 

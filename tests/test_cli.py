@@ -266,8 +266,12 @@ def test_version_and_help(capsys):
             "argument --format: expected one argument. See torchcoll show --help.",
         ),
         ("show FILE --metric gbps", 2, error_text("metric", "gbps", "one of time, algbw, busbw")),
-        ("show /no/such", 3, error_text("result file", "/no/such", "a file that exists")),
-        ("show FILE /no/such", 3, error_text("result file", "/no/such", "a file that exists")),
+        ("show absent.jsonl", 3, error_text("result file", "absent.jsonl", "a file that exists")),
+        (
+            "show FILE absent.jsonl",
+            3,
+            error_text("result file", "absent.jsonl", "a file that exists"),
+        ),
         ("show DIR", 3, error_text("folder", "DIR", "a folder with result files")),
         (
             f"show {ROOT}/pyproject.toml",

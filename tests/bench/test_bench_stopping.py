@@ -135,6 +135,13 @@ def test_equal_calls_are_precise_at_the_second_look():
     assert run_rule(rule, FakeClock(), 1000) == [5, 35, 20]
 
 
+def test_equal_means_are_precise_at_the_third_look():
+    """Looks at 120, 180 and 260 calls: a mean needs more calls than a median."""
+    rule = StoppingRule(2, None, 0.05, max_time_s=1, expected_ns=1000, means=True)
+    assert run_rule(rule, FakeClock(), 1000) == [120, 60, 80]
+    assert (rule.reason, rule.reached_precision()) == ("precision", 0)
+
+
 def test_looks_are_few():
     """Each 1.5 times the one before, in whole blocks of 20: 390 is 380, 570 is 560; and the cap."""
     looks, calls = [], 0
@@ -335,6 +342,26 @@ def test_what_is_simulated_holds():
             off[name] += rule.reason == "precision" and abs(middle / 1000 - 1) > 0.05
     assert max(off.values()) <= 22
     assert precise >= 190  # the last: independent noise
+
+
+def test_means_see_modes_of_a_few_calls():
+    """Ten fast calls on average, then three slow ones of 1.4 times the time; 20 and 5. The mean is
+    (10 + 3 * 1.4) / 13 and (20 + 5 * 1.4) / 25. Under the looks of a median 9 and 16 % of all
+    series were called precise and were more than 5 % off. With 5 % of 150 series 7.5 are expected,
+    and more than 15 in one of 200 tests.
+    """
+    rng = random.Random(7)
+    for fast, slow in ((10, 3), (20, 5)):
+        true, off = 1000 * (fast + 1.4 * slow) / (fast + slow), 0
+        for _ in range(150):
+            is_slow, series = rng.random() < slow / (fast + slow), []
+            for _ in range(1000):
+                series.append((1400 if is_slow else 1000) * math.exp(0.03 * rng.gauss(0, 1)))
+                is_slow = rng.random() >= 1 / slow if is_slow else rng.random() < 1 / fast
+            rule = feed(series, means=True)
+            mean = statistics.fmean(series[: rule.calls])
+            off += rule.reason == "precision" and abs(mean / true - 1) > 0.05
+        assert off <= 15, (fast, slow)
 
 
 def test_the_plan_knows_the_limits():

@@ -16,7 +16,12 @@ median of the steady ones, and the second call over it; a median over the cases 
 over all runs. A/A: the first steady call over the median. Skew: how far apart the ranks of this
 host entered the first call, by cold_start_ns.
 
-    chrt -r 1 python tests/benchmarks/first_call.py [new|connected]
+On new communicators, at larger sizes (``second``): call 1, the second one, of torchcoll over that
+of the bare script, in the order A B B A, with the bare script against itself before and after.
+gloo's two threads take operations by turns, and each has a slow first call of a size, so the ratio
+shows whether both sides make call 1 on the same thread as call 0.
+
+    chrt -r 1 python tests/benchmarks/first_call.py [new|connected|second]
 """
 
 from __future__ import annotations
@@ -42,16 +47,18 @@ from torchcoll.machine.launcher import Launch
 
 LAUNCHES, CASES, STEP = 5, 55, 64
 PAIRS, SIZE_BYTES, COLD, STEADY = 120, 4096, 3, 50
+SECOND_PAIRS, SECOND_SIZES = 40, (256 << 10, 1 << 20)
 torch.set_num_threads(1)
 
 
 @dataclass(frozen=True)
 class Cold:
     """Of one run: call 0 in ns on the slowest rank, and from the last rank's start to the last
-    rank's end; how far apart the ranks started it; calls 1 and 2 over the median.
+    rank's end; call 1 in ns; how far apart the ranks started it; calls 1 and 2 over the median.
     """
 
     first_ns: float
+    second_ns: float
     from_last_start_ns: float
     skew_ns: float
     later: tuple[float, float]
@@ -63,12 +70,12 @@ def cold_figures(starts: list[list[int]], cold: list[list[int]], steady: list[fl
     first = [own[0] for own in starts]
     last_end = max(start + own[0] for start, own in zip(first, cold, strict=True))
     later = (calls[1] / middle, calls[2] / middle)
-    return Cold(calls[0], last_end - max(first), max(first) - min(first), later)
+    return Cold(calls[0], calls[1], last_end - max(first), max(first) - min(first), later)
 
 
-def run_of_torchcoll(rank: int, port: int) -> Cold | None:
+def run_of_torchcoll(rank: int, port: int, size_bytes: int = SIZE_BYTES) -> Cold | None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    spec = Spec(sizes=(SIZE_BYTES,), iters=STEADY, cold=COLD, check=False)
+    spec = Spec(sizes=(size_bytes,), iters=STEADY, cold=COLD, check=False)
     with opened(torch, SessionOptions(spec, Launch("benchmark", rank, 2, rank, 2))) as session:
         Sweep(session).one_case(session.sizings[0])
         if session.run is None:
@@ -78,10 +85,10 @@ def run_of_torchcoll(rank: int, port: int) -> Cold | None:
         return cold_figures(result.cold_start_ns, result.cold_ns, steady)
 
 
-def bare_run(rank: int, port: int) -> Cold | None:
+def bare_run(rank: int, port: int, size_bytes: int = SIZE_BYTES) -> Cold | None:
     store, now = tcp_store(rank, 2, port), time.perf_counter_ns
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    tensor = torch.ones(SIZE_BYTES // 4)
+    tensor = torch.ones(size_bytes // 4)
     control = Control(store, rank, 2, timeout_s=60)
     control.align()
     start_ns = control.decide(now() + 2_000_000)
@@ -128,6 +135,21 @@ def report_new() -> None:
         )
 
 
+def report_second() -> None:
+    arms = (("A/A before", bare_run), ("torchcoll", run_of_torchcoll), ("A/A after", bare_run))
+    for size_bytes in SECOND_SIZES:
+        for name, arm in arms:
+            ratios = []
+            for pair in range(SECOND_PAIRS):
+                order = (arm, bare_run) if pair % 2 else (bare_run, arm)
+                runs = [fork_ranks(2, side, free_port(), size_bytes)[0] for side in order]
+                ours, bare = runs if pair % 2 else reversed(runs)
+                ratios.append(ours.second_ns / bare.second_ns)
+            middle, low, high = interval(ratios, 90)
+            text = f"call 1 over the bare script {middle:.3f} (90 % {low:.3f} to {high:.3f})"
+            print(f"{size_bytes:>8} B  {name:10}  {text}", flush=True)
+
+
 def measure(rank: int, port: int) -> list[tuple[float, float, float, float]]:
     """Of each case but the first, which meets a new communicator: first, second and a steady call
     over the median, and the skew of the first call in ns.
@@ -169,8 +191,10 @@ if __name__ == "__main__":
         f"first calls, gloo, 2 ranks, {'real-time' if scheduled else 'plain'} scheduling, "
         f"{CASES} cases, each {STEP} B larger"
     )
-    wanted = sys.argv[1:] or ["new", "connected"]
+    wanted = sys.argv[1:] or ["new", "connected", "second"]
     if "new" in wanted:
         report_new()
     if "connected" in wanted:
         report_connected()
+    if "second" in wanted:
+        report_second()

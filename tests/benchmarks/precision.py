@@ -64,6 +64,28 @@ def two_modes(stay: float) -> Maker:
     return make
 
 
+def stays(fast: float, slow: float) -> Maker:
+    """So many fast calls on average, then so many slow ones, which take 1.4 times as long."""
+
+    def make(rng: numpy.random.Generator, n: int) -> Noise:
+        drawn = rng.random((n, CALLS))
+        is_slow = numpy.empty((n, CALLS), dtype=bool)
+        is_slow[:, 0] = drawn[:, 0] < slow / (fast + slow)
+        for i in range(1, CALLS):
+            before = is_slow[:, i - 1]
+            is_slow[:, i] = numpy.where(before, drawn[:, i] >= 1 / slow, drawn[:, i] < 1 / fast)
+        return numpy.where(is_slow, 1.4, 1.0) * independent(0.03)(rng, n)
+
+    return make
+
+
+def pareto(exponent: float, scale: float) -> Maker:
+    """1 + scale times a Lomax tail, whose mean is 1 / (exponent - 1); below an exponent of 2 its
+    variance is infinite.
+    """
+    return lambda rng, n: 1 + scale * rng.pareto(exponent, (n, CALLS))
+
+
 def drift(rise: float, spread: float) -> Maker:
     """Slower by ``rise`` over all calls, steadily, under independent noise."""
     line = numpy.linspace(1, 1 + rise, CALLS)
@@ -136,6 +158,35 @@ PERIODS = tuple(
         ("AR 0.99 at 10 %", autoregression(0.99, 0.1), 0.1),
     )
 )
+# The mean of two modes, each with 3 % of log-normal noise.
+MODES_OF_MEANS = tuple(
+    Row(
+        f"stays {fast} / {slow}, means",
+        stays(fast, slow),
+        (fast + 1.4 * slow) / (fast + slow) * math.exp(0.03**2 / 2),
+        means=True,
+    )
+    for fast, slow in ((5, 2), (10, 3), (20, 5), (40, 10), (50, 20))
+)
+TAILS_OF_MEANS = (
+    Row(
+        "2 % of calls 10 times slower, means",
+        outliers(0.02, 10),
+        1.18 * math.exp(0.05**2 / 2),
+        means=True,
+    ),
+    Row("Pareto 2.5, half a call, means", pareto(2.5, 0.5), 1 + 0.5 / 1.5, means=True),
+)
+UNSEEN_OF_MEANS = (
+    Row(
+        "stays 200 / 100, means",
+        stays(200, 100),
+        (200 + 1.4 * 100) / 300 * math.exp(0.03**2 / 2),
+        means=True,
+    ),
+    Row("Pareto 1.5, a tenth, means", pareto(1.5, 0.1), 1.2, means=True),
+    Row("Pareto 1.5, a fifth, means", pareto(1.5, 0.2), 1.4, means=True),
+)
 MODES = tuple(Row(f"two modes, stay {stay}", two_modes(stay), stay=stay) for stay in (2, 5, 10, 20))
 UNSEEN = tuple(
     Row(f"two modes, stay {stay}", two_modes(stay), stay=stay) for stay in (30, 60, 120, 300, 1000)
@@ -169,7 +220,7 @@ def line(row: Row, number: int, seed: int, held: bool) -> str:
         short += rule.calls <= SHORT
         calls.append(rule.calls)
     calls.sort()
-    words = [f"{row.name:30} off {interval(off, number)}   precise {100 * precise / number:5.1f} %"]
+    words = [f"{row.name:35} off {interval(off, number)}   precise {100 * precise / number:5.1f} %"]
     words.append(f"calls {median(calls):4.0f}, 9 in 10 by {calls[int(0.9 * number)]:4}")
     words.append(f"by {SHORT}: {100 * short / number:5.1f} %")
     if row.stay:
@@ -192,9 +243,12 @@ TABLES = (
         INDEPENDENT + STILL,
     ),
     ("autoregressions, and outliers", CORRELATED + ODD),
-    ("calls back to back, whose figure is a mean", PERIODS),
+    ("calls back to back, whose figure is a mean", PERIODS + MODES_OF_MEANS + TAILS_OF_MEANS),
     (f"two modes whose slow stays are at most a third of {SHORT} calls", MODES),
-    ("seen by no rule: modes that outlast what was seen, and slow drift", UNSEEN + DRIFT),
+    (
+        "seen by no rule: modes that outlast what was seen, and slow drift",
+        UNSEEN + UNSEEN_OF_MEANS + DRIFT,
+    ),
 )
 
 

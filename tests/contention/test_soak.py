@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -17,6 +19,7 @@ from ranks import Measured
 
 from torchcoll.bench import soak, verify
 from torchcoll.bench.control import Control
+from torchcoll.bench.options import parse
 from torchcoll.bench.output import Output
 from torchcoll.bench.recorder import Recorder
 from torchcoll.bench.soak import WINDOWS
@@ -35,18 +38,25 @@ CASE = Case("all_reduce", 1 << 20, "float32", "sum", None, True, "synchronized",
 
 
 def with_a_flipped_bit(rank: int) -> None:
-    """Of rank 1 in round 7, in place 17; and its SIGUSR1 in round 9, which ends the hour."""
-    counted, rounds = verify.Checker.count_wrong, [0]
+    """Of rank 1 in the first check of round 7, in place 17; and its SIGUSR1 in round 9, which ends
+    the hour.
+    """
+    counted, rounds = verify.Checker.count_wrong, itertools.count(1)
+    checker_of = verify.Checker.__init__
+
+    def init(self, *arguments):
+        self.round, self.checks = next(rounds), itertools.count()
+        checker_of(self, *arguments)
 
     def count_wrong(self):
-        rounds[0] += 1
-        if rank == 1 and rounds[0] == 7:
-            self._buffers.recv.view(verify_bits(self))[17] ^= 1
-        if rank == 1 and rounds[0] == 9:
-            os.kill(os.getpid(), signal.SIGUSR1)
+        if rank == 1 and next(self.checks) == 0:
+            if self.round == 7:
+                self._buffers.recv.view(verify_bits(self))[17] ^= 1
+            if self.round == 9:
+                os.kill(os.getpid(), signal.SIGUSR1)
         return counted(self)
 
-    verify.Checker.count_wrong = count_wrong
+    verify.Checker.__init__, verify.Checker.count_wrong = init, count_wrong
 
 
 def verify_bits(checker):
@@ -61,8 +71,10 @@ def test_a_bit_in_round_7_is_named_and_a_signal_ends_it(tmp_path, capsys):
     run = job.run
     assert run.complete
     (fault,) = soaked(run).faults
-    assert fault.startswith("round 7: all_reduce 1K float32 sum on gloo: 1 of 512 elements wrong; ")
-    assert "first on rank 1, element 17: " in fault
+    # 256 elements on each of two ranks, in as many checks as a tenth of the calls needs.
+    begin = r"round 7: all_reduce 1K float32 sum on gloo: 1 of (\d+) elements wrong; "
+    counted = re.match(begin + "first on rank 1, element 17: ", fault)
+    assert counted and int(counted[1]) % 512 == 0
     assert f"torchcoll: error: soak: 1 fault. First: {fault}" in job.stderr()
     assert run.windows[0].first_round == 2
     assert 8 <= run.windows[-1].last_round <= 12  # the watchdog looks four times a second
@@ -80,7 +92,7 @@ def test_a_bit_in_round_7_is_named_and_a_signal_ends_it(tmp_path, capsys):
     assert result.status == "ok"
     show(job.path)
     out = capsys.readouterr().out
-    assert "): 1 fault; " in out
+    assert f"): 1 fault, {soaked(run).checked} of {soaked(run).calls} calls checked; " in out
     assert f"FAULT {fault}" in out
     show(job.path, format="json")
     (case,) = json.loads(capsys.readouterr().out)["soak"]["cases"]
@@ -184,10 +196,32 @@ def test_sub_groups_of_unlike_size_are_no_fault(tmp_path):
     run = job.ended(0).run
     found = soaked(run)
     assert (found.faults, found.faulty) == ((), 0)
-    assert found.checked == run.windows[-1].last_round
+    assert run.windows[-1].last_round == 3
+    # Each round makes two cold calls at least, two ramp-up calls and five that are measured.
+    assert found.calls - found.checked >= 3 * 9
+    assert found.calls <= 10 * found.checked
+    text = f"): {found.checked} of {found.calls} calls checked, all correct; "
+    assert text in job.stdout()
     assert len(run.machine) == 2  # before the first round and after the last
     unchecked = Measured(tmp_path / "none", "all_reduce", f"{words} -c 0", 2, **how)
     assert ": not checked; " in unchecked.ended(0).stdout()
+
+
+@pytest.mark.parametrize(
+    ("words", "iters"), [("", 20), ("-n 5", 5), ("--max-time 2", None), ("--precision 0.1", None)]
+)
+def test_rounds_are_short_unless_something_else_ends_a_case(words, iters):
+    options = parse(f"--sizes 1K --soak 1h {words}".split(), "all_reduce", "x")
+    assert options.spec.iters == iters
+
+
+def test_a_min_is_checked_by_pairs_of_calls(tmp_path):
+    """Two calls tell; both kinds of output are compared with those of the first round."""
+    words = "--sizes 1K -n 40 --op min --soak 1h"
+    run = Measured(tmp_path / "min", "all_reduce", words, 2, setup=of_three_rounds).ended(0).run
+    found = soaked(run)
+    assert (found.faulty, found.checked % 2) == (0, 0)
+    assert found.checked <= found.calls <= 10 * found.checked
 
 
 def stopped_in_round_1(rank: int) -> None:
@@ -287,7 +321,8 @@ def of_round(clock, account, number, digests=(7, 7), wrong="", took_s=0.4):
     """A round of one case that takes so long and puts out these bits."""
     began = clock.wall_us
     clock.pass_s(took_s)
-    gathered = [{"wrong": int(bool(wrong)), "digests": [["same", bits]]} for bits in digests]
+    counts = {"wrong": int(bool(wrong)), "calls": 30, "checked_calls": 3}
+    gathered = [{**counts, "digests": {"0 0": ["same", bits]}} for bits in digests]
     if number == 1:
         account.first(CASE, gathered)
         return
@@ -354,7 +389,7 @@ def test_every_fault_is_counted(clock):
         "round 2: all_reduce 1M float32 sum on gloo: rank 1 has other bits than in round 1",
     ]
     assert told[-1] == "30 more like these"
-    assert (soaked(run).faulty, soaked(run).checked) == (50, 26)
+    assert (soaked(run).faulty, soaked(run).checked, soaked(run).calls) == (50, 3 * 26, 30 * 26)
     assert kept.failure() == f"soak: 50 faults. First: {told[0]}"
 
 
@@ -367,7 +402,7 @@ def test_a_wrong_first_round_is_no_measure_of_the_others(clock):
     kept.close()
     told = [event["message"].partition("gloo: ")[2] for event in run.events]
     assert told == [f"rank {rank} has other bits than in round 2" for rank in (0, 1)]
-    assert soaked(run).checked == 3
+    assert (soaked(run).checked, soaked(run).calls) == (12, 120)
 
 
 @pytest.mark.parametrize(

@@ -680,7 +680,7 @@ def test_commands(tmp_path):
     assert "mpirun" not in result
 
 
-def test_a_child_is_no_part_of_the_job(monkeypatch):
+def test_a_child_is_no_part_of_the_job(tmp_path, monkeypatch):
     for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "RANK", "SLURM_PROCID", "CCL_ROOT"):
         monkeypatch.setenv(name, "1")
     program = (
@@ -689,7 +689,7 @@ def test_a_child_is_no_part_of_the_job(monkeypatch):
     assert gathering.run([sys.executable, "-c", program], 20 * busy()) == (0, "['CCL_ROOT']\n", "")
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     assert gathering.run(sleep, 0.1) == (-1, "", "no answer within 0.1 s")
-    assert gathering.run(["/no/such"], 1)[0] == -1
+    assert gathering.run([str(tmp_path / "absent")], 1)[0] == -1
 
 
 def test_modules_are_imported_by_a_child(tmp_path, monkeypatch):

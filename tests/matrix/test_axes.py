@@ -268,8 +268,8 @@ ON_RANKS = "-m torchcoll.allreduce"
         ),
         (f"-o D -- nosuchrun {ON_RANKS}", error_text("command", "nosuchrun", "a program in PATH")),
         (
-            f"-o D -- /no/such/run {ON_RANKS}",
-            error_text("command", "/no/such/run", "a program that exists and can be run"),
+            f"-o D -- ./absent/run {ON_RANKS}",
+            error_text("command", "./absent/run", "a program that exists and can be run"),
         ),
         (
             "-o D -- ./no-such-bench 1",

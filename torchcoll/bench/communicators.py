@@ -33,6 +33,7 @@ class Communicator:
     ``group`` None is the default group. ``ranks``: ranks of the run in it. ``calls``: calls that
     torchcoll has made on it, barriers for alignment aside; None: others had made some before.
     ``how``: shared, or how a fresh one was made: by new_group, or split off its parent by torch.
+    ``refused``: all ranks were refused a call on it.
     """
 
     backend: BackendEntry
@@ -42,6 +43,7 @@ class Communicator:
     how: str = "shared"
     connect_ns: int | None = None
     used: bool = False
+    refused: bool = False
 
 
 class Communicators:
@@ -277,6 +279,8 @@ class Communicators:
         if not fresh_parts:
             with self._watched(self._shared[backend]) as shared:
                 yield shared
+            if shared.refused:
+                self._shared[backend] = self._renewed(shared)
             return
         count, start = len(self._made), time.perf_counter_ns()
         fresh = self._over_parts(self._shared[backend].backend, fresh_parts, fresh=True)
@@ -289,6 +293,29 @@ class Communicators:
             for group in self._made[count:]:
                 self._dist.destroy_process_group(group)
             del self._made[count:]
+
+    def _renewed(self, refused: Communicator) -> Communicator:
+        """The communicator for the cases after one that all ranks were refused. Collective.
+
+        Part of a refused call may still run: gloo composes reduce_scatter of several calls, and
+        raises the first error while the others go on. A barrier would raise their errors on the
+        ranks where they still run, and the other ranks would wait in it for ever. No call tells
+        whether they have ended, so the next case gets a group of its own.
+        """
+        entry = refused.backend
+        if not entry.barrier_rethrows:
+            refused.refused = False
+            return refused
+        if len(self._parts) == 1:
+            self._whole[entry.name] = self._new(entry, None)
+        renewed = self._over_parts(entry, self._parts, fresh=False)
+        # Whether its first call is a first one is known only if the old group had no call either.
+        renewed.calls = 0 if refused.calls == 0 else None
+        renewed.used = refused.used
+        if refused.group is not None:  # the default group lasts as long as the run
+            self._made.remove(refused.group)
+            self._dist.destroy_process_group(refused.group)
+        return renewed
 
     @contextlib.contextmanager
     def _watched(self, communicator: Communicator) -> Iterator[Communicator]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import operator
 import os
 import re
@@ -38,6 +39,13 @@ REFUSAL_S = 10.0
 # (tests/benchmarks/steady.py). The pause is what counts: a refill alone changes nothing, waiting
 # for 1 ms does. Long calls do not notice: they lead for no more than so long, and one always does.
 LEAD_CALLS, LEAD_NS = 10, 10_000_000
+# Barriers that wake the ranks before a cold call, where lead calls would be cold calls themselves.
+# Their number is odd: gloo's two threads take operations by turns, and a thread's first call of a
+# size is slow. Only after an odd number is a call on the thread of the call before it, as in a loop
+# of barrier and call.
+WAKE_BARRIERS = 9
+# A soak looks for rare faults, so it checks one in so many calls, or more.
+SOAK_CALLS_PER_CHECK = 10
 # If blocks move on from call to call, so many positions are verified, each by a call of its own.
 MOST_CHECKED_POSITIONS = 8
 # How torch and its backends say that they have no such call, type or device.
@@ -287,6 +295,7 @@ class _Measurement:
             local.control.start_together()
         refusal = first_call(local, name, lambda: self._timed_alone(self.cold, 1, align))
         if refusal:
+            self.communicator.refused = True
             not_run = self._not_run(refusal)
             return _results(self.sweep, self.sizing, samples, **not_run._asdict())
         try:
@@ -304,9 +313,7 @@ class _Measurement:
         if library_log and alone and case.implementation == NATIVE:
             local.progress.step(f"{name}: what the library expects")
             expected_ns = library_log.expected_ns(local, self.call, self.communicator)
-        calls = len(self.cold) + len(self.warmup) + self.ramp_up_calls + sum(self.sizes)
-        calls += self.concurrent_calls
-        self._count(calls * case.coalesce)
+        self._count(self._unchecked_calls * case.coalesce)
         return _results(
             self.sweep,
             self.sizing,
@@ -355,12 +362,17 @@ class _Measurement:
             self.communicator.calls = None
 
     @property
+    def _unchecked_calls(self) -> int:
+        timed = len(self.cold) + len(self.warmup) + self.ramp_up_calls + sum(self.sizes)
+        return timed + self.concurrent_calls
+
+    @property
     def _calls_per_sample(self) -> int:
         return self.device.calls_per_sample if self.sizing.case.queued else 1
 
     def _aligned_awake(self) -> None:
         self.flush()
-        for _ in range(LEAD_CALLS):
+        for _ in range(WAKE_BARRIERS):
             self.barrier()
 
     def _timed_alone(self, durations: list[int], calls: int, align: Call | None = None) -> None:
@@ -549,7 +561,7 @@ class _Measurement:
 
     def _check(self, samples: dict[str, Any], name: str) -> NotRun | None:
         """One more call on fresh data, two where one cannot tell; why not where some rank could
-        not check.
+        not check. A soak repeats them until it has checked a tenth of the calls.
         """
         local, failure = self.local, ""
         sizing = self.sizing
@@ -563,7 +575,13 @@ class _Measurement:
         local.progress.step(f"{name}: verification")
         checked = wrong = changed = 0
         positions = range(min(sizing.positions, MOST_CHECKED_POSITIONS))
-        for turn, position in itertools.product(self.checker.turns, positions):
+        once = [*itertools.product(self.checker.turns, positions)]
+        repeats = 1
+        if self.sweep.digested:
+            repeats = math.ceil(self._unchecked_calls / (SOAK_CALLS_PER_CHECK - 1) / len(once))
+            samples["calls"] = self._unchecked_calls + repeats * len(once)
+            samples["checked_calls"] = repeats * len(once)
+        for turn, position in once * repeats:
             if self.rotation:  # which goes on with each call
                 self.rotation.stand()
             if self.cycle:
@@ -584,7 +602,7 @@ class _Measurement:
                 if differing and "first_wrong" not in samples:
                     samples["first_wrong"] = self.checker.first_wrong()
                 if self.sweep.digested:
-                    samples.setdefault("digests", []).append(list(self.checker.digest()))
+                    self._digest(samples, turn, position)
             except (RuntimeError, MemoryError) as error:
                 failure = failure or brief(error)
             else:
@@ -596,6 +614,15 @@ class _Measurement:
         names, text = failed
         status = "oom" if _is_memory(text) else "failed"
         return NotRun(status, f"verification on {names}: {text}")
+
+    def _digest(self, samples: dict[str, Any], turn: int, position: int) -> None:
+        """Keep the digest of the output of this turn and position: the first, or the last that is
+        unlike the first.
+        """
+        digests = samples.setdefault("digests", {})
+        digest, name = list(self.checker.digest()), f"{turn} {position}"
+        if digests.setdefault(name, digest) != digest:
+            digests[name] = digest
 
 
 def prepared(local: Rank, sizing: SizedCase, place: int, buffers: Buffers, group: Any) -> Call:

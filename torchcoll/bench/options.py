@@ -19,6 +19,7 @@ from torchcoll.core.units import format_size, parse_duration, whole_number
 from torchcoll.core.variables import masked_labels
 
 # Options that Spec takes as they are, under their own name.
+SOAK_ITERS = 20  # calls of a case in a round: in short rounds more calls are checked
 _PLAIN = (
     "mode",
     "order",
@@ -321,7 +322,8 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
         "--soak",
         metavar="TIME",
         help=(
-            "repeat all cases for this long (90s, 30m, 8h) and check every round; SIGUSR1 ends it"
+            "repeat all cases for this long (90s, 30m, 8h) in rounds of 20 calls a case (see -n), "
+            "and check a tenth of the calls; SIGUSR1 ends it"
         ),
         **text,
     )
@@ -430,6 +432,8 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
         ranks = whole_number(number(ranks, int), "ranks", 1)
     formats = {name: name for name in FORMATS}
     given["format"] = _one_of("format", given.get("format", "table"), formats)
+    if "soak" in given and not fields.keys() & {"iters", "precision", "max_time_s"}:
+        fields["iters"] = SOAK_ITERS
     spec = Spec(**{"collectives": "all", **fields})
     options = Options(spec=spec, fields=fields, ranks=ranks, **given)
     if ranks is not None and spec.communicates and not options.dry_run:

@@ -122,8 +122,8 @@ class _Account:
         self._rounds = (0, 0)
         self._began_us = self._ended_us = 0
         self._opened = time.monotonic()
-        self.faults = self.checked = 0
-        self._told = (0, 0)  # of both, in the windows that are written
+        self.faults = self.checked = self.calls = 0
+        self._told = (0, 0, 0)  # checked calls, faults and calls of the windows that are written
         self._metrics = None if metrics is None else metrics_name(metrics)
 
     def first(self, case: Case, gathered: Sequence[dict[str, Any]]) -> None:
@@ -170,10 +170,12 @@ class _Account:
         """What was put out against the ranks that should have the same, and against the first round
         that was right.
         """
-        digests = [answer.get("digests") for answer in gathered]
-        if not right or not all(digests):
+        self.calls += gathered[0].get("calls", 0)
+        self.checked += gathered[0].get("checked_calls", 0)
+        answers = [answer.get("digests") for answer in gathered]
+        if not right or not all(answers):
             return
-        self.checked += 1
+        digests = [list(answer.values()) for answer in answers]
         for part in self._parts:
             self._unlike(number, case, {r: digests[r] for r in part if r < len(digests)})
         before = self._digests.setdefault(case, (number, digests))
@@ -219,10 +221,10 @@ class _Account:
         ]
         if cases:
             stamps, reported = (self._began_us, self._ended_us), self._told
-            counts = (self.checked - reported[0], self.faults - reported[1])
+            self._told = (self.checked, self.faults, self.calls)
+            counts = (now - before for now, before in zip(self._told, reported, strict=True))
             window = SoakWindow(*self._rounds, *stamps, tuple(cases), *counts)
             self._recorder.window(window)
-            self._told = (self.checked, self.faults)
             self._write_metrics(window)
         self._open = {}
 
@@ -276,7 +278,7 @@ def soak_metrics(
             of_cases["slowest"].append((labels, float(rank)))
     of_all: list[tuple[str, str, float]] = [
         ("round", "The last round of the window.", window.last_round),
-        ("checks", "Results checked since the begin.", checked),
+        ("checks", "Calls whose results were checked, since the begin.", checked),
         ("faults", "Of these, and of comparisons with earlier rounds: faults.", faults),
         ("timestamp_seconds", "End of the window, since 1970.", window.end_wall_us / 1e6),
     ]

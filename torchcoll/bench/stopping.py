@@ -32,6 +32,9 @@ LEAST_VON_NEUMANN = 1.2
 # A single look is lucky too often: 9 to 13 % of all series whose calls follow each other closely
 # (AR .9 at 10 and 15 %) were called precise and were off. Two looks in a row: 3 to 5 %.
 LOOKS_IN_A_ROW = 2
+# Rare slow calls move a mean, not a median, so a mean can be trusted only after more calls. Where a
+# slow call comes once in 25 calls, 60 calls have none in 1 of 10 series.
+FIRST_LOOK_AT_MEANS, LOOKS_AT_MEANS_IN_A_ROW = 120, 3
 # Blocks that all lie within this share of the width are precise however they follow each other.
 STILL = 0.1
 
@@ -86,9 +89,9 @@ class StoppingRule:
     precision: the relative half-width that is asked for. The blocks' medians (or means) are given
     the 95 % t interval of their mean, inflated by their lag-1 correlation r as in a series of that
     correlation alone, (1 + r) / (1 - r) in the variance (Law and Carson 1979 and Fishman 1978 grow
-    the blocks until nothing of it is left; the calls of a case are too few). Not fewer than 40
-    calls are ever precise, and 60 with ``LOOKS_IN_A_ROW``. What it is worth is simulated in
-    tests/benchmarks/precision.py.
+    the blocks until nothing of it is left; the calls of a case are too few). A median of fewer than
+    60 calls is never precise, and a mean of fewer than 260: the second and the third look.
+    tests/benchmarks/precision.py simulates how often the rule is wrong.
     """
 
     def __init__(
@@ -112,7 +115,8 @@ class StoppingRule:
         self._means = means
         self._slowest_ns = expected_ns  # the longest mean of a batch, to plan the next one by
         self._durations: list[float] = []
-        self._look = min(next_look(0), self.cap)
+        self._looks_in_a_row = LOOKS_AT_MEANS_IN_A_ROW if means else LOOKS_IN_A_ROW
+        self._look = min(FIRST_LOOK_AT_MEANS if means else FIRST_LOOKS[0], self.cap)
         self._precise_looks = 0  # in a row, up to now
 
     def next_batch(self, elapsed_ns: float) -> int:
@@ -134,7 +138,7 @@ class StoppingRule:
     def _reason(self, elapsed_ns: float) -> str:
         if self.iters is not None:
             return "count" if self.calls >= self.iters else ""
-        if self._precise_looks >= LOOKS_IN_A_ROW:
+        if self._precise_looks >= self._looks_in_a_row:
             return "precision"
         # However late it is, a case has a batch: one without calls has no time.
         late = self.calls > 0 and elapsed_ns >= self.max_time_ns

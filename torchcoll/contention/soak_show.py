@@ -57,10 +57,11 @@ def soak_answer(soak: Soaked) -> str:
     long = f"{minutes / 60:.1f} h" if minutes >= 120 else f"{minutes:.1f} min"
     long = f"{soak.seconds:.0f} s" if minutes < 2 else long
     checked = "not checked"
+    if soak.checked:
+        of_calls = f" of {counted(soak.calls, 'call')}" if soak.calls else " calls"
+        checked = f"{soak.checked:,}{of_calls} checked, all correct"
     if soak.faulty:
-        checked = counted(soak.faulty, "fault")
-    elif soak.checked:
-        checked = f"all of {counted(soak.checked, 'check')} correct"
+        checked = f"{counted(soak.faulty, 'fault')}, {checked.removesuffix(', all correct')}"
     drifts = soak.drifting
     moved = "no drift shown"
     if drifts:
@@ -121,7 +122,7 @@ def soak_object(soak: Soaked) -> dict[str, Any]:
         }
         cases.append({**select_fields(case, _OF_CASE), **figures})
     return {
-        **select_fields(soak, "rounds windows seconds checked faulty"),
+        **select_fields(soak, "rounds windows seconds checked calls faulty"),
         "faults": list(soak.faults),
         "cases": cases,
     }

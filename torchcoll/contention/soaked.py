@@ -60,8 +60,9 @@ class SoakedCase:
 @dataclass(frozen=True)
 class Soaked:
     """rounds: the first aside. seconds: from the first window to the end of the last. checked: the
-    cases of rounds whose results were checked, the first round's too. faulty: how many faults were
-    found; faults: the first of them, a line each.
+    calls whose results were checked, the first round's too. calls: all calls that were made, 0 if the
+    file does not say. faulty: how many faults were found. faults: the first of them, a line
+    each.
     """
 
     rounds: int
@@ -71,6 +72,7 @@ class Soaked:
     faults: tuple[str, ...]
     checked: int
     faulty: int
+    calls: int = 0
 
     @property
     def drifting(self) -> tuple[SoakedCase, ...]:
@@ -103,6 +105,7 @@ def soaked(run: Run) -> Soaked | None:
         tuple(faults),
         sum(window.checked for window in windows),
         sum(window.faults for window in windows),
+        sum(window.calls for window in windows),
     )
 
 

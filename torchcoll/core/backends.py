@@ -87,6 +87,8 @@ class BackendEntry:
     groups_alone: device types on which calls are grouped (--coalesce) without giving torch's
     coalescing manager a device. torch itself then groups fewer collectives.
     workers: how many calls of a group it runs at the same time.
+    barrier_rethrows: its barrier first waits for the calls of the group that still run, and raises
+    the error of such a call as its own.
     one_at_a_time: device types on which a process runs one call at a time: a call holds a lock of
     the backend until it ends, so a call of another thread waits for it, in any group.
     """
@@ -117,6 +119,7 @@ class BackendEntry:
     lacks: tuple[Lack, ...] = ()
     groups_alone: tuple[str, ...] = ()
     workers: int = 1
+    barrier_rethrows: bool = False
     one_at_a_time: tuple[str, ...] = ()
 
     def reason(self, case: Case, text: str) -> str:
@@ -145,6 +148,7 @@ BACKENDS: dict[str, BackendEntry] = {
             interfaces="GLOO_SOCKET_IFNAME",
             prefixes=("GLOO_", "TP_"),
             workers=2,  # threads of ProcessGroupGloo::Options
+            barrier_rethrows=True,  # ProcessGroupGloo.cpp, AsyncBarrierWork::run
             # ProcessGroupGloo.cpp, allgather: every output must be as large as the input.
             lacks=(Lack("uneven_side", ("received",), "all_gather of blocks that differ"),),
         ),

@@ -51,8 +51,9 @@ class SoakCase:
 class SoakWindow:
     """Neighbouring rounds of --soak, the first of all aside, whose samples the file has whole.
 
-    Stamps are of rank 0's wall clock, in us since 1970. checked: rounds of cases whose results were
-    checked; faults: what was found wrong. Both of the first round too, in the first window.
+    Stamps are of rank 0's wall clock, in us since 1970. checked: calls whose results were checked;
+    faults: what was found wrong; calls: all calls that were made, warm-up and checked ones too. The
+    first window counts those of the first round too.
     """
 
     first_round: int
@@ -62,6 +63,7 @@ class SoakWindow:
     cases: tuple[SoakCase, ...]
     checked: int = 0
     faults: int = 0
+    calls: int = 0
 
     def to_json(self) -> dict[str, Any]:
         cases = [{**vars(case), "case": case.case.to_json()} for case in self.cases]
@@ -71,6 +73,6 @@ class SoakWindow:
     def from_json(cls, data: Mapping[str, Any]) -> SoakWindow:
         """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
         first, last, start, end = (data[f.name] for f in dataclasses.fields(cls)[:4])
-        counts = (data["checked"], data["faults"])
+        counts = (data["checked"], data["faults"], data.get("calls", 0))
         check_whole(first, last, start, end, *counts)
         return cls(first, last, start, end, tuple(map(SoakCase.from_json, data["cases"])), *counts)
