@@ -554,14 +554,19 @@ def grace_s(late_s: float) -> float:
     return min(GRACE_S + _WAKINGS * late_s, _LONGEST_GRACE_S)
 
 
-def wait_for_peers(store: Any, answers: Sequence[Any], grace_s: float = GRACE_S) -> None:
-    """Waits until the ranks that answered have left: rank 0 may serve the store."""
-    leaving = [
-        f"left/{other}" for other, answer in enumerate(answers) if other and answer is not None
-    ]
-    deadline = time.monotonic() + grace_s
-    while leaving and not store.check(leaving) and time.monotonic() < deadline:
-        time.sleep(max(0.01, 2e-5 * len(leaving)))  # of many ranks a question is long
+def wait_for_peers(
+    store: Any, peers: Sequence[int], pids: Mapping[int, int], grace_s: float = GRACE_S
+) -> None:
+    """Waits until these ranks have left: rank 0 may serve the store. pids: of those of this host,
+    which may have ended without a word.
+    """
+    peers, deadline = [rank for rank in peers if rank], time.monotonic() + grace_s
+    while peers and time.monotonic() < deadline:
+        gone = dead_ranks({rank: pids[rank] for rank in peers if rank in pids})
+        peers = [rank for rank in peers if rank not in gone]
+        if store.check([f"left/{rank}" for rank in peers]):
+            break
+        time.sleep(max(0.01, 2e-5 * len(peers)))  # of many ranks a question is long
 
 
 def dead_ranks(pids: Mapping[int, int]) -> list[int]:
