@@ -28,9 +28,8 @@ _LONGEST_GRACE_S = 30.0
 # after the last call. Once the launcher has sent its signal it ends all soon, Open MPI in a second;
 # but then all say what they know.
 MOMENT_S, _HURRY_S = 1.75, 0.5
-_WAKINGS = (
-    10  # of a watchdog, from trouble elsewhere to its own word: each comes late on a full host
-)
+# Of a watchdog, from trouble elsewhere to its own word: each comes late on a full host.
+_WAKINGS = 10
 
 # Of a start that ranks agree on: how far ahead it lies at least, and how long before it the ranks
 # are awake, because a sleep may end 0.1 ms late.
@@ -555,18 +554,15 @@ def grace_s(late_s: float) -> float:
 
 
 def wait_for_peers(
-    store: Any, peers: Sequence[int], pids: Mapping[int, int], grace_s: float = GRACE_S
+    store: Any, peers: Sequence[int], pids: Mapping[int, int], grace_s: float
 ) -> None:
-    """Waits until these ranks have left: rank 0 may serve the store. pids: of those of this host,
-    which may have ended without a word.
-    """
-    peers, deadline = [rank for rank in peers if rank], time.monotonic() + grace_s
-    while peers and time.monotonic() < deadline:
-        gone = dead_ranks({rank: pids[rank] for rank in peers if rank in pids})
-        peers = [rank for rank in peers if rank not in gone]
-        if store.check([f"left/{rank}" for rank in peers]):
+    """Waits until these ranks have left, or have ended on this host: rank 0 may serve the store."""
+    deadline = time.monotonic() + grace_s
+    while time.monotonic() < deadline:
+        leaving = [f"left/{rank}" for rank in {*peers} - {0, *dead_ranks(pids)}]
+        if not leaving or store.check(leaving):
             break
-        time.sleep(max(0.01, 2e-5 * len(peers)))  # of many ranks a question is long
+        time.sleep(max(0.01, 2e-5 * len(leaving)))  # of many ranks a question is long
 
 
 def dead_ranks(pids: Mapping[int, int]) -> list[int]:

@@ -77,8 +77,7 @@ class Witness:
 class Culprit:
     """Why a run ends. kind: of the event in the result file; code: an exit code other than that
     of a hang; clause: who did what, where the reason has no other field; lost: ranks that did not
-    answer; alone: the one that hears of nobody, which may be cut off itself; signal: the name of
-    the signal that a rank got before anything else went wrong.
+    answer; alone: the one that hears of nobody, which may be cut off itself.
     """
 
     why: Why
@@ -88,7 +87,6 @@ class Culprit:
     lost: Sequence[int] = ()
     alone: int | None = None
     code: int | None = None
-    signal: str = ""
 
     def story(self, names: Names) -> str:
         """What happened, without the step in which a rank was when it heard of it."""
@@ -147,13 +145,10 @@ def find(witness: Witness, statuses: Sequence[Status | None], names: Names) -> C
             causes += [(rank, status[key]) for rank, status in enumerate(statuses)
                        if status and status.get(key)]  # fmt: skip
     causes.sort(key=lambda cause: cause[0] != witness.first)
-    first_signal = ""
     if causes:
-        rank, cause = causes[0]
-        symptom = f"{names([rank])}: {cause}"
-        first_signal = cause if cause == (statuses[rank] or {}).get("signal") else ""
+        symptom = f"{names([causes[0][0]])}: {causes[0][1]}"
     silent = [rank for rank, status in enumerate(statuses) if status is None]
-    culprit = Culprit(Why.MET, kind, symptom, signal=first_signal)
+    culprit = Culprit(Why.MET, kind, symptom)
     if world := other_world(statuses, names):
         return replace(culprit, why=Why.WORLD, clause=world)
     if buffers := other_buffers(statuses, names):

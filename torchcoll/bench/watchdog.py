@@ -207,7 +207,7 @@ class Watchdog:
         self.parting = threading.Event()
         # Where the account of the run is closed, its exit code: nothing that comes after changes it
         self.over: int | None = None
-        self._leaving = threading.Lock()
+        self._leaving = threading.RLock()
         self._store_gone = False
         self._parent = os.getppid()
         self._ending = False
@@ -469,9 +469,10 @@ class Watchdog:
                 speaks = all(answers[rank] is None for rank in asked if rank < control.rank)
                 speaks = self._part(culprit.story(control.names), speaks)
                 peers = [rank for rank, answer in enumerate(answers) if answer is not None]
-                if culprit.signal and self._signalled(MOMENT_S):
-                    text, kind, status = f"{culprit.signal} in {doing}", "signal", "interrupted"
-                    code, speaks = 128 + signal.Signals[culprit.signal], control.rank == 0
+                name = (answers[first or 0] or {}).get("signal")
+                if culprit.why is Why.MET and name and self._signalled(MOMENT_S):
+                    text, kind, status = f"{name} in {doing}", "signal", "interrupted"
+                    code, speaks = 128 + signal.Signals[name], control.rank == 0
             except RuntimeError as error:
                 alone: list[dict[str, Any]] = [{}] * control.rank + [own]
                 buffers = other_buffers(alone, control.names)
@@ -487,11 +488,9 @@ class Watchdog:
                     # ends the others for.
                     rank = self._first_here()
                     deadline = time.monotonic() + GRACE_S
-                    while time.monotonic() < deadline:
-                        if rank in dead_ranks(self.control.pids):
-                            break
+                    while time.monotonic() < deadline and rank not in dead_ranks(control.pids):
                         time.sleep(_POLL_S)
-        self._leave(code or ExitCode.HANG, status, kind, text, speaks, peers)
+        self.leave(code or ExitCode.HANG, status, kind, text, speaks, peers)
 
     def _survey(self, status: dict[str, Any]) -> list[dict[str, Any] | None]:
         control = self.control
@@ -608,11 +607,6 @@ class Watchdog:
         if not self._leaving.acquire(blocking=False):
             self._sleep_until_gone()
         self.progress.halted = True
-        self._leave(code, status, kind, text, speaks, peers)
-
-    def _leave(
-        self, code: int, status: str, kind: str, text: str, speaks: bool, peers: Sequence[int]
-    ) -> NoReturn:
         if self.over is not None:
             code, peers = self.over, []
         try:
