@@ -201,7 +201,7 @@ _EXIT_CODES = (
         "UNAVAILABLE",
         "a backend, device or library that this process cannot use; `doctor`: no usable backend",
     ),
-    ("5", "HANG", "a rank hung, was lost or never came"),
+    ("5", "HANG", "a rank hung, was lost, never came or raised an exception"),
     ("128 + n", "", "ended by signal n: 130 is Ctrl-C, 141 a closed pipe"),
 )
 _ABOUT_EXIT_CODES = """An error is one line on stderr without a traceback:

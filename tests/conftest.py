@@ -31,7 +31,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NAMES += ("GROUP_RANK", "NO_COLOR", "COLUMNS", "PBS_JOBID", "LSB_JOBID")
-PREFIXES = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PALS_", "MPI_LOCAL", "TORCHCOLL_")
+PREFIXES = (
+    "TORCHELASTIC_",
+    "SLURM_",
+    "OMPI_",
+    "PMI_",
+    "PMIX_",
+    "PALS_",
+    "FLUX_",
+    "JSM_",
+    "MPI_LOCAL",
+    "TORCHCOLL_",
+)
 
 
 def pytest_collection_finish() -> None:

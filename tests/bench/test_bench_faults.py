@@ -25,7 +25,7 @@ from error_form import error_line, expecting
 from rank_faults import HANG, around_calls, endless, in_the_last_case, running
 from ranks import Measured, busy, command, past
 
-from torchcoll.bench import control, measure, session, watchdog
+from torchcoll.bench import control, main, measure, session, watchdog
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec
 from torchcoll.machine import environment
@@ -71,6 +71,33 @@ def stop_for(seconds: float):
         call()
 
     return action
+
+
+def stated_lateness(setup):
+    """``setup``, and stderr has how late this rank takes the threads of its machine to be."""
+
+    def both(rank: int) -> None:
+        grace_s = watchdog.grace_s
+
+        def stated(late_s: float) -> float:
+            print(f"late by {late_s} s", file=sys.stderr)
+            return grace_s(late_s)
+
+        watchdog.grace_s = stated
+        setup(rank)
+
+    return both
+
+
+def import_slowly(rank: int) -> None:
+    import_torch = main.import_torch
+
+    def slow():
+        time.sleep(TIMEOUT_S)
+        return import_torch()
+
+    if rank == 0:
+        main.import_torch = slow
 
 
 def stop_at_the_start(rank: int) -> None:
@@ -207,7 +234,7 @@ WAITING = {
     "stopped 0": {"setup": on(0, stop)},
     "paused": {"setup": on(1, stop)},
     "paused 0": {"setup": on(0, stop)},
-    "paused 0 shortly": {"setup": on(0, stop_for(TIMEOUT_S + 2))},
+    "paused 0 shortly": {"setup": stated_lateness(on(0, stop_for(TIMEOUT_S + 2)))},
     "paused 0 at the start": {"setup": stop_at_the_start},
     "paused, and ended": {"setup": on(1, stop)},
     "all paused": {"setup": lambda rank: around_calls("all_reduce", stop_for(TIMEOUT_S + 2))},
@@ -216,6 +243,8 @@ WAITING = {
     "same call": {"setup": on(1, sleep_before)},
     "seen by another": {"setup": sees_it_later},
     "absent": {"absent": [1]},
+    "other master": {"absent": [1, 2], "environment": {"MASTER_ADDR": "192.0.2.1"}},
+    "slow import": {"absent": [1, 2], "setup": import_slowly},
     "absent 0": {"absent": [0]},
     "killed": {"setup": kill_in("_hello", 1)},
     "killed 0": {"setup": kill_in("_hello", 0)},
@@ -701,6 +730,26 @@ def test_a_signal_ends_the_run_in_order(launch, number, monkeypatch):
     assert "   8  " in measured.stdout(0), "the rows so far are shown"
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_signal_that_reaches_one_rank_late_is_one_story(launch, victim, monkeypatch):
+    """Another rank has left by then, for the same signal: it is not lost."""
+    monkeypatch.setattr(watchdog, "_LINGER_S", 1.0)
+    # It comes for certain, and a busy machine may take its time.
+    monkeypatch.setattr(watchdog, "MOMENT_S", 60.0)
+    monkeypatch.setattr(control, "GRACE_S", 30.0)
+    measured = launch("all_reduce", "--sizes 8,1M -n 2 -T 100", 3, setup=endless)
+    in_the_last_case(measured)
+    for rank in {0, 1, 2} - {victim}:
+        measured.job.signal(rank, signal.SIGTERM)
+    measured.job.until(lambda: 2 not in measured.job.running())
+    measured.job.signal(victim, signal.SIGTERM)
+    measured.ended(128 + signal.SIGTERM, 100)
+    end = measured.run.end
+    assert (end["status"], end["exit_code"]) == ("interrupted", 128 + signal.SIGTERM)
+    assert measured.errors() == [f"torchcoll: error: {end['reason']}"]
+    assert end["reason"].startswith("SIGTERM in all_reduce 1M")
+
+
 def test_a_signal_names_the_case_in_flight(launch, monkeypatch):
     """Not what would run by the time that the others have said what they know."""
     monkeypatch.setattr(watchdog, "_LINGER_S", 1.0)
@@ -910,6 +959,12 @@ def test_a_paused_rank_0_says_so(waiting, name):
         assert f"rank 0 ({HOST})" in line and "rank 1" not in line and "rank 2" not in line, line
 
 
+def test_a_pause_of_a_rank_is_no_lateness_of_its_machine(waiting):
+    """It would wait 30 s for the words of the others after it wakes up."""
+    late_s = re.findall(r"^late by (\S+) s$", waiting["paused 0 shortly"].stderr(0), re.MULTILINE)
+    assert late_s and all(float(text) < TIMEOUT_S for text in late_s)
+
+
 def test_a_rank_0_that_was_paused_before_it_was_watched_says_so(waiting):
     """The others found no store, and left: it cannot hear from them, and does not accuse them."""
     measured = waiting["paused 0 at the start"]
@@ -1001,6 +1056,20 @@ def test_a_rank_that_never_comes_is_named(waiting):
     (line,) = waiting["absent"].errors()
     assert "lost rank 1 in rendezvous" in line and f"{TIMEOUT_S} s" in line
     assert not waiting["absent"].path.exists()
+
+
+def test_rank_0_looks_at_its_own_address(waiting):
+    (line,) = waiting["other master"].errors()
+    assert "lost rank 1, rank 2 in rendezvous" in line
+    assert line.endswith(f". MASTER_ADDR=192.0.2.1 is no address of {HOST}, where rank 0 runs")
+
+
+def test_a_slow_import_is_no_pause(waiting):
+    """It may excuse the others, which left by then; rank 0 stood nowhere still."""
+    (line,) = waiting["slow import"].errors()
+    assert "lost rank 1, rank 2 in rendezvous" in line and "stood still" not in line
+    text = r"\. Rank 0 took \d+ s to import torch: others may have left by then$"
+    assert re.search(text, line), line
 
 
 def test_rank_0_never_comes(waiting):

@@ -22,6 +22,18 @@ def test_a_rendezvous_file_instead_of_a_master(launch, tmp_path):
     assert refused[0].code != 0 and str(meeting) in refused[0].stderr
 
 
+def test_ranks_of_a_host_are_counted_where_the_launcher_does_not(launch):
+    """PMI without a local rank: each rank took the first GPU of its host."""
+
+    def variables(rank):
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        return {**dict.fromkeys(names), "PMI_RANK": str(rank), "PMI_SIZE": "3"}
+
+    run = launch("all_reduce", "--sizes 8 -n 1", 3, environment=variables).ended(0).run
+    assert run.header["launcher"] == "MPI"
+    assert [member["local_rank"] for member in run.members] == [0, 1, 2]
+
+
 def test_an_interface_that_is_not_there(launch):
     measured = launch("all_reduce", "--sizes 8", 2, environment={"GLOO_SOCKET_IFNAME": "eth77"})
     ended = measured.job.wait()
@@ -40,7 +52,8 @@ def test_a_master_that_is_no_store_is_named_in_time(launch):
         measured = launch("all_reduce", "-T 1", 2, absent=[0], environment=environment)
         ended = measured.job.wait(45)
     assert ended[1].code == 5
-    assert got(f"no store at 127.0.0.1:{port} within 1 s") in ended[1].stderr
+    text = f"no store at 127.0.0.1:{port} within 1 s (what listens there does not answer: "
+    assert got(f"{text}paused, or no store)") in ended[1].stderr
 
 
 def test_variables_that_only_some_ranks_find_contradictory_are_told_by_those(launch):

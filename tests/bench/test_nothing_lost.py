@@ -187,7 +187,7 @@ def test_the_folder_is_removed_while_measuring(launch, place):
     name = f"torchcoll-runs/{path.name}"
     assert path == measured.job.folder / name
     assert stated(measured) == (
-        f"result file {name}: removed or moved while measuring; all is in {name}"
+        f"result file {name}: removed, moved or truncated while measuring; all is in {name}"
     )
     run = load(path)
     assert [r.case.size_bytes for r in run.results] == [8, 16, 32]
@@ -215,6 +215,42 @@ def test_the_folder_is_removed_after_the_end(launch):
     run = load(result_file(measured))
     assert [r.case.size_bytes for r in run.results] == [8]
     assert (run.end["exit_code"], run.end["reason"], run.problems) == (1, stated(measured), [])
+
+
+def test_the_file_is_truncated_while_measuring(launch, tmp_path):
+    """As by logrotate's copytruncate: what was in it is gone, and the next record leaves a hole."""
+    (tmp_path / "tmp").mkdir()
+    path = tmp_path / "run1.jsonl"
+
+    def truncate():
+        tempfile.tempdir = str(tmp_path / "tmp")
+        os.truncate(path, 100)
+
+    setup = at_call("all_reduce", 7, truncate)
+    measured = launch("all_reduce", "--sizes 8,16,32 -n 2 -c 0", 2, setup=setup).ended(1)
+    again = result_file(measured)
+    assert again.parent.parent == tmp_path / "tmp"
+    assert stated(measured) == (
+        f"result file {path}: removed, moved or truncated while measuring; all is in {again}"
+    )
+    assert [r.case.size_bytes for r in load(again).results] == [8, 16, 32]
+    assert load(again).problems == []
+
+
+def test_a_last_look_at_the_machine_that_fails_is_a_warning(launch):
+    def setup(rank: int) -> None:
+        from torchcoll.machine.host_watch import Watch
+
+        def after(self):
+            raise OSError(24, "Too many open files", "/sys/class/net")
+
+        Watch.after = after
+
+    run = launch("all_reduce", "--sizes 8,16 -n 2 -c 0", 2, setup=setup).ended(0).run
+    assert [r.status for r in run.results] == ["ok", "ok"] and run.end["exit_code"] == 0
+    (warning,) = [event["message"] for event in run.events if event["kind"] == "warning"]
+    assert warning.startswith("no state of the machine after the run: rank 0 (")
+    assert warning.endswith("[Errno 24] Too many open files: '/sys/class/net'")
 
 
 def test_another_file_takes_its_name(launch, tmp_path):
@@ -246,8 +282,8 @@ def test_there_is_nowhere_to_write_it(launch, tmp_path):
     setup = at_call("all_reduce", 3, replace)
     measured = launch("all_reduce", "--sizes 8,16 -n 2 -c 0", 2, setup=setup).ended(1)
     assert stated(measured) == (
-        f"result file {tmp_path / 'run1.jsonl'}: removed or moved while measuring, and there is "
-        "nowhere to write it again"
+        f"result file {tmp_path / 'run1.jsonl'}: removed, moved or truncated while measuring, and "
+        "there is nowhere to write it again"
     )
     assert "result file: " not in measured.stderr()
     assert rows(measured) == ["8", "16"]
@@ -296,7 +332,8 @@ def test_the_folder_is_removed_while_replaying(jobs, tmp_path):
     lines = job.text(0).splitlines()
     name = next(x for x in lines if x.startswith("traffic file: ")).removeprefix("traffic file: ")
     assert lines[-1] == (
-        f"torchcoll: error: traffic file {name}: removed or moved while playing; all is in {name}"
+        f"torchcoll: error: traffic file {name}: removed, moved or truncated while playing; "
+        f"all is in {name}"
     )
     assert len(Traffic.load(tmp_path / "job" / name).calls[0]) == 4
     assert "all_reduce" in job.text(0, "stdout")

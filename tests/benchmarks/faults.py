@@ -348,7 +348,7 @@ FAULTS: dict[str, Setup] = {
 # What is told where the cause is no rank.
 TOLD = {
     "full disk": "No space left on device",
-    "removed folder": "removed or moved while measuring; all is in",
+    "removed folder": "removed, moved or truncated while measuring; all is in",
     "launcher killed": "agent|launcher",
     "interface that is not there": "no interface absent0",
 }

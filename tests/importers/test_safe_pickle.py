@@ -187,6 +187,12 @@ def test_what_a_cut_pickle_still_has():
         read_pickle(b"}(]K\x01", "x", [])
 
 
+def test_marks_in_marks_are_refused_before_their_end():
+    """Each opens a container: what follows is not read, and would be damage."""
+    assert refusal(b"(" * 3000 + b"\xff") == refusal(b"(" * 2000 + b"\xff")
+    assert "levels of lists" in refusal(b"(" * 3000 + b"\xff")
+
+
 def test_the_stack_is_guarded_by_its_marks():
     """An item before a mark belongs to somebody else."""
     for data in (b"](a.", b"K\x01(.", b"K\x01(\x85.", b"K\x01(q\0.", b"0.", b".", b"t.", b"(2."):
@@ -242,7 +248,7 @@ def test_lists_that_double():
     assert read_pickle(pickle.dumps(ordinary, 2), "x") == ordinary
 
 
-@pytest.mark.parametrize("piece", [b"}", b"(", b"I1234\n", b"h\0"])
+@pytest.mark.parametrize("piece", [b"}", b"I1234\n", b"h\0"])
 def test_memory_is_limited(monkeypatch, piece):
     """The estimate of the memory is at least what Python takes; the limit is 1 GB, here 2 MB."""
     monkeypatch.setattr(bounds, "_HELD_BYTES", 2_000_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import sys
 
 import pytest
@@ -209,6 +210,23 @@ def test_the_slurm_script_repeats_the_report(tmp_path):
     assert " -b 1M -e 16G -f 4 --label kernel=" in lines[0]
     assert lines[9].endswith("--label run=10 -J torchcoll-runs/slurm-5-10.jsonl")
     assert "#SBATCH --ntasks-per-node=8\n" in (LAUNCH / "slurm.sbatch").read_text()
+
+
+def test_a_slurm_step_that_outlives_its_run_is_cancelled(tmp_path):
+    """srun waits for ever for the exit of a task on a node that is gone."""
+    end = '{"record":"end","status":"failed","exit_code":5,"wall_s":2}'
+    wait = f"while [ ! -e cancelled ]; do {shutil.which('sleep')} 0.05; done\nexit 143\n"
+    srun = f"#!/bin/sh\nfor file; do :; done\necho '{end}' >$file\n{wait}"
+    env = program(tmp_path / "bin", "srun", srun)
+    program(tmp_path / "bin", "sleep", "#!/bin/sh\n")
+    program(tmp_path / "bin", "squeue", "#!/bin/sh\nprintf '5.batch\\n5.0\\n'\n")
+    program(tmp_path / "bin", "scancel", '#!/bin/sh\necho "$@" >cancelled\n')
+    env |= {"SLURM_JOB_ID": "5"}
+    done = run(["bash", LAUNCH / "slurm.sbatch"], env=env, cwd=tmp_path)
+    assert done.returncode == 143
+    assert (tmp_path / "cancelled").read_text() == "5.0\n"
+    assert done.stdout.count("+ srun") == 1
+    assert done.stderr.endswith("after the run: scancel ends its step\n")
 
 
 @pytest.mark.parametrize(

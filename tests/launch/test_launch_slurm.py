@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
+from launching import PATH
 
 import torchcoll
 from torchcoll.core.collectives import COLLECTIVES
@@ -37,6 +39,25 @@ def test_two_ranks_on_two_nodes(cluster, tmp_path):
     # Two CPUs a node, one task on each.
     bound = "--cpus-per-task=2 --distribution=block:block"
     assert out.startswith(f"+ srun --kill-on-bad-exit=1 {bound} ")
+
+
+def test_a_step_that_outlives_its_run_is_cancelled(cluster, tmp_path):
+    """As one of which a node is lost. The minute that it is given is shorter here."""
+    sleep = shutil.which("sleep")
+    programs = {"outlive": f'"$@"\nexec {sleep} 600\n', "sleep": f"exec {sleep} 0.05\n"}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
+        (tmp_path / name).chmod(0o755)
+    code, out = cluster.batch(
+        tmp_path,
+        **{"MIN_BYTES": "1K", "MAX_BYTES": "1K", "RUNS": "1", "ARGS": "-n 2"},
+        **{"COLLECTIVES": "all_reduce", "WRAP": f"{tmp_path}/outlive"},
+        **{"PATH": f"{tmp_path}:{PATH}"},
+    )
+    assert code == 0, out
+    assert "after the run: scancel ends its step" in out
+    (file,) = (tmp_path / "torchcoll-runs").iterdir()
+    assert torchcoll.load(file).complete
 
 
 def test_a_launch_that_cannot_start_is_the_last(cluster, tmp_path):

@@ -141,6 +141,18 @@ def test_what_went_wrong():
     ]
 
 
+# As UCX writes it: the pid is padded, and a host may have a name with a blank.
+@pytest.mark.parametrize("place", ["vm:8708:0:8708", "vm:8708 :0:8708", "GB10 host:8708:0:8708"])
+def test_a_crash_is_that_of_a_rank(place):
+    text = f"[{place}] Caught signal 11 (Segmentation fault: address not mapped to object at (nil))"
+    reader = read(coord(0, 2, 8707), coord(1, 2, 8708), coord(0, 2, 8707), text)
+    (job,) = jobs([reader])
+    assert job.crashes == ["rank 1 (Segmentation fault)"]
+    reader = read(info("value of CCL_LOG_LEVEL changed to be info (default:warn)", OF_2021), text)
+    (job,) = jobs([reader])
+    assert [process.crash for process in job.processes] == ["Segmentation fault"]
+
+
 def coord(rank: int, size: int, number: int) -> str:
     text = f"coord: global [ idx {rank}, cnt {size} ], local [ idx {rank}, cnt {size} ]"
     return info(text, f"2026:11:20-10:39:35:({number:5d}) |CCL_{{}}| ")

@@ -28,11 +28,22 @@ SRUN = {
     **{"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0"},
     **{"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_JOB_ID": "77"},
 }
+# flux-environment(7): Flux has no number of local ranks, and sets PMI_* as well.
+FLUX = {
+    **{"FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1"},
+    **{"FLUX_JOB_ID": "f2cSZ4pYb", "FLUX_JOB_NNODES": "2", "PMI_RANK": "5", "PMI_SIZE": "8"},
+}
+# jsrun on LSF, by Lightning's LSFEnvironment; its MPI is Open MPI's.
+JSRUN = {
+    **{"JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_SIZE": "8", "LSB_JOBID": "1234"},
+    **{"JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_LOCAL_SIZE": "4", **OPEN_MPI},
+}
 
 
 @pytest.mark.parametrize(
     ("environ", "launcher", "job_id"),
     [
+        (JSRUN, "jsrun", "1234"),
         (TORCHRUN, "torchrun", None),
         (INTEL_MPI, "MPI", None),
         (MPICH, "MPI", None),
@@ -43,6 +54,21 @@ SRUN = {
 )
 def test_each_launcher(environ, launcher, job_id):
     assert detect(environ) == Launch(launcher, 5, 8, 1, 4, job_id)
+
+
+def test_flux():
+    assert detect(FLUX) == Launch("Flux", 5, 8, 1, 1, "f2cSZ4pYb")
+    assert detect(FLUX).has_local_rank
+    # A Flux instance in a job of Slurm: one broker on each node.
+    outer = {**SRUN, "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    outer |= {"SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    assert detect({**outer, **FLUX}) == Launch("Flux", 5, 8, 1, 1, "f2cSZ4pYb")
+
+
+def test_a_launcher_without_local_ranks():
+    """The ranks of a host are counted when they meet (tests/bench/test_meeting.py)."""
+    assert not detect({"PMI_RANK": "5", "PMI_SIZE": "8"}).has_local_rank
+    assert not detect({"RANK": "5", "WORLD_SIZE": "8"}).has_local_rank
 
 
 def test_no_launcher():

@@ -313,8 +313,19 @@ def test_the_text_of_a_suspect():
     hosts = ["x", "y", "z", "u"]
     pairs = made(hosts, lambda a, b: 2000 if 1 in (a, b) else 1000, noise=0)
     (one,) = find_suspects(pairs)
-    text = "rank 1 (y): 50 % of the others' speed both ways (3 of 3 pairs slow, not measured alone)"
+    text = "rank 1 (y): 50 % of the others' speed both ways (not measured alone, 3 of 3 pairs slow)"
     assert suspect_text(pairs, one) == text
+
+
+def test_the_figure_of_a_suspect_is_that_of_its_pairs_alone():
+    """A path at 25 %: in the rounds it shares the network with others, and has 15 %."""
+    hosts = ["a", "b", "c", "d", "e", "f"]
+    pairs = made(hosts, lambda a, b: 20000 if (a, b) == (2, 5) else 3000, noise=0)
+    passes(pairs, *[{(2, 5): 4000, (0, 1): 1000, (0, 3): 1000, (1, 4): 1000}] * 4)
+    (link,) = find_suspects(pairs)
+    name = "link of rank 2 (c) and rank 5 (f)"
+    text = f"{name}: 25 % of the others' speed both ways, alone (15 % beside other pairs)"
+    assert suspect_text(pairs, link) == text
 
 
 def case(group, size_bytes, root, times, status="ok"):

@@ -28,9 +28,8 @@ _LONGEST_GRACE_S = 30.0
 # after the last call. Once the launcher has sent its signal it ends all soon, Open MPI in a second;
 # but then all say what they know.
 MOMENT_S, _HURRY_S = 1.75, 0.5
-_WAKINGS = (
-    10  # of a watchdog, from trouble elsewhere to its own word: each comes late on a full host
-)
+# Of a watchdog, from trouble elsewhere to its own word: each comes late on a full host.
+_WAKINGS = 10
 
 # Of a start that ranks agree on: how far ahead it lies at least, and how long before it the ranks
 # are awake, because a sleep may end 0.1 ms late.
@@ -554,13 +553,15 @@ def grace_s(late_s: float) -> float:
     return min(GRACE_S + _WAKINGS * late_s, _LONGEST_GRACE_S)
 
 
-def wait_for_peers(store: Any, answers: Sequence[Any], grace_s: float = GRACE_S) -> None:
-    """Waits until the ranks that answered have left: rank 0 may serve the store."""
-    leaving = [
-        f"left/{other}" for other, answer in enumerate(answers) if other and answer is not None
-    ]
+def wait_for_peers(
+    store: Any, peers: Sequence[int], pids: Mapping[int, int], grace_s: float
+) -> None:
+    """Waits until these ranks have left, or have ended on this host: rank 0 may serve the store."""
     deadline = time.monotonic() + grace_s
-    while leaving and not store.check(leaving) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        leaving = [f"left/{rank}" for rank in {*peers} - {0, *dead_ranks(pids)}]
+        if not leaving or store.check(leaving):
+            break
         time.sleep(max(0.01, 2e-5 * len(leaving)))  # of many ranks a question is long
 
 

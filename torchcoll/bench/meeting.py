@@ -6,6 +6,7 @@ launcher gives to all of them alike. Loaded where it is needed, not by every ran
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -122,7 +123,7 @@ def _within(timeout_s: float, connect: Callable[[], Any]) -> Any:
         raise HangError(str(no_thread(error))) from None
     thread.join(timeout_s)
     if not results:
-        raise RuntimeError("what listens there is no torch store")
+        raise RuntimeError("what listens there does not answer: paused, or no store")
     if isinstance(results[0], RuntimeError):
         raise results[0]
     return results[0]
@@ -176,25 +177,44 @@ def _wait_for_listener(launch: Launch, master: Master, timeout_s: float) -> None
 def _check_host(master: Master) -> None:
     """That rank 0 runs where the other ranks derive that it does."""
     hostname = socket.gethostname()
-    if not master.source or master.host.split(".")[0] == hostname.split(".")[0]:
-        return
+    if master.source and not _is_here(master.host):
+        raise UsageError(
+            "MASTER_ADDR",
+            f"{master.host} from {master.source}, while rank 0 runs on {hostname}",
+            "the host of rank 0",
+            f"Set MASTER_ADDR={hostname} for all ranks.",
+        )
+
+
+def _is_here(host: str) -> bool:
+    """Whether this is a name or an address of this host, or a name that does not resolve: of that
+    the other ranks say so.
+    """
+    if host.split(".")[0] == socket.gethostname().split(".")[0]:
+        return True
     try:
-        addresses = socket.getaddrinfo(master.host, None, type=socket.SOCK_DGRAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
-        return  # the other ranks will say so
+        return True
     for family, kind, _, _, address in addresses:
-        with socket.socket(family, kind) as probe:
-            try:
-                probe.bind(address)
-                return
-            except OSError:  # no address of this host
-                pass
-    raise UsageError(
-        "MASTER_ADDR",
-        f"{master.host} from {master.source}, while rank 0 runs on {hostname}",
-        "the host of rank 0",
-        f"Set MASTER_ADDR={hostname} for all ranks.",
-    )
+        with socket.socket(family, kind) as probe, contextlib.suppress(OSError):
+            probe.bind(address)
+            return True
+    return False
+
+
+def why_none_came(launch: Launch, timeout_s: float, import_s: float) -> str:
+    """What rank 0, for which some ranks did not come in time, should look at on its own side; ''
+    for nothing. A MASTER_ADDR of another host may be right, as the address of a service, and is
+    no error by itself.
+    """
+    text = ""
+    host = "" if launch.rendezvous_file else os.environ.get("MASTER_ADDR", "")
+    if host and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and not _is_here(host):
+        text = f". MASTER_ADDR={host} is no address of {socket.gethostname()}, where rank 0 runs"
+    if import_s >= timeout_s:
+        text += f". Rank 0 took {import_s:.0f} s to import torch: others may have left by then"
+    return text
 
 
 def find_master(launch: Launch, environ: Mapping[str, str] | None = None) -> Master:
@@ -235,6 +255,8 @@ def _how_to_set(launch: Launch, lacking: list[str]) -> str:
         "Intel MPI": "-genv {} {}",
         "MPI": "-genv {} {}",
         "PALS": "--env {}={}",
+        "Flux": "--env={}={}",
+        "jsrun": "-E {}={}",
     }.get(launch.launcher, "{}={}")
     values = {"ADDR": "HOST", "PORT": "29500"}
     return " ".join(form.format(f"MASTER_{name}", values[name]) for name in lacking)
@@ -243,7 +265,8 @@ def _how_to_set(launch: Launch, lacking: list[str]) -> str:
 def _first_host(launch: Launch, env: Mapping[str, str]) -> tuple[str, str, str]:
     """(host, where it is from, what could not be read)."""
     srun = launch.launcher == "srun"
-    if launch.local_ranks == launch.ranks or (srun and env.get("SLURM_STEP_NUM_NODES") == "1"):
+    nodes = {"srun": "SLURM_STEP_NUM_NODES", "Flux": "FLUX_JOB_NNODES"}.get(launch.launcher, "")
+    if launch.local_ranks == launch.ranks or env.get(nodes) == "1":
         return "127.0.0.1", "", ""
     # An mpirun inside a job has started its daemons by srun, on all hosts but its own: the step's
     # list is of those. SLURM_LAUNCH_NODE_IPADDR is where srun runs, often a login node.

@@ -137,12 +137,12 @@ class Output:
         self.path, self._writer = open_default(what, backend, self._ranks)
 
     def _look_after(self) -> None:
-        """Where somebody has removed or moved the file: write all again, and go on there. Where
-        that cannot be, go on for the table, and in the file wherever it is.
+        """Where somebody has removed, moved or truncated the file: write all again, and go on
+        there. Where that cannot be, go on for the table, and in the file wherever it is.
         """
         if self._nowhere or not (self._writer and self.path) or self._writer.there():
             return
-        self.lost = f"result file {self.path}: removed or moved while measuring"
+        self.lost = f"result file {self.path}: removed, moved or truncated while measuring"
         again = open_again(self.path)
         if again is None:
             self.lost += ", and there is nowhere to write it again"

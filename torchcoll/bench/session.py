@@ -161,7 +161,7 @@ def opened(torch: Any, options: SessionOptions) -> Iterator[Session]:
         # A fault of ours, or somebody's sys.exit: the others must not wait for this rank until the
         # timeout.
         lost = meeting.control.ranks > 1
-        text = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}".rstrip(": ")
         if lost and ours:
             # Whatever asks the store may be what finds it gone, torch's making of a group too.
             if isinstance(error, torch.distributed.DistNetworkError):
@@ -206,7 +206,7 @@ class Rendezvous:
         with self.phase("rendezvous"):
             store = store_of(torch, self.launch, limit_s, self.found_group, fake)
         # Until here rank 0 waits for nobody; the others wait for it, and leave where it is away.
-        start_up_s = max(time.monotonic() - self._began, self.phases.get("import_torch", 0) / 1e9)
+        start_up_s = time.monotonic() - self._began
         subgroup_store, client = own_part(dist, store, participants > 1)
         self.control = Control(subgroup_store, self.launch.rank, participants, limit_s)
         try:
@@ -229,8 +229,14 @@ class Rendezvous:
     def _launch(self) -> Launch:
         if not self.found_group:
             return detect()
-        dist, local_rank = self.torch.distributed, int(os.environ.get("LOCAL_RANK", 0))
-        return Launch("process group", dist.get_rank(), dist.get_world_size(), local_rank)
+        dist, local_rank = self.torch.distributed, os.environ.get("LOCAL_RANK")
+        return Launch(
+            "process group",
+            dist.get_rank(),
+            dist.get_world_size(),
+            int(local_rank or 0),
+            has_local_rank=local_rank is not None,
+        )
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Any:
@@ -271,6 +277,11 @@ class Rendezvous:
             del self.watchdog  # with its connection, which would stay until Python collects cycles
 
     def _final_report(self, status: str, code: int, kind: str, text: str, speaks: bool) -> None:
+        if kind != "signal" and self.launch.rank == 0 and not self.control.hosts:
+            from torchcoll.bench.meeting import why_none_came
+
+            import_s = self.phases.get("import_torch", 0) / 1e9
+            text += why_none_came(self.launch, self.control.timeout_s, import_s)
         if self.recorder:
             with contextlib.suppress(Exception):  # a full disk must not silence this rank
                 if kind == "hang":
@@ -428,6 +439,10 @@ class Session:
         control.came = None
         here = [rank for rank, host in enumerate(control.hosts) if host == hello["host"]]
         control.pids = dict(zip(here, control.share(os.getpid(), here), strict=True))
+        launch = self.launch
+        local_rank = launch.local_rank if launch.has_local_rank else here.index(launch.rank)
+        local_ranks = max(launch.local_ranks, len(here))
+        self.launch = replace(launch, local_rank=local_rank, local_ranks=local_ranks)
         progress.step("hello")
         if control.decide(len({hello["asked"] for hello in hellos}) > 1):
             from torchcoll.bench.admission import of_arguments

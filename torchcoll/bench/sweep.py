@@ -115,12 +115,23 @@ class Sweep:
         if not (look and session.entries[0].communicates):
             return
         local.progress.step("state of the machine")
-        states = local.control.gather(session.watch and session.watch.states())
+        states, failure = None, ""
+        try:
+            states = session.watch and session.watch.states()
+        except OSError as error:  # no measurement is lost with it
+            failure = f"{error}"
+        answers = local.control.gather([states, failure])
 
         def keep(recorder: Recorder) -> None:
             from torchcoll.bench.recorder import keep_after
 
-            keep_after(recorder, list(filter(None, states)), local.device.kind)
+            keep_after(recorder, [pair for pair, _ in answers if pair], local.device.kind)
+            for rank, (_, text) in enumerate(answers):
+                if text:
+                    who = local.control.name(rank)
+                    recorder.event(
+                        "warning", f"no state of the machine after the run: {who}: {text}"
+                    )
 
         session.on_rank_0(keep)
 

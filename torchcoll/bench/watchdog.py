@@ -45,8 +45,8 @@ STOP_S = 60.0  # after SIGUSR1: a call that has not ended by then will not
 _LATENESSES = 40  # looks, which are 10 s
 _MOST_QUESTIONS = 8000  # for an alarm, a second, of all ranks: a store answers 20 times as many
 _QUIET_S = 1.0  # without progress for so long, the store is asked whether another rank saw trouble
-# Ranks that get the same signal wait so long for each other's words, write their own, and wait
-# again before they go. Open MPI kills a second after its SIGTERM.
+# Ranks that get the same signal wait so long for each other's words. Open MPI kills a second after
+# its SIGTERM.
 _LINGER_S = 0.3
 _AFTERMATH_S = 10.0  # after a pause calls of the others may still come to their end
 _SHOWING_S = 10.0  # how long a signal waits for the table of a run that is over
@@ -207,7 +207,7 @@ class Watchdog:
         self.parting = threading.Event()
         # Where the account of the run is closed, its exit code: nothing that comes after changes it
         self.over: int | None = None
-        self._leaving = threading.Lock()
+        self._leaving = threading.RLock()
         self._store_gone = False
         self._parent = os.getppid()
         self._ending = False
@@ -275,7 +275,8 @@ class Watchdog:
             now = time.monotonic()
             if self._stop_at and now - self._stop_at > STOP_S and not self.parting.is_set():
                 self._on_signal(signal.SIGUSR1)
-            self._late_s.append(now - began - _POLL_S)
+            if now - began < self.control.timeout_s:  # else this process was paused
+                self._late_s.append(now - began - _POLL_S)
             if self._signs() != last:
                 last, since = self._signs(), now
                 self._where.moved()
@@ -290,9 +291,9 @@ class Watchdog:
             ):
                 self.abort(None)
 
-    def _signalled(self) -> bool:
+    def _signalled(self, limit_s: float = 0.0) -> bool:
         """Whether a signal that ends this rank has come: its thread may be here and not read it."""
-        return self._ending or _readable(self._read, 0)
+        return self._ending or _readable(self._read, limit_s) or self._ending
 
     @property
     def _grace_s(self) -> float:
@@ -374,7 +375,8 @@ class Watchdog:
                 text = f"{f'{buffers}; ' if buffers else ''}lost {control.names(lost)} in {doing}"
                 self.leave(ExitCode.HANG, "failed", "lost_rank", text, speaks)
         text, speaks = f"{name} in {doing}{self._not_come()}", control.rank == 0
-        self.leave(128 + number, "interrupted", "signal", text, speaks)
+        # A rank that gets the same signal later asks the store of rank 0 who has left, and why.
+        self.leave(128 + number, "interrupted", "signal", text, speaks, range(len(control.hosts)))
 
     def _not_come(self) -> str:
         """Of a run that ends before all have met, whom rank 0 still waits for."""
@@ -437,27 +439,25 @@ class Watchdog:
             self._sleep_until_gone()
         self.progress.halted = True
         control, doing = self.control, self.progress.stated()
-        text = f"{symptom or ECHO} in {doing}"
-        speaks, answers = control.rank == 0, []
+        text, status = f"{symptom or ECHO} in {doing}", "failed"
+        speaks, peers = control.rank == 0, list[int]()
         if control.ranks > 1 and self.over is None:
             hang = symptom if kind == "hang" else ""
-            status = {**self.progress.status(), **self._where.stated(control.timeout_s)}
-            status["steps"] += control.steps  # both only grow, alike on all ranks
-            status |= self._stood_still()
-            status |= {"last": self.progress.last(), "ranks": control.ranks}
+            own = {**self.progress.status(), **self._where.stated(control.timeout_s)}
+            own["steps"] += control.steps  # both only grow, alike on all ranks
+            own |= self._stood_still()
+            own |= {"last": self.progress.last(), "ranks": control.ranks}
             if kind == "store":
-                status["damaged"] = symptom
+                own["damaged"] = symptom
             elif not hang and symptom is not None:
-                status["cause"] = symptom
-            status |= {"hang": hang, "waited": waited}
-            if "still_s" in status:
+                own["cause"] = symptom
+            own |= {"hang": hang, "waited": waited}
+            if "still_s" in own:
                 kind = "hang"
-            status["code"] = code
+            own["code"] = code
             try:
-                answers = self._store_client.ask(
-                    lambda: self._survey(status), 2 * self._grace_s + 1
-                )
-                witness = self._witness(symptom, kind, "still_s" in status, waited)
+                answers = self._store_client.ask(lambda: self._survey(own), 2 * self._grace_s + 1)
+                witness = self._witness(symptom, kind, "still_s" in own, waited)
                 culprit = find(witness, answers, control.names)
                 seen = self._seen(culprit.lost) if culprit.why is Why.LOST else ""
                 text = culprit.text(doing, control.names, seen)
@@ -468,8 +468,13 @@ class Watchdog:
                 )
                 speaks = all(answers[rank] is None for rank in asked if rank < control.rank)
                 speaks = self._part(culprit.story(control.names), speaks)
+                peers = [rank for rank, answer in enumerate(answers) if answer is not None]
+                name = (answers[first or 0] or {}).get("signal")
+                if culprit.why is Why.MET and name and self._signalled(MOMENT_S):
+                    text, kind, status = f"{name} in {doing}", "signal", "interrupted"
+                    code, speaks = 128 + signal.Signals[name], control.rank == 0
             except RuntimeError as error:
-                alone: list[dict[str, Any]] = [{}] * control.rank + [status]
+                alone: list[dict[str, Any]] = [{}] * control.rank + [own]
                 buffers = other_buffers(alone, control.names)
                 lost = self._without_store(error)
                 if still := stood_still(alone, control.names):
@@ -483,11 +488,9 @@ class Watchdog:
                     # ends the others for.
                     rank = self._first_here()
                     deadline = time.monotonic() + GRACE_S
-                    while time.monotonic() < deadline:
-                        if rank in dead_ranks(self.control.pids):
-                            break
+                    while time.monotonic() < deadline and rank not in dead_ranks(control.pids):
                         time.sleep(_POLL_S)
-        self._leave(code or ExitCode.HANG, "failed", kind, text, speaks, answers)
+        self.leave(code or ExitCode.HANG, status, kind, text, speaks, peers)
 
     def _survey(self, status: dict[str, Any]) -> list[dict[str, Any] | None]:
         control = self.control
@@ -591,39 +594,35 @@ class Watchdog:
                     lambda: alarm(self._store, self.control.rank, status), GRACE_S
                 )
 
-    def leave(self, code: int, status: str, kind: str, text: str, speaks: bool) -> NoReturn:
-        """Write the last words and end the process. Never returns."""
-        if not self._leaving.acquire(blocking=False):
-            self._sleep_until_gone()
-        self.progress.halted = True
-        self._leave(code, status, kind, text, speaks)
-
-    def _leave(
+    def leave(
         self,
         code: int,
         status: str,
         kind: str,
         text: str,
         speaks: bool,
-        answers: Sequence[Any] = (),
+        peers: Sequence[int] = (),
     ) -> NoReturn:
-        code = int(code) if self.over is None else self.over
+        """Write the last words and end the process, rank 0 after ``peers``. Never returns."""
+        if not self._leaving.acquire(blocking=False):
+            self._sleep_until_gone()
+        self.progress.halted = True
+        if self.over is not None:
+            code, peers = self.over, []
         try:
             if self.over is None:
-                self._final_report(status, code, kind, text, speaks)
-            if kind == "signal" and self.control.ranks > 1:
-                time.sleep(_LINGER_S)  # not to be taken for lost by one that gets it now
-            elif self.control.rank == 0 and answers:
+                self._final_report(status, int(code), kind, text, speaks)
+            if self.control.rank == 0 and peers:
                 with contextlib.suppress(RuntimeError):
-                    grace = self._grace_s
+                    grace, pids = self._grace_s, self.control.pids
                     self._store_client.ask(
-                        lambda: wait_for_peers(self._store, answers, grace), grace + 1
+                        lambda: wait_for_peers(self._store, peers, pids, grace), grace + 1
                     )
         finally:
             for stream in filter(None, (sys.stdout, sys.stderr)):
                 with contextlib.suppress(OSError):
                     stream.flush()
-            os._exit(code)
+            os._exit(int(code))
 
     @staticmethod
     def _sleep_until_gone() -> NoReturn:

@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     UNREADABLE = 3
     UNAVAILABLE = 4  # backend or device
-    HANG = 5  # hang or lost rank
+    HANG = 5  # a rank hung, was lost, never came or raised an exception
 
 
 class TorchcollError(Exception):

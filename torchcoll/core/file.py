@@ -53,7 +53,7 @@ class Writer:
         further: bool = False,
     ) -> None:
         self.path = path
-        self._refused = False
+        self._refused = self._truncated = False
         if str(path) == "-":  # tables go to stdout
             raise UsageError("output", path, "a file", otherwise)
         try:
@@ -108,6 +108,7 @@ class Writer:
         if self._refused:
             return
         lines = [self._lines.line({"record": record, **data}) for record, data in records]
+        self._check_size()
         rest = memoryview(b"".join(lines))
         try:
             while rest:  # a disk that is nearly full takes a part, and then refuses
@@ -118,10 +119,19 @@ class Writer:
             self._refused = True
             raise
 
+    def _check_size(self) -> os.stat_result:
+        """Notices that another process has truncated the file. The next write hides it: it leaves
+        a hole and makes the file as long as before.
+        """
+        state = os.fstat(self._file.fileno())
+        self._truncated = self._truncated or state.st_size < self._file.tell()
+        return state
+
     def there(self) -> bool:
-        """Whether the open file is still the one of that name."""
+        """Whether the open file is still the one of that name and has all that was written."""
         try:
-            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+            state = self._check_size()
+            return not self._truncated and os.path.samestat(state, self.path.stat())
         except OSError:
             return False
 

@@ -9,9 +9,11 @@ _FEW_HOSTS = 4
 # Variables that differ from job to job and say nothing about what was measured.
 _OF_THE_JOB = (
     *(
+        "FLUX_",
         "HYDI_",
         "HYDRA_",
         "I_MPI_HYDRA_",
+        "JSM_",
         "LSB_",
         "MASTER_",
         "OMPI_",

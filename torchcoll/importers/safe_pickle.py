@@ -98,6 +98,8 @@ def _run(reader: _Reader) -> Any:
                 position += 1
                 held += _ITEM_BYTES
             elif code == _MARK:
+                if len(marks) == MOST_DEPTH:  # each of them opens a container
+                    raise reader.too_deep()
                 marks.append(len(stack))
                 held += _ITEM_BYTES
             elif code == _LONG_BINPUT and len(stack) > (marks[-1] if marks else 0):
@@ -152,6 +154,9 @@ class _Reader:
 
     def error(self, value: str, expected: str) -> UnreadableError:
         return UnreadableError(f"pickle {self.path}", value, expected)
+
+    def too_deep(self) -> UnreadableError:
+        return self.error(f"more than {MOST_DEPTH} levels of lists", "fewer")
 
     def refused(self, code: int) -> UnreadableError:
         """The error for an instruction that makes something else than a plain value."""
@@ -308,11 +313,6 @@ def _empty(make: type) -> Callable[[_Reader], None]:
     return lambda reader: reader.push(make(), _CONTAINER_BYTES)
 
 
-def _mark(reader: _Reader) -> None:
-    reader.budget.add_bytes(_ITEM_BYTES)
-    reader.marks.append(len(reader.stack))
-
-
 def _make_list(reader: _Reader) -> None:
     reader.push(reader.pop_items(), _CONTAINER_BYTES)
 
@@ -452,7 +452,6 @@ _BY_NAME: dict[str, Callable[[_Reader], None]] = {
     "SHORT_BINBYTES": _content(1, bytes),
     "BINBYTES": _content(4, bytes),
     "BINBYTES8": _content(8, bytes),
-    "MARK": _mark,
     "POP": _drop,
     "POP_MARK": _drop_to_mark,
     "DUP": _duplicate,
@@ -529,7 +528,7 @@ def _check_tree(value: Any, reader: _Reader) -> None:
                 f"at most {most_items} of them, with {most_text >> 20} MiB of text",
             )
         if levels >= MOST_DEPTH:
-            raise reader.error(f"more than {MOST_DEPTH} levels of lists", "fewer")
+            raise reader.too_deep()
         measured[id(current)] = items, text, levels + 1
         open_.discard(id(current))
         pending.pop()

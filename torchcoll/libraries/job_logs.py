@@ -27,6 +27,7 @@ class JobLog:
     variables: name -> value of the environment variables that are set, or differ from the default.
     tables: name -> rows. All rows of a table have the same keys, and no table is empty.
     warnings: text -> how often it occurs.
+    crashes: who crashed, such as ``rank 1 (Segmentation fault)``.
     """
 
     facts: dict[str, Any]
@@ -34,6 +35,7 @@ class JobLog:
     tables: dict[str, list[Row]] = field(default_factory=dict)
     warnings: Counter[str] = field(default_factory=Counter)
     files: list[str] = field(default_factory=list)
+    crashes: list[str] = field(default_factory=list)
 
 
 def job_log(job: Job) -> JobLog:
@@ -235,7 +237,7 @@ def _oneccl_log(job: oneccl.OneCclJob) -> JobLog:
         "selection": [line._asdict() for line in job.selection],
         "choices": _choices(job.calls),
     }
-    return JobLog(facts, variables, tables, job.warnings, job.files)
+    return JobLog(facts, variables, tables, job.warnings, job.files, job.crashes)
 
 
 def _choices(calls: Counter[LoggedCall]) -> list[Row]:

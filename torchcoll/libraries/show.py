@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SCHEMA = "torchcoll-log/1"
 _MOST_RANKS = 64  # of a ring in a table; json has all
 _MOST_WARNINGS = 20
+_MOST_CRASHES = 8  # in the answer
 _NOTES = {
     "tuning": "what NCCL's cost model expects; combinations that are not listed cannot be used",
     "transports": "one for each line of the log: both ends log a connection between hosts",
@@ -90,8 +91,12 @@ def _answer(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> Answer | None:
             for row in odd
         ]
         problems += [f"{dump.file} is cut off"] if dump.facts.get("cut") else []
+    crashes = [text for job in jobs for text in job.crashes]
+    if crashes:
+        more = f" and {len(crashes) - _MOST_CRASHES} more" if len(crashes) > _MOST_CRASHES else ""
+        problems.append(f"crashed: {', '.join(crashes[:_MOST_CRASHES])}{more}")
     warnings = [text for job in jobs for text, _ in job.warnings.most_common()]
-    if warnings:
+    if warnings and not crashes:
         more = f", and {len(warnings) - 1} more" if len(warnings) > 1 else ""
         problems.append(f"{plural(len(warnings), 'warning')} of the library: {warnings[0]}{more}")
     return Answer(one_line("; ".join(problems)), "doubt") if problems else None
@@ -109,6 +114,7 @@ def _document(
                 "files": job.files,
                 "variables": job.variables,
                 **job.tables,
+                "crashes": job.crashes,
                 "warnings": [{"text": t, "count": n} for t, n in job.warnings.most_common()],
             }
             for job in jobs

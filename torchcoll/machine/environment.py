@@ -20,7 +20,7 @@ from torchcoll.machine.launcher import Launch
 # Variables that differ in every run and have no information.
 _OF_LAUNCH = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "NCCL_DEBUG_FILE")
 # Prefixes of launchers' variables, which always differ from rank to rank.
-_LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PALS_", "PBS_")
+_LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PALS_", "PBS_", "FLUX_", "JSM_")
 
 
 def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:

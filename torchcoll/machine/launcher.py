@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torchcoll.core.errors import UsageError
 
@@ -20,6 +20,8 @@ class Launch:
     local_ranks: int = 1
     job_id: str | None = None
     rendezvous_file: str | None = None  # from the command line; replaces MASTER_ADDR
+    # False: the launcher gives no local rank. The ranks of a host are counted when they meet.
+    has_local_rank: bool = field(default=True, compare=False)
 
 
 BY_HAND = "RANK and WORLD_SIZE"  # the launcher's name if torchrun's variables were set by others
@@ -27,7 +29,9 @@ BY_HAND = "RANK and WORLD_SIZE"  # the launcher's name if torchrun's variables w
 # Launcher -> variables of the rank, the number of ranks, the local rank and the local number of
 # ranks. Of several names the first that is set counts. Sources: torch.distributed.run; srun(1);
 # users' scripts for PALS (never run here); and what Open MPI 4.1, MPICH 4.0 and Intel MPI 2021.19
-# print. Hydra sets PMI_* under MPICH and Intel MPI, and so does srun --mpi=pmi2.
+# print; for Flux flux-environment(7) and src/shell/task.c of flux-core; for jsrun (JSM, on LSF)
+# Lightning's LSFEnvironment and users' code. Neither of the two was ever run here. Hydra sets PMI_*
+# under MPICH and Intel MPI, and so do Flux and srun --mpi=pmi2.
 _LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "torchrun": (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
     "Open MPI": (
@@ -41,6 +45,13 @@ _LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("PALS_SIZE", "PMI_SIZE", "WORLD_SIZE"),  # with PALS_PMI=pmix there may be none
         ("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
         ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
+    ),
+    "Flux": (("FLUX_TASK_RANK",), ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",), ()),
+    "jsrun": (
+        ("JSM_NAMESPACE_RANK",),
+        ("JSM_NAMESPACE_SIZE",),
+        ("JSM_NAMESPACE_LOCAL_RANK",),
+        ("JSM_NAMESPACE_LOCAL_SIZE",),
     ),
     "MPI": (
         ("PMI_RANK",),
@@ -62,7 +73,8 @@ _LATER = ("MPI", "PMIx")  # read only if no other launcher explains their variab
 # Slurm's numbers for steps that srun did not start: pending, extern, batch, interactive.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
-_JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PALS_APID")
+# Flux gives each run an id of its own, also within a job of Slurm.
+_JOB_IDS = ("FLUX_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PALS_APID")
 
 
 def detect(environ: Mapping[str, str] | None = None) -> Launch:
@@ -108,7 +120,8 @@ def detect(environ: Mapping[str, str] | None = None) -> Launch:
             "Unset WORLD_SIZE.",
         )
     # All agree. RANK was set from another launcher's variables, and srun also sets PMI_*.
-    names = ("PALS", "Open MPI", "srun", "MPI", "torchrun")
+    # jsrun starts Open MPI's ranks, and sets its variables.
+    names = ("PALS", "Flux", "jsrun", "Open MPI", "srun", "MPI", "torchrun")
     launch = next(match for name in names if (match := started.get(name)) and match in launches)
     return replace(launch, launcher=_name(launch.launcher, env))
 
@@ -136,9 +149,9 @@ def _is_outer(srun: Launch, inner: list[Launch]) -> bool:
     """
     if srun.ranks < max(launch.ranks for launch in inner):
         return True
-    by_mpi = [launch for launch in inner if launch.launcher in ("Open MPI", "MPI")]
+    below = [launch for launch in inner if launch.launcher in ("Open MPI", "MPI", "Flux")]
     return srun.local_ranks == 1 and any(
-        (launch.rank, launch.ranks) != (srun.rank, srun.ranks) for launch in by_mpi
+        (launch.rank, launch.ranks) != (srun.rank, srun.ranks) for launch in below
     )
 
 
@@ -182,7 +195,10 @@ def _read(name: str, env: Mapping[str, str], job_id: str | None) -> Launch | Non
         )
     local_rank = _number(local_names, env)
     local_ranks = _number(local_size_names, env, int(env.get("SLURM_NODEID") or 0))
-    return Launch(name, rank, ranks, local_rank or 0, local_ranks or 1, job_id)
+    known = local_rank is not None
+    return Launch(
+        name, rank, ranks, local_rank or 0, local_ranks or 1, job_id, has_local_rank=known
+    )
 
 
 def _set_name(names: tuple[str, ...], env: Mapping[str, str]) -> str:

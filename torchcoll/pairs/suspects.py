@@ -432,7 +432,10 @@ def suspect_name(pairs: Pairs, suspect: Suspect) -> str:
 
 
 def evidence_text(pairs: Pairs, suspect: Suspect) -> str:
-    """``54 % of the others' speed both ways (5 of 5 pairs slow, 56 % when measured alone)``."""
+    """``56 % of the others' speed both ways, alone (54 % beside other pairs, 5 of 5 pairs slow)``.
+
+    The figure is that of the pairs alone, where they were: in the rounds pairs share the network.
+    """
     shown = [
         evidence
         for evidence in suspect.evidence
@@ -441,16 +444,14 @@ def evidence_text(pairs: Pairs, suspect: Suspect) -> str:
     texts: list[str] = []
     for evidence in shown[:_MOST_SHOWN]:
         scope = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _scope_text(evidence)
-        notes = [] if suspect.is_link else [f"{evidence.slow} of {evidence.pairs} pairs slow"]
-        notes.append(
-            "not measured alone"
-            if evidence.alone_ratio is None
-            else f"{100 * evidence.alone_ratio:.0f} % when measured alone"
-        )
+        ratio, how, note = evidence.ratio, "", "not measured alone"
+        if evidence.alone_ratio is not None:
+            note = f"{100 * ratio:.0f} % beside other pairs"
+            ratio, how = evidence.alone_ratio, ", alone"
+        if not suspect.is_link:
+            note += f", {evidence.slow} of {evidence.pairs} pairs slow"
         of = "" if texts else " of the others' speed"
-        texts.append(
-            f"{100 * evidence.ratio:.0f} %{of} {evidence.what}{scope} ({', '.join(notes)})"
-        )
+        texts.append(f"{100 * ratio:.0f} %{of} {evidence.what}{scope}{how} ({note})")
     more = f", and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
     return ", ".join(texts) + more
 

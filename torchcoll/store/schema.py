@@ -169,11 +169,13 @@ def stored_version(connection: Connection, name: str) -> int | None:
         if row is None:
             raise _foreign(name, "meta")
         if row.version > VERSION:
+            version = row.torchcoll
+            newer = f"{version} or newer" if version != __version__ else f"newer than {version}"
             raise UnreadableError(
                 "store",
                 f"version {row.version} in {name}",
                 f"version {VERSION}, the newest that torchcoll {__version__} reads",
-                f"Use torchcoll {row.torchcoll} or newer, which made it.",
+                f"Use torchcoll {newer}.",
             )
         return int(row.version)
     tables = inspector.get_table_names()

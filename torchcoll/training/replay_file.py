@@ -32,12 +32,12 @@ class ReplayFile:
             self.path, self.writer = Path(self._name), Writer(Path(self._name), "Name another.")
 
     def replace_if_removed(self) -> str:
-        """Opens another file if the first was removed or moved, and returns a message about it, or
-        ''.
+        """Opens another file if the first was removed, moved or truncated, and returns a message
+        about it, or ''.
         """
         if self.writer is None or self.path is None or self.writer.there():
             return ""
-        text = f"traffic file {self.path}: removed or moved while playing"
+        text = f"traffic file {self.path}: removed, moved or truncated while playing"
         replacement = open_again(self.path)
         if replacement is None:
             return f"{text}, and there is nowhere to write it again"

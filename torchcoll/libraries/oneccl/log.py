@@ -55,6 +55,7 @@ class OneCclProcess:
     thread: ``number`` is the id of a thread, as in 2021; a process may have several.
     changed: variable -> (value, default), for variables that are not at their default.
     values: variable -> effective value (rank 0 prints all of them at its first collective).
+    crash: the signal that ended the process, such as ``Segmentation fault``.
     """
 
     number: int
@@ -72,6 +73,7 @@ class OneCclProcess:
     selection: dict[Selected, None] = field(default_factory=dict)
     calls: Counter[LoggedCall] = field(default_factory=Counter)
     warnings: Counter[str] = field(default_factory=Counter)
+    crash: str = ""
 
 
 _PREFIX = re.compile(
@@ -100,6 +102,8 @@ _FACTS = (
     ("transport", re.compile(r"(atl-\w+):")),
 )
 _ERROR_MARKERS = ("EXCEPTION", "CCL_ERROR", "Caught signal")
+# Of UCX's handler of signals: [host:pid:thread:tid], with blanks after a short pid.
+_CRASH = re.compile(r":(\d{1,10})\s*:\d+:\d+\] Caught signal \d+ \(([^:)]*)")
 _LONGEST = 4096  # characters of a message that are read
 _INSIDE_BLOCK = (b" ", b"{", b"}", b"\t", b"attr:", b"cpuset:", b"nodeset:")
 
@@ -159,6 +163,9 @@ class OneCclLogReader:
                 return "understood"
         if process and any(marker in text for marker in _ERROR_MARKERS):
             process.warnings[text] += 1
+            if match := _CRASH.search(text):
+                crashed = self._process_by_id.get(int(match[1]), process)
+                crashed.crash = match[2].strip()
             self._block = False
             return "understood"
         # Blocks of oneCCL's messages: `atl-ofi:` and then { ... }, an hwloc object.
@@ -294,6 +301,15 @@ class OneCclJob:
     @property
     def warnings(self) -> Counter[str]:
         return sum((process.warnings for process in self.processes), Counter())
+
+    @property
+    def crashes(self) -> list[str]:
+        """Who crashed, such as ``rank 1 (Segmentation fault)``, in the order of the ranks."""
+        crashed = sorted((p for p in self.processes if p.crash), key=lambda p: p.rank or 0)
+        return [
+            f"{f'process {p.number}' if p.rank is None else f'rank {p.rank}'} ({p.crash})"
+            for p in crashed
+        ]
 
     def first(self, name: str) -> str:
         """The first value of an attribute that not every process has; '' if no process has it."""
