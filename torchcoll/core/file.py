@@ -20,7 +20,13 @@ from typing import IO, Any
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.checksums import LineWriter
-from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError, path_text
+from torchcoll.core.errors import (
+    TorchcollError,
+    UnreadableError,
+    UsageError,
+    one_line,
+    path_text,
+)
 from torchcoll.core.jsonl import TRUNCATED, UNUSABLE, lines_of, parse_line, read_records
 from torchcoll.core.opening import open_to_read, open_to_write
 from torchcoll.core.result import (
@@ -32,12 +38,14 @@ from torchcoll.core.result import (
     check_whole,
     or_none,
 )
+from torchcoll.core.shell import is_name
 from torchcoll.core.soak_windows import SoakWindow
 
 SCHEMA = "torchcoll/2"
 _MANY_BYTES = 1 << 17  # of a line: from there on its samples are packed
 _ENDINGS = ("signal", "hang", "lost_rank", "store")  # events that end a run
 _LOCK_TRIES = 20  # tenths of a second
+_LONGEST_NAME = 60  # characters of the name of a variable that is refused
 
 
 class Writer:
@@ -418,6 +426,14 @@ def _unusable_fields(header: dict[str, Any]) -> Iterator[str]:
         texts = texts or {}
         for name in list(texts):
             yield from _remove(texts, name, (str,))
+    yield from _remove_unnamed(environment.get("variables") or {})
+
+
+def _remove_unnamed(variables: dict[str, Any]) -> Iterator[str]:
+    """Removes what a shell would not take as the name of a variable, and may run as a command."""
+    for name in [name for name in variables if not is_name(name)]:
+        del variables[name]
+        yield f"variables: {one_line(name)[:_LONGEST_NAME]}"
 
 
 def _remove(fields: dict[str, Any], name: str, types: tuple[type, ...]) -> Iterator[str]:
@@ -437,6 +453,8 @@ def _ranks(run: Run, data: dict[str, Any]) -> None:
     for member in members:
         check_texts(*(member.get(name) for name in ("host", "device", "device_name")))
         check_whole(*or_none(*(member.get(name) for name in ("rank", "pid"))))
+        if not isinstance(member.get("variables_that_differ") or {}, dict):
+            raise TypeError("variables are no object")
     run.members = members
 
 
