@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from itertools import chain
 
 import pytest
 from made_runs import in_turn, measured, run
@@ -89,7 +90,7 @@ def test_exported_variables_are_no_code(folder, capsys):
         for ns, variables in ((2000, {"NCCL_ALGO": "Tree"}), (1000, {CODE: "1", "NCCL_Z": "2"}))
     ]
     (folder / "alg").mkdir()
-    for number, made in enumerate(run for side in in_turn(*sides) for run in side):
+    for number, made in enumerate(chain(*in_turn(*sides))):
         save(made, folder / "alg" / f"{number}.jsonl")
     assert main(["algorithms", "alg", "--export-env"]) == 0
     printed = capsys.readouterr().out
@@ -123,7 +124,7 @@ def test_lines_of_a_comment_are_one_line(folder, capsys):
             (1000, {"NCCL_ALGO": "Ring"}, {"cell": "ring\ntouch PWN2"}),
         )
     ]
-    for number, made in enumerate(run for side in in_turn(*sides) for run in side):
+    for number, made in enumerate(chain(*in_turn(*sides))):
         save(made, folder / f"{number}.jsonl")
     files = [f"{number}.jsonl" for number in range(8)]
     assert main(["algorithms", *files, "--export-env"]) == 0
@@ -192,7 +193,7 @@ def test_an_exported_plugin_is_named(folder, capsys):
         [run(measured(100 * ns + k, **case), variables=variables) for k in range(4)]
         for ns, variables in ((2000, {}), (1000, {"NCCL_TUNER_PLUGIN": "x", "NCCL_ALGO": "Ring"}))
     ]
-    for number, made in enumerate(run for side in in_turn(*sides) for run in side):
+    for number, made in enumerate(chain(*in_turn(*sides))):
         save(made, folder / f"{number}.jsonl")
     files = [f"{number}.jsonl" for number in range(8)]
     assert main(["algorithms", *files, "--export-env"]) == 0

@@ -97,9 +97,10 @@ def recipe_of(run: Run, trust: bool = False) -> Recipe:
     left_out = tuple(n for n, v in variables.items() if not trust and names_file(n, v))
     settings = {name: value for name, value in variables.items() if name not in left_out}
     if left_out:
+        names = ", ".join(left_out)
         notes.append(
-            f"not set, for they name files or code: {', '.join(left_out)}. --trust sets them, where "
-            "you trust who made the file"
+            f"not set, for they name files or code: {names}. --trust sets them, where you trust who "
+            "made the file"
         )
     if run.header.get("argv") is None or run.source:
         recipe = _foreign_recipe(run, ranks, hosts)
