@@ -170,8 +170,8 @@ def test_variables_that_load_code_are_set_with_trust_alone(folder, capsys, monke
     assert [name for name in LOADING if f"{name}=" in printed.out] == []
     assert [name for name in SETTINGS if f"{name}=" not in printed.out] == []
     assert (
-        f"note: not set, for they name files or code: {', '.join(sorted(LOADING))}. --trust sets "
-        "them, where you trust who made the file"
+        f"note: not set, for they name files or code: {', '.join(sorted(LOADING))}. If you trust "
+        "the file: --trust"
     ) in printed.err
     assert main(["again", "f.jsonl", "--dry-run", "--trust"]) == 0
     printed = capsys.readouterr()

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.checksums import LineWriter
 from torchcoll.core.errors import (
     TorchcollError,
@@ -34,6 +33,7 @@ from torchcoll.core.result import (
     Run,
     case_from_json,
     check_lists,
+    check_ranks,
     check_texts,
     check_whole,
     or_none,
@@ -397,9 +397,7 @@ def _header(header: dict[str, Any], path: Path, problems: list[str]) -> dict[str
     """The usable part of a header; of UNUSABLE it raises what refuses the file."""
     if not all(isinstance(header.get(name) or {}, dict) for name in ("spec", "environment")):
         raise TypeError
-    check_whole(*or_none(header.get("ranks")))
-    if not 0 <= (header.get("ranks") or 0) <= MOST_RANKS:
-        raise ValueError
+    check_ranks(*or_none(header.get("ranks")))
     header.pop("record")
     for name in _unusable_fields(header):
         problems.append(f"{path}:1: unusable field {name}")
@@ -452,7 +450,8 @@ def _ranks(run: Run, data: dict[str, Any]) -> None:
     members = [dict(member) for member in data["ranks"]]
     for member in members:
         check_texts(*(member.get(name) for name in ("host", "device", "device_name")))
-        check_whole(*or_none(*(member.get(name) for name in ("rank", "pid"))))
+        check_whole(*or_none(member.get("pid")))
+        check_ranks(*or_none(member.get("rank")))
         if not isinstance(member.get("variables_that_differ") or {}, dict):
             raise TypeError("variables are no object")
     run.members = members

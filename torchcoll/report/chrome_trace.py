@@ -42,19 +42,22 @@ def _events(run: Run, number: int) -> tuple[list[dict[str, Any]], list[str]]:
     zero = min(starts, default=0)
     events: list[dict[str, Any]] = []
     several = one_line(run.path or run.header.get("run_id") or number)
-    for rank in range(run.ranks):
-        name = f"rank {rank}" + (f" on {hosts[rank]}" if rank < len(hosts) else "")
-        process = number * 100_000 + rank
-        events.append(named_track("process_name", process, f"{name}, {several}"))
+    ranks: set[int] = set()  # with a call: a file may claim a million others
     at = 0
     for result in run.results:
         latest = at
         for event in _case_events(result, zero, at, offsets):
             latest = max(latest, int((event["ts"] + event["dur"]) * _US))
+            ranks.add(event["pid"])
             event["pid"] += number * 100_000
             events.append(event)
         at = latest
-    return events, [f"{several}: {note}"]
+    tracks = []
+    for rank in sorted(ranks):
+        name = f"rank {rank}" + (f" on {hosts[rank]}" if rank < len(hosts) else "")
+        process = number * 100_000 + rank
+        tracks.append(named_track("process_name", process, f"{name}, {several}"))
+    return tracks + events, [f"{several}: {note}"]
 
 
 def clock_offsets(run: Run, hosts: Sequence[str]) -> tuple[list[int], str]:

@@ -99,8 +99,7 @@ def recipe_of(run: Run, trust: bool = False) -> Recipe:
     if left_out:
         names = ", ".join(left_out)
         notes.append(
-            f"not set, for they name files or code: {names}. --trust sets them, where you trust who "
-            "made the file"
+            f"not set, for they name files or code: {names}. If you trust the file: --trust"
         )
     if run.header.get("argv") is None or run.source:
         recipe = _foreign_recipe(run, ranks, hosts)
