@@ -33,6 +33,7 @@ from torchcoll.core.errors import (
     tell,
     unknown,
 )
+from torchcoll.core.opening import DISK_REFUSES, not_written
 from torchcoll.help import Formatter, examples_text, groups_text
 
 # A command that a launcher starts on every rank: rank 0 alone prints, and one package is loaded.
@@ -248,7 +249,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is not None:
             expected = f"a file that can be used ({error.strerror})"
-            refused = UnreadableError("file", error.filename, expected)
+            refused: TorchcollError = UnreadableError("file", error.filename, expected)
+            if error.errno in DISK_REFUSES:
+                refused = not_written("file", error.filename, error)
             tell(refused.line())
             return int(refused.exit_code)
         # Python flushes stdout at exit, which would fail again: let it write to /dev/null.

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from torchcoll.core.checksums import LineWriter
 from torchcoll.core.errors import (
+    DiskFullError,
     TorchcollError,
     UnreadableError,
     UsageError,
@@ -27,7 +28,7 @@ from torchcoll.core.errors import (
     path_text,
 )
 from torchcoll.core.jsonl import TRUNCATED, UNUSABLE, lines_of, parse_line, read_records
-from torchcoll.core.opening import open_to_read, open_to_write
+from torchcoll.core.opening import MAKE_ROOM, not_written, open_to_read, open_to_write
 from torchcoll.core.result import (
     CaseResult,
     Run,
@@ -52,6 +53,7 @@ class Writer:
     """Appends records to a new file; rank 0 has one. Refuses a file that exists.
 
     otherwise: what to do where it cannot be written. further: to a file that is there, instead.
+    when_full: what to do when the disk is full.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Writer:
         further: bool = False,
     ) -> None:
         self.path = path
+        self.when_full = MAKE_ROOM
         self._refused = False
         if str(path) == "-":  # tables go to stdout
             raise UsageError("output", path, "a file", otherwise)
@@ -80,12 +83,11 @@ class Writer:
                 raise UsageError(
                     "output", path, "a file that does not exist", "Name another file or remove it."
                 ) from None
-            raise UsageError(
-                "output",
-                path,
-                f"a file that can be written ({error.strerror})",
-                otherwise,
-            ) from None
+            refused = not_written("output", path, error)
+            if isinstance(refused, UsageError):
+                expected = f"a file that can be written ({error.strerror})"
+                refused = UsageError("output", path, expected, otherwise)
+            raise refused from None
 
     def _own(self) -> None:
         """Nobody else ends the file while this process lives: what one writes at its end the other
@@ -99,16 +101,13 @@ class Writer:
     def write(self, record: str, data: dict[str, Any], durable: bool = False) -> None:
         """One line in one write. ``durable``: on disk when this returns.
 
-        Raises TorchcollError when the disk refuses it; later records are then dropped in silence.
+        Raises DiskFullError when the disk refuses it; later records are then dropped in silence.
         """
         try:
             self.append([(record, data)], durable)
         except OSError as error:
-            raise TorchcollError(
-                f"result file {self.path}",
-                error.strerror,
-                "a disk that takes the next record",
-                "Make room, then go on with --resume (a soak begins anew).",
+            raise DiskFullError(
+                str(self.path), error.strerror, "a disk that takes the next record", self.when_full
             ) from None
 
     def append(self, records: Iterable[tuple[str, dict[str, Any]]], durable: bool = False) -> None:
@@ -143,6 +142,19 @@ class Writer:
 
     def close(self) -> None:
         self._file.close()
+
+    def write_all(self, records: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        """All records of a file, and close it. Where the disk refuses one, the file is removed: its
+        source is there still, and the same command needs the name.
+        """
+        try:
+            for record, data in records:
+                self.write(record, data)
+        except DiskFullError:
+            self.path.unlink(missing_ok=True)
+            raise
+        finally:
+            self.close()
 
 
 def append_end(path: Path, run_id: str, event: dict[str, Any], end: dict[str, Any]) -> bool:
@@ -217,11 +229,7 @@ def save(run: Run, path: str | os.PathLike[str]) -> None:
             part.events = [e for e in run.events if not _is_of(e, run.continuations)]
             part.end = part.in_flight = None
         writer = Writer(path if number == 1 else path.with_name(f"{path.name}.{number}"))
-        try:
-            for record, data in records_of(part):
-                writer.write(record, data)
-        finally:
-            writer.close()
+        writer.write_all(records_of(part))
 
 
 def _is_of(event: dict[str, Any], runs: Iterable[Run]) -> bool:

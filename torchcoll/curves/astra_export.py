@@ -32,7 +32,7 @@ from pathlib import Path
 from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.intervals import Union
-from torchcoll.core.opening import replace_file
+from torchcoll.core.opening import not_written, replace_file
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.traffic import Traffic, TrafficCall
@@ -502,5 +502,5 @@ def _save(folder: Path, files: Mapping[str, str | bytes]) -> None:
             data = content.encode() if isinstance(content, str) else content
             replace_file(path, data, only_new=True)
     except OSError as error:
-        expected = f"a folder that can be written ({error.strerror})"
-        raise UsageError("astra-sim", folder, expected) from None
+        expected = "a folder that can be written"
+        raise not_written("astra-sim", folder, error, expected) from None

@@ -11,6 +11,7 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
+from torchcoll.core.opening import not_written
 from torchcoll.inputs import IMPORT_OPTIONS, add_filter, add_import_options, add_over_ranks
 
 if TYPE_CHECKING:
@@ -421,6 +422,8 @@ def _export_store(store: str, options: argparse.Namespace) -> ExitCode:
             cases = write_store_parquet(address, file)
         check_new(options.output, "output", options.force)
         os.replace(part, options.output)
+    except OSError as error:
+        raise not_written("output", options.output, error) from None
     finally:
         if os.path.lexists(part):
             os.unlink(part)

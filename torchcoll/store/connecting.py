@@ -15,6 +15,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from torchcoll.core.errors import (
+    DiskFullError,
     TorchcollError,
     UnavailableError,
     UnreadableError,
@@ -32,7 +33,7 @@ _ADVISORY_LOCK = 0x746F7263_68636F6C  # 'torchcol'
 _TRANSIENT = ("08", "40", "57P", "23503")
 _LOCK_NOT_AVAILABLE = "55P03"
 # What SQLite says of its surroundings; whatever else it says is of the file.
-_SURROUNDINGS = ("disk i/o error", "unable to open", "readonly", "is full")
+_SURROUNDINGS = ("disk i/o error", "unable to open", "readonly")
 # Steps of SQLite's machine in one transaction that reads: a minute, and 1000 for each byte of the
 # file, of which a real query takes 1 to 10.
 _MOST_STEPS, _STEPS_OF_BYTE = 5_000_000_000, 1000
@@ -180,6 +181,10 @@ class Database:
             )
         if not self.address.path.exists():
             message, kept = "deleted while it was written", "Run the command again."
+        elif "is full" in message:
+            kept = "What was collected before is kept: make room, then run the command again."
+            value = f"{self.name}: {message}"
+            return DiskFullError("store", value, "room for it on the disk", kept)
         elif not any(text in message.lower() for text in _SURROUNDINGS):
             return self._damaged(message)
         return UnavailableError("store", f"{self.name}: {message}", "a usable store", kept)
