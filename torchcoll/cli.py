@@ -7,13 +7,17 @@ needs when it runs, so that ``--help`` and errors stay fast.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import pkgutil
 import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import torchcoll
@@ -29,6 +33,7 @@ from torchcoll.core.errors import (
     tell,
     unknown,
 )
+from torchcoll.core.opening import DISK_REFUSES, not_written
 from torchcoll.help import Formatter, examples_text, groups_text
 
 # A command that a launcher starts on every rank: rank 0 alone prints, and one package is loaded.
@@ -161,6 +166,28 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the command as an exception, so that no copy of a file is left in
+    TMPDIR. A signal that is ignored, as by nohup, stays so.
+    """
+
+    def end(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    handled = []
+    if threading.current_thread() is threading.main_thread():
+        numbers = (signal.SIGTERM, signal.SIGHUP)
+        handled = [n for n in numbers if signal.getsignal(n) is signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     arguments, rank = list(sys.argv[1:] if argv is None else argv), 0
@@ -179,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             from torchcoll.report.waiting import show_waiting
 
-            with show_waiting(f"torchcoll {name}"):
+            with _ending_in_order(), show_waiting(f"torchcoll {name}"):
                 code = options.run(options)
         if sys.stdout:  # None if it was closed before the start (`>&-`)
             sys.stdout.flush()
@@ -208,7 +235,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is not None:
             expected = f"a file that can be used ({error.strerror})"
-            refused = UnreadableError("file", error.filename, expected)
+            refused: TorchcollError = UnreadableError("file", error.filename, expected)
+            if error.errno in DISK_REFUSES:
+                refused = not_written("file", error.filename, error)
             tell(refused.line())
             return int(refused.exit_code)
         # Python flushes stdout at exit, which would fail again: let it write to /dev/null.

@@ -22,8 +22,8 @@ def stuck(tmp_path):
     return Path(shutil.copytree(STUCK, tmp_path / "job"))
 
 
-def answer(capsys, *arguments):
-    assert main(["postmortem", *map(str, arguments), "--format", "json"]) == 0
+def answer(capsys, *arguments, code=0):
+    assert main(["postmortem", *map(str, arguments), "--format", "json"]) == code
     return json.loads(capsys.readouterr().out)
 
 
@@ -149,11 +149,12 @@ def test_foreign_damaged_and_unreadable_files_are_named(stuck, capsys):
     (stuck / "half_rank3.json").write_bytes((stuck / "fr_rank3.json").read_bytes()[:5000])
     (stuck / "dump.tar").write_bytes(b"\0" * 257 + b"ustar" + b"\0" * 250)
     (stuck / "broken.gz").write_bytes(b"\x1f\x8b" + b"x" * 20)
-    document = answer(capsys, stuck)
+    document = answer(capsys, stuck, code=3)
     assert document["jobs"][0]["culprits"] == [1]
     skipped = {item["file"]: item["why"] for item in document["left_out"]}
     assert "unpack it" in skipped["dump.tar"]
     assert {"photo.jpg", "broken.gz"} <= set(skipped)
+    assert document["unread"] == ["broken.gz"]
 
 
 @pytest.mark.parametrize("content", [None, "empty", "foreign"])
@@ -192,5 +193,5 @@ def test_a_format_that_there_is_not(capsys):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_no_permission(stuck, capsys):
     (stuck / "rank0.log").chmod(0)
-    skipped = answer(capsys, stuck)["left_out"]
+    skipped = answer(capsys, stuck, code=3)["left_out"]
     assert skipped[0]["file"] == "rank0.log"

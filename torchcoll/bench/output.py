@@ -17,7 +17,7 @@ from torchcoll.bench.options import FOLDER_ENDING, Options
 from torchcoll.bench.recorder import Recorder
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, tell
+from torchcoll.core.errors import ExitCode, TorchcollError, UnreadableError, UsageError, tell
 from torchcoll.core.file import Writer, load_own, records_of
 from torchcoll.core.result import CaseResult, stated_shortfall
 from torchcoll.core.spec import Spec
@@ -103,6 +103,10 @@ class Output:
         """One record to the file; durable where a crash must not take it."""
         if record == "header":
             self._open(data["spec"]["backend"])
+            if self._writer:
+                resumable = self.options.soak is None and self.options.other is None
+                how = "go on with --resume" if resumable else "measure again into another file"
+                self._writer.when_full = f"Make room, then {how}."
             self.run.path = self.path
             if self.options.library_log and self.path:
                 data["library_log"] = f"{self.path.name}{FOLDER_ENDING}"
@@ -307,9 +311,9 @@ def open_again(path: Path) -> tuple[Path, Writer] | None:
     """For a file that was taken away: one of the same name, else of that name in a new folder for
     temporary files. None where neither can be.
     """
-    with contextlib.suppress(UsageError):
+    with contextlib.suppress(TorchcollError):
         return path, Writer(path)
-    with contextlib.suppress(UsageError, OSError):
+    with contextlib.suppress(TorchcollError, OSError):
         again = Path(tempfile.mkdtemp(prefix="torchcoll-")) / path.name
         return again, Writer(again)
     return None

@@ -24,7 +24,7 @@ from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.checksums import CheckSums
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.jsonl import UNUSABLE, chunks_of, parse_line
-from torchcoll.core.result import check_texts, check_whole
+from torchcoll.core.result import check_ranks, check_texts, check_whole
 from torchcoll.core.traffic import Group
 
 RING_FILE = "calls-rank"  # calls-rank0.ring
@@ -166,7 +166,7 @@ def _take_text(
         check_whole(record["id"])
         check_texts(record["name"], record["description"], record["backend"])
         ranks = record["ranks"]
-        check_whole(*ranks)
+        check_ranks(*ranks)
         if record["spaced"]:  # first, end and step
             ranks = range(*ranks)
         if len(ranks) > ring.ranks or any(not 0 <= rank < ring.ranks for rank in ranks):

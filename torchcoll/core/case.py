@@ -347,6 +347,11 @@ def split_batch(calls: int, each: int) -> list[int]:
     return [each] * (calls // each) + ([calls % each] if calls % each else [])
 
 
+def count_samples(calls: int, each: int) -> int:
+    """The length of ``split_batch``. A file may claim more calls than fit into a list."""
+    return -(-calls // each)
+
+
 def fingerprint(data: Any) -> str:
     """A short hash of JSON-serialisable data, which ranks compare to find differing arguments."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))

@@ -176,6 +176,13 @@ class UnreadableError(TorchcollError):
     exit_code = ExitCode.UNREADABLE
 
 
+class DiskFullError(TorchcollError):
+    """A disk, or a quota, that refuses what is to be written (exit code 1).
+
+    No UsageError: the same command succeeds once there is room.
+    """
+
+
 class UnusableError(UsageError):
     """An input that holds nothing of what is asked: no case with a time, no pair, no model type
     that torchcoll can plan.

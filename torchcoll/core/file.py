@@ -18,32 +18,42 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.checksums import LineWriter
-from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError, path_text
+from torchcoll.core.errors import (
+    DiskFullError,
+    TorchcollError,
+    UnreadableError,
+    UsageError,
+    one_line,
+    path_text,
+)
 from torchcoll.core.jsonl import TRUNCATED, UNUSABLE, lines_of, parse_line, read_records
-from torchcoll.core.opening import open_to_read, open_to_write
+from torchcoll.core.opening import MAKE_ROOM, not_written, open_to_read, open_to_write
 from torchcoll.core.result import (
     CaseResult,
     Run,
     case_from_json,
     check_lists,
+    check_ranks,
     check_texts,
     check_whole,
     or_none,
 )
+from torchcoll.core.shell import is_name
 from torchcoll.core.soak_windows import SoakWindow
 
 SCHEMA = "torchcoll/2"
 _MANY_BYTES = 1 << 17  # of a line: from there on its samples are packed
 _ENDINGS = ("signal", "hang", "lost_rank", "store")  # events that end a run
 _LOCK_TRIES = 20  # tenths of a second
+_LONGEST_NAME = 60  # characters of the name of a variable that is refused
 
 
 class Writer:
     """Appends records to a new file; rank 0 has one. Refuses a file that exists.
 
     otherwise: what to do where it cannot be written. further: to a file that is there, instead.
+    when_full: what to do when the disk is full.
     """
 
     def __init__(
@@ -54,6 +64,7 @@ class Writer:
     ) -> None:
         self.path = path
         self._refused = self._truncated = False
+        self.when_full = MAKE_ROOM
         if str(path) == "-":  # tables go to stdout
             raise UsageError("output", path, "a file", otherwise)
         try:
@@ -72,12 +83,11 @@ class Writer:
                 raise UsageError(
                     "output", path, "a file that does not exist", "Name another file or remove it."
                 ) from None
-            raise UsageError(
-                "output",
-                path,
-                f"a file that can be written ({error.strerror})",
-                otherwise,
-            ) from None
+            refused = not_written("output", path, error)
+            if isinstance(refused, UsageError):
+                expected = f"a file that can be written ({error.strerror})"
+                refused = UsageError("output", path, expected, otherwise)
+            raise refused from None
 
     def _own(self) -> None:
         """Nobody else ends the file while this process lives: what one writes at its end the other
@@ -91,16 +101,13 @@ class Writer:
     def write(self, record: str, data: dict[str, Any], durable: bool = False) -> None:
         """One line in one write. ``durable``: on disk when this returns.
 
-        Raises TorchcollError when the disk refuses it; later records are then dropped in silence.
+        Raises DiskFullError when the disk refuses it; later records are then dropped in silence.
         """
         try:
             self.append([(record, data)], durable)
         except OSError as error:
-            raise TorchcollError(
-                f"result file {self.path}",
-                error.strerror,
-                "a disk that takes the next record",
-                "Make room, then go on with --resume (a soak begins anew).",
+            raise DiskFullError(
+                str(self.path), error.strerror, "a disk that takes the next record", self.when_full
             ) from None
 
     def append(self, records: Iterable[tuple[str, dict[str, Any]]], durable: bool = False) -> None:
@@ -145,6 +152,19 @@ class Writer:
 
     def close(self) -> None:
         self._file.close()
+
+    def write_all(self, records: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        """All records of a file, and close it. Where the disk refuses one, the file is removed: its
+        source is there still, and the same command needs the name.
+        """
+        try:
+            for record, data in records:
+                self.write(record, data)
+        except DiskFullError:
+            self.path.unlink(missing_ok=True)
+            raise
+        finally:
+            self.close()
 
 
 def append_end(path: Path, run_id: str, event: dict[str, Any], end: dict[str, Any]) -> bool:
@@ -219,11 +239,7 @@ def save(run: Run, path: str | os.PathLike[str]) -> None:
             part.events = [e for e in run.events if not _is_of(e, run.continuations)]
             part.end = part.in_flight = None
         writer = Writer(path if number == 1 else path.with_name(f"{path.name}.{number}"))
-        try:
-            for record, data in records_of(part):
-                writer.write(record, data)
-        finally:
-            writer.close()
+        writer.write_all(records_of(part))
 
 
 def _is_of(event: dict[str, Any], runs: Iterable[Run]) -> bool:
@@ -399,9 +415,7 @@ def _header(header: dict[str, Any], path: Path, problems: list[str]) -> dict[str
     """The usable part of a header; of UNUSABLE it raises what refuses the file."""
     if not all(isinstance(header.get(name) or {}, dict) for name in ("spec", "environment")):
         raise TypeError
-    check_whole(*or_none(header.get("ranks")))
-    if not 0 <= (header.get("ranks") or 0) <= MOST_RANKS:
-        raise ValueError
+    check_ranks(*or_none(header.get("ranks")))
     header.pop("record")
     for name in _unusable_fields(header):
         problems.append(f"{path}:1: unusable field {name}")
@@ -428,6 +442,14 @@ def _unusable_fields(header: dict[str, Any]) -> Iterator[str]:
         texts = texts or {}
         for name in list(texts):
             yield from _remove(texts, name, (str,))
+    yield from _remove_unnamed(environment.get("variables") or {})
+
+
+def _remove_unnamed(variables: dict[str, Any]) -> Iterator[str]:
+    """Removes what a shell would not take as the name of a variable, and may run as a command."""
+    for name in [name for name in variables if not is_name(name)]:
+        del variables[name]
+        yield f"variables: {one_line(name)[:_LONGEST_NAME]}"
 
 
 def _remove(fields: dict[str, Any], name: str, types: tuple[type, ...]) -> Iterator[str]:
@@ -446,7 +468,10 @@ def _ranks(run: Run, data: dict[str, Any]) -> None:
     members = [dict(member) for member in data["ranks"]]
     for member in members:
         check_texts(*(member.get(name) for name in ("host", "device", "device_name")))
-        check_whole(*or_none(*(member.get(name) for name in ("rank", "pid"))))
+        check_whole(*or_none(member.get("pid")))
+        check_ranks(*or_none(member.get("rank")))
+        if not isinstance(member.get("variables_that_differ") or {}, dict):
+            raise TypeError("variables are no object")
     run.members = members
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from torchcoll.core.case import split_batch
+from torchcoll.core.case import count_samples
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.file import files_of_run
 from torchcoll.core.kept_samples import FOLDER_ENDING, Batches, read_kept
@@ -77,10 +77,11 @@ def _counts(result: CaseResult, clock: str, sizes: Sequence[int]) -> list[int]:
     matrix = result.time_ns[clock]
     if not matrix or not matrix[0]:
         return [0] * len(sizes)
-    split = [len(split_batch(size, result.calls_per_sample)) for size in result.batches]
-    if len(matrix[0]) != sum(split):  # a sample for each call
+    each = result.calls_per_sample
+    samples = sum(count_samples(size, each) for size in result.batches)
+    if len(matrix[0]) != samples:  # a sample for each call
         return list(sizes)
-    return [len(split_batch(size, result.calls_per_sample)) for size in sizes]
+    return [count_samples(size, each) for size in sizes]
 
 
 def _leads(result: CaseResult) -> int:

@@ -17,6 +17,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
+from torchcoll.core.errors import DiskFullError, TorchcollError, UsageError
+
 # Windows has neither: there nothing but the checks of os.fstat remains.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a FIFO waits for its other end
@@ -30,8 +32,25 @@ _KINDS = {
 }
 
 
+# What a system says of a disk that takes no more: it is full, a quota is reached, a file is as long
+# as it may be, the disk is broken.
+DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+MAKE_ROOM = "Make room, then run the same command again."
+
+
 # Characters of the 255 bytes that a name may have.
 _LONGEST = 60
+
+
+def not_written(
+    what: str, path: object, error: OSError, expected: str = "a file that can be written"
+) -> TorchcollError:
+    """The error for what cannot be written: DiskFullError where the disk refuses it, otherwise
+    UsageError. what: the option that names the path. expected: to which the reason is added.
+    """
+    if error.errno in DISK_REFUSES:
+        return DiskFullError(what, path, f"room for it on the disk ({error.strerror})", MAKE_ROOM)
+    return UsageError(what, path, f"{expected} ({error.strerror})")
 
 
 class NotRegularError(OSError):

@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.case import Case, flat_dict
 from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.spec import Spec
@@ -38,6 +39,15 @@ def check_whole(*numbers: object) -> None:
     for number in numbers:
         if type(number) is not int or not -BOUND < number < BOUND:
             raise TypeError("not a whole number of 63 bits")
+
+
+def check_ranks(*ranks: object) -> None:
+    """Raises TypeError or ValueError unless all are ranks, or numbers of them, that a run may have.
+    Reports make a list of so many.
+    """
+    check_whole(*ranks)
+    if not all(0 <= rank <= MOST_RANKS for rank in ranks):  # type: ignore[operator]
+        raise ValueError(f"more than {MOST_RANKS} ranks")
 
 
 def or_none(*numbers: object) -> tuple[object, ...]:
@@ -348,7 +358,10 @@ class KeptBatches:
         check_whole(data["case"], data["every"])
         if data["every"] < 1:
             raise ValueError("a result file has one of every so many batches")
-        return cls(data["case"], tuple(data["sizes"]), data["every"])
+        kept = cls(data["case"], tuple(data["sizes"]), data["every"])
+        if not kept.numbers:
+            raise ValueError("no batch that is kept elsewhere")
+        return kept
 
 
 # Slots, and () for what is empty: a table of another tool has a million rows, of which each would
@@ -515,11 +528,14 @@ class CaseResult:
         for name in _MATRICES:
             setattr(self, name, checked(getattr(self, name), name != "cold_start_ns"))
         self.time_ns = {clock: checked(matrix, True) for clock, matrix in self.time_ns.items()}
-        check_lists(self.batches, self.members, self.connect_ns)
+        check_lists(self.members, self.connect_ns)
+        check_lists(self.batches, durations=True)
+        check_ranks(*self.members)
         check_lists(self.batch_start_ns, self.batch_start_wall_us)
         check_lists(list(self.spent_ns.values()), durations=True)
         check_whole(*(at for at in (self.start_ns, self.start_wall_us) if at is not None))
-        check_whole(self.ranks, self.count, self.size_bytes, self.bytes_in, self.bytes_out)
+        check_whole(self.count, self.size_bytes, self.bytes_in, self.bytes_out)
+        check_ranks(self.ranks)
         check_whole(*or_none(self.ordinal, self.steady_after), self.calls_per_sample)
         check_whole(*or_none(self.busiest_bytes, self.steady_ns, self.expected_ns))
         check_texts(self.reason, self.stop, *self.warnings)
@@ -530,7 +546,7 @@ class CaseResult:
         if self.verification:
             check = self.verification
             check_whole(check.checked, check.wrong, check.tolerance_ulp, check.changed)
-            check_whole(*check.wrong_ranks)
+            check_ranks(*check.wrong_ranks)
 
 
 _RESULT_FIELDS = tuple(f.name for f in dataclasses.fields(CaseResult))

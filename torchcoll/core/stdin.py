@@ -10,7 +10,7 @@ import tempfile
 from typing import Any
 
 from torchcoll.core.errors import UnreadableError, call
-from torchcoll.core.opening import is_descriptor, open_to_read
+from torchcoll.core.opening import is_descriptor, not_written, open_to_read
 from torchcoll.core.units import format_bytes
 
 STDIN = "standard input"  # its name in messages
@@ -45,14 +45,19 @@ def _copied(source: Any, name: str) -> str:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path, size_bytes = os.path.join(folder, "stdin"), 0
     call(path, name)
-    with open(path, "wb") as file:
+    with open(path, "wb", buffering=0) as file:
         while piece := source.read1(1 << 20):
             size_bytes += len(piece)
             if size_bytes > _MOST_COPIED_BYTES:
                 most = format_bytes(_MOST_COPIED_BYTES)
                 action = "Where it has an end: write it to a file, and name that."
                 raise UnreadableError("input", name, f"at most {most} from a pipe", action)
-            file.write(piece)
+            try:
+                rest = memoryview(piece)
+                while rest:  # a disk that is nearly full takes a part, and then refuses
+                    rest = rest[file.write(rest) :]
+            except OSError as error:
+                raise not_written("copy of a pipe", path, error) from None
     return path
 
 

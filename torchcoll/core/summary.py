@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from torchcoll.core.backends import communicates
-from torchcoll.core.case import Case, split_batch
+from torchcoll.core.case import Case, count_samples, split_batch
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
 from torchcoll.core.errors import choice
 from torchcoll.core.implementations import IMPLEMENTATIONS
@@ -190,15 +190,17 @@ def calls_of(result: CaseResult, samples: int) -> list[int]:
     """How many calls each of the steady samples of a clock is the mean of; 1 of those of a clock
     that is read at every call.
     """
-    calls = [n for size in result.batches for n in split_batch(size, result.calls_per_sample)]
-    return calls if len(calls) == samples else [1] * samples
+    each = result.calls_per_sample
+    if sum(count_samples(size, each) for size in result.batches) != samples:
+        return [1] * samples
+    return [n for size in result.batches for n in split_batch(size, each)]
 
 
 def batches_of(result: CaseResult, samples: Matrix) -> list[tuple[int, int]]:
     """First and last sample of each batch; all are one where the file does not tell."""
     length = min(map(len, samples), default=0)
     for each in (result.calls_per_sample, 1):  # as ``calls_of``
-        ends = list(accumulate(-(-size // each) for size in result.batches))
+        ends = list(accumulate(count_samples(size, each) for size in result.batches))
         if ends and ends[-1] == length:
             return list(zip([0, *ends], ends, strict=False))
     return [(0, length)]

@@ -258,12 +258,7 @@ class Traffic(Displayed):
 
     def write(self, writer: Writer) -> None:
         """``save`` to a file that is open, and close it."""
-
-        try:
-            for record, data in records_of(self):
-                writer.write(record, data)
-        finally:
-            writer.close()
+        writer.write_all(records_of(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Traffic:

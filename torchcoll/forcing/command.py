@@ -77,6 +77,7 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.forcing.exports import Exported, export_lines, selections, variables
     from torchcoll.forcing.show import show_algorithms
     from torchcoll.inputs import resolve_sources
+    from torchcoll.libraries.known_variables import names_file
     from torchcoll.report.formats import FORMATS, print_notes
 
     names = ("export_env", "export_oneccl", "export_tuner")
@@ -110,6 +111,11 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
         lines = export_lines(result, values, by_size=options.export_oneccl)
         print("\n".join(map(printable, lines)), flush=True)
         exported = Exported(values)
+        if loaded := [name for name, value in values.items() if names_file(name, value)]:
+            tell(
+                f"torchcoll: warning: {', '.join(loaded)} of the files may load code: look at the "
+                "values before you source them"
+            )
     return check(result, exported, options) if options.check else ExitCode.OK
 
 

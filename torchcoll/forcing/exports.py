@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import UsageError
+from torchcoll.core.shell import exports, named
 from torchcoll.core.units import format_size
 from torchcoll.forcing.forced_cells import requested
 from torchcoll.libraries.known_variables import FORCING
@@ -155,7 +156,7 @@ def export_lines(result: Algorithms, values: Mapping[str, str], by_size: bool) -
     lines.append(f"# {_LOSSES}")
     if by_size:
         lines.append("# between two measured sizes: changed at their geometric middle")
-    return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in values.items())]
+    return [*lines, *exports(named(values))]
 
 
 def tuner(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torchcoll.core.backends import backend_of
 from torchcoll.core.result import Choice
+from torchcoll.core.shell import is_name
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.libraries.nccl import forced as nccl_forced
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS, canonical
@@ -43,7 +44,7 @@ def forced_settings(
     if not backend_of(backend).forced:
         return {}
     settings = {}
-    for name in dict.fromkeys((*FORCING, *varied)):
+    for name in filter(is_name, dict.fromkeys((*FORCING, *varied))):
         value = facts.get(name)
         if not value and name in FORCING:
             label = facts.get(f"label={name}", "")

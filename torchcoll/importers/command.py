@@ -20,6 +20,7 @@ from torchcoll.core.errors import (
     tell,
 )
 from torchcoll.core.file import is_ours, save
+from torchcoll.core.opening import not_written
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted
 from torchcoll.core.variables import masked_labels
@@ -253,6 +254,8 @@ def _convert_store(store: str, options: argparse.Namespace) -> ExitCode:
             cases = write_store_parquet(address, file)
         check_new(options.output, "output", options.force)
         os.replace(part, options.output)
+    except OSError as error:
+        raise not_written("output", options.output, error) from None
     finally:
         if os.path.lexists(part):
             os.unlink(part)

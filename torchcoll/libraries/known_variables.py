@@ -54,6 +54,46 @@ def unknown_variables(environ: Mapping[str, str]) -> list[tuple[str, str | None]
     return unknown
 
 
+# Parts of the names of variables that name a library, a program, a file or a folder, such as
+# NCCL_NET_PLUGIN, FI_PROVIDER_PATH, UCX_MODULE_DIR, UCX_GDB_COMMAND, ZE_ENABLE_ALT_DRIVERS.
+_OF_FILES = frozenset(
+    {
+        "COMMAND",
+        "DIR",
+        "DRIVERS",
+        "EXEC",
+        "FILE",
+        "LIB",
+        "LIBRARIES",
+        "LIBRARY",
+        "LIBS",
+        "PATH",
+        "PATHS",
+        "PLUGIN",
+        "PLUGINS",
+        "PRELOAD",
+        "PROGRAM",
+        "ROOT",
+        "TOOL",
+        "TOOLS",
+    }
+)
+
+
+def names_file(name: str, value: str) -> bool:
+    """Whether a variable may name a file, from which a library then loads code, or which it reads
+    or writes.
+    """
+    tokens = name.upper().split("_")
+    return (
+        not _OF_FILES.isdisjoint(tokens)
+        or tokens[0] == "LD"
+        or "/" in value
+        or "\\" in value
+        or ".so" in value
+    )
+
+
 def _nearest(name: str, prefix: str) -> str | None:
     """The nearest known name, or None.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.core.errors import UsageError
+from torchcoll.core.shell import name_of
 from torchcoll.core.variables import masked_labels, masked_value, masked_variables, masked_words
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.libraries.nccl import forced as nccl_forced
@@ -78,8 +79,11 @@ class Cell:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Cell:
-        """Of a manifest, in which nothing is masked. Raises TypeError for what is no cell."""
+        """Of a manifest, in which nothing is masked. Raises TypeError or ValueError for what is no
+        cell.
+        """
         axes, variables = (dict(stored.get(name) or {}) for name in ("axes", "variables"))
+        variables = {name_of(name): value for name, value in variables.items()}
         arguments, argv, load = (
             tuple(map(str, stored.get(name) or ())) for name in ("arguments", "words", "load")
         )

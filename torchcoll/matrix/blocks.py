@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.variables import masked_variables, masked_words
+from torchcoll.core.shell import Name, assignments
+from torchcoll.core.variables import masked_value, masked_words
 from torchcoll.libraries.known_variables import FORCING, unknown_variables
 from torchcoll.matrix.axes import (
     AXES_OF_LIBRARIES,
@@ -184,13 +185,7 @@ def _warnings(cells: Sequence[Cell], environ: Mapping[str, str]) -> Iterator[str
         yield f"no library reads {name}{f': is {near} meant?' if near else ''}"
 
 
-def command_line(argv: Sequence[str], variables: Mapping[str, str | None]) -> str:
+def command_line(argv: Sequence[str], variables: Mapping[Name, str | None]) -> str:
     """As it can be typed, but for secrets: ``env -u NCCL_PROTO NCCL_ALGO=Ring torchrun ...``."""
-    variables = masked_variables(variables)
-    unset = [
-        argument for name, value in variables.items() if value is None for argument in ("-u", name)
-    ]
-    settings = [f"{n}={shlex.quote(v)}" for n, v in variables.items() if v is not None]
-    return " ".join(
-        [*(["env", *unset] if unset else []), *settings, shlex.join(masked_words(argv))]
-    )
+    shown = {n: v if v is None else masked_value(n, v) for n, v in variables.items()}
+    return " ".join(filter(None, [assignments(shown), shlex.join(masked_words(argv))]))

@@ -231,6 +231,7 @@ def _below(plan: RunPlan, folder: Folder, number: int | None) -> list[str]:
 
 def dry_run(plan: RunPlan, folder: Any, rounds: int = 0) -> ExitCode:
     """Print every run as it could be typed. rounds: of a versus, of which ``plan`` is the first."""
+    from torchcoll.core.shell import named
     from torchcoll.machine.environment import variables
     from torchcoll.matrix.blocks import command_line
     from torchcoll.matrix.run import labels_of
@@ -246,7 +247,7 @@ def dry_run(plan: RunPlan, folder: Any, rounds: int = 0) -> ExitCode:
         tell(f"{counts} = {cells * runs}, in this order:")
     for job in plan.jobs():
         argv = plan.argv(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
-        line = command_line(argv, job.cell.variables)
+        line = command_line(argv, named(job.cell.variables))
         if job.cell.load:
             line += f"  # with the load: {command_line(job.cell.load, {})}"
         print(printable(line), flush=True)

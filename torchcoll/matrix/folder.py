@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from torchcoll.core.checksums import LineWriter
-from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
+from torchcoll.core.errors import DiskFullError, TorchcollError, UnreadableError, UsageError
 from torchcoll.core.jsonl import read_objects
-from torchcoll.core.opening import make_folder, move, open_to_write
+from torchcoll.core.opening import MAKE_ROOM, make_folder, move, not_written, open_to_write
 from torchcoll.inputs import MANIFEST, MATRIX_SCHEMA
 from torchcoll.matrix.blocks import PlannedRun
 
@@ -52,13 +52,13 @@ class Manifest:
                 check_same(folder, lines[0], spec)
                 self.records = [line for line in lines[1:] if _is_run(line)]
                 self._lines = LineWriter.continuing(self.path)
+            if begun:
+                self._write(header[len(there) :])
+            elif not there.endswith(b"\n"):
+                self._write(b"\n")  # what was cut off stays a line of its own
         except BaseException:
             self._file.close()
             raise
-        if begun:
-            self._write(header[len(there) :])
-        elif not there.endswith(b"\n"):
-            self._write(b"\n")  # what was cut off stays a line of its own
 
     def there(self) -> bool:
         """Whether the open file is still the one of that name."""
@@ -78,12 +78,8 @@ class Manifest:
                 rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise TorchcollError(
-                str(self.path),
-                error.strerror,
-                "a disk that takes the next line",
-                "Make room, then start the same matrix again.",
-            ) from None
+            expected = "a disk that takes the next line"
+            raise DiskFullError(str(self.path), error.strerror, expected, MAKE_ROOM) from None
 
     def close(self) -> None:
         self._file.close()
@@ -238,9 +234,7 @@ class Folder:
                 self._lock.close()
                 raise
         except OSError as error:
-            raise UsageError(
-                "output", path, f"a folder that can be written ({error.strerror})"
-            ) from None
+            raise not_written("output", path, error, "a folder that can be written") from None
 
     def __enter__(self) -> Folder:
         return self

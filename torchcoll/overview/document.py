@@ -17,6 +17,7 @@ from torchcoll.core.errors import TorchcollError, UsageError, one_line
 from torchcoll.core.jsonl import CUT_OFF, TRUNCATED
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import facts_of
+from torchcoll.core.shell import Name
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
 from torchcoll.inputs import Material, read_material
@@ -428,22 +429,29 @@ def _ending(document: PageDraft, command: str) -> None:
     if notes:
         grid = Grid([], [], below=notes)
         document.sections.append(Section("Not included", tables=[TitledGrids("", [grid])]))
-    commands_of_runs = list(filter(None, map(_run_command, document.material.runs)))
+    recipes = [_run_command(run) for run in document.material.runs]
+    commands_of_runs = [command for command, _ in recipes if command]
     commands = [*([command] if command else []), *dict.fromkeys(map(one_line, commands_of_runs))]
     if commands:
         texts = ["This page, and the runs it shows:"] if commands_of_runs else ["This page:"]
+        if left_out := dict.fromkeys(name for _, names in recipes for name in names):
+            names = ", ".join(left_out)
+            texts.append(f"Not set, for they name files or code: {names}.")
         document.sections.append(Section("Commands", texts, ["\n".join(commands)]))
 
 
-def _run_command(run: Run) -> str:
-    """What makes a run of the same cases with its settings; '' if torchcoll did not make it."""
+def _run_command(run: Run) -> tuple[str, tuple[Name, ...]]:
+    """What makes a run of the same cases with its settings, '' if torchcoll did not make it; and
+    the settings that it leaves out.
+    """
     argv = run.header.get("argv")
     if run.source or not isinstance(argv, list):
-        return ""
+        return "", ()
     try:
-        return recipe_of(run).text()
+        recipe = recipe_of(run)
     except TorchcollError:  # of pairs, or without a case
-        return shlex.join(map(str, argv))
+        return shlex.join(map(str, argv)), ()
+    return recipe.text(), recipe.left_out
 
 
 _VALUES = 3  # of a fact that differs between runs

@@ -159,7 +159,7 @@ def reported_mismatch(facts: JobFacts) -> Diagnosis | None:
         result.culprits = tuple(sorted(involved))
         result.reasons.append("the reports name these ranks, and not which of them is wrong")
     elif len(facts.ranks) == 2:
-        result.culprits = facts.ranks
+        result.culprits = tuple(facts.ranks)
         result.reasons.append("two ranks disagree: the reports do not tell which is wrong")
     elif facts.graph.roots:
         result.culprits = facts.graph.roots
@@ -167,7 +167,7 @@ def reported_mismatch(facts: JobFacts) -> Diagnosis | None:
         result.reasons.append("the others wait for it in a call that it did not make")
     else:
         agreeing = _agreeing_ranks(facts)
-        suspects = facts.others(agreeing) if agreeing else facts.ranks
+        suspects = facts.others(agreeing) if agreeing else tuple(facts.ranks)
         if len(suspects) == 1:
             result.culprits = suspects
         else:

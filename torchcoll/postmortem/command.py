@@ -20,7 +20,9 @@ def postmortem_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_postmortem(options: argparse.Namespace) -> ExitCode:
-    """Exit code 0 whatever happened to the job, 3 if no file says anything about it."""
+    """Exit code 0 whatever happened to the job, 3 if no file says anything about it, or if a file
+    that may say something could not be read.
+    """
     from torchcoll.postmortem.diagnose import diagnose
     from torchcoll.postmortem.job_folder import read_folder
     from torchcoll.postmortem.show import FORMATS, show_postmortem
@@ -33,7 +35,7 @@ def run_postmortem(options: argparse.Namespace) -> ExitCode:
         if not jobs:
             raise unknown("job", options.job, [job.name for job in folder.jobs])
     show_postmortem(folder, [diagnose(job) for job in jobs], options.format)
-    return ExitCode.OK
+    return ExitCode.UNREADABLE if folder.unread else ExitCode.OK
 
 
 COMMANDS = {

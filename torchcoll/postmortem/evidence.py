@@ -14,6 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from torchcoll.core.bounds import MOST_RANKS
+from torchcoll.core.errors import UnreadableError
+
 # States of a call, in their order.
 STATES = ("scheduled", "started", "completed")
 # What an event can be. The rank of an event is the one that it happened to, or that says it;
@@ -175,6 +178,26 @@ class JobEvidence:
     files: list[FileRead] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+
+    def check_ranks(self) -> None:
+        """Raises UnreadableError for a rank, or a number of ranks, that no job has: the diagnosis
+        looks at each rank up to it.
+        """
+        ranks = {*self.nodes, *self.pids, *self.alive_ns, *self.unended}
+        ranks |= {
+            rank for numbers in (self.last_number, self.last_completed) for rank, _ in numbers
+        }
+        ranks |= {rank for call in self.calls for rank in (call.rank, call.peer or 0)}
+        ranks |= {rank for event in self.events for rank in (event.rank or 0, *event.about)}
+        ranks |= {rank for group in self.groups.values() for rank in group.ranks}
+        ranks |= {rank for file in self.files for rank in file.ranks}
+        counts = [self.ranks or 0, *(event.ranks or 0 for event in self.events)]
+        most, least = max(ranks, default=0), min(ranks, default=0)
+        if least < 0 or most >= MOST_RANKS:
+            rank = least if least < 0 else most
+            raise UnreadableError("ranks", f"rank {rank}", f"0 to {MOST_RANKS - 1}")
+        if max(counts) > MOST_RANKS:
+            raise UnreadableError("ranks", max(counts), f"at most {MOST_RANKS}")
 
     def events_of(self, *kinds: str) -> Iterator[JobEvent]:
         return (event for event in self.events if event.kind in kinds)

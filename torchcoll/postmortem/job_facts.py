@@ -56,16 +56,12 @@ class JobFacts:
             event.rank for event in job.events if event.kind not in RAS_KINDS
         }
         # Ranks of which no file says anything about the rank itself.
-        self.silent = [
-            rank
-            for rank in self.standings.ranks
-            if rank not in self.standings.recorded
-            and not any(rank in file.ranks for file in job.files)
-            and not any(event.rank == rank for event in job.events)
-        ]
+        heard = self.standings.recorded | {event.rank for event in job.events}
+        heard |= {rank for file in job.files for rank in file.ranks}
+        self.silent = [rank for rank in self.standings.ranks if rank not in heard]
 
     @property
-    def ranks(self) -> tuple[int, ...]:
+    def ranks(self) -> range:
         return self.standings.ranks
 
     def others(self, ranks: Collection[int]) -> tuple[int, ...]:

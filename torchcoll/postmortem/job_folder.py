@@ -1,7 +1,8 @@
 """Reads the files below a folder with the readers of this package.
 
 Files may be compressed with gzip, of any size, foreign or unreadable. A file that says nothing is
-listed with the reason. What the others say is merged to jobs by jobs.py.
+listed with the reason. What the others say is merged to jobs by jobs.py. One compressed file at a
+time is unpacked: a node's temporary folder may be memory, and a job leaves thousands of files.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from types import ModuleType
 
@@ -50,11 +52,22 @@ _TAR = slice(257, 262)  # where a tar archive has b"ustar"
 
 @dataclass
 class FolderEvidence:
-    """What the files of a folder say. left_out: (path, why) of files that say nothing."""
+    """What the files of a folder say.
+
+    left_out: (path, why) of files that say nothing. unread: those of them that may have said
+    something, but could not be read. files: how many there are.
+    """
 
     path: str
     jobs: list[JobEvidence] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
+    unread: list[tuple[str, str]] = field(default_factory=list)
+    files: int = 0
+
+    def add_unread(self, shown: str, why: str) -> None:
+        """Note a file that could not be read, or only in part."""
+        self.left_out.append((shown, why))
+        self.unread.append((shown, why))
 
 
 def read_folder(path: str) -> FolderEvidence:
@@ -66,30 +79,27 @@ def read_folder(path: str) -> FolderEvidence:
     readers = _readers()
     recognized: list[tuple[str, str, ModuleType]] = []
     empty: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="torchcoll-") as unpacked:
-        for shown, real in _files(path, folder.left_out):
+    for shown, real in _files(path, folder):
+        folder.files += 1
+        try:
             if not os.path.getsize(real):
                 empty.append(shown)
                 continue
-            try:
-                readable = _unpacked(real, shown, Path(unpacked))
-                with open_to_read(readable) as file:
-                    begin = file.read(_BEGIN_BYTES)
-                reader = next((r for r in readers if r.recognizes(Path(readable), begin)), None)
-            except (OSError, TorchcollError) as error:
-                folder.left_out.append((shown, _why(error)))
-                continue
-            if reader is None:
-                folder.left_out.append((shown, _unrecognized(begin)))
-            else:
-                recognized.append((shown, readable, reader))
-        calls_of_file = _MOST_CALLS // max(1, len(recognized))
-        files = [FileEvidence(shown, item) for shown, item in _empty_logs(empty, folder.left_out)]
-        for shown, readable, reader in recognized:
-            evidence = _read(shown, readable, reader, folder.left_out)
-            for item in evidence:
-                _keep_last_calls(item, calls_of_file)
-                files.append(FileEvidence(shown, item))
+            begin = _begin(real, shown)
+            reader = next((r for r in readers if r.recognizes(Path(real), begin)), None)
+        except (OSError, TorchcollError) as error:
+            folder.add_unread(shown, _why(error))
+            continue
+        if reader is None:
+            folder.left_out.append((shown, _unrecognized(begin)))
+        else:
+            recognized.append((shown, real, reader))
+    calls_of_file = _MOST_CALLS // max(1, len(recognized))
+    files = [FileEvidence(shown, item) for shown, item in _empty_logs(empty, folder.left_out)]
+    for shown, real, reader in recognized:
+        for item in _read(shown, real, reader, folder):
+            _keep_last_calls(item, calls_of_file)
+            files.append(FileEvidence(shown, item))
     if not files:
         raise _nothing_readable(folder)
     folder.jobs = jobs_of(files)
@@ -100,7 +110,7 @@ def _readers() -> list[ModuleType]:
     return [importlib.import_module(f"torchcoll.postmortem.{name}") for name in READERS]
 
 
-def _files(path: str, left_out: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def _files(path: str, found: FolderEvidence) -> Iterator[tuple[str, str]]:
     """Yields (path relative to the folder, path) of each file, in the order of their names.
 
     Links are followed. A file or folder with several names is read once.
@@ -121,7 +131,8 @@ def _files(path: str, left_out: list[tuple[str, str]]) -> Iterator[tuple[str, st
         except OSError as error:
             if not shown_folder:
                 raise UnreadableError("folder", path, f"one to read ({error.strerror})") from None
-            left_out.append((shown_folder, f"cannot be read ({error.strerror})"))
+            found.files += 1
+            found.add_unread(shown_folder, f"cannot be read ({error.strerror})")
             continue
         subfolders = []
         for entry in entries:
@@ -130,53 +141,76 @@ def _files(path: str, left_out: list[tuple[str, str]]) -> Iterator[tuple[str, st
                 status = entry.stat()
                 is_folder = entry.is_dir()
             except OSError as error:  # a broken link
-                left_out.append((shown, f"cannot be read ({error.strerror})"))
+                found.left_out.append((shown, f"cannot be read ({error.strerror})"))
                 continue
             identity = (status.st_dev, status.st_ino)
             if identity in seen:
-                left_out.append((shown, "the same file or folder as another one"))
+                found.left_out.append((shown, "the same file or folder as another one"))
                 continue
             seen.add(identity)
             if is_folder and depth == _MOST_DEPTH:
-                left_out.append((shown, f"more than {_MOST_DEPTH} folders deep"))
+                found.files += 1
+                found.add_unread(shown, f"more than {_MOST_DEPTH} folders deep")
             elif is_folder:
                 subfolders.append((entry.path, shown, depth + 1))
             elif not stat.S_ISREG(status.st_mode):
-                left_out.append((shown, "not a regular file"))
+                found.left_out.append((shown, "not a regular file"))
             elif count == _MOST_FILES:
-                left_out.append((shown, f"more than {_MOST_FILES} files: name a subfolder"))
+                found.files += 1
+                found.add_unread(shown, f"more than {_MOST_FILES} files: name a subfolder")
             else:
                 count += 1
                 yield shown, entry.path
         waiting += reversed(subfolders)
 
 
-def _unpacked(path: str, shown: str, folder: Path) -> str:
-    """The path of the file, or of a plain copy below ``folder`` if it is compressed with gzip."""
+def _begin(path: str, shown: str) -> bytes:
+    """The first 64 KiB of a file, or of what it unpacks to."""
     with open_to_read(path) as source:
         if not source.peek(2).startswith(GZIP):
-            return path
-        target = folder / Path(shown).relative_to(Path(shown).anchor)
-        target = target.with_suffix("") if target.suffix == ".gz" else target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        budget = UnpackBudget("file", shown)
-        unpacker = zlib.decompressobj(31)
-        packed = 0
-        with open(target, "wb") as copy:
-            # A job that was killed leaves a .gz without an end: what it has is read.
-            with contextlib.suppress(zlib.error):
-                while data := source.read(_BEGIN_BYTES):
-                    packed += len(data)
-                    while data:
-                        plain = unpacker.decompress(data, 1 << 20)
-                        budget.add(len(plain), packed)
-                        copy.write(plain)
-                        data = unpacker.unconsumed_tail
-                        if unpacker.eof:  # another member may follow
-                            data, unpacker = unpacker.unused_data, zlib.decompressobj(31)
-            if not copy.tell():
-                raise UnreadableError("file", shown, "a .gz that can be unpacked")
-    return os.fspath(target)
+            return source.read(_BEGIN_BYTES)
+        begin = b""
+        for piece in _unpacked(source, shown):
+            begin += piece
+            if len(begin) >= _BEGIN_BYTES:
+                break
+        if not begin:
+            raise UnreadableError("file", shown, "a .gz that can be unpacked")
+        return begin[:_BEGIN_BYTES]
+
+
+@contextlib.contextmanager
+def _plain(path: str, shown: str) -> Iterator[str]:
+    """The path of the file, or of a plain copy if it is compressed with gzip. The copy is removed
+    at the end.
+    """
+    with open_to_read(path) as source:
+        if not source.peek(2).startswith(GZIP):
+            yield path
+            return
+        with tempfile.NamedTemporaryFile(prefix="torchcoll-") as copy:
+            for piece in _unpacked(source, shown):
+                copy.write(piece)
+            copy.flush()
+            yield copy.name
+
+
+def _unpacked(source: BufferedReader, shown: str) -> Iterator[bytes]:
+    """What a gzip file unpacks to. Raises UnreadableError for more than real files unpack to."""
+    budget = UnpackBudget("file", shown)
+    unpacker = zlib.decompressobj(31)
+    packed = 0
+    # A job that was killed leaves a .gz without an end: what it has is read.
+    with contextlib.suppress(zlib.error):
+        while data := source.read(_BEGIN_BYTES):
+            packed += len(data)
+            while data:
+                plain = unpacker.decompress(data, 1 << 20)
+                budget.add(len(plain), packed)
+                yield plain
+                data = unpacker.unconsumed_tail
+                if unpacker.eof:  # another member may follow
+                    data, unpacker = unpacker.unused_data, zlib.decompressobj(31)
 
 
 def _empty_logs(
@@ -194,27 +228,28 @@ def _empty_logs(
             yield shown, evidence
 
 
-def _read(
-    shown: str, path: str, reader: ModuleType, left_out: list[tuple[str, str]]
-) -> list[JobEvidence]:
+def _read(shown: str, path: str, reader: ModuleType, folder: FolderEvidence) -> list[JobEvidence]:
     try:
-        evidence: list[JobEvidence] = reader.read_evidence(Path(path), shown)
+        with _plain(path, shown) as readable:
+            evidence: list[JobEvidence] = reader.read_evidence(Path(readable), shown)
+        for item in evidence:
+            item.check_ranks()
     except (OSError, TorchcollError) as error:
-        left_out.append((shown, _why(error)))
+        folder.add_unread(shown, _why(error))
         return []
     except (MemoryError, RecursionError, ArithmeticError, LookupError, TypeError, ValueError) as e:
         # One damaged file must not hide what the others say.
-        left_out.append((shown, f"damaged ({type(e).__name__}: {brief(e)})"))
+        folder.add_unread(shown, f"damaged ({type(e).__name__}: {brief(e)})")
         return []
     kept = []
     for item in evidence:
-        left_out += item.left_out
+        folder.left_out += item.left_out
         item.left_out = []
         says = item.calls or item.events or item.last_number or item.nodes or item.groups
         if says or any(seen.ranks for seen in item.files):
             kept.append(item)
     if not kept and not any(item.left_out for item in evidence):
-        left_out.append((shown, "says nothing about what happened"))
+        folder.left_out.append((shown, "says nothing about what happened"))
     return kept
 
 

@@ -74,7 +74,7 @@ class RasReport:
         """Put what the report says into the evidence of the file ``shown``."""
         if self.ranks is not None:
             evidence.ranks = max(evidence.ranks or 0, self.ranks)
-        world = tuple(range(self.ranks or 0))
+        world = range(self.ranks or 0)
         events = evidence.events
         processes = [*self.unanswered.items(), *((None, process) for process in self.processes)]
         for rank, process in processes:
@@ -102,7 +102,7 @@ class RasReport:
             if error in _OF_PEERS:
                 suspects = ()
             elif error in _OF_ANY_RANK or rank is None:
-                suspects = world
+                suspects = tuple(world)
             who = "several ranks report" if rank is None else f"rank {rank} reports"
             text = f"NCCL's RAS: {who} {one_line(error)}"
             events.append(JobEvent("ras_error", Place(shown, line), text, rank, about=suspects))
@@ -114,7 +114,7 @@ class RasReport:
             events.append(JobEvent("all_answered", Place(shown), text))
 
 
-def _describe(counts: RasCounts, world: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+def _describe(counts: RasCounts, world: range) -> tuple[tuple[int, ...], str]:
     """(ranks that may be behind, one line)."""
     groups = sorted(counts.groups, key=lambda group: -group.launched)
     behind: set[int] = set()

@@ -29,7 +29,7 @@ def show_postmortem(
     diagnoses = sorted(diagnoses, key=_urgency)
     titled = []
     for diagnosis in diagnoses:
-        title, answer = "", answer_of(diagnosis)
+        title, answer = "", answer_of(diagnosis, folder)
         if len(diagnoses) > 1:
             name = f"Job {one_line(diagnosis.job.name) or '(no name)'}"
             ranks = f", {counted(diagnosis.job.ranks, 'rank')}" if diagnosis.job.ranks else ""
@@ -50,14 +50,20 @@ def _urgency(diagnosis: Diagnosis) -> int:
     return 0
 
 
-def answer_of(diagnosis: Diagnosis) -> Answer:
+def answer_of(diagnosis: Diagnosis, folder: FolderEvidence) -> Answer:
     level = "bad"
     if diagnosis.kind == "none":
         level = "good"
     elif diagnosis.kind == "unknown" or not (diagnosis.culprits or diagnosis.nodes):
         level = "doubt"
     worst = tuple(f"rank {rank}" for rank in diagnosis.culprits)
-    return Answer(diagnosis.headline, level, worst=worst)
+    caveats: tuple[str, ...] = ()
+    if folder.unread:
+        shown, why = folder.unread[0]
+        count = f"{len(folder.unread)} of {counted(folder.files, 'file')}"
+        caveats = (f"{count} could not be read, such as {one_line(shown)} ({why})",)
+        level = "doubt" if level == "good" else level
+    return Answer(diagnosis.headline, level, worst=worst, caveats=caveats)
 
 
 def _grid(diagnosis: Diagnosis, answer: Answer) -> Grid:
@@ -97,7 +103,8 @@ def _document(folder: FolderEvidence, diagnoses: list[Diagnosis]) -> dict[str, A
         "schema": SCHEMA,
         "jobs": [_job_object(diagnosis) for diagnosis in diagnoses],
         "left_out": [{"file": path, "why": why} for path, why in folder.left_out],
-        "answer": answer_of(diagnoses[0]).to_json(),
+        "unread": [path for path, _ in folder.unread],
+        "answer": answer_of(diagnoses[0], folder).to_json(),
     }
 
 

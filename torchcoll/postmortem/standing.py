@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchcoll.postmortem.evidence import STATES, CallSeen, GroupSeen, JobEvent, JobEvidence
@@ -23,7 +23,7 @@ class GroupStanding:
 
     key: str
     group: GroupSeen
-    members: tuple[int, ...]
+    members: Sequence[int]
     calls: dict[int, dict[int, CallSeen]] = field(default_factory=lambda: defaultdict(dict))
     last: dict[int, int] = field(default_factory=dict)
     completed: dict[int, int] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class GroupStanding:
         return "default" in self.group.description or self.group.name in DEFAULT_GROUPS
 
     @property
-    def ranks(self) -> tuple[int, ...]:
+    def ranks(self) -> Sequence[int]:
         """The members, or the ranks that are seen in it where these are not known."""
         return self.members or tuple(sorted(self.last))
 
@@ -73,7 +73,7 @@ class Standings:
     """
 
     groups: dict[str, GroupStanding]
-    ranks: tuple[int, ...]
+    ranks: range
     recorded: set[int]
     without_calls: set[int]
     waits: dict[int, list[OpenCall]]
@@ -86,9 +86,8 @@ def standings_of(job: JobEvidence) -> Standings:
     def standing(key: str) -> GroupStanding:
         if key not in groups:
             group = job.groups.get(key, GroupSeen(key))
-            members = group.ranks
-            groups[key] = GroupStanding(key, group, members)
-            if not members and groups[key].is_default and job.ranks is not None:
+            groups[key] = GroupStanding(key, group, group.ranks)
+            if not group.ranks and groups[key].is_default and job.ranks is not None:
                 groups[key].members = ranks
         return groups[key]
 
@@ -151,16 +150,16 @@ def standings_of(job: JobEvidence) -> Standings:
     return Standings(groups, ranks, recorded, without_calls, dict(waits))
 
 
-def _ranks(job: JobEvidence) -> tuple[int, ...]:
+def _ranks(job: JobEvidence) -> range:
     if job.ranks is not None:
-        return tuple(range(job.ranks))
+        return range(job.ranks)
     seen = {call.rank for call in job.calls} | set(job.nodes) | set(job.pids)
     seen |= {event.rank for event in job.events if event.rank is not None}
     seen |= {rank for event in job.events for rank in event.about}
     seen |= {rank for group in job.groups.values() for rank in group.ranks}
     seen |= {rank for rank, _ in job.last_number}
     seen |= {rank for file in job.files for rank in file.ranks}
-    return tuple(range(max(seen, default=-1) + 1))
+    return range(max(seen, default=-1) + 1)
 
 
 def _progress(call: CallSeen) -> tuple[bool, int]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from torchcoll.core.errors import UsageError, printable
-from torchcoll.core.opening import replace_file
+from torchcoll.core.opening import not_written, replace_file
 
 
 def is_terminal(file: TextIO) -> bool:
@@ -133,7 +133,7 @@ def write_file(
 
     Whole or not at all, and never through a link: a file of another name takes the place of what
     has the name (a link itself, not what it points to). ``-`` is stdout. Raises UsageError where
-    it cannot be.
+    it cannot be, DiskFullError where the disk refuses it.
     """
     check_new(path, what, force)
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
@@ -146,8 +146,7 @@ def write_file(
     except FileExistsError:
         raise UsageError(what, path, "a file that does not exist", _ACTION) from None
     except OSError as error:
-        expected = f"a file that can be written ({error.strerror})"
-        raise UsageError(what, path, expected) from None
+        raise not_written(what, path, error) from None
 
 
 def free_name(path: str) -> str:

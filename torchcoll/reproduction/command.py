@@ -59,6 +59,11 @@ def again_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="print the command and start nothing")
     add("--quiet", action="store_true", help="print no progress, only the result")
     add(
+        "--trust",
+        action="store_true",
+        help="also set the variables of FILE that name files, and so may load code",
+    )
+    add(
         "--launcher",
         metavar="WORDS",
         help=(
@@ -88,7 +93,7 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
     if entry is None and not re.search(r"[/*?\[=]|^-$", options.file):
         _check_exists(options.file)
     runs = [run_of(entry)] if entry else load_all(expand(options.file))
-    recipe = unset_settings(recipe_of(runs[0]), os.environ)
+    recipe = unset_settings(recipe_of(runs[0], options.trust), os.environ)
     if entry:
         origin = f"{entry.kind}, {entry.machine}, by {entry.who}, {entry.date}: {entry.source}"
         recipe = replace(recipe, notes=(origin, plausibility_text(entry), *recipe.notes))
@@ -155,7 +160,8 @@ def _plan(recipe: Recipe, launcher: list[str], number: int) -> RunPlan:
         # The torchrun of PATH, if there is any, may belong to a Python without torchcoll.
         argv[:1] = [sys.executable, "-m", "torch.distributed.run"]
     command = command_of(argv)
-    plan = RunPlan(command, [Cell("again", variables=dict(recipe.variables))], number, 0)
+    variables: dict[str, str | None] = {name: value for name, value in recipe.variables.items()}
+    plan = RunPlan(command, [Cell("again", variables=variables)], number, 0)
     plan.check_programs(os.environ)
     return plan
 

@@ -11,9 +11,11 @@ from torchcoll.core.case import NATIVE, Case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnavailableError, UnusableError, UsageError
 from torchcoll.core.result import Run
+from torchcoll.core.shell import Name, named
 from torchcoll.core.spec import BUFFERS, MODES, Spec
 from torchcoll.core.units import counted, format_size
 from torchcoll.core.variables import MASK
+from torchcoll.libraries.known_variables import names_file
 from torchcoll.matrix.blocks import command_line
 
 # Variables of these prefixes change how a collective runs. What launchers set is not among them.
@@ -26,6 +28,7 @@ _OF_LAUNCHERS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_DEBUG_FILE", "GLOO_SOC
 # Options of one run, which the rerun sets itself, and whether a value follows.
 _OWN_OPTIONS = {
     **dict.fromkeys(("-J", "--output", "--resume", "--label", "--metrics"), True),
+    "--rendezvous-file": True,
     **dict.fromkeys(("--no-output", "--dry-run", "--quiet"), False),
 }
 
@@ -35,8 +38,9 @@ class Recipe:
     """How to run a file again.
 
     ranks, hosts: of the file. device: cpu, cuda, xpu. backends: in their order. arguments: of the
-    module, without output and labels. variables: settings, as they were. notes: what cannot be run
-    as it was, a sentence each.
+    module, without output and labels. variables: settings, as they were. left_out: settings of the
+    file that name files or code, which are not set. notes: what cannot be run as it was, a sentence
+    each.
     """
 
     ranks: int
@@ -45,7 +49,8 @@ class Recipe:
     backends: tuple[str, ...]
     module: str
     arguments: tuple[str, ...]
-    variables: Mapping[str, str | None] = field(default_factory=dict)
+    variables: Mapping[Name, str | None] = field(default_factory=dict)
+    left_out: tuple[Name, ...] = ()
     notes: tuple[str, ...] = ()
 
     def command(self, launcher: Sequence[str] = ()) -> list[str]:
@@ -63,9 +68,10 @@ class Recipe:
         return command_line(self.command(launcher), self.variables)
 
 
-def recipe_of(run: Run) -> Recipe:
+def recipe_of(run: Run, trust: bool = False) -> Recipe:
     """The recipe of a run that torchcoll made, or of another tool's run as torchcoll would make it.
 
+    trust: also set the variables of the file that name files, and so may load code.
     Raises UsageError for a file that does not say what it ran, for one of torchcoll.pairs, and for
     another tool's run with settings that torchcoll does not have.
     """
@@ -87,10 +93,18 @@ def recipe_of(run: Run) -> Recipe:
         raise UnusableError(
             "file", f"{run.path} of torchcoll.pairs", "a run of collectives", action
         )
-    variables, notes = _settings((run.header.get("environment") or {}).get("variables") or {})
+    variables, notes = _settings(run.environment.get("variables") or {})
+    left_out = tuple(n for n, v in variables.items() if not trust and names_file(n, v))
+    settings = {name: value for name, value in variables.items() if name not in left_out}
+    if left_out:
+        names = ", ".join(left_out)
+        notes.append(
+            f"not set, for they name files or code: {names}. If you trust the file: --trust"
+        )
     if run.header.get("argv") is None or run.source:
         recipe = _foreign_recipe(run, ranks, hosts)
-        return replace(recipe, variables=variables, notes=(*recipe.notes, *notes))
+        notes = [*recipe.notes, *notes]
+        return replace(recipe, variables=settings, left_out=left_out, notes=tuple(notes))
     spec = run.header.get("spec") or {}
     argv = _without_own(list(map(str, run.header["argv"])))
     asked = [str(name) for name in spec.get("collectives") or ()]
@@ -105,7 +119,8 @@ def recipe_of(run: Run) -> Recipe:
         tuple(dict.fromkeys(case.backend for case in cases)),
         module,
         tuple(argv),
-        variables,
+        settings,
+        left_out,
         tuple(notes),
     )
 
@@ -308,11 +323,11 @@ def _without_own(argv: Sequence[str]) -> list[str]:
     return kept
 
 
-def _settings(recorded: Mapping[str, str]) -> tuple[dict[str, str | None], list[str]]:
+def _settings(recorded: Mapping[str, str]) -> tuple[dict[Name, str], list[str]]:
     """The variables to set as they were, and notes on those that cannot be."""
-    variables: dict[str, str | None] = {}
+    variables: dict[Name, str] = {}
     masked = []
-    for name, value in sorted(recorded.items()):
+    for name, value in sorted(named(recorded).items()):
         if not name.startswith(_SETTINGS) or name in _OF_LAUNCHERS:
             continue
         if MASK in value:
@@ -324,14 +339,14 @@ def _settings(recorded: Mapping[str, str]) -> tuple[dict[str, str | None], list[
 
 
 def unset_settings(recipe: Recipe, environ: Mapping[str, str]) -> Recipe:
-    """The recipe, also without the settings of this shell that the file did not have."""
+    """The recipe, also without the settings of this shell that the file did not have. Those that
+    the recipe leaves out stay as this shell has them.
+    """
+    kept = {*_OF_LAUNCHERS, *recipe.variables, *recipe.left_out, "OMP_NUM_THREADS"}
     extra = {
         name: None
-        for name in sorted(environ)
-        if name.startswith(_SETTINGS)
-        and name not in _OF_LAUNCHERS
-        and name not in recipe.variables
-        and name != "OMP_NUM_THREADS"
+        for name in sorted(named(environ))
+        if name.startswith(_SETTINGS) and name not in kept
     }
     return replace(recipe, variables={**recipe.variables, **extra})
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torchcoll.core.bounds import MOST_ROWS
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError
 from torchcoll.core.result import CaseResult, Run
@@ -367,7 +368,8 @@ def _rows(
             calls = over_ranks(list(by_rank.values()))
         else:  # by their numbers: a row that could not be read leaves its place empty
             by_number = {r.ordinal: r.reported.first_call_ns for r in firsts if r.reported}
-            calls = [by_number.get(number) for number in range(1 + max(n or 0 for n in by_number))]
+            last = min(max(number or 0 for number in by_number), MOST_ROWS)
+            calls = [by_number.get(number) for number in range(1 + last)]
         bad = [r.status for r in firsts if r.status != "ok"]
         result = first_result_ns(run, firsts) if by_rank and fresh else None
         yield ColdRow(

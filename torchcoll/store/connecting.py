@@ -15,10 +15,12 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from torchcoll.core.errors import (
+    DiskFullError,
     TorchcollError,
     UnavailableError,
     UnreadableError,
     UsageError,
+    brief,
     one_line,
 )
 from torchcoll.store.address import StoreAddress
@@ -30,6 +32,16 @@ _ADVISORY_LOCK = 0x746F7263_68636F6C  # 'torchcol'
 # deadlocks, serialization; a foreign key whose row another writer removed.
 _TRANSIENT = ("08", "40", "57P", "23503")
 _LOCK_NOT_AVAILABLE = "55P03"
+# What SQLite says of its surroundings; whatever else it says is of the file.
+_SURROUNDINGS = ("disk i/o error", "unable to open", "readonly")
+# Steps of SQLite's machine in one transaction that reads: a minute, and 1000 for each byte of the
+# file, of which a real query takes 1 to 10.
+_MOST_STEPS, _STEPS_OF_BYTE = 5_000_000_000, 1000
+_STEPS = 10_000_000  # between two looks at the number of steps
+_LIMIT_LENGTH = 0  # SQLITE_LIMIT_LENGTH
+_LONGEST_VALUE = 64 << 20  # bytes of a value; the facts of a run have a few KiB
+# What reading rows raises where they are not as torchcoll writes them.
+_DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _NO_STATE = object()
 
 Result = TypeVar("Result")
@@ -50,6 +62,7 @@ class Database:
         self.name = address.name
         self._create = create
         self._driver_error: type[Exception] = sqlite3.Error
+        self._steps: _Steps | None = None
         pool: type[Pool] = QueuePool if keep_open else NullPool
         if address.path is not None:
             mode = "rwc" if create else "rw"  # rw reads a file that is write-protected, too
@@ -63,7 +76,7 @@ class Database:
                 hide_parameters=True,
             )
             event.listen(self.engine, "connect", _set_up_sqlite)
-            event.listen(self.engine, "begin", _begin_sqlite)
+            event.listen(self.engine, "begin", self._begin_sqlite)
         else:
             import psycopg
 
@@ -72,6 +85,14 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
+
+    def _begin_sqlite(self, connection: Connection) -> None:
+        # A transaction that begins as a reader and then writes fails at once where another writes.
+        writes = connection.get_execution_options().get("torchcoll_writes")
+        driver: Any = connection.connection.driver_connection
+        self._steps = None if writes else _Steps(driver)
+        driver.set_progress_handler(self._steps, _STEPS)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -122,13 +143,21 @@ class Database:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Raises errors of the database as one-line errors of torchcoll."""
+        """Raises errors of the database, and of rows that no store has, as one-line errors of
+        torchcoll.
+        """
         try:
             yield
+        except TorchcollError:
+            raise
         except DBAPIError as error:
             raise self._explain(error.orig) from error.orig
         except self._driver_error as error:  # from a cursor of the driver itself
             raise self._explain(error) from error
+        except _DAMAGED as error:
+            if self.address.path is None:
+                raise
+            raise self._damaged(f"{type(error).__name__}: {brief(error)}") from error
 
     def _explain(self, error: BaseException | None) -> TorchcollError:
         message = one_line(str(error).partition("\n")[0])
@@ -141,9 +170,10 @@ class Database:
         # Python 3.10 has no names of SQLite's errors.
         if "locked" in message:
             return self._locked()
-        if "not a database" in message or "malformed" in message:
-            expected = "an SQLite file that is whole"
-            return UnreadableError("store", f"{self.name}: {message}", expected)
+        if message == "interrupted":
+            if self._steps is None or not self._steps.exceeded:
+                raise KeyboardInterrupt  # a signal, which SQLite does not name
+            message = "a query takes more steps than one of a store of its size"
         if not self.address.path.exists() and self._create:
             folder = str(self.address.path.parent)
             return UnavailableError(
@@ -151,7 +181,18 @@ class Database:
             )
         if not self.address.path.exists():
             message, kept = "deleted while it was written", "Run the command again."
+        elif "is full" in message:
+            kept = "What was collected before is kept: make room, then run the command again."
+            value = f"{self.name}: {message}"
+            return DiskFullError("store", value, "room for it on the disk", kept)
+        elif not any(text in message.lower() for text in _SURROUNDINGS):
+            return self._damaged(message)
         return UnavailableError("store", f"{self.name}: {message}", "a usable store", kept)
+
+    def _damaged(self, why: str) -> UnreadableError:
+        action = "Restore a copy of it, or collect the result files into a new store."
+        expected = "an SQLite file as torchcoll collect writes it"
+        return UnreadableError("store", f"{self.name}, damaged: {why}", expected, action)
 
     def _locked(self) -> UnavailableError:
         return UnavailableError(
@@ -176,14 +217,31 @@ def _postgresql_engine(address: StoreAddress, pool: type[Pool]) -> Engine:
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
+    connection.execute("PRAGMA trusted_schema = OFF")  # no functions of a schema with side effects
+    connection.execute("PRAGMA cell_size_check = ON")
+    if limit := getattr(connection, "setlimit", None):  # Python 3.11
+        limit(_LIMIT_LENGTH, _LONGEST_VALUE)
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA cache_size = -32768")  # KiB: the index of run_ids of a year
 
 
-def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that begins as a reader and then writes fails at once where another writes.
-    writes = connection.get_execution_options().get("torchcoll_writes")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+class _Steps:
+    """Ends a transaction that reads and takes longer than any store does."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        pages, size_bytes = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "page_size")
+        )
+        self._left: int = _MOST_STEPS + _STEPS_OF_BYTE * pages * size_bytes
+
+    @property
+    def exceeded(self) -> bool:
+        return self._left < 0
+
+    def __call__(self) -> bool:
+        self._left -= _STEPS
+        return self.exceeded
 
 
 def _is_transient(error: BaseException | None) -> bool:

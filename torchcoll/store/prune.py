@@ -55,7 +55,7 @@ def prune(
             for run_id in spare
             if connection.execute(select(RUNS.c.id).where(RUNS.c.run_id == run_id)).first()
         }
-    doomed = {row.id: row.case_count for row in rows if row.run_id not in stored}
+        doomed = {row.id: int(row.case_count) for row in rows if row.run_id not in stored}
     pruned = Pruned(
         spared=len(rows) - len(doomed),
         unknown=tuple(sorted(set(spare) - stored)),

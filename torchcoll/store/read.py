@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, and_, literal_column, or_, select, text
 
+from torchcoll.core.result import check_ranks
 from torchcoll.store.address import StoreAddress
 from torchcoll.store.connecting import Database
 from torchcoll.store.records import OK, CaseKey
@@ -91,7 +92,9 @@ def run_overview(address: StoreAddress, night_start_us: int) -> RunOverview:
         check_current(connection, database.name)
         counts = {row[0]: row[1] for row in connection.execute(text(nights))}
         nodes = connection.execute(text(of_nodes)).all()
-        ahead = connection.execute(text(f"SELECT DISTINCT node FROM runs WHERE {AHEAD}"))
+        ahead = connection.execute(text(f"SELECT DISTINCT node FROM runs WHERE {AHEAD}")).scalars()
+        clocks = tuple(sorted(ahead))
+        _check_texts(*clocks, *(name for name, *_ in nodes))
         return RunOverview(
             tuple(sorted(int(night) - _MOST_DAYS for night in counts if night is not None)),
             {
@@ -100,7 +103,7 @@ def run_overview(address: StoreAddress, night_start_us: int) -> RunOverview:
                 if first is not None
             },
             counts.get(None, 0),
-            tuple(sorted(ahead.scalars())),
+            clocks,
         )
 
 
@@ -150,6 +153,8 @@ def _read(connection: Connection, chosen: Sequence[ColumnElement[bool]]) -> Summ
     for rows in result.partitions():
         values: list[list[int]] = [[] for _ in columns]
         for number, run_id, path, name, environment_id, device, ranks, began, came, ended in rows:
+            _check_texts(run_id, path, name, device)
+            check_ranks(ranks)
             run_ids.append(run_id)
             paths.append(path)
             row = (
@@ -168,11 +173,11 @@ def _read(connection: Connection, chosen: Sequence[ColumnElement[bool]]) -> Summ
     row_ids, node, environment, stratum, start, received, status = map(_joined, columns)
 
     run, key_id, time_ns, case_status = _read_cases(connection, row_ids, bool(chosen))
-    key_ids = np.flatnonzero(np.bincount(key_id)) if len(key_id) else np.array([], dtype=int)
-    index_of_key = np.zeros(key_ids[-1] + 1 if len(key_ids) else 0, dtype=np.int32)
-    index_of_key[key_ids] = np.arange(len(key_ids), dtype=np.int32)
+    key_ids, index_of_key = _used(connection.execute(select(CASE_KEYS.c.id)).scalars(), key_id)
     keys = _by_id(connection, CASE_KEYS.c.id, CASE_KEYS.c.key, key_ids.tolist())
     facts = _by_id(connection, ENVIRONMENTS.c.id, ENVIRONMENTS.c.facts, environment_ids.values)
+    for each in facts.values():
+        _check_texts(*each.keys(), *each.values())
     return Summaries(
         run_ids,
         paths,
@@ -187,10 +192,31 @@ def _read(connection: Connection, chosen: Sequence[ColumnElement[bool]]) -> Summ
         received,
         status.astype(np.int8),
         run,
-        index_of_key[key_id],
+        index_of_key,
         time_ns,
         case_status,
     )
+
+
+def _check_texts(*values: object) -> None:
+    """Raises TypeError unless all are texts: a column of SQLite may hold anything."""
+    if not all(isinstance(value, str) for value in values):
+        raise TypeError("a column of texts has something else")
+
+
+def _used(ids: Iterable[int], chosen: Array) -> tuple[Array, Array]:
+    """(the ids among ``chosen``, ascending; the index into them of each of ``chosen``).
+
+    ids: of all rows of a table. Raises ValueError for an id that no row has.
+    """
+    known = np.sort(np.fromiter(ids, np.int64))
+    index = np.searchsorted(known, chosen)
+    if len(chosen) and (index.max() == len(known) or (known[index] != chosen).any()):
+        raise ValueError("a case whose key is not in the store")
+    used = np.flatnonzero(np.bincount(index, minlength=len(known)))
+    position = np.zeros(len(known), dtype=np.int32)
+    position[used] = np.arange(len(used), dtype=np.int32)
+    return known[used], position[index]
 
 
 def _read_cases(connection: Connection, row_ids: Array, some: bool) -> list[Array]:

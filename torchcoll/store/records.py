@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.case import Case
-from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.result import CaseResult, Run, case_from_json, check_ranks, check_texts
 from torchcoll.core.run_facts import node_of
 from torchcoll.core.summary import Row, libraries_of, summarise
 from torchcoll.stats.sides import known_of, start_of
@@ -52,8 +52,10 @@ class CaseKey:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CaseKey:
         """Raises KeyError, TypeError or ValueError for what no case can be."""
-        case = Case.from_json(data["case"])
-        return cls(case, int(data["ranks"]), str(data["statistic"]), str(data["clock"]))
+        case = case_from_json(data["case"])
+        check_ranks(data["ranks"])
+        check_texts(data["statistic"], data["clock"])
+        return cls(case, data["ranks"], data["statistic"], data["clock"])
 
     @cached_property
     def sha256(self) -> str:

@@ -161,6 +161,8 @@ def stored_version(connection: Connection, name: str) -> int | None:
     name: of the store, in messages. Raises UnreadableError for a newer version, UsageError for a
     database with tables of another program.
     """
+    if connection.dialect.name == "sqlite":
+        _check_tables(connection, name)
     inspector = inspect(connection)
     if inspector.has_table("meta"):
         if {each["name"] for each in inspector.get_columns("meta")} != set(META.columns.keys()):
@@ -184,6 +186,26 @@ def stored_version(connection: Connection, name: str) -> int | None:
     if strange:
         raise _foreign(name, min(strange))
     return None
+
+
+def _check_tables(connection: Connection, name: str) -> None:
+    """Raises UnreadableError for an SQLite file in which a table of a store computes what it
+    returns: a view may run without an end, and a trigger writes what nobody asked for.
+    """
+    objects = connection.execute(text("SELECT type, name, sql FROM sqlite_master")).all()
+    for kind, table, sql in objects:
+        computed = kind == "trigger"
+        if table in _METADATA.tables and kind in ("table", "view"):
+            virtual = str(sql).lstrip().upper().startswith("CREATE VIRTUAL")
+            columns = connection.execute(text(f"PRAGMA table_xinfo({table})"))
+            computed = kind == "view" or virtual or any(column.hidden for column in columns)
+        if computed:
+            raise UnreadableError(
+                "store",
+                f"{name}, in which {table} is a {kind} that computes",
+                "tables as torchcoll collect makes them",
+                "Restore a copy of it, or collect the result files into a new store.",
+            )
 
 
 def check_current(connection: Connection, name: str) -> None:

@@ -27,6 +27,7 @@ from torchcoll.core.errors import (
 EMBEDDING, LAYER, HEAD = "embedding", "layer", "head"
 MODULE = "module"  # model_type of a model that came from its code
 _BIGGEST_FILE = 10 << 20  # bytes; a config.json has a few thousand
+_MOST_LAYERS = 10_000  # the deepest models have 200
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,13 @@ class _Config:
             raise UnusableError("config", actual, f"{name}, a whole number from {least} on")
         return int(value)  # type: ignore[arg-type]
 
+    def layers(self, name: str, default: int | None = None) -> int:
+        """The number of layers, of which each becomes an object."""
+        count = self.number(name, default)
+        if count > _MOST_LAYERS:
+            raise UnusableError("config", f"{name} = {count}", f"at most {_MOST_LAYERS} layers")
+        return count
+
     def flag(self, name: str, default: bool) -> bool:
         value = self.values.get(name)
         return default if value is None else bool(value)
@@ -252,7 +260,7 @@ def _experts(prefix: str, hidden: int, columns: int, experts: int) -> list[Weigh
 def _decoder(config: _Config) -> Architecture:
     """Returns a decoder of the Llama family: gated feed-forward blocks, grouped-query attention."""
     kind = str(config.values["model_type"])
-    hidden, count = config.number("hidden_size"), config.number("num_hidden_layers")
+    hidden, count = config.number("hidden_size"), config.layers("num_hidden_layers")
     heads = config.number("num_attention_heads")
     key_heads = config.number("num_key_value_heads", heads)
     default_head = {"gemma": 256, "gemma2": 256}.get(kind, max(1, hidden // heads))
@@ -364,7 +372,7 @@ def _deepseek(config: _Config) -> Architecture:
     The multi-token prediction layer, which the published checkpoint has, is not a part of the model
     in transformers.
     """
-    hidden, count = config.number("hidden_size"), config.number("num_hidden_layers")
+    hidden, count = config.number("hidden_size"), config.layers("num_hidden_layers")
     heads = config.number("num_attention_heads")
     rope, nope = config.number("qk_rope_head_dim"), config.number("qk_nope_head_dim")
     value, latent = config.number("v_head_dim"), config.number("kv_lora_rank")
@@ -428,7 +436,7 @@ def _deepseek(config: _Config) -> Architecture:
 
 def _gpt2(config: _Config) -> Architecture:
     """Returns GPT-2, whose Conv1D matrices are transposed: (columns in, columns out)."""
-    hidden, count = config.number("n_embd", 768), config.number("n_layer", 12)
+    hidden, count = config.number("n_embd", 768), config.layers("n_layer", 12)
     heads, vocabulary = config.number("n_head", 12), config.number("vocab_size", 50257)
     wide = config.number("n_inner", 4 * hidden)
     positions = config.number("n_positions", 1024)
@@ -494,7 +502,7 @@ def _encoder_layer(
 
 def _bert(config: _Config) -> Architecture:
     """Returns BERT with its head for masked tokens."""
-    hidden, count = config.number("hidden_size", 768), config.number("num_hidden_layers", 12)
+    hidden, count = config.number("hidden_size", 768), config.layers("num_hidden_layers", 12)
     heads, wide = config.number("num_attention_heads", 12), config.number("intermediate_size", 3072)
     vocabulary = config.number("vocab_size", 30522)
     names = {
@@ -550,7 +558,7 @@ def _bert(config: _Config) -> Architecture:
 
 def _vit(config: _Config) -> Architecture:
     """Returns ViT with its classifier; its tokens are the patches of an image and one more."""
-    hidden, count = config.number("hidden_size", 768), config.number("num_hidden_layers", 12)
+    hidden, count = config.number("hidden_size", 768), config.layers("num_hidden_layers", 12)
     heads, wide = config.number("num_attention_heads", 12), config.number("intermediate_size", 3072)
     image, patch = config.number("image_size", 224), config.number("patch_size", 16)
     channels = config.number("num_channels", 3)

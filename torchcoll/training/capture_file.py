@@ -8,13 +8,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.errors import UsageError, tell
+from torchcoll.core.errors import TorchcollError, tell
 from torchcoll.core.file import Writer
+from torchcoll.core.opening import DISK_REFUSES
 from torchcoll.core.traffic import RANK_FILE, Traffic, TrafficCall, header_of
 
 BATCH = 256  # calls that may wait to be written
 # Errors of a full or broken disk. The path is right, so they are no reason to refuse the training.
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE}
+NO_ROOM = {*DISK_REFUSES, errno.EMFILE, errno.ENFILE}
 
 
 def warn(actual: object, target: object, expected: str, action: str) -> None:
@@ -42,7 +43,7 @@ def open_rank_file(folder: Path, rank: int) -> Writer | None:
         if not os.path.lexists(folder / name):
             try:
                 return Writer(folder / name, "Name another folder.")
-            except UsageError as error:
+            except TorchcollError as error:
                 reason = error.__context__
                 if not isinstance(reason, OSError):
                     raise

@@ -62,6 +62,7 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_check(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.metrics import check_metrics, write_metrics
+    from torchcoll.core.opening import not_written
     from torchcoll.core.result import Run
     from torchcoll.inputs import expand, load_all, resolve_sources
     from torchcoll.report.destination import check_new, write_file
@@ -108,8 +109,7 @@ def run_check(options: argparse.Namespace) -> ExitCode:
         try:
             write_metrics(check_metrics(options.metrics), metrics)
         except OSError as error:
-            expected = f"a file that can be written ({error.strerror})"
-            raise UsageError("metrics", options.metrics, expected) from None
+            raise not_written("metrics", options.metrics, error) from None
     if not options.gate:
         # Good runs state an error rate, so what they call slow is no matter of taste.
         return ExitCode.FAILED if failed and good_runs else ExitCode.OK
