@@ -23,6 +23,7 @@ from torchcoll.core.result import (
     Verification,
 )
 from torchcoll.core.soak_windows import SoakWindow
+from torchcoll.core.variables import masked, masked_labels, masked_texts
 from torchcoll.machine import environment
 from torchcoll.machine.environment import utc_now
 from torchcoll.machine.state import before, during
@@ -34,7 +35,11 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Rank 0's account of a run: builds the Run and passes each record on (to the file)."""
+    """Rank 0's account of a run: builds the Run and passes each record on (to the file).
+
+    Secrets are masked here in labels and in texts that may quote an error. The file, the table and
+    the metrics take them from the Run.
+    """
 
     def __init__(
         self, emit: Callable[[str, dict[str, Any]], None] = lambda record, data: None
@@ -43,7 +48,9 @@ class Recorder:
         self._emit = emit
 
     def header(self, data: dict[str, Any]) -> None:
-        self.run.header = {"schema": SCHEMA, **data}
+        spec = dict(data["spec"])
+        spec["labels"] = masked_labels(spec["labels"])
+        self.run.header = {"schema": SCHEMA, **data, "spec": spec}
         self._emit("header", self.run.header)
 
     def members(self, members: list[dict[str, Any]]) -> None:
@@ -64,6 +71,8 @@ class Recorder:
 
     def case(self, result: CaseResult) -> None:
         self.run.in_flight = None
+        result.reason = masked(result.reason)
+        result.warnings = masked_texts(result.warnings)
         self.run.results.append(result)
         self._emit("case", result.to_json())
 
@@ -77,7 +86,7 @@ class Recorder:
             self.case(CaseResult(self.run.in_flight, "timeout", ranks, reason=text))
 
     def event(self, kind: str, message: str, **more: Any) -> None:
-        event = {"kind": kind, "message": message, "utc": utc_now(), **more}
+        event = masked_texts({"kind": kind, "message": message, "utc": utc_now(), **more})
         self.run.events.append(event)
         self._emit("event", event)
 
@@ -87,7 +96,7 @@ class Recorder:
                 "status": status,
                 "exit_code": exit_code,
                 "wall_s": round(wall_s, 3),
-                "reason": reason,
+                "reason": masked(reason),
                 "cases": len(self.run.results),
             }
             self._emit("end", self.run.end)

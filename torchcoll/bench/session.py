@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from torchcoll.core.errors import (
     TorchcollError,
     UnavailableError,
     UsageError,
+    print_traceback,
     tell,
 )
 from torchcoll.core.spec import Spec
@@ -166,7 +166,7 @@ def opened(torch: Any, options: SessionOptions) -> Iterator[Session]:
             # Whatever asks the store may be what finds it gone, torch's making of a group too.
             if isinstance(error, torch.distributed.DistNetworkError):
                 meeting.watchdog.abort(str(meeting.control.cut_off(error)), "hang")
-            traceback.print_exc()
+            print_traceback()
             meeting.watchdog.abort(text)
         meeting.watchdog.raise_alarm(text)
         raise
