@@ -394,6 +394,9 @@ _PREFIXES_OF = {
 _KINDS = {prefix: kind for kind, text in _PREFIXES_OF.items() for prefix in text.split()}
 _PREFIXES = tuple(sorted(_KINDS, key=len, reverse=True))
 
+# `torchcoll matrix` and `versus` name in it the variables that they set: nobody forgot those.
+SET_ON_PURPOSE = "TORCHCOLL_SET"
+
 
 def kind_of(name: str) -> str | None:
     """SETTINGS, RUNTIME or JOB; None for a variable that no file keeps."""

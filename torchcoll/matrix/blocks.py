@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.variables import masked_variables, masked_words
+from torchcoll.core.variables import SET_ON_PURPOSE, masked_variables, masked_words
 from torchcoll.libraries.known_variables import FORCING, unknown_variables
 from torchcoll.matrix.axes import (
     AXES_OF_LIBRARIES,
@@ -70,8 +70,8 @@ class RunPlan:
         return argv
 
     def environment(self, cell: Cell, environ: Mapping[str, str]) -> dict[str, str]:
-        """The caller's with the cell's."""
-        environment = dict(environ)
+        """The caller's with the cell's, and the names of the latter: nobody forgot them."""
+        environment = {**environ, SET_ON_PURPOSE: ",".join(cell.variables)}
         for name, value in cell.variables.items():
             if value is None:
                 environment.pop(name, None)
