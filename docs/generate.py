@@ -401,14 +401,13 @@ def tables() -> Iterator[str]:
             ", ".join(entry.devices),
             f"`{entry.module}`" if entry.module else "torch",
             entry.connects,
-            ", ".join(f"`{p}`" for p in entry.prefixes) or "-",
             ("yes" if entry.promised else "passed on to torch, not tested")
             if entry.communicates
             else "communicates nothing",
         )
         for entry in BACKENDS.values()
     ]
-    head = ("name", "devices", "comes from", "connects in", "variables kept", "supported")
+    head = ("name", "devices", "comes from", "connects in", "supported")
     yield from table(head, rows)
     yield from ("## Implementations", "")
     yield "Kernels of `torch.ops.symm_mem` that replace the backend's"

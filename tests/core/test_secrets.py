@@ -47,6 +47,8 @@ def test_names_that_change_how_a_collective_runs(name):
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
+        ("user:pass@a-host", "***@a-host"),
+        ("user:pass@[fe80::1]:80", "***@[fe80::1]:80"),
         ("http://user:pass@proxy:80/x", "http://***@proxy:80/x"),
         ("https://ghp_1@github.com/a", "https://***@github.com/a"),
         ("user:p@ss@host", "***@host"),
@@ -55,14 +57,14 @@ def test_names_that_change_how_a_collective_runs(name):
         ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
         ("run --api-token=abc now", "run --api-token=*** now"),
         # What is no secret, and looks a little like one.
-        ("mlx5_0:1,mlx5_1:1", "mlx5_0:1,mlx5_1:1"),
+        ("image:tag@sha256:9f86d081884c7d65", "image:tag@sha256:9f86d081884c7d65"),
         ("prte-n0-12@0.0;tcp4://10.0.0.1:39999", "prte-n0-12@0.0;tcp4://10.0.0.1:39999"),
-        ("allreduce:ring;allgatherv:direct", "allreduce:ring;allgatherv:direct"),
     ],
 )
-def test_values(text, shown):
+def test_texts(text, shown):
+    """Of a text the secret alone is masked; as a value of a variable it is withheld."""
     assert masked(text) == shown
-    assert kept_variables({"NCCL_X": text}) == {"NCCL_X": shown}
+    assert kept_variables({"NCCL_X": text}) == {"NCCL_X": "***"}
 
 
 def test_labels_that_only_sound_alike_stay_apart():

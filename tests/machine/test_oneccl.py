@@ -82,6 +82,23 @@ def ccl(tmp_path):
     return setup
 
 
+def test_the_log_level_that_torchcoll_sets_is_no_trap(launch, ccl):
+    """``--library-log`` sets CCL_LOG_LEVEL; the user has set an algorithm."""
+
+    def setup(rank):
+        os.environ.update(CCL_ALLREDUCE="ring", CCL_WORKER_OFFLOAD="0")
+        ccl(rank)
+
+    arguments = "--backend ccl --sizes 64 -n 3 --library-log"
+    run = launch("all_reduce", arguments, 2, setup=setup).ended(0).run
+    assert run.environment["variables"]["CCL_LOG_LEVEL"] == "debug"
+    settings = [event for event in run.events if event["kind"] == "setting"]
+    assert [(event["name"], event["variables"]) for event in settings] == [
+        ("forced", ["CCL_ALLREDUCE"])
+    ]
+    assert any(p.text.startswith("CCL_ALLREDUCE=ring in the") for p in judge(run).phrases)
+
+
 def statuses(run):
     return {(r.case.collective, r.case.op): (r.status, r.reason) for r in run.results}
 

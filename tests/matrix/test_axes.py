@@ -119,9 +119,14 @@ def test_the_command_of_a_launch(tmp_path):
         "--label", "n=1",
     ]  # fmt: skip
     env = {"NCCL_ALGO": "Tree", "HOME": "/h"}
-    assert plan.environment(job.cell, env) == {"NCCL_ALGO": "Ring", "HOME": "/h"}
+    # TORCHCOLL_SET: a run does not warn of a variable that the matrix varies.
+    assert plan.environment(job.cell, env) == {
+        "NCCL_ALGO": "Ring",
+        "HOME": "/h",
+        "TORCHCOLL_SET": "NCCL_ALGO",
+    }
     auto = next(job for job in plan.jobs() if job.cell.name == "auto-size8")
-    assert plan.environment(auto.cell, env) == {"HOME": "/h"}
+    assert plan.environment(auto.cell, env) == {"HOME": "/h", "TORCHCOLL_SET": "NCCL_ALGO"}
 
 
 def test_a_line_that_can_be_typed():

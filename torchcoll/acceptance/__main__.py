@@ -72,7 +72,6 @@ def command_line() -> argparse.ArgumentParser:
     add("--master-addr", default="", help="address of node 0")
     add("--master-port", type=int, default=29500, help="of node 0; 100 ports from here on are used")
     add("-o", "--output", type=Path, default=Path(), metavar="FOLDER", help="for the archive")
-    add("--hash-names", action="store_true", help="hash names of hosts and users, and addresses")
     return parser
 
 
@@ -180,7 +179,7 @@ def run_kit(options: argparse.Namespace) -> int:
             printed = len(report.parts)
             table = io.StringIO()
             show_report(report, file=table)
-            write_archive(archive, report, folder, table.getvalue(), options.hash_names)
+            write_archive(archive, report, folder, table.getvalue())
 
         tell(f"torchcoll: acceptance of {machine.described}; at most {MOST_S / 60:g} minutes")
         kit = Kit(folder, machine, start, deadline)

@@ -1,9 +1,8 @@
 """The archive of the acceptance kit: what was proven, and the files that show it, without secrets.
 
 A gzipped tar with one folder. Its first member is ``acceptance.json``, which holds the results; the
-others are the table as text and the files of the parts. Every text goes through the rules that find
-secrets (core/variables.py); with ``hash_names`` names of hosts and users, and addresses, are
-replaced by hashes that are equal within the archive and cannot be compared with another one's.
+others are the table as text and the files of the parts. Secrets in all texts are masked
+(core/variables.py). Names of hosts and users stay.
 
 Reading takes ``acceptance.json`` alone and unpacks nothing; but every member is looked at, so that
 an archive with a member that would be written elsewhere is refused.
@@ -12,18 +11,14 @@ an archive with a member that would be written elsewhere is refused.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import gzip
-import hashlib
 import io
 import json
 import os
 import re
-import secrets
-import socket
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -36,7 +31,7 @@ from torchcoll.core.checksums import LineWriter
 from torchcoll.core.errors import UnreadableError, printable
 from torchcoll.core.jsonl import parse_line
 from torchcoll.core.opening import replace_file
-from torchcoll.core.variables import masked
+from torchcoll.core.variables import masked, masked_texts
 
 SCHEMA = "torchcoll-acceptance/1"
 _WHAT = "acceptance archive"
@@ -46,108 +41,57 @@ _SKIPPED = re.compile(r"^trace-rank\d+\.json$")  # the profiler's: megabytes, an
 _MOST_UNPACKED = 1 << 30
 _MOST_MEMBERS = 20_000
 _MOST_INDEX = 8 << 20
-_ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
 
 
-class Cleaner:
-    """Removes secrets from texts; with ``hash_names`` names of hosts and users too."""
-
-    def __init__(self, hash_names: bool, names: Iterable[str] = ()) -> None:
-        self._salt = secrets.token_bytes(16) if hash_names else b""
-        kept = sorted({name for name in names if len(name) > 1}, key=len, reverse=True)
-        self._names = None
-        if hash_names and kept:
-            self._names = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, kept))})(?!\w)")
-
-    def text(self, text: str) -> str:
-        cleaned = masked(text)
-        if not self._salt:
-            return cleaned
-        if self._names:
-            cleaned = self._names.sub(self._hashed("name"), cleaned)
-        return _ADDRESS.sub(self._hashed("address"), cleaned)
-
-    def _hashed(self, kind: str) -> Callable[[re.Match[str]], str]:
-        def replacement(match: re.Match[str]) -> str:
-            digest = hashlib.sha256(self._salt + match[0].encode()).hexdigest()
-            return f"{kind}-{digest[:8]}"
-
-        return replacement
-
-    def value(self, value: Any) -> Any:
-        """A JSON value with all of its texts cleaned."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, list):
-            return [self.value(item) for item in value]
-        if isinstance(value, dict):
-            return {self.text(key): self.value(item) for key, item in value.items()}
-        return value
-
-    def records(self, lines: bytes) -> bytes:
-        """A file of torchcoll's own records, with check sums that fit what is left of it."""
-        writer, cleaned = LineWriter(), []
-        for line in lines.splitlines():
-            record = parse_line(line)
-            record.pop("line", None)
-            record.pop("crc", None)
-            # Cases are numbers, some of them packed into long texts that look like secrets.
-            keeps = record.get("record") in ("case", "call", "soak")
-            cleaned.append(writer.line(record if keeps else self.value(record)))
-        return b"".join(cleaned)
-
-    def file(self, path: Path) -> bytes:
-        """The content of a file as it may leave this machine."""
-        content = path.read_bytes()
-        if path.suffix == ".jsonl":
-            with contextlib.suppress(ValueError, KeyError, AttributeError, RecursionError):
-                return self.records(content)
-        if len(content) > _MOST_BYTES:
-            half = _MOST_BYTES // 2
-            content = content[:half] + b"\n... (cut here)\n" + content[-half:]
-        text = content.decode("utf-8", "replace")
-        return "\n".join(map(self.text, text.split("\n"))).encode()
+def clean_records(lines: bytes) -> bytes:
+    """A file of torchcoll's own records with masked texts, and checksums that fit them."""
+    writer, cleaned = LineWriter(), []
+    for line in lines.splitlines():
+        record = parse_line(line)
+        record.pop("line", None)
+        record.pop("crc", None)
+        cleaned.append(writer.line(masked_texts(record)))
+    return b"".join(cleaned)
 
 
-def names_in(folder: Path) -> set[str]:
-    """Names of this host and user, and of the hosts in the result files of a folder."""
-    names = {socket.gethostname(), socket.getfqdn(), socket.gethostname().partition(".")[0]}
-    with contextlib.suppress(Exception):  # no entry for this user, as in many containers
-        names.add(getpass.getuser())
-    names.add(Path.home().name)
-    for path in folder.rglob("*.jsonl"):
-        for host in re.findall(rb'"host":"([^"\\]+)"', path.read_bytes()):
-            name = host.decode("utf-8", "replace")
-            names |= {name, name.partition(".")[0]}
-    # Words that are no secret, and stand in every path and log.
-    return names - {"root", "localhost", ""}
+def clean_file(path: Path) -> bytes:
+    """The content of a file as it may leave this machine.
+
+    A text is masked as a whole, because a key in PEM form has many lines.
+    """
+    content = path.read_bytes()
+    if path.suffix == ".jsonl":
+        with contextlib.suppress(ValueError, KeyError, AttributeError, RecursionError):
+            return clean_records(content)
+    if len(content) > _MOST_BYTES:
+        half = _MOST_BYTES // 2
+        content = content[:half] + b"\n... (cut here)\n" + content[-half:]
+    return masked(content.decode("utf-8", "replace")).encode()
 
 
-def write_archive(path: Path, report: Report, folder: Path, table: str, hash_names: bool) -> None:
+def write_archive(path: Path, report: Report, folder: Path, table: str) -> None:
     """Write the archive, in place of one that is there; it is complete at any time.
 
     folder: of the kit, with a folder for each part. table: the results as text.
     """
-    cleaner = Cleaner(hash_names, names_in(folder) if hash_names else ())
     index = {
         "schema": SCHEMA,
         "torchcoll": __version__,
         "status": report.status,
         "start_utc": report.start_utc,
         "wall_s": report.wall_s,
-        "hashed_names": hash_names,
-        "machine": cleaner.value(asdict(report.machine)),
-        "parts": [cleaner.value(part.to_json()) for part in report.parts],
+        "machine": masked_texts(asdict(report.machine)),
+        "parts": [masked_texts(part.to_json()) for part in report.parts],
     }
     top = path.name.removesuffix(".tar.gz")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         _add(tar, f"{top}/{_INDEX}", json.dumps(index, indent=1).encode())
-        _add(tar, f"{top}/table.txt", cleaner.text(table).encode())
+        _add(tar, f"{top}/table.txt", masked(table).encode())
         for file in sorted(folder.rglob("*")):
             if file.is_file() and not file.is_symlink() and not _SKIPPED.match(file.name):
-                name = cleaner.text(str(file.relative_to(folder)))
-                _add(tar, f"{top}/{name}", cleaner.file(file))
+                name = masked(str(file.relative_to(folder)))
+                _add(tar, f"{top}/{name}", clean_file(file))
     replace_file(path, packed.getvalue())
 
 
@@ -160,12 +104,11 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 @dataclass(frozen=True)
 class Accepted:
-    """An archive that was read. files: its other members. hashed_names: see above."""
+    """An archive that was read. files: its other members."""
 
     path: str
     torchcoll: str
     report: Report
-    hashed_names: bool = False
     files: tuple[str, ...] = field(default=())
 
 
@@ -216,7 +159,7 @@ def _read_index(path: str | os.PathLike[str], content: bytes, files: list[str]) 
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("not a text")
         report = Report(machine, parts, texts[0], texts[1], float(data["wall_s"]))
-        return Accepted(str(path), texts[2], report, bool(data["hashed_names"]), tuple(files))
+        return Accepted(str(path), texts[2], report, tuple(files))
     except UnreadableError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):

@@ -57,11 +57,10 @@ def _grid(report: Report, archive: Accepted | None) -> Grid:
     minutes = f"{report.wall_s / 60:.1f} minutes"
     duration = minutes if report.wall_s >= 60 else f"{report.wall_s:g} s"
     version = f"torchcoll {archive.torchcoll}, " if archive else ""
-    hashed = ", names of hosts and users are hashed" if archive and archive.hashed_names else ""
     torch = (report.machine.facts.get("environment") or {}).get("torch")
     grid.above = [
         f"{report.status}, {duration}, begun {report.start_utc}; {version}"
-        f"torch {torch or 'unknown'}{hashed}"
+        f"torch {torch or 'unknown'}"
     ]
     if archive:
         grid.below.append(f"files in the archive: {len(archive.files)} (tar -tzf lists them)")

@@ -21,6 +21,7 @@ from torchcoll.core.errors import (
     HangError,
     TorchcollError,
     UnavailableError,
+    print_traceback,
     printable,
     tell,
 )
@@ -102,6 +103,9 @@ def on_ranks(action: Callable[[Launch], int]) -> int:
         # A HangError that comes to here is of a rank that rank 0 cannot hear.
         print_error(error.line(), rank, speaks=alone or isinstance(error, HangError))
         code = int(error.exit_code)
+    except Exception:  # Python would print it with the secrets in its texts
+        print_traceback()
+        code = int(ExitCode.FAILED)
     if sys.stdout:  # None where it was closed before the start
         sys.stdout.flush()
     if rank and code:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +16,14 @@ from torchcoll.bench.options import FOLDER_ENDING, Options
 from torchcoll.bench.recorder import Recorder
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import ExitCode, TorchcollError, UnreadableError, UsageError, tell
+from torchcoll.core.errors import (
+    ExitCode,
+    TorchcollError,
+    UnreadableError,
+    UsageError,
+    print_traceback,
+    tell,
+)
 from torchcoll.core.file import Writer, load_own, records_of
 from torchcoll.core.result import CaseResult, stated_shortfall
 from torchcoll.core.spec import Spec
@@ -196,7 +202,7 @@ class Output:
             show()
         except Exception:
             self._broken_display = True
-            traceback.print_exc()
+            print_traceback()
             tell("torchcoll: warning: the display failed; the measurement goes on")
 
     def tell_round(self, text: str) -> None:

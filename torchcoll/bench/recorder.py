@@ -23,6 +23,7 @@ from torchcoll.core.result import (
     Verification,
 )
 from torchcoll.core.soak_windows import SoakWindow
+from torchcoll.core.variables import SET_ON_PURPOSE, masked, masked_labels, masked_texts
 from torchcoll.machine import environment
 from torchcoll.machine.environment import utc_now
 from torchcoll.machine.state import before, during
@@ -34,7 +35,11 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Rank 0's account of a run: builds the Run and passes each record on (to the file)."""
+    """Rank 0's account of a run: builds the Run and passes each record on (to the file).
+
+    Secrets are masked here in labels and in texts that may quote an error. The file, the table and
+    the metrics take them from the Run.
+    """
 
     def __init__(
         self, emit: Callable[[str, dict[str, Any]], None] = lambda record, data: None
@@ -43,7 +48,9 @@ class Recorder:
         self._emit = emit
 
     def header(self, data: dict[str, Any]) -> None:
-        self.run.header = {"schema": SCHEMA, **data}
+        spec = dict(data["spec"])
+        spec["labels"] = masked_labels(spec["labels"])
+        self.run.header = {"schema": SCHEMA, **data, "spec": spec}
         self._emit("header", self.run.header)
 
     def members(self, members: list[dict[str, Any]]) -> None:
@@ -64,6 +71,8 @@ class Recorder:
 
     def case(self, result: CaseResult) -> None:
         self.run.in_flight = None
+        result.reason = masked(result.reason)
+        result.warnings = masked_texts(result.warnings)
         self.run.results.append(result)
         self._emit("case", result.to_json())
 
@@ -77,7 +86,7 @@ class Recorder:
             self.case(CaseResult(self.run.in_flight, "timeout", ranks, reason=text))
 
     def event(self, kind: str, message: str, **more: Any) -> None:
-        event = {"kind": kind, "message": message, "utc": utc_now(), **more}
+        event = masked_texts({"kind": kind, "message": message, "utc": utc_now(), **more})
         self.run.events.append(event)
         self._emit("event", event)
 
@@ -87,7 +96,7 @@ class Recorder:
                 "status": status,
                 "exit_code": exit_code,
                 "wall_s": round(wall_s, 3),
-                "reason": reason,
+                "reason": masked(reason),
                 "cases": len(self.run.results),
             }
             self._emit("end", self.run.end)
@@ -152,7 +161,7 @@ def keep_members(
         *shared_cores.hosts_with_isolated_gpus(gathered),
     ):
         recorder.event("warning", f"{host}: {text}")
-    _keep_traps(session, recorder, gathered, variables)
+    _keep_traps(session, recorder, gathered)
     if states:
         # A program that has a group of its own has worked on the device until now.
         keep_before(recorder, states, looks_busy=not session.found_group)
@@ -162,23 +171,39 @@ def keep_members(
         recorder.event("rehearsal", MEANINGLESS)
 
 
-def _keep_traps(
-    session: Session,
-    recorder: Recorder,
-    members: Sequence[Mapping[str, Any]],
-    variables: Mapping[str, str],
-) -> None:
-    """Record the settings that slow the backends of this run, of each host."""
+def _keep_traps(session: Session, recorder: Recorder, members: Sequence[Mapping[str, Any]]) -> None:
+    """Record the settings that are traps for the backends of this run, of each host.
+
+    Variables that torchcoll has set, in this run or as `torchcoll matrix`, are no traps. Notes are
+    left to `torchcoll doctor`, unless a variable is set.
+    """
     from torchcoll.machine.setting_traps import Settings, setting_traps
 
     names = {entry.name for entry in session.entries}
-    on_cpu = session.local.device.kind == "cpu"
-    bindings = on_cpu and any(entry.module and entry.family for entry in session.entries)
+    torch, kind = session.local.torch, session.local.device.kind
+    bindings = kind == "cpu" and any(entry.module and entry.family for entry in session.entries)
+    on_purpose = session.environ.get(SET_ON_PURPOSE, "").split(",")
+    environ = {k: v for k, v in session.environ.items() if k not in on_purpose}
+    # Who has named the CPU does not miss a GPU.
+    hip, cuda = torch.version.hip, torch.version.cuda
+    gpu_build = "" if session.cpu_named else "hip" if hip else "cuda" if cuda else ""
     hosts_of_finding: dict[tuple[str, str], tuple[Finding, list[str]]] = {}
     for host, here in shared_cores.by_host(members).items():
         cores = len(shared_cores.cores_of(here)) or 2 * len(here)  # unknown: taken for enough
-        settings = Settings(variables, session.launch.launcher, len(here), cores, bindings)
+        settings = Settings(
+            environ,
+            session.launch.launcher,
+            len(here),
+            cores,
+            bindings,
+            str(torch.__version__),
+            gpu_build,
+            kind == "cuda",
+        )
         for finding in setting_traps(settings):
+            is_set = any(name in environ for name in finding.variables)
+            if finding.severity == "note" and not is_set:
+                continue
             if not finding.backends or names & set(finding.backends):
                 hosts_of_finding.setdefault((finding.name, finding.what), (finding, []))[1].append(
                     host
@@ -191,6 +216,7 @@ def _keep_traps(
             what=finding.what,
             hosts=hosts,
             backends=sorted(names & set(finding.backends)),
+            variables=list(finding.variables),
         )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from torchcoll.core.errors import (
     TorchcollError,
     UnavailableError,
     UsageError,
+    print_traceback,
     tell,
 )
 from torchcoll.core.spec import Spec
@@ -166,7 +166,7 @@ def opened(torch: Any, options: SessionOptions) -> Iterator[Session]:
             # Whatever asks the store may be what finds it gone, torch's making of a group too.
             if isinstance(error, torch.distributed.DistNetworkError):
                 meeting.watchdog.abort(str(meeting.control.cut_off(error)), "hang")
-            traceback.print_exc()
+            print_traceback()
             meeting.watchdog.abort(text)
         meeting.watchdog.raise_alarm(text)
         raise
@@ -186,6 +186,7 @@ class Rendezvous:
     def __init__(self, torch: Any, options: SessionOptions) -> None:
         dist = torch.distributed
         self.torch = torch
+        self.environ = dict(os.environ)  # as it was before this run sets variables of its own
         self.found_group = bool(dist.is_available() and dist.is_initialized())
         self.launch = options.launch or self._launch()
         self.phases = dict(options.phases)
@@ -318,6 +319,7 @@ class Session:
     def __init__(self, meeting: Rendezvous, options: SessionOptions) -> None:
         self._meeting = meeting
         self.launch, self.found_group = meeting.launch, meeting.found_group
+        self.environ = meeting.environ
         self.recorder = meeting.recorder
         self.soak_s = options.soak_s
         self.flush_bytes = 0  # what each flush overwrites on this rank; 0 without one
@@ -326,6 +328,7 @@ class Session:
         argv = None if options.argv is None else masked_words(list(options.argv))
         self._hello(options.asked or fingerprint(options.spec.to_json()), argv, options.spec)
         spec = options.spec  # rank 0's, on every rank
+        self.cpu_named = spec.device == "cpu" or spec.backend is not None
 
         def read_spec(recorder: Recorder) -> None:
             nonlocal spec

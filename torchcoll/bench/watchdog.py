@@ -39,6 +39,7 @@ from torchcoll.bench.control import (
 from torchcoll.bench.culprit import ECHO, Why, Witness, find, other_buffers, pause, stood_still
 from torchcoll.bench.stack_sampler import StackSampler, last_calls, seen_from_outside
 from torchcoll.core.errors import ExitCode, tell
+from torchcoll.core.variables import masked
 
 _POLL_S = 0.25
 STOP_S = 60.0  # after SIGUSR1: a call that has not ended by then will not
@@ -438,6 +439,8 @@ class Watchdog:
         if not self._leaving.acquire(blocking=False):
             self._sleep_until_gone()
         self.progress.halted = True
+        # The other ranks print it too, and rank 0 writes it.
+        symptom = None if symptom is None else masked(symptom)
         control, doing = self.control, self.progress.stated()
         text, status = f"{symptom or ECHO} in {doing}", "failed"
         speaks, peers = control.rank == 0, list[int]()
@@ -588,7 +591,7 @@ class Watchdog:
     def raise_alarm(self, cause: str) -> None:
         """This rank goes alone: tell the others, whose watchdogs then leave at once."""
         if self.control.ranks > 1:
-            status = {**self.progress.status(), "cause": cause}
+            status = {**self.progress.status(), "cause": masked(cause)}
             with contextlib.suppress(RuntimeError):
                 self._store_client.ask(
                     lambda: alarm(self._store, self.control.rank, status), GRACE_S
@@ -631,7 +634,11 @@ class Watchdog:
 
 
 def print_error(line: str, rank: int, speaks: bool) -> None:
-    """The error of a command, in a line that one rank prints, and where torchrun looks for it."""
+    """The error of a command, in a line that one rank prints, and where torchrun looks for it.
+
+    Secrets are masked in both.
+    """
+    line = masked(line)
     if speaks:
         with contextlib.suppress(OSError):  # a terminal that is gone
             tell(line)

@@ -21,6 +21,8 @@ from torchcoll.comparison.wording import (
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ns, format_percent, format_size
 from torchcoll.report.answer import Answer
+from torchcoll.stats.differences import differences_of
+from torchcoll.stats.sides import UNSET
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
@@ -100,13 +102,18 @@ def direct_notes(comparison: Comparison) -> list[str]:
 
 
 def settings_notes(comparison: Comparison) -> list[str]:
-    """The settings that slow a side, with its name."""
-    shared = [
-        text for text in comparison.new.slowing_settings if text in comparison.base.slowing_settings
-    ]
+    """The settings of a side that are traps, with its name."""
+    sides = (comparison.base, comparison.new)
+    if not any(side.traps() for side in sides):
+        return []
+    # A variable that both sides have set is what the comparison is about; one that a single side
+    # has set may be forgotten.
+    compared = [d.name for d in differences_of(*sides) if UNSET not in (*d.base, *d.new)]
+    base, new = (side.traps(compared) for side in sides)
+    shared = [text for text in new if text in base]
     notes = [f"on both sides, {one_line(text)}" for text in shared]
-    for side in (comparison.base, comparison.new):
-        side_settings = [text for text in side.slowing_settings if text not in shared]
+    for side, texts in zip(sides, (base, new), strict=True):
+        side_settings = [text for text in texts if text not in shared]
         notes += [f"in {one_line(side.name)}, {one_line(text)}" for text in side_settings]
     return notes
 

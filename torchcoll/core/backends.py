@@ -79,7 +79,6 @@ class BackendEntry:
     store: (module, class) of the store that it requires. Importing the module registers the
     backend.
     library: how the file name of its shared library begins (machine/provenance.py).
-    prefixes: prefixes of the environment variables that it reads; result files keep these.
     absent: what to do if this torch does not have the backend.
     since: the build of torch that has it, if there are builds for its device without it.
     lacks: what it does not support. Cases are tried anyway, since a newer release may support them:
@@ -113,7 +112,6 @@ class BackendEntry:
     module: str | None = None
     store: tuple[str, str] | None = None
     library: str = "libtorch_cpu"
-    prefixes: tuple[str, ...] = ()
     absent: str = "Install a torch that was built with it."
     since: str = ""
     lacks: tuple[Lack, ...] = ()
@@ -128,8 +126,6 @@ class BackendEntry:
         return f"{self.name} has no {lacking}" if lacking else text
 
 
-# libfabric, MPI and Level Zero lie below oneCCL.
-_ONECCL_PREFIXES = ("CCL_", "FI_", "I_MPI_")
 _BITWISE = ("band", "bor", "bxor")
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
@@ -146,7 +142,6 @@ BACKENDS: dict[str, BackendEntry] = {
             staged=True,
             forced=False,
             interfaces="GLOO_SOCKET_IFNAME",
-            prefixes=("GLOO_", "TP_"),
             workers=2,  # threads of ProcessGroupGloo::Options
             barrier_rethrows=True,  # ProcessGroupGloo.cpp, AsyncBarrierWork::run
             # ProcessGroupGloo.cpp, allgather: every output must be as large as the input.
@@ -163,7 +158,6 @@ BACKENDS: dict[str, BackendEntry] = {
             shares_device=True,
             interfaces="NCCL_SOCKET_IFNAME",
             library="libnccl",
-            prefixes=("NCCL_", "RCCL_"),
             absent="It needs a CUDA (or ROCm) build of torch: see pytorch.org.",
         ),
         BackendEntry(
@@ -171,7 +165,6 @@ BACKENDS: dict[str, BackendEntry] = {
             ("xpu",),
             ONECCL,
             library="libccl",
-            prefixes=_ONECCL_PREFIXES,
             absent="It needs an XPU build of torch 2.8 or newer: see pytorch.org.",
             since="torch 2.8 or newer",
             # From the source of torch-xpu-ops (src/xccl, torch 2.14); not tested on hardware.
@@ -188,7 +181,6 @@ BACKENDS: dict[str, BackendEntry] = {
             ONECCL,
             module="oneccl_bindings_for_pytorch",
             library="libccl",
-            prefixes=_ONECCL_PREFIXES,
             absent="Install oneccl_bindings_for_pytorch of the same minor version as torch "
             "(retired after 2.8): see docs/measure.md.",
             # Observed on CPUs with version 2.8 of the bindings, the last one. Their src/utils.cpp
@@ -204,7 +196,7 @@ BACKENDS: dict[str, BackendEntry] = {
         ),
         # The devices are those of torch's own table (Backend.backend_capability).
         BackendEntry("mpi", ("cpu", "cuda"), promised=False, on_host=True, forced=False),
-        BackendEntry("ucc", ("cpu", "cuda"), promised=False, prefixes=("UCX_",)),
+        BackendEntry("ucc", ("cpu", "cuda"), promised=False),
         BackendEntry(
             "fake",
             ("cpu", "cuda", "xpu"),
@@ -219,7 +211,6 @@ BACKENDS: dict[str, BackendEntry] = {
 }
 # The backend of a plan if none is named: every machine has it.
 DEFAULT = "gloo"
-PREFIXES = tuple(dict.fromkeys(p for entry in BACKENDS.values() for p in entry.prefixes))
 
 
 def backend_of(name: str) -> BackendEntry:

@@ -43,7 +43,7 @@ class TorchcollError(Exception):
             text += f": expected {expected}"
         if action:
             text = f"{text.rstrip('.')}. {action}"
-        super().__init__(printable(text))
+        super().__init__(printable(_masked(text)))
 
     def line(self) -> str:
         """The one line a command prints."""
@@ -240,8 +240,22 @@ def one_line(text: object) -> str:
 
 
 def tell(text: str) -> None:
-    """One line on stderr: what a program that reads stdout must not get."""
-    print(printable(text), file=sys.stderr, flush=True)
+    """One line on stderr: what a program that reads stdout must not get. Secrets are masked."""
+    print(printable(_masked(text)), file=sys.stderr, flush=True)
+
+
+def print_traceback() -> None:
+    """Print the traceback of the exception that is handled now on stderr. Secrets are masked."""
+    import traceback
+
+    sys.stderr.write(_masked(traceback.format_exc()))
+    sys.stderr.flush()
+
+
+def _masked(text: str) -> str:
+    from torchcoll.core.variables import masked  # only an error needs its expressions
+
+    return masked(text)
 
 
 def _short(value: object, limit: int = 120) -> str:

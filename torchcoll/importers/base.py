@@ -31,7 +31,7 @@ from torchcoll.core.collectives import COLLECTIVES, DTYPES, Layout, find_collect
 from torchcoll.core.errors import UnreadableError, UsageError, choice
 from torchcoll.core.result import CaseResult, Reported, Run, Verification
 from torchcoll.core.units import format_ranges
-from torchcoll.core.variables import masked
+from torchcoll.core.variables import masked, masked_texts
 
 Line = tuple[int, str]
 Value = TypeVar("Value", int, str)
@@ -423,11 +423,8 @@ def make_run(
         header=header,
         members=[dict(member) for member in members],
         results=list(results),
-        events=[
-            {k: masked(v) if isinstance(v, str) else v for k, v in event.items()}
-            for event in events
-        ],
-        end=dict(end or {"status": "complete"}),
+        events=masked_texts(events),
+        end=masked_texts(end or {"status": "complete"}),
     )
 
 

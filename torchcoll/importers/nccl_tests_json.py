@@ -146,8 +146,8 @@ def _read(
         for e in (dump if isinstance(dump, list) else [])
         if isinstance(e, str) and "=" in e
     ]
-    named = dict(e.split("=", 1) for e in texts) | set_variables
-    if variables := kept_variables(named):
+    named = dict(e.split("=", 1) for e in texts)
+    if variables := kept_variables(named) | set_variables:
         environment["variables"] = variables
     end: dict[str, Any] = {"status": "complete"}
     if cut or not data.get("end_time"):

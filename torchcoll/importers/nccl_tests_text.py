@@ -526,7 +526,7 @@ def _make_runs(output: _TestOutput, options: ImportOptions, imported: Imported) 
     environment: dict[str, Any] = {}
     if library:
         environment["libraries"] = {"nccl": f"{'RCCL' if rccl else 'NCCL'} {library}"}
-    if variables := output.messages.variables | kept_variables(set_variables):
+    if variables := output.messages.variables | set_variables:
         environment["variables"] = variables
     members = [output.members[r] for r in sorted(output.members)]
     complete = len(members) == run.ranks

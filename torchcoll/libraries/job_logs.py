@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.core.units import format_ranges
-from torchcoll.core.variables import masked, masked_value
+from torchcoll.core.variables import kept_value, masked, masked_texts
 from torchcoll.libraries.log_files import Job, LogReader
 from torchcoll.libraries.logged import LoggedCall, ranges
 from torchcoll.libraries.nccl.jobs import NcclCommunicator, NcclJob
@@ -41,24 +41,13 @@ class JobLog:
 def job_log(job: Job) -> JobLog:
     """The facts and tables of one job."""
     log = _nccl_log(job) if isinstance(job, NcclJob) else _oneccl_log(job)
-    log.facts = {
-        name: _masked(value) for name, value in log.facts.items() if value not in (None, "", [])
-    }
-    log.tables = {
-        table: [{name: _masked(value) for name, value in row.items()} for row in rows]
-        for table, rows in log.tables.items()
-        if rows
-    }
+    log.facts = masked_texts({k: v for k, v in log.facts.items() if v not in (None, "", [])})
+    log.tables = {table: masked_texts(rows) for table, rows in log.tables.items() if rows}
     warnings = log.warnings
     log.warnings = Counter()
     for text, count in warnings.items():
         log.warnings[masked(text)] += count
     return log
-
-
-def _masked(value: Any) -> Any:
-    """``value``; of a text, without what is or may be a secret."""
-    return masked(value) if isinstance(value, str) else value
 
 
 def file_rows(readers: Sequence[LogReader]) -> list[Row]:
@@ -112,10 +101,13 @@ def _nccl_log(job: NcclJob) -> JobLog:
     for process in processes:
         for name, value in process.variables.items():
             variables.setdefault(name, {})[value] = None
-    named = {
-        name: masked_value(name, " or ".join(values)) for name, values in sorted(variables.items())
-    }
+    named = {name: _several_values(name, values) for name, values in sorted(variables.items())}
     return JobLog(facts, named, tables, job.warnings, job.files)
+
+
+def _several_values(name: str, values: Iterable[str]) -> str:
+    """The values of a variable as they may be shown."""
+    return _values(kept_value(name, value) for value in values)
 
 
 def _values(texts: Iterable[str]) -> str:
@@ -229,7 +221,7 @@ def _oneccl_log(job: oneccl.OneCclJob) -> JobLog:
             changed.setdefault(name, ({}, default))[0][value] = None
     # A rank's local number and the number of local ranks are not settings.
     variables = {
-        name: f"{masked_value(name, ' or '.join(values))} (default {default})"
+        name: f"{_several_values(name, values)} (default {default})"
         for name, (values, default) in sorted(changed.items())
         if name not in ("CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")
     }

@@ -94,7 +94,6 @@ Check = Callable[[Facts], Iterable[Finding]]
 CHECKS: tuple[Check, ...] = (
     *traps.HOST_CHECKS,
     *traps.VARIABLE_CHECKS,
-    *traps.SETTING_CHECKS,
     *traps.NAME_CHECKS,
 )
 

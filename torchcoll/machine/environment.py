@@ -13,14 +13,12 @@ from typing import Any
 
 from torchcoll.core.backends import NCCL, ONECCL, BackendEntry
 from torchcoll.core.units import format_ranges
-from torchcoll.core.variables import kept_variables
+from torchcoll.core.variables import JOB, kept_variables, kind_of
 from torchcoll.machine.devices import Device
 from torchcoll.machine.launcher import Launch
 
 # Variables that differ in every run and have no information.
 _OF_LAUNCH = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "NCCL_DEBUG_FILE")
-# Prefixes of launchers' variables, which always differ from rank to rank.
-_LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PALS_", "PBS_", "FLUX_", "JSM_")
 
 
 def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -43,11 +41,15 @@ def hostname() -> str:
 def differences(
     rank_variables: Mapping[str, str], reference: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """The variables of a rank whose values differ from ``reference``, rank 0's; None if not set."""
+    """The variables of a rank whose values differ from ``reference``, rank 0's; None if not set.
+
+    Launchers' variables always differ from rank to rank, except for the address of the meeting.
+    """
     return {
         name: rank_variables.get(name)
         for name in sorted({*rank_variables, *reference})
-        if rank_variables.get(name) != reference.get(name) and not name.startswith(_LAUNCHERS)
+        if rank_variables.get(name) != reference.get(name)
+        and (kind_of(name) != JOB or name.startswith("MASTER_"))
     }
 
 

@@ -1,4 +1,4 @@
-"""Finds settings that make calls slow or hang, which no table of times can show.
+"""The table of settings that make a run hang, slow it, or measure something else than was meant.
 
 ``torchcoll doctor`` reports them before a run. A run records the findings for its backends on each
 host, so that its verdict and every comparison with it can name them.
@@ -7,26 +7,17 @@ host, so that its verdict and every comparison with it can name them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torchcoll.core.backends import NCCL, ONECCL, of_family
+from torchcoll.core.variables import kept_value
+from torchcoll.libraries.oneccl.variables import ALGORITHMS
 
 _NCCL, _ONECCL = of_family(NCCL), of_family(ONECCL)
 _WITHOUT_MPI = ("torchrun", "RANK and WORLD_SIZE")
 _WITH_MPI = ("Open MPI", "Intel MPI", "MPICH", "MPI", "PALS")
-# Variable -> (pattern of the values that slow calls down, their effect).
-_SLOW = {
-    "CUDA_LAUNCH_BLOCKING": (r"[^0].*", "every kernel is waited for"),
-    "TORCH_DISTRIBUTED_DEBUG": (r"(?i)detail", "every collective is checked over gloo before"),
-    "TORCH_NCCL_BLOCKING_WAIT": (r"[^0].*", "every wait blocks the host"),
-    "TORCH_NCCL_NAN_CHECK": (r"[^0].*", "every input is searched for NaN"),
-    "NCCL_DEBUG": (r"(?i)trace", "every call is logged"),
-    "NCCL_CHECK_POINTERS": (r"[^0].*", "every pointer is checked"),
-    "CCL_LOG_LEVEL": (r"(?i)debug|trace", "every call is logged"),
-    # DLcomm's docs/fixes/05: with it calls return when they are complete, else when enqueued.
-    "CCL_OP_SYNC": (r"[^0].*", "every call is waited for"),
-}
+_NCCL_SWITCH = "TORCH_DIST_USE_NCCL2"
 
 
 @dataclass(frozen=True)
@@ -38,6 +29,7 @@ class Finding:
     what, why, action: what was found, its effect, and what to do about it.
     backends: the only backends that it affects; () for all. If none of them can be used here the
         doctor reports it as a note.
+    variables: the environment variables that it is about; () for a trap that is no setting.
     """
 
     name: str
@@ -46,6 +38,7 @@ class Finding:
     why: str
     action: str
     backends: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +50,9 @@ class Settings:
     ranks: number of ranks on the host.
     cores: number of cores that they may use together.
     ccl_on_cpu: oneCCL of the bindings communicates CPU tensors.
+    torch: torch's version; '' without torch.
+    gpu_build: ``cuda`` or ``hip`` if torch was built for GPUs of that kind, else ''.
+    has_gpu: torch sees such a GPU.
     """
 
     environ: Mapping[str, str]
@@ -64,48 +60,252 @@ class Settings:
     ranks: int
     cores: int
     ccl_on_cpu: bool
+    torch: str = ""
+    gpu_build: str = ""
+    has_gpu: bool = False
+
+    @property
+    def torch_version(self) -> tuple[int, ...]:
+        return tuple(int(number) for number in re.findall(r"\d+", self.torch)[:2])
+
+    @property
+    def visible(self) -> int:
+        """How many devices ZE_AFFINITY_MASK shows."""
+        mask = self.environ.get("ZE_AFFINITY_MASK", "")
+        return len({item.strip() for item in mask.split(",") if item.strip()})
+
+
+@dataclass(frozen=True)
+class Trap:
+    """A row of the table.
+
+    name, severity, backends: of the finding.
+    values: variable -> pattern of the values that are a trap; a variable that is not set has ''.
+    why, action: of the finding. ``{}`` in texts are fields of Settings.
+    when: whether it is a trap in these circumstances.
+    what: of the finding; ``{settings}`` stands for ``NAME=value`` of each variable that matches.
+    """
+
+    name: str
+    severity: str
+    values: Mapping[str, str]
+    why: str
+    action: str
+    backends: tuple[str, ...] = ()
+    when: Callable[[Settings], bool] = lambda settings: True
+    what: str = "{settings} in the environment"
+
+
+def _workers_lack_cores(settings: Settings) -> bool:
+    # Measured with 2 ranks on 2 cores: 24.7 ms instead of 57 us at 1 KiB, and 29.3 ms instead of
+    # 516 us at 1 MiB. Under mpirun oneCCL disables its workers itself.
+    return (
+        settings.ccl_on_cpu
+        and settings.ranks > 1
+        and settings.ranks * 2 > settings.cores
+        and settings.launcher not in _WITH_MPI
+    )
+
+
+def _uses_nccl2(settings: Settings) -> bool:
+    # torch/distributed/distributed_c10d.py of 2.14 and 2.15.
+    value = settings.environ.get(_NCCL_SWITCH)
+    return value != "0" if settings.torch_version >= (2, 15) else value == "1"
+
+
+def hiding_variable(environ: Mapping[str, str], gpu_build: str) -> str | None:
+    """The variable that hides every GPU; None if none does.
+
+    CUDA reads the list up to the first index that does not exist, so -1 hides all GPUs.
+    """
+    for name in MASKS[: 3 if gpu_build == "hip" else 1]:
+        value = environ.get(name)
+        if value is not None and (not value.strip() or value.strip().startswith(("-1", "NoDev"))):
+            return name
+    return None
+
+
+MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_ON = "[^0].*"
+_SLOW = {
+    "CUDA_LAUNCH_BLOCKING": (_ON, "every kernel is waited for"),
+    "TORCH_DISTRIBUTED_DEBUG": ("(?i)detail", "every collective is checked over gloo before"),
+    "TORCH_NCCL_BLOCKING_WAIT": (_ON, "every wait blocks the host"),
+    "TORCH_NCCL_NAN_CHECK": (_ON, "every input is searched for NaN"),
+    "NCCL_DEBUG": ("(?i)trace", "every call is logged"),
+    "NCCL_CHECK_POINTERS": (_ON, "every pointer is checked"),
+    "CCL_LOG_LEVEL": ("(?i)debug|trace", "every call is logged"),
+    # DLcomm's docs/fixes/05: with it calls return when they are complete, else when enqueued.
+    "CCL_OP_SYNC": (_ON, "every call is waited for"),
+}
+_FORCING_NCCL = (
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_NTHREADS",
+    "NCCL_BUFFSIZE",
+    "NCCL_MIN_CTAS",
+    "NCCL_MAX_CTAS",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_TUNER_PLUGIN",
+    "NCCL_GRAPH_FILE",
+    "NCCL_TOPO_FILE",
+    "NCCL_LAUNCH_MODE",
+)
+_OFF = {
+    "NCCL_P2P_DISABLE": _ON,
+    "NCCL_IB_DISABLE": _ON,
+    "NCCL_SHM_DISABLE": _ON,
+    "NCCL_NVB_DISABLE": _ON,
+    "NCCL_PXN_DISABLE": _ON,
+    "NCCL_NET_DISABLE_INTRA": _ON,
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_CUMEM_ENABLE": "0",
+}
+
+TRAPS = (
+    Trap(  # Each rank becomes its own MPI world. Measured: the ranks hang until the limit of 60 s.
+        "ccl_atl_transport",
+        "error",
+        {"CCL_ATL_TRANSPORT": "mpi"},
+        "oneCCL waits for an MPI that nobody started: the first collective hangs.",
+        "Unset it, or set ofi; or start with mpirun.",
+        _ONECCL,
+        lambda settings: settings.launcher in _WITHOUT_MPI,
+        "{settings}, and the ranks were started by {launcher}",
+    ),
+    Trap(
+        "ccl_worker_offload",
+        "warning",
+        {"CCL_WORKER_OFFLOAD": "(?!0$).*"},
+        "Each rank of ccl spins a worker besides itself: calls can take 100 times as long.",
+        "Set CCL_WORKER_OFFLOAD=0.",
+        _ONECCL,
+        _workers_lack_cores,
+        "CCL_WORKER_OFFLOAD is not 0 with {ranks} ranks on {counted_cores}",
+    ),
+    *(
+        Trap(
+            "slowed",
+            "warning",
+            {name: pattern},
+            f"With it {effect}: times are longer than training's.",
+            "Unset it to measure.",
+            _NCCL if "NCCL" in name else _ONECCL if name.startswith("CCL") else (),
+        )
+        for name, (pattern, effect) in _SLOW.items()
+    ),
+    *(
+        Trap(
+            "forced",
+            "warning",
+            dict.fromkeys(names, ".+"),
+            "The library does not choose by itself: this colours every number.",
+            "Unset it, unless it is what you measure.",
+            backends,
+        )
+        for names, backends in ((_FORCING_NCCL, _NCCL), (ALGORITHMS, _ONECCL))
+    ),
+    Trap(
+        "switched_off",
+        "warning",
+        _OFF,
+        "A transport that the machine may have is not used: bandwidth is not the machine's.",
+        "Unset it; it is often left over from looking for a fault.",
+        _NCCL,
+    ),
+    Trap(  # 'comm_dev_uuids is not sub-vector of node_dev_uuids': uxlfoundation/oneCCL#217,
+        # vllm-project/vllm#53076.
+        "ze_affinity_mask",
+        "error",
+        {"ZE_AFFINITY_MASK": ".+"},
+        "oneCCL must see every device of the communicator in each process: it hangs or fails.",
+        "Unset it; each rank takes its device by its local rank.",
+        _ONECCL,
+        lambda settings: 0 < settings.visible < settings.ranks,
+        "{settings} shows {visible} of the devices of {ranks} ranks",
+    ),
+    *(
+        Trap(
+            "hidden_devices",
+            "warning",
+            {name: ".*"},
+            "nccl cannot be used.",
+            f"Unset {name}.",
+            (),
+            lambda settings, name=name: (  # type: ignore[misc]
+                bool(settings.gpu_build)
+                and hiding_variable(settings.environ, settings.gpu_build) == name
+            ),
+            "{settings} hides every GPU",
+        )
+        for name in MASKS
+    ),
+    Trap(
+        "nccl_implementation",
+        "note",
+        {_NCCL_SWITCH: ".+"},
+        "torch {torch} does not read it.",
+        "Unset it.",
+        (),
+        lambda settings: settings.has_gpu and settings.torch_version < (2, 14),
+        "{settings}",
+    ),
+    *(
+        Trap(
+            "nccl_implementation",
+            "note",
+            {_NCCL_SWITCH: ".*"},
+            f"Backend nccl of torch {{torch}} is {implementation}.",
+            "Compare runs of one implementation only; 0 and 1 choose.",
+            (),
+            lambda settings, new=new: (  # type: ignore[misc]
+                settings.has_gpu
+                and settings.torch_version >= (2, 14)
+                and _uses_nccl2(settings) is new
+            ),
+            "{settings}",
+        )
+        for new, implementation in (
+            (True, "ProcessGroupNCCL2, which connects eagerly"),
+            (False, "the one of earlier torch"),
+        )
+    ),
+)
 
 
 def setting_traps(settings: Settings) -> Iterator[Finding]:
     """Yield the traps in one host's settings."""
-    # Each rank becomes its own MPI world. Measured: the ranks hang until the limit of 60 s.
-    if settings.environ.get("CCL_ATL_TRANSPORT") == "mpi" and settings.launcher in _WITHOUT_MPI:
+    cores = f"{settings.cores} core{'s' if settings.cores > 1 else ''}"
+    for trap in TRAPS:
+        names = tuple(
+            name
+            for name, pattern in trap.values.items()
+            if re.fullmatch(pattern, settings.environ.get(name, ""))
+        )
+        if not names or not trap.when(settings):
+            continue
+        fields = {
+            "settings": ", ".join(_assignment(settings.environ, name) for name in names),
+            "launcher": settings.launcher,
+            "ranks": settings.ranks,
+            "visible": settings.visible,
+            "counted_cores": cores,
+            "torch": settings.torch,
+        }
         yield Finding(
-            "ccl_atl_transport",
-            "error",
-            f"CCL_ATL_TRANSPORT=mpi, and the ranks were started by {settings.launcher}",
-            "oneCCL waits for an MPI that nobody started: the first collective hangs.",
-            "Unset it, or set ofi; or start with mpirun.",
-            _ONECCL,
+            trap.name,
+            trap.severity,
+            trap.what.format_map(fields),
+            trap.why.format_map(fields),
+            trap.action,
+            trap.backends,
+            names,
         )
 
-    # Measured with 2 ranks on 2 cores: 24.7 ms instead of 57 us at 1 KiB, and 29.3 ms instead of
-    # 516 us at 1 MiB. Under mpirun oneCCL disables its workers itself.
-    if (
-        settings.ccl_on_cpu
-        and settings.environ.get("CCL_WORKER_OFFLOAD") != "0"
-        and settings.ranks > 1
-        and settings.ranks * 2 > settings.cores
-        and settings.launcher not in _WITH_MPI
-    ):
-        cores = f"{settings.cores} core{'s' if settings.cores > 1 else ''}"
-        yield Finding(
-            "ccl_worker_offload",
-            "warning",
-            f"CCL_WORKER_OFFLOAD is not 0 with {settings.ranks} ranks on {cores}",
-            "Each rank of ccl spins a worker besides itself: calls can take 100 times as long.",
-            "Set CCL_WORKER_OFFLOAD=0.",
-            _ONECCL,
-        )
 
-    for name, (values, effect) in _SLOW.items():
-        value = settings.environ.get(name, "")
-        if re.fullmatch(values, value):
-            yield Finding(
-                "slowed",
-                "warning",
-                f"{name}={value} in the environment",
-                f"With it {effect}: times are longer than training's.",
-                "Unset it to measure.",
-                _NCCL if "NCCL" in name else _ONECCL if name.startswith("CCL") else (),
-            )
+def _assignment(environ: Mapping[str, str], name: str) -> str:
+    """``NAME=value``, ``NAME=''`` or ``NAME is unset``."""
+    if name not in environ:
+        return f"{name} is unset"
+    return f"{name}={kept_value(name, environ[name]) or chr(39) * 2}"

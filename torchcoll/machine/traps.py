@@ -5,8 +5,7 @@ They find traps of the host, the container, the installation, misspelt names and
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from torchcoll.core.backends import BACKENDS, NCCL, ONECCL, minor_version, of_family
 from torchcoll.core.shared_cores import oversubscribed_hosts
@@ -16,8 +15,8 @@ from torchcoll.libraries.nccl import variables as nccl
 from torchcoll.libraries.oneccl import variables as oneccl
 from torchcoll.machine.doctor_facts import IPEX, Facts, rank_device
 from torchcoll.machine.placement import interface_problem, matching
-from torchcoll.machine.setting_traps import Finding, Settings, setting_traps
-from torchcoll.machine.usable import MASKS, ccl_on_cpu, hiding, nccl_version
+from torchcoll.machine.setting_traps import MASKS, Finding, Settings, setting_traps
+from torchcoll.machine.usable import ccl_on_cpu, nccl_version
 
 _NCCL, _ONECCL = of_family(NCCL), of_family(ONECCL)
 
@@ -309,82 +308,20 @@ def names_of_other_versions(facts: Facts) -> Iterator[Finding]:
 NAME_CHECKS = (interface_names, rdma_names, unknown_names, names_of_other_versions)
 
 
-_FORCING = (
-    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_MIN_CTAS"),
-    *("NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_TUNER_PLUGIN"),
-    *("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_LAUNCH_MODE"),
-)
-_OFF = (
-    *("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVB_DISABLE"),
-    *("NCCL_PXN_DISABLE", "NCCL_NET_DISABLE_INTRA"),
-)
-
-
-def _set(facts: Facts, names: Iterable[str]) -> list[str]:
-    """``NAME=value`` for each of the names that is set."""
-    return [f"{n}={facts.environ[n]}" for n in names if facts.environ.get(n)]
-
-
-def forced(facts: Facts) -> Iterator[Finding]:
-    for names, backends in ((_FORCING, _NCCL), (oneccl.ALGORITHMS, _ONECCL)):
-        assignments = _set(facts, names)
-        if assignments:
-            yield Finding(
-                "forced",
-                "warning",
-                f"{', '.join(assignments)} in the environment",
-                "The library does not choose by itself: this colours every number.",
-                "Unset it, unless it is what you measure.",
-                backends,
-            )
-
-
-def switched_off(facts: Facts) -> Iterator[Finding]:
-    assignments = [text for text in _set(facts, _OFF) if not text.endswith("=0")]
-    assignments += [
-        t for t in _set(facts, ("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE")) if t[-2:] == "=0"
-    ]
-    if assignments:
-        yield Finding(
-            "switched_off",
-            "warning",
-            f"{', '.join(assignments)} in the environment",
-            "A transport that the machine may have is not used: bandwidth is not the machine's.",
-            "Unset it; it is often left over from looking for a fault.",
-            _NCCL,
-        )
-
-
 def settings(facts: Facts) -> Iterator[Finding]:
-    launch = facts.launch
-    on_cpu = ccl_on_cpu(facts)
+    torch, launch = facts.torch or {}, facts.launch
     yield from setting_traps(
-        Settings(facts.environ, launch.launcher, launch.local_ranks, facts.host_cores, on_cpu)
-    )
-
-
-SETTING_CHECKS = (forced, switched_off, settings)
-
-
-def _version(text: object) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", str(text))[:2])
-
-
-def ze_affinity_mask(facts: Facts) -> Iterator[Finding]:
-    # 'comm_dev_uuids is not sub-vector of node_dev_uuids': uxlfoundation/oneCCL#217,
-    # vllm-project/vllm#53076.
-    mask = facts.environ.get("ZE_AFFINITY_MASK", "")
-    seen = {item.strip() for item in mask.split(",") if item.strip()}
-    if seen and len(seen) < facts.launch.local_ranks:
-        yield Finding(
-            "ze_affinity_mask",
-            "error",
-            f"ZE_AFFINITY_MASK={mask} shows {len(seen)} of the devices of "
-            f"{facts.launch.local_ranks} ranks",
-            "oneCCL must see every device of the communicator in each process: it hangs or fails.",
-            "Unset it; each rank takes its device by its local rank.",
-            _ONECCL,
+        Settings(
+            facts.environ,
+            launch.launcher,
+            launch.local_ranks,
+            facts.host_cores,
+            ccl_on_cpu(facts),
+            str(torch.get("version") or ""),
+            next((kind for kind in ("hip", "cuda") if torch.get(kind)), ""),
+            bool(facts.devices("cuda")),
         )
+    )
 
 
 def nccl_debug_subsys(facts: Facts) -> Iterator[Finding]:
@@ -409,37 +346,6 @@ def nccl_debug_subsys(facts: Facts) -> Iterator[Finding]:
             "It replaces the default INIT,BOOTSTRAP,ENV: the log does not tell ranks and channels.",
             f"export NCCL_DEBUG_SUBSYS=INIT,ENV,{names}",
         )
-
-
-def hidden_devices(facts: Facts) -> Iterator[Finding]:
-    text = hiding(facts)
-    if text and (facts.torch.get("cuda") or facts.torch.get("hip")):
-        yield Finding(
-            "hidden_devices",
-            "warning",
-            f"{text} hides every GPU",
-            "nccl cannot be used.",
-            f"unset {text.split('=')[0]}",
-        )
-
-
-def nccl_implementation(facts: Facts) -> Iterator[Finding]:
-    # torch/distributed/distributed_c10d.py of 2.14 and 2.15.
-    value = facts.environ.get("TORCH_DIST_USE_NCCL2")
-    version = _version(facts.torch.get("version"))
-    if not facts.devices("cuda") or (version < (2, 14) and value is None):
-        return
-    new = value != "0" if version >= (2, 15) else value == "1"
-    setting = (
-        f"TORCH_DIST_USE_NCCL2={value}" if value is not None else "TORCH_DIST_USE_NCCL2 is unset"
-    )
-    if version < (2, 14):
-        why, action = f"torch {facts.torch['version']} does not read it.", "Unset it."
-    else:
-        which = "ProcessGroupNCCL2, which connects eagerly" if new else "the one of earlier torch"
-        why = f"Backend nccl of torch {facts.torch['version']} is {which}."
-        action = "Compare runs of one implementation only; 0 and 1 choose."
-    yield Finding("nccl_implementation", "note", setting, why, action)
 
 
 def omp_num_threads(facts: Facts) -> Iterator[Finding]:
@@ -469,7 +375,4 @@ def preloaded(facts: Facts) -> Iterator[Finding]:
             )
 
 
-VARIABLE_CHECKS = (
-    *(ze_affinity_mask, nccl_debug_subsys),
-    *(hidden_devices, nccl_implementation, omp_num_threads, preloaded),
-)
+VARIABLE_CHECKS = (settings, nccl_debug_subsys, omp_num_threads, preloaded)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torchcoll.core.backends import BACKENDS, DEFAULT, NCCL, BackendEntry, bindings_advice
 from torchcoll.machine.doctor_facts import Facts
+from torchcoll.machine.setting_traps import hiding_variable
 
 _XPU_INDEX = "https://download.pytorch.org/whl/xpu"  # XPU builds are not on PyPI
 
@@ -76,9 +77,9 @@ def _why_no_cuda(facts: Facts) -> tuple[str, str]:
             f"this torch {version} has neither CUDA nor ROCm",
             "no action needed: no NVIDIA or AMD GPU here",
         )
-    hidden = hiding(facts)
+    hidden = hiding_variable(facts.environ, "hip" if torch.get("hip") else "cuda")
     if hidden:
-        return f"{hidden} hides all devices", f"unset {hidden.split('=')[0]}"
+        return f"{hidden}={facts.environ[hidden]!r} hides all devices", f"unset {hidden}"
     vendor = "AMD" if torch.get("hip") else "NVIDIA"
     reason = _no_driver(facts, vendor)
     return reason or (
@@ -100,21 +101,6 @@ def _no_driver(facts: Facts, vendor: str) -> tuple[str, str] | None:
         action = f"load the driver; start a container with {options[vendor]}"
         return f"the host has {vendor} GPUs, but this process has no device files of theirs", action
     return f"no {vendor} GPU on this host", "nothing, or ask the scheduler for one (--gpus, gres)"
-
-
-MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-
-
-def hiding(facts: Facts) -> str | None:
-    """The variable that hides every GPU, like ``CUDA_VISIBLE_DEVICES=''``; None if none does.
-
-    CUDA reads the list up to the first index that does not exist, so -1 hides all GPUs.
-    """
-    for name in MASKS[: 3 if facts.torch.get("hip") else 1]:
-        value = facts.environ.get(name)
-        if value is not None and (not value.strip() or value.strip().startswith(("-1", "NoDev"))):
-            return f"{name}={value!r}"
-    return None
 
 
 def _why_no_xpu(facts: Facts) -> tuple[str, str]:

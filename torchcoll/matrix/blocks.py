@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.shell import Name, assignments
-from torchcoll.core.variables import masked_value, masked_words
+from torchcoll.core.shell import Name, assignments, named
+from torchcoll.core.variables import SET_ON_PURPOSE, masked_variables, masked_words
 from torchcoll.libraries.known_variables import FORCING, unknown_variables
 from torchcoll.matrix.axes import (
     AXES_OF_LIBRARIES,
@@ -71,8 +71,8 @@ class RunPlan:
         return argv
 
     def environment(self, cell: Cell, environ: Mapping[str, str]) -> dict[str, str]:
-        """The caller's with the cell's."""
-        environment = dict(environ)
+        """The caller's with the cell's, and the names of the latter: nobody forgot them."""
+        environment = {**environ, SET_ON_PURPOSE: ",".join(cell.variables)}
         for name, value in cell.variables.items():
             if value is None:
                 environment.pop(name, None)
@@ -187,5 +187,5 @@ def _warnings(cells: Sequence[Cell], environ: Mapping[str, str]) -> Iterator[str
 
 def command_line(argv: Sequence[str], variables: Mapping[Name, str | None]) -> str:
     """As it can be typed, but for secrets: ``env -u NCCL_PROTO NCCL_ALGO=Ring torchrun ...``."""
-    shown = {n: v if v is None else masked_value(n, v) for n, v in variables.items()}
+    shown = named(masked_variables(variables))
     return " ".join(filter(None, [assignments(shown), shlex.join(masked_words(argv))]))

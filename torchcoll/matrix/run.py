@@ -189,7 +189,7 @@ def _without_secrets(text: str, job: PlannedRun, argv: Sequence[str]) -> str:
             ]
     for secret in sorted(given, key=len, reverse=True):
         text = text.replace(secret, MASK)
-    return "\n".join(map(masked, text.split("\n")))
+    return masked(text)
 
 
 def labels_of(job: PlannedRun, recorded: Recorded) -> dict[str, str]:

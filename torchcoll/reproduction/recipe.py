@@ -14,15 +14,10 @@ from torchcoll.core.result import Run
 from torchcoll.core.shell import Name, named
 from torchcoll.core.spec import BUFFERS, MODES, Spec
 from torchcoll.core.units import counted, format_size
-from torchcoll.core.variables import MASK
+from torchcoll.core.variables import MASK, SETTINGS, kind_of
 from torchcoll.libraries.known_variables import names_file
 from torchcoll.matrix.blocks import command_line
 
-# Variables of these prefixes change how a collective runs. What launchers set is not among them.
-_SETTINGS = (
-    *("NCCL_", "RCCL_", "CCL_", "FI_", "UCX_", "GLOO_", "TORCH_GLOO_", "TORCH_NCCL_", "TP_"),
-    *("OMP_NUM_THREADS", "KMP_", "CUDA_DEVICE_MAX_CONNECTIONS", "HSA_", "I_MPI_", "ZE_"),
-)
 # torchrun sets these itself, or they belong to one run.
 _OF_LAUNCHERS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_DEBUG_FILE", "GLOO_SOCKET_IFNAME"}
 # Options of one run, which the rerun sets itself, and whether a value follows.
@@ -328,7 +323,7 @@ def _settings(recorded: Mapping[str, str]) -> tuple[dict[Name, str], list[str]]:
     variables: dict[Name, str] = {}
     masked = []
     for name, value in sorted(named(recorded).items()):
-        if not name.startswith(_SETTINGS) or name in _OF_LAUNCHERS:
+        if kind_of(name) != SETTINGS or name in _OF_LAUNCHERS:
             continue
         if MASK in value:
             masked.append(name)
@@ -346,7 +341,7 @@ def unset_settings(recipe: Recipe, environ: Mapping[str, str]) -> Recipe:
     extra = {
         name: None
         for name in sorted(named(environ))
-        if name.startswith(_SETTINGS) and name not in kept
+        if kind_of(name) == SETTINGS and name not in kept
     }
     return replace(recipe, variables={**recipe.variables, **extra})
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torchcoll.core.backends import NCCL, ONECCL, of_family
 from torchcoll.core.errors import UsageError
+from torchcoll.core.variables import MASK
 from torchcoll.stats.matching import Pair
 from torchcoll.stats.sides import (
     NOT_KNOWN,
@@ -57,11 +58,15 @@ def differences_of(base: Side, new: Side) -> list[Difference]:
 
 
 def unknown_of(base: Side, new: Side) -> list[str]:
-    """What only one side tells: it may differ or not."""
+    """What only one side tells, and values that both sides withhold: they may differ or not."""
+    ours, theirs = values_by_name(base), values_by_name(new)
+    withheld = [name for name in ours if MASK in ours[name] and MASK in theirs.get(name, ())]
     lines = []
     for side, names in zip((base, new), _unknown_names(base, new), strict=True):
         if names:
             lines.append(f"{side.name} does not tell {', '.join(names)}: it may differ")
+    if withheld:
+        lines.append(f"both sides withhold the value of {', '.join(withheld)}: it may differ")
     return lines
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from operator import itemgetter
@@ -35,6 +35,7 @@ METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
 
 UNTIL_PRECISE = "until precise"  # without -n
 NOT_KNOWN = "not known"  # a variable of a run that tells none
+UNSET = "unset"
 _ENVIRONMENT = "environment"  # of an imported file: "whole" if it has all variables that were set
 # Settings that torchcoll records in lower case, and what a run had that does not record them: gloo
 # has no configuration of communicators, and earlier versions could not set one.
@@ -122,9 +123,12 @@ class Side(OneLine):
         """True where torchcoll itself measured all of it."""
         return bool(self.runs) and not any(run.source for run in self.runs)
 
-    @property
-    def slowing_settings(self) -> list[str]:
-        """What slowed the backends of its cases, as its runs recorded it: a sentence each."""
+    def traps(self, compared: Collection[str] = ()) -> list[str]:
+        """Settings that are traps for the backends of its cases, as its runs recorded them.
+
+        compared: variables that the sides have set to different values; a trap of these alone is
+        the subject of the comparison.
+        """
         cases = [result.case for result in self.results]
         if self.only:
             dimension, value = self.only
@@ -136,6 +140,7 @@ class Side(OneLine):
             for event in events
             if event.get("kind") == "setting"
             and (not event.get("backends") or backends & set(event["backends"]))
+            and not ((event.get("variables") or ()) and {*event["variables"]} <= {*compared})
         ]
         return list(dict.fromkeys(texts))
 
@@ -409,4 +414,4 @@ def value_of_fact(facts: Mapping[str, str], name: str) -> str:
         return SETTINGS[name]
     records_variables = name in NCCL_CHOICES and any(other.startswith("NCCL_") for other in facts)
     records_variables |= "torch" in facts or _ENVIRONMENT in facts
-    return "unset" if records_variables or not name.isupper() else NOT_KNOWN
+    return UNSET if records_variables or not name.isupper() else NOT_KNOWN

@@ -31,6 +31,7 @@ import torch.distributed as dist
 
 from torchcoll.core.errors import UnavailableError, UsageError, one_line
 from torchcoll.core.traffic import Group, Traffic, records_of
+from torchcoll.core.variables import masked
 from torchcoll.training.capture_file import NO_ROOM, CaptureFile, open_rank_file, print_warning
 from torchcoll.training.decode import Schema, tensors
 from torchcoll.training.device_times import DeviceTimes
@@ -145,7 +146,7 @@ def capture(
         traffic.end = {"status": "complete"}
     except BaseException as error:
         status = "failed" if isinstance(error, Exception) else "interrupted"
-        message = one_line(error)[:_LONGEST_MESSAGE]
+        message = masked(one_line(error))[:_LONGEST_MESSAGE]
         traffic.end = {"status": status, "reason": type(error).__name__, "message": message}
         ended_by = error
         raise

@@ -46,6 +46,7 @@ from torchcoll.core.checksums import LineWriter
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.opening import open_to_write
 from torchcoll.core.traffic import POINT_TO_POINT, Group
+from torchcoll.core.variables import masked
 from torchcoll.training.capture_file import NO_ROOM, warn
 
 _FOR_THE_END = 4096  # bytes of the texts that names leave free
@@ -318,7 +319,7 @@ def _offset(serial: int) -> int:
 
 
 def _text(error: BaseException) -> str:
-    return one_line(f"{type(error).__name__}: {error}")[:_LONGEST_TEXT]
+    return masked(one_line(f"{type(error).__name__}: {error}"))[:_LONGEST_TEXT]
 
 
 def _warn_no_room(path: Path, error: Exception) -> None:
