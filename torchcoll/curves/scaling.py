@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchcoll.comparison.results import is_right, runs_of
+from torchcoll.comparison.results import runs_of
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import LIKELY
@@ -39,11 +39,9 @@ def describe_unusable(files: Side) -> tuple[str, str]:
 def exclusion_reason(item: Measured) -> str:
     """Why a case is in no curve."""
     row, reported = item.row, item.result.reported
-    if row.status != "ok":
-        reason = row.reason.partition(LIKELY)[0]
-        return f"{row.status} ({reason})" if reason else row.status
-    if row.verified == "wrong":
-        return "wrong"
+    if not row.is_right:
+        reason = row.reason.partition(LIKELY)[0] if row.outcome == row.status else ""
+        return f"{row.outcome} ({reason})" if reason else row.outcome
     if not row.ranks:
         return "without a number of ranks"
     return "first calls alone" if reported and reported.first_call_ns else "without a time"
@@ -339,7 +337,9 @@ def _fits(drafts: Sequence[_Draft]) -> list[list[GrowthFit]]:
 
 def _notes(files: Side, curves: Sequence[RanksCurve]) -> list[str]:
     notes = []
-    bad = Counter(exclusion_reason(m) for m in files.measured("time", Reading()) if not is_right(m))
+    bad = Counter(
+        exclusion_reason(m) for m in files.measured("time", Reading()) if not m.row.is_right
+    )
     notes += [f"in no curve: {counted(number, 'case')} {why}" for why, number in bad.items()]
     if any(point.ranks == 1 for curve in curves for point in curve.points):
         notes.append("1 rank communicates nothing: it is in no fit")

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.comparison.results import is_right
 from torchcoll.core.errors import UnusableError, UsageError, choice
 from torchcoll.core.plausibility import device_of, summarise_run
 from torchcoll.core.result import CaseResult, Run
@@ -135,12 +134,12 @@ def _line(side: str, values: dict[str, Any], items: Sequence[Measured]) -> PlotL
     line = PlotLine(side, values, rows=[item.row for item in items])
     for size_bytes in sorted({item.row.size_bytes for item in items}):
         of_size = [item for item in items if item.row.size_bytes == size_bytes]
-        right = [item for item in of_size if is_right(item)]
+        right = [item for item in of_size if item.row.is_right]
         if right:
             line.points.append(_point(size_bytes, right))
         if len(right) < len(of_size):
             line.doubted.append(
-                _point(size_bytes, [item for item in of_size if not is_right(item)])
+                _point(size_bytes, [item for item in of_size if not item.row.is_right])
             )
     return line
 
@@ -260,9 +259,7 @@ def _draw(left: Axes, right: Axes, line: PlotLine, name: str, style: dict[str, A
 
 
 def _doubt(row: Any) -> str:
-    if row.verified == "wrong":
-        return "wrong"
-    return "" if row.status == "ok" else str(row.status)
+    return "" if row.is_right else str(row.outcome)
 
 
 def _bandwidth_axis(axis: Axes, lines: Sequence[PlotLine]) -> None:

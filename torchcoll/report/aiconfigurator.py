@@ -141,8 +141,8 @@ def _check_system(values: Sequence[str], what: str) -> None:
 
 def _unfit(row: Row, loaded: bool) -> str:
     """Returns why the table has no place for a case; '' if it does."""
-    if row.status != "ok" or row.median_ns is None:
-        return row.status if row.status != "ok" else "no time"
+    if not row.is_right or row.median_ns is None:
+        return row.outcome if not row.is_right else "no time"
     if row.backend not in _LIBRARIES:
         return f"{row.backend} is neither NCCL nor oneCCL"
     if row.collective not in _OPS:

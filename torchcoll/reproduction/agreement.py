@@ -24,8 +24,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scipy import stats as distributions
-
+from torchcoll.stats.distributions import t_p_value, t_quantile
 from torchcoll.stats.holm import holm
 from torchcoll.stats.matching import Pair
 from torchcoll.stats.ratios import exp
@@ -167,11 +166,11 @@ class _Compared:
     def p(self) -> float:
         if not self.error:
             return float(self.difference == 0)
-        return 2 * float(distributions.t.sf(abs(self.difference) / self.error, self.degrees))
+        return t_p_value(self.difference / self.error, self.degrees)
 
     def half_width(self, level: float) -> float:
         """Of the interval that a difference of 0 leaves with probability level."""
-        return float(distributions.t.isf(level / 2, self.degrees)) * self.error
+        return t_quantile(1 - level / 2, self.degrees) * self.error
 
 
 def _compared(file: Sequence[float], new: Sequence[float]) -> _Compared:

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
-from scipy import stats
-
 from torchcoll.core.display import Displayed
 from torchcoll.core.units import format_size
+from torchcoll.stats.distributions import t_quantile
 from torchcoll.stats.ratios import paired_ratio
 from torchcoll.training.measured_curves import CurveUsed
 
@@ -204,8 +203,7 @@ def interval(ratios: Sequence[float], runs: int, choices: int = 1) -> Interval:
         paired = paired_ratio([1.0] * runs, ratios[1:])
         if paired.low is None or paired.high is None:  # no run differs from another
             return paired.ratio, paired.ratio, paired.ratio
-        t = stats.t(runs - 1)
-        wider = t.ppf(1 - 0.025 / choices) / t.ppf(0.975)
+        wider = t_quantile(1 - 0.025 / choices, runs - 1) / t_quantile(0.975, runs - 1)
         low, high = paired.low / paired.ratio, paired.high / paired.ratio
         return paired.ratio, paired.ratio * low**wider, paired.ratio * high**wider
     return (ratios[0], min(ratios), max(ratios)) if len(ratios) > 1 else (ratios[0], None, None)

@@ -170,7 +170,7 @@ def baseline_pairs(rows: Sequence[Row], base: Run) -> list[tuple[Row, Row]]:
     """The rows that have a time, with the row of the same case in the baseline."""
     by_case: dict[tuple[Any, ...], list[Row]] = {}
     for row in summarise_run(base):
-        if row.status == "ok" and row.median_ns:
+        if row.is_right and row.median_ns:
             by_case.setdefault(_key(row), []).append(row)
     return [
         (row, before)
