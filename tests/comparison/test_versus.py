@@ -435,6 +435,32 @@ def test_a_folder_that_others_read(capsys):
     assert (row["result"], row["base_runs"]) == ("slower", rounds)
 
 
+def test_a_side_that_is_wrong_in_every_launch_ends_with_1(capsys):
+    words = ("slow=NCCL_ALGO", "second=NCCL_ALGO")
+    assert versus("-o", "D", "--runs", "3", words=words) == 1
+    out = capsys.readouterr().out.replace("\n  ", " ")
+    assert without_bounds(out.splitlines()[0]) == (
+        "wrong results in 3 of 3 runs of NCCL_ALGO=Ring (16). NCCL_ALGO=Ring is slower than "
+        "NCCL_ALGO unset at 8: at least B (estimate 2.0x) (3 runs of each)"
+    )
+    assert ": every case that can be compared is decided" in out
+    assert main(["compare", "D", "--fail-on", "slower:90%"]) == 1
+    out, err = capsys.readouterr()
+    assert err == "torchcoll: --fail-on slower:90%: 1 wrong, 1 slower\n"
+    assert main(["versus", "--resume", "D", "--format", "json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["comparisons"]
+    assert found["answer"]["level"] == "bad"
+
+
+def test_a_side_that_is_wrong_in_every_case_ends_after_a_round(capsys):
+    command = [sys.executable, "-S", str(FAKE), "{x}"]
+    assert main(["versus", "--axis", "x=right,wrong", "-o", "D", "--", *command]) == 1
+    err = capsys.readouterr().err
+    reason = "wrong in new: 3 elements differ"
+    assert f"nothing is judged: no case of x_wrong can be compared: {reason}" in err
+    assert len(list(Path("D").glob("*.jsonl"))) == 3  # of two runs, and the manifest
+
+
 def test_compare_reads_the_folder(capsys):
     """Both of its sides at once, judged as versus judged them."""
     assert versus("-o", "D") == 0
@@ -611,9 +637,7 @@ def test_a_launch_that_fails_twice_ends_it(capsys):
     reason = error_text("exit code 2: sizes", "1KB", "a number")
     assert err[0] == "auto and Ring in turn, at most 30 runs of each, into D"
     assert err[1:3] == [f"auto-1: failed: {reason}"] * 2
-    assert err[3] == (
-        f"torchcoll: nothing is judged before 3 runs a side: auto-1 has no result: {reason}"
-    )
+    assert err[3] == (f"torchcoll: nothing is judged: auto-1 has no result: {reason}")
 
 
 @pytest.mark.parametrize(

@@ -342,7 +342,7 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_versus(options: argparse.Namespace) -> ExitCode | int:
-    from torchcoll.comparison.conclusion_show import left_out_sides
+    from torchcoll.comparison.conclusion_show import faults_of_sides
     from torchcoll.comparison.versus import Versus
     from torchcoll.comparison.versus_plan import Sides, asked_of
     from torchcoll.comparison.versus_show import show_versus
@@ -394,10 +394,11 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
         go_on = (
             "" if number or state.failed else f". torchcoll versus --resume {asked.folder} goes on"
         )
-        tell(f"torchcoll: nothing is judged before {FIRST_LOOK} runs a side: {ended}{go_on}")
+        before = "" if state.failed else f" before {FIRST_LOOK} runs a side"
+        tell(f"torchcoll: nothing is judged{before}: {ended}{go_on}")
     if number:
         return 128 + number
-    sides = (side for comparison in comparisons for side in left_out_sides(comparison))
+    sides = (side for comparison in comparisons for side in faults_of_sides(comparison))
     faulty = any(side.level == "bad" for side in sides)
     return ExitCode.FAILED if state.failed or faulty or not comparisons else ExitCode.OK
 

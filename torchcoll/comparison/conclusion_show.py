@@ -28,10 +28,10 @@ from torchcoll.core.units import (
     format_percent,
     format_size,
 )
-from torchcoll.report.answer import Answer
+from torchcoll.report.answer import Answer, worst_level
 from torchcoll.stats.distributions import two_sample_p
-from torchcoll.stats.left_out import LeftOut, cut_runs, entries_of, faults_of, left_out_of
 from torchcoll.stats.ratios import LEVEL
+from torchcoll.stats.side_faults import SideFaults, cut_runs, entries_of, fault_runs, side_faults
 from torchcoll.stats.statistics import FEWEST
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ def _model_answer(comparison: Comparison) -> Answer | None:
 
 
 CHANGED = ("slower", "faster")
-_WORST = ("", "good", "doubt", "bad")  # levels
 
 
 def answer_of(comparison: Comparison) -> Answer:
@@ -69,7 +68,7 @@ def answer_of(comparison: Comparison) -> Answer:
     A setting that slows one side, or a side that was called without torch, is named: the difference
     may be that setting's, or torch's. So is what the order of the runs leaves open.
     """
-    base, new = left_out_sides(comparison)
+    base, new = faults_of_sides(comparison)
     answer = _judged_answer(comparison, new)
     across = is_across_hardware(comparison)  # its sentence has the first calls, and what failed
     faults, of_base = ([], []) if across else (new.texts, base.texts)
@@ -83,7 +82,7 @@ def answer_of(comparison: Comparison) -> Answer:
     return dataclasses.replace(
         answer,
         headline="; ".join([*faults, answer.headline, *of_base]),
-        level=max(level, new.level, key=_WORST.index),
+        level=worst_level(level, new.level),
         counts=counts_of([comparison]),
         caveats=(*answer.caveats, *limit_notes(comparison), *first_calls, *notes),
     )
@@ -96,10 +95,10 @@ def counts_of(comparisons: Sequence[Comparison]) -> dict[str, int]:
     results = Counter(
         row.result for comparison in comparisons for row in comparison.rows if row.matched
     )
-    return {**results, **entries_of(left_out_sides(each)[1] for each in comparisons)}
+    return {**results, **entries_of(faults_of_sides(each)[1] for each in comparisons)}
 
 
-def left_out_sides(comparison: Comparison) -> tuple[LeftOut, LeftOut]:
+def faults_of_sides(comparison: Comparison) -> tuple[SideFaults, SideFaults]:
     """What of the base and of the new side is in no figure.
 
     A prediction, and a side on other hardware, lacks no case: nobody asked for the same ones.
@@ -114,12 +113,12 @@ def left_out_sides(comparison: Comparison) -> tuple[LeftOut, LeftOut]:
             name = names[id(row)]
             mine, other = (row.pair.base, row.pair.new)[:: -1 if number else 1]
             cases.append((name, mine))
-            has_none = not any(m.row.is_right for m in mine) and not faults_of(mine)
+            has_none = not any(m.row.is_right for m in mine) and not fault_runs(mine)
             if lacking and has_none and any(m.figure and m.row.is_right for m in other):
                 missing.append(name or row.row.collective)
         outliers = sum(which == number for which, _ in comparison.outliers)
         name = side_names(comparison)[number]
-        sides.append(left_out_of(name, len(side.runs), cases, missing, outliers, cut_runs(side)))
+        sides.append(side_faults(name, len(side.runs), cases, missing, outliers, cut_runs(side)))
     return sides[0], sides[1]
 
 
@@ -128,7 +127,7 @@ def limit_notes(comparison: Comparison) -> list[str]:
     from torchcoll.comparison.results import ONE_AFTER_THE_OTHER
 
     notes = [ONE_AFTER_THE_OTHER] if comparison.one_after_the_other else []
-    notes += [side.outlier_text for side in left_out_sides(comparison) if side.outliers]
+    notes += [side.outlier_text for side in faults_of_sides(comparison) if side.outliers]
     if modes := comparison.modes:
         names = side_names(comparison)
         (first, second) = sorted((0, 1), key=lambda side: -modes.slow[side] / modes.runs[side])
@@ -210,7 +209,7 @@ def settings_notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _judged_answer(comparison: Comparison, left_out: LeftOut) -> Answer:
+def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
     items: Sequence[Compared | Fitted] = comparison.fitted or [
         r for r in comparison.rows if r.matched
     ]
@@ -230,7 +229,7 @@ def _judged_answer(comparison: Comparison, left_out: LeftOut) -> Answer:
         for item in items
         if item.judged.result == "not comparable"
         and not item.pair.is_faulty
-        and not (left_out.missing and _is_unsupported(item))
+        and not (faults.missing and _is_unsupported(item))
     ]
     aside = f"; {len(out)} cannot be compared ({one_line(out[0])})" if out and ratios else ""
     if not ratios:
@@ -249,7 +248,7 @@ def _judged_answer(comparison: Comparison, left_out: LeftOut) -> Answer:
         is_notable(comparison, item) and speed_of(comparison, item) < 1 for item in ratios
     )
     level = "doubt" if level == "good" and looks_slower else level
-    text = judged_sentence(comparison, ratios, names, others=bool(left_out.texts)) + aside
+    text = judged_sentence(comparison, ratios, names, others=bool(faults.texts)) + aside
     return Answer(text, level, worst=tuple(_furthest(comparison, slower)))
 
 

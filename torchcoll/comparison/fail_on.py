@@ -55,10 +55,10 @@ def parse_gate(text: str) -> Gate:
 
 def tripped(gate: Gate, comparisons: Sequence[Comparison]) -> dict[str, int]:
     """How many cases have each fault and each result of the gate, and so large a change."""
-    from torchcoll.comparison.conclusion_show import left_out_sides
-    from torchcoll.stats.left_out import entries_of
+    from torchcoll.comparison.conclusion_show import faults_of_sides
+    from torchcoll.stats.side_faults import entries_of
 
-    faults = entries_of(left_out_sides(each)[1] for each in comparisons)
+    faults = entries_of(faults_of_sides(each)[1] for each in comparisons)
     counts = Counter({name: faults[name] for name in gate.faults if name in faults})
     for case in (case for each in comparisons for case in each.judged):
         change = abs(math.log(case.ratio.ratio)) if case.ratio else math.inf

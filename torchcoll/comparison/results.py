@@ -14,7 +14,6 @@ from torchcoll.core.summary import COLD_CALL, Row, median, stated
 from torchcoll.core.units import counted, format_percent, format_ratio
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
 from torchcoll.stats.holm import holm, holm_levels
-from torchcoll.stats.left_out import faults_of
 from torchcoll.stats.matching import Pair
 from torchcoll.stats.needed import (
     SEARCH_RUNS,
@@ -24,6 +23,7 @@ from torchcoll.stats.needed import (
     smallest_difference,
 )
 from torchcoll.stats.ratios import LEVEL, Ratio, exp, geometric
+from torchcoll.stats.side_faults import fault_runs
 from torchcoll.stats.sides import METRICS, Measured, Side
 from torchcoll.stats.start_modes import StartModes, start_modes
 from torchcoll.stats.statistics import (
@@ -375,7 +375,7 @@ def _why_not(pair: Pair, figures: Figures, metric: str) -> str:
     if not pair.base or not pair.new:
         return f"only in {'base' if pair.base else 'new'}"
     for side, (name, items) in enumerate((("base", pair.base), ("new", pair.new))):
-        if faults := faults_of(items):
+        if faults := fault_runs(items):
             return _fault_text(name, items, faults)
         if figures.of(side):
             continue

@@ -19,8 +19,8 @@ from torchcoll.comparison.conclusion_show import (
     CHANGED,
     answer_of,
     error_text,
+    faults_of_sides,
     first_calls_notes,
-    left_out_sides,
     start_names,
 )
 from torchcoll.comparison.wording import (
@@ -580,7 +580,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         "answer": answer_of(comparison).to_json(),
         "faults": {
             name: each.to_json()
-            for name, each in zip(("base", "new"), left_out_sides(comparison), strict=True)
+            for name, each in zip(("base", "new"), faults_of_sides(comparison), strict=True)
         },
         "modes": vars(comparison.modes) if comparison.modes else None,
         "profiles": [

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.comparison.conclusion_show import (
     counts_of,
+    faults_of_sides,
     first_calls_notes,
-    left_out_sides,
     limit_notes,
     settings_notes,
     slower_start,
@@ -170,7 +170,7 @@ def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Ans
     """What is wrong or failed, who is faster, by how much and at which sizes; of what is
     inconclusive how to go on.
     """
-    sides = [left_out_sides(comparison) for comparison in comparisons]
+    sides = [faults_of_sides(comparison) for comparison in comparisons]
     texts = dict.fromkeys(text for _, new in sides for text in new.texts)
     of_base = [text for text in sides[0][0].texts if sides]
     sentences = [*texts, *map(_against, comparisons)]

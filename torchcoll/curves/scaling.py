@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.comparison.results import runs_of
@@ -25,6 +25,7 @@ from torchcoll.startup.repeats import FIRST_TWO
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.matching import kind_of
 from torchcoll.stats.ratios import geometric
+from torchcoll.stats.side_faults import SideFaults, faults_of_items
 from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
 
 
@@ -110,6 +111,7 @@ class Scaling(Displayed):
     curves: one for each kind of case and size.
     starts: curves of the first call of the run, or of its time to first result.
     left_out: measured sizes that are not shown.
+    faults: what of the runs is wrong or failed, and so in no curve.
     """
 
     runs: list[Run]
@@ -118,6 +120,7 @@ class Scaling(Displayed):
     left_out: list[int]
     link_gbps: float | None
     notes: list[str]
+    faults: SideFaults = field(default_factory=SideFaults)
 
 
 @dataclass(frozen=True)
@@ -195,8 +198,9 @@ def scaling(
             f"{len(later)} of {len(files.parts)} runs came later in a job: their first calls are "
             "not in this table; `torchcoll cold` shows them"
         )
+    faults = faults_of_items("", len(files.runs), files.measured("time", Reading()))
     return Scaling(
-        files.runs, curves[: len(cases)], curves[len(cases) :], left_out, link_gbps, notes
+        files.runs, curves[: len(cases)], curves[len(cases) :], left_out, link_gbps, notes, faults
     )
 
 

@@ -140,10 +140,10 @@ def judge(
 
 
 def _by_run(items: Sequence[Measured]) -> dict[int, float]:
-    """Logarithm of the time of each run that has one."""
+    """Logarithm of the time of each run that has a right one."""
     logs: dict[int, list[float]] = {}
     for item in items:
-        if item.figure:
+        if item.figure and item.row.is_right:
             logs.setdefault(item.run, []).append(math.log(item.figure))
     return {run: statistics.fmean(values) for run, values in logs.items()}
 

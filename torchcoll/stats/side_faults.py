@@ -26,7 +26,7 @@ _TEXTS = {
 _MOST_NAMED = 4  # cases of one fault
 
 
-def faults_of(items: Iterable[Measured]) -> dict[str, set[int]]:
+def fault_runs(items: Iterable[Measured]) -> dict[str, set[int]]:
     """The runs of each outcome that is a fault: not right, unsupported or skipped."""
     faults: dict[str, set[int]] = {}
     for item in items:
@@ -50,15 +50,16 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SideFaults:
     """What of one side is in no figure.
 
-    side: its name; runs: how many it has; faults: the worst first; missing: cases that the other
-    side has and no run of this one; cases: how many there are; outliers: runs that do not count.
+    side: its name, '' of all runs; runs: how many it has; faults: the worst first; missing: cases
+    that the other side has and no run of this one; cases: how many there are; outliers: runs that
+    do not count.
     """
 
-    side: str
-    runs: int
+    side: str = ""
+    runs: int = 0
     faults: tuple[Fault, ...] = ()
     missing: tuple[str, ...] = ()
     cases: int = 0
@@ -86,8 +87,11 @@ class LeftOut:
         """
         side, clauses = one_line(self.side), []
         for number, fault in enumerate(self.faults):
-            runs = f"{fault.runs} of {self.runs}" + (f" runs of {side}" if not number else "")
-            runs = side if self.runs == 1 else runs
+            runs = f"{fault.runs} of {self.runs}"
+            if self.runs == 1:
+                runs = side or "the run"
+            elif not number:
+                runs += f" runs of {side}" if side else " runs"
             text = _TEXTS.get(fault.kind, f"{{}} ended with {fault.kind}").format(runs)
             clauses.append(f"{text}{_named(fault)}")
         if self.missing:
@@ -125,14 +129,14 @@ def _shortened(names: Sequence[str]) -> str:
     return f"{', '.join(names[: _MOST_NAMED - 1])}, ..., {names[-1]}"
 
 
-def left_out_of(
+def side_faults(
     side: str,
     runs: int,
     cases: Iterable[tuple[str, Sequence[Measured]]],
     missing: Sequence[str] = (),
     outliers: int = 0,
     cut: Iterable[int] = (),
-) -> LeftOut:
+) -> SideFaults:
     """cases: the name of each and what the side's runs have of it. cut: the numbers of the runs
     that ended before all of their cases.
     """
@@ -140,7 +144,7 @@ def left_out_of(
     number = 0
     for name, items in cases:
         number += 1
-        faults = faults_of(items)
+        faults = fault_runs(items)
         if items and (absent := set(cut) - {item.run for item in items}):
             faults[ENDED_EARLY] = absent
         for kind, numbers in faults.items():
@@ -153,7 +157,7 @@ def left_out_of(
         for kind in order
         if kind in found
     ]
-    return LeftOut(side, runs, tuple(faults_found), tuple(missing), number, outliers)
+    return SideFaults(side, runs, tuple(faults_found), tuple(missing), number, outliers)
 
 
 def cut_runs(side: Side) -> list[int]:
@@ -165,18 +169,18 @@ def cut_runs(side: Side) -> list[int]:
     ]
 
 
-def left_out_of_side(side: Side, items: Sequence[Measured]) -> LeftOut:
-    """Of a side that is compared with none. items: of ``side.measured``."""
+def faults_of_items(side: str, runs: int, items: Sequence[Measured]) -> SideFaults:
+    """Of a side that is compared with none. items: of its ``runs``."""
     cases: dict[str, list[Measured]] = {}
     several = len({item.row.collective for item in items}) > 1
     for item in items:
         size = format_size(item.row.size_bytes_requested) if item.row.size_bytes_requested else ""
         name = f"{item.row.collective} {size}".strip() if several or not size else size
         cases.setdefault(name, []).append(item)
-    return left_out_of(side.name or "the runs", len(side.runs), cases.items())
+    return side_faults(side, runs, cases.items())
 
 
-def entries_of(sides: Iterable[LeftOut]) -> Mapping[str, int]:
+def entries_of(sides: Iterable[SideFaults]) -> Mapping[str, int]:
     """``counts`` of several sides together."""
     total: dict[str, int] = {}
     for side in sides:
