@@ -203,6 +203,7 @@ def p_text(p: float) -> str:
     return "p < 0.0001" if p < 0.0001 else f"p {p:.2g}" if p < 0.995 else "p 1"
 
 
+_ROW_NAMES = tuple(field.name for field in dataclasses.fields(Row))
 FIRST_CALLS = "first calls of a process: torchcoll cold"
 
 
@@ -239,8 +240,7 @@ class Compared:
     def record(self) -> dict[str, Any]:
         """The case as an object of base units: the fields of a Row and what was found."""
         reported = any(m.result.reported for m in self.pair.new or self.pair.base)
-        names = (field.name for field in dataclasses.fields(Row))
-        row = {name: stated(self.row, name, reported) for name in names}
+        row = {name: stated(self.row, name, reported) for name in _ROW_NAMES}
         return row | record_of(self.judged, self.base, self.new)
 
     @property

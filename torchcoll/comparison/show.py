@@ -589,11 +589,16 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         ],
         "starts": [vars(item) for item in comparison.starts],
         "rows": [
-            {**{name: row.record[name] for name in CASE_NAMES}, **error, "notes": list(row.notes)}
+            {**_found(row), **error, "notes": list(row.notes)}
             for row, error in zip(comparison.rows, errors, strict=True)
         ],
         **fits,
     }
+
+
+def _found(row: Compared) -> dict[str, Any]:
+    record = row.record
+    return {name: record[name] for name in CASE_NAMES}
 
 
 def _side_object(side: Side) -> dict[str, Any]:
@@ -606,7 +611,4 @@ def _records(comparison: Comparison) -> list[dict[str, Any]]:
     names = {"base_name": comparison.base.name, "new_name": comparison.new.name}
     if comparison.fitted:
         return [{**names, **fit.record} for fit in comparison.fitted]
-    return [
-        {**names, **{name: row.record[name] for name in CASE_NAMES}, "notes": "; ".join(row.notes)}
-        for row in comparison.rows
-    ]
+    return [{**names, **_found(row), "notes": "; ".join(row.notes)} for row in comparison.rows]

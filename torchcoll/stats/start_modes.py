@@ -35,9 +35,8 @@ def start_modes(cases: Sequence[Figures], more_is_faster: bool = False) -> Start
     whole = [case for case in cases if sorted(case.runs) == runs]
     if len(runs) < _FEWEST_RUNS or not whole:
         return None
-    logs = numpy.array(
-        [[math.log(dict(zip(c.runs, c.values, strict=True))[run]) for run in runs] for c in whole]
-    )
+    values = [[value for _, value in sorted(zip(c.runs, c.values, strict=True))] for c in whole]
+    logs = numpy.log(values)
     logs = -logs if more_is_faster else logs
     factors = numpy.median(logs - logs.mean(axis=1, keepdims=True), axis=0)
     order = numpy.argsort(factors)

@@ -301,9 +301,10 @@ def outliers(cases: Sequence[Figures]) -> list[Outlier]:
     while len(left) < MOST_OUTLIERS:
         rest = [case.without(left) for case in cases]
         medians, limit = _medians(rest)
-        spare = {
-            outlier for case in rest for outlier in case.runs if len(case.of(outlier[0])) > FEWEST
-        }
+        spare: set[tuple[int, int]] = set()
+        for case in rest:
+            sizes = Counter(side for side, _ in case.runs)
+            spare.update(run for run in case.runs if sizes[run[0]] > FEWEST)
         able = [run for run in medians if run in spare]
         if not able:
             break
