@@ -91,6 +91,10 @@ def main(arguments: list[str]) -> int:
         if "cut" in words:
             return 1
         print(json.dumps(case), file=file)
+        if "second" in says:  # a case of 16 bytes, wrong with this variable
+            bad = "wrong" if says["second"] in variables else bad
+            second = {**case, "case": {**asked, "size_bytes": 16}, "size_bytes": 16, "status": bad}
+            print(json.dumps(second), file=file)
         code = 0 if bad == "ok" else 1
         end = {"record": "end", "status": "complete", "exit_code": code, "wall_s": 0.1}
         print(json.dumps(end), file=file)

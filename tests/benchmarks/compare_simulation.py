@@ -32,13 +32,10 @@ from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.units import counted
 from torchcoll.stats.needed import (
-    MOST_RUNS,
-    Target,
     asked,
     runs_needed,
-    runs_range,
 )
-from torchcoll.stats.ratios import LEVEL, ORDERED, ratio_of
+from torchcoll.stats.ratios import LEVEL, ORDERED
 from torchcoll.stats.statistics import (
     least_squares,
     model_of,
@@ -384,52 +381,6 @@ def report_needs(repetitions: int) -> None:
             print(f"{name:18}{number or 'over 1000':>5}   {texts[0]:>15}{texts[1]:>12}", flush=True)
 
 
-def report_ranges(repetitions: int) -> None:
-    print(
-        f"\nthe range that is printed, of inconclusive cases among {CASES} with 6 runs a side, "
-        f"{repetitions} a row\n{'truth, noise':18}{'N':>5}{'inconclusive':>10}{'holds N':>24}"
-        f"{'N below it':>12}{'above':>8}   middle range"
-    )
-    what = asked(THRESHOLD, CASES)
-    for change in TRUTHS:
-        for noise in NOISES:
-            report_range(change, noise, what, repetitions)
-
-
-def report_range(change: float, noise: float, what: Target, repetitions: int) -> None:
-    truth = math.log1p(change)
-    number = runs_needed(what, ORDERED, truth, noise)
-    rng = numpy.random.default_rng([3, round(1e4 * change), round(1e4 * noise)])
-    degrees, share = ORDERED.degrees(LAUNCHES), ORDERED.error(LAUNCHES)
-    found: list[tuple[int, int]] = []
-    tries = 0
-    while len(found) < repetitions and tries < 40 * repetitions:
-        tries += 1
-        effect = truth + noise * share * rng.standard_normal()
-        spread = noise * math.sqrt(rng.chisquare(degrees) / degrees)
-        ratio = ratio_of(effect, spread * share, degrees, spread, ORDERED)
-        significant = (ratio.p_value or 0) < what.level and abs(effect) > what.limit
-        inside = abs(effect) + special.stdtrit(degrees, 0.95) * spread * share < what.limit
-        if not significant and not inside:
-            low, high = runs_range(what, ratio, LAUNCHES)
-            found.append((low or MOST_RUNS + 1, high or MOST_RUNS + 1))
-    name = f"{100 * change:g} %, {100 * noise:g} %"
-    if len(found) < repetitions / 2:
-        print(f"{name:18}{number or '>1000':>5}{100 * len(found) / tries:8.1f} %   too few")
-        return
-    # Who is left inconclusive by six needs seven at least.
-    true = max(number or MOST_RUNS + 1, LAUNCHES + 1)
-    below, above = (sum(one) for one in zip(*((true < a, true > b) for a, b in found), strict=True))
-    middle = [sorted(ends)[len(found) // 2] for ends in zip(*found, strict=True)]
-    print(
-        f"{name:18}{number or '>1000':>5}{100 * len(found) / tries:8.1f} %"
-        f"{interval(len(found) - below - above, len(found)):>24}"
-        f"{100 * below / len(found):10.1f} %{100 * above / len(found):6.1f} %   "
-        f"{middle[0]} to {middle[1] if middle[1] <= MOST_RUNS else f'over {MOST_RUNS}'}",
-        flush=True,
-    )
-
-
 PARTS = {
     "agreement": lambda _: report_agreement(AGREEMENTS),
     "asked": lambda repetitions: report_alarms(ASKED, repetitions),
@@ -437,7 +388,6 @@ PARTS = {
     "noisier": lambda repetitions: report_alarms(NOISIER, repetitions),
     "power": report_power,
     "needs": lambda repetitions: report_needs(4 * repetitions),
-    "ranges": lambda repetitions: report_ranges(repetitions // 10),
 }
 
 

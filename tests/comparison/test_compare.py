@@ -62,9 +62,7 @@ def test_unclear_says_how_many_launches_would_settle_it():
     assert result == "inconclusive"
     # The spread of one run is 8.1 %. Of 30 runs a side the error is that times the root of
     # 2 / 30, 2.1 %, and 80 % at level 5 % takes 2.85 of it (noncentral t, 57 degrees): 6.1 %.
-    text = re.fullmatch(
-        r"p 0.54, 30 runs per side would show a difference of (.*) % or more", reason
-    )
+    text = re.fullmatch(r"p 0.54, 30 runs per side would show (.*) %", reason)
     assert text and float(text[1]) == pytest.approx(5.9, abs=0.3)
 
 
@@ -77,8 +75,8 @@ def test_a_change_within_the_threshold_is_no_change_however_sure():
 def test_near_the_threshold_it_may_take_any_number_of_launches():
     new = make_runs([round(1.0199 * n) for n in (100_000, 101_000, 99_000)])
     ((result, reason),) = results(make_runs([100_000, 101_000, 99_000]), new)
-    assert result == "inconclusive"
-    assert reason.startswith("p 0.08, needs ")
+    # The spread of one run is 1 %, so that 30 runs would show an eighth of the 5.9 % above.
+    assert (result, reason) == ("inconclusive", "p 0.08, 30 runs per side would show 0.74 %")
 
 
 def test_one_launch_a_side():
@@ -92,7 +90,19 @@ def test_one_launch_a_side():
 
 def test_launches_that_are_copies():
     reason = "the runs of each side are equal: no spread to judge by"
-    assert results(make_runs([100, 100]), make_runs([150, 150])) == [("inconclusive", reason)]
+    copies = make_runs([100] * 3), make_runs([150] * 3)
+    assert results(*copies) == [("inconclusive", reason)]
+
+
+def test_two_launches_a_side_are_not_judged():
+    """2.9x slower at 1 % noise: with one degree of freedom it would be shown 4 times in 10."""
+    base, new = in_turn(make_runs([100_000, 101_000]), make_runs([290_000, 293_000]))
+    assert results(base, new) == [("inconclusive", "2 runs a side")]
+    assert answer_of(compare(base, new)).text == (
+        "new looks slower than base in 1 of 1 case: 1K 2.9x slower (not judged: only 2 runs of "
+        "each side; at least 3 are needed)"
+    )
+    assert results(base, make_runs([290_000] * 3)) == [("inconclusive", "2 runs in base")]
 
 
 def test_the_calls_of_a_launch_are_no_replicates():
@@ -146,12 +156,11 @@ def test_one_rank_has_no_bandwidth():
     assert results(base, new) == [("inconclusive", "1 run a side")]
 
 
-def test_wrong_launches_are_left_out_and_counted():
+def test_a_case_with_a_wrong_launch_is_not_judged():
     wrong = [run(measured(10, status="wrong", verification=Verification(8, 3)))]
     (row,) = compare(*in_turn(BASE, times(1) + wrong)).rows
-    assert row.result == "same"
+    assert (row.result, row.reason) == ("not comparable", "wrong in 1 of 7 runs of new")
     assert len(row.judged.new) == 6
-    assert row.notes == ("1 of 7 runs of new left out: wrong",)
 
 
 def test_holm_is_over_the_cases():
@@ -172,25 +181,6 @@ def test_holm_is_over_the_cases():
     assert concurrent.tally == {"inconclusive": 10}
 
 
-def test_mann_whitney_beside_it():
-    few = compare(*in_turn(make_runs([100, 101, 102]), make_runs([200, 201, 202])))
-    assert (few.notes, few.statistics) == (
-        [],
-        [
-            "Mann-Whitney cannot confirm: 3 against 3 runs reach p = 0.1, and Holm over 1 case "
-            "asks for 0.05"
-        ],
-    )
-    confirmed = compare(*in_turn(BASE, times(1.05)))
-    assert confirmed.statistics == ["Mann-Whitney with Holm confirms 1 of 1 differences"]
-    # It is a line for those who ask for the statistics.
-    for verbose in (False, True):
-        lines = [
-            line for grid in comparison_grids(confirmed, verbose=verbose) for line in grid.below
-        ]
-        assert (confirmed.statistics[0] in lines) == verbose
-
-
 def test_the_worst_is_the_slowest_whatever_the_metric():
     base = make_runs([{8: 100, 64: 200, 512: 400}])
     new = make_runs([{8: 150, 64: 200, 512: 200}])
@@ -201,8 +191,12 @@ def test_the_worst_is_the_slowest_whatever_the_metric():
 
 def test_a_case_without_a_size_has_no_name_in_the_answer():
     """A barrier, alone on both sides."""
+    cold = {"cold_ns": [[3000, 1000]] * 2}
     base, new = (
-        [run(measured(factor * n, collective="barrier", size_bytes=0)) for n in (1000, 1010, 990)]
+        [
+            run(measured(factor * n, collective="barrier", size_bytes=0, **cold))
+            for n in (1000, 1010, 990)
+        ]
         for factor in (1, 2)
     )
     text = answer_of(compare(*in_turn(base, new))).text
@@ -230,8 +224,8 @@ def test_a_number_in_the_answer_has_its_name():
         [run(*(measured(ns, collective="broadcast", root=root) for root in (0, 1)))]
         for ns in (100, 150)
     )
-    assert answer_of(compare(base, new)).text.endswith(
-        ": 2 of 2 cases differ by more than 2 %: 1K root 0 1.50x slower, 1K root 1 1.50x slower"
+    assert answer_of(compare(base, new)).text.startswith(
+        "new looks slower than base in 2 of 2 cases: 1K root 0 1.50x slower, 1K root 1 1.50x "
     )
 
 
@@ -243,8 +237,8 @@ def test_ratios_beyond_the_threshold_are_counted_without_a_test():
     answer = answer_of(found)
     assert answer.level == "doubt"
     assert answer.text == (
-        "not judged (only 1 run of each side; at least 3 are needed to judge a difference): 2 of "
-        "3 cases differ by more than 2 %: 512 2.0x faster, 64 1.03x slower"
+        "new looks slower than base in 1 of 3 cases: 64 1.03x slower; faster in 1: 512 2.0x faster "
+        "(not judged: only 1 run of each side; at least 3 are needed)"
     )
 
 
@@ -329,11 +323,10 @@ def test_the_public_name_and_what_show_prints(capsys):
     # 1 / 1.05 is 0.952.
     assert lines[-1].split()[:6] == ["1K", "100.0", "us", "105.0", "us", "0.952"]
     show_comparisons([found], verbose=True)
-    assert capsys.readouterr().out.splitlines()[-2:] == [
+    assert capsys.readouterr().out.splitlines()[-1] == (
         "p: t of the side in log figure ~ side + run number by start time, one case; below 0.05 "
-        "counts",
-        "Mann-Whitney with Holm confirms 1 of 1 differences",
-    ]
+        "counts"
+    )
 
 
 def test_without_samples_the_sources_say_what_a_figure_is():

@@ -12,7 +12,7 @@ from made_starts import MS, start
 
 from torchcoll.core.errors import UsageError
 from torchcoll.curves.scaling import scaling
-from torchcoll.curves.scaling_show import scaling_grids, show_scaling
+from torchcoll.curves.scaling_show import answer_of, scaling_grids, show_scaling
 
 NOISE = (0.99, 1.01)
 
@@ -153,6 +153,15 @@ def test_forced_algorithms_are_curves_of_their_own():
         for name in ("Ring", "Tree")
     ]
     assert [curve.kind["NCCL_ALGO"] for curve in found(runs).curves] == ["Ring", "Tree"]
+
+
+def test_wrong_cases_are_a_caveat_of_the_answer():
+    bad = launch(4, {1024: 1})
+    bad.results[0].status = "wrong"
+    answer = answer_of(found([*grown(lambda n: 1000 * n), bad]))
+    assert answer.headline.startswith("time grows like n ")
+    assert answer.caveats == ("wrong results in 1 of 9 runs (1K)",)
+    assert (answer.level, answer.counts) == ("bad", {"wrong": 1})
 
 
 def test_wrong_cases_are_left_out():

@@ -16,6 +16,7 @@ from made_runs import run
 
 import torchcoll
 from torchcoll.cli import main
+from torchcoll.comparison.results import ONE_AFTER_THE_OTHER
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.result import Choice, Verification
@@ -147,7 +148,7 @@ def test_an_outlying_launch_is_left_out_of_all_sizes():
 def test_cells_that_were_measured_one_after_the_other():
     """5 % between AUTO and what was measured an hour later: nothing can tell that from a step."""
     runs = cell("auto", {K: 100_000}) + cell("ring", {K: 100_000}, RING)
-    said = "measured one after the other: a step between the sides would look the same"
+    said = ONE_AFTER_THE_OTHER
     assert said not in algorithms(runs).notes
     for number, one in enumerate(runs[6:]):
         one.header["start_utc"] = f"2026-01-01T01:00:{number:02}Z"

@@ -99,5 +99,10 @@ def test_nothing_to_draw():
 def test_what_has_no_time_is_counted():
     failed = [measured(1, status="oom", cold_ns=[], time_ns={}, size_bytes=n) for n in (4096, 8192)]
     assert picture_of([side("", [run(measured(100), *failed)])]).notes == [
-        "2 cases not drawn: oom, no time"
+        "the run ran out of memory (4K, 8K)"
     ]
+    runs = [
+        run(measured(100), measured(1, status="timeout", time_ns={}, size_bytes=8)),
+        run(measured(100)),
+    ]
+    assert picture_of([side("a", runs)]).notes == ["1 of 2 runs of a timed out (8)"]

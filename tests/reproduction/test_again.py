@@ -16,11 +16,14 @@ from made_runs import measured, run
 from torchcoll.bench.options import parse
 from torchcoll.cli import main
 from torchcoll.core.errors import UnavailableError, UnusableError, UsageError
+from torchcoll.core.result import Verification
 from torchcoll.core.spec import Spec
-from torchcoll.reproduction.agreement import judge
+from torchcoll.reproduction.agreement import agreement, judge
 from torchcoll.reproduction.command import _plan
 from torchcoll.reproduction.recipe import _SPEC_OPTIONS, on_this_machine, recipe_of, unset_settings
 from torchcoll.reproduction.show import Rerun, answer_of
+from torchcoll.stats.matching import pairs_of
+from torchcoll.stats.sides import Reading, Side
 
 FAKE = Path(__file__).parents[1] / "fake_launch.py"
 
@@ -433,6 +436,34 @@ def test_the_whole_command(file, capsys):
     # The labels that every run of the command has are no difference.
     assert not [text for text in document["differences"] if text.startswith("label=")]
     assert len(list(Path("new").glob("again-*.jsonl"))) == 3
+
+
+def test_new_runs_that_are_wrong_reproduce_nothing(file, capsys):
+    path, _ = file
+    words = again_words(str(path))
+    words[-1] += " wrong"
+    assert main([*words, "--format", "json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["answer"]["level"] == "bad"
+    assert document["answer"]["counts"]["wrong"] == 1
+    assert document["answer"]["headline"].startswith(
+        "wrong results in 3 of 3 runs of the rerun (all_reduce 8 float32 sum on gloo); "
+    )
+    assert document["faults"]["faults"][0]["runs"] == 3
+
+
+def test_a_wrong_run_is_no_figure_of_the_others():
+    """Two of five runs are wrong and take half as long: the file's time is that of the others."""
+    items = [
+        [measured(1000, status=status, verification=Verification(8, wrong))]
+        for status, wrong in [("ok", 0), ("ok", 0), ("ok", 0), ("wrong", 3), ("wrong", 3)]
+    ]
+    for number, (one,) in enumerate(items):
+        one.time_ns["host"] = [[(500 if one.status == "wrong" else 1000) + number] * 3] * 2
+    new = Side("new", [run(*cases) for cases in items]).measured("time", Reading())
+    old = Side("file", [run(measured(1001))]).measured("time", Reading())
+    found = agreement(pairs_of(old, new), 0.1)
+    assert (found.verdict, found.runs) == ("reproduced", 3)
 
 
 def test_what_differs_in_the_cases_is_listed(file, capsys):

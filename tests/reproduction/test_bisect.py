@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -221,6 +222,17 @@ def test_a_case_that_became_wrong(bisect):
     code, printed = bisect(VERSIONS, "--metric", "wrong", FROM="5", WRONG="1")
     assert code == 0
     assert "became wrong between v4 and v5" in printed.out
+
+
+def test_wrong_results_of_a_version_are_said(bisect):
+    """The times change nowhere, and from v12 on every result of a size is wrong."""
+    code, printed = bisect(VERSIONS, "--format", "json", FROM="12", WRONG="1")
+    document = json.loads(printed.out)
+    assert document["answer"]["level"] == "doubt" and code == 1
+    assert document["answer"]["headline"].startswith("no change above 2 % between v1 and v16")
+    wrong = [text for text in document["answer"]["caveats"] if text.startswith("wrong results in")]
+    assert any(re.match(r"wrong results in (\d+) of \1 runs of v16 \(", text) for text in wrong)
+    assert "v1" not in document["faults"] and "v16" in document["faults"]
 
 
 def test_no_change(bisect):

@@ -118,7 +118,7 @@ def test_a_folder_of_launches(tmp_path, capsys):
     # 72 / 70 and 73 / 74: the logarithms' mean is 0.00728, its error 0.0209, so t = 0.3487, and
     # with 1 degree of freedom p = 1 - 2 / pi x atan t.
     assert " 1.007 " in two
-    assert two.endswith("inconclusive (p 0.79, needs 3 to 40 jobs)")
+    assert two.endswith("inconclusive (p 0.79, 30 jobs per side would show 1.6 %)")
     init = "30.0 ms (rank 1, +20.0 ms) 20.0 ms (rank 1, +11.0 ms) topo 15.0 ms, 75 %"
     assert any(line.endswith(f"900 ms (rank 1, +100 ms) {init}") for line in shown)
     assert f"{tmp_path}/four.jsonl: truncated: the file has no end record" in shown

@@ -15,7 +15,6 @@ from torchcoll.stats.needed import (
     least_difference,
     power,
     runs_needed,
-    runs_range,
     runs_to_bound,
     smallest_difference,
 )
@@ -24,7 +23,6 @@ from torchcoll.stats.ratios import (
     ORDERED,
     PAIRED,
     Ratio,
-    paired_ratio,
     ratio_of,
 )
 from torchcoll.stats.sequential import bounds, least_t
@@ -123,54 +121,6 @@ def test_holm_leaves_more_to_the_next_one():
 def test_at_the_threshold_no_number_is_enough():
     assert runs_needed(asked(0.02, 1), ORDERED, LIMIT, 0.01) is None
     assert runs_needed(asked(0.02, 1), ORDERED, 1.01 * LIMIT, 0.01) is None
-
-
-@pytest.mark.parametrize(("change", "spread"), [(0.05, 0.05), (0.0, 0.02), (0.03, 0.02)])
-def test_the_range_holds_the_number_in_eight_of_ten(change, spread):
-    """Of 60 cases that six runs a side left inconclusive: 80 % would give fewer than 41 once in
-    100 times. A quarter of them spans less than a factor of 100: 7 to 1000 does not.
-    """
-    truth, what, rng = math.log1p(change), asked(0.02, 25), numpy.random.default_rng(1)
-    number = runs_needed(what, ORDERED, truth, spread)
-    held = total = 0
-    ends = []
-    while total < 60:
-        effect = truth + spread * ORDERED.error(6) * rng.standard_normal()
-        seen = spread * math.sqrt(rng.chisquare(9) / 9)
-        error = seen * ORDERED.error(6)
-        ratio = ratio_of(effect, error, 9, seen, ORDERED)
-        significant = ratio.p_value < 0.002 and abs(effect) > LIMIT
-        if significant or abs(effect) + stats.t.ppf(0.95, 9) * error < LIMIT:
-            continue
-        total += 1
-        low, high = runs_range(what, ratio, 6)
-        held += low is not None and low <= number <= (high or 10_000)
-        ends.append((low or math.inf, high or math.inf))
-    assert held >= 41
-    low = numpy.median([one for one, _ in ends])
-    assert number / 4 <= low <= number
-    assert numpy.quantile([high / low for low, high in ends if low < math.inf], 0.25) < 100
-
-
-def test_a_range_begins_behind_the_launches_that_are_there():
-    ratio = ratio_of(math.log(1.06), 0.02, 9, 0.03, ORDERED)
-    low, high = runs_range(asked(0.02, 25), ratio, 6)
-    assert 7 <= low < high
-
-
-def test_without_spread_there_is_no_range():
-    assert runs_range(asked(0.02, 1), Ratio(1.1), 1) == (None, None)
-
-
-def test_a_thousand_launches_that_settled_nothing():
-    ratio = ratio_of(LIMIT, 0.01 * ORDERED.error(1000), 1997, 0.01, ORDERED)
-    assert runs_range(asked(0.02, 1), ratio, 1000) == (None, None)
-
-
-def test_pairs_have_a_range_of_pairs():
-    ratio = paired_ratio([1.0, 1.0, 1.0], [math.exp(x) for x in (0.1, 0.2, 0.3)])
-    low, high = runs_range(asked(0.1, 1), ratio, 3)
-    assert 4 <= low < high
 
 
 def test_launches_that_bring_the_upper_end_below_the_threshold():

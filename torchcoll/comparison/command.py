@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcoll.comparison.fail_on import parse_gate, tripped, untested
+from torchcoll.comparison.fail_on import Gate, parse_gate, tripped, undecided, untested
 from torchcoll.core.errors import ExitCode, UnusableError, UsageError, choice, nearest_file, tell
 from torchcoll.core.units import counted, parse_duration, parse_share
 from torchcoll.inputs import IMPORT_OPTIONS, add_filter, add_import_options, add_over_ranks
@@ -79,7 +79,8 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GATE",
         help=(
             "exit with 1 if a case has one of these results: slower, slower:5%%, "
-            "inconclusive, not-comparable"
+            "inconclusive, not-comparable; and if one is wrong, failed or missing in "
+            "NEW, without ignore-wrong, ignore-failed, ignore-missing"
         ),
     )
     add("--verbose", action="store_true", help="show the statistics too")
@@ -99,7 +100,7 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
 
     if captures := _captures(options.sides):
         return _compare_captures(captures, options)
-    gate = parse_gate(options.fail_on) if options.fail_on is not None else {}
+    gate = parse_gate(options.fail_on) if options.fail_on is not None else None
     threshold = parse_share(options.threshold, "threshold")
     choice(options.format, "format", FORMATS)
     if options.only:
@@ -138,21 +139,29 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     )
     for text in notes_of_sides(comparisons, options.format):
         tell(f"torchcoll: {text}")
-    return _gated(gate, comparisons, options.fail_on)
+    return _gated(gate, comparisons)
 
 
-def _gated(gate: dict[str, float], comparisons: Sequence[Comparison], text: str) -> ExitCode:
-    failed = tripped(
-        gate,
-        [judged_item.judged for each in comparisons for judged_item in each.fitted or each.rows],
-    )
-    if not failed:
-        if unseen := untested(gate, comparisons):
-            tell(f"torchcoll: warning: --fail-on {text}: {unseen}")
+def _gated(gate: Gate | None, comparisons: Sequence[Comparison]) -> ExitCode:
+    """What a gate lets pass; what it cannot tell is a usage error's code, as of all gates."""
+    from torchcoll.comparison.conclusion_show import limit_notes
+
+    if gate is None:
         return ExitCode.OK
-    counts_text = ", ".join(f"{count} {result}" for result, count in failed.items())
-    tell(f"torchcoll: --fail-on {text}: {counts_text}")
-    return ExitCode.FAILED
+    about = f"torchcoll: --fail-on {gate.text}:"
+    failed = tripped(gate, comparisons)
+    for note in dict.fromkeys(note for each in comparisons for note in limit_notes(each)):
+        tell(f"torchcoll: warning: --fail-on {gate.text}: {note}")
+    if failed:
+        tell(f"{about} {', '.join(f'{count} {result}' for result, count in failed.items())}")
+        return ExitCode.FAILED
+    if unseen := untested(gate, comparisons):
+        tell(f"torchcoll: warning: --fail-on {gate.text}: {unseen}")
+    if number := undecided(gate, comparisons):
+        verb = "looks" if number == 1 else "look"
+        tell(f"{about} cannot tell: {counted(number, 'case')} {verb} 2x slower or more, undecided")
+        return ExitCode.USAGE
+    return ExitCode.OK
 
 
 # Options that would make another comparison of the folder of a versus, and what they are unasked.
@@ -225,7 +234,7 @@ def _compare_captures(captures: Sequence[tuple[str, str]], options: argparse.Nam
     return ExitCode.OK
 
 
-def _compare_versus(state: Versus, options: argparse.Namespace, gate: dict[str, float]) -> ExitCode:
+def _compare_versus(state: Versus, options: argparse.Namespace, gate: Gate | None) -> ExitCode:
     """Of the one folder that has both sides: as versus judged them, which looked at every round.
 
     Raises UsageError where it has not yet, and for options that would make other figures of it.
@@ -252,7 +261,7 @@ def _compare_versus(state: Versus, options: argparse.Namespace, gate: dict[str, 
             f"torchcoll versus --resume {shlex.quote(folder)} goes on.",
         )
     show_versus(state, comparisons, folder, state.stopped, options.format)
-    return _gated(gate, comparisons, options.fail_on)
+    return _gated(gate, comparisons)
 
 
 def versus_arguments(parser: argparse.ArgumentParser) -> None:
@@ -333,6 +342,7 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_versus(options: argparse.Namespace) -> ExitCode | int:
+    from torchcoll.comparison.conclusion_show import faults_of_sides
     from torchcoll.comparison.versus import Versus
     from torchcoll.comparison.versus_plan import Sides, asked_of
     from torchcoll.comparison.versus_show import show_versus
@@ -377,16 +387,20 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
     if number:
         name = signal.Signals(number).name
         ended = f"interrupted by {name}; torchcoll versus --resume {asked.folder} goes on"
-    if state.standing:
-        show_versus(state, state.comparisons(), str(asked.folder), ended, options.format)
+    comparisons = state.comparisons()
+    if comparisons:
+        show_versus(state, comparisons, str(asked.folder), ended, options.format)
     else:
         go_on = (
             "" if number or state.failed else f". torchcoll versus --resume {asked.folder} goes on"
         )
-        tell(f"torchcoll: nothing is judged before {FIRST_LOOK} runs a side: {ended}{go_on}")
+        before = "" if state.failed else f" before {FIRST_LOOK} runs a side"
+        tell(f"torchcoll: nothing is judged{before}: {ended}{go_on}")
     if number:
         return 128 + number
-    return ExitCode.FAILED if state.failed or not state.standing else ExitCode.OK
+    sides = (side for comparison in comparisons for side in faults_of_sides(comparison))
+    faulty = any(side.level == "bad" for side in sides)
+    return ExitCode.FAILED if state.failed or faulty or not comparisons else ExitCode.OK
 
 
 def _launched(

@@ -7,20 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, overload
 
-from torchcoll.comparison.fits import Fitted, fit_pairs
 from torchcoll.comparison.prediction import ScenarioError, has_model, scenario_errors, scenarios
 from torchcoll.comparison.results import (
     FIRST_CALLS,
     NO_STARTS,
-    ONE_AFTER_THE_OTHER,
     Compared,
     Judged,
     beyond,
     compared_rows,
     judge,
-    mann_whitney_notes,
     measured_cases,
     outlier_text,
+    start_modes_of,
     tables_of,
 )
 from torchcoll.core.display import Displayed
@@ -55,9 +53,11 @@ from torchcoll.stats.sides import (
     start_of,
     values_by_name,
 )
+from torchcoll.stats.start_modes import StartModes
 from torchcoll.stats.statistics import Outlier
 
 if TYPE_CHECKING:
+    from torchcoll.comparison.fits import Fitted
     from torchcoll.training.traffic_comparison import TrafficComparison
 
 THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
@@ -65,14 +65,17 @@ THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
 
 @dataclass(repr=False)
 class Comparison(Displayed):
-    """What ``compare`` found. ``fitted`` is filled with fit=True, ``profiles`` on different
-    hardware: (the first pair of the table, base, new) for each table, and ``settings``: what is not
-    the same on both sides, or known of one alone, where no case has a ratio. ``left_out``: the
-    runs that were outliers, by their files. ``starts``: base and new, where they are two
-    backends. ``errors``: of a model, over all cases and over each scenario. ``statistics``: what
-    other tests say. ``case_differences``: the settings of the cases, such as buffer_reuse, that
-    both sides record and that are not the same; () where ``settings`` has them. ``names``: what the
-    sides are called, where that is not what they were given.
+    """What ``compare`` found.
+
+    - names: what the sides are called, where that is not what they were given.
+    - fitted: latency and bandwidth of each table, with fit=True.
+    - left_out: the runs that were outliers, by their files; outliers: the same as (side, number).
+    - starts: the first calls of base and new, where each has one backend.
+    - modes: where runs start in one of two modes.
+    - profiles: on different hardware, (the first pair of the table, base, new) of each table.
+    - settings: where no case has a ratio, what is not the same on both sides or known of one alone.
+    - case_differences: else the settings of the cases, such as buffer_reuse, that are not the same.
+    - errors: of a model, over all cases and over each scenario.
     """
 
     base: Side
@@ -83,14 +86,15 @@ class Comparison(Displayed):
     rows: list[Compared]
     differences: list[Difference]
     notes: list[str] = field(default_factory=list)
-    statistics: list[str] = field(default_factory=list)
     names: tuple[str, str] | None = None
     by: tuple[str, ...] = ()
     fitted: list[Fitted] = field(default_factory=list)
     profiles: list[tuple[Pair, Profile, Profile]] = field(default_factory=list)
     settings: list[Difference] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    outliers: tuple[tuple[int, int], ...] = ()
     starts: tuple[Start, ...] = ()
+    modes: StartModes | None = None
     errors: list[ScenarioError] = field(default_factory=list)
     case_differences: list[Difference] = field(default_factory=list)
 
@@ -108,6 +112,16 @@ class Comparison(Displayed):
         """The cases that have a ratio, the slowest in comparison first."""
         with_ratio = [row for row in self.rows if row.ratio is not None]
         return sorted(with_ratio, key=lambda row: row.ratio or 0, reverse=not self.more_is_faster)
+
+    @property
+    def judged(self) -> list[Judged]:
+        """Of the fits, where there are any, else of the cases."""
+        return [item.judged for item in self.fitted or self.rows]
+
+    @property
+    def one_after_the_other(self) -> bool:
+        """Whether a case was judged whose base was measured before its new side, or after it."""
+        return any(case.p_value is not None and not case.interleaved for case in self.judged)
 
     @property
     def beyond(self) -> int:
@@ -252,10 +266,15 @@ def comparison_of(
         ours, theirs, sides.metric, threshold, sides.reading, rows, differences, by=sides.by
     )
     comparison.left_out = [_run_name(comparison, outlier) for outlier in separate]
+    comparison.outliers = tuple(outlier.run for outlier in separate)
+    comparison.modes = start_modes_of(pairs, comparison.more_is_faster)
     if fit:
+        from torchcoll.comparison.fits import fit_pairs
+
         decided = [row.pair for row in rows if row.reason != FIRST_CALLS]
-        out = [outlier.run for outlier in separate]
-        comparison.fitted = fit_pairs(decided, ours, theirs, threshold, sides.metric, out)
+        comparison.fitted = fit_pairs(
+            decided, ours, theirs, threshold, sides.metric, comparison.outliers
+        )
     if any(row.reason.startswith("different ") for row in rows):
         comparison.profiles = _profiles(rows, ours, theirs)
         if not comparison.ranked:
@@ -272,9 +291,6 @@ def comparison_of(
         *(outlier_text(name, outlier) for name, outlier in named),
         *_notes(comparison, pairs),
     ]
-    comparison.statistics = mann_whitney_notes(
-        [outlier.judged for outlier in comparison.fitted or comparison.rows]
-    )
     return comparison
 
 
@@ -343,10 +359,10 @@ def _profiles(
 
 
 def _starts(pairs: Sequence[Pair], base: Side, new: Side) -> tuple[Start, ...]:
-    """The first calls of both sides, which between two backends differ more than any other call."""
+    """The first calls of both sides, each of which has one backend."""
     ours = start(base, (m.result.case.backend for pair in pairs for m in pair.base))
     theirs = start(new, (m.result.case.backend for pair in pairs for m in pair.new))
-    return (ours, theirs) if ours and theirs and ours.backend != theirs.backend else ()
+    return (ours, theirs) if ours and theirs else ()
 
 
 def _chosen_by(base: Side, new: Side) -> str:
@@ -382,15 +398,8 @@ def _run_name(comparison: Comparison, outlier: Outlier) -> str:
 
 def _order_notes(comparison: Comparison) -> list[str]:
     """What the order of the runs in time leaves open."""
-    tested = [
-        item.judged
-        for item in comparison.fitted or comparison.rows
-        if item.judged.p_value is not None
-    ]
-    if not tested:
+    if all(case.p_value is None for case in comparison.judged):
         return []
-    if comparison.fitted and not all(judged.interleaved for judged in tested):
-        return [ONE_AFTER_THE_OTHER]  # rows have it as a footnote
     starts = {start_of(part) for s in (comparison.base, comparison.new) for part in s.parts}
     if None in starts:
         return [NO_STARTS]

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from torchcoll.comparison.across_hardware_show import across_answer, is_across_hardware
 from torchcoll.comparison.cells import size_cell
 from torchcoll.comparison.wording import (
+    NOTABLE,
     change_text,
+    is_notable,
     judged_sentence,
     least_text,
     metric_words,
@@ -19,10 +21,20 @@ from torchcoll.comparison.wording import (
     speed_of,
 )
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_ns, format_percent, format_size
-from torchcoll.report.answer import Answer
+from torchcoll.core.units import (
+    counted,
+    format_factor,
+    format_ns,
+    format_percent,
+    format_size,
+)
+from torchcoll.report.answer import Answer, worst_level
 from torchcoll.stats.differences import differences_of
+from torchcoll.stats.distributions import two_sample_p
+from torchcoll.stats.ratios import LEVEL
+from torchcoll.stats.side_faults import SideFaults, cut_runs, entries_of, fault_runs, side_faults
 from torchcoll.stats.sides import UNSET
+from torchcoll.stats.statistics import FEWEST
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
@@ -49,44 +61,130 @@ def _model_answer(comparison: Comparison) -> Answer | None:
 
 
 CHANGED = ("slower", "faster")
-_FAULTS = ("wrong in new", "failed in new", "timeout in new", "oom in new")
 
 
 def answer_of(comparison: Comparison) -> Answer:
-    """What changed; where nothing could be judged, what differs, and why that is no evidence.
+    """Whether the new side may replace the base: what of it is wrong, failed, hung or missing, what
+    changed, and the first calls; where nothing could be judged, what differs.
 
-    The first calls of two backends are added. A setting that slows one side, or a side that was
-    called without torch, is named: the difference may be that setting's, or torch's.
+    A setting that slows one side, or a side that was called without torch, is named: the difference
+    may be that setting's, or torch's. So is what the order of the runs leaves open.
     """
-    answer = _judged_answer(comparison)
-    across = is_across_hardware(comparison)  # its sentence has the first calls
+    base, new = faults_of_sides(comparison)
+    answer = _judged_answer(comparison, new)
+    across = is_across_hardware(comparison)  # its sentence has the first calls, and what failed
+    faults, of_base = ([], []) if across else (new.texts, base.texts)
     first_calls = [] if across else first_calls_notes(comparison)
     notes = [*settings_notes(comparison), *direct_notes(comparison)]
+    level = answer.level
+    if notes or slower_start(comparison):
+        level = "doubt"
+    if level == "good" and base.level == "bad":
+        level = "doubt"  # the base is what the new side was judged by
     return dataclasses.replace(
         answer,
-        level="doubt" if notes else answer.level,
+        headline="; ".join([*faults, answer.headline, *of_base]),
+        level=worst_level(level, new.level),
         counts=counts_of([comparison]),
-        caveats=(*answer.caveats, *first_calls, *notes),
+        caveats=(*answer.caveats, *limit_notes(comparison), *first_calls, *notes),
     )
 
 
 def counts_of(comparisons: Sequence[Comparison]) -> dict[str, int]:
-    """Count the cases that both sides have by result."""
-    return dict(
-        Counter(row.result for comparison in comparisons for row in comparison.rows if row.matched)
+    """Count the cases that both sides have by result, and those that are wrong, failed and missing
+    in the new side.
+    """
+    results = Counter(
+        row.result for comparison in comparisons for row in comparison.rows if row.matched
     )
+    return {**results, **entries_of(faults_of_sides(each)[1] for each in comparisons)}
+
+
+def faults_of_sides(comparison: Comparison) -> tuple[SideFaults, SideFaults]:
+    """What of the base and of the new side is in no figure.
+
+    A prediction, and a side on other hardware, lacks no case: nobody asked for the same ones.
+    """
+    names = dict(zip(map(id, comparison.rows), _names(comparison, comparison.rows), strict=True))
+    lacking = not comparison.errors and not is_across_hardware(comparison)
+    sides = []
+    for number, side in enumerate((comparison.base, comparison.new)):
+        cases = []
+        missing = []
+        for row in comparison.rows:
+            name = names[id(row)]
+            mine, other = (row.pair.base, row.pair.new)[:: -1 if number else 1]
+            cases.append((name, mine))
+            has_none = not any(m.row.is_right for m in mine) and not fault_runs(mine)
+            if lacking and has_none and any(m.figure and m.row.is_right for m in other):
+                missing.append(name or row.row.collective)
+        outliers = sum(which == number for which, _ in comparison.outliers)
+        name = side_names(comparison)[number]
+        sides.append(side_faults(name, len(side.runs), cases, missing, outliers, cut_runs(side)))
+    return sides[0], sides[1]
+
+
+def limit_notes(comparison: Comparison) -> list[str]:
+    """What limits the judgement: the order of the runs, outliers, and modes of starts."""
+    from torchcoll.comparison.results import ONE_AFTER_THE_OTHER
+
+    notes = [ONE_AFTER_THE_OTHER] if comparison.one_after_the_other else []
+    notes += [side.outlier_text for side in faults_of_sides(comparison) if side.outliers]
+    if modes := comparison.modes:
+        names = side_names(comparison)
+        (first, second) = sorted((0, 1), key=lambda side: -modes.slow[side] / modes.runs[side])
+        notes.append(
+            f"{names[first]} starts in the slow mode ({format_factor(modes.factor)}) in "
+            f"{modes.slow[first]} of {counted(modes.runs[first], 'run')}, {names[second]} in "
+            f"{modes.slow[second]} of {modes.runs[second]}"
+        )
+    return notes
+
+
+def notable_start(comparison: Comparison) -> float | None:
+    """How many times as long the new side's first result takes, where both have one backend and
+    the difference is one that matters and is evidence; else None.
+    """
+    starts = comparison.starts
+    if len(starts) < 2 or min(len(side.runs_ns) for side in starts) < FEWEST:
+        return None
+    base, new = ([math.log(ns) for ns in side.runs_ns] for side in starts)
+    factor = math.exp(sum(new) / len(new) - sum(base) / len(base))
+    is_large = max(factor, 1 / factor) >= NOTABLE
+    return factor if is_large and two_sample_p(base, new) < LEVEL else None
+
+
+def slower_start(comparison: Comparison) -> bool:
+    """Whether one backend takes notably longer to its first result than before."""
+    return _one_backend(comparison) and (notable_start(comparison) or 0.0) > 1
+
+
+def _one_backend(comparison: Comparison) -> bool:
+    return len({side.backend for side in comparison.starts}) == 1
 
 
 def first_calls_notes(comparison: Comparison) -> list[str]:
-    """``first call: gloo 1.97 ms, ccl 705 ms`` of two backends; with connecting, where both sides
-    tell that: one backend connects in its first call, another before it.
+    """``first call: gloo 1.97 ms, ccl 705 ms`` of two backends, or of one where it changed; with
+    connecting, where both sides tell that: one backend connects in its first call, another before.
     """
+    if not comparison.starts or (_one_backend(comparison) and not notable_start(comparison)):
+        return []
     complete = all(side.first_result_ns is not None for side in comparison.starts)
     what, name = ("first call", "first_call_ns")
     if complete:
         what, name = ("time to first result (connecting and first call)", "first_result_ns")
-    times = [f"{one_line(s.backend)} {format_ns(getattr(s, name), 3)}" for s in comparison.starts]
-    return [f"{what}: {', '.join(times)}"] if times else []
+    times = [
+        f"{start_name} {format_ns(getattr(start, name), 3)}"
+        for start_name, start in zip(start_names(comparison), comparison.starts, strict=True)
+    ]
+    return [f"{what}: {', '.join(times)}"]
+
+
+def start_names(comparison: Comparison) -> Sequence[str]:
+    """What the first calls of both sides are called: the backends, or the sides."""
+    if _one_backend(comparison):
+        return side_names(comparison)
+    return [one_line(start.backend) for start in comparison.starts]
 
 
 def direct_notes(comparison: Comparison) -> list[str]:
@@ -118,7 +216,7 @@ def settings_notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _judged_answer(comparison: Comparison) -> Answer:
+def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
     items: Sequence[Compared | Fitted] = comparison.fitted or [
         r for r in comparison.rows if r.matched
     ]
@@ -132,55 +230,80 @@ def _judged_answer(comparison: Comparison) -> Answer:
         return error
     ratios = [item for item in items if item.judged.ratio]
     what = metric_words(comparison)
-    out = [item.judged.reason for item in items if item.judged.result == "not comparable"]
+    # What is wrong, failed or missing has a clause of its own.
+    out = [
+        item.judged.reason
+        for item in items
+        if item.judged.result == "not comparable"
+        and not item.pair.is_faulty
+        and not (faults.missing and _is_unsupported(item))
+    ]
     aside = f"; {len(out)} cannot be compared ({one_line(out[0])})" if out and ratios else ""
     if not ratios:
-        kind = "bad" if any(text.startswith(_FAULTS) for text in out) else "doubt"
-        more = ", ..." if len(set(out)) > 1 else ""
+        reasons = [item.judged.reason for item in items]
+        more = ", ..." if len(set(reasons)) > 1 else ""
         of = f"none of {counted(len(items), 'case')} can be compared"
-        return Answer(f"{of}: {one_line(out[0])}{more}", kind)
+        return Answer(f"{of}: {one_line(reasons[0])}{more}", "doubt")
     tested = [item for item in ratios if item.judged.p_value is not None]
     if not tested:
         return Answer(_untested_text(comparison, ratios, what) + aside, "doubt")
     results = {item.judged.result for item in ratios}
     slower = [item for item in tested if item.judged.result == "slower"]
     level = "bad" if slower else "good" if "faster" in results or results == {"same"} else "doubt"
-    text = judged_sentence(comparison, ratios, _names(comparison, ratios)) + aside
+    names = _names(comparison, ratios)
+    looks_slower = any(
+        is_notable(comparison, item) and speed_of(comparison, item) < 1 for item in ratios
+    )
+    level = "doubt" if level == "good" and looks_slower else level
+    text = judged_sentence(comparison, ratios, names, others=bool(faults.texts)) + aside
     return Answer(text, level, worst=tuple(_furthest(comparison, slower)))
 
 
+def _is_unsupported(item: Compared | Fitted) -> bool:
+    return not any(m.row.is_right for m in item.pair.new)
+
+
 def _untested_text(comparison: Comparison, ratios: Sequence[Compared | Fitted], what: str) -> str:
-    """``not judged (only 1 run of each side; at least 3 are needed to judge a difference): 18 of 80
-    cases differ by more than 2 %: broadcast 4M 3.2x slower, ...``.
+    """``new looks slower than base in 2 of 80 cases: broadcast 4M 3.2x slower, ... (not judged:
+    only 1 run of each side; at least 3 are needed)``.
     """
     from torchcoll.comparison.results import beyond
 
-    apart = [r for r in ratios if r.judged.ratio and beyond(r.judged.ratio, comparison.threshold)]
+    base, new = side_names(comparison)
     limit = format_percent(comparison.threshold)
     reasons = list(dict.fromkeys(item.judged.reason for item in ratios))
     why = "no case could be tested" if len(reasons) > 1 else _why_untested(comparison, reasons[0])
     of = counted(len(ratios), "case")
-    if not apart:
+    texts: list[str] = []
+    for word in CHANGED:
+        apart = [
+            item
+            for item in ratios
+            if item.judged.ratio
+            and beyond(item.judged.ratio, comparison.threshold)
+            and (speed_of(comparison, item) < 1) == (word == "slower")
+        ]
+        if apart:
+            start = f"{new} looks {word} than {base}{what} in {len(apart)} of {of}"
+            start = f"{word} in {len(apart)}" if texts else start
+            texts.append(f"{start}: {', '.join(_furthest(comparison, apart))}")
+    if not texts:
         every = "the case does not differ" if len(ratios) == 1 else f"none of {of} differs"
-        return f"not judged ({why}): {every} by more than {limit}{what}"
-    verb = "differs" if len(apart) == 1 else "differ"
-    names = ", ".join(_furthest(comparison, apart))
-    return f"not judged ({why}): {len(apart)} of {of} {verb} by more than {limit}{what}: {names}"
-
-
-_NEEDED = "at least 3 are needed to judge a difference"
+        texts = [f"{every} by more than {limit}{what}"]
+    return f"{'; '.join(texts)} (not judged: {why})"
 
 
 def _why_untested(comparison: Comparison, reason: str) -> str:
     base, new = side_names(comparison)
-    where = {
-        "1 run a side": "of each side",
-        "1 run in base": f"in {base}",
-        "1 run in new": f"in {new}",
-    }.get(reason)
-    return f"only 1 run {where}; {_NEEDED}" if where else one_line(reason)
+    sides = {" a side": "of each side", " in base": f"in {base}", " in new": f"in {new}"}
+    for text, place in sides.items():
+        number = reason.removesuffix(text)
+        if reason != number and number in _TOO_FEW:
+            return f"only {number} {place}; at least {FEWEST} are needed"
+    return one_line(reason)
 
 
+_TOO_FEW = tuple(counted(number, "run") for number in range(1, FEWEST))
 _NAMED = 5  # cases in the sentence
 
 

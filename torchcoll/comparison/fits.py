@@ -19,7 +19,6 @@ from torchcoll.comparison.results import (
     Orders,
     beyond,
     case_of,
-    is_right,
     judge,
     not_comparable,
     other_clock,
@@ -230,7 +229,7 @@ def _lines(
     starts: dict[int, float | None] = {}
     for items in sizes:
         for m in items:
-            if is_right(m) and m.row.median_ns and m.row.size_bytes:
+            if m.row.is_right and m.row.median_ns and m.row.size_bytes:
                 points.setdefault(m.run, []).append((m.row.size_bytes, m.row.median_ns))
                 starts.setdefault(m.run, m.start)
     row = sizes[0][0].row
@@ -263,7 +262,7 @@ def misfit_of(sizes: Sequence[Sequence[Measured]]) -> Misfit | None:
     times: dict[int, list[float]] = {}
     for items in sizes:
         for m in items:
-            if is_right(m) and m.row.median_ns and m.row.size_bytes:
+            if m.row.is_right and m.row.median_ns and m.row.size_bytes:
                 times.setdefault(m.row.size_bytes, []).append(m.row.median_ns)
     line = line_of([(size_bytes, median(values)) for size_bytes, values in times.items()])
     if line is None:

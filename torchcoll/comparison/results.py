@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
+from torchcoll.core.result import EXPECTED_STATUSES
 from torchcoll.core.summary import COLD_CALL, Row, median, stated
 from torchcoll.core.units import counted, format_percent, format_ratio
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
@@ -19,19 +20,14 @@ from torchcoll.stats.needed import (
     Target,
     asked,
     least_difference,
-    runs_range,
     smallest_difference,
 )
-from torchcoll.stats.ratios import (
-    LEVEL,
-    Ratio,
-    exp,
-    geometric,
-    least_mann_whitney,
-    mann_whitney,
-)
+from torchcoll.stats.ratios import LEVEL, Ratio, exp, geometric
+from torchcoll.stats.side_faults import fault_runs
 from torchcoll.stats.sides import METRICS, Measured, Side
+from torchcoll.stats.start_modes import StartModes, start_modes
 from torchcoll.stats.statistics import (
+    FEWEST,
     Figures,
     Outlier,
     common_share,
@@ -41,14 +37,12 @@ from torchcoll.stats.statistics import (
 )
 
 RESULTS = ("faster", "slower", "same", "inconclusive", "not comparable")
-NEEDS = (
-    "needs: runs a side, alternating, that decide it 9 times in 10; so many with 80 %, as far "
-    "as the runs tell"
-)
 NO_BOUND = "too noisy for a lower bound"  # of a difference that is shown
 LEAST_STATED = 0.001  # a smaller bound says nothing
 NO_STARTS = "start times are not known of all runs: a drift would look like a difference"
-ONE_AFTER_THE_OTHER = "measured one after the other: a step between the sides would look the same"
+ONE_AFTER_THE_OTHER = (
+    "measured one after the other: a change of the machine between the sides would look the same"
+)
 
 
 @dataclass(frozen=True)
@@ -61,9 +55,7 @@ class Judged:
     reason: str
     ratio: Ratio | None = None
     p_value: float | None = None
-    mann_whitney: float | None = None  # adjusted alike; None where the order is in the way
     interleaved: bool = True  # False: one side was measured before the other
-    needed: tuple[int | None, int | None] | None = None  # runs a side; None: over MOST_RUNS
     resolution: float | None = None  # of an inconclusive case: see ``smallest_difference``
     least: float | None = None  # of a difference: the ratio is at least so far from 1, if known
 
@@ -78,11 +70,12 @@ def measure(figures: Figures, single: str = "", share: float | None = None) -> J
     share: of the noise, as ``side_ratio`` has it.
     """
     base, new = figures.of(0), figures.of(1)
-    ratio = side_ratio(figures, share)
+    least = min(len(base), len(new))
+    ratio = plain_ratio(figures) if least < FEWEST else side_ratio(figures, share)
     judged = Judged(base, new, "inconclusive", "", ratio, interleaved=figures.interleaved)
-    if min(len(base), len(new)) == 1:
-        where = "a side" if len(base) == len(new) else "in base" if len(base) == 1 else "in new"
-        return replace(judged, reason=f"{single}1 run {where}")
+    if least < FEWEST:
+        where = "a side" if len(base) == len(new) else "in base" if len(base) == least else "in new"
+        return replace(judged, reason=f"{single}{counted(least, 'run')} {where}")
     if ratio.p_value is None:
         return replace(judged, reason="the runs of each side are equal: no spread to judge by")
     return judged
@@ -98,36 +91,45 @@ def not_comparable(base: Sequence[float], new: Sequence[float], reason: str) -> 
 
 
 def judge(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:
-    """The result of each case among all cases of the comparison, and what it would take."""
-    judged = with_needs(decide(cases, threshold, more_is_faster), threshold)
-    tested = [i for i, case in enumerate(judged) if not case.decided]
-    if all(judged[i].interleaved for i in tested):  # else a drift would be confirmed
-        ranks = holm([mann_whitney(judged[i].base, judged[i].new) for i in tested])
-        for i, p in zip(tested, ranks, strict=True):
-            judged[i] = replace(judged[i], mann_whitney=p)
-    return judged
+    """The result of each case among all cases of the comparison."""
+    return with_resolutions(decide(cases, threshold, more_is_faster), threshold)
 
 
-def with_needs(judged: Sequence[Judged], threshold: float, looks: bool = False) -> list[Judged]:
-    """What is inconclusive, with the runs that would decide it, in its reason too. looks: by the
-    rule of ``versus``, as ``asked`` has it; judged: all cases that Holm counts.
+def targets_of(judged: Sequence[Judged], threshold: float, looks: bool = False) -> list[Target]:
+    """What each case must pass to be decided, given the others. looks: by the rule of ``versus``;
+    judged: all cases that Holm counts.
     """
     tested = [case for case in judged if not case.decided]
     decided = sum((case.p_value or 0.0) < LEVEL for case in tested)
+    # Cases that are already significant do not take a turn of their own again.
+    return [
+        asked(threshold, len(tested), decided - ((case.p_value or 0.0) < LEVEL), looks)
+        if not case.decided
+        else asked(threshold, len(tested), decided, looks)
+        for case in judged
+    ]
 
-    def needing(case: Judged) -> Judged:
-        if case.decided or case.result != "inconclusive":
-            return case
-        assert case.ratio is not None
-        # What is significant by itself does not need to take its turn again.
-        others = decided - 1 if (case.p_value or 0) < LEVEL else decided
-        what = asked(threshold, len(tested), others, looks)
-        needed = runs_range(what, case.ratio, max(len(case.base), len(case.new)))
-        resolution = smallest_difference(what, case.ratio)
-        text = f"{case.reason}, {_needs_text(needed, threshold, resolution)}"
-        return replace(case, needed=needed, resolution=resolution, reason=text)
 
-    return [needing(case) for case in judged]
+def with_resolutions(
+    judged: Sequence[Judged], threshold: float, looks: bool = False
+) -> list[Judged]:
+    """The cases, those that are inconclusive with what further runs would show, in the reason too.
+    looks: by the rule of ``versus``; judged: all cases that Holm counts.
+    """
+    return [
+        _with_resolution(case, what)
+        for case, what in zip(judged, targets_of(judged, threshold, looks), strict=True)
+    ]
+
+
+def _with_resolution(case: Judged, what: Target) -> Judged:
+    if case.decided or case.result != "inconclusive" or case.ratio is None:
+        return case
+    resolution = smallest_difference(what, case.ratio)
+    if resolution is None:
+        return case
+    text = f"{case.reason}, {resolution_text(resolution)}"
+    return replace(case, resolution=resolution, reason=text)
 
 
 def decide(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:
@@ -154,18 +156,7 @@ def with_bound(case: Judged, what: Target) -> Judged:
 
 def resolution_text(change: float) -> str:
     """What further runs could show at this noise: ``smallest_difference``."""
-    return f"{SEARCH_RUNS} runs per side would show a difference of {100 * change:.2g} % or more"
-
-
-def _needs_text(
-    needed: tuple[int | None, int | None], threshold: float, change: float | None
-) -> str:
-    low, high = needed
-    if low is None or (high is None and change is not None and change < threshold):
-        return f"too near {format_percent(threshold)} to decide"
-    if high is None:
-        return resolution_text(change) if change is not None else f"needs {low} runs or more"
-    return f"needs {low} runs" if low == high else f"needs {low} to {high} runs"
+    return f"{SEARCH_RUNS} runs per side would show {100 * change:.2g} %"
 
 
 def beyond(ratio: Ratio, threshold: float) -> bool:
@@ -185,26 +176,6 @@ def _result(case: Judged, threshold: float, more_is_faster: bool) -> Judged:
     if 1 / limit < ratio.low_90 and ratio.high_90 < limit:
         return replace(case, result="same", reason=f"90 % within {format_percent(threshold)}")
     return replace(case, reason=p_text(p))
-
-
-def mann_whitney_notes(cases: Sequence[Judged]) -> list[str]:
-    """What the distribution-free test says beside the results."""
-    tested = [case for case in cases if case.mann_whitney is not None]
-    notes = []
-    for base, new in dict.fromkeys((len(c.base), len(c.new)) for c in tested):
-        least = least_mann_whitney(base, new)
-        if least * len(tested) >= LEVEL:
-            notes.append(
-                f"Mann-Whitney cannot confirm: {base} against {new} runs reach p = "
-                f"{least:.2g}, and Holm over {counted(len(tested), 'case')} asks for "
-                f"{LEVEL / len(tested):.2g}"
-            )
-    decided = [c for c in tested if c.result in ("faster", "slower")]
-    able = [c for c in decided if least_mann_whitney(len(c.base), len(c.new)) * len(tested) < LEVEL]
-    confirmed = sum((c.mann_whitney or 0) < LEVEL for c in able)
-    if able:
-        notes.append(f"Mann-Whitney with Holm confirms {confirmed} of {len(able)} differences")
-    return notes
 
 
 def p_note(cases: Sequence[Judged]) -> list[str]:
@@ -232,6 +203,7 @@ def p_text(p: float) -> str:
     return "p < 0.0001" if p < 0.0001 else f"p {p:.2g}" if p < 0.995 else "p 1"
 
 
+_ROW_NAMES = tuple(field.name for field in dataclasses.fields(Row))
 FIRST_CALLS = "first calls of a process: torchcoll cold"
 
 
@@ -268,8 +240,7 @@ class Compared:
     def record(self) -> dict[str, Any]:
         """The case as an object of base units: the fields of a Row and what was found."""
         reported = any(m.result.reported for m in self.pair.new or self.pair.base)
-        names = (field.name for field in dataclasses.fields(Row))
-        row = {name: stated(self.row, name, reported) for name in names}
+        row = {name: stated(self.row, name, reported) for name in _ROW_NAMES}
         return row | record_of(self.judged, self.base, self.new)
 
     @property
@@ -278,8 +249,8 @@ class Compared:
 
 
 def record_of(judged: Judged, base: float | None, new: float | None) -> dict[str, Any]:
-    """What was found of two sets of runs. p_value and mann_whitney_p are Holm's; needs_low and
-    needs_high are runs a side, where they would decide an inconclusive case.
+    """What was found of two sets of runs. p_value is Holm's; resolution: the change that 30 runs a
+    side would show, of an inconclusive case.
     """
     ratio = judged.ratio
     return {
@@ -289,13 +260,11 @@ def record_of(judged: Judged, base: float | None, new: float | None) -> dict[str
         "ratio_low": ratio.low if ratio else None,
         "ratio_high": ratio.high if ratio else None,
         "p_value": judged.p_value,
-        "mann_whitney_p": judged.mann_whitney,
         "base": base,
         "new": new,
         "base_runs": len(judged.base),
         "new_runs": len(judged.new),
-        "needs_low": judged.needed[0] if judged.needed else None,
-        "needs_high": judged.needed[1] if judged.needed else None,
+        "resolution": judged.resolution,
     }
 
 
@@ -324,6 +293,12 @@ def measured_cases(
     return cases, left_out
 
 
+def start_modes_of(pairs: Sequence[Pair], more_is_faster: bool) -> StartModes | None:
+    """``start_modes`` of the runs of both sides, over the cases that both have."""
+    matched = [figures_of(pair) for pair in pairs if pair.base and pair.new]
+    return start_modes(matched, more_is_faster)
+
+
 def compared_rows(
     pairs: Sequence[Pair], judged: Sequence[Judged], left_out: Sequence[Outlier]
 ) -> list[Compared]:
@@ -340,7 +315,7 @@ class Orders:
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         matched = [pair for pair in pairs if pair.base and pair.new]
-        starts = {m.start for pair in matched for m in (*pair.base, *pair.new) if is_right(m)}
+        starts = {m.start for pair in matched for m in (*pair.base, *pair.new) if m.row.is_right}
         recorded = sorted(start for start in starts if start is not None)
         # One that is unknown may be any: the others alone are no order.
         self._numbers = {start: float(n) for n, start in enumerate(recorded)}
@@ -352,15 +327,15 @@ class Orders:
         return tuple(self._numbers[start] for start in starts if start is not None)
 
 
-def figures_of(pair: Pair, orders: Orders) -> Figures:
-    """The runs of both sides that have a right result."""
+def figures_of(pair: Pair, orders: Orders | None = None) -> Figures:
+    """The runs of both sides that have a right result, in no order without ``orders``."""
     sides = [(side, runs_of(items)) for side, items in enumerate((pair.base, pair.new))]
     values = [(value, (side, items[0])) for side, several in sides for value, items in several]
     matched = bool(pair.base and pair.new)
     return Figures(
         tuple(value for value, _ in values),
         tuple((side, first.run) for _, (side, first) in values),
-        orders.of(first.start for _, (_, first) in values) if matched else None,
+        orders.of(first.start for _, (_, first) in values) if orders and matched else None,
     )
 
 
@@ -379,13 +354,8 @@ def case_of(
     return measure(figures, what, share)
 
 
-def is_right(item: Measured) -> bool:
-    """False for what has no result, or a wrong one: it never enters a comparison."""
-    return item.row.status == "ok" and item.row.verified != "wrong"
-
-
 def _enters(item: Measured) -> bool:
-    return is_right(item) and bool(item.figure)
+    return item.row.is_right and bool(item.figure)
 
 
 def runs_of(items: Sequence[Measured]) -> list[tuple[float, list[Measured]]]:
@@ -405,19 +375,34 @@ def _why_not(pair: Pair, figures: Figures, metric: str) -> str:
     if not pair.base or not pair.new:
         return f"only in {'base' if pair.base else 'new'}"
     for side, (name, items) in enumerate((("base", pair.base), ("new", pair.new))):
+        if faults := fault_runs(items):
+            return _fault_text(name, items, faults)
         if figures.of(side):
             continue
-        bad = next((m for m in items if not is_right(m)), None)
         if any(m.row.statistic == COLD_CALL for m in items):
             return FIRST_CALLS
+        bad = next((m.row for m in items if not m.row.is_right), None)
         if bad is None:
             return f"no {metric} in {name}"
-        check = bad.result.verification
-        if check and check.wrong:
-            return f"wrong in {name}: {check.wrong} of {check.checked}"
-        reason = bad.row.reason.partition(LIKELY)[0]
-        return f"{bad.row.status} in {name}" + (f": {reason}" if reason else "")
+        return f"{bad.outcome} in {name}" + (f": {bad.reason}" if bad.reason else "")
     return other_clock(pair)
+
+
+def _fault_text(name: str, items: Sequence[Measured], faults: dict[str, set[int]]) -> str:
+    """``wrong in 2 of 6 runs of new``, ``wrong in new: 3 of 8``, ``oom in new: too large``.
+
+    The runs that were right are no sample: a side that hangs when it is slow looks faster.
+    """
+    outcome = "wrong" if "wrong" in faults else next(iter(faults))
+    runs = {item.run for item in items}
+    if faults[outcome] != runs:
+        return f"{outcome} in {len(faults[outcome])} of {len(runs)} runs of {name}"
+    first = next(item for item in items if item.row.outcome == outcome)
+    check = first.result.verification
+    if outcome == "wrong" and check and check.wrong:
+        return f"wrong in {name}: {check.wrong} of {check.checked}"
+    reason = first.row.reason.partition(LIKELY)[0]
+    return f"{outcome} in {name}" + (f": {reason}" if reason else "")
 
 
 def _gone(kept: Figures) -> str:
@@ -458,10 +443,8 @@ def _compared(pair: Pair, judged: Judged, left_out: Sequence[tuple[int, int]]) -
     kept = [m for m in items if (side, m.run) not in left_out] if judged.ratio else items
     good = [m.row for _, items_of_run in runs_of(kept) for m in items_of_run]
     notes = []
-    if judged.p_value is not None and not judged.interleaved:
-        notes.append(ONE_AFTER_THE_OTHER)
     for name, side_items in (("base", pair.base), ("new", pair.new)):
-        out = [m for m in side_items if not _enters(m)]
+        out = [m for m in side_items if not _enters(m) and m.row.outcome in EXPECTED_STATUSES]
         if out and len(out) < len(side_items):
             reasons = ", ".join(dict.fromkeys(map(_why_out, out)))
             notes.append(f"{len(out)} of {len(side_items)} runs of {name} left out: {reasons}")
@@ -484,9 +467,9 @@ def _implausible(items: Sequence[Measured]) -> list[float]:
 
 
 def _why_out(item: Measured) -> str:
-    if is_right(item):
+    if item.row.is_right:
         return COLD_CALL if item.row.statistic == COLD_CALL else "no figure"
-    return "wrong" if item.row.verified == "wrong" else item.row.status
+    return item.row.outcome
 
 
 def _one_row(rows: Sequence[Row]) -> Row:

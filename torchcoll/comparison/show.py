@@ -15,7 +15,14 @@ from torchcoll.comparison.across_hardware_show import (
     shares_grid,
 )
 from torchcoll.comparison.cells import figure_cell, size_cell
-from torchcoll.comparison.conclusion_show import CHANGED, answer_of, error_text
+from torchcoll.comparison.conclusion_show import (
+    CHANGED,
+    answer_of,
+    error_text,
+    faults_of_sides,
+    first_calls_notes,
+    start_names,
+)
 from torchcoll.comparison.wording import (
     BUFFER_REUSE_TEXTS,
     side_names,
@@ -458,27 +465,30 @@ def _fit_figure(fit: Fitted, value: float | None) -> str:
 
 def start_lines(comparison: Comparison) -> list[str]:
     """``first call: gloo 14.9 ms, ccl 963 ms; time to first result: ... (geometric means ...)``"""
+    if not first_calls_notes(comparison):
+        return []
     lines = []
     for what, name in (
         ("first call", "first_call_ns"),
         ("time to first result", "first_result_ns"),
     ):
-        durations = [(start.backend, getattr(start, name)) for start in comparison.starts]
-        texts = [f"{one_line(b)} {format_ns(ns, 3)}" for b, ns in durations if ns is not None]
+        durations = [getattr(start, name) for start in comparison.starts]
+        named = zip(start_names(comparison), durations, strict=True)
+        texts = [f"{side} {format_ns(ns, 3)}" for side, ns in named if ns is not None]
         lines += [f"{what}: {', '.join(texts)}"] if texts else []
     return [f"{'; '.join(lines)} (geometric means over the runs)"] if lines else []
 
 
 def _below(comparison: Comparison, verbose: bool = False) -> list[str]:
-    from torchcoll.comparison.fits import misfit_note
-    from torchcoll.comparison.results import FIRST_CALLS, NEEDS, p_note
+    from torchcoll.comparison.results import FIRST_CALLS, p_note
 
-    judged = [item.judged for item in (comparison.fitted or comparison.rows)]
     lines = []
     if cold := sum(row.reason == FIRST_CALLS for row in comparison.rows):
         lines.append(f"{counted(cold, 'case')} not shown: {FIRST_CALLS}")
     lines += start_lines(comparison)
     if comparison.fitted:
+        from torchcoll.comparison.fits import misfit_note
+
         metric = comparison.fitted[0].metric
         factor = " (algbw x the bus factor of nccl-tests)" if metric == "busbw" else ""
         lines.append(f"time = latency + size / bandwidth, as {metric}{factor}")
@@ -487,16 +497,14 @@ def _below(comparison: Comparison, verbose: bool = False) -> list[str]:
     above = [] if is_across_hardware(comparison) else also_differ(comparison.case_differences)
     lines += [one_line(note) for note in comparison.notes if note not in above]
     if verbose:
-        lines += [NEEDS] if any("needs" in item.reason for item in judged) else []
-        lines += [*p_note(judged), *comparison.statistics]
+        lines += p_note(comparison.judged)
     return lines
 
 
 SCHEMA = "torchcoll-comparison/1"
 _FOUND = (
     *("result", "reason", "ratio", "ratio_low", "ratio_high", "p_value"),
-    *("mann_whitney_p", "base", "new", "base_runs", "new_runs"),
-    *("needs_low", "needs_high"),
+    *("base", "new", "base_runs", "new_runs", "resolution"),
 )
 # `reason` of a Row says why a case did not run; here it says why the result is what it is.
 CASE_NAMES = (*(name for name in ROW_FIELDS if name != "reason"), *_FOUND)
@@ -568,19 +576,29 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         "differences": [vars(item) for item in comparison.differences],
         "case_differences": [vars(item) for item in comparison.case_differences],
         "settings": [vars(item) for item in comparison.settings],
-        **select_fields(comparison, "left_out tally notes statistics"),
+        **select_fields(comparison, "left_out tally notes"),
         "answer": answer_of(comparison).to_json(),
+        "faults": {
+            name: each.to_json()
+            for name, each in zip(("base", "new"), faults_of_sides(comparison), strict=True)
+        },
+        "modes": vars(comparison.modes) if comparison.modes else None,
         "profiles": [
             {**pair.common, "base": vars(ours), "new": vars(theirs)}
             for pair, ours, theirs in comparison.profiles
         ],
         "starts": [vars(item) for item in comparison.starts],
         "rows": [
-            {**{name: row.record[name] for name in CASE_NAMES}, **error, "notes": list(row.notes)}
+            {**_found(row), **error, "notes": list(row.notes)}
             for row, error in zip(comparison.rows, errors, strict=True)
         ],
         **fits,
     }
+
+
+def _found(row: Compared) -> dict[str, Any]:
+    record = row.record
+    return {name: record[name] for name in CASE_NAMES}
 
 
 def _side_object(side: Side) -> dict[str, Any]:
@@ -593,7 +611,4 @@ def _records(comparison: Comparison) -> list[dict[str, Any]]:
     names = {"base_name": comparison.base.name, "new_name": comparison.new.name}
     if comparison.fitted:
         return [{**names, **fit.record} for fit in comparison.fitted]
-    return [
-        {**names, **{name: row.record[name] for name in CASE_NAMES}, "notes": "; ".join(row.notes)}
-        for row in comparison.rows
-    ]
+    return [{**names, **_found(row), "notes": "; ".join(row.notes)} for row in comparison.rows]

@@ -17,7 +17,14 @@ from pathlib import Path
 import numpy
 
 from torchcoll.comparison.compare import Comparison, comparison_of, matched
-from torchcoll.comparison.results import Judged, measured_cases, p_text, with_bound, with_needs
+from torchcoll.comparison.results import (
+    Judged,
+    measured_cases,
+    p_text,
+    targets_of,
+    with_bound,
+    with_resolutions,
+)
 from torchcoll.comparison.versus_plan import begun
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load_own
@@ -26,12 +33,13 @@ from torchcoll.core.units import format_duration, format_percent
 from torchcoll.matrix.blocks import PlannedRun, RunPlan
 from torchcoll.matrix.folder import Folder
 from torchcoll.stats.matching import Pair, pairs_of
-from torchcoll.stats.needed import Target
+from torchcoll.stats.needed import Target, runs_needed
 from torchcoll.stats.ratios import exp
 from torchcoll.stats.sequential import FIRST_LOOK, Decided, Looks, Seen, due, half_width
 from torchcoll.stats.sides import Measured, Reading, Side
 from torchcoll.stats.statistics import Outlier
 
+_MOST_SENSIBLE = 100  # runs a side; nobody makes more of them
 ATTEMPTS = 2  # at one run, in a row: a node may fail once
 _METRIC = "time"
 _READING = Reading()  # of runs that all keep their samples
@@ -224,7 +232,17 @@ class Versus:
     def _check_comparable(self) -> None:
         """Raises UsageError where no run will ever decide anything."""
         for name, standing in zip(self._names[1:], self._now, strict=True):
-            if all(case.result == "not comparable" for case in standing.cases):
+            if any(case.result != "not comparable" for case in standing.cases):
+                continue
+            if any(pair.is_faulty for pair in standing.pairs):
+                self.failed = True
+                reason = next(
+                    case.reason
+                    for case, pair in zip(standing.cases, standing.pairs, strict=True)
+                    if pair.is_faulty
+                )
+                self.stopped = f"no case of {name} can be compared: {reason}"
+            else:
                 raise UsageError(
                     "cases",
                     f"none of {name} that can be compared with {self._names[0]}: "
@@ -259,7 +277,9 @@ class Versus:
             standing.cases[n] = self._judged(standing.cases[n], decided, place, widths[place])
         self._decided = bool(decided.decided.all())
         if self._decided:
-            self.stopped = "every case is decided"
+            faulty = any(pair.is_faulty for s in self.standing for pair in s.pairs)
+            which = "case that can be compared" if faulty else "case"
+            self.stopped = f"every {which} is decided"
         elif decided.futile and self.round < self.most:
             self.futile = True
             best = 100 * decided.chance[~decided.decided].max()
@@ -295,7 +315,7 @@ class Versus:
             return []
         sides = [Side(n, self.cells[n].runs[: self._looked[n]]) for n in self._names]
         every = [case for standing in self.standing for case in standing.cases]
-        cases = iter(with_needs(every, self.threshold, looks=True))
+        cases = iter(with_resolutions(every, self.threshold, looks=True))
         comparisons = [
             comparison_of(
                 matched(sides[0], side),
@@ -311,21 +331,21 @@ class Versus:
         return comparisons
 
     def runs_on(self, comparisons: Sequence[Comparison]) -> tuple[int | None, bool]:
-        """Runs a side to go on with where ``found`` leaves cases inconclusive, and whether they
-        decide all of those: else some may need any number, and these are the least. None where no
-        number helps.
+        """Runs a side that decide the inconclusive cases 9 times in 10, if these are as they look,
+        and whether that is all of those cases. None where no sensible number does.
         """
-        rows = [
-            row
-            for comparison in comparisons
-            for row in comparison.rows
-            if row.result == "inconclusive"
+        every = [row.judged for comparison in comparisons for row in comparison.rows]
+        targets = targets_of(every, self.threshold, looks=True)
+        needed = [
+            runs_needed(what, case.ratio.design, math.log(case.ratio.ratio), case.ratio.spread)
+            for case, what in zip(every, targets, strict=True)
+            if case.result == "inconclusive" and case.ratio and case.ratio.spread
         ]
-        needed = [row.judged.needed for row in rows if row.judged.needed]
-        most = max((high or low or 0 for low, high in needed), default=0)
+        sensible = [number for number in needed if number and number <= _MOST_SENSIBLE]
+        most = max(sensible, default=0)
         ended = self.futile or self.round >= self.most
         enough = most > (self.most if ended else self.round)
-        return (most if enough else None), all(high for _, high in needed)
+        return (most if enough else None), len(sensible) == len(needed)
 
 
 def read(folder: Path) -> Versus | None:

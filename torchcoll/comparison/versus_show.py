@@ -9,9 +9,26 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.comparison.conclusion_show import counts_of, first_calls_notes, settings_notes
+from torchcoll.comparison.conclusion_show import (
+    counts_of,
+    faults_of_sides,
+    first_calls_notes,
+    limit_notes,
+    settings_notes,
+    slower_start,
+)
 from torchcoll.comparison.show import case_grid, comparison_object, start_lines, titles_of
-from torchcoll.comparison.wording import rounded_down, side_names, speed_cell, speed_up
+from torchcoll.comparison.wording import (
+    NOTABLE,
+    change_text,
+    is_notable,
+    most_possible,
+    rounded_down,
+    side_names,
+    speed_cell,
+    speed_of,
+    speed_up,
+)
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_factor, format_percent, format_ratio, format_size
@@ -31,7 +48,8 @@ SCHEMA = "torchcoll-versus/1"
 _MOST_NAMED = 5
 _MOST_TABLES = 3  # beyond, the sentence counts cases
 _MOST_STRETCHES = 5  # of sizes, in the sentence
-_ORDER = ("slower", "faster", "same", "inconclusive", "not comparable")
+_LOOKS = ("looks slower", "looks faster")  # not decided, and so large that it is named
+_ORDER = ("slower", "faster", *_LOOKS, "same", "inconclusive", "not comparable")
 _TOLD = ("label=cell", "label=run")  # the name of the side, and the number of its run
 _LEVELS = {"slower": "bad", "faster": "good", "same": "good"}
 
@@ -149,27 +167,31 @@ def repeat_text(repeat: Repeat) -> str:
 
 
 def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Answer:
-    """Who is faster, by how much and at which sizes; of what is inconclusive how to go on."""
-    results = {row.result for comparison in comparisons for row in comparison.rows if row.matched}
-    worst = next((name for name in _ORDER if name in results), "")
-    if worst == "same" and "inconclusive" in results:
-        worst = "inconclusive"
-    sentences = ". ".join(map(_against, comparisons))
-    text = f"{sentences} ({counted(state.round, 'run')} of each)"
-    inconclusive = [
-        row.judged
-        for comparison in comparisons
-        for row in comparison.rows
-        if row.result == "inconclusive"
-    ]
-    if any(case.needed for case in inconclusive):
+    """What is wrong or failed, who is faster, by how much and at which sizes; of what is
+    inconclusive how to go on.
+    """
+    sides = [faults_of_sides(comparison) for comparison in comparisons]
+    texts = dict.fromkeys(text for _, new in sides for text in new.texts)
+    of_base = [text for text in sides[0][0].texts if sides]
+    sentences = [*texts, *map(_against, comparisons)]
+    text = f"{'. '.join(sentences)} ({counted(state.round, 'run')} of each)"
+    text = ". ".join([text, *of_base])
+    results = {row.result for each in comparisons for row in each.rows if row.matched}
+    if "inconclusive" in results:
         text += f". {_way_on(state, comparisons, folder)}"
-    first_calls = dict.fromkeys(
-        note for comparison in comparisons for note in first_calls_notes(comparison)
+    first_calls, order, notes = (
+        list(dict.fromkeys(note for comparison in comparisons for note in notes_of(comparison)))
+        for notes_of in (first_calls_notes, limit_notes, settings_notes)
     )
-    notes = dict.fromkeys(note for comparison in comparisons for note in settings_notes(comparison))
-    level = "doubt" if notes else _LEVELS.get(worst, "doubt")
-    return Answer(text, level, counts_of(comparisons), caveats=(*first_calls, *notes))
+    worst = next((name for name in _ORDER if name in results), "")
+    level = _LEVELS.get(worst, "doubt")
+    doubted = worst == "same" and "inconclusive" in results
+    doubted |= bool(notes) or any(map(slower_start, comparisons))
+    doubted |= any(base.level == "bad" or new.level for base, new in sides)
+    doubted |= any(is_notable(each, row) for each in comparisons for row in each.rows)
+    level = "doubt" if doubted and (level == "good" or notes) else level
+    level = "bad" if any(new.level == "bad" for _, new in sides) else level
+    return Answer(text, level, counts_of(comparisons), caveats=(*order, *first_calls, *notes))
 
 
 def _way_on(state: Versus, comparisons: Sequence[Comparison], folder: str) -> str:
@@ -209,45 +231,59 @@ def _against(comparison: Comparison) -> str:
     from torchcoll.comparison.results import tables_of
 
     base, new = side_names(comparison)
-    rows = [row for row in comparison.rows if row.matched]
+    rows = [row for row in comparison.rows if row.matched and not row.pair.is_faulty]
     tables = tables_of(rows)
     within = format_percent(comparison.threshold)
     if not tables:
-        return f"{new} and {base} have no case in common"
+        matched = any(row.matched for row in comparison.rows)
+        lacking = "that can be compared" if matched else "in common"
+        return f"{new} and {base} have no case {lacking}"
     if len(tables) > _MOST_TABLES:
         parts = [
             (r, f"in {n} of {len(rows)} cases", rows_of_result)
-            for r, n, rows_of_result in _counts(rows)
+            for r, n, rows_of_result in _counts(comparison, rows)
         ]
         return _sentence(comparison, within, parts)
     titles = titles_of([table[0].pair for table in tables])
     texts = []
     for table, title in zip(tables, titles, strict=True):
-        text = _sentence(comparison, within, list(_stretches(table)))
+        text = _sentence(comparison, within, list(_stretches(comparison, table)))
         texts.append(f"{title}: {text}" if title else text)
     return "; ".join(texts)
 
 
-def _counts(rows: Sequence[Compared]) -> Iterable[tuple[str, int, list[Compared]]]:
+def _result_of(comparison: Comparison, row: Compared) -> str:
+    """One of _ORDER."""
+    if not is_notable(comparison, row):
+        return row.result
+    return _LOOKS[speed_of(comparison, row) > 1]
+
+
+def _counts(
+    comparison: Comparison, rows: Sequence[Compared]
+) -> Iterable[tuple[str, int, list[Compared]]]:
     for result in _ORDER:
-        if rows_of_result := [row for row in rows if row.result == result]:
+        if rows_of_result := [row for row in rows if _result_of(comparison, row) == result]:
             yield result, len(rows_of_result), rows_of_result
 
 
-def _stretches(table: Sequence[Compared]) -> Iterable[tuple[str, str, list[Compared]]]:
+def _stretches(
+    comparison: Comparison, table: Sequence[Compared]
+) -> Iterable[tuple[str, str, list[Compared]]]:
     """(result, where, its cases) of each result, those that differ first."""
     groups: list[list[int]] = []
-    for place, row in enumerate(table):
-        if groups and table[groups[-1][0]].result == row.result:
+    results = [_result_of(comparison, row) for row in table]
+    for place, result in enumerate(results):
+        if groups and results[groups[-1][0]] == result:
             groups[-1].append(place)
         else:
             groups.append([place])
     sizes = [_size_text(row.pair) for row in table]
-    for result, number, rows_of_result in _counts(table):
-        mine = [g for g in groups if table[g[0]].result == result]
+    for result, number, rows_of_result in _counts(comparison, table):
+        mine = [g for g in groups if results[g[0]] == result]
         if len(groups) > _MOST_STRETCHES:
             where = f"at {number} of {len(table)} sizes"
-        elif len(groups) == 2 and result != next(r for r, _, _ in _counts(table)):
+        elif len(groups) == 2 and result != next(r for r in _ORDER if r in results):
             where = "below" if mine[0][0] == 0 else "above"
         else:
             where = " and ".join(_where(sizes, g) for g in mine)
@@ -279,16 +315,31 @@ def _sentence(
             else ""
         )
         what = {"same": f"the same within {within}"}.get(result, result)
-        if number == 0 and result in ("slower", "faster"):
+        if result in _LOOKS:
+            what = _looks(comparison, rows_of_result, "" if number else base)
+            size = ", not decided"
+        elif number == 0 and result in ("slower", "faster"):
             what = f"{new} is {result} than {base}"
         elif number == 0 and result == "same" and len(parts) == 1:
             what = f"{new} is as fast as {base}: {what}"
         elif number == 0 and result in ("same", "inconclusive"):
-            what = f"No difference found between {_both(base, new)}: {what}"
+            rows_of_all = [row for _, _, rows in parts for row in rows]
+            start = f"No difference found between {_both(base, new)}"
+            if most_possible(comparison, rows_of_all) >= NOTABLE:
+                start = f"Cannot tell whether {new} is as fast as {base}"
+            what = f"{start}: {what}"
         elif number == 0:
             what = f"{new} and {base} are {what}"
         texts.append(f"{what} {where}".rstrip() + size)
     return "; ".join(texts)
+
+
+def _looks(comparison: Comparison, rows: Sequence[Compared], base: str) -> str:
+    """``ccl looks 62x slower than gloo``; base: '' if it has been named."""
+    speeds = sorted((speed_of(comparison, row) for row in rows), key=lambda s: -abs(math.log(s)))
+    name = f"{side_names(comparison)[1]} " if base else ""
+    upto = "up to " if len(speeds) > 1 else ""
+    return f"{name}looks {upto}{change_text(speeds[0])}" + (f" than {base}" if base else "")
 
 
 def _both(base: str, new: str) -> str:
@@ -378,12 +429,10 @@ def _grids(comparison: Comparison) -> list[Grid]:
 
 
 def _below(state: Versus, comparisons: Sequence[Comparison], folder: str, ended: str) -> list[str]:
-    from torchcoll.comparison.results import NEEDS
-
     rounds = f"{counted(state.round, 'round')} ({_runs_text(state)})"
     judged = [row.judged for comparison in comparisons for row in comparison.rows]
     tested = sum(case.p_value is not None for case in judged)
-    needs = [NEEDS] if any(case.needed for case in judged) else []
+    needs = []
     number, _ = state.runs_on(comparisons)
     if number and number > state.same_most:
         needs.append(

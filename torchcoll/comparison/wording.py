@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torchcoll.stats.sides import Side
 
 _MOST_NAMED = 3  # cases in the sentence
+NOTABLE = 1.5  # a factor that is named, whether or not it is evidence
 _LONGEST_NAME = 40
 # From this share of all cases on, one factor says more than the names of the cases that changed.
 _MOST_CHANGED = 2 / 3
@@ -88,10 +89,45 @@ def rounded_down(factor: float) -> float:
     return float(math.floor(factor * 10**digits) / 10**digits)
 
 
+def is_notable(comparison: Comparison, item: Compared | Fitted) -> bool:
+    """Whether a case that is not decided looks so much slower or faster that it is named."""
+    if item.judged.result != "inconclusive" or not item.judged.ratio:
+        return False
+    speed = speed_of(comparison, item)
+    return max(speed, 1 / speed) >= NOTABLE
+
+
+def most_possible(comparison: Comparison, items: Sequence[Compared | Fitted]) -> float:
+    """The largest factor that the 95 % intervals of undecided cases leave possible."""
+    ends = [
+        end
+        for item in items
+        if item.judged.result == "inconclusive"
+        for end in speed_interval(comparison, item) or ()
+    ]
+    return max((max(end, 1 / end) for end in ends), default=math.inf)
+
+
 def judged_sentence(
+    comparison: Comparison,
+    ratios: Sequence[Compared | Fitted],
+    names: Sequence[str],
+    others: bool = False,
+) -> str:
+    """Who is faster, by how much, over what, and in how many cases; names: of the cases. others:
+    these are what is left of more cases.
+    """
+    if others and all(item.judged.result == "same" for item in ratios):
+        limit = format_percent(comparison.threshold)
+        which = "case is" if len(ratios) == 1 else "cases are"
+        return f"the other {which} the same within {limit}{metric_words(comparison)}"
+    sentence = _sentence_of_all(comparison, ratios, names)
+    return f"of the other {counted(len(ratios), 'case')}: {sentence}" if others else sentence
+
+
+def _sentence_of_all(
     comparison: Comparison, ratios: Sequence[Compared | Fitted], names: Sequence[str]
 ) -> str:
-    """Who is faster, by how much, over what, and in how many cases; names: of the cases."""
     base, new = side_names(comparison)
     results = [item.judged.result for item in ratios]
     changed = [result for result in ("slower", "faster") if result in results]
@@ -117,7 +153,8 @@ def judged_sentence(
         )
         text = f"{new} is {change_text(mean)} than {base}{what}"
         text += f" (geometric mean of {count} cases, from {low} to {high}{_runs_text(ratios)})"
-        return f"{text}; {_counts(results, ratios, names, (changed[0],))}"
+        more = [_counts(results, ratios, names, (changed[0],)), *_looks(comparison, ratios, names)]
+        return "; ".join([text, *more])
     texts = []
     for number, result in enumerate(changed):
         places = sorted(
@@ -136,7 +173,29 @@ def judged_sentence(
         begin = f"{new} is {result} than {base}{what} " if not number else f"{result} "
         texts.append(f"{begin}{where}: {', '.join(named)}")
     rest = _counts(results, ratios, names, ())
-    return "; ".join([*texts, *([rest] if rest else [])])
+    looks = _looks(comparison, ratios, names)
+    return "; ".join([*texts, *looks, *([rest] if rest else [])])
+
+
+def _looks(
+    comparison: Comparison, ratios: Sequence[Compared | Fitted], names: Sequence[str]
+) -> list[str]:
+    """``looks slower in 2, not decided: 1K 62x, 4K 3.1x``: the notable cases of each direction."""
+    texts = []
+    for word in ("slower", "faster"):
+        notable = [
+            (max(speed, 1 / speed), name)
+            for item, name in zip(ratios, names, strict=True)
+            if is_notable(comparison, item)
+            and ((speed := speed_of(comparison, item)) < 1) == (word == "slower")
+        ]
+        notable.sort(key=lambda each: -each[0])
+        named = [f"{name} {format_factor(factor)}".strip() for factor, name in notable]
+        if len(named) > _MOST_NAMED:
+            named[_MOST_NAMED:] = ["..."]
+        if named:
+            texts.append(f"looks {word} in {len(notable)}, not decided: {', '.join(named)}")
+    return texts
 
 
 def metric_words(comparison: Comparison) -> str:
@@ -220,7 +279,22 @@ def _no_difference(
         if len(results) == 1:
             every = f"{names[0] or 'the one case'} is"
         return f"{new} is as fast as {base}{what}: {every} the same within {limit}"
-    text = f"No difference found between {base} and {new}{what}"
+    possible = most_possible(comparison, ratios)
+    runs = _runs_text(ratios).removeprefix(", ")
+    looks = _looks(comparison, ratios, names)
+    if looks and len(results) == 1:
+        decided = f"not decided after {runs}" if runs else "not decided"
+        name = f"{names[0]}: " if names[0] else ""
+        return f"{name}{new} looks {_change(comparison, ratios[0])} than {base}{what}, {decided}"
+    notes = [runs]
+    if looks:
+        text = f"{new} {'; '.join(looks)} (compared with {base}{what})"
+    elif possible >= NOTABLE:
+        text = f"cannot tell whether {new} is as fast as {base}{what}"
+    else:
+        text = f"No difference found between {base} and {new}{what}"
+    if not looks and math.isfinite(possible):
+        notes.append(f"differences up to {format_factor(possible)} are not excluded")
     same = results.count("same")
     if same:
         text += f": {same} of {counted(len(results), 'case')} are the same within {limit}, "
@@ -228,7 +302,6 @@ def _no_difference(
     else:
         every = "the one case is" if len(results) == 1 else f"all {len(results)} cases are"
         text += f": {every} inconclusive"
-    notes = [_runs_text(ratios).removeprefix(", ")]
     least = max((item.judged.resolution or 0.0 for item in ratios), default=0.0)
     notes += [resolution_text(least)] if least > comparison.threshold else []
     aside = "; ".join(filter(None, notes))

@@ -161,8 +161,8 @@ def _mean(values: Sequence[float]) -> Estimate:
     count, mean = len(values), math.fsum(values) / len(values)
     if count < 2:
         return Estimate(mean, None, None)
-    from scipy import stats
+    from torchcoll.stats.distributions import t_quantile
 
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
-    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1)) * spread / math.sqrt(count)
+    half = t_quantile((1 + LEVEL) / 2, count - 1) * spread / math.sqrt(count)
     return Estimate(mean, mean - half, mean + half)

@@ -453,6 +453,13 @@ class CaseResult:
         return self.reported is not None and self.reported.over_ranks == LAST_TO_ARRIVE
 
     @property
+    def is_right(self) -> bool:
+        """False without a result, or with a wrong one; as of its Row, but for figures that cannot
+        be, which only the whole run shows.
+        """
+        return self.status == "ok" and not (self.verification and self.verification.failed)
+
+    @property
     def expected(self) -> bool:
         """False for what makes the command exit with 1."""
         return self.status in EXPECTED_STATUSES

@@ -303,6 +303,16 @@ class Row:
         return communicates(self.backend)
 
     @property
+    def outcome(self) -> str:
+        """``ok``, or why the row has no figure that counts: ``wrong``, else its status."""
+        return "wrong" if self.verified == "wrong" else self.status
+
+    @property
+    def is_right(self) -> bool:
+        """False for a row without a result, or with a wrong one: no figure of it counts."""
+        return self.outcome == "ok"
+
+    @property
     def slow_first(self) -> bool:
         """True where the first call took over 3 times the figure (median, period, ...)."""
         if self.first_call_ns is None or not self.median_ns:

@@ -45,22 +45,31 @@ def two_modes(times_ns: Sequence[float]) -> Modes | None:
         return None
     low, high = math.log(quantile(ordered, LOW)), math.log(quantile(ordered, HIGH))
     logs = [min(max(math.log(time), low), high) for time in ordered]
-    mean = sum(logs) / n
-    total = sum((x - mean) ** 2 for x in logs)
-    sums = list(accumulate(logs))
-
-    def between(k: int) -> float:
-        """n times the variance between the k fastest calls and the others."""
-        return (sums[k - 1] - k * mean) ** 2 * n / (k * (n - k))
-
-    least = math.ceil(LEAST_SHARE * n)
-    k = max(range(least, n - least + 1), key=between)
+    k = parted(logs, math.ceil(LEAST_SHARE * n))
+    if k is None:
+        return None
     fast, slow = ordered[:k], ordered[k:]
-    separate = quantile(slow, 0.5) / quantile(fast, 0.5)
-    if not total or between(k) < (SEPARATION + CHANCE / n) * total or separate < APART:
+    if quantile(slow, 0.5) / quantile(fast, 0.5) < APART:
         return None
     return Modes(
         len(slow) / n,
         (quantile(slow, LOW), quantile(slow, HIGH)),
         (quantile(fast, LOW), quantile(fast, HIGH)),
     )
+
+
+def parted(ordered: Sequence[float], least: int) -> int | None:
+    """How many of these ascending values are in the lower of two groups by Otsu's criterion; None
+    where they are one group. least: values of a group.
+    """
+    n = len(ordered)
+    mean = sum(ordered) / n
+    total = sum((x - mean) ** 2 for x in ordered)
+    sums = list(accumulate(ordered))
+
+    def between(k: int) -> float:
+        """n times the variance between the k lowest values and the others."""
+        return (sums[k - 1] - k * mean) ** 2 * n / (k * (n - k))
+
+    k = max(range(least, n - least + 1), key=between)
+    return k if total and between(k) >= (SEPARATION + CHANCE / n) * total else None

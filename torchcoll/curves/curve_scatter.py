@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
-from scipy import stats
+
+from torchcoll.stats.distributions import chi2_median
 
 _90 = 3.29  # standard deviations from the 5th to the 95th percentile of normal noise
 _MEDIAN = 1.25  # the standard error of a median over that of a mean
@@ -70,7 +71,7 @@ def estimate_scatter(
             run_error = math.sqrt(
                 numpy.median(
                     [
-                        s / stats.chi2.median(len(values) - 1)
+                        s / chi2_median(len(values) - 1)
                         for s, values in zip(squares, deviations, strict=True)
                     ]
                 )

@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy
-from scipy import optimize, stats
 
 from torchcoll.comparison.results import p_text
 from torchcoll.core.units import format_percent
 from torchcoll.curves.rank_laws import ALONE, CONSTANT, MIXTURES, TERMS, RankLaw, fit_positive
+from torchcoll.stats import distributions
 from torchcoll.stats.holm import holm
 from torchcoll.stats.line import Floats
 from torchcoll.stats.ratios import LEVEL
@@ -165,7 +165,7 @@ def growths(curves: Sequence[Sequence[tuple[int, float]]]) -> list[Growth]:
         # The same data chose the best of several laws: correct for the number of laws tried.
         p = min(1.0, len(laws) * min(law.p_value for law in laws))
         if not laws[0].fits:
-            p = float(stats.kendalltau(ranks, logs).pvalue)
+            p = distributions.kendall_p(ranks, logs)
         growth = Growth(
             runs=len(points),
             numbers=numbers,
@@ -205,12 +205,14 @@ def _law(name: str, scale: Floats, ranks: Floats, logs: Floats) -> Law:
         law: Floats = numpy.logaddexp(of_first + ends[0], of_last + ends[1])
         return law - logs
 
+    from scipy import optimize
+
     start = [logs[scale == end].mean() for end in (low, high)]
     fit = optimize.least_squares(deviations, start, xtol=1e-12, ftol=1e-12, gtol=1e-12)
     squares = float((fit.fun**2).sum())
     degrees = len(logs) - 2
     covariance = numpy.linalg.inv(fit.jac.T @ fit.jac) * squares / degrees
-    t_95, t_90 = (float(q) for q in stats.t.ppf((0.975, 0.95), degrees))
+    t_95, t_90 = (distributions.t_quantile(share, degrees) for share in (0.975, 0.95))
     first, last = (math.exp(end) for end in fit.x)
     slope = (last - first) / (high - low)
     toward = numpy.array([-first, last]) / (high - low)
@@ -233,7 +235,7 @@ def _law(name: str, scale: Floats, ranks: Floats, logs: Floats) -> Law:
         misfit=misfit,
         misfit_at=at,
         criterion=_criterion(squares, len(logs), 2),
-        p_value=float(2 * stats.t.sf(abs(change) / max(error, 1e-12), degrees)),
+        p_value=distributions.t_p_value(change / max(error, 1e-12), degrees),
         p_lacking=_p_lacking(name, scale, ranks, logs, logs + fit.fun),
     )
 
@@ -282,12 +284,12 @@ def _mixture(law: RankLaw, ranks: Floats, logs: Floats, grows: bool) -> Mixture:
 
 def _power(ranks: Floats, logs: Floats) -> Mixture:
     """a n^p, a line in logarithms."""
-    line = stats.linregress(numpy.log(ranks), logs)
-    fitted = line.intercept + line.slope * numpy.log(ranks)
+    slope, intercept = distributions.line_through(numpy.log(ranks), logs)
+    fitted = intercept + slope * numpy.log(ranks)
     misfit, _ = _misfit(ranks, fitted - logs)
     p = _p_lacking("", numpy.exp(fitted), ranks, logs, fitted)
     limit = _POOR if _repeated(ranks) else _POOR_ALONE
-    return Mixture(f"n^{line.slope:.2f}", p, misfit, limit)
+    return Mixture(f"n^{slope:.2f}", p, misfit, limit)
 
 
 def _repeated(ranks: Floats) -> bool:
@@ -313,7 +315,9 @@ def _p_scatter(ranks: Floats, values: Floats, squares: float, figures: int) -> f
 def _p_gained(gained: float, figures: int, squares_left: float, degrees: int) -> float:
     """p of an F test: what additional parameters gained, against the squares that remain."""
     squares_left += (degrees + figures) * _TINY
-    return float(stats.f.sf(max(gained, 0.0) / figures * degrees / squares_left, figures, degrees))
+    return distributions.f_p_value(
+        max(gained, 0.0) / figures * degrees / squares_left, figures, degrees
+    )
 
 
 def _squares(terms: Sequence[Floats], logs: Floats, near: Floats) -> float:

@@ -250,7 +250,7 @@ def subgroup_hosts(run: Run, item: Measured) -> int:
 
 def _exclusion_reason(item: Measured) -> str:
     row = item.row
-    if row.status != "ok" or row.verified == "wrong" or not row.ranks or not item.figure:
+    if not row.is_right or not row.ranks or not item.figure:
         return exclusion_reason(item)
     if row.ranks < 2:
         return "of 1 rank, which communicates nothing"

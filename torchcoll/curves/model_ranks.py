@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy
-from scipy import stats
 
 from torchcoll.core.units import counted
 from torchcoll.curves.model import (
@@ -33,6 +32,7 @@ from torchcoll.curves.model_sizes import (
 )
 from torchcoll.curves.rank_laws import StepLaw, fit_positive, library_laws, step_laws
 from torchcoll.curves.size_law import fit_corrections, log_factors
+from torchcoll.stats.distributions import f_quantile, normal_quantile, t_quantile
 from torchcoll.stats.line import Floats
 
 FEWEST_RANKS = 2
@@ -157,7 +157,7 @@ def choose_ranks(
             candidates.append(LeftRanks(fit, tuple(without), tuple(missed), within, supported))
         tried.append(min(candidates, key=lambda candidate: candidate.square))
     tried.sort(key=lambda candidate: candidate.square)
-    limit = float(stats.f.ppf(0.95, len(curves), len(curves))) * tried[0].square
+    limit = f_quantile(0.95, len(curves), len(curves)) * tried[0].square
     return tried[0], [candidate.fit.steps.name for candidate in tried if candidate.square <= limit]
 
 
@@ -247,9 +247,8 @@ def ranks_spread(
     # The errors on one number of ranks are correlated, so there are only as many independent errors
     # as numbers of ranks: Student's t instead of the normal quantile. Within the data no correction
     # is needed, because errors of left-out ends, which are extrapolated, are larger anyway.
-    small_sample = float(
-        stats.t.ppf((1 + LEVEL) / 2, len(curves)) / stats.norm.ppf((1 + LEVEL) / 2)
-    )
+    share = (1 + LEVEL) / 2
+    small_sample = t_quantile(share, len(curves)) / normal_quantile(share)
     scale = small_sample if len(curves) == _TWO else 1.0
     high, low = (scale * max(LEAST, quantile(numpy.concatenate(v), points)) for v in (up, down))
     half = min(high, low)

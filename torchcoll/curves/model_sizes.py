@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
-from scipy import stats
 
 from torchcoll.curves.model import (
     Figure,
@@ -25,6 +24,7 @@ from torchcoll.curves.model import (
 )
 from torchcoll.curves.rank_laws import step_laws
 from torchcoll.curves.size_law import FEWEST_SIZES, TAIL, Fit, fit_form, fit_piece
+from torchcoll.stats.distributions import normal_quantile, t_quantile
 from torchcoll.stats.line import Floats
 
 LEVEL = 0.9
@@ -63,7 +63,7 @@ def jackknife(value: float, without: Sequence[float], logs: bool = False) -> Fig
         return value, min(value, *without), max(value, *without)
     values = numpy.log(without) if logs else numpy.asarray(without)
     error = math.sqrt((n - 1) / n * float(((values - values.mean()) ** 2).sum()))
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * error
+    half = t_quantile((1 + LEVEL) / 2, n - 1) * error
     if logs:
         factor = math.exp(min(half, 50.0))
         return value, value / factor, value * factor
@@ -192,7 +192,7 @@ def _wire(slopes: Sequence[float]) -> tuple[float, list[bool]]:
     logs = numpy.log(numpy.maximum(slopes, 1e-12))
     middle = float(numpy.median(logs))
     deviations = numpy.abs(logs - middle)
-    limit = _APART * max(float(numpy.median(deviations)), LEAST) / stats.norm.ppf(0.75)
+    limit = _APART * max(float(numpy.median(deviations)), LEAST) / normal_quantile(0.75)
     return math.exp(middle), (deviations <= limit).tolist()
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from torchcoll.comparison.results import is_right, runs_of
+from torchcoll.comparison.results import runs_of
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import LIKELY
@@ -25,6 +25,7 @@ from torchcoll.startup.repeats import FIRST_TWO
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.matching import kind_of
 from torchcoll.stats.ratios import geometric
+from torchcoll.stats.side_faults import SideFaults, faults_of_items
 from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
 
 
@@ -39,11 +40,9 @@ def describe_unusable(files: Side) -> tuple[str, str]:
 def exclusion_reason(item: Measured) -> str:
     """Why a case is in no curve."""
     row, reported = item.row, item.result.reported
-    if row.status != "ok":
-        reason = row.reason.partition(LIKELY)[0]
-        return f"{row.status} ({reason})" if reason else row.status
-    if row.verified == "wrong":
-        return "wrong"
+    if not row.is_right:
+        reason = row.reason.partition(LIKELY)[0] if row.outcome == row.status else ""
+        return f"{row.outcome} ({reason})" if reason else row.outcome
     if not row.ranks:
         return "without a number of ranks"
     return "first calls alone" if reported and reported.first_call_ns else "without a time"
@@ -112,6 +111,7 @@ class Scaling(Displayed):
     curves: one for each kind of case and size.
     starts: curves of the first call of the run, or of its time to first result.
     left_out: measured sizes that are not shown.
+    faults: what of the runs is wrong or failed, and so in no curve.
     """
 
     runs: list[Run]
@@ -120,6 +120,7 @@ class Scaling(Displayed):
     left_out: list[int]
     link_gbps: float | None
     notes: list[str]
+    faults: SideFaults = field(default_factory=SideFaults)
 
 
 @dataclass(frozen=True)
@@ -197,8 +198,9 @@ def scaling(
             f"{len(later)} of {len(files.parts)} runs came later in a job: their first calls are "
             "not in this table; `torchcoll cold` shows them"
         )
+    faults = faults_of_items("", len(files.runs), files.measured("time", Reading()))
     return Scaling(
-        files.runs, curves[: len(cases)], curves[len(cases) :], left_out, link_gbps, notes
+        files.runs, curves[: len(cases)], curves[len(cases) :], left_out, link_gbps, notes, faults
     )
 
 
@@ -339,7 +341,9 @@ def _fits(drafts: Sequence[_Draft]) -> list[list[GrowthFit]]:
 
 def _notes(files: Side, curves: Sequence[RanksCurve]) -> list[str]:
     notes = []
-    bad = Counter(exclusion_reason(m) for m in files.measured("time", Reading()) if not is_right(m))
+    bad = Counter(
+        exclusion_reason(m) for m in files.measured("time", Reading()) if not m.row.is_right
+    )
     notes += [f"in no curve: {counted(number, 'case')} {why}" for why, number in bad.items()]
     if any(point.ranks == 1 for curve in curves for point in curve.points):
         notes.append("1 rank communicates nothing: it is in no fit")

@@ -19,7 +19,7 @@ from torchcoll.core.units import (
     format_time,
 )
 from torchcoll.curves.growth import FEWEST, TOO_FEW, Growth
-from torchcoll.report.answer import Answer
+from torchcoll.report.answer import Answer, worst_level
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import kind_texts, reading, reported_text
@@ -149,8 +149,7 @@ def scaling_grids(result: Scaling) -> list[Grid]:
     if result.left_out:
         below.append(f"not shown (--sizes): {', '.join(map(format_size, result.left_out))}")
     below += footer_lines(result.notes, result.runs)
-    answer = scaling_answer(all_curves)
-    grids.append(Grid([], [], below=below, answer=answer))
+    grids.append(Grid([], [], below=below, answer=answer_of(result)))
     return grids
 
 
@@ -251,6 +250,17 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
         ],
         [(curve, fit) for curve in curves for fit in curve.fits if fit.growth.result != TOO_FEW],
         above=[_FITS, _VERDICTS],
+    )
+
+
+def answer_of(result: Scaling) -> Answer:
+    """How the figures grow, with what of the runs is wrong or failed as a caveat."""
+    answer = scaling_answer([*result.curves, *result.starts])
+    return dataclasses.replace(
+        answer,
+        level=worst_level(answer.level, result.faults.level),
+        counts=result.faults.counts,
+        caveats=tuple(result.faults.texts),
     )
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy
 from numpy.typing import NDArray
-from scipy import stats
 
+from torchcoll.stats.distributions import t_quantile
 from torchcoll.stats.line import Floats
 
 Indexes = NDArray[numpy.int64]
@@ -118,7 +118,7 @@ def _significance(
     if free < 1:
         return 0.0
     spread = max(_spread(fitted, other_sizes, other_times, index), float(noise[candidate]))
-    critical_t = float(stats.t.isf(_LEVEL / 2 / len(kept), free))
+    critical_t = t_quantile(1 - _LEVEL / 2 / len(kept), free)
     # The law of the point before, and that of the point after.
     end = fitted.laws[-1][1]
     near = {min(max(index - 1, 0), end), min(index, end)}

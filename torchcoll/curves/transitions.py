@@ -335,8 +335,8 @@ def _curves(side: Side, over_ranks: str, separate: Sequence[str]) -> list[CurveR
     for item in side.measured("time", Reading(over_ranks)):
         row = item.row
         # Implausible times are kept: the shape of their curve is useful, it may be that of a copy.
-        timed = row.status in ("ok", IMPLAUSIBLE) and item.figure and row.size_bytes
-        if not timed or row.verified == "wrong":
+        timed = row.outcome in ("ok", IMPLAUSIBLE) and item.figure and row.size_bytes
+        if not timed:
             continue
         common = {name: value_of(item, name) for name in NAMES}
         common |= {name: value_of_fact(item.facts, name) for name in separate}

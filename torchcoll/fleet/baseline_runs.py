@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import stats
 
 from torchcoll.core.errors import UnusableError, UsageError, one_line
 from torchcoll.core.units import counted, format_change
@@ -33,6 +32,7 @@ from torchcoll.fleet.good_runs import (
 from torchcoll.fleet.nights import format_night
 from torchcoll.fleet.node_report import case_names
 from torchcoll.fleet.slow_nodes import FEWEST_PEERS, Peers, judge_peers
+from torchcoll.stats.distributions import kendall_p, median_slope
 from torchcoll.store.records import FAILED, WRONG, CaseKey
 from torchcoll.store.series import RUN_STATUSES, STATUSES, UNKNOWN_START, Summaries
 
@@ -395,7 +395,7 @@ def drift_of(good: GoodRuns, baseline: Baseline) -> float:
     days = np.array([run.start_us or 0 for run in good.runs], dtype=np.float64)[dated] / _DAY_US
     if not days[-1] > days[0] or not values.std() > 0:
         return 0.0
-    if stats.kendalltau(days, values).pvalue > _DRIFT_P:
+    if kendall_p(days, values) > _DRIFT_P:
         return 0.0
-    change = float(stats.theilslopes(values, days).slope * (days[-1] - days[0]))
+    change = median_slope(days, values) * float(days[-1] - days[0])
     return change if abs(change) >= math.log1p(_DRIFT_LEAST) else 0.0

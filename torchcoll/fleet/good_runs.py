@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import special, stats
+from scipy import special
 
 from torchcoll.fleet.effects import Floats, nan_median, weighted_median
 from torchcoll.store.records import CaseKey
@@ -34,7 +34,7 @@ _POOLED_BELOW = 20  # degrees of freedom: from so many on, each case has enough 
 _CLIPPED = 3.0  # standard deviations of a case, in the mean over the cases
 _MEDIAN_VARIANCE = 1.5  # of a median of normal values: about so many times that of their mean
 _NEIGHBOURS = 0.5  # correlation of consecutive runs of a node that is allowed for
-_QUANTILE = float(stats.norm.ppf(POWER))
+_QUANTILE = float(special.ndtri(POWER))
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def critical_value(degrees: float, error: float) -> float:
 
 @lru_cache(maxsize=1024)
 def _quantile_of_t4(error: float) -> float:
-    return float(stats.t(4).ppf(1 - error))
+    return float(special.stdtrit(4, 1 - error))
 
 
 def pooled_spreads(deviations: Floats, groups: npt.NDArray[np.intp]) -> tuple[Floats, Floats]:

@@ -213,11 +213,11 @@ def _table(
 
 
 def _cell_at(cell: Forced, items: Sequence[Measured]) -> CellAt:
-    bad = [m for m in items if m.row.status != "ok" or m.row.verified == "wrong"]
-    is_wrong = any(m.row.verified == "wrong" or m.row.status == "wrong" for m in bad)
+    bad = [m for m in items if not m.row.is_right]
+    is_wrong = any(m.row.outcome == "wrong" for m in bad)
     runs_and_values = [] if is_wrong else runs_of(items)
     values = tuple(value for value, _ in runs_and_values)
-    state = "wrong" if is_wrong else "ok" if values else bad[0].row.status if bad else "no time"
+    state = "wrong" if is_wrong else "ok" if values else bad[0].row.outcome if bad else "no time"
     choices = tuple(dict.fromkeys(c for m in items for c in m.result.choices))
     mismatches = disobeyed(cell.settings, items[0].row.collective, choices)
     cell_at = CellAt(cell, values, state, choices, tuple(mismatches))

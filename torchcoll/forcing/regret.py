@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy
-from scipy import stats
 
+from torchcoll.stats.distributions import t_quantile
 from torchcoll.stats.ratios import LEVEL, NO_SPREAD, Ratio
 
 Values = Mapping[str, Sequence[float]]  # cell -> one figure a run, above 0
@@ -127,7 +127,7 @@ def may_be_best(cells: Values, threshold: float, drift: Drift | None = None) -> 
             share = 1 / len(cell_logs) + 1 / len(logs[best])
             if drift is not None and drifts:
                 share += (drift.centres[name] - drift.centres[best]) ** 2 / drift.squares
-            quantile = float(stats.t.isf(LEVEL / (len(logs) - 1), degrees))
+            quantile = t_quantile(1 - LEVEL / (len(logs) - 1), degrees)
             margin = max(margin, quantile * math.sqrt(squares / degrees * share))
         if means[name] - means[best] <= margin:
             names.append(name)

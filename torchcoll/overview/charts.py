@@ -199,7 +199,7 @@ def _point_text(name: str, point: PlotPoint, several_runs: bool) -> str:
 
 
 def _doubt(row: Row) -> str:
-    return "wrong" if row.verified == "wrong" else "" if row.status == "ok" else row.status
+    return "" if row.is_right else row.outcome
 
 
 _RESULT_STYLES = {
@@ -438,7 +438,7 @@ def first_calls_charts(run: Run, rows: Sequence[Row], keys: Mapping[int, str] = 
     for row, result in zip(rows, run.results, strict=True):
         if result.reported and result.reported.one_cold_call:
             continue  # its time is that of its first call
-        if row.status == "ok" and row.first_call_ns and row.median_ns:
+        if row.is_right and row.first_call_ns and row.median_ns:
             groups.setdefault(f"{row.collective}, {row.backend}", []).append((row, result))
     return [
         _first_calls_chart(name, cases, keys) for name, cases in groups.items() if len(cases) > 1

@@ -266,7 +266,7 @@ def _about_runs(document: PageDraft) -> None:
 
 
 def _good(rows: Iterable[Row]) -> list[Row]:
-    return [row for row in rows if row.status == "ok" and row.verified != "wrong"]
+    return [row for row in rows if row.is_right]
 
 
 def _peak_answer(document: PageDraft) -> None:

@@ -49,7 +49,7 @@ def case_text(case: Case) -> str:
 
 
 def sampled(run: Run) -> list[CaseResult]:
-    return [result for result in run.results if result.status == "ok" and result.time_ns]
+    return [result for result in run.results if result.is_right and result.time_ns]
 
 
 def steady_samples(result: CaseResult) -> Sequence[Sequence[int]]:

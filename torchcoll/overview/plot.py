@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.comparison.results import is_right
 from torchcoll.core.errors import UnusableError, UsageError, choice
 from torchcoll.core.plausibility import device_of, summarise_run
-from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.result import EXPECTED_STATUSES, CaseResult, Run
 from torchcoll.core.summary import OVER_RANKS, Row
+from torchcoll.core.units import counted
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.destination import free_name
 from torchcoll.report.header import common_text, kind_texts, reading
@@ -34,6 +33,7 @@ from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.filters import conditions
 from torchcoll.stats.matching import NAMES, value_of
 from torchcoll.stats.ratios import geometric
+from torchcoll.stats.side_faults import faults_of_items
 from torchcoll.stats.sides import Measured, Reading, Side, known_of, value_of_fact
 
 if TYPE_CHECKING:
@@ -103,19 +103,22 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
             hidden_note(hidden_among([facts_of_run for _, facts_of_run in facts], separate), runs)
         )
         groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
-        missing: Counter[str] = Counter()
+        measured: list[Measured] = []
+        without_time = 0
         for item in side.measured("time", Reading(over_ranks)):
             if not all(filter_term.holds(item) for filter_term in wanted):
                 continue
+            measured.append(item)
             if not item.figure:
-                missing[item.row.status] += 1
+                without_time += item.row.outcome in EXPECTED_STATUSES
             elif item.row.size_bytes:  # a barrier has no size
                 values = {name: value_of(item, name) for name in NAMES}
                 values |= {name: value_of_fact(item.facts, name) for name in separate}
                 values["statistic"] = item.row.statistic
                 groups.setdefault(repr(values), (values, []))[1].append(item)
-        for status, count in missing.items():
-            notes.append(f"{which}{count} case{'s' * (count > 1)} not drawn: {status}, no time")
+        if without_time:
+            notes.append(f"{which}{counted(without_time, 'case')} not drawn: no time")
+        notes += faults_of_items(side.name, len(side.runs), measured).texts
         for key, (values, items) in groups.items():
             panel = panels.setdefault(values["collective"], {})
             panel[f"{side.name} {key}"] = _line(side.name, values, items)
@@ -135,12 +138,12 @@ def _line(side: str, values: dict[str, Any], items: Sequence[Measured]) -> PlotL
     line = PlotLine(side, values, rows=[item.row for item in items])
     for size_bytes in sorted({item.row.size_bytes for item in items}):
         of_size = [item for item in items if item.row.size_bytes == size_bytes]
-        right = [item for item in of_size if is_right(item)]
+        right = [item for item in of_size if item.row.is_right]
         if right:
             line.points.append(_point(size_bytes, right))
         if len(right) < len(of_size):
             line.doubted.append(
-                _point(size_bytes, [item for item in of_size if not is_right(item)])
+                _point(size_bytes, [item for item in of_size if not item.row.is_right])
             )
     return line
 
@@ -260,9 +263,7 @@ def _draw(left: Axes, right: Axes, line: PlotLine, name: str, style: dict[str, A
 
 
 def _doubt(row: Any) -> str:
-    if row.verified == "wrong":
-        return "wrong"
-    return "" if row.status == "ok" else str(row.status)
+    return "" if row.is_right else str(row.outcome)
 
 
 def _bandwidth_axis(axis: Axes, lines: Sequence[PlotLine]) -> None:

@@ -378,8 +378,7 @@ def _compares_collectives(run: Run) -> bool:
     """Whether a table of busbw by size and collective shows the run, with nothing failed."""
     sizes: dict[str, set[int]] = {}
     for result in run.results:
-        wrong = result.verification is not None and result.verification.failed
-        if result.status != "ok" or wrong or result.concurrent:
+        if not result.is_right or result.concurrent:
             return False
         sizes.setdefault(result.case.collective, set()).add(result.case.size_bytes)
     several = [name for name, of_collective in sizes.items() if len(of_collective) >= _SIZES]

@@ -152,7 +152,7 @@ def _speeds(session: Session, subgroups: int) -> list[float] | None:
     from torchcoll.core.summary import summarise
 
     rows = [summarise(result) for result in session.run.results[-subgroups:]]
-    return [row.busbw_gbps or 0.0 if row.status == "ok" else 0.0 for row in rows[:2]]
+    return [row.busbw_gbps or 0.0 if row.is_right else 0.0 for row in rows[:2]]
 
 
 def record_halving(

@@ -133,7 +133,7 @@ def read_pairs(run: Run) -> Pairs | None:
             continue
         samples = result.time_ns.get(default_clock(result) or "", [])
         calls = sorted(over_ranks(samples)) if samples else []
-        if result.status != "ok" or not calls or calls[0] <= 0:
+        if not result.is_right or not calls or calls[0] <= 0:
             pairs.failed.append(
                 f"pair {name}: {result.case.describe()}: {result.reason or _NO_TIME}"
             )

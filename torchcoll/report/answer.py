@@ -8,8 +8,13 @@ from typing import Any
 
 # The verdict of each level of an answer; '' where nothing was judged.
 VERDICTS = {"good": "PASS", "doubt": "WARN", "bad": "FAIL", "": "NO REFERENCE"}
+_WORST = ("", "good", "doubt", "bad")  # levels
 _LONG = 110  # characters: a shorter caveat is printed in full each time
 _SHORTENED = 45  # characters of a repeated caveat: enough to recognise it
+
+
+def worst_level(*levels: str) -> str:
+    return max(levels, key=_WORST.index)
 
 
 class Caveat(str):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
-from torchcoll.core.result import Run
+from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_ratio, format_size, format_time
 from torchcoll.report.answer import VERDICTS, Answer
@@ -45,17 +45,17 @@ def runs_grids(
     """
     names = [name for name, _ in named]
     measured = [_Measured(number, row) for number, rows in enumerate(rows_by_run) for row in rows]
-    good = [item for item in measured if item.row.status == "ok" and item.row.median_ns]
+    good = [item for item in measured if item.row.is_right and item.row.median_ns]
     cases: dict[str, list[_Measured]] = {}
     for item in good:
         cases.setdefault(repr((_kind(item.row), item.row.size_bytes_requested)), []).append(item)
     rows = [item.row for item in measured]
     above = [f"{len(runs)} runs, in short ({_ALL}): {common_text(rows)}", _scope_line(runs, rows)]
     above.append(f"time: {over_ranks} over ranks; the median, least and most of the runs")
-    failed = [item for item in measured if item.row.status not in ("ok", "unsupported", "skipped")]
+    failed = [item for item in measured if item.row.outcome not in EXPECTED_STATUSES]
     below = []
     if failed:
-        texts = dict.fromkeys(f"{names[item.run]} ({item.row.status})" for item in failed)
+        texts = dict.fromkeys(f"{names[item.run]} ({item.row.outcome})" for item in failed)
         below.append(f"{counted(len(failed), 'case')} without a result: {_list_first(texts)}")
     for kind in ("bad", "doubt"):
         of_kind = [(name, answer) for name, answer in named if answer.level == kind]

@@ -67,7 +67,7 @@ def ranks_grids(run: Run, view: View, every: bool = False) -> list[Grid]:
         range(len(entries)),
         key=lambda n: (entries[n].result.case.root is not None, -_spread(values[n])),
     )
-    failed = {n for n, entry in enumerate(entries) if entry.result.status != "ok"}
+    failed = {n for n, entry in enumerate(entries) if not entry.result.is_right}
     shown = sorted({*order[:_MOST_CASES], *failed}) if not every else range(len(entries))
     grids = [_ranks_grid(entries[n], values[n]) for n in shown]
     notes = [WAITING]

@@ -147,7 +147,7 @@ def _matching_row(rows: Sequence[Row], point: PublishedFigure) -> Row | None:
         candidates = [
             r for r in candidates if point.size_bytes in (r.size_bytes, r.size_bytes_requested)
         ]
-    candidates = [r for r in candidates if r.status == "ok"] or candidates
+    candidates = [r for r in candidates if r.is_right] or candidates
     return max(candidates, key=lambda r: r.busbw_gbps or 0.0, default=None)
 
 

@@ -220,11 +220,11 @@ def _range_text(numbers: set[int]) -> str:
 
 def _cell(rows: Sequence[Row], field: str) -> str:
     """The median over the runs that are correct; else what was wrong with them."""
-    values = [v for row in rows if row.status == "ok" and (v := getattr(row, field)) is not None]
+    values = [v for row in rows if row.is_right and (v := getattr(row, field)) is not None]
     if values:
         middle = median(values)
         return format_time(middle) if field == "median_ns" else format_bandwidth(middle)
-    bad = [row.status for row in rows if row.status != "ok"]
+    bad = [row.outcome for row in rows if not row.is_right]
     return one_line(bad[0]) if bad else "-"
 
 

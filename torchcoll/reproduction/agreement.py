@@ -24,8 +24,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scipy import stats as distributions
-
+from torchcoll.stats.distributions import t_p_value, t_quantile
 from torchcoll.stats.holm import holm
 from torchcoll.stats.matching import Pair
 from torchcoll.stats.ratios import exp
@@ -141,10 +140,10 @@ def judge(
 
 
 def _by_run(items: Sequence[Measured]) -> dict[int, float]:
-    """Logarithm of the time of each run that has one."""
+    """Logarithm of the time of each run that has a right one."""
     logs: dict[int, list[float]] = {}
     for item in items:
-        if item.figure:
+        if item.figure and item.row.is_right:
             logs.setdefault(item.run, []).append(math.log(item.figure))
     return {run: statistics.fmean(values) for run, values in logs.items()}
 
@@ -167,11 +166,11 @@ class _Compared:
     def p(self) -> float:
         if not self.error:
             return float(self.difference == 0)
-        return 2 * float(distributions.t.sf(abs(self.difference) / self.error, self.degrees))
+        return t_p_value(self.difference / self.error, self.degrees)
 
     def half_width(self, level: float) -> float:
         """Of the interval that a difference of 0 leaves with probability level."""
-        return float(distributions.t.isf(level / 2, self.degrees)) * self.error
+        return t_quantile(1 - level / 2, self.degrees) * self.error
 
 
 def _compared(file: Sequence[float], new: Sequence[float]) -> _Compared:

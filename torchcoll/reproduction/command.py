@@ -207,6 +207,7 @@ def _rerun(
     from torchcoll.stats.across_hardware import unlike, unlike_ranks
     from torchcoll.stats.differences import differences_of, dimensions_of
     from torchcoll.stats.matching import pairs_of
+    from torchcoll.stats.side_faults import cut_runs, side_faults
     from torchcoll.stats.sides import Side, reading_of
 
     paths = [folder / f"{job.stem}.jsonl" for job in plan.jobs()]
@@ -233,7 +234,15 @@ def _rerun(
         pairs, reason = [], str(error)
     result = Agreement("not comparable", reason=reason) if reason else agreement(pairs, threshold)
     shares = compared_shares(runs[0], new.runs[0], linked) if reason else ""
-    return Rerun(file, result, differences, recipe.notes, str(folder), shares)
+    cases = [((pair.new or pair.base)[0].result.case.describe(), pair) for pair in pairs]
+    faults = side_faults(
+        "the rerun",
+        len(new.runs),
+        [(name, pair.new) for name, pair in cases],
+        [name for name, pair in cases if pair.base and not pair.new],
+        cut=cut_runs(new),
+    )
+    return Rerun(file, result, differences, recipe.notes, str(folder), shares, faults=faults)
 
 
 def bisect_arguments(parser: argparse.ArgumentParser) -> None:

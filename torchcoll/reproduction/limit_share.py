@@ -62,7 +62,7 @@ def limit_shares(run: Run, linked: int | None = None) -> Mapping[tuple[str, int]
     shares: dict[tuple[str, int], LimitShare] = {}
     for row in summarise_run(run):
         key = row.collective, row.size_bytes
-        if row.status != "ok" or not row.busbw_gbps or row.ranks != run.ranks or row.group:
+        if not row.is_right or not row.busbw_gbps or row.ranks != run.ranks or row.group:
             continue
         limit = links.ceiling_gbps(row.collective, run.ranks, groups)
         if limit and (key not in shares or row.busbw_gbps > shares[key].busbw_gbps):

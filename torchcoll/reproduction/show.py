@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_change, format_difference, format_percent
-from torchcoll.report.answer import Answer
+from torchcoll.report.answer import Answer, worst_level
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Head, make_grid
 from torchcoll.reproduction.agreement import Agreement, CaseAgreement
+from torchcoll.stats.side_faults import SideFaults
 
 SCHEMA = "torchcoll-again/1"
 _LEVELS = {"reproduced": "good", "not reproduced": "bad"}
@@ -26,7 +27,8 @@ class Rerun:
     could not be run as it was. folder: of the new runs. shares: what share of its own limit each
     side reaches, on different hardware; '' if that is not known. earlier_runs: how many of the runs
     in the folder an earlier command made; made_utc: when the first of these began. new_folder: one
-    that does not exist yet, if an earlier command made all runs; '' otherwise.
+    that does not exist yet, if an earlier command made all runs; '' otherwise. faults: what of
+    the new runs is wrong, failed or missing.
     """
 
     file: str
@@ -38,6 +40,7 @@ class Rerun:
     earlier_runs: int = 0
     made_utc: str = ""
     new_folder: str = ""
+    faults: SideFaults = field(default_factory=SideFaults)
 
 
 def _runs_text(rerun: Rerun) -> str:
@@ -52,7 +55,20 @@ def _runs_text(rerun: Rerun) -> str:
 
 
 def answer_of(rerun: Rerun) -> Answer:
-    """The verdict with its evidence, in one sentence."""
+    """The verdict with its evidence, in one sentence; what is wrong, failed or missing in the new
+    runs comes first.
+    """
+    answer, faults = _answer_of_the_rest(rerun), rerun.faults
+    return replace(
+        answer,
+        headline="; ".join([*faults.texts, answer.headline]),
+        level=worst_level(answer.level, faults.level),
+        counts={**answer.counts, **faults.counts},
+    )
+
+
+def _answer_of_the_rest(rerun: Rerun) -> Answer:
+    """The verdict on the cases that the new runs have right."""
     result = rerun.agreement
     name = one_line(rerun.file)
     if result.ratio is None or result.high is None:
@@ -125,6 +141,7 @@ def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:
         "schema": SCHEMA,
         "file": rerun.file,
         "verdict": result.verdict,
+        "faults": rerun.faults.to_json(),
         "ratio": result.ratio,
         "low": result.low,
         "high": result.high,

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torchcoll.core.file import load_own
-from torchcoll.core.result import Run
+from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import default_clock, steady_figure
 from torchcoll.matrix.axes import Cell
 from torchcoll.matrix.blocks import PlannedRun, RunPlan
@@ -25,6 +25,8 @@ from torchcoll.reproduction.version_search import (
     same_ends,
 )
 from torchcoll.stats.holm import holm
+from torchcoll.stats.side_faults import SideFaults, faults_of_items
+from torchcoll.stats.sides import Measured, Reading, Side
 
 METRICS = ("time", "first-call", "wrong")
 ATTEMPTS = 2  # at one version, before it is skipped
@@ -37,7 +39,8 @@ class VersionRuns:
 
     plan: its cells are the versions, in order. metric: one of METRICS. most: runs at which it ends.
     threshold: a smaller change between the first and the last version is none. figures[v]: of each
-    run of version v, case -> logarithm (of ``wrong``: 0 or 1). skipped: version -> why it did not
+    run of version v, case -> logarithm (of ``wrong``: 0 or 1). bad[v]: its cases that are wrong or
+    failed. skipped: version -> why it did not
     start.
     """
 
@@ -47,11 +50,13 @@ class VersionRuns:
     most: int
     threshold: float
     figures: list[list[dict[str, float]]] = field(init=False)
+    bad: list[list[Measured]] = field(init=False)
     skipped: dict[int, str] = field(default_factory=dict)
     stopped: str = ""
 
     def __post_init__(self) -> None:
         self.figures = [[] for _ in self.plan.cells]
+        self.bad = [[] for _ in self.plan.cells]
 
     @property
     def usable(self) -> list[int]:
@@ -86,9 +91,9 @@ class VersionRuns:
         """Adds the runs in the folder that are new, and judges."""
         for version, cell in enumerate(self.plan.cells):
             while folder.done(job := PlannedRun(cell, len(self.figures[version]) + 1)):
-                self.figures[version].append(
-                    figures_of(load_own(self.path / f"{job.stem}.jsonl"), self.metric)
-                )
+                one = load_own(self.path / f"{job.stem}.jsonl")
+                self.bad[version] += self._bad_of(one, len(self.figures[version]))
+                self.figures[version].append(figures_of(one, self.metric))
         if len(self.usable) < 2:
             self.stopped = "too few"
             return
@@ -97,6 +102,24 @@ class VersionRuns:
             self.stopped = posterior.decided or "none"
         elif self.runs >= self.most:
             self.stopped = "runs"
+
+    def _bad_of(self, run: Run, number: int) -> list[Measured]:
+        """The cases of a run that are in no figure; wrong ones are, where these are looked for."""
+        counted = (*EXPECTED_STATUSES, *(["wrong"] if self.metric == "wrong" else []))
+        return [
+            replace(item, run=number)
+            for item in Side("", [run]).measured("time", Reading())
+            if item.row.outcome not in counted
+        ]
+
+    @property
+    def faults(self) -> list[SideFaults]:
+        """What of each version is wrong or failed, of those where something is."""
+        return [
+            faults_of_items(version_name(cell), len(figures), bad)
+            for cell, figures, bad in zip(self.plan.cells, self.figures, self.bad, strict=True)
+            if bad
+        ]
 
     @property
     def cases(self) -> list[str]:
@@ -147,22 +170,22 @@ def figures_of(run: Run, metric: str) -> dict[str, float]:
         name = result.case.describe()
         if metric == "wrong":
             if result.status in ("ok", "wrong"):
-                figures[name] = float(result.status == "wrong")
+                figures[name] = float(not result.is_right)
             continue
         if metric == "first-call":
             cold = [calls[0] for calls in result.cold_ns if calls]
             value: float | None = max(cold, default=None)
         else:
             value = steady_figure(result, str(default_clock(result))) if result.time_ns else None
-        if value and result.status == "ok":
+        if value and result.is_right:
             figures[name] = math.log(value)
     return figures
 
 
 def _p(before: Sequence[float], after: Sequence[float]) -> float:
     """Student's t with a common variance; 0 or 1 where nothing varies."""
-    from scipy import stats
+    from torchcoll.stats.distributions import two_sample_p
 
     if len({*before}) == len({*after}) == 1:
         return float(before[0] == after[0])
-    return float(stats.ttest_ind(before, after).pvalue)
+    return two_sample_p(before, after)

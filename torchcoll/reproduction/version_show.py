@@ -23,9 +23,12 @@ def answer_of(state: VersionRuns) -> Answer:
     names = [one_line(name) for name in state.names]
     posterior = state.posterior
     runs = counted(state.runs, "run")
-    caveats = tuple(
-        f"skipped {one_line(version_name(state.plan.cells[version]))}: {one_line(reason)}"
-        for version, reason in sorted(state.skipped.items())
+    caveats = (
+        *(
+            f"skipped {one_line(version_name(state.plan.cells[version]))}: {one_line(reason)}"
+            for version, reason in sorted(state.skipped.items())
+        ),
+        *(text for version in state.faults for text in version.texts),
     )
     if state.stopped == "too few":
         return Answer("fewer than two versions start", "doubt", caveats=caveats)
@@ -33,7 +36,7 @@ def answer_of(state: VersionRuns) -> Answer:
     if state.stopped == "none":
         limit = format_percent(state.threshold)
         text = f"no change above {limit} between {first} and {last} (95 %); {runs}"
-        return Answer(text, "good", caveats=caveats)
+        return Answer(text, "doubt" if state.faults else "good", caveats=caveats)
     if state.stopped == "step":
         before, after = posterior.best - 1, posterior.best
         what = _change_text(state, before, after)
@@ -132,6 +135,7 @@ def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -
         "schema": SCHEMA,
         "result": {"runs": "not decided"}.get(state.stopped, state.stopped),
         "range": None if change is None else [state.names[number] for number in change],
+        "faults": {version.side: version.to_json() for version in state.faults},
         "cases": state.cases,
         "runs": state.runs,
         "rows": rows,

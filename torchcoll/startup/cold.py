@@ -161,7 +161,7 @@ def _seen(items: Sequence[Measured]) -> Iterable[_Seen]:
         new = [label for label in dict.fromkeys(labels) if label not in before]
         before.update(labels)
         calls = over_ranks(result.cold_ns)
-        if any(result is start for start in starts) or not calls or result.status != "ok":
+        if any(result is start for start in starts) or not calls or not result.is_right:
             continue
         if result.ranks == 1:
             continue  # it connects to nobody
@@ -370,7 +370,7 @@ def _rows(
             by_number = {r.ordinal: r.reported.first_call_ns for r in firsts if r.reported}
             last = min(max(number or 0 for number in by_number), MOST_ROWS)
             calls = [by_number.get(number) for number in range(1 + last)]
-        bad = [r.status for r in firsts if r.status != "ok"]
+        bad = [item.row.outcome for item in measured if not item.result.is_right]
         result = first_result_ns(run, firsts) if by_rank and fresh else None
         yield ColdRow(
             name=_name(run),

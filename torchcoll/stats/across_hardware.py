@@ -45,12 +45,13 @@ class Profile:
 class Start:
     """What a side's first call on one backend took, the geometric mean over its runs as in
     ``cold``, nanoseconds: the call itself, and with connecting before it (None where no run
-    tells that).
+    tells that). runs_ns: of each run with connecting, where all runs tell that, else the call.
     """
 
     backend: str
     first_call_ns: float
     first_result_ns: float | None
+    runs_ns: tuple[float, ...] = ()
 
 
 def start(side: Side, backends: Iterable[str]) -> Start | None:
@@ -63,8 +64,9 @@ def start(side: Side, backends: Iterable[str]) -> Start | None:
     if not firsts:
         return None
     results = [ns for run, f in firsts if (ns := first_result_ns(run, f)) is not None]
-    calls = geometric(first_call_ns(f) for _, f in firsts)
-    return Start(backend, calls or 0.0, geometric(results))
+    calls = [first_call_ns(f) for _, f in firsts]
+    every = results if len(results) == len(calls) else calls
+    return Start(backend, geometric(calls) or 0.0, geometric(results), tuple(filter(None, every)))
 
 
 def unlike(base: Side, new: Side) -> str:
@@ -116,7 +118,7 @@ def profile(side: Side, items: Collection[Sequence[Measured]]) -> Profile:
             geometric(m.row.busbw_gbps for m in ok),
         )
         for runs in items
-        if (ok := [m for m in runs if m.row.status == "ok" and m.row.verified != "wrong"])
+        if (ok := [m for m in runs if m.row.is_right])
     ]
     timed = [(size_bytes, ns) for size_bytes, ns, _ in points if ns]
     bandwidths = [(size_bytes, gbps) for size_bytes, _, gbps in points if gbps]

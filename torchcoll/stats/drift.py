@@ -35,19 +35,19 @@ def drift_of(values: Sequence[float]) -> TimeDrift | None:
     """
     if len(values) < STRETCHES or min(values) <= 0:
         return None
-    from scipy import stats
+    from torchcoll.stats.distributions import line_through, t_p_value, t_quantile
 
     logs, count = [math.log(value) for value in values], len(values)
     edges = [round(k * count / STRETCHES) for k in range(STRETCHES + 1)]
     means = [math.fsum(logs[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-    line = stats.linregress(range(STRETCHES), means)
-    off = [mean - line.intercept - line.slope * k for k, mean in enumerate(means)]
+    slope, intercept = line_through(range(STRETCHES), means)
+    off = [mean - intercept - slope * k for k, mean in enumerate(means)]
     free = STRETCHES - 2
     # The difference of two means of two: its variance is that of one.
     error = math.sqrt(math.fsum(residual * residual for residual in off) / free)
     change = (means[-1] + means[-2] - means[0] - means[1]) / 2
-    half = float(stats.t.ppf((1 + LEVEL) / 2, free)) * error
-    p = float(2 * stats.t.sf(abs(change) / error, free)) if error else float(not change)
+    half = t_quantile((1 + LEVEL) / 2, free) * error
+    p = t_p_value(change / error, free) if error else float(not change)
     value, low, high = (math.expm1(x) for x in (change, change - half, change + half))
     return TimeDrift(value, low, high, p)
 

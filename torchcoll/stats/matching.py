@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.core.errors import UnusableError, UsageError
+from torchcoll.core.result import EXPECTED_STATUSES
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_size
 from torchcoll.stats.sides import Measured, value_of_fact
@@ -45,6 +46,11 @@ class Pair:
     new: list[Measured] = field(default_factory=list)
     side_values: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
     taken: Key = ()
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether a run of a side has a wrong or a failed result."""
+        return any(item.row.outcome not in EXPECTED_STATUSES for item in (*self.base, *self.new))
 
 
 def value_of(item: Measured, name: str) -> Any:

@@ -1,15 +1,4 @@
-"""How many runs a result takes: by exact power, and as a range.
-
-The truth is known no better than from the runs that there are: six of them leave the noise
-open by a factor of 1.8 and the ratio too, so that one number is off by 3 either way. The range is
-that of the fiducial distribution: the noise is s times the root of degrees / chi squared, the
-difference what was seen plus as much normal noise. Of difference / noise that is the interval
-which the noncentral t gives (the same inequality, read the other way).
-
-It is printed for what the runs left inconclusive, and those are the unlucky ones: with a truth
-that takes 14 runs and 12 that were made, plain 10 and 90 % hold it in 4 of 100. So a draw
-counts by 1 / the chance that it leaves the case inconclusive, and the low end is that of 5 %. Where
-the truth is at the threshold no number of runs is enough, and no range says so in time."""
+"""How many runs a result takes, and what a number of runs would show: by exact power."""
 
 from __future__ import annotations
 
@@ -20,18 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy
-from scipy import optimize, special
+from scipy import special
 
+from torchcoll.stats.distributions import gauss_legendre, root_between
 from torchcoll.stats.ratios import LEVEL, NO_SPREAD, Design, Ratio
 from torchcoll.stats.sequential import FIRST_LOOK, bounds, least_t
 
 POWER = 0.9  # with which a case is decided
 SEARCH_RUNS, SEARCH_POWER = 30, 0.8  # of ``smallest_difference``
 MOST_RUNS = 1000  # beyond, the answer is 'never' rather than a number
-_LOW, _HIGH = 0.05, 0.1  # left out of the range on either end
-_MOST_LIKELY = 10  # times a draw counts that would hardly have left the case inconclusive
-_DRAWS = 12  # each, of the noise and of the difference
-_NODES, _FEW_NODES = 400, 24  # of the integral; the few are right to 0.01, as the draws are
+_NOISE_LEVEL = 0.1  # of the upper limit of the noise, in ``least_difference``
+_NODES = 400  # of the integral
 _MOST_ROUNDS = 64  # for which bounds are computed: 2.28, and 2.30 for twice as many
 
 
@@ -84,7 +72,6 @@ def power(
     runs: int,
     difference: numpy.ndarray,
     spread: numpy.ndarray,
-    nodes: int = _NODES,
 ) -> numpy.ndarray:
     """How often so many runs a side give the result that is true of this ``difference`` of
     logarithms and ``spread`` of one run: a difference beyond the threshold, the same within it.
@@ -92,40 +79,30 @@ def power(
     Exact: given the noise that is seen, the rest is normal; over that noise, chi of the degrees
     over their root, it is integrated (Gauss and Legendre).
     """
-    differs, same = _chances(what, design, runs, difference, spread, nodes)
-    return numpy.where(numpy.abs(difference) > what.limit, differs, same)
-
-
-def _chances(
-    what: Target,
-    design: Design,
-    runs: int,
-    difference: numpy.ndarray,
-    spread: numpy.ndarray,
-    nodes: int,
-) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Of a difference in the direction of the truth, and of the same."""
     degrees = design.degrees(runs)
     if degrees < 1 or runs < what.least:
-        none = numpy.zeros(numpy.broadcast(difference, spread).shape)
-        return none, none
-    seen, weights = _chi(degrees, nodes)
+        return numpy.zeros(numpy.broadcast(difference, spread).shape)
+    seen, weights = _chi(degrees)
     away = numpy.abs(difference)[..., None]
     error = design.error(runs) * numpy.asarray(spread)[..., None]
     least = numpy.maximum(what.limit, what.t_differs(design, runs) * seen * error)
-    differs = special.ndtr((away - least) / error) @ weights
+    differs = special.ndtr((away - least) / error)
     margin = what.t_same(design, runs) * seen
     inside = special.ndtr((what.limit - away) / error - margin)
     inside = inside - special.ndtr((-what.limit - away) / error + margin)
-    return differs, numpy.maximum(inside, 0.0) @ weights
+    same = numpy.maximum(inside, 0.0) @ weights
+    chances: numpy.ndarray = numpy.where(
+        numpy.abs(difference) > what.limit, differs @ weights, same
+    )
+    return chances
 
 
 @functools.lru_cache(maxsize=4096)
-def _chi(degrees: float, count: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+def _chi(degrees: float) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Nodes and weights of what the root of chi squared / degrees is."""
     width = 8 / math.sqrt(2 * degrees)
     low, high = max(0.0, 1 - width), 1 + width
-    points, weights = numpy.polynomial.legendre.leggauss(count)
+    points, weights = gauss_legendre(_NODES)
     nodes = (high + low) / 2 + (high - low) / 2 * points
     constant = math.log(2) + degrees / 2 * math.log(degrees / 2) - math.lgamma(degrees / 2)
     logs = constant + (degrees - 1) * numpy.log(nodes) - degrees * nodes**2 / 2
@@ -160,7 +137,7 @@ def least_difference(what: Target, ratio: Ratio) -> float:
     least = _least_shown(what, ratio, ratio.error, ratio.spread)
     if what.looks and ratio.low and ratio.high:
         end = max(math.log(ratio.low), -math.log(ratio.high))
-        factor = math.sqrt(ratio.degrees / float(special.chdtri(ratio.degrees, 1 - _HIGH)))
+        factor = math.sqrt(ratio.degrees / float(special.chdtri(ratio.degrees, 1 - _NOISE_LEVEL)))
         if end >= factor * math.log1p(smallest_difference(what, ratio) or 0.0):
             return max(least, end)
     return least
@@ -202,7 +179,7 @@ def _least_shown(what: Target, ratio: Ratio, error: float, spread: float) -> flo
 
     if excess(0.0) >= 0:
         return 0.0
-    return float(optimize.brentq(excess, 0.0, difference))
+    return root_between(excess, 0.0, difference)
 
 
 def runs_needed(what: Target, design: Design, difference: float, spread: float) -> int | None:
@@ -211,29 +188,6 @@ def runs_needed(what: Target, design: Design, difference: float, spread: float) 
     """
     truth = numpy.array([difference]), numpy.array([spread])
     return _least(lambda runs: float(power(what, design, runs, *truth)[0]) >= POWER)
-
-
-def runs_range(what: Target, ratio: Ratio, runs: int) -> tuple[int | None, int | None]:
-    """Between what the number lies with 80 %, as far as the ``runs`` a side behind ``ratio``
-    tell, which left it inconclusive; None as in ``runs_needed``.
-    """
-    if ratio.spread is None or ratio.error is None or runs >= MOST_RUNS:
-        return None, None
-    shares = (numpy.arange(_DRAWS) + 0.5) / _DRAWS
-    noise = numpy.sqrt(ratio.degrees / special.chdtri(ratio.degrees, shares))[:, None]
-    difference = math.log(ratio.ratio) + ratio.error * noise * special.ndtri(shares)[None, :]
-    spread = numpy.broadcast_to(ratio.spread * noise, difference.shape)
-    decided_now = sum(_chances(what, ratio.design, runs, difference, spread, _FEW_NODES))
-    weights = 1 / numpy.maximum(1 - decided_now, 1 / _MOST_LIKELY)
-    weights /= weights.sum()
-
-    @functools.cache
-    def decided(number: int) -> float:
-        enough = power(what, ratio.design, number, difference, spread, _FEW_NODES) >= POWER
-        return float(weights[enough].sum())
-
-    low = _least(lambda number: decided(number) >= _LOW, runs + 1)
-    return low, _least(lambda number: decided(number) >= 1 - _HIGH, low) if low else None
 
 
 def smallest_difference(what: Target, ratio: Ratio) -> float | None:

@@ -1,4 +1,4 @@
-"""Ratios of runs on logarithms: Student's t, pairs, Holm, Mann-Whitney.
+"""Ratios of runs on logarithms: Student's t, and pairs.
 
 The model in which the runs stand in time is in stats/statistics.py; how many runs a result
 takes is in stats/needed.py.
@@ -16,7 +16,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy
-from scipy import special, stats
+from scipy import special
+
+from torchcoll.stats.distributions import t_quantile
 
 LEVEL = 0.05  # family-wise error of a comparison; its intervals are 95 %
 # Logarithms closer than this are equal: doubles of nanoseconds have 16 digits.
@@ -88,7 +90,7 @@ class Ratio:
         """What the ratio exceeds but for ``error_rate``; None where there is no interval."""
         if self.error is None:
             return None
-        return exp(math.log(self.ratio) - float(stats.t.isf(error_rate, self.degrees)) * self.error)
+        return exp(math.log(self.ratio) - t_quantile(1 - error_rate, self.degrees) * self.error)
 
 
 def paired_ratio(base: Sequence[float], new: Sequence[float]) -> Ratio:
@@ -136,13 +138,3 @@ def exp(logarithm: float) -> float:
     runs is too wide for them.
     """
     return sys.float_info.max if logarithm >= _LARGEST else math.exp(logarithm)  # NaN stays NaN
-
-
-def mann_whitney(base: Sequence[float], new: Sequence[float]) -> float:
-    """The two-sided p of Mann and Whitney's test: no word on how the noise is distributed."""
-    return float(stats.mannwhitneyu(base, new, alternative="two-sided").pvalue)
-
-
-def least_mann_whitney(base: int, new: int) -> float:
-    """The smallest two-sided p that so many runs can reach: 0.00216 for 6 against 6."""
-    return 2 / math.comb(base + new, base)

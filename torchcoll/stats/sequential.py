@@ -22,8 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
-from scipy import optimize, special
+from scipy import special
 
+from torchcoll.stats.distributions import gauss_legendre, root_between
 from torchcoll.stats.holm import holm, holm_levels
 from torchcoll.stats.ratios import LEVEL, NO_SPREAD
 
@@ -108,7 +109,7 @@ def bounds(most: int) -> tuple[float, ...]:
     """
     rounds = range(FIRST_LOOK, most + 1)
     spent = [LEVEL * math.log1p((math.e - 1) * n / most) for n in rounds]
-    points, weights = numpy.polynomial.legendre.leggauss(_NODES)
+    points, weights = gauss_legendre(_NODES)
     limits: list[float] = []
     nodes, density, before = numpy.zeros(1), numpy.ones(1), 0  # of the sum: 0 before any run
     for n, now, earlier in zip(rounds, spent, [0.0, *spent], strict=False):
@@ -118,7 +119,7 @@ def bounds(most: int) -> tuple[float, ...]:
             away = (limit - nodes) / step  # noqa: B023
             return float(density @ special.ndtr(-away)) - (now - earlier)  # noqa: B023
 
-        limit = float(optimize.brentq(passed, 0.0, _FAR * math.sqrt(n)))
+        limit = root_between(passed, 0.0, _FAR * math.sqrt(n))
         limits.append(limit / math.sqrt(n))
         low = -_FAR * math.sqrt(n)
         new = (limit + low) / 2 + (limit - low) / 2 * points

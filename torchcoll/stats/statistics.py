@@ -30,7 +30,8 @@ from torchcoll.stats.ratios import NO_SPREAD, ONE_NOISE, ORDERED, Ratio, exp, ra
 OUTLIER_LEVEL = 0.01  # with which a comparison without any outlier loses a run
 MOST_OUTLIERS = 2  # more are no outliers, but what the machine does
 _LEAST_FREE = 0.1  # degrees of a side; with fewer its noise cannot be told from the other's
-_FEWEST = 2  # runs of a side that must remain
+FEWEST = 3  # runs of a side that are judged, and that outliers leave
+_WITH_SPREAD = 2  # runs of a side whose spread can be computed
 _FEWEST_DEGREES = 3  # of the others: a line through fewer often fits by chance
 _PARAMETERS = 3
 # With fewer cases an outlier must be far off on the noise of its own side too: without that, of one
@@ -58,8 +59,8 @@ class Figures:
 
     @property
     def testable(self) -> bool:
-        """Two runs a side at least."""
-        return min(len(self.of(0)), len(self.of(1))) >= _FEWEST
+        """Two runs a side at least: its spread is known, if not well enough to judge by."""
+        return min(len(self.of(0)), len(self.of(1))) >= _WITH_SPREAD
 
     @property
     def interleaved(self) -> bool:
@@ -300,9 +301,10 @@ def outliers(cases: Sequence[Figures]) -> list[Outlier]:
     while len(left) < MOST_OUTLIERS:
         rest = [case.without(left) for case in cases]
         medians, limit = _medians(rest)
-        spare = {
-            outlier for case in rest for outlier in case.runs if len(case.of(outlier[0])) > _FEWEST
-        }
+        spare: set[tuple[int, int]] = set()
+        for case in rest:
+            sizes = Counter(side for side, _ in case.runs)
+            spare.update(run for run in case.runs if sizes[run[0]] > FEWEST)
         able = [run for run in medians if run in spare]
         if not able:
             break

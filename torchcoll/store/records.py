@@ -167,7 +167,7 @@ def _summarise_case(result: Any, library: str | None) -> CaseSummary:
     unusable = {"ok": OK, "wrong": WRONG, "unsupported": SKIPPED, "skipped": SKIPPED}
     return CaseSummary(
         key=CaseKey.of(result, row),
-        status=WRONG if row.verified == "wrong" else unusable.get(row.status, FAILED),
+        status=unusable.get(row.outcome, FAILED),
         reason=row.reason,
         size_bytes=row.size_bytes,
         time_ns=row.median_ns,

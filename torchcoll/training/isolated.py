@@ -106,9 +106,9 @@ def match_isolated(
             lambda remaining: f"measured with {_values(remaining, 'op')}, not with {op}",
         ),
         (
-            lambda candidate: candidate.row.status == "ok" and candidate.row.median_ns is not None,
+            lambda candidate: candidate.row.is_right and candidate.row.median_ns is not None,
             lambda remaining: (
-                f"{remaining[0].row.status}: {remaining[0].row.reason or 'no steady calls'}"
+                f"{remaining[0].row.outcome}: {remaining[0].row.reason or 'no steady calls'}"
             ),
         ),
         (

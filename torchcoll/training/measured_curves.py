@@ -135,8 +135,8 @@ def read_curve(side: Side, request: CurveRequest) -> MeasuredCurve:
 
 def _unusable_reason(row: Row) -> str:
     """Returns why a row cannot be a point of a curve; '' if it can."""
-    if row.status != "ok" or row.verified == "wrong":
-        return "wrong" if row.verified == "wrong" else row.status
+    if not row.is_right:
+        return row.outcome
     if not row.median_ns or not row.size_bytes:
         return "without a time"
     if row.clock == "issue":

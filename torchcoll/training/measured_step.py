@@ -30,8 +30,6 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from scipy.stats import t
-
 from torchcoll.core.backends import backend_of
 from torchcoll.core.errors import UsageError
 from torchcoll.core.intervals import Span, Union
@@ -39,6 +37,7 @@ from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.traffic_spec import point_of
 from torchcoll.core.units import counted, format_ns
 from torchcoll.curves.predictor import Ends, PlannedCalls, sum_of
+from torchcoll.stats.distributions import t_quantile
 from torchcoll.training.corrected_machine import Correction
 from torchcoll.training.joined import JoinedCall, join_ranks, unsplit_reason
 from torchcoll.training.late import LATE, begun_ns, cut_at_marks, may_end_late
@@ -544,7 +543,7 @@ def _factor(value: float, ratios: Sequence[float]) -> Ends:
     logs = [math.log(max(ratio, 1e-9)) for ratio in ratios]
     if len(logs) > 1:
         deviation = max(LEAST_DEVIATION, stdev(logs) * math.sqrt(1 + 1 / len(logs)))
-        half = deviation * float(t.ppf(0.95, len(logs) - 1))
+        half = deviation * t_quantile(0.95, len(logs) - 1)
     else:
         half = ONE_STEP_DEVIATION * _NORMAL_90
     return value, value * math.exp(-half), value * math.exp(half)

@@ -156,6 +156,9 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
         f"{100 * worst:.1f} % in {case_text(row)} "
         f"({format_ns(before_ns)} to {format_ns(row.median_ns)})"
     )
+    lacking = sum(row.is_right and bool(row.median_ns) for row in summarise_run(base)) - len(pairs)
+    if lacking > 0:
+        text += f"; {counted(lacking, 'case')} of {name} without a time in this run"
     unstated = sum(row.buffer_reuse != before.buffer_reuse for row, before in pairs)
     if unstated:
         text += (
@@ -170,7 +173,7 @@ def baseline_pairs(rows: Sequence[Row], base: Run) -> list[tuple[Row, Row]]:
     """The rows that have a time, with the row of the same case in the baseline."""
     by_case: dict[tuple[Any, ...], list[Row]] = {}
     for row in summarise_run(base):
-        if row.status == "ok" and row.median_ns:
+        if row.is_right and row.median_ns:
             by_case.setdefault(_key(row), []).append(row)
     return [
         (row, before)

@@ -37,7 +37,7 @@ def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
             names[title] += 1
             title += f" #{names[title]}" if names[title] > 1 else ""
             text = f"{row.status}: {row.reason or row.verified}"
-            expected = row.status in EXPECTED_STATUSES and row.verified != "wrong"
+            expected = row.outcome in EXPECTED_STATUSES
             kind = "failure" if not expected else "skipped" if row.status != "ok" else ""
             failed.append(not expected)
             skipped += kind == "skipped"
@@ -87,7 +87,7 @@ def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
     """
     lines = []
     for run, verdict in zip(runs, verdicts, strict=True):
-        failed = [row for row in summarise_run(run) if row.status not in EXPECTED_STATUSES]
+        failed = [row for row in summarise_run(run) if row.outcome not in EXPECTED_STATUSES]
         event: dict[str, Any] = {
             "schema": HEALTH_SCHEMA,
             "healthy": verdict.word != FAIL if verdict.judged else None,

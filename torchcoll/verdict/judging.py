@@ -131,7 +131,7 @@ def judge(
     """
     rows = summarise_run(run) if rows is None else rows
     failures = list(_failures(run, rows))
-    good = [row for row in rows if row.status == "ok" and row.verified != "wrong"]
+    good = [row for row in rows if row.is_right]
     nothing = _nothing_to_judge(good)
     fabric_found, problems = None, [label_problem(run)]
     taken: list[Phrase] = []
@@ -201,10 +201,10 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
     elif run.end is None and not run.source:
         cut = (problem for problem in run.problems if problem.startswith("truncated"))
         yield Phrase(FAIL, next(cut, "the run did not end"))
-    wrong = [row for row in rows if row.verified == "wrong" or row.status == "wrong"]
-    doubted = [row for row in rows if row.status == IMPLAUSIBLE]
+    wrong = [row for row in rows if row.outcome == "wrong"]
+    doubted = [row for row in rows if row.outcome == IMPLAUSIBLE]
     accepted = (*EXPECTED_STATUSES, "wrong", IMPLAUSIBLE)
-    failed = [row for row in rows if row.status not in accepted]
+    failed = [row for row in rows if row.outcome not in accepted]
     for items, status in ((wrong, "wrong"), (doubted, IMPLAUSIBLE), (failed, "failed")):
         if items:
             first = case_text(items[0])

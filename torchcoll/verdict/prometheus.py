@@ -78,7 +78,7 @@ def _series(run: Run, verdict: Verdict, baseline: Run | None) -> Iterator[Series
     of_cases = unique_labels([case_labels(result.case) for result in run.results])
     for row, result, labels in zip(rows, run.results, of_cases, strict=True):
         yield from _case_series(row, {**common, **labels}, deviations.get(id(row)))
-        if _is_right(row):
+        if row.is_right:
             yield from _rank_series(run, result, labels)
 
 
@@ -99,7 +99,7 @@ def _deviations(
         }
     if baseline is None:
         return {}
-    good = [row for row in rows if _is_right(row)]
+    good = [row for row in rows if row.is_right]
     return {
         id(row): row.median_ns / old.median_ns - 1
         for row, old in baseline_pairs(good, baseline)
@@ -107,15 +107,10 @@ def _deviations(
     }
 
 
-def _is_right(row: Row) -> bool:
-    """Only such a case has figures that mean anything."""
-    return row.status == "ok" and row.verified != "wrong"
-
-
 def _case_series(row: Row, labels: Labels, deviation: float | None) -> Iterator[Series]:
-    if _is_right(row) or row.verified == "wrong" or row.status not in EXPECTED_STATUSES:
-        yield "case_ok", labels, float(_is_right(row))
-    if not _is_right(row) or row.median_ns is None:
+    if row.is_right or row.outcome not in EXPECTED_STATUSES:
+        yield "case_ok", labels, float(row.is_right)
+    if not row.is_right or row.median_ns is None:
         return
     yield "case_time_seconds", labels, row.median_ns / row.coalesce / 1e9
     if row.busbw_gbps is not None:

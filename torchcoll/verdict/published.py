@@ -149,8 +149,8 @@ def standings(run: Run, rows: Sequence[Row]) -> list[PublishedCase]:
     """One of each collective and size that both have, those that most have published first, and of
     these the largest; all_reduce before others. [] where nothing is published of such a machine.
     """
-    usable = [r for r in rows if r.status == "ok" and r.busbw_gbps and r.ranks == run.ranks]
-    usable = [r for r in usable if not r.group and r.clock != "issue" and r.verified != "wrong"]
+    usable = [r for r in rows if r.is_right and r.busbw_gbps and r.ranks == run.ranks]
+    usable = [r for r in usable if not r.group and r.clock != "issue"]
     publications_alike = alike(run) if usable else []
     best: dict[tuple[str, int], Row] = {}
     for row in usable:

@@ -1,0 +1,244 @@
+"""What a comparison could not use: wrong results, hangs, failures, missing cases and outliers."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+from made_runs import in_turn, make_runs, measured, run
+
+from torchcoll.cli import main
+from torchcoll.comparison.compare import compare
+from torchcoll.comparison.conclusion_show import answer_of
+from torchcoll.core.file import save
+from torchcoll.core.result import Verification
+
+SIZES = (8, 16, 32, 64, 128, 256)
+STRICT = "slower,inconclusive"
+
+
+def side(seed, bad=lambda launch, size: "", sizes=SIZES, launches=6, **changed):
+    """Runs at 0.4 % noise; bad: the outcome of a case of a launch, counted from 1, '' for ok."""
+    rng = random.Random(seed)
+    runs = []
+    for launch in range(1, launches + 1):
+        cases = []
+        for size in sizes:
+            ns, fields = round(100_000 * math.exp(0.004 * rng.gauss(0, 1))), {}
+            if (outcome := bad(launch, size)) == "wrong":
+                fields = {"status": "wrong", "verification": Verification(8, 3)}
+            elif outcome:
+                fields = {"status": outcome, "reason": "no answer for 300 s", "time_ns": {}}
+            cases.append(measured(ns, size_bytes=size, **fields))
+        runs.append(run(*cases, **changed))
+    return runs
+
+
+def wrong_and_hung(launch, size):
+    """Half of the launches hang at 128 and a third are wrong at 32."""
+    return {(32, 2): "wrong", (32, 4): "wrong"}.get(
+        (size, launch), "timeout" if size == 128 and launch in (1, 3, 5) else ""
+    )
+
+
+@pytest.fixture
+def written(in_tmp_path):
+    def write(base, new):
+        for name, runs in zip(("base", "new"), in_turn(base, new), strict=True):
+            for number, one in enumerate(runs):
+                save(one, in_tmp_path / name / f"{number}.jsonl")
+
+    return write
+
+
+def gated(gate, capsys, *more):
+    code = main(["compare", "base=base", "new=new", "--fail-on", gate, *more])
+    return code, *capsys.readouterr()
+
+
+def test_a_side_that_was_wrong_and_hung_is_never_as_fast(written, capsys):
+    written(side(1), side(2, wrong_and_hung))
+    code, out, err = gated(STRICT, capsys)
+    assert (code, err) == (1, f"torchcoll: --fail-on {STRICT}: 1 wrong, 1 failed\n")
+    assert out.replace("\n  ", " ").splitlines()[0] == (
+        "wrong results in 2 of 6 runs of new (32); 3 of 6 timed out (128); the other cases are the "
+        "same within 2 %"
+    )
+    code, out, _ = gated("slower", capsys, "--format", "json")
+    data = json.loads(out)
+    assert (code, data["answer"]["level"]) == (1, "bad")
+    assert data["answer"]["counts"] == {"same": 4, "not comparable": 2, "wrong": 1, "failed": 1}
+    assert data["faults"]["new"]["faults"] == [
+        {"kind": "wrong", "runs": 2, "cases": ["32"]},
+        {"kind": "timeout", "runs": 3, "cases": ["128"]},
+    ]
+    assert data["faults"]["base"]["faults"] == []
+    reasons = {row["size_bytes"]: row["reason"] for row in data["rows"]}
+    assert reasons[32] == "wrong in 2 of 6 runs of new"
+    assert reasons[128] == "timeout in 3 of 6 runs of new"
+
+
+def test_a_gate_fails_on_each_fault_unless_it_is_ignored(written, capsys):
+    written(side(1), side(2, wrong_and_hung, sizes=SIZES[:-1]))
+    line = "torchcoll: --fail-on {}: {}\n"
+    for gate, tripped in (
+        ("slower:90%", "1 wrong, 1 failed, 1 missing"),
+        ("slower,ignore-wrong", "1 failed, 1 missing"),
+        ("slower,ignore-wrong,ignore-missing", "1 failed"),
+        ("ignore-failed,ignore-wrong", "1 missing"),
+    ):
+        code, _, err = gated(gate, capsys)
+        assert (code, err) == (1, line.format(gate, tripped))
+    code, _, err = gated("slower,ignore-wrong,ignore-failed,ignore-missing", capsys)
+    assert code == 0
+    assert "2 of 5 cases could not be judged" in err
+
+
+def test_a_case_that_the_new_side_lacks(written, capsys):
+    written(side(1), side(2, sizes=(8, 16, 64, 128)))
+    code, out, err = gated("slower:5%", capsys)
+    assert (code, err) == (1, "torchcoll: --fail-on slower:5%: 2 missing\n")
+    first = out.splitlines()[0]
+    assert first == "new lacks 2 of 6 cases (32, 256); the other cases are the same within 2 %"
+    assert gated("slower:5%,ignore-missing", capsys)[0] == 0
+
+
+def test_a_case_that_the_new_side_does_not_support_is_missing(written, capsys):
+    written(side(1), side(2, lambda launch, size: "unsupported" if size == 64 else ""))
+    assert gated("slower", capsys)[0] == 1
+    assert answer_of(compare("base", "new")).headline == (
+        "new lacks 1 of 6 cases (64); the other cases are the same within 2 %"
+    )
+
+
+def test_a_fault_of_the_base_is_said_and_is_not_the_new_sides(written, capsys):
+    written(side(1, wrong_and_hung), side(2))
+    code, out, _ = gated("slower", capsys)
+    assert code == 0
+    assert out.replace("\n  ", " ").splitlines()[0] == (
+        "new is as fast as base: all 4 cases are the same within 2 %; wrong results in 2 of 6 runs "
+        "of base (32); 3 of 6 timed out (128)"
+    )
+    answer = answer_of(compare("base", "new"))
+    assert answer.level == "doubt"
+    assert answer.counts == {"same": 4, "not comparable": 2}
+
+
+def test_every_case_of_the_new_side_is_wrong():
+    found = compare(*in_turn(side(1), side(2, lambda launch, size: "wrong")))
+    answer = answer_of(found)
+    assert answer.level == "bad"
+    assert answer.headline == (
+        "wrong results in 6 of 6 runs of new (8, 16, 32, ..., 256); none of 6 cases can be "
+        "compared: wrong in new: 3 of 8"
+    )
+
+
+def test_runs_that_ended_before_some_cases(written, capsys):
+    """A run without an end record, as of a rank that died, has no case from 64 on."""
+    new = side(2)
+    new[3].results[3:] = []
+    written(side(1), new)
+    path = Path("new/3.jsonl")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    code, out, err = gated("slower", capsys)
+    assert code == 1 and "torchcoll: --fail-on slower: 3 missing" in err
+    assert out.replace("\n  ", " ").startswith(
+        "1 of 6 runs of new ended early (without 64, 128, 256); "
+    )
+
+
+def test_a_slower_side_that_was_wrong_says_both():
+    slow = side(2, lambda launch, size: "wrong" if size == 8 and launch == 6 else "")
+    for one in slow:
+        one.results[1] = measured(2 * one.results[1].time_ns["host"][0][0], size_bytes=16)
+    found = answer_of(compare(*in_turn(side(1), slow)))
+    assert found.headline.startswith(
+        "wrong results in 1 of 6 runs of new (8); of the other 5 cases: new is slower than base in "
+        "1 of 5 cases: 16 2.0x (at least 1.9"
+    )
+    assert found.level == "bad"
+
+
+def test_an_outlier_is_a_caveat():
+    slow = make_runs([{s: round(1.4 * 100_000) for s in SIZES}])
+    new = side(2)
+    new[2] = slow[0]
+    answer = answer_of(compare(*in_turn(side(1), new)))
+    assert answer.headline == "new is as fast as base: all 6 cases are the same within 2 %"
+    assert answer.caveats == ("1 of 6 runs of new is left out as an outlier",)
+
+
+def test_one_after_the_other_is_in_the_sentence_the_json_and_the_gate(written, capsys):
+    base, new = side(1), side(2)
+    for number, one in enumerate([*base, *new]):
+        one.header["start_utc"] = f"2026-03-01T00:{number:02}:00Z"
+    for name, runs in (("base", base), ("new", new)):
+        for number, one in enumerate(runs):
+            save(one, f"{name}/{number}.jsonl")
+    step = "measured one after the other: a change of the machine between the sides would look the "
+    code, out, err = gated("slower", capsys)
+    assert code == 0
+    assert f"; {step}same" in out.replace("\n  ", " ").splitlines()[0]
+    assert err == f"torchcoll: warning: --fail-on slower: {step}same\n"
+    _, out, _ = gated("slower", capsys, "--format", "json")
+    assert json.loads(out)["answer"]["caveats"] == [f"{step}same"]
+
+
+def test_starts_in_two_modes_are_counted():
+    """A start is 1.35x slow in all cases in 1 of 6 runs of one side and in 3 of 6 of the other."""
+    base, new = side(1), side(2)
+    for runs, slow in ((base, {2}), (new, {0, 3, 4})):
+        for number in slow:
+            runs[number].results[:] = [
+                measured(round(1.35 * one.time_ns["host"][0][0]), size_bytes=one.case.size_bytes)
+                for one in runs[number].results
+            ]
+    answer = answer_of(compare(*in_turn(base, new)))
+    assert "new starts in the slow mode (1.35x) in 3 of 6 runs, base in 1 of 6" in answer.caveats
+    assert compare(*in_turn(side(1), side(2))).modes is None
+
+
+def test_what_is_not_decided_is_bounded_or_cannot_be_told():
+    """Three runs at 20 % noise leave more than 1.5x open; at 2 % less."""
+    noise = ((1, 1.2, 0.8), (1.1, 0.8, 1.2))
+    wide = [make_runs([round(1e5 * each) for each in times]) for times in noise]
+    text = answer_of(compare(*in_turn(*wide))).headline
+    assert text.startswith("cannot tell whether new is as fast as base: the one case is ")
+    narrow = [make_runs([round(1e5 * each**0.1) for each in times]) for times in noise]
+    text = answer_of(compare(*in_turn(*narrow))).headline
+    assert text.startswith("No difference found between base and new: the one case is inconclusive")
+    assert "differences up to 1.0" in text and " are not excluded" in text
+
+
+def test_a_gate_cannot_pass_what_looks_twice_as_slow(written, capsys):
+    written(make_runs([100_000]), make_runs([8_500_000]))
+    code, out, err = gated("slower", capsys)
+    assert code == 2
+    assert err.endswith(
+        "torchcoll: --fail-on slower: cannot tell: 1 case looks 2x slower or more, undecided\n"
+    )
+    assert out.startswith("new looks slower than base in 1 of 1 case: 1K 85x slower (not judged: ")
+    assert gated("inconclusive", capsys)[0] == 1
+
+
+def test_first_calls_that_became_slower_are_said():
+    """Times to first result of 3 and 9 ms, within 1 %; the calls take as long as before."""
+    noise = (1.0, 1.01, 0.99, 1.005, 0.995, 1.0)
+    sides = [
+        [
+            run(measured(round(1e5 * each), cold_ns=[[round(first * each), 100_000]] * 2))
+            for each in noise
+        ]
+        for first in (3_000_000, 9_000_000)
+    ]
+    answer = answer_of(compare(*in_turn(*sides)))
+    assert answer.level == "doubt"
+    assert answer.caveats == (
+        "time to first result (connecting and first call): base 3.00 ms, new 9.00 ms",
+    )
+    answer = answer_of(compare(*in_turn(sides[1], sides[0])))
+    assert answer.level == "good" and len(answer.caveats) == 1

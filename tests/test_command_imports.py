@@ -1,0 +1,103 @@
+"""Which slow packages each command imports: most of its time is theirs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_runs import in_turn, make_runs
+from source_files import nodes
+
+import torchcoll
+from torchcoll.core.file import save
+
+# Each takes 0.1 s or more to import.
+HEAVY = (
+    "torch",
+    "numpy",
+    "scipy.special",
+    "scipy.linalg",
+    "scipy.optimize",
+    "scipy.interpolate",
+    "scipy.stats",
+    "pandas",
+    "matplotlib",
+    "plotly",
+    "sqlalchemy",
+)
+COMPUTED = {"numpy", "scipy.special"}
+FITTED = {*COMPUTED, "scipy.linalg", "scipy.optimize"}
+COMMANDS = {
+    "show base": set(),
+    "check base/0.jsonl": set(),
+    "explain base/0.jsonl": set(),
+    "compare base new": COMPUTED,
+    "compare base new --fit": FITTED,
+    "cold base": COMPUTED,
+    "scaling base": FITTED,
+    "transitions base": FITTED,
+    "fleet base": COMPUTED,
+    "history base": COMPUTED,
+    "model fit base": {*FITTED, "scipy.interpolate"},
+    "collect base --into x.db": {"sqlalchemy"},
+}
+# One Python for all: a child for each command, which has imported nothing yet.
+FORKED = """
+import io, json, os, sys
+
+heavy, commands = json.loads(sys.argv[1])
+for command in commands:
+    if os.fork() == 0:
+        code, out = 1, os.dup(1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        from torchcoll.cli import main
+
+        code = main(command.split())
+        found = [name for name in heavy if name in sys.modules]
+        os.write(out, (json.dumps([command, int(code), found]) + "\\n").encode())
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("imported")
+    sizes = {8 << n: 10_000 + (8 << n) for n in range(6)}
+    runs = [make_runs([sizes] * 3) for _ in "ab"]
+    for name, side in zip(("base", "new"), in_turn(*runs), strict=True):
+        for number, one in enumerate(side):
+            save(one, folder / name / f"{number}.jsonl")
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, json.dumps([HEAVY, list(COMMANDS)])],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(torchcoll.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = map(json.loads, done.stdout.splitlines())
+    return {command: (code, set(names)) for command, code, names in lines}, done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_a_command_imports(imported, command):
+    found, errors = imported
+    assert found[command] == (0, COMMANDS[command]), errors
+
+
+def test_nothing_imports_scipy_stats():
+    """It takes a second; stats/distributions.py has what is needed of it."""
+    imports = [
+        f"{path.name}: {ast.unparse(node)}"
+        for path in sorted(Path(torchcoll.__file__).parent.rglob("*.py"))
+        for node in nodes(path.read_text())
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and "scipy" in ast.unparse(node)
+    ]
+    assert len(imports) > 10  # of scipy.special and others
+    assert [line for line in imports if re.search(r"scipy.*\bstats\b", line)] == []

@@ -1,0 +1,189 @@
+"""What of one side is in no figure: wrong results, hangs, failures, and cases that it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.plausibility import IMPLAUSIBLE
+from torchcoll.core.result import EXPECTED_STATUSES
+from torchcoll.core.units import counted, format_size
+from torchcoll.stats.sides import Measured, Side
+
+WRONG, FAILED, MISSING = ENTRIES = ("wrong", "failed", "missing")
+ENDED_EARLY = "ended early"  # runs without cases that other runs of the side have
+# What is said of the runs that have a fault; the worst first.
+_TEXTS = {
+    "wrong": "wrong results in {}",
+    "timeout": "{} timed out",
+    "oom": "{} ran out of memory",
+    "failed": "{} failed",
+    IMPLAUSIBLE: "implausible figures in {}",
+    ENDED_EARLY: "{} ended early",
+}
+_MOST_NAMED = 4  # cases of one fault
+
+
+def fault_runs(items: Iterable[Measured]) -> dict[str, set[int]]:
+    """The runs of each outcome that is a fault: not right, unsupported or skipped."""
+    faults: dict[str, set[int]] = {}
+    for item in items:
+        if (outcome := item.row.outcome) not in EXPECTED_STATUSES:
+            faults.setdefault(outcome, set()).add(item.run)
+    return faults
+
+
+@dataclass(frozen=True)
+class Fault:
+    """kind: the outcome of the cases, or ENDED_EARLY; runs: how many have it."""
+
+    kind: str
+    runs: int
+    cases: tuple[str, ...]
+
+    @property
+    def entry(self) -> str:
+        """Which of ENTRIES it is counted under."""
+        return {"wrong": WRONG, ENDED_EARLY: MISSING}.get(self.kind, FAILED)
+
+
+@dataclass(frozen=True)
+class SideFaults:
+    """What of one side is in no figure.
+
+    side: its name, '' of all runs; runs: how many it has; faults: the worst first; missing: cases
+    that the other side has and no run of this one; cases: how many there are; outliers: runs that
+    do not count.
+    """
+
+    side: str = ""
+    runs: int = 0
+    faults: tuple[Fault, ...] = ()
+    missing: tuple[str, ...] = ()
+    cases: int = 0
+    outliers: int = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many cases are wrong, failed and missing; those that are 0 are left out."""
+        cases: dict[str, set[str]] = {name: set() for name in ENTRIES}
+        for fault in self.faults:
+            cases[fault.entry] |= set(fault.cases)
+        cases[MISSING] |= set(self.missing)
+        return {name: len(names) for name, names in cases.items() if names}
+
+    @property
+    def level(self) -> str:
+        """``bad`` with a wrong or a failed result, ``doubt`` with a missing one, else ''."""
+        counts = self.counts
+        return "bad" if WRONG in counts or FAILED in counts else "doubt" if counts else ""
+
+    @property
+    def texts(self) -> list[str]:
+        """A clause each: ``3 of 6 runs of new timed out (128)``, ``wrong results in 2 of 6 (32)``,
+        ``new lacks 2 of 10 cases (64, 128)``.
+        """
+        side, clauses = one_line(self.side), []
+        for number, fault in enumerate(self.faults):
+            runs = f"{fault.runs} of {self.runs}"
+            if self.runs == 1:
+                runs = side or "the run"
+            elif not number:
+                runs += f" runs of {side}" if side else " runs"
+            text = _TEXTS.get(fault.kind, f"{{}} ended with {fault.kind}").format(runs)
+            clauses.append(f"{text}{_named(fault)}")
+        if self.missing:
+            of = f"{len(self.missing)} of {counted(self.cases, 'case')}"
+            clauses.append(f"{side} lacks {of} ({_shortened(self.missing)})")
+        return clauses
+
+    @property
+    def outlier_text(self) -> str:
+        """``1 of 6 runs of new is left out as an outlier``"""
+        verb = "is left out as an outlier" if self.outliers == 1 else "are left out as outliers"
+        return f"{self.outliers} of {self.runs} runs of {one_line(self.side)} {verb}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "runs": self.runs,
+            "faults": [
+                {"kind": fault.kind, "runs": fault.runs, "cases": list(fault.cases)}
+                for fault in self.faults
+            ],
+            "missing": list(self.missing),
+            "outliers": self.outliers,
+        }
+
+
+def _named(fault: Fault) -> str:
+    names = [name for name in fault.cases if name]
+    without = "without " if fault.kind == ENDED_EARLY else ""
+    return f" ({without}{_shortened(names)})" if names else ""
+
+
+def _shortened(names: Sequence[str]) -> str:
+    if len(names) <= _MOST_NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[: _MOST_NAMED - 1])}, ..., {names[-1]}"
+
+
+def side_faults(
+    side: str,
+    runs: int,
+    cases: Iterable[tuple[str, Sequence[Measured]]],
+    missing: Sequence[str] = (),
+    outliers: int = 0,
+    cut: Iterable[int] = (),
+) -> SideFaults:
+    """cases: the name of each and what the side's runs have of it. cut: the numbers of the runs
+    that ended before all of their cases.
+    """
+    found: dict[str, tuple[set[int], list[str]]] = {}
+    number = 0
+    for name, items in cases:
+        number += 1
+        faults = fault_runs(items)
+        if items and (absent := set(cut) - {item.run for item in items}):
+            faults[ENDED_EARLY] = absent
+        for kind, numbers in faults.items():
+            all_runs, names = found.setdefault(kind, (set(), []))
+            all_runs |= numbers
+            names.append(name)
+    order = [*_TEXTS, *(kind for kind in found if kind not in _TEXTS)]
+    faults_found = [
+        Fault(kind, len(found[kind][0]), tuple(dict.fromkeys(found[kind][1])))
+        for kind in order
+        if kind in found
+    ]
+    return SideFaults(side, runs, tuple(faults_found), tuple(missing), number, outliers)
+
+
+def cut_runs(side: Side) -> list[int]:
+    """The numbers of the runs of torchcoll that ended before all of their cases."""
+    return [
+        number
+        for number, run in enumerate(side.runs)
+        if not run.source and (run.end is None or not run.complete) and run.path is not None
+    ]
+
+
+def faults_of_items(side: str, runs: int, items: Sequence[Measured]) -> SideFaults:
+    """Of a side that is compared with none. items: of its ``runs``."""
+    cases: dict[str, list[Measured]] = {}
+    several = len({item.row.collective for item in items}) > 1
+    for item in items:
+        size = format_size(item.row.size_bytes_requested) if item.row.size_bytes_requested else ""
+        name = f"{item.row.collective} {size}".strip() if several or not size else size
+        cases.setdefault(name, []).append(item)
+    return side_faults(side, runs, cases.items())
+
+
+def entries_of(sides: Iterable[SideFaults]) -> Mapping[str, int]:
+    """``counts`` of several sides together."""
+    total: dict[str, int] = {}
+    for side in sides:
+        for name, count in side.counts.items():
+            total[name] = total.get(name, 0) + count
+    return total
