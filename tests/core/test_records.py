@@ -786,11 +786,11 @@ def test_a_short_write_is_continued(tmp_path):
         def __init__(self, file):
             self.file = file
 
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
         def write(self, data):
             return self.file.write(bytes(data[:7]))
-
-        def close(self):
-            self.file.close()
 
     writer = Writer(tmp_path / "run.jsonl")
     writer._file = Hesitant(writer._file)

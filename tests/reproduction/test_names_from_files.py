@@ -138,7 +138,6 @@ LOADING = {
     "UCX_MODULE_DIR": "evil",
     "UCX_GDB_COMMAND": "touch PWN",
     "I_MPI_PMI_LIBRARY": "evil",
-    "I_MPI_HYDRA_BOOTSTRAP_EXEC": "evil",
     "ZE_ENABLE_ALT_DRIVERS": "evil",
     "HSA_TOOLS_LIB": "evil",
     "NCCL_TOPO_DUMP_FILE": "bashrc",

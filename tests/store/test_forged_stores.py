@@ -27,7 +27,7 @@ COMMANDS = (
     ("fleet", "STORE", "--night", "2026-01-02"),
     ("history", "STORE"),
     ("report", "STORE", "-o", "page.html"),
-    ("prune", "STORE", "--keep", "400d", "--dry-run"),
+    ("collect", "--into", "STORE", "--prune", "400d", "--dry-run"),
     ("collect", "runs", "--into", "STORE"),
 )
 if find_spec("pyarrow"):

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.shell import Name, assignments, named
-from torchcoll.core.variables import SET_ON_PURPOSE, masked_variables, masked_words
+from torchcoll.core.shell import Name, assignments
+from torchcoll.core.variables import SET_ON_PURPOSE, masked_value, masked_words
 from torchcoll.libraries.known_variables import FORCING, unknown_variables
 from torchcoll.matrix.axes import (
     AXES_OF_LIBRARIES,
@@ -187,5 +187,5 @@ def _warnings(cells: Sequence[Cell], environ: Mapping[str, str]) -> Iterator[str
 
 def command_line(argv: Sequence[str], variables: Mapping[Name, str | None]) -> str:
     """As it can be typed, but for secrets: ``env -u NCCL_PROTO NCCL_ALGO=Ring torchrun ...``."""
-    shown = named(masked_variables(variables))
+    shown = {n: v if v is None else masked_value(n, v) for n, v in variables.items()}
     return " ".join(filter(None, [assignments(shown), shlex.join(masked_words(argv))]))
