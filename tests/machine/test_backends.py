@@ -588,7 +588,7 @@ def test_modes_on_xpu(launch, tmp_path):
     result = graph.ended(1).only()
     assert (result.status, result.reason) == (
         "unsupported",
-        "graphs are captured on cuda, not on xpu",
+        f"torch {torch.__version__} captures no graphs on xpu",
     )
     buffers = launch("all_reduce", "--backend ccl --sizes 64 --buffers registered", 2, setup=setup)
     result = buffers.ended(1).only()
