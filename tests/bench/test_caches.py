@@ -54,16 +54,20 @@ def test_a_machine_that_does_not_tell_its_caches(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("properties", "size_bytes"),
+    ("hip", "properties", "size_bytes"),
     [
-        ({"L2_cache_size": 50 * MIB}, 100 * MIB),
-        ({"last_level_cache_size": 208 * MIB}, 416 * MIB),
-        ({}, 256 * MIB),
+        (None, {"L2_cache_size": 50 * MIB}, 100 * MIB),
+        (None, {"last_level_cache_size": 208 * MIB}, 416 * MIB),
+        (None, {}, 256 * MIB),
+        # MI300X: 4 MiB of L2 for each die, and 256 MiB of Infinity Cache, which torch does not know
+        # (AMD's data sheet of the MI300X).
+        ("7.0.51831", {"L2_cache_size": 4 * MIB}, 512 * MIB),
+        ("9.0.0", {"L2_cache_size": 300 * MIB}, 600 * MIB),
     ],
 )
-def test_the_cache_of_an_accelerator(properties, size_bytes):
+def test_the_cache_of_an_accelerator(hip, properties, size_bytes):
     module = SimpleNamespace(get_device_properties=lambda index: SimpleNamespace(**properties))
-    fake = SimpleNamespace(get_device_module=lambda kind: module)
+    fake = SimpleNamespace(get_device_module=lambda kind: module, version=SimpleNamespace(hip=hip))
     device = SimpleNamespace(kind="cuda", index=0)
     assert flush_bytes(fake, device, 8) == size_bytes
 

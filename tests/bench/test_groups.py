@@ -315,7 +315,7 @@ def test_graph_on_the_cpu(launch):
     result = launch("all_reduce", "--mode graph --sizes 64", 2).ended(1).only()
     assert (result.status, result.reason) == (
         "unsupported",
-        "graphs are captured on cuda, not on cpu",
+        f"torch {torch.__version__} captures no graphs on cpu",
     )
 
 

@@ -6,7 +6,13 @@ import pytest
 
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import cold_by_rank, connect_ns, first_result_ns, first_results
+from torchcoll.core.summary import (
+    cold_by_rank,
+    connect_ns,
+    connects,
+    first_result_ns,
+    first_results,
+)
 
 FIELDS = {"dtype": "float32", "op": "sum", "root": None, "in_place": True, "mode": "synchronized"}
 
@@ -85,3 +91,23 @@ def test_files_that_tell_the_first_backend_alone():
     assert first_result_ns(two_backends(), backend="gloo") == 14
     assert first_result_ns(two_backends(), backend="ccl") is None
     assert first_result_ns(two_backends(connects="before"), backend="ccl") is None
+
+
+@pytest.mark.parametrize(
+    ("implementation", "init_ns", "where", "first_result"),
+    [
+        # torch 2.14 with TORCH_DIST_USE_NCCL2=1: init_process_group takes the time that the first
+        # call takes otherwise.
+        ("ProcessGroupNCCL2", [1_900, 1_800], "init_process_group", 1_930),
+        # torch 2.15, whose options have lazy_init.
+        ("ProcessGroupNCCL2", [20, 25], "first call", 30),
+        # Others connect as they were asked to, however long they wait for a rank before.
+        ("ProcessGroupNCCL", [1_900, 1_800], "first call", 30),
+        (None, [1_900, 1_800], "first call", 30),
+    ],
+)
+def test_a_group_that_connects_earlier_than_asked(implementation, init_ns, where, first_result):
+    run = launch(result([[30], [20]], ordinal=0), init_process_group=init_ns)
+    run.members = [{"implementation": {"nccl": implementation}}] * 2 if implementation else []
+    assert connects(run, "nccl") == where
+    assert first_result_ns(run) == first_result

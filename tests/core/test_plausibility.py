@@ -170,7 +170,15 @@ def test_where_the_label_is_of_no_use_it_is_said():
     for run, why in (
         (on_hosts(slow, 8, device="AMD EPYC", link_gbps="1"), "all ranks share one host"),
         (launch(slow, link_gbps="1"), "which ranks share a host is unknown"),
-        (on_hosts(slow, 4, 4, device="NVIDIA GB200", link_gbps="1"), "NVLinks may connect these"),
+        (
+            on_hosts(slow, 4, 4, device="NVIDIA GB200", link_gbps="1"),
+            "the GPUs' own links may connect",
+        ),
+        (
+            on_hosts(slow, 4, 4, device="NVIDIA VR200", link_gbps="1"),
+            "the GPUs' own links may connect",
+        ),
+        (on_hosts(slow, 4, 4, device="AMD Instinct MI450X", link_gbps="1"), "the GPUs' own links"),
     ):
         assert link_unused(run).startswith(f"label link_gbps not used: {why}")
         assert "stated" not in doubts_of(run)[0]

@@ -586,10 +586,11 @@ def test_modes_on_xpu(launch, tmp_path):
     assert result.calls_per_sample == 1
     graph = launch("all_reduce", "--backend ccl --sizes 64 --mode graph", 2, setup=setup)
     result = graph.ended(1).only()
-    assert (result.status, result.reason) == (
-        "unsupported",
-        "graphs are captured on cuda, not on xpu",
-    )
+    # A torch that knows graphs for XPU, but was built without XPU, refuses to make one.
+    reason = f"torch {torch.__version__} captures no graphs on xpu"
+    if hasattr(torch.xpu, "XPUGraph"):
+        reason = "graph capture: Tried to instantiate dummy base class XPUGraph"
+    assert (result.status, result.reason) == ("unsupported", reason)
     buffers = launch("all_reduce", "--backend ccl --sizes 64 --buffers registered", 2, setup=setup)
     result = buffers.ended(1).only()
     assert (result.status, result.reason) == ("unsupported", "ccl has no registered buffers")

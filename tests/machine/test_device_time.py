@@ -129,7 +129,7 @@ def test_a_call_of_20_ms_that_returns_at_once(device, mode):
 
 
 REFUSED = "Both events must be completed before calculating elapsed time."
-CAPTURE = 'with self._module.graph(graph, capture_error_mode="thread_local"):'
+CAPTURE = "with self._module.graph(graph, **restricted):"
 IN_TURN = "call()\n        event.record()"
 
 

@@ -84,7 +84,7 @@ def with_gpus(first, second, later=None):
 
     def setup(rank):
         tables = {PLACES[0]: first, PLACES[1]: second}
-        environment.device_place = lambda torch, device: PLACES[rank]
+        environment.device_place = lambda torch, device: (PLACES[rank], PLACES[rank])
 
         class WithDriver(Watch):
             def __init__(self, kind, places, pids):

@@ -264,3 +264,43 @@ def test_the_configuration_of_communicators_is_shown(config, line):
     launch = run(result(), header={"environment": {"communicator_config": config}})
     lines = header_lines(launch, [each.case for each in launch.results])
     assert [each for each in lines if each.startswith("communicator configuration")] == line
+
+
+def test_a_group_that_had_connected_before_its_first_call():
+    """2 s in init_process_group, 5 ms in the first call: NCCL2 of torch 2.14."""
+    phases = {"init_process_group": [2_000_000_000] * 8}
+    launch = run(result(ordinal=0), header={"connects": "first call"}, phases=phases)
+    launch.members = [{"implementation": {case().backend: "ProcessGroupNCCL2"}}] * 8
+    (line,) = first_lines(launch)
+    assert "ProcessGroupNCCL2 had connected in init_process_group" in line
+    assert line.endswith("time to first result 2.00 s")
+    launch.members = [{"implementation": {case().backend: "ProcessGroupNCCL"}}] * 8
+    assert "connected" not in first_lines(launch)[0]
+
+
+READ = {"sm_clock_mhz": 1980, "reasons": [], "limited_ns": None, "others": []}
+
+
+@pytest.mark.parametrize(
+    ("devices", "line"),
+    [
+        ([], ""),  # CPUs
+        ([READ, READ], ""),
+        # A container hides the processes from NVIDIA's driver; the rest can be told.
+        ([{**READ, "others": None}], ""),
+        (
+            [{"sm_clock_mhz": 1205, "others": None}],  # AMD's sysfs
+            "not known: throttling, other processes of the devices on n1",
+        ),
+        (
+            [READ, {"place": "0000:05:00.0"}],  # no driver library
+            "not known: clocks, throttling, other processes of the devices on n1",
+        ),
+    ],
+)
+def test_a_state_that_was_not_read_is_called_unknown(devices, line):
+    """No warning of it can come, so that the verdict must not look as if it had been checked."""
+    launch = run(result())
+    launch.machine = [{"when": "before", "host": "n1", "devices": devices}]
+    said = [text for text in header_lines(launch, [case()]) if text.startswith("not known")]
+    assert said == ([line] if line else [])

@@ -3,7 +3,8 @@ asks for it.
 
 Twice the bytes of the largest cache are written: caches do not replace their oldest line strictly,
 so a buffer of the size of the cache would leave some of the old lines in it. Ranks of a host that
-share a cache write this together.
+share a cache write this together. On AMD GPUs at least 512 MiB are written: torch knows their L2
+cache (4 MiB of each die of an MI300X), but not the 256 MiB of Infinity Cache behind it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torchcoll.machine.devices import Call, Device
 _CORES = Path("/sys/devices/system/cpu")
 # Where the device does not tell: more than the L2 cache of an H100 (50 MiB) or B200 (126 MiB).
 _UNKNOWN_BYTES = 128 << 20
+_LEAST_ON_AMD = 512 << 20
 _LEAST_BYTES = 8 << 20  # more than the caches that each core of a CPU has for itself
 
 
@@ -34,7 +36,8 @@ def flush_bytes(torch: Any, device: Device, ranks_here: int, cores: Path = _CORE
     properties = ask(device.index) if ask else None
     # Of CUDA and ROCm, and of XPU.
     sizes = [getattr(properties, name, 0) for name in ("L2_cache_size", "last_level_cache_size")]
-    return 2 * (max(sizes) or _UNKNOWN_BYTES)
+    size_bytes = 2 * (max(sizes) or _UNKNOWN_BYTES)
+    return max(_LEAST_ON_AMD, size_bytes) if torch.version.hip else size_bytes
 
 
 def flush_call(torch: Any, device: Device, size_bytes: int) -> Call:

@@ -309,9 +309,8 @@ class Communicators:
         if len(self._parts) == 1:
             self._whole[entry.name] = self._new(entry, None)
         renewed = self._over_parts(entry, self._parts, fresh=False)
-        # Whether its first call is a first one is known only if the old group had no call either.
-        renewed.calls = 0 if refused.calls == 0 else None
-        renewed.used = refused.used
+        # It continues the old group's count, so that no later case looks like the first of the run.
+        renewed.calls, renewed.used = refused.calls, refused.used
         if refused.group is not None:  # the default group lasts as long as the run
             self._made.remove(refused.group)
             self._dist.destroy_process_group(refused.group)

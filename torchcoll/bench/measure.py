@@ -149,7 +149,7 @@ def _cannot_run(sweep: Sweep, case: Case) -> NotRun | None:
         return NotRun("failed", reason)
     reason = ""
     if case.mode == "graph" and not local.device.captures:
-        reason = f"graphs are captured on cuda, not on {local.device.kind}"
+        reason = f"torch {local.torch.__version__} captures no graphs on {local.device.kind}"
     elif case.mode == "graph" and not COLLECTIVES[case.collective].has_data:
         reason = f"a {case.collective} waits on the host, which no graph can capture"
     elif case.mode == "graph" and "rotating:" in (case.splits or ""):

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from torchcoll.machine.host_watch import Watch
 
 _HOSTS_NAMED = 4  # of those that have come, on the terminal
-Places = list[tuple[str, str | None]]  # host and device of each rank
+Places = list[tuple[str, str | None]]  # host and card (or device) of each rank
 Parts = tuple[tuple[int, ...], ...]  # ranks of the run in each sub-group
 
 
@@ -455,12 +455,12 @@ class Session:
     def _open_device(
         self, spec: Spec
     ) -> tuple[tuple[BackendEntry, ...], Device, Places, str | None]:
-        """Backends, this rank's device, on rank 0 where all are, and which device this rank has;
-        what any lacks, every rank raises.
+        """Backends, this rank's device, on rank 0 the card of each rank, and this rank's card; what
+        any lacks, every rank raises.
         """
         meeting = self._meeting
         torch, control = meeting.torch, meeting.control
-        refusal, place = None, None
+        refusal, place, identity = None, None, None
         try:
             names, kind = spec.backend, spec.device
             if self.found_group and names is None:
@@ -479,14 +479,16 @@ class Session:
                 check_interfaces(entries)
             with meeting.phase("device"):
                 device = open_device(torch, kind, self.launch, spec.rehearse)
-            place = environment.device_place(torch, device)
+            place, identity = environment.device_place(torch, device)
         except TorchcollError as error:
             refusal = error
-        devices = control.agree(refusal, place)
+        devices = control.agree(refusal, [place, identity])
         meeting.watchdog.all_started()  # all ranks have read what rank 0 decided in the hello
-        places: Places = list(zip(control.hosts, devices, strict=False))
+        located = list(zip(control.hosts, devices, strict=False))
+        places: Places = [(host, place_of_rank) for host, (place_of_rank, _) in located]
         if device.kind != "cpu" and not spec.rehearse:
-            self.on_rank_0(lambda recorder: refuse_shared(places, device.described))
+            identities: Places = [(host, known) for host, (_, known) in located]
+            self.on_rank_0(lambda recorder: refuse_shared(identities, device.described))
         return entries, device, places, place
 
     def _watch_host(self, place: str | None, require_idle: bool) -> dict[str, Any] | None:

@@ -175,7 +175,7 @@ class _Account:
         answers = [answer.get("digests") for answer in gathered]
         if not right or not all(answers):
             return
-        digests = [list(answer.values()) for answer in answers]
+        digests = [list(answer.values()) for answer in answers if answer]
         for part in self._parts:
             self._unlike(number, case, {r: digests[r] for r in part if r < len(digests)})
         before = self._digests.setdefault(case, (number, digests))

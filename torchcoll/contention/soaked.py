@@ -60,8 +60,8 @@ class SoakedCase:
 @dataclass(frozen=True)
 class Soaked:
     """rounds: the first aside. seconds: from the first window to the end of the last. checked: the
-    calls whose results were checked, the first round's too. calls: all calls that were made, 0 if the
-    file does not say. faulty: how many faults were found. faults: the first of them, a line
+    calls whose results were checked, the first round's too. calls: all calls that were made, or 0
+    if the file does not say. faulty: how many faults were found. faults: the first of them, a line
     each.
     """
 

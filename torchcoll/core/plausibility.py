@@ -99,9 +99,10 @@ _MEETS_NOBODY = (
     "one rank: busbw is 0, for nothing was communicated. If there were to be more: {tool} built "
     "without MPI (build it with MPI=1) starts tests that never meet, or -g is missing"
 )
-# GPUs whose NVLinks connect several hosts (GB200 NVL72, GH200 NVL32): their traffic may bypass the
-# network interfaces, and ranks do not record how far their NVLinks reach.
-_RACK = re.compile(r"\bG[BH][23]00\b")
+# GPUs whose links connect several hosts (GB200 NVL72, GH200 NVL32, Vera Rubin NVL144, MI450 in a
+# Helios rack): their traffic may bypass the network interfaces, and ranks do not record how far the
+# links reach.
+_RACK = re.compile(r"\bG[BH][23]00\b|\bVR\d00\b|\bRUBIN\b|\bMI4\d\d")
 # The fields of a Row that are equal in cases that differ only in the size.
 SWEEP = (
     *("collective", "dtype", "op", "root", "in_place", "mode", "clock", "group", "ranks"),
@@ -214,7 +215,7 @@ def link_unused(run: Run) -> str:
     elif len(hosts) == 1:
         why = "all ranks share one host"
     elif any(_RACK.search(name.upper()) for name in names):
-        why = "NVLinks may connect these hosts"
+        why = "the GPUs' own links may connect these hosts"
     return f"label link_gbps not used: {why}" if why else ""
 
 

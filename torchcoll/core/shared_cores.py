@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from torchcoll.core.device_identity import device_identity
+
 _MOST = 1 << 16  # no kernel has higher CPU numbers (Linux: NR_CPUS is at most 8192)
 
 
@@ -49,7 +51,7 @@ def hosts_with_isolated_gpus(members: Iterable[Mapping[str, Any]]) -> list[tuple
     """
     isolated = []
     for host, local in by_host(members).items():
-        separate = len({m.get("pci_id") or m.get("uuid") for m in local}) == len(local) > 1
+        separate = len({device_identity(m) for m in local}) == len(local) > 1
         amd = any(str(m.get("device_name")).startswith("AMD") for m in local)
         if separate and not amd and all(m.get("device") == "cuda:0" for m in local):
             text = f"each of {len(local)} ranks sees its own GPU alone (srun --gpus-per-task does "

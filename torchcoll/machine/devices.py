@@ -191,7 +191,10 @@ class Accelerator:
         self._torch = torch
         self._module = torch.get_device_module(kind)
         self._now = now
-        self.captures = hasattr(self._module, "CUDAGraph")
+        self._graph_class = getattr(self._module, "CUDAGraph", None) or getattr(
+            self._module, "XPUGraph", None
+        )
+        self.captures = self._graph_class is not None
         self.calls_per_sample = XPU_CALLS_PER_SAMPLE if kind == "xpu" else 1
         self._side: Any = None  # the stream of concurrent work
 
@@ -342,12 +345,15 @@ class Accelerator:
     def graph(self, call: Call) -> Call:
         """Capture ``call`` into a graph and return a function that replays it (if ``captures``).
 
-        The capture is restricted to this thread, because NCCL's proxies and torch's watchdogs
-        allocate memory and query events in their own threads.
+        On CUDA the capture is restricted to this thread, because NCCL's proxies and torch's
+        watchdogs allocate memory and query events in their own threads. torch.xpu.graph has no such
+        argument.
         """
+        assert self._graph_class
         self.synchronize()
-        graph = self._module.CUDAGraph()
-        with self._module.graph(graph, capture_error_mode="thread_local"):
+        graph = self._graph_class()
+        restricted = {"capture_error_mode": "thread_local"} if self.kind == "cuda" else {}
+        with self._module.graph(graph, **restricted):
             call()
         replay: Call = graph.replay
         return replay

@@ -114,14 +114,20 @@ def member(torch: Any, launch: Launch, device: Device) -> dict[str, Any]:
     }
 
 
-def device_place(torch: Any, device: Device) -> str | None:
-    """PCI id or UUID of the device, which is unique on its host; None on the CPU."""
+def device_place(torch: Any, device: Device) -> tuple[str | None, str | None]:
+    """(PCI id or UUID of the card with the device, identity of the device); None on the CPU.
+
+    The card has one state, its devices (partitions, tiles) have an identity each.
+    """
     if device.kind == "cpu":
-        return None
+        return None, None
+    from torchcoll.core.device_identity import device_identity
     from torchcoll.machine.placement import device_facts
 
     facts = device_facts(torch, device.name)
-    return facts.get("pci_id") or facts.get("uuid")
+    return facts.get("pci_id") or facts.get("uuid"), device_identity(
+        {**facts, "device": device.name}
+    )
 
 
 def _cpu_model() -> str:

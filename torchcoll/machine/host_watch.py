@@ -30,7 +30,7 @@ class Watch:
     """Reads the state of one host.
 
     kind: cpu, cuda or xpu.
-    device_ids: PCI id or UUID of the device of each rank on this host.
+    device_ids: PCI id or UUID of the card of each rank on this host.
     pids: process ids of those ranks.
     library: NVML; by default the driver's.
     """
@@ -55,9 +55,9 @@ class Watch:
     def before(self) -> dict[str, Any]:
         """Read and return the record ``machine`` before the run.
 
-        Keys: when, host, utc, took_ns, cpu (``state.settings``), devices (``nvidia_gpus`` or
-        ``intel_gpus``; ``others`` are processes of other runs, None if not known) and network
-        (``port_counters.counters``).
+        Keys: when, host, utc, took_ns, cpu (``state.settings``), devices (``nvidia_gpus``,
+        ``amd_gpus`` or ``intel_gpus``; ``others`` are processes of other runs, None if not known)
+        and network (``port_counters.counters``).
         """
         self._before = self._look("before")
         self._first = sample(self._proc)
@@ -106,9 +106,13 @@ class Watch:
         return {**state, "took_ns": time.perf_counter_ns() - start}
 
     def _devices(self) -> list[dict[str, Any]]:
-        # A rehearsal runs several ranks on one device.
+        from torchcoll.machine.amd_gpus import amd_gpus, is_amd
+
+        # Several ranks may use a card: its partitions or tiles, or one device in a rehearsal.
         device_ids = list(dict.fromkeys(self._device_ids))
-        if self._kind == "cuda":
+        if self._kind == "cuda" and all(is_amd(place, self._sysfs) for place in device_ids):
+            devices = amd_gpus(device_ids, self._sysfs)
+        elif self._kind == "cuda":
             from torchcoll.machine import gpu_state
 
             devices = gpu_state.nvidia_gpus(device_ids, self._library or gpu_state.load())

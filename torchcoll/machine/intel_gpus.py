@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from torchcoll.machine.placement import number_in
+from torchcoll.machine.placement import drm_cards, number_in
 
 _TIMEOUT_S = 10.0
 Run = Callable[[list[str]], str | None]
@@ -34,11 +34,7 @@ def intel_gpus(
     kernel has no power), processes ([{pid, name, size_bytes}]; None without xpu-smi). Unknown
     values are None.
     """
-    cards = {
-        (entry / "device").resolve().name.lower(): entry
-        for entry in Path(sysfs, "class/drm").glob("card*")
-        if "-" not in entry.name  # card0-HDMI-A-1 is a connector
-    }
+    cards = drm_cards(sysfs)
     ask = run or _run
     gpus = []
     for number, device_id in enumerate(device_ids):

@@ -23,7 +23,8 @@ _PCI_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 def device_facts(torch: Any, device: str, proc: str = "/proc") -> dict[str, Any]:
     """device_name, uuid and pci_id of ``cuda:1`` or ``xpu:0``; empty for a device without them.
 
-    torch has the PCI id since 2.9, but not for xpu. NVIDIA's driver has it by UUID.
+    torch has the PCI id since 2.9, but not for xpu. NVIDIA's driver has it by UUID, and Intel's
+    UUIDs contain it.
     """
     kind, _, index = device.partition(":")
     if kind == "cpu" or not hasattr(getattr(torch, kind, None), "get_device_properties"):
@@ -41,7 +42,7 @@ def device_facts(torch: Any, device: str, proc: str = "/proc") -> dict[str, Any]
     if all(isinstance(component, int) for component in components):
         facts["pci_id"] = "{:04x}:{:02x}:{:02x}.0".format(*components)
         return facts
-    facts["pci_id"] = None
+    facts["pci_id"] = _pci_id_of_intel(str(uuid)) if kind == "xpu" and uuid else None
     if kind == "cuda" and uuid:
         for path in Path(proc, "driver/nvidia/gpus").glob("*/information"):
             with contextlib.suppress(OSError):
@@ -49,6 +50,33 @@ def device_facts(torch: Any, device: str, proc: str = "/proc") -> dict[str, Any]
                     facts["pci_id"] = path.parent.name.lower()
                     break
     return facts
+
+
+def _pci_id_of_intel(uuid: str) -> str | None:
+    """The PCI id of an Intel GPU or of its card, if ``uuid`` is a tile's; None for other UUIDs.
+
+    intel/compute-runtime, Device::generateUuidFromPciBusInfo: vendor, device, revision and PCI
+    domain in two bytes each (little-endian), then a byte each for bus, device and function, four
+    reserved bytes and the number of the tile. Drivers that use the chip's serial number in place of
+    it do not begin with Intel's vendor number.
+    """
+    try:
+        octets = bytes.fromhex(uuid.replace("-", ""))
+    except ValueError:
+        return None
+    if len(octets) != 16 or octets[:2] != b"\x86\x80" or any(octets[11:15]):
+        return None
+    domain = int.from_bytes(octets[6:8], "little")
+    return f"{domain:04x}:{octets[8]:02x}:{octets[9]:02x}.{octets[10]:x}"
+
+
+def drm_cards(sysfs: str) -> dict[str, Path]:
+    """PCI id -> /sys/class/drm/card* of each GPU that the kernel drives."""
+    return {
+        (entry / "device").resolve().name.lower(): entry
+        for entry in Path(sysfs, "class/drm").glob("card*")
+        if "-" not in entry.name  # card0-HDMI-A-1 is a connector
+    }
 
 
 def pci_facts(pci_id: str, sysfs: str = "/sys") -> dict[str, Any]:

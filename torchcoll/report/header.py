@@ -22,7 +22,9 @@ from torchcoll.core.summary import (
     connects,
     first_call_ns,
     first_results,
+    implementation_of,
     over_ranks,
+    recorded_connects,
 )
 from torchcoll.core.units import counted, format_bytes, format_ns, format_ranges, format_size
 from torchcoll.report.columns import distinct_values, statistics_of
@@ -109,7 +111,7 @@ def header_lines(
         last = any(result.last_to_arrive and result.time_ns for result in run.results)
         lines.append(LAST if last else reported_text(run) or reading(items, how))
     lines += [_measurement_rules(run.header.get("spec") or {}, items)]
-    lines += [_communicator_config(run), _labels(run)]
+    lines += [_communicator_config(run), _labels(run), _unknown_states(run)]
     lines += [_start_up(run, items), _communicators(run)] if verbose else []
     return [line for line in lines if line]
 
@@ -327,6 +329,37 @@ def _labels(run: Run) -> str:
     return f"labels: {pairs}" if pairs else ""
 
 
+def _unknown_states(run: Run) -> str:
+    """What could not be read of the devices, so that no warning can come of it; '' if the reasons
+    for lower clocks were read.
+    """
+    unknown: dict[str, list[str]] = {}
+    for state in run.machine:
+        devices = state.get("devices") or [] if state.get("when") == "before" else []
+        names = [
+            text
+            for text, fields in _OF_STATE.items()
+            if any(all(device.get(field) is None for field in fields) for device in devices)
+        ]
+        if "throttling" in names:
+            unknown.setdefault(f"{', '.join(names)} of the devices", []).append(
+                one_line(state.get("host") or "?")
+            )
+    return "; ".join(
+        f"not known: {what} on {', '.join(hosts[:_FEW_HOSTS])}"
+        + (f" and {len(hosts) - _FEW_HOSTS} more hosts" if len(hosts) > _FEW_HOSTS else "")
+        for what, hosts in unknown.items()
+    )
+
+
+# What a warning may say of a device, and the fields of its state that say it.
+_OF_STATE = {
+    "clocks": ("sm_clock_mhz",),
+    "throttling": ("reasons", "limited_ns"),
+    "other processes": ("others",),
+}
+
+
 def _phase(run: Run, name: str, how: str = "max") -> float | None:
     """The duration of a start-up phase in ns, combined over ranks; None if it was not recorded."""
     return next(iter(over_ranks([[ns] for ns in run.phases.get(name) or []], how)), None)
@@ -335,7 +368,8 @@ def _phase(run: Run, name: str, how: str = "max") -> float | None:
 def _start_up(run: Run, items: Sequence[Any]) -> str:
     backends = distinct_values(items, "backend")
     alone = run.ranks == 1 or (backends and not any(map(communicates, backends)))
-    connects_at = None if alone else run.header.get("connects")
+    first_backend = next(iter(run.header.get("connects_of") or backends), "")
+    connects_at = None if alone else connects(run, first_backend)
     names = (
         *(("import torch", "import_torch"), ("rendezvous", "rendezvous"), ("device", "device")),
         *(("init", "init_process_group"), ("connect", "communicator")),
@@ -429,12 +463,16 @@ def _first_line(run: Run, firsts: Sequence[CaseResult], how: str, total: bool) -
     connected = any(result.connect_ns for result in firsts) and connect
     parts = [f"connect {format_ns(connect, 3)}"] if connected else []
     parts.append(f"first call {format_ns(first, 3)}")
+    backend = firsts[0].case.backend
+    if connects(run, backend) != recorded_connects(run, backend):
+        group = one_line(implementation_of(run, backend) or backend)
+        parts.append(f"{group} had connected in init_process_group")
     calls = max(len(row) for result in firsts for row in result.cold_ns)
     steady_after = [result.steady_after for result in firsts if result.steady_after is not None]
     if len(steady_after) == len(firsts):
         parts.append(f"steady after {counted(max(steady_after), 'call')}")
     elif any(result.status in ("ok", "wrong") for result in firsts):
         parts.append(f"not steady after {counted(calls, 'call')}")
-    if total and connects(run, firsts[0].case.backend) != "unknown":
+    if total and connects(run, backend) != "unknown":
         parts.append(f"time to first result {format_ns(first + connect, 3)}")
     return ", ".join(parts)
