@@ -209,7 +209,9 @@ _ABOUT_EXIT_CODES = """An error is one line on stderr without a traceback:
 
 torchrun turns every failure into 1, also under `torchcoll run`, where only a wrong argument is 2.
 The `end` record of the [result file](file.md) has the code, and with `TORCHELASTIC_ERROR_FILE`
-torchrun repeats the line last. From Python the same errors are exceptions:
+torchrun repeats the line last. A rank that is lost after the `end` record, while the ranks leave,
+gives the others 5 and does not change the record. Open MPI may end the ranks before their line
+reaches the terminal; the record has it. From Python the same errors are exceptions:
 `torchcoll.TorchcollError` and its subclasses, with `exit_code`.
 
 ## Exit code 1 of each command

@@ -272,7 +272,7 @@ SIZE_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 CONTROL, SESSION = "torchcoll.bench.control:Control", "torchcoll.bench.session:Session"
 STORE = "torchcoll.bench.session:store_of"
-LAST = "torchcoll.bench.session:Hosts.look_again"
+LAST = "torchcoll.bench.sweep:Sweep.finish"
 
 FAULTS: dict[str, Setup] = {
     # ends
@@ -314,7 +314,7 @@ FAULTS: dict[str, Setup] = {
     "hang in a decision": in_method(f"{CONTROL}.decide", forever, 12),
     "hang in the hello": in_method(f"{SESSION}._hello", forever),
     "hang in making the group": in_method(
-        "torchcoll.bench.communicators:Communicators._init", forever
+        "torchcoll.bench.communicators:Communicators.open", forever
     ),
     "hang in the last look": in_method(LAST, forever),
     # out of step

@@ -17,6 +17,7 @@ from torchcoll import load, save
 from torchcoll.bench.options import Options
 from torchcoll.cli import main as torchcoll
 from torchcoll.core.errors import UsageError
+from torchcoll.core.units import format_size
 from torchcoll.machine import environment
 from torchcoll.pairs import pairs_run
 from torchcoll.pairs.bisect import Halving, Step, record_halving
@@ -434,3 +435,25 @@ def test_a_group_that_cannot_be_made(launch):
     (error,) = job.errors()
     assert "groups of 2 and 2 ranks: no more file descriptors" in error
     assert len(read_pairs(job.run).pairs) == 6  # nothing measured is lost
+
+
+def test_slow_links_are_measured_with_fewer_bytes(launch):
+    """8M takes 1.3 s at 50 Mbit/s, of which a run of four hosts makes hundreds of calls."""
+
+    def setup(rank: int) -> None:
+        pairs_run._LONG_NS = 2_000_000
+        call_of = pairs_run.PairsRun._call
+
+        def slow_call(self, role, buffers, root):
+            call = call_of(self, role, buffers, root)
+            return lambda: (time.sleep(buffers.send.nbytes / (8 << 20) * 0.04), call())
+
+        pairs_run.PairsRun._call = slow_call
+
+    run = launch("pairs", "-n 1 --threshold 0.9999", 3, setup=setup).ended(0).run
+    sizes = {size for _, size in read_pairs(run).times}
+    (size_bytes,) = sizes - {8}
+    assert 1 << 16 <= size_bytes <= 512 << 10  # 40 ms halved until it is 2 ms at most
+    notes = [event["message"] for event in run.events if "links" in event["message"]]
+    size = format_size(size_bytes)
+    assert notes == [f"the links are slow: measured with {size} in place of 8M (--sizes)"]

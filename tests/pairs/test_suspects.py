@@ -324,7 +324,7 @@ def test_the_figure_of_a_suspect_is_that_of_its_pairs_alone():
     passes(pairs, *[{(2, 5): 4000, (0, 1): 1000, (0, 3): 1000, (1, 4): 1000}] * 4)
     (link,) = find_suspects(pairs)
     name = "link of rank 2 (c) and rank 5 (f)"
-    text = f"{name}: 25 % of the others' speed both ways, alone (15 % beside other pairs)"
+    text = f"{name}: 25 % of the others' speed both ways, alone (15 % while other pairs ran)"
     assert suspect_text(pairs, link) == text
 
 

@@ -446,21 +446,22 @@ class Watchdog:
         speaks, peers = control.rank == 0, list[int]()
         if control.ranks > 1 and self.over is None:
             hang = symptom if kind == "hang" else ""
-            own = {**self.progress.status(), **self._where.stated(control.timeout_s)}
-            own["steps"] += control.steps  # both only grow, alike on all ranks
-            own |= self._stood_still()
-            own |= {"last": self.progress.last(), "ranks": control.ranks}
+            answer = {**self.progress.status(), **self._where.stated(control.timeout_s)}
+            answer["steps"] += control.steps  # both only grow, alike on all ranks
+            answer |= self._stood_still()
+            answer |= {"last": self.progress.last(), "ranks": control.ranks}
             if kind == "store":
-                own["damaged"] = symptom
+                answer["damaged"] = symptom
             elif not hang and symptom is not None:
-                own["cause"] = symptom
-            own |= {"hang": hang, "waited": waited}
-            if "still_s" in own:
+                answer["cause"] = symptom
+            answer |= {"hang": hang, "waited": waited}
+            if "still_s" in answer:
                 kind = "hang"
-            own["code"] = code
+            answer["code"] = code
             try:
-                answers = self._store_client.ask(lambda: self._survey(own), 2 * self._grace_s + 1)
-                witness = self._witness(symptom, kind, "still_s" in own, waited)
+                limit_s = 2 * self._grace_s + 1
+                answers = self._store_client.ask(lambda: self._survey(answer), limit_s)
+                witness = self._witness(symptom, kind, "still_s" in answer, waited)
                 culprit = find(witness, answers, control.names)
                 seen = self._seen(culprit.lost) if culprit.why is Why.LOST else ""
                 text = culprit.text(doing, control.names, seen)
@@ -477,7 +478,7 @@ class Watchdog:
                     text, kind, status = f"{name} in {doing}", "signal", "interrupted"
                     code, speaks = 128 + signal.Signals[name], control.rank == 0
             except RuntimeError as error:
-                alone: list[dict[str, Any]] = [{}] * control.rank + [own]
+                alone: list[dict[str, Any]] = [{}] * control.rank + [answer]
                 buffers = other_buffers(alone, control.names)
                 lost = self._without_store(error)
                 if still := stood_still(alone, control.names):

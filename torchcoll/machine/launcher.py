@@ -195,9 +195,9 @@ def _read(name: str, env: Mapping[str, str], job_id: str | None) -> Launch | Non
         )
     local_rank = _number(local_names, env)
     local_ranks = _number(local_size_names, env, int(env.get("SLURM_NODEID") or 0))
-    known = local_rank is not None
+    has_local_rank = local_rank is not None
     return Launch(
-        name, rank, ranks, local_rank or 0, local_ranks or 1, job_id, has_local_rank=known
+        name, rank, ranks, local_rank or 0, local_ranks or 1, job_id, has_local_rank=has_local_rank
     )
 
 

@@ -45,12 +45,14 @@ class PairOptions:
     bisect: whether to halve the units with all_reduce afterwards.
     threshold: the share of the others' speed, 0 to 1, by which a suspect is slower.
     ranks_per_node: what --dry-run assumes.
+    adapts: whether no size was asked for, so that slow links are measured with a smaller one.
     """
 
     by: str = "rank"
     bisect: bool = False
     threshold: float = THRESHOLD
     ranks_per_node: int | None = None
+    adapts: bool = False
 
     def __post_init__(self) -> None:
         choice(self.by, "by", BY)

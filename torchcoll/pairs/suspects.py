@@ -432,9 +432,10 @@ def suspect_name(pairs: Pairs, suspect: Suspect) -> str:
 
 
 def evidence_text(pairs: Pairs, suspect: Suspect) -> str:
-    """``56 % of the others' speed both ways, alone (54 % beside other pairs, 5 of 5 pairs slow)``.
+    """Such as ``56 % of the others' speed both ways, alone (54 % while other pairs ran)``.
 
-    The figure is that of the pairs alone, where they were: in the rounds pairs share the network.
+    The first figure is that of the pairs alone if they were measured so: in the rounds pairs share
+    the network.
     """
     shown = [
         evidence
@@ -446,7 +447,7 @@ def evidence_text(pairs: Pairs, suspect: Suspect) -> str:
         scope = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _scope_text(evidence)
         ratio, how, note = evidence.ratio, "", "not measured alone"
         if evidence.alone_ratio is not None:
-            note = f"{100 * ratio:.0f} % beside other pairs"
+            note = f"{100 * ratio:.0f} % while other pairs ran"
             ratio, how = evidence.alone_ratio, ", alone"
         if not suspect.is_link:
             note += f", {evidence.slow} of {evidence.pairs} pairs slow"
