@@ -296,7 +296,7 @@ MENDS = (
         "10",
         "user:password@ in values",
         "core/variables.py",
-        {'return f"{word[: user.start()]}{MASK}{word[at:]}"': "return word"},
+        {'return f"{token[: user.start()]}{MASK}{token[at:]}"': "return token"},
         SECRETS,
     ),
     Mend(
@@ -324,7 +324,11 @@ MENDS = (
         "10",
         "comments and command lines of jobs",
         "core/variables.py",
-        {'_FREE_TEXT = {"COMMENT", "CMD", "COMMAND", "ARGV"}': "_FREE_TEXT: set[str] = set()"},
+        {
+            '_FREE_TEXT = {"COMMENT", "CMD", "COMMAND", "ARGV", "NOTE"}': (
+                "_FREE_TEXT: set[str] = set()"
+            )
+        },
         SECRETS,
     ),
     Mend(
