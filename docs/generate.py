@@ -27,6 +27,7 @@ from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_size
+from torchcoll.core.variables import JOB, RUNTIME, SETTINGS, prefixes_of
 from torchcoll.help import FAILURES, GROUPS
 from torchcoll.pairs import pairs_run
 from torchcoll.report.columns import COLUMNS
@@ -254,10 +255,17 @@ made from it, and a test checks every result file of the repository against it.
   CRC-32 of zlib covers the bytes before `,"crc"`, and starts with the CRC of the header (the
   header's own starts with 0). A line that was changed, damaged, lost or duplicated is not used, and
   reported below the table. A file whose header has no checksum is read without checking.
-- **Secrets**: the file has only environment variables with known prefixes (NCCL_, CCL_, SLURM_,
-  ...). Their values are masked if the name looks like that of a secret. Known tokens
-  (`hf_`, `ghp_`, `AKIA`), `Authorization` headers, `?sig=` and `user:password@` are masked in all
-  values, labels, command lines and log texts.
+- **Variables**: the file names each environment variable that a communication library, a plug-in,
+  a runtime below it or a launcher reads; the last section lists the prefixes. The value is kept
+  if it has a documented form: numbers with units, words, addresses, devices, interfaces and
+  paths, and lists or `key=value` lists of them. It is withheld (`***`) if it has another form, if
+  it looks like a secret, or if the name is that of a secret or of a comment. There is no digest
+  of a withheld value: whoever can compare digests can also test guesses of a password. `compare`
+  says that such a value may differ.
+- **Secrets**: tokens (`hf_`, `ghp_`, `AKIA`), PEM keys, `Authorization` headers, `?sig=`,
+  `user:password@`, `password=x`, `--token x` and passwords of programs (`curl -u`, `sshpass -p`)
+  are masked in labels, command lines, errors, events and log texts. A secret that looks like an
+  ordinary word stays if nothing near it says what it is.
 
 Two other formats use the same lines and checksums:
 
@@ -283,6 +291,17 @@ def file_format() -> Iterator[str]:
                 missing = "" if field in entry["required"] else " (may be missing)"
                 rows.append((f"`{field}`{missing}", _kind(about), about.get("description", "")))
         yield from table(("field", "type", "meaning"), rows)
+    yield from ("## variables", "")
+    texts = {
+        SETTINGS: "change how a collective runs; `torchcoll again` sets them again",
+        RUNTIME: "what the process has of devices, threads and torch",
+        JOB: "what a launcher says of one job; no difference between runs",
+    }
+    rows = [
+        (", ".join(f"`{prefix}`" for prefix in sorted(prefixes_of(kind))), text)
+        for kind, text in texts.items()
+    ]
+    yield from table(("names begin with (the longest prefix decides)", "meaning"), rows)
 
 
 def _kind(about: dict[str, Any]) -> str:

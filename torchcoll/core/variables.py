@@ -109,7 +109,7 @@ _PREFIXED = (
     r"ya29\.[\w-]{20,}",
     r"GOCSPX-[\w-]{20,}",
     r"[\w.~]{3}\dQ~[\w.~-]{30,}",  # Azure
-    r"dapi[a-fA-F0-9]{32}",  # Databricks
+    r"dapi[a-fA-F0-9]{32,}",  # Databricks
     r"hv[sbr]\.[\w-]{20,}",  # Vault
     r"tskey-[\w-]{16,}",  # Tailscale
     r"(?:hf|api_org)_[A-Za-z0-9]{20,}",  # Hugging Face
@@ -178,12 +178,13 @@ _QUERY_WORDS = _WEAK_WORDS | _LOOSE_WORDS | {"CREDENTIAL"}
 # Of each the groups before the secret, and the secret.
 _SHAPES = (
     r"(\blogin\s+\S{1,80}\s+password\s+)\S+",  # netrc
+    r"(\bwandb\s+login\s+(?:--\S+\s+){0,3})[^\s-]\S*",
     r"(\bpassword\s+)\S+(?=\s+(?:login|account|machine)\b)",
     r"(\bauth\w{0,10}\s{0,3}=\s{0,3}\()[^()\n]{3,200}(?=\))",  # auth=('u','pw')
     r"(?i:(%3A%2F%2F))[^\s/&]{1,200}?(?=%40)",  # http%3A%2F%2Fu%3Apw%40h
     r"((?:thin:|\bsqlplus\s+(?:-\S+\s+){0,3})[\w$#]{1,60}/)[^\s/@]{1,100}(?=@)",  # Oracle
-    r"((?<!\S)[\w.*-]{1,80}:(?:\d{4,5}|\*):[\w.*-]{1,60}:(?=[\w.*-]*[A-Za-z*])[\w.*-]{1,60}:)"
-    r"[^\s:]+(?!\S)",  # .pgpass
+    r"((?<![^\s=,;'\"])[\w.*-]{1,80}:(?:\d{4,5}|\*):[\w.*-]{1,60}:(?=[\w.*-]*[A-Za-z*])[\w.*-]{1,60}:)"
+    r"[^\s:'\"]+(?![^\s'\"])",  # .pgpass
 )
 # Programs whose options with one letter have a password, alone or glued to the letter.
 _TOOLS = {
@@ -343,7 +344,7 @@ def _without_password(token: str) -> str:
     host = token[at + 1 :]
     if at < 0 or not (host[:1].isalnum() or host[:1] == "[") or host.startswith("sha256:"):
         return token
-    if not _LETTER.search(token, 0, at):  # 1:0-100@2-4
+    if token[at - 1] == ":" or not _LETTER.search(token, 0, at):  # 0-4k:@knomial, 1:0-100@2-4
         return token
     for user in _USER.finditer(token, 0, at):
         if not (token.startswith("//", user.end()) or _PORT.match(token, user.end(), at + 1)):
@@ -398,6 +399,11 @@ _PREFIXES = tuple(sorted(_KINDS, key=len, reverse=True))
 SET_ON_PURPOSE = "TORCHCOLL_SET"
 
 
+def prefixes_of(kind: str) -> list[str]:
+    """The prefixes of the variables of a kind."""
+    return _PREFIXES_OF[kind].split()
+
+
 def kind_of(name: str) -> str | None:
     """SETTINGS, RUNTIME or JOB; None for a variable that no file keeps."""
     if not name.startswith(_PREFIXES):
@@ -433,7 +439,7 @@ def is_secret(name: str) -> bool:
 # some of them with ``:`` or ``=`` between: ``^mlx5_0:1``, ``0-100@2-4``, ``{0:4}:8``, ``tcp://h:80``.
 _PATH = r"(?:[~.]{0,2}|\$\w{1,40})/[\w.+%/*-]{0,500}"
 _TOKEN = r"[\w.+*%\[\](){}<>-]{1,100}(?:/\d{1,5}){0,3}"
-_ATOM = rf"[!^=~]?(?:{_PATH}|{_TOKEN})"
+_ATOM = rf"[!^=~@]?(?:{_PATH}|{_TOKEN})"
 _ITEM = re.compile(rf"(?:::)?{_ATOM}(?:(?:::?|=){_ATOM}|(?<=\d)@(?=\d){_ATOM}){{0,40}}")
 _BETWEEN_ITEMS = re.compile(r"\s?[,;|]\s?|\s+(?=[/\d])")
 _SIMPLE = re.compile(r"[\w.,:;-]{1,15}")  # too short for a token of any maker
@@ -455,7 +461,7 @@ def _is_item(item: str) -> bool:
     # More words than two in a row, as in .pgpass, are no item of a list.
     atoms = [atom for atom in re.split(r"[:=@]", item) if not atom.startswith(("/", "./", "~"))]
     names = [atom for atom in atoms if re.match(r"[^\W\d]", atom) and not _HEX.fullmatch(atom)]
-    if len(names) > _MOST_WORDS_OF_ITEM or ("@" in item and names):
+    if len(names) > _MOST_WORDS_OF_ITEM or (names and _AT.search(item)):
         return False
     if any(is_secret_setting(name, value) for name, value in pairwise(atoms)):
         return False
@@ -463,6 +469,7 @@ def _is_item(item: str) -> bool:
     return not any(_class_changes(run) > _MOST_CHANGES for run in runs)
 
 
+_AT = re.compile(r"\w@")
 _HEX = re.compile(r"(?=\w*\d)[0-9a-fA-F]{1,8}")
 
 
