@@ -140,7 +140,7 @@ def side_faults(
     """cases: the name of each and what the side's runs have of it. cut: the numbers of the runs
     that ended before all of their cases.
     """
-    found: dict[str, tuple[set[int], list[str]]] = {}
+    by_kind: dict[str, tuple[set[int], list[str]]] = {}
     number = 0
     for name, items in cases:
         number += 1
@@ -148,14 +148,14 @@ def side_faults(
         if items and (absent := set(cut) - {item.run for item in items}):
             faults[ENDED_EARLY] = absent
         for kind, numbers in faults.items():
-            all_runs, names = found.setdefault(kind, (set(), []))
+            all_runs, names = by_kind.setdefault(kind, (set(), []))
             all_runs |= numbers
             names.append(name)
-    order = [*_TEXTS, *(kind for kind in found if kind not in _TEXTS)]
+    order = [*_TEXTS, *(kind for kind in by_kind if kind not in _TEXTS)]
     faults_found = [
-        Fault(kind, len(found[kind][0]), tuple(dict.fromkeys(found[kind][1])))
+        Fault(kind, len(by_kind[kind][0]), tuple(dict.fromkeys(by_kind[kind][1])))
         for kind in order
-        if kind in found
+        if kind in by_kind
     ]
     return SideFaults(side, runs, tuple(faults_found), tuple(missing), number, outliers)
 
