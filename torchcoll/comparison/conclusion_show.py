@@ -74,11 +74,10 @@ def answer_of(comparison: Comparison) -> Answer:
     faults, of_base = ([], []) if across else (new.texts, base.texts)
     first_calls = [] if across else first_calls_notes(comparison)
     notes = [*settings_notes(comparison), *direct_notes(comparison)]
-    level = answer.level
-    if notes or slower_start(comparison):
+    level = "doubt" if notes else answer.level
+    # The base is what the new side was judged by.
+    if level == "good" and (slower_start(comparison) or base.level == "bad"):
         level = "doubt"
-    if level == "good" and base.level == "bad":
-        level = "doubt"  # the base is what the new side was judged by
     return dataclasses.replace(
         answer,
         headline="; ".join([*faults, answer.headline, *of_base]),
