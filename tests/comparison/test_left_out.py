@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,37 @@ def test_runs_that_ended_before_some_cases(written, capsys):
     assert code == 1 and "torchcoll: --fail-on slower: 3 missing" in err
     assert out.replace("\n  ", " ").startswith(
         "1 of 6 runs of new ended early (without 64, 128, 256); "
+    )
+
+
+def test_a_run_that_failed_was_not_asked_for_the_cases_of_other_runs():
+    """Runs of two collectives are one side; one of the first ended with a wrong result."""
+    sides = []
+    for seed in (1, 2):
+        gathers = side(seed + 2, launches=3)
+        for one in gathers:
+            one.results[:] = [
+                measured(result.time_ns["host"][0][0], size_bytes=8, collective="all_gather")
+                for result in one.results[:1]
+            ]
+        sides.append(side(seed, launches=3) + gathers)
+    bad = sides[1][0]
+    bad.results[0] = measured(1, size_bytes=8, status="wrong")
+    bad.end = {"status": "failed", "exit_code": 1, "reason": "1 wrong of 6 cases"}
+    headline = answer_of(compare(*in_turn(*sides))).headline
+    assert headline.startswith("wrong results in 1 of 6 runs of new (all_reduce 8); ")
+    assert "ended early" not in headline
+
+
+def test_an_undecided_case_that_looks_far_slower_is_named():
+    """No run of one side is as long as one of the other but for one of 9 ms: never 'no difference
+    found'. The geometric means are 0.97 and 35 ms, before what drifts with time is taken out.
+    """
+    base = make_runs([290_000, 9_000_000, 350_000])
+    answer = answer_of(compare(*in_turn(base, make_runs([8_000_000, 60_000_000, 90_000_000]))))
+    assert answer.level == "doubt"
+    assert re.fullmatch(
+        r"1K: new looks [23]\dx slower than base, not decided after 3 runs each", answer.headline
     )
 
 

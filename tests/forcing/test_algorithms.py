@@ -173,16 +173,25 @@ def test_show_prints_several(capsys):
     assert [len(one["tables"]) for one in json.loads(capsys.readouterr().out)] == [1, 1]
 
 
-def test_one_launch_is_no_evidence():
-    times = {K: 200_000}
-    table = table_of(*cell("auto", times, count=1), *cell("ring", {K: 100_000}, RING, count=1))
-    (size,) = table.sizes
-    assert (size.result, size.reason) == ("inconclusive", "1 run a cell")
-    assert size.regret == pytest.approx(2.0)
+@pytest.mark.parametrize(("launches", "reason"), [(1, "1 run a cell"), (2, "2 runs a cell")])
+def test_one_launch_is_no_evidence(capsys, launches, reason):
+    """Nor are two. A regret without its interval is not shown."""
+    auto, ring = (
+        cell("auto", {K: 200_000}, count=launches),
+        cell("ring", {K: 100_000}, RING, count=launches),
+    )
+    (size,) = table_of(*auto, *ring).sizes
+    assert (size.result, size.reason) == ("inconclusive", reason)
+    assert size.regret == pytest.approx(2.0, rel=0.02) and size.low is None
+    torchcoll.show(algorithms(auto + ring))
+    assert "2.000" not in capsys.readouterr().out
+    torchcoll.show(algorithms(auto + ring), format="json")
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
+    assert table["rows"][0].get("regret") is None
 
 
 def test_equal_launches_have_no_spread_to_judge_by():
-    auto, ring = ([run(measured(100_000), variables=v) for _ in range(2)] for v in ({}, RING))
+    auto, ring = ([run(measured(100_000), variables=v) for _ in range(3)] for v in ({}, RING))
     (size,) = table_of(*auto, *ring).sizes
     assert (size.result, size.reason) == (
         "inconclusive",

@@ -565,6 +565,13 @@ def test_against_another_run(tmp_path, new, word, middle, large, worst):
     assert verdict.word == word
 
 
+def test_a_case_that_the_run_lacks_is_not_silent(tmp_path):
+    base = times(1, 1, 1)
+    base.path = tmp_path / "base.jsonl"
+    line = judge(times(1, 1), baseline=base).line
+    assert "(1.000 ms to 1.000 ms); 1 case of base.jsonl without a time in this run; " in line
+
+
 @pytest.mark.parametrize(
     ("base", "new", "message"),
     [

@@ -76,11 +76,10 @@ def answer_of(comparison: Comparison) -> Answer:
     faults, of_base = ([], []) if across else (new.texts, base.texts)
     first_calls = [] if across else first_calls_notes(comparison)
     notes = [*settings_notes(comparison), *direct_notes(comparison)]
-    level = answer.level
-    if notes or slower_start(comparison):
+    level = "doubt" if notes else answer.level
+    # The base is what the new side was judged by.
+    if level == "good" and (slower_start(comparison) or base.level == "bad"):
         level = "doubt"
-    if level == "good" and base.level == "bad":
-        level = "doubt"  # the base is what the new side was judged by
     return dataclasses.replace(
         answer,
         headline="; ".join([*faults, answer.headline, *of_base]),
@@ -275,17 +274,17 @@ def _untested_text(comparison: Comparison, ratios: Sequence[Compared | Fitted], 
     why = "no case could be tested" if len(reasons) > 1 else _why_untested(comparison, reasons[0])
     of = counted(len(ratios), "case")
     texts: list[str] = []
-    for word in CHANGED:
+    for direction in CHANGED:
         apart = [
             item
             for item in ratios
             if item.judged.ratio
             and beyond(item.judged.ratio, comparison.threshold)
-            and (speed_of(comparison, item) < 1) == (word == "slower")
+            and (speed_of(comparison, item) < 1) == (direction == "slower")
         ]
         if apart:
-            start = f"{new} looks {word} than {base}{what} in {len(apart)} of {of}"
-            start = f"{word} in {len(apart)}" if texts else start
+            start = f"{new} looks {direction} than {base}{what} in {len(apart)} of {of}"
+            start = f"{direction} in {len(apart)}" if texts else start
             texts.append(f"{start}: {', '.join(_furthest(comparison, apart))}")
     if not texts:
         every = "the case does not differ" if len(ratios) == 1 else f"none of {of} differs"

@@ -182,19 +182,19 @@ def _looks(
 ) -> list[str]:
     """``looks slower in 2, not decided: 1K 62x, 4K 3.1x``: the notable cases of each direction."""
     texts = []
-    for word in ("slower", "faster"):
+    for direction in ("slower", "faster"):
         notable = [
             (max(speed, 1 / speed), name)
             for item, name in zip(ratios, names, strict=True)
             if is_notable(comparison, item)
-            and ((speed := speed_of(comparison, item)) < 1) == (word == "slower")
+            and ((speed := speed_of(comparison, item)) < 1) == (direction == "slower")
         ]
         notable.sort(key=lambda each: -each[0])
         named = [f"{name} {format_factor(factor)}".strip() for factor, name in notable]
         if len(named) > _MOST_NAMED:
             named[_MOST_NAMED:] = ["..."]
         if named:
-            texts.append(f"looks {word} in {len(notable)}, not decided: {', '.join(named)}")
+            texts.append(f"looks {direction} in {len(notable)}, not decided: {', '.join(named)}")
     return texts
 
 

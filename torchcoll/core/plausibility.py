@@ -174,7 +174,7 @@ def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> list[str]:
     doubts = {key: f"{reason}{LIKELY}{causes}" for key, reason in reasons.items()}
     tool = run.source.get("tool")
     if tool in _NCCL_TESTS:
-        alone = [n for n, r in enumerate(run.results) if r.ranks == 1 and r.status == "ok"]
+        alone = [n for n, r in enumerate(run.results) if r.ranks == 1 and r.is_right]
         doubts |= dict.fromkeys(alone, _MEETS_NOBODY.format(tool=tool))
     return [doubts.get(number, "") for number, _ in enumerate(run.results)]
 

@@ -25,13 +25,21 @@ from typing import Any
 
 from torchcoll.comparison.results import p_text
 from torchcoll.core.result import Choice
-from torchcoll.core.units import format_percent, format_size
+from torchcoll.core.units import counted, format_percent, format_size
 from torchcoll.forcing.forced_cells import Forced
 from torchcoll.forcing.regret import fit_drift, may_be_best, regret, regret_interval, winner_spans
 from torchcoll.stats.holm import holm
 from torchcoll.stats.needed import asked, runs_needed, runs_to_bound
 from torchcoll.stats.ratios import LEVEL, Ratio, geometric
-from torchcoll.stats.statistics import Figures, Outlier, common_share, outliers, side_ratio
+from torchcoll.stats.statistics import (
+    FEWEST,
+    Figures,
+    Outlier,
+    common_share,
+    outliers,
+    plain_ratio,
+    side_ratio,
+)
 
 
 @dataclass
@@ -83,6 +91,7 @@ class SizeContest:
     best: the fastest forced cell with right results. tied: the names of cells that may be the best.
     regret, low, high: AUTO's time over that of the best cell, with its 95 % interval.
     result, reason: beaten, near-optimal or inconclusive, and why.
+    stated_regret: the regret where it has an interval, else None.
     needed: the runs of each cell that would decide an inconclusive result.
     """
 
@@ -97,6 +106,10 @@ class SizeContest:
     result: str = ""
     reason: str = ""
     needed: int | None = None
+
+    @property
+    def stated_regret(self) -> float | None:
+        return self.regret if self.low is not None or self.high is not None else None
 
     @property
     def auto_ahead(self) -> bool:
@@ -218,7 +231,8 @@ def judge(tables: Sequence[Table], threshold: float) -> Tests:
         for cell_pairs in _pairs(table, order, in_order).values():
             share = common_share([figures for figures, _ in cell_pairs])
             for figures, cell in cell_pairs:
-                cell.ratio = side_ratio(figures, share)
+                judged = min(len(figures.of(0)), len(figures.of(1))) >= FEWEST
+                cell.ratio = side_ratio(figures, share) if judged else plain_ratio(figures)
                 interleaved = interleaved and figures.interleaved
                 if cell.ratio.p_value is not None and cell.cell.name not in table.wrong:
                     tested.append(cell)
@@ -297,8 +311,8 @@ def _result(size: SizeContest, cells: Sequence[CellAt], tested: int, threshold: 
         return
     size.result = "inconclusive"
     runs = min([len(c.values) for c in cells] + [len(size.auto.values if size.auto else ())])
-    if runs < 2:
-        size.reason = "1 run a cell"
+    if runs < FEWEST:
+        size.reason = f"{counted(runs, 'run')} a cell"
         return
     undecided = [c.ratio for c in cells if c.ratio and not (c.ratio.high and c.ratio.high < limit)]
     if any(ratio.p_value is None for ratio in undecided):

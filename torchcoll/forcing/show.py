@@ -97,7 +97,7 @@ def _sizes_grid(table: Table, title: str) -> Grid:
             if not size.result:
                 result = f"AUTO {size.auto.state}" if size.auto else "no AUTO"
             auto_ns = size.auto.time_ns if size.auto else None
-            row += [format_time(auto_ns), format_ratio(size.regret), interval, result]
+            row += [format_time(auto_ns), format_ratio(size.stated_regret), interval, result]
             if chose:
                 row.append(_choices_text(size.auto.choices) if size.auto else "-")
         rows.append(row)
@@ -246,7 +246,8 @@ def _records(result: Algorithms) -> list[dict[str, Any]]:
 
 
 def _size_record(size: SizeContest) -> dict[str, Any]:
-    names = "best_ns=best.time_ns auto_ns=auto.time_ns regret regret_low=low regret_high=high"
+    names = "best_ns=best.time_ns auto_ns=auto.time_ns regret=stated_regret"
+    names += " regret_low=low regret_high=high"
     return {
         **select_fields(size, "size_bytes best=best.cell.name"),
         "ties": ", ".join(size.tied) or None,

@@ -88,7 +88,7 @@ def figures_of_run(run: Run) -> list[PublishedFigure]:
 
 def _rows_with_busbw(run: Run) -> list[Row]:
     """The rows with a busbw, those too that cannot be: they are shown as what they are."""
-    return [r for r in summarise_run(run) if r.busbw_gbps and r.status in ("ok", IMPLAUSIBLE)]
+    return [r for r in summarise_run(run) if r.busbw_gbps and r.outcome in ("ok", IMPLAUSIBLE)]
 
 
 def reference_grid(run: Run, points: Sequence[PublishedFigure]) -> Grid:

@@ -91,9 +91,9 @@ class VersionRuns:
         """Adds the runs in the folder that are new, and judges."""
         for version, cell in enumerate(self.plan.cells):
             while folder.done(job := PlannedRun(cell, len(self.figures[version]) + 1)):
-                one = load_own(self.path / f"{job.stem}.jsonl")
-                self.bad[version] += self._bad_of(one, len(self.figures[version]))
-                self.figures[version].append(figures_of(one, self.metric))
+                run = load_own(self.path / f"{job.stem}.jsonl")
+                self.bad[version] += self._bad_of(run, len(self.figures[version]))
+                self.figures[version].append(figures_of(run, self.metric))
         if len(self.usable) < 2:
             self.stopped = "too few"
             return

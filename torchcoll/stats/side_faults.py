@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,38 +135,46 @@ def side_faults(
     cases: Iterable[tuple[str, Sequence[Measured]]],
     missing: Sequence[str] = (),
     outliers: int = 0,
-    cut: Iterable[int] = (),
+    cut: Mapping[int, Collection[str]] | None = None,
 ) -> SideFaults:
-    """cases: the name of each and what the side's runs have of it. cut: the numbers of the runs
-    that ended before all of their cases.
-    """
-    found: dict[str, tuple[set[int], list[str]]] = {}
+    """cases: the name of each and what the side's runs have of it. cut: as of ``cut_runs``."""
+    by_kind: dict[str, tuple[set[int], list[str]]] = {}
     number = 0
     for name, items in cases:
         number += 1
         faults = fault_runs(items)
-        if items and (absent := set(cut) - {item.run for item in items}):
+        if absent := _absent(items, cut or {}):
             faults[ENDED_EARLY] = absent
         for kind, numbers in faults.items():
-            all_runs, names = found.setdefault(kind, (set(), []))
+            all_runs, names = by_kind.setdefault(kind, (set(), []))
             all_runs |= numbers
             names.append(name)
-    order = [*_TEXTS, *(kind for kind in found if kind not in _TEXTS)]
+    order = [*_TEXTS, *(kind for kind in by_kind if kind not in _TEXTS)]
     faults_found = [
-        Fault(kind, len(found[kind][0]), tuple(dict.fromkeys(found[kind][1])))
+        Fault(kind, len(by_kind[kind][0]), tuple(dict.fromkeys(by_kind[kind][1])))
         for kind in order
-        if kind in found
+        if kind in by_kind
     ]
     return SideFaults(side, runs, tuple(faults_found), tuple(missing), number, outliers)
 
 
-def cut_runs(side: Side) -> list[int]:
-    """The numbers of the runs of torchcoll that ended before all of their cases."""
-    return [
-        number
+def cut_runs(side: Side) -> dict[int, set[str]]:
+    """The numbers of the runs of torchcoll that did not end well, and the collectives that each was
+    asked for.
+    """
+    return {
+        number: set(run.header.get("spec", {}).get("collectives") or ())
+        or {result.case.collective for result in run.results}
         for number, run in enumerate(side.runs)
-        if not run.source and (run.end is None or not run.complete) and run.path is not None
-    ]
+        if not run.source and not run.complete
+    }
+
+
+def _absent(items: Sequence[Measured], cut: Mapping[int, Collection[str]]) -> set[int]:
+    """The runs that ended before this case, which other runs of the side have."""
+    collectives = {item.row.collective for item in items}
+    asked = {number for number, of_run in cut.items() if collectives & set(of_run)}
+    return asked - {item.run for item in items}
 
 
 def faults_of_items(side: str, runs: int, items: Sequence[Measured]) -> SideFaults:
