@@ -276,3 +276,19 @@ def test_hostile_names(store):
     (row,) = rows(store, "SELECT * FROM cases_v1")
     assert (row["node"], row["device_name"], row["reason"]) == (name, name, name)
     assert of_json(row["labels"]) == {name: name}
+
+
+@pytest.mark.parametrize(
+    ("maker", "advice"),
+    [("99.0", "Use torchcoll 99.0 or newer."), ("0.1.0", "Use torchcoll newer than 0.1.0.")],
+)
+def test_a_store_of_a_later_version_names_what_reads_it(tmp_path, monkeypatch, maker, advice):
+    """A build between releases may have made it, with the number of the one that reads."""
+    monkeypatch.setattr("torchcoll.store.schema.__version__", "0.1.0")
+    path = str(tmp_path / "s.sqlite")
+    collect(made_files(tmp_path / "runs", 1), parse_address(path, new=True))
+    with Database(parse_address(path)).writing() as connection:
+        connection.execute(META.update().values(version=99, torchcoll=maker))
+    with pytest.raises(UnreadableError) as refused:
+        summaries_of([path])
+    assert str(refused.value).endswith(advice)
