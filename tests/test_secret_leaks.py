@@ -321,7 +321,7 @@ SETTINGS = """
     SLURM_TASKS_PER_NODE=8(x4)
     SLURM_CPU_BIND=quiet,mask_cpu:0x1,0x2
     SLURM_EXPORT_ENV=ALL
-    FLUX_JOB_ID=f2xSmVzR9
+    FLUX_TASK_RANK=3
     MASTER_ADDR=node1.cluster.example.com
 """.strip().splitlines()
 TEXTS = """

@@ -67,6 +67,24 @@ def test_texts(text, shown):
     assert kept_variables({"NCCL_X": text}) == {"NCCL_X": "***"}
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "hunter2Xy9",  # mixed as a password
+        "9f3b7c1d5e8a2046f1b9d3c7e5a80642",  # a key without a prefix
+        "scott/tiger@db",
+        "db.example:5432:runs:joe:tulips",
+        "ALL,DB_PASS=tulips",
+        "two words",
+        "tulips!",
+        "token:tulips",
+        "a" * 5000,
+    ],
+)
+def test_values_without_a_documented_form(value):
+    assert kept_variables({"UCX_X": value}) == {"UCX_X": "***"}
+
+
 def test_labels_that_only_sound_alike_stay_apart():
     labels = {"pin": "on", "tokens": "4096", "key": "a", "api_token": "x1", "proxy": "http://a:b@c"}
     kept = {"pin": "on", "tokens": "4096", "key": "a", "api_token": "***", "proxy": "http://***@c"}

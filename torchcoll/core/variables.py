@@ -443,8 +443,8 @@ _ATOM = rf"[!^=~@]?(?:{_PATH}|{_TOKEN})"
 _ITEM = re.compile(rf"(?:::)?{_ATOM}(?:(?:::?|=){_ATOM}|(?<=\d)@(?=\d){_ATOM}){{0,40}}")
 _BETWEEN_ITEMS = re.compile(r"\s?[,;|]\s?|\s+(?=[/\d])")
 _SIMPLE = re.compile(r"[\w.,:;-]{1,15}")  # too short for a token of any maker
-_KEY_RUN = re.compile(r"[A-Za-z0-9]{16,}")
-_LONGEST_VALUE, _MOST_WORDS_OF_ITEM, _MOST_CHANGES = 4096, 2, 3
+_KEY_RUN = re.compile(r"[A-Za-z0-9]{8,}")
+_LONGEST_VALUE, _MOST_WORDS_OF_ITEM, _LEAST_KEY_CHANGES = 4096, 2, 4
 
 
 def _has_documented_form(value: str) -> bool:
@@ -465,8 +465,14 @@ def _is_item(item: str) -> bool:
         return False
     if any(is_secret_setting(name, value) for name, value in pairwise(atoms)):
         return False
-    runs = _KEY_RUN.findall(" ".join(atoms))
-    return not any(_class_changes(run) > _MOST_CHANGES for run in runs)
+    return not any(map(_is_key, _KEY_RUN.findall(" ".join(atoms))))
+
+
+def _is_key(run: str) -> bool:
+    """Whether 8 characters or more are mixed as in a password or a key, and in no setting."""
+    if _class_changes(run) < _LEAST_KEY_CHANGES:
+        return False
+    return len(run) >= 16 or all(re.search(kind, run) for kind in ("[a-z]", "[A-Z]", r"\d"))
 
 
 _AT = re.compile(r"\w@")
