@@ -689,6 +689,17 @@ def busbw_gbps(
     keep nearly nothing or nearly all of its data.
     """
     algbw = algbw_gbps(collective, size_bytes, ranks, time_ns)
+    return busbw_of(collective, algbw, ranks, time_ns, busiest_bytes)
+
+
+def busbw_of(
+    collective: str,
+    algbw: float | None,
+    ranks: int,
+    time_ns: float,
+    busiest_bytes: int | None = None,
+) -> float | None:
+    """``busbw_gbps`` of a case whose ``algbw_gbps`` is known."""
     if algbw is None:
         return None
     entry = COLLECTIVES[collective]

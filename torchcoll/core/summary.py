@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import Case, count_samples, split_batch
-from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
+from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_of
 from torchcoll.core.errors import choice
 from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Matrix, Reported, Run, run_numbers
@@ -332,6 +333,24 @@ def stated(row: Row, name: str, reported: bool) -> Any:
     return None if reported and not value and name in _UNSTATED_AT_0 else value
 
 
+def stated_fields(row: Row, names: Sequence[str], reported: bool) -> dict[str, Any]:
+    """These fields of a row, each as ``stated`` has it. A table of another tool has a million."""
+    values = dict(zip(names, _getter(tuple(names))(row), strict=True))
+    if reported:
+        for name in _UNSTATED_AT_0:
+            if name in values:
+                values[name] = values[name] or None
+    return values
+
+
+@lru_cache(maxsize=16)
+def _getter(names: tuple[str, ...]) -> Callable[[Row], tuple[Any, ...]]:
+    """A function that returns these fields of a row, in a third of the time of as many calls."""
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return lambda row: tuple(getattr(row, name) for name in names)
+
+
 def default_clock(result: CaseResult) -> str | None:
     """The clock a table shows: the device's where it was read, else the host's."""
     for clock in ("device", "host"):
@@ -446,10 +465,8 @@ def bandwidths(result: CaseResult, time_ns: float) -> tuple[float | None, float 
         return None, None
     size_bytes = result.size_bytes * case.coalesce
     busiest = None if busiest is None else busiest * case.coalesce
-    return (
-        algbw_gbps(case.collective, size_bytes, result.ranks, time_ns),
-        busbw_gbps(case.collective, size_bytes, result.ranks, time_ns, busiest),
-    )
+    algbw = algbw_gbps(case.collective, size_bytes, result.ranks, time_ns)
+    return algbw, busbw_of(case.collective, algbw, result.ranks, time_ns, busiest)
 
 
 def _bandwidths_of(reported: Reported, result: CaseResult) -> tuple[float | None, float | None]:

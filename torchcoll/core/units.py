@@ -144,9 +144,9 @@ def parse_share(text: str, what: str) -> float:
 def format_size(size_bytes: int) -> str:
     """Format a size as the shortest exact text: ``1K``, ``1.5G``, ``1000000``."""
     for suffix in "TGMK":
-        scaled = Fraction(size_bytes, _SUFFIXES[suffix])
-        if scaled >= 1 and 100 % scaled.denominator == 0:
-            return f"{float(scaled):.2f}".rstrip("0").rstrip(".") + suffix
+        unit = _SUFFIXES[suffix]
+        if size_bytes >= unit and 100 * size_bytes % unit == 0:
+            return f"{size_bytes / unit:.2f}".rstrip("0").rstrip(".") + suffix
     return str(size_bytes)
 
 

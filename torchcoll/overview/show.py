@@ -6,6 +6,7 @@ import html
 import importlib
 import io
 import json
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
@@ -44,6 +45,7 @@ _PIVOT = "pivot:"
 
 # What tells cases apart, but for their size.
 _KINDS = tuple(name for name in DIMENSIONS if not name.startswith("size"))
+_kind_of = operator.attrgetter(*_KINDS)
 
 
 def table_grid(
@@ -96,15 +98,19 @@ def in_reading_order(entries: Sequence[Entry]) -> list[Entry]:
     run that alternates (A B B A) no column can be followed.
     """
     first_seen: dict[tuple[str, object], int] = {}
-
-    def key(entry: Entry) -> tuple[object, ...]:
-        values = [(name, getattr(entry.row, name)) for name in _KINDS]
-        places = [first_seen.setdefault(value, len(first_seen)) for value in values]
-        return (*places, entry.row.size_bytes_requested)
-
-    for entry in entries:
-        key(entry)
-    return sorted(entries, key=key)
+    kinds = [_kind_of(entry.row) for entry in entries]
+    places = {
+        kind: [
+            first_seen.setdefault(value, len(first_seen))
+            for value in zip(_KINDS, kind, strict=True)
+        ]
+        for kind in dict.fromkeys(kinds)  # few of many entries
+    }
+    keys = [
+        (places[kind], entry.row.size_bytes_requested)
+        for kind, entry in zip(kinds, entries, strict=True)
+    ]
+    return [entries[index] for index in sorted(range(len(entries)), key=keys.__getitem__)]
 
 
 def reason_lines(rows: Sequence[Row]) -> list[str]:

@@ -20,6 +20,7 @@ from torchcoll.core.summary import (
     default_clock,
     libraries_of,
     over_ranks_of,
+    stated_fields,
     steady_times,
     summarise,
 )
@@ -159,12 +160,13 @@ def row_names(view: View) -> list[str]:
 def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
     """One dictionary a row."""
     names = ROW_FIELDS if view.columns in ((), ("all",)) else view.columns
-    return [
-        {name: entry.value(name) for name in names}
-        | {percentile_key(p): percentile_ns(entry, p) for p in view.percentiles}
-        | ({} if view.limits is None else limit_values(entry))
-        for entry in view.entries(run)
-    ]
+    objects = []
+    for entry in view.entries(run):
+        values = stated_fields(entry.row, names, entry.result.reported is not None)
+        values |= {percentile_key(p): percentile_ns(entry, p) for p in view.percentiles}
+        values |= {} if view.limits is None else limit_values(entry)
+        objects.append(values)
+    return objects
 
 
 ORIGIN = ("run_id", "file", "host", "node", "start_utc")
@@ -248,6 +250,8 @@ def json_text(objects: Sequence[dict[str, Any]]) -> str:
 # text that does so, and is no number, gets a ``'`` before it, which they do not show and
 # ``torchcoll convert`` takes away.
 
+_MOST_CELLS = 100_000  # texts that are kept
+_AS_THEY_ARE = frozenset((int, float, bool, type(None)))  # a call for each takes most of the time
 _FORMULA = re.compile(r"'*[=@+-]")
 _NUMBERS = re.compile(r"[+-]?[\d.]+(?:e[+-]?\d+)?(?:,[+-]?[\d.]+(?:e[+-]?\d+)?)*", re.IGNORECASE)
 
@@ -276,11 +280,13 @@ def _flat_records(runs: Sequence[Run], view: View, records: Records) -> Iterator
             run_part = Run(header=member.header, members=member.members, results=results)
             rows = records.of(run_part, view)
             if records is ROWS:
-                rows = [
-                    {"over_ranks": over_ranks_of(result, view.over_ranks), **values}
-                    for result, values in zip(results, rows, strict=True)
-                ]
-            yield from (common | origin | values for values in rows)
+                for result, values in zip(results, rows, strict=True):
+                    values["over_ranks"] = over_ranks_of(result, view.over_ranks)
+            shared = [*(common | origin).items()]
+            for values in rows:
+                for name, value in shared:
+                    values.setdefault(name, value)
+                yield values
 
 
 def records_csv(records: Iterable[Mapping[str, Any]], names: Sequence[str] = ()) -> str:
@@ -289,11 +295,29 @@ def records_csv(records: Iterable[Mapping[str, Any]], names: Sequence[str] = ())
         records = list(records)
         names = list(dict.fromkeys(name for record in records for name in record))
     out = io.StringIO()
-    writer = csv.DictWriter(out, names, lineterminator="\n", extrasaction="ignore")
-    writer.writerow({name: _cell(name) for name in names})
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(map(_cell, names))
+    texts = _Cells()
     for record in records:
-        writer.writerow({k: _cell(v) for k, v in record.items()})
+        writer.writerow(
+            [
+                value if type(value) in _AS_THEY_ARE
+                else texts[value] if type(value) is str
+                else _cell(value)
+                for value in map(record.get, names)
+            ]
+        )  # fmt: skip
     return out.getvalue()
+
+
+class _Cells(dict[str, str]):
+    """The cells of texts, each made once: a column has few that differ."""
+
+    def __missing__(self, text: str) -> str:
+        cell: str = _cell(text)
+        if len(self) < _MOST_CELLS:
+            self[text] = cell
+        return cell
 
 
 def _cell(value: Any) -> Any:
