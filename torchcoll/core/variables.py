@@ -379,7 +379,7 @@ _PREFIXES_OF = {
         NCCL_ RCCL_ TORCH_NCCL_ OFI_NCCL_ MSCCL_ MSCCLPP_ NVSHMEM_ SHARP_ HPCX_ HCOLL_
         UCX_ UCC_ TORCH_UCC_ GLOO_ TORCH_GLOO_ TP_ CCL_ FI_ I_MPI_ MPIR_ MPICH_
         OMPI_MCA_btl OMPI_MCA_coll OMPI_MCA_mtl OMPI_MCA_pml
-        MLX4_ MLX5_ PSM2_ PSM3_ RDMAV_ IBV_ HFI_ ZE_ UR_ HSA_ KMP_ GPU_MAX_HW_QUEUES
+        CXI_ MLX4_ MLX5_ PSM2_ PSM3_ RDMAV_ IBV_ HFI_ ZE_ ZES_ UR_ HSA_ KMP_ GPU_MAX_HW_QUEUES
         CUDA_DEVICE_MAX_CONNECTIONS OMP_NUM_THREADS
     """,
     RUNTIME: """
@@ -438,7 +438,7 @@ def is_secret(name: str) -> bool:
 # paths with blanks. An item is a word, a number with its unit, an address, a device or a path, or
 # some of them with ``:`` or ``=`` between: ``^mlx5_0:1``, ``0-100@2-4``, ``{0:4}:8``, ``tcp://h:80``.
 _PATH = r"(?:[~.]{0,2}|\$\w{1,40})/[\w.+%/*-]{0,500}"
-_TOKEN = r"[\w.+*%\[\](){}<>-]{1,100}(?:/\d{1,5}){0,3}"
+_TOKEN = r"[\w.+*%\[\](){}<>-]{1,100}(?:/[\w.+%-]{1,100}){0,20}"
 _ATOM = rf"[!^=~@]?(?:{_PATH}|{_TOKEN})"
 _ITEM = re.compile(rf"(?:::)?{_ATOM}(?:(?:::?|=){_ATOM}|(?<=\d)@(?=\d){_ATOM}){{0,40}}")
 _BETWEEN_ITEMS = re.compile(r"\s?[,;|]\s?|\s+(?=[/\d])")
@@ -490,9 +490,10 @@ def kept_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def kept_value(name: str, value: str) -> str:
     """The value if it has a documented form and the name is not that of a secret, else ``***``."""
-    if value.lower() in _FLAGS or not (is_secret(name) or not _has_documented_form(value)):
+    if value.lower() in _FLAGS:
         return value
-    return MASK
+    form = value.replace(" ", "_") if name == "NCCL_NET" else value  # AWS Libfabric
+    return MASK if is_secret(name) or not _has_documented_form(form) else value
 
 
 def masked_value(name: str, value: str) -> str:
