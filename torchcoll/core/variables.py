@@ -186,7 +186,7 @@ _SHAPES = (
     r"((?<![^\s=,;'\"])[\w.*-]{1,80}:(?:\d{4,5}|\*):[\w.*-]{1,60}:(?=[\w.*-]*[A-Za-z*])[\w.*-]{1,60}:)"
     r"[^\s:'\"]+(?![^\s'\"])",  # .pgpass
 )
-# Programs whose options with one letter have a password, alone or glued to the letter.
+# Program -> its option of one letter that has a password, as the next word or glued to it.
 _TOOLS = {
     "sshpass": r"p",
     "mysql": r"p(?=\S)",
@@ -223,7 +223,7 @@ def masked(text: str) -> str:
     text = _BASIC.sub(rf"\1{MASK}", text)
     for shape in _shapes():
         text = shape.sub(rf"\1{MASK}", text)
-    text = _without_tools_passwords(text)
+    text = _mask_options_of_programs(text)
     text = _replaced(text, _MEMBER, _named_value)
     text = _replaced(text, _QUERY, _query_value)
     text = _replaced(text, _NAMED, _named_value)
@@ -237,16 +237,18 @@ def masked(text: str) -> str:
     return _LONG.sub(lambda match: MASK if _is_random(match[0]) else match[0], text)
 
 
-def _without_tools_passwords(text: str) -> str:
-    """``curl -uuser:pw``, ``sshpass -p pw``: of each program the first such option."""
+def _mask_options_of_programs(text: str) -> str:
+    """Mask ``curl -uuser:pw`` and ``sshpass -p pw``: of each program the first such option."""
 
     def find(text: str, match: re.Match[str]) -> tuple[int, int] | None:
         option = _TOOLS[match["a"] or match["b"] or match["c"]]
         command = _COMMAND.match(text, match.end() - 1)
         assert command
-        found = re.search(rf"\s-{option}\s?(?P<secret>[^\s-]\S*)", command[0])
+        password = re.search(rf"\s-{option}\s?(?P<secret>[^\s-]\S*)", command[0])
         start = match.end() - 1
-        return found and (start + found.start("secret"), start + found.end("secret"))
+        if password is None:
+            return None
+        return start + password.start("secret"), start + password.end("secret")
 
     return _replaced(text, _TOOL, find)
 
@@ -515,7 +517,7 @@ def masked_words(tokens: Sequence[str]) -> list[str]:
     """A command line as a file may keep it: ``--api-token x``, ``NAME_TOKEN=x``, ``user:pass@``."""
     # \x1f is a blank for regular expressions, and no word of a command line has one.
     joined = "\x1f".join(token.replace("\x1f", " ") for token in tokens)
-    shown = [masked(token) for token in _without_tools_passwords(joined).split("\x1f")]
+    shown = [masked(token) for token in _mask_options_of_programs(joined).split("\x1f")]
     for index, (option, value) in enumerate(pairwise(tokens), 1):
         if option.startswith("-") and "=" not in option and is_secret_option(option, value):
             shown[index] = MASK
