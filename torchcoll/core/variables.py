@@ -186,7 +186,7 @@ _SHAPES = (
     r"((?<![^\s=,;'\"])[\w.*-]{1,80}:(?:\d{4,5}|\*):[\w.*-]{1,60}:(?=[\w.*-]*[A-Za-z*])[\w.*-]{1,60}:)"
     r"[^\s:'\"]+(?![^\s'\"])",  # .pgpass
 )
-# Programs whose options with one letter have a password, alone or glued to the letter.
+# Program -> its option of one letter that has a password, as the next word or glued to it.
 _TOOLS = {
     "sshpass": r"p",
     "mysql": r"p(?=\S)",
@@ -223,7 +223,7 @@ def masked(text: str) -> str:
     text = _BASIC.sub(rf"\1{MASK}", text)
     for shape in _shapes():
         text = shape.sub(rf"\1{MASK}", text)
-    text = _without_tools_passwords(text)
+    text = _mask_options_of_programs(text)
     text = _replaced(text, _MEMBER, _named_value)
     text = _replaced(text, _QUERY, _query_value)
     text = _replaced(text, _NAMED, _named_value)
@@ -237,16 +237,18 @@ def masked(text: str) -> str:
     return _LONG.sub(lambda match: MASK if _is_random(match[0]) else match[0], text)
 
 
-def _without_tools_passwords(text: str) -> str:
-    """``curl -uuser:pw``, ``sshpass -p pw``: of each program the first such option."""
+def _mask_options_of_programs(text: str) -> str:
+    """Mask ``curl -uuser:pw`` and ``sshpass -p pw``: of each program the first such option."""
 
     def find(text: str, match: re.Match[str]) -> tuple[int, int] | None:
         option = _TOOLS[match["a"] or match["b"] or match["c"]]
         command = _COMMAND.match(text, match.end() - 1)
         assert command
-        found = re.search(rf"\s-{option}\s?(?P<secret>[^\s-]\S*)", command[0])
+        password = re.search(rf"\s-{option}\s?(?P<secret>[^\s-]\S*)", command[0])
         start = match.end() - 1
-        return found and (start + found.start("secret"), start + found.end("secret"))
+        if password is None:
+            return None
+        return start + password.start("secret"), start + password.end("secret")
 
     return _replaced(text, _TOOL, find)
 
@@ -379,7 +381,7 @@ _PREFIXES_OF = {
         NCCL_ RCCL_ TORCH_NCCL_ OFI_NCCL_ MSCCL_ MSCCLPP_ NVSHMEM_ SHARP_ HPCX_ HCOLL_
         UCX_ UCC_ TORCH_UCC_ GLOO_ TORCH_GLOO_ TP_ CCL_ FI_ I_MPI_ MPIR_ MPICH_
         OMPI_MCA_btl OMPI_MCA_coll OMPI_MCA_mtl OMPI_MCA_pml
-        MLX4_ MLX5_ PSM2_ PSM3_ RDMAV_ IBV_ HFI_ ZE_ UR_ HSA_ KMP_ GPU_MAX_HW_QUEUES
+        CXI_ MLX4_ MLX5_ PSM2_ PSM3_ RDMAV_ IBV_ HFI_ ZE_ ZES_ UR_ HSA_ KMP_ GPU_MAX_HW_QUEUES
         CUDA_DEVICE_MAX_CONNECTIONS OMP_NUM_THREADS
     """,
     RUNTIME: """
@@ -438,7 +440,7 @@ def is_secret(name: str) -> bool:
 # paths with blanks. An item is a word, a number with its unit, an address, a device or a path, or
 # some of them with ``:`` or ``=`` between: ``^mlx5_0:1``, ``0-100@2-4``, ``{0:4}:8``, ``tcp://h:80``.
 _PATH = r"(?:[~.]{0,2}|\$\w{1,40})/[\w.+%/*-]{0,500}"
-_TOKEN = r"[\w.+*%\[\](){}<>-]{1,100}(?:/\d{1,5}){0,3}"
+_TOKEN = r"[\w.+*%\[\](){}<>-]{1,100}(?:/[\w.+%-]{1,100}){0,20}"
 _ATOM = rf"[!^=~@]?(?:{_PATH}|{_TOKEN})"
 _ITEM = re.compile(rf"(?:::)?{_ATOM}(?:(?:::?|=){_ATOM}|(?<=\d)@(?=\d){_ATOM}){{0,40}}")
 _BETWEEN_ITEMS = re.compile(r"\s?[,;|]\s?|\s+(?=[/\d])")
@@ -490,9 +492,10 @@ def kept_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def kept_value(name: str, value: str) -> str:
     """The value if it has a documented form and the name is not that of a secret, else ``***``."""
-    if value.lower() in _FLAGS or not (is_secret(name) or not _has_documented_form(value)):
+    if value.lower() in _FLAGS:
         return value
-    return MASK
+    form = value.replace(" ", "_") if name == "NCCL_NET" else value  # AWS Libfabric
+    return MASK if is_secret(name) or not _has_documented_form(form) else value
 
 
 def masked_value(name: str, value: str) -> str:
@@ -514,7 +517,7 @@ def masked_words(tokens: Sequence[str]) -> list[str]:
     """A command line as a file may keep it: ``--api-token x``, ``NAME_TOKEN=x``, ``user:pass@``."""
     # \x1f is a blank for regular expressions, and no word of a command line has one.
     joined = "\x1f".join(token.replace("\x1f", " ") for token in tokens)
-    shown = [masked(token) for token in _without_tools_passwords(joined).split("\x1f")]
+    shown = [masked(token) for token in _mask_options_of_programs(joined).split("\x1f")]
     for index, (option, value) in enumerate(pairwise(tokens), 1):
         if option.startswith("-") and "=" not in option and is_secret_option(option, value):
             shown[index] = MASK
