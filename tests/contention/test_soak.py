@@ -196,9 +196,9 @@ def test_sub_groups_of_unlike_size_are_no_fault(tmp_path):
     run = job.ended(0).run
     found = soaked(run)
     assert (found.faults, found.faulty) == ((), 0)
-    assert run.windows[-1].last_round == 3
-    # Each round makes two cold calls at least, two ramp-up calls and five that are measured.
-    assert found.calls - found.checked >= 3 * 9
+    rounds = run.windows[-1].last_round
+    # Each round makes two cold calls at least, a ramp-up call or more, and five that are measured.
+    assert found.calls - found.checked >= 8 * rounds
     assert found.calls <= 10 * found.checked
     text = f"): {found.checked} of {found.calls} calls checked, all correct; "
     assert text in job.stdout()

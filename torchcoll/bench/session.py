@@ -487,7 +487,9 @@ class Session:
         located = list(zip(control.hosts, devices, strict=False))
         places: Places = [(host, place_of_rank) for host, (place_of_rank, _) in located]
         if device.kind != "cpu" and not spec.rehearse:
-            identities: Places = [(host, known) for host, (_, known) in located]
+            identities: Places = [
+                (host, identity_of_rank) for host, (_, identity_of_rank) in located
+            ]
             self.on_rank_0(lambda recorder: refuse_shared(identities, device.described))
         return entries, device, places, place
 

@@ -22,5 +22,5 @@ def device_identity(facts: Mapping[str, Any]) -> str | None:
         return pci_id or uuid
     if uuid and not name.startswith("AMD"):
         return str(uuid)
-    known = uuid or pci_id
-    return f"{known}, {facts.get('device')}" if known else None
+    address = uuid or pci_id
+    return f"{address}, {facts.get('device')}" if address else None
