@@ -188,8 +188,8 @@ _EXIT_CODES = (
         "2",
         "USAGE",
         "an option or argument that is not valid, inputs that do not fit each other, too few runs; "
-        "`check --gate` for a run without a reference; `compare --fail-on` where a case looks twice as "
-        "slow and is not decided",
+        "`check --gate` for a run without a reference; `compare --fail-on` where a case looks "
+        "twice as slow and is not decided",
     ),
     (
         "3",
