@@ -22,7 +22,7 @@ from types import ModuleType
 
 from torchcoll.core.bounds import GZIP, UnpackBudget
 from torchcoll.core.errors import TorchcollError, UnreadableError, brief, nearest_file, one_line
-from torchcoll.core.opening import open_to_read
+from torchcoll.core.opening import open_to_read, signals_held
 from torchcoll.core.units import counted
 from torchcoll.postmortem.evidence import CallSeen, FileRead, JobEvidence
 from torchcoll.postmortem.jobs import FileEvidence, jobs_of
@@ -188,7 +188,9 @@ def _plain(path: str, shown: str) -> Iterator[str]:
         if not source.peek(2).startswith(GZIP):
             yield path
             return
-        with tempfile.NamedTemporaryFile(prefix="torchcoll-") as copy:
+        with contextlib.ExitStack() as stack:
+            with signals_held():
+                copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="torchcoll-"))
             for piece in _unpacked(source, shown):
                 copy.write(piece)
             copy.flush()
