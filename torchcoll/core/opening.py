@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import re
+import signal
 import stat
 from collections.abc import Iterator
 from io import BufferedReader
@@ -40,6 +41,20 @@ MAKE_ROOM = "Make room, then run the same command again."
 
 # Characters of the 255 bytes that a name may have.
 _LONGEST = 60
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Signals that end a command wait for the end of the block, which makes a temporary file and
+    sees to it that it will be removed.
+    """
+    earlier = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    )
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
 def not_written(

@@ -35,7 +35,9 @@ def named(variables: Mapping[str, _Value]) -> dict[Name, _Value]:
 
 def assignments(variables: Mapping[Name, str | None]) -> str:
     """The words in front of a command: ``env -u NCCL_PROTO NCCL_ALGO=Ring``."""
-    unset = [word for name, value in variables.items() if value is None for word in ("-u", name)]
+    unset = [
+        argument for name, value in variables.items() if value is None for argument in ("-u", name)
+    ]
     settings = [f"{n}={shlex.quote(v)}" for n, v in variables.items() if v is not None]
     return " ".join([*(["env", *unset] if unset else []), *settings])
 

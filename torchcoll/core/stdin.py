@@ -10,7 +10,7 @@ import tempfile
 from typing import Any
 
 from torchcoll.core.errors import UnreadableError, call
-from torchcoll.core.opening import is_descriptor, not_written, open_to_read
+from torchcoll.core.opening import is_descriptor, not_written, open_to_read, signals_held
 from torchcoll.core.units import format_bytes
 
 STDIN = "standard input"  # its name in messages
@@ -41,8 +41,9 @@ def from_stdin(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 def _copied(source: Any, name: str) -> str:
     """A file with what a pipe gives, in a folder of its own; messages call it ``name``."""
-    folder = tempfile.mkdtemp(prefix="torchcoll-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with signals_held():
+        folder = tempfile.mkdtemp(prefix="torchcoll-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path, size_bytes = os.path.join(folder, "stdin"), 0
     call(path, name)
     with open(path, "wb", buffering=0) as file:

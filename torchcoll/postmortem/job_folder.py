@@ -22,7 +22,7 @@ from types import ModuleType
 
 from torchcoll.core.bounds import GZIP, UnpackBudget
 from torchcoll.core.errors import TorchcollError, UnreadableError, brief, nearest_file, one_line
-from torchcoll.core.opening import open_to_read
+from torchcoll.core.opening import open_to_read, signals_held
 from torchcoll.core.units import counted
 from torchcoll.postmortem.evidence import CallSeen, FileRead, JobEvidence
 from torchcoll.postmortem.jobs import FileEvidence, jobs_of
@@ -110,7 +110,7 @@ def _readers() -> list[ModuleType]:
     return [importlib.import_module(f"torchcoll.postmortem.{name}") for name in READERS]
 
 
-def _files(path: str, found: FolderEvidence) -> Iterator[tuple[str, str]]:
+def _files(path: str, evidence: FolderEvidence) -> Iterator[tuple[str, str]]:
     """Yields (path relative to the folder, path) of each file, in the order of their names.
 
     Links are followed. A file or folder with several names is read once.
@@ -131,8 +131,8 @@ def _files(path: str, found: FolderEvidence) -> Iterator[tuple[str, str]]:
         except OSError as error:
             if not shown_folder:
                 raise UnreadableError("folder", path, f"one to read ({error.strerror})") from None
-            found.files += 1
-            found.add_unread(shown_folder, f"cannot be read ({error.strerror})")
+            evidence.files += 1
+            evidence.add_unread(shown_folder, f"cannot be read ({error.strerror})")
             continue
         subfolders = []
         for entry in entries:
@@ -141,23 +141,23 @@ def _files(path: str, found: FolderEvidence) -> Iterator[tuple[str, str]]:
                 status = entry.stat()
                 is_folder = entry.is_dir()
             except OSError as error:  # a broken link
-                found.left_out.append((shown, f"cannot be read ({error.strerror})"))
+                evidence.left_out.append((shown, f"cannot be read ({error.strerror})"))
                 continue
             identity = (status.st_dev, status.st_ino)
             if identity in seen:
-                found.left_out.append((shown, "the same file or folder as another one"))
+                evidence.left_out.append((shown, "the same file or folder as another one"))
                 continue
             seen.add(identity)
             if is_folder and depth == _MOST_DEPTH:
-                found.files += 1
-                found.add_unread(shown, f"more than {_MOST_DEPTH} folders deep")
+                evidence.files += 1
+                evidence.add_unread(shown, f"more than {_MOST_DEPTH} folders deep")
             elif is_folder:
                 subfolders.append((entry.path, shown, depth + 1))
             elif not stat.S_ISREG(status.st_mode):
-                found.left_out.append((shown, "not a regular file"))
+                evidence.left_out.append((shown, "not a regular file"))
             elif count == _MOST_FILES:
-                found.files += 1
-                found.add_unread(shown, f"more than {_MOST_FILES} files: name a subfolder")
+                evidence.files += 1
+                evidence.add_unread(shown, f"more than {_MOST_FILES} files: name a subfolder")
             else:
                 count += 1
                 yield shown, entry.path
@@ -188,7 +188,9 @@ def _plain(path: str, shown: str) -> Iterator[str]:
         if not source.peek(2).startswith(GZIP):
             yield path
             return
-        with tempfile.NamedTemporaryFile(prefix="torchcoll-") as copy:
+        with contextlib.ExitStack() as stack:
+            with signals_held():
+                copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="torchcoll-"))
             for piece in _unpacked(source, shown):
                 copy.write(piece)
             copy.flush()

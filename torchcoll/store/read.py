@@ -209,14 +209,14 @@ def _used(ids: Iterable[int], chosen: Array) -> tuple[Array, Array]:
 
     ids: of all rows of a table. Raises ValueError for an id that no row has.
     """
-    known = np.sort(np.fromiter(ids, np.int64))
-    index = np.searchsorted(known, chosen)
-    if len(chosen) and (index.max() == len(known) or (known[index] != chosen).any()):
+    row_ids = np.sort(np.fromiter(ids, np.int64))
+    index = np.searchsorted(row_ids, chosen)
+    if len(chosen) and (index.max() == len(row_ids) or (row_ids[index] != chosen).any()):
         raise ValueError("a case whose key is not in the store")
-    used = np.flatnonzero(np.bincount(index, minlength=len(known)))
-    position = np.zeros(len(known), dtype=np.int32)
+    used = np.flatnonzero(np.bincount(index, minlength=len(row_ids)))
+    position = np.zeros(len(row_ids), dtype=np.int32)
     position[used] = np.arange(len(used), dtype=np.int32)
-    return known[used], position[index]
+    return row_ids[used], position[index]
 
 
 def _read_cases(connection: Connection, row_ids: Array, some: bool) -> list[Array]:
