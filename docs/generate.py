@@ -20,7 +20,6 @@ import pandas
 
 import torchcoll
 from torchcoll import cli
-from torchcoll.acceptance import __main__ as kit
 from torchcoll.bench import options
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.collectives import COLLECTIVES, Collective
@@ -97,11 +96,6 @@ def commands() -> Iterator[str]:
     yield from ("device, time limit and output, and these:", "")
     pairs = pairs_run._parser()
     yield from _options(pairs, pairs._actions)
-    yield from ("### torchcoll.acceptance", "")
-    yield "`bash launch/acceptance.sh` passes its options to `python -m torchcoll.acceptance`"
-    yield from ("([page](../acceptance.md)):", "")
-    acceptance = kit.command_line()
-    yield from _options(acceptance, acceptance._actions)
     known = cli.commands()
     grouped = {name for names in GROUPS.values() for name in names}
     groups = {**{group: [*names] for group, names in GROUPS.items()}}
@@ -189,8 +183,8 @@ _EXIT_CODES = (
         "2",
         "USAGE",
         "an option or argument that is not valid, inputs that do not fit each other, too few runs; "
-        "`check --gate` for a run without a reference; `compare --fail-on` where a case looks twice "
-        "as slow and is not decided",
+        "`check --gate` for a run without a reference; `compare --fail-on` where a case looks "
+        "twice as slow and is not decided",
     ),
     (
         "3",

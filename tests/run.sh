@@ -34,7 +34,7 @@ export PYTEST_ADDOPTS="-m 'not postgres and not slurm and not browser and not no
 # Side by side, for tests wait as much as they compute: parts that take about the same CPU time, so
 # that none runs on alone. The part with the most ranks is shown live.
 first='tests/bench tests/matrix tests/forcing tests/pairs'
-second='tests/test_readme.py tests/launch tests/fleet tests/store tests/contention tests/acceptance'
+second='tests/test_readme.py tests/launch tests/fleet tests/store tests/contention tests/proof'
 third='tests/importers tests/machine tests/report tests/overview tests/training tests/verdict'
 fourth=tests
 for folder in $first $second $third; do

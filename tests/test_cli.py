@@ -25,7 +25,7 @@ from torchcoll.importers.registry import importers
 ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 NAMES = (
-    "acceptance, again, algorithms, baseline, bisect, check, cold, collect, compare, convert, "
+    "again, algorithms, baseline, bisect, check, cold, collect, compare, convert, "
     "curve, doctor, "
     "fleet, gradients, history, log, "
     "matrix, model, pairs, plan, plot, postmortem, replay, report, run, scaling, "

@@ -22,7 +22,6 @@ ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 # What a file may import at its top: our packages, or files of one, and others; and what besides
 # inside a function, or for type checkers only. `torchcoll` itself is free: it loads nothing.
 QUESTIONS = {
-    "acceptance",
     "comparison",
     "contention",
     "curves",
@@ -72,7 +71,7 @@ TABLE = {
     ),
     "contention": ({"core", "libraries", "stats"}, SCIENCE, set()),
     "training": ({"core", "libraries", "inputs", "stats", "curves"}, SCIENCE, set()),
-    "acceptance": (
+    "proof": (
         {"core", "libraries", "importers", "matrix", "forcing"},
         set(),
         {"training", "torch"},
@@ -92,10 +91,10 @@ TABLE = {
 ON_RANKS = {
     *("pairs.__main__", "pairs.bisect", "pairs.pairs_run"),
     *(
-        f"acceptance.{name}_probe"
+        f"proof.{name}_probe"
         for name in ("capture", "clock", "error", "fault", "first_call", "machine")
     ),
-    *("acceptance.probe", "acceptance.other_work"),
+    *("proof.probe", "proof.other_work"),
     *(
         f"training.{name}"
         for name in (

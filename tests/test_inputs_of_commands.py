@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import shutil
 from pathlib import Path
 
 import pytest
@@ -51,7 +50,6 @@ READERS = {
     "plan --config": "plan --config @ --parallel dp=8 --machine 8xH100",
     "plan --machine": "plan --config llama-3-8b --parallel fsdp=8 --machine @",
     "plan --traffic": "plan --traffic @ --machine 8xH100",
-    "acceptance": "acceptance @",
 }
 # These read no file that exists already, or run on the ranks.
 OTHERS = {"run", "doctor", "versus", "bisect", "matrix", "replay"}
@@ -69,7 +67,6 @@ USABLE = {
         "baseline",
         "collect --prune",
     },
-    "archive.tar.gz": {"acceptance"},
 }
 NAMES = (
     *("missing.json", "empty", "folder", "binary", "history.csv", "other.json"),
@@ -90,7 +87,6 @@ def folder(tmp_path_factory):
     (path / "history.csv").write_text("date,value\n2026-11-01,3.5\n")
     (path / "other.json").write_text('{"a": [1, 2]}\n')
     traffic(ddp, steps=3).save(path / "capture.jsonl")
-    shutil.copy(next((ROOT / "examples/acceptance").glob("*.tar.gz")), path / "archive.tar.gz")
     with contextlib.chdir(path), contextlib.redirect_stdout(io.StringIO()):
         assert main(["collect", RUN, "--into", "store.sqlite"]) == 0
     return path

@@ -6,7 +6,6 @@ so that no scanner takes this file for a leak.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import random
@@ -17,10 +16,6 @@ import pytest
 import torch.distributed as dist
 from ranks import Job, command
 
-from torchcoll.acceptance.archive import write_archive
-from torchcoll.acceptance.kit import MachineUnderTest
-from torchcoll.acceptance.part_result import PROVEN, PartResult
-from torchcoll.acceptance.running import Report
 from torchcoll.bench.sweep import Sweep
 from torchcoll.cli import main
 from torchcoll.core.variables import kept_value, masked, masked_words
@@ -237,21 +232,7 @@ def outputs(written, tmp_path, capfd, monkeypatch):
     main(["matrix", "-o", "m", "--runs", "1", "--", "sh", str(script), *arguments])
     for text in (tmp_path / "m" / "logs").iterdir():  # what the script itself prints is its own
         text.unlink()
-    parts = written / "parts"
-    (parts / "machine").mkdir(parents=True, exist_ok=True)
-    (parts / "machine" / "job.log").write_text("\n".join(text for _, _, text, _ in SECRETS))
-    (parts / "machine" / "run.jsonl").write_bytes(Path(run).read_bytes())
-    reason = "\n".join(of_place("log"))
-    report = Report(
-        MachineUnderTest("gloo", "cpu", 2, False, "", "gloo", facts={}),
-        [PartResult("machine", PROVEN, reason, (), 1.0)],
-        "complete",
-        "2026-11-28T00:00:00+00:00",
-        1.0,
-    )
-    write_archive(tmp_path / "a.tar.gz", report, parts, reason)
     texts = [everything_in(out), everything_in(tmp_path), *capfd.readouterr()]
-    texts.append(gzip.decompress((tmp_path / "a.tar.gz").read_bytes()).decode())
     texts += [" ".join(masked_words(arguments)), json.dumps(masked_words(arguments))]
     return "\n".join(texts)
 

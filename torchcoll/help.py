@@ -13,10 +13,10 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "torchcoll run -n 8 allreduce --sizes 1K,1M,1G",
             "torchcoll run -n 2 suite --backend gloo -J run.jsonl",
         ),
-        "doctor": ("torchcoll doctor", "torchcoll doctor --json"),
-        "acceptance": (
-            "torchcoll acceptance torchcoll-acceptance-20261127T201530.tar.gz",
-            "torchcoll acceptance torchcoll-acceptance-20261127T201530.tar.gz --format json",
+        "doctor": (
+            "torchcoll doctor",
+            "torchcoll doctor --prove",
+            "torchcoll doctor --prove clock,verification --backend nccl -o proof/",
         ),
     },
     "read": {
@@ -133,7 +133,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
 # of stdout refuses what they write.
 FAILURES: dict[str, str] = {
     "run": "a case failed or was wrong, no case ran, or a rank ended with any other code",
-    "acceptance": "a part failed",
+    "doctor": "with --prove: a part failed",
     "check": "with --gate: a verdict is FAIL; with good runs as --baseline: a run is slower",
     "compare": "with --fail-on: a case has this result, or is wrong, failed or missing in NEW",
     "versus": "a run failed twice in a row, a result was wrong or failed, or too few runs to judge",

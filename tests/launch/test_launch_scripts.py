@@ -22,7 +22,6 @@ SCRIPTS = [
     "local.sh",
     "install.sh",
     "one_gpu.sh",
-    "acceptance.sh",
     "mpi.sh",
     "pbs.sh",
     "slurm.sbatch",

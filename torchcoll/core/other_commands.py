@@ -30,7 +30,6 @@ _READERS = (
         ),
     ),
     ("history", re.compile(rb"\ASQLite format 3\0")),
-    ("acceptance", re.compile(rb"\Atorchcoll-acceptance[^\0]*\0")),
     ("log", re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) |\d\)? ?\|CCL_[A-Z]+\|")),
 )
 # What to do instead of reading figures of pairs of ranks.

@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from torchcoll.acceptance.probe import Evidence, ProbeOptions, run_cases
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.machine.launcher import Launch
+from torchcoll.proof.probe import Evidence, ProbeOptions, run_cases
 
 SIZE_BYTES = 12_288  # whole blocks of every type for any number of ranks that divides it, else less
 TYPES = ("float32", "bfloat16", "int32")

@@ -1,4 +1,4 @@
-"""Judges what the parts of the acceptance kit measured: pure functions from evidence to PartResult.
+"""Judges what the parts of a proof measured: pure functions from evidence to PartResult.
 
 Ratios are judged by the 90 % interval of the median of their pairs (order statistics, no assumption
 about the distribution): proven where the whole interval lies within the tolerance, failed where it
@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchcoll.acceptance.part_result import FAILED, NOT_SHOWN, PROVEN, Figure, PartResult, worst
 from torchcoll.core.result import Run
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted, format_size
+from torchcoll.proof.part_result import FAILED, NOT_SHOWN, PROVEN, Figure, PartResult, worst
 
 # 3 %: chosen so that a difference of 5 %, the default precision of a run, is not the clock's.
 CLOCK_LEAST, CLOCK_MOST = 0.97, 1.03
@@ -236,48 +236,3 @@ def judge_forced(
     names = " and ".join(name for name, _, _ in forced)
     text = f"the library's log confirms {names}"
     return PartResult("forced-algorithms", PROVEN, f"{text}; {note}" if note else text, figures)
-
-
-def judge_health(run: Run, verdict: Mapping[str, Any], shared: str = "") -> PartResult:
-    """verdict: of ``torchcoll check --format json``. shared: why bandwidth means nothing here."""
-    by_status = Counter(result.status for result in run.results)
-    good = by_status["ok"]
-    figures = (
-        Figure("wrong or failed cases", sum(not r.expected for r in run.results), most=0),
-        Figure("cases verified", good, f"of {len(run.results)}"),
-    )
-    bad = next((r for r in run.results if not r.expected), None)
-    if bad is not None and bad.status == "oom":
-        return PartResult("machine", NOT_SHOWN, f"too little memory: {bad.reason}", figures)
-    if bad is not None:
-        text = f"{bad.case.describe()} is {bad.status}: {bad.reason}"
-        return PartResult("machine", FAILED, text, figures)
-    if not run.complete:
-        text = run.ending or "its file has no end"
-        return PartResult("machine", FAILED, text, figures)
-    line = str(verdict.get("line") or "")
-    if shared:
-        return PartResult("machine", NOT_SHOWN, f"{good} cases are correct; {shared}", figures)
-    status = {"PASS": PROVEN, "FAIL": FAILED}.get(str(verdict.get("word")), NOT_SHOWN)
-    return PartResult("machine", status, line, figures)
-
-
-def judge_doctor(report: Mapping[str, Any], backend: str) -> PartResult:
-    """report: of ``torchcoll doctor --json``."""
-    usable = any(b["name"] == backend and b["usable"] for b in report["backends"])
-    severities = Counter(finding["severity"] for finding in report["findings"])
-    figures = (
-        Figure("errors", severities["error"], most=0),
-        Figure("warnings", severities["warning"]),
-    )
-    if not usable and backend in {b["name"] for b in report["backends"]}:
-        reason = next(b["reason"] for b in report["backends"] if b["name"] == backend)
-        return PartResult("doctor", FAILED, f"{backend} cannot be used: {reason}", figures)
-    serious = [f for f in report["findings"] if f["severity"] == "error"]
-    if serious:
-        return PartResult("doctor", FAILED, str(serious[0]["what"]), figures)
-    warnings = [str(f["what"]) for f in report["findings"] if f["severity"] == "warning"]
-    text = f"{backend} can be used"
-    if warnings:
-        text += f"; warning: {warnings[0]}"
-    return PartResult("doctor", PROVEN, text, figures)

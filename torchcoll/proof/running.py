@@ -1,4 +1,4 @@
-"""Runs the parts of the acceptance kit one after the other, each within its limit.
+"""Runs the parts of a proof one after the other, each within its limit.
 
 Whatever happens to a part, the next one runs.
 """
@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from torchcoll.acceptance.kit import ONE_RANK, Kit, MachineUnderTest, PartEnded
-from torchcoll.acceptance.part_result import FAILED, NOT_RUN, NOT_SHOWN, PartResult
-from torchcoll.acceptance.parts import PARTS
 from torchcoll.core.errors import TorchcollError, UnavailableError, one_line
+from torchcoll.proof.kit import ONE_RANK, Kit, MachineUnderTest, PartEnded
+from torchcoll.proof.part_result import FAILED, NOT_RUN, NOT_SHOWN, PartResult
+from torchcoll.proof.parts import PARTS
 
 MOST_S = 20 * 60.0
 
@@ -22,7 +22,7 @@ def run_part(kit: Kit, name: str) -> PartResult:
     """Run one part; whatever goes wrong in it becomes its result. KeyboardInterrupt passes."""
     began, part = time.monotonic(), PARTS[name]
     if time.monotonic() >= kit.deadline:
-        return PartResult(name, NOT_RUN, f"the {MOST_S / 60:g} minutes of the kit are over")
+        return PartResult(name, NOT_RUN, f"the {MOST_S / 60:g} minutes of the proof are over")
     if part.several and kit.machine.ranks == 1:
         why = kit.machine.why_one or ONE_RANK
         return PartResult(name, NOT_SHOWN, why)
@@ -37,15 +37,12 @@ def run_part(kit: Kit, name: str) -> PartResult:
     except Exception as error:  # a defect of a part is not to stop the others
         text = f"the part itself failed: {type(error).__name__}: {error}"
         result = PartResult(name, FAILED, one_line(text)[:400])
-    folder = kit.part_folder(name)
-    files = tuple(sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()))
-    seconds = round(time.monotonic() - began, 1)
-    return replace(result, name=name, seconds=seconds, files=files)
+    return replace(result, name=name, seconds=round(time.monotonic() - began, 1))
 
 
 @dataclass
 class Report:
-    """What the kit has come to so far. status: running, complete or interrupted."""
+    """What the parts have come to so far. status: running, complete or interrupted."""
 
     machine: MachineUnderTest
     parts: list[PartResult]
@@ -54,8 +51,8 @@ class Report:
     wall_s: float = 0.0
 
 
-def run_parts(kit: Kit, names: Sequence[str], keep: Callable[[Report], None]) -> Report:
-    """Run the parts; ``keep`` is called after each, and at the end.
+def run_parts(kit: Kit, names: Sequence[str], tell: Callable[[Report], None]) -> Report:
+    """Run the parts; ``tell`` is called after each.
 
     Ctrl-C, and SIGTERM where the caller turns it into KeyboardInterrupt, end the part that runs;
     the others are then ``not run``.
@@ -64,17 +61,14 @@ def run_parts(kit: Kit, names: Sequence[str], keep: Callable[[Report], None]) ->
     start_utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
     report = Report(kit.machine, [], start_utc=start_utc)
 
-    def kept(status: str) -> Report:
-        report.status, report.wall_s = status, round(time.monotonic() - began, 1)
-        keep(report)
-        return report
-
     try:
         for name in names:
             report.parts.append(run_part(kit, name))
-            kept("running")
+            tell(report)
+        report.status = "complete"
     except KeyboardInterrupt:
+        report.status = "interrupted"
         for name in names[len(report.parts) :]:
-            report.parts.append(PartResult(name, NOT_RUN, "the kit was interrupted"))
-        return kept("interrupted")
-    return kept("complete")
+            report.parts.append(PartResult(name, NOT_RUN, "the proof was interrupted"))
+    report.wall_s = round(time.monotonic() - began, 1)
+    return report

@@ -1,31 +1,23 @@
-"""How the results of the acceptance kit are displayed: the answer, a row a part, the reasons."""
+"""How a proof is displayed: the answer, a row a part, the reasons."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any, TextIO
 
-from torchcoll.acceptance.archive import SCHEMA, Accepted
-from torchcoll.acceptance.part_result import FAILED, NOT_RUN, PROVEN, STATUSES, Figure, PartResult
-from torchcoll.acceptance.parts import PARTS
-from torchcoll.acceptance.running import Report
+from torchcoll.proof.part_result import FAILED, NOT_RUN, PROVEN, STATUSES, Figure, PartResult
+from torchcoll.proof.parts import PARTS
+from torchcoll.proof.running import Report
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, make_grid
 
-FORMATS = ("table", "markdown", "json")
+SCHEMA = "torchcoll-proof/1"
 
 
-def show_report(
-    report: Report,
-    format: str = "table",
-    file: TextIO | None = None,
-    archive: Accepted | None = None,
-) -> None:
-    """Print the table. archive: where the report was read from. Raises UsageError for an unknown
-    format.
-    """
-    print_forms([("", [_grid(report, archive)])], [], _document(report, archive), format, file)
+def show_report(report: Report, format: str = "table", file: TextIO | None = None) -> None:
+    """Print the table, or ``json``. Raises UsageError for an unknown format."""
+    print_forms([("", [_grid(report)])], [], _document(report), format, file)
 
 
 def answer_of(report: Report) -> Answer:
@@ -43,7 +35,7 @@ def answer_of(report: Report) -> Answer:
     return Answer(headline, level, {status: counts[status] for status in STATUSES})
 
 
-def _grid(report: Report, archive: Accepted | None) -> Grid:
+def _grid(report: Report) -> Grid:
     columns = [
         (Head("part", left=True), lambda part: part.name),
         (Head("result", left=True), lambda part: part.status),
@@ -56,14 +48,10 @@ def _grid(report: Report, archive: Accepted | None) -> Grid:
     grid.below = [f"{part.name}: {_sentence(part)}" for part in report.parts]
     minutes = f"{report.wall_s / 60:.1f} minutes"
     duration = minutes if report.wall_s >= 60 else f"{report.wall_s:g} s"
-    version = f"torchcoll {archive.torchcoll}, " if archive else ""
     torch = (report.machine.facts.get("environment") or {}).get("torch")
     grid.above = [
-        f"{report.status}, {duration}, begun {report.start_utc}; {version}"
-        f"torch {torch or 'unknown'}"
+        f"{report.status}, {duration}, begun {report.start_utc}; torch {torch or 'unknown'}"
     ]
-    if archive:
-        grid.below.append(f"files in the archive: {len(archive.files)} (tar -tzf lists them)")
     return grid
 
 
@@ -103,8 +91,8 @@ def _tolerance_cell(part: PartResult) -> str:
     return f"{figure.least:g} to {figure.most:g}"
 
 
-def _document(report: Report, archive: Accepted | None) -> dict[str, Any]:
-    document: dict[str, Any] = {
+def _document(report: Report) -> dict[str, Any]:
+    return {
         "schema": SCHEMA,
         "status": report.status,
         "start_utc": report.start_utc,
@@ -119,6 +107,3 @@ def _document(report: Report, archive: Accepted | None) -> dict[str, Any]:
         },
         "parts": [part.to_json() for part in report.parts],
     }
-    if archive:
-        document |= {"torchcoll": archive.torchcoll, "files": list(archive.files)}
-    return document

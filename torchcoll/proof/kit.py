@@ -1,34 +1,32 @@
-"""What the parts of the acceptance kit have: the machine, folders, and how ranks are started."""
+"""What the parts of a proof have: the machine, folders, and how ranks are started."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchcoll.acceptance.starting import Starter, run_command
 from torchcoll.core.errors import TorchcollError, one_line
 from torchcoll.core.file import load_own
 from torchcoll.core.result import Run
 from torchcoll.matrix.processes import Ended
+from torchcoll.proof.starting import Starter
 
 LOG = "log.txt"
-_PROBE = "torchcoll.acceptance.probe"
+_PROBE = "torchcoll.proof.probe"
 ONE_RANK = "one rank communicates with no other"
 SHARED = "one GPU, shared: its bandwidth says nothing"
 
 
 @dataclass(frozen=True)
 class MachineUnderTest:
-    """What the kit runs on, as the probe ``machine`` found it.
+    """What the parts run on, as the probe ``machine`` found it.
 
-    ranks: of all nodes; None where a launcher of the user decides. shared: all of them use one GPU.
-    least_bytes: of free memory on any device of this node; None on CPUs. why_one: why several ranks
-    cannot share the only device; '' otherwise.
+    ranks: None where a launcher of the user decides. shared: all of them use one GPU. why_one: why
+    several ranks cannot share the only device; '' otherwise.
     """
 
     backend: str
@@ -38,7 +36,6 @@ class MachineUnderTest:
     family: str
     library: str
     why_one: str = ""
-    least_bytes: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -54,8 +51,8 @@ class MachineUnderTest:
 @dataclass
 class Kit:
     """folder: where parts work, a folder each. start: starts ranks. pairs: of blocks or rounds that
-    a part measures. timeout_s: of the runs in which a rank is hit. max_time_s: of a case. deadline:
-    of the whole kit, on time.monotonic. limit_s: of each start of ranks in the part that runs.
+    a part measures. timeout_s: of the runs in which a rank is hit. deadline:
+    of all parts, on time.monotonic. limit_s: of each start of ranks in the part that runs.
     """
 
     folder: Path
@@ -65,7 +62,6 @@ class Kit:
     pairs: int = 100
     rounds: int = 20
     timeout_s: float = 20.0
-    max_time_s: float = 0.3
     limit_s: float = 60.0
 
     @property
@@ -109,20 +105,6 @@ class Kit:
             raise PartEnded(last_line(output.parent / LOG))
         evidence: dict[str, Any] = json.loads(output.read_text())
         return evidence
-
-    def command(self, part: str, arguments: Sequence[str], output: str) -> int | None:
-        """Run ``torchcoll ARGUMENTS`` on this host, its stdout to ``output``; the exit code."""
-        folder = self.part_folder(part)
-        code = (
-            "import sys; from torchcoll.cli import main; "
-            "sys.stdout = open(sys.argv[1], 'w'); sys.exit(main(sys.argv[2:]))"
-        )
-        command = [sys.executable, "-W", "ignore", "-c", code, output, *arguments]
-        limit_s = max(1.0, min(60.0, self.deadline - time.monotonic()))
-        ended = run_command(command, {}, limit_s, folder / LOG)
-        if ended.timed_out:
-            raise PartEnded(f"torchcoll {arguments[0]} did not end within {limit_s:.0f} s")
-        return ended.exit_code
 
     def results(self, part: str, name: str) -> Run:
         """A result file of the part. Raises PartEnded where there is none to be read."""

@@ -1,4 +1,4 @@
-"""A rank that dies or stops in the middle of a run: ``python -m torchcoll.acceptance.fault_probe``.
+"""A rank that dies or stops in the middle of a run: ``python -m torchcoll.proof.fault_probe``.
 
     fault_probe kill|stop CALL SECONDS [options of torchcoll.allreduce]
 

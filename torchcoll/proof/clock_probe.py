@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torchcoll.acceptance.probe import Evidence, ProbeOptions
 from torchcoll.bench.session import Rank, SessionOptions, opened
 from torchcoll.core.case import size_case
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE
 from torchcoll.machine.devices import Call, nothing
 from torchcoll.machine.launcher import Launch
+from torchcoll.proof.probe import Evidence, ProbeOptions
 
 CALLS = 20  # of a block
 LEADS = 5  # ramp-up calls of a block on the device clock

@@ -1,16 +1,14 @@
-"""The acceptance kit on two forked gloo ranks, as it is and with a defect planted in each part."""
+"""``torchcoll doctor --prove`` on two forked gloo ranks, as it is and with planted defects."""
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import importlib
-import io
 import json
 import math
-import os
 import runpy
+import signal
 import sys
-import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +20,14 @@ from ranks import Job, Ticking, busy
 
 import torchcoll
 from torchcoll import cli
-from torchcoll.acceptance import __main__ as kit_main
-from torchcoll.acceptance import (
+from torchcoll.bench import watchdog
+from torchcoll.bench.verify import Checker
+from torchcoll.core.file import save
+from torchcoll.core.result import Choice
+from torchcoll.importers.traces import read_traffic
+from torchcoll.machine.devices import Cpu
+from torchcoll.matrix.processes import Ended
+from torchcoll.proof import (
     clock_probe,
     error_probe,
     fault_probe,
@@ -31,20 +35,12 @@ from torchcoll.acceptance import (
     judge,
     other_work,
     parts,
+    prove,
     running,
 )
-from torchcoll.acceptance.archive import read_archive, write_archive
-from torchcoll.acceptance.kit import Kit, MachineUnderTest
-from torchcoll.acceptance.part_result import FAILED, NOT_RUN, NOT_SHOWN, PROVEN
-from torchcoll.acceptance.parts import PARTS
-from torchcoll.bench import watchdog
-from torchcoll.bench.verify import Checker
-from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.file import save
-from torchcoll.core.result import Choice
-from torchcoll.importers.traces import read_traffic
-from torchcoll.machine.devices import Cpu
-from torchcoll.matrix.processes import Ended
+from torchcoll.proof.kit import Kit, MachineUnderTest
+from torchcoll.proof.part_result import FAILED, NOT_RUN, NOT_SHOWN, PROVEN
+from torchcoll.proof.parts import PARTS
 
 GLOO = MachineUnderTest("gloo", "cpu", 2, False, "", "gloo of torch", facts={"names": []})
 
@@ -91,24 +87,8 @@ def forked(setup: Callable[[int], object] = steady_time, after=lambda folder: No
     return start
 
 
-class InProcess(Kit):
-    """Commands of torchcoll run in this process: starting Python was most of what they cost."""
-
-    def command(self, part, arguments, output):
-        folder, before = self.part_folder(part), os.getcwd()
-        with open(folder / output, "w") as file, contextlib.redirect_stdout(file):
-            os.chdir(folder)
-            try:
-                with open("log.txt", "a") as log, contextlib.redirect_stderr(log):
-                    return cli.main(arguments)
-            finally:
-                os.chdir(before)
-
-
 def kit(folder: Path, start=None, machine: MachineUnderTest = GLOO) -> Kit:
-    deadline = monotonic() + 1000
-    start = start or forked()
-    return InProcess(folder, machine, start, deadline, 1, 3, timeout_s=3, max_time_s=0.01)
+    return Kit(folder, machine, start or forked(), monotonic() + 1000, 1, 3, timeout_s=3)
 
 
 def part(folder: Path, name: str, start=None, machine: MachineUnderTest = GLOO):
@@ -117,33 +97,21 @@ def part(folder: Path, name: str, start=None, machine: MachineUnderTest = GLOO):
 
 @pytest.fixture(scope="module")
 def proven(tmp_path_factory):
-    """(report, folder, archive, how many parts each archive had) of one run of the kit: all parts
-    but the stopped rank, which takes its timeout.
+    """(report, folder, parts after each call of tell) of one run of all parts but the stopped rank,
+    which takes its timeout.
     """
-    folder = tmp_path_factory.mktemp("kit")
-    archive = folder.with_suffix(".tar.gz")
-    written = []
-
-    def keep(report) -> None:
-        written.append(len(report.parts))
-        write_archive(archive, report, folder, "table")
-
+    folder = tmp_path_factory.mktemp("proof")
+    counted = []
     importlib.import_module("torch._dynamo")  # DDP does: once here, and not in each rank
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NCCL_API_TOKEN", "hunter2hunter2")
-        patch.setattr(parts, "_SIZES", ("4K",))
-        names = [name for name in PARTS if name != "stopped-rank"]
-        report = running.run_parts(kit(folder), names, keep)
-    return report, folder, archive, written
+    names = [name for name in PARTS if name != "stopped-rank"]
+    report = running.run_parts(kit(folder), names, lambda report: counted.append(len(report.parts)))
+    return report, folder, counted
 
 
-def test_the_kit_on_two_gloo_ranks(proven):
-    report, _, _, written = proven
+def test_the_parts_on_two_gloo_ranks(proven):
+    report, _, counted = proven
     statuses = {result.name: result.status for result in report.parts}
     assert statuses == {
-        "doctor": PROVEN,
-        "machine": NOT_SHOWN,  # torchcoll has no limit for gloo
-        "limits": NOT_SHOWN,
         "verification": PROVEN,
         "clock": PROVEN,
         "first-call": PROVEN,
@@ -151,7 +119,7 @@ def test_the_kit_on_two_gloo_ranks(proven):
         "capture": PROVEN,
         "killed-rank": PROVEN,
     }, [(r.name, r.status, r.reason) for r in report.parts]
-    assert written == [*range(1, 10), 9]
+    assert counted == [*range(1, 7)]
     figures = {f.name: f for result in report.parts for f in result.figures}
     # Six collectives without a root on two ranks, and three faults; without a fault once.
     assert figures["planted errors missed"].unit == "of 18"
@@ -163,35 +131,6 @@ def test_the_kit_on_two_gloo_ranks(proven):
     assert figures["rank 1 named"].value == 1
 
 
-def test_the_archive_is_read_and_has_no_secret(proven, tmp_path, capsys):
-    _, _, archive, _ = proven
-    assert cli.main(["acceptance", str(archive)]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("6 of 9 parts proven on 2 ranks on cpu, gloo of torch")
-    assert "limits: do the limits follow from its topology? cannot be shown here: gloo" in shown
-    contents = unpacked(archive)
-    text = b"".join(contents.values()).decode()
-    assert "NCCL_API_TOKEN" in text
-    assert "hunter2" not in text
-    files = {name.partition("/")[2] for name in contents}
-    assert {"acceptance.json", "table.txt", "killed-rank/kill.jsonl"} <= files
-    # With its secrets masked a result file is still whole: its check sums were made again.
-    copy = tmp_path / "machine.jsonl"
-    copy.write_bytes(result_file(contents))
-    run = torchcoll.load(copy)
-    assert run.complete
-    assert run.problems == []
-
-
-def unpacked(archive: Path) -> dict[str, bytes]:
-    with tarfile.open(archive) as tar:
-        return {m.name: tar.extractfile(m).read() for m in tar if m.isreg()}
-
-
-def result_file(contents: dict[str, bytes]) -> bytes:
-    return next(content for name, content in contents.items() if name.endswith("/machine.jsonl"))
-
-
 def test_a_stopped_rank_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "_STOPPED_S", 5.0)
     result = part(tmp_path, "stopped-rank")
@@ -199,63 +138,8 @@ def test_a_stopped_rank_is_named(tmp_path, monkeypatch):
     assert result.figures[0].value == 1
 
 
-def test_doctor_fails_on_a_trap_that_ends_every_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "3")  # without WORLD_SIZE
-    result = part(tmp_path, "doctor")
-    assert result.status == FAILED
-    assert "RANK" in result.reason
-
-
-def damage(rank: int) -> None:
-    """In a rank: the library leaves one wrong element on rank 1."""
-    entry = COLLECTIVES["all_gather"]
-
-    def prepare(dist, layout, send, recv, op, group):
-        call = entry.prepare(dist, layout, send, recv, op, group)
-
-        def faulty():
-            call()
-            recv[:1] += rank
-
-        return faulty
-
-    COLLECTIVES["all_gather"] = replace(entry, prepare=prepare)
-
-
-def test_machine_fails_on_a_wrong_case(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "_SIZES", ("4K",))
-    result = part(tmp_path, "machine", forked(damage))
-    assert result.status == FAILED
-    assert "all_gather" in result.reason
-    assert "first on rank 1, element 0" in result.reason
-
-
 def nccl(**changed) -> MachineUnderTest:
     return replace(GLOO, backend="nccl", family="nccl", library="NCCL 2.27.5", **changed)
-
-
-TOPOLOGY = """<system version="1">
-  <cpu numaid="0" affinity="f" arch="x86_64" vendor="AuthenticAMD" familyid="175" modelid="1">
-    <pci busid="0000:07:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16">
-      <gpu dev="0" sm="90" rank="0" gdr="1"/>
-    </pci>
-    <pci busid="0000:08:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16">
-      <gpu dev="1" sm="90" rank="1" gdr="1"/>
-    </pci>
-  </cpu>
-</system>
-"""
-
-
-@pytest.mark.parametrize(
-    ("content", "status"), [(TOPOLOGY, PROVEN), ("<system", FAILED), (None, NOT_SHOWN)]
-)
-def test_limits_of_a_topology(tmp_path, content, status):
-    (tmp_path / "machine").mkdir()
-    if content:
-        (tmp_path / "machine" / "topology.xml").write_text(content)
-    result = part(tmp_path, "limits", machine=nccl())
-    assert result.status == status, result
 
 
 def test_clock_fails_where_the_loop_takes_longer(tmp_path):
@@ -340,8 +224,9 @@ def test_a_part_that_fails_does_not_stop_the_others(tmp_path):
     def start(*_):
         raise RuntimeError("planted")
 
-    report = running.run_parts(kit(tmp_path, start), ["clock", "doctor"], lambda report: None)
-    assert [result.status for result in report.parts] == [FAILED, PROVEN]
+    names = ["clock", "forced-algorithms"]
+    report = running.run_parts(kit(tmp_path, start), names, lambda report: None)
+    assert [result.status for result in report.parts] == [FAILED, NOT_SHOWN]
     assert report.parts[0].reason == "the part itself failed: RuntimeError: planted"
 
 
@@ -350,7 +235,7 @@ def test_a_part_that_hangs_is_ended_within_its_limit(tmp_path, monkeypatch):
     monkeypatch.setitem(PARTS, "clock", replace(PARTS["clock"], limit_s=limit_s))
 
     def start(module, arguments, variables, limit_s, log):
-        from torchcoll.acceptance.starting import run_command
+        from torchcoll.proof.starting import run_command
 
         return run_command(["sh", "-c", "echo waiting; exec sleep 99"], variables, limit_s, log)
 
@@ -363,17 +248,16 @@ def test_ctrl_c_leaves_the_parts_that_were_run(tmp_path):
     def start(*_):
         raise KeyboardInterrupt
 
-    kept = []
-    report = running.run_parts(kit(tmp_path, start), ["doctor", "clock", "capture"], kept.append)
+    names = ["forced-algorithms", "clock", "capture"]
+    report = running.run_parts(kit(tmp_path, start), names, lambda report: None)
     assert report.status == "interrupted"
-    assert [result.status for result in report.parts] == [PROVEN, NOT_RUN, NOT_RUN]
-    assert len(kept) == 2
+    assert [result.status for result in report.parts] == [NOT_SHOWN, NOT_RUN, NOT_RUN]
 
 
 def test_no_part_begins_after_the_20_minutes(tmp_path):
     late = replace_deadline(kit(tmp_path))
     result = running.run_part(late, "clock")
-    assert (result.status, result.reason) == (NOT_RUN, "the 20 minutes of the kit are over")
+    assert (result.status, result.reason) == (NOT_RUN, "the 20 minutes of the proof are over")
 
 
 def replace_deadline(kit: Kit) -> Kit:
@@ -393,7 +277,6 @@ def facts(**changed) -> dict:
         "device": "cuda",
         "devices": 1,
         "names": ["NVIDIA H100 80GB HBM3"],
-        "least_free_bytes": 1 << 30,
         "shares_device": True,
         "exclusive": False,
         "slices": False,
@@ -403,8 +286,9 @@ def facts(**changed) -> dict:
     }
 
 
-def described(arguments: str = "", **changed) -> MachineUnderTest:
-    return kit_main.describe(facts(**changed), kit_main.parse(arguments.split()))
+def described(ranks: int | None = None, launcher: str | None = None, **changed) -> MachineUnderTest:
+    options = argparse.Namespace(ranks=ranks, launcher=launcher)
+    return prove.describe(facts(**changed), options)
 
 
 def test_how_many_ranks_a_machine_gets():
@@ -412,11 +296,7 @@ def test_how_many_ranks_a_machine_gets():
     eight = described(devices=8)
     assert (eight.ranks, eight.shared) == (8, False)
     assert described(device="cpu", devices=0, shares_device=False).ranks == 2
-    two_nodes = described("--nodes 2 --master-addr n1", devices=8)
-    assert (two_nodes.ranks, two_nodes.shared) == (16, False)
-    one_each = described("--nodes 2 --master-addr n1")
-    assert (one_each.ranks, one_each.shared) == (2, False)
-    assert described("--launcher srun", devices=8).ranks is None
+    assert described(launcher="srun", devices=8).ranks is None
 
 
 @pytest.mark.parametrize(
@@ -432,63 +312,56 @@ def test_a_device_that_takes_one_rank(changed, reason):
     assert (machine.ranks, machine.shared) == (1, False)
     assert reason in machine.why_one
     with pytest.raises(torchcoll.TorchcollError, match="ranks: got 2, expected at most 1"):
-        described("--ranks 2", **changed)
-
-
-def test_too_little_memory_is_no_failure_of_a_case(tmp_path):
-    tight = replace(nccl(), device="cuda", least_bytes=1000)
-    result = part(tmp_path, "machine", machine=tight)
-    assert (result.status, result.reason) == (
-        FAILED,
-        "too little memory: 1000 bytes are free on a device",
-    )
+        described(ranks=2, **changed)
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("--parts clok", "parts: got clok"),
-        ("--ranks 0", "ranks: got 0"),
-        ("--nodes 2", "without --master-addr"),
-        ("--nodes 2 --node-rank 2 --master-addr a", "node-rank: got 2"),
-        ("--part clock", "unrecognized arguments"),
+        ("--prove clok", "prove: got clok"),
+        ("--prove clock --ranks 0", "ranks: got 0"),
+        ("--backend gloo", "backend: got gloo, expected --prove with it"),
     ],
 )
 def test_bad_arguments_are_one_line(arguments, expected, capsys):
-    assert kit_main.main(arguments.split()) == 2
+    assert cli.main(["doctor", *arguments.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert expected in line
 
 
-def test_a_machine_without_the_device_is_one_line(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def signals():
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def test_a_machine_without_the_device_is_one_line(signals, monkeypatch, capsys):
     def look(command, variables, limit_s, log):
         log.write_text(
             "torchcoll: error: device cuda: got none that torch can use (The NVIDIA driver on your "
             "system is too old), expected at least one. Update the driver.\n"
         )
 
-    monkeypatch.setattr(kit_main, "run_command", look)
-    assert kit_main.main(["--backend", "nccl", "-o", str(tmp_path)]) == 4
+    monkeypatch.setattr(prove, "run_command", look)
+    assert cli.main(["doctor", "--prove", "--backend", "nccl"]) == 4
     (line,) = capsys.readouterr().err.splitlines()
     assert "driver on your system is too old" in line
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_the_whole_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(kit_main, "look", lambda options, folder: GLOO)
-    monkeypatch.setattr(kit_main, "OnThisHost", lambda ranks: forked())
-    monkeypatch.setattr(kit_main, "Kit", InProcess)
-    assert kit_main.main(["-o", str(tmp_path), "--parts", "doctor,limits"]) == 0
-    output = capsys.readouterr()
-    (archive,) = tmp_path.iterdir()
-    assert f"archive: {archive}" in output.out
-    accepted = read_archive(archive)
-    assert accepted.report.status == "complete"
-    assert [p.status for p in accepted.report.parts] == [PROVEN, NOT_SHOWN]
-    printed, read = io.StringIO(output.out), json.loads
-    assert "1 of 2 parts proven" in printed.readline()
-    assert cli.main(["acceptance", str(archive), "--format", "json"]) == 0
-    assert read(capsys.readouterr().out)["parts"][0]["name"] == "doctor"
+@pytest.mark.parametrize("json_too", [False, True])
+def test_the_whole_command(signals, tmp_path, monkeypatch, capsys, json_too):
+    monkeypatch.setattr(prove, "look", lambda options, folder: GLOO)
+    monkeypatch.setattr(prove, "OnThisHost", lambda ranks: forked())
+    words = ["doctor", "--prove", "verification,forced-algorithms", "-o", str(tmp_path / "kept")]
+    assert cli.main([*words, *(["--json"] if json_too else [])]) == 0
+    out = capsys.readouterr().out
+    if json_too:
+        assert [p["status"] for p in json.loads(out)["parts"]] == [PROVEN, NOT_SHOWN]
+    else:
+        assert out.startswith("1 of 2 parts proven on 2 ranks on cpu, gloo of torch")
+    assert (tmp_path / "kept" / "verification" / "verification.json").exists()
 
 
 def test_a_busy_machine_is_no_failure():

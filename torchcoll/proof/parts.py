@@ -1,98 +1,18 @@
-"""The parts of the acceptance kit: each starts ranks as a user would, and has the files that they
-leave judged (acceptance/judge.py).
+"""The parts of a proof: each starts ranks as a user would, and has the files that they
+leave judged (proof/judge.py).
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torchcoll.acceptance import judge
-from torchcoll.acceptance.kit import LOG, ONE_RANK, Kit, PartEnded, last_line
-from torchcoll.acceptance.part_result import FAILED, NOT_SHOWN, PROVEN, Figure, PartResult
 from torchcoll.core.backends import NCCL, ONECCL
-from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
-from torchcoll.core.errors import ExitCode
-from torchcoll.core.units import parse_size
+from torchcoll.core.collectives import DEFAULT_COLLECTIVE, find_collective
 from torchcoll.importers.traces import read_traffic
-
-
-def _doctor(kit: Kit) -> PartResult:
-    kit.command("doctor", ["doctor", "--json"], "doctor.json")
-    path = kit.part_folder("doctor") / "doctor.json"
-    try:
-        report = json.loads(path.read_text())
-    except (OSError, ValueError):
-        raise PartEnded(last_line(path.parent / LOG)) from None
-    return judge.judge_doctor(report, kit.machine.backend)
-
-
-_TOPOLOGY = "topology.xml"
-# The largest buffers that are measured, a rank: input and output.
-_SIZES = ("4K", "1M", "16M", "256M", "1G")
-_ROOM = 8  # times the size must be free
-
-
-def _machine(kit: Kit) -> PartResult:
-    machine = kit.machine
-    # On a CPU the machine's own caches end there; a shared GPU has time for no more.
-    count = 3 if machine.device == "cpu" or machine.shared else len(_SIZES)
-    free = machine.least_bytes
-    if free is not None:
-        count = min(count, sum(parse_size(s, "size") * _ROOM <= free for s in _SIZES))
-    if not count:
-        raise PartEnded(f"too little memory: {free} bytes are free on a device")
-    # Those that every rank takes part in alike.
-    collectives = [
-        name
-        for name, entry in COLLECTIVES.items()
-        if entry.has_data and not (entry.has_root or entry.has_splits or entry.power_of_two)
-    ]
-    arguments = ["--collectives", ",".join(collectives), "--sizes", ",".join(_SIZES[:count])]
-    arguments += [
-        "--max-time",
-        f"{kit.max_time_s:g}",
-        "-J",
-        "machine.jsonl",
-        "-T",
-        "60",
-        *kit.flags,
-    ]
-    variables = {"NCCL_TOPO_DUMP_FILE": _TOPOLOGY} if machine.family == NCCL else {}
-    kit.on_ranks("machine", "torchcoll.suite", arguments, variables)
-    run = kit.results("machine", "machine.jsonl")
-    kit.command("machine", ["check", "machine.jsonl", "--format", "json"], "check.json")
-    path = kit.part_folder("machine") / "check.json"
-    try:
-        verdict = json.loads(path.read_text())["verdict"]
-    except (OSError, ValueError, KeyError):
-        raise PartEnded(last_line(path.parent / LOG)) from None
-    return judge.judge_health(run, verdict, kit.note or (ONE_RANK if run.ranks == 1 else ""))
-
-
-def _limits(kit: Kit) -> PartResult:
-    if kit.machine.family != NCCL:
-        text = f"{kit.machine.backend} writes no topology: NCCL and RCCL do"
-        return PartResult("limits", NOT_SHOWN, text)
-    topology = kit.folder / "machine" / _TOPOLOGY
-    if not topology.exists():
-        text = "the library wrote no topology in the part 'machine'"
-        return PartResult("limits", NOT_SHOWN, text)
-    shutil.copy(topology, kit.part_folder("limits") / _TOPOLOGY)
-    code = kit.command("limits", ["log", _TOPOLOGY, "--format", "json"], "limits.json")
-    log = kit.part_folder("limits") / LOG
-    if code:  # without a package that reads the topology, nothing is wrong with the machine
-        status = NOT_SHOWN if code == ExitCode.UNAVAILABLE else FAILED
-        return PartResult("limits", status, last_line(log))
-    document = json.loads((log.parent / "limits.json").read_text())
-    rows = (document.get("limits") or {}).get("rows") or []
-    figures = (Figure("limits computed", len(rows), least=1),)
-    if not rows:
-        return PartResult("limits", FAILED, "no limit follows from the topology", figures)
-    headline = str((document.get("answer") or {}).get("headline") or f"{len(rows)} limits")
-    return PartResult("limits", PROVEN, headline, figures)
+from torchcoll.proof import judge
+from torchcoll.proof.kit import Kit
+from torchcoll.proof.part_result import NOT_SHOWN, PartResult
 
 
 def _clock(kit: Kit) -> PartResult:
@@ -163,7 +83,7 @@ def _hit(kit: Kit, part: str, fault: str) -> PartResult:
         "100000",
     ]
     arguments += ["-c", "0", "-T", f"{timeout_s:g}", "-J", file, *kit.flags]
-    ended = kit.on_ranks(part, "torchcoll.acceptance.fault_probe", arguments)
+    ended = kit.on_ranks(part, "torchcoll.proof.fault_probe", arguments)
     run = kit.results(part, file)
     wall_s = float((run.end or {}).get("wall_s") or 0.0)
     most_s = timeout_s + _GRACE_S
@@ -194,9 +114,6 @@ class Part:
 
 # In the order in which they run; all limits together are below MOST_S.
 PARTS: dict[str, Part] = {
-    "doctor": Part(_doctor, "can this machine be used?", 60),
-    "machine": Part(_machine, "is the machine as fast as its fabric allows?", 180),
-    "limits": Part(_limits, "do the limits follow from its topology?", 60),
     "verification": Part(_verification, "does verification see planted errors?", 120),
     "clock": Part(_clock, "is a time of torchcoll that of a bare loop?", 150),
     "first-call": Part(_first_call, "is its first call that of a bare script?", 150, True),

@@ -1,14 +1,14 @@
-"""Which backend and devices the kit can use on this node, and what forbids several ranks on one."""
+"""Which backend and devices a proof can use on this node, and what forbids several ranks on one."""
 
 from __future__ import annotations
 
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.acceptance.probe import Evidence, ProbeOptions
 from torchcoll.core.backends import choose_backends
 from torchcoll.machine.environment import environment
 from torchcoll.machine.launcher import Launch
+from torchcoll.proof.probe import Evidence, ProbeOptions
 
 if TYPE_CHECKING:
     from torchcoll.core.backends import BackendEntry
@@ -23,7 +23,7 @@ def measure(torch: Any, launch: Launch, options: ProbeOptions) -> Evidence:
     from torchcoll.machine.devices import open_device
 
     entries, kind = choose_backends(torch, options.backend or None, options.device or None)
-    entry, names, free = entries[0], list[str](), list[int]()
+    entry, names = entries[0], list[str]()
     count = 0
     if kind != "cpu":
         module = torch.get_device_module(kind)
@@ -31,14 +31,11 @@ def measure(torch: Any, launch: Launch, options: ProbeOptions) -> Evidence:
         for index in range(max(1, count)):  # with none, the first says why
             device = open_device(torch, kind, Launch("none", local_rank=index), False)
             names.append(device.described)
-            if (free_bytes := device.free_bytes()) is not None:
-                free.append(free_bytes)
     return {
         "backend": entry.name,
         "device": kind,
         "devices": count,
         "names": names,
-        "least_free_bytes": min(free, default=None),
         # RCCL on a shared GPU was never tried.
         "shares_device": entry.shares_device and kind == "cuda" and not torch.version.hip,
         "exclusive": kind == "cuda" and _exclusive(),

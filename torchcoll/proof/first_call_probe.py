@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torchcoll.acceptance.probe import TIMEOUT_S, Evidence, ProbeOptions, run_cases
 from torchcoll.bench.control import Control, own_part, store_of
 from torchcoll.bench.rehearsal import rehearse
 from torchcoll.machine.devices import open_device
 from torchcoll.machine.launcher import Launch
+from torchcoll.proof.probe import TIMEOUT_S, Evidence, ProbeOptions, run_cases
 
 SIZE_BYTES = 4096
 MOST_S = 90.0  # of all rounds: NCCL takes seconds to connect many ranks

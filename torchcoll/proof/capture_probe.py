@@ -10,9 +10,9 @@ import contextlib
 import time
 from typing import Any
 
-from torchcoll.acceptance.probe import Evidence, ProbeOptions
 from torchcoll.bench.session import SessionOptions, opened
 from torchcoll.machine.launcher import Launch
+from torchcoll.proof.probe import Evidence, ProbeOptions
 
 CAPTURED, TRACE = "captured", "trace-rank{}.json"
 STEPS = 4

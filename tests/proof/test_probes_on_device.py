@@ -12,11 +12,11 @@ import simulated_device
 from ranks import Job
 from simulated_device import BACKEND, CALL_S, SimulatedTorch
 
-from torchcoll.acceptance import clock_probe, error_probe, first_call_probe
-from torchcoll.acceptance.judge import judge_verification
-from torchcoll.acceptance.part_result import PROVEN
-from torchcoll.acceptance.probe import ProbeOptions
 from torchcoll.machine.launcher import detect
+from torchcoll.proof import clock_probe, error_probe, first_call_probe
+from torchcoll.proof.judge import judge_verification
+from torchcoll.proof.part_result import PROVEN
+from torchcoll.proof.probe import ProbeOptions
 
 CALL_NS = CALL_S * 1e9
 

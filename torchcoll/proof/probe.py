@@ -1,7 +1,7 @@
-"""What the acceptance kit measures on the ranks: ``python -m torchcoll.acceptance.probe NAME``.
+"""What a proof measures on the ranks: ``python -m torchcoll.proof.probe NAME``.
 
-Rank 0 writes what was measured as one JSON object to the file of ``-o``; the kit judges it
-(acceptance/judge.py). Each probe is a file of its own beside this one.
+Rank 0 writes what was measured as one JSON object to the file of ``-o``; prove judges it
+(proof/judge.py). Each probe is a file of its own beside this one.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.acceptance import other_work
 from torchcoll.bench.main import import_torch, main
 from torchcoll.bench.options import Parser
 from torchcoll.bench.session import SessionOptions, opened
 from torchcoll.bench.sweep import Sweep
 from torchcoll.core.errors import ExitCode, choice
 from torchcoll.core.spec import Spec
+from torchcoll.proof import other_work
 
 if TYPE_CHECKING:
     from torchcoll.core.result import Run
@@ -73,7 +73,7 @@ Probe = Callable[[Any, "Launch", ProbeOptions], Evidence]
 
 def run_probe(launch: Launch, arguments: Sequence[str]) -> int:
     """Run the probe that ``arguments`` name; its exit code. Raises UsageError."""
-    parser = Parser(prog="torchcoll.acceptance.probe", allow_abbrev=False)
+    parser = Parser(prog="torchcoll.proof.probe", allow_abbrev=False)
     add = parser.add_argument
     add("name")
     add("--backend", default="")
@@ -84,7 +84,7 @@ def run_probe(launch: Launch, arguments: Sequence[str]) -> int:
     parsed = parser.parse_args(list(arguments))
     choice(parsed.name, "probe", PROBES)
     torch = import_torch()
-    probe: Probe = importlib.import_module(f"torchcoll.acceptance.{PROBES[parsed.name]}").measure
+    probe: Probe = importlib.import_module(f"torchcoll.proof.{PROBES[parsed.name]}").measure
     options = ProbeOptions(
         parsed.backend, parsed.device, parsed.rehearse, parsed.pairs, parsed.output.parent
     )
