@@ -225,6 +225,21 @@ def test_the_check_itself(place, source, caught):
     assert bool(offences(source, Path(place))) is caught
 
 
+def test_no_package_grows_unnoticed():
+    """ARCHITECTURE.md states how many lines each package has, and all together."""
+    page = (PACKAGE.parent / "ARCHITECTURE.md").read_text()
+    stated = {
+        n: int(count) for n, count in re.findall(r"\| `torchcoll/(\w+)/` \|.*\| (\d+) \|", page)
+    }
+    assert stated.keys() == ROOMS
+    sizes = Counter()
+    for path in MODULES:
+        sizes[path.relative_to(PACKAGE).parts[0]] += len(path.read_text().splitlines())
+    assert {n: sizes[n] for n in stated if sizes[n] > 1.05 * stated[n]} == {}
+    (most,) = re.findall(r"All together: at most ([\d,]+)\.", page)
+    assert sizes.total() <= int(most.replace(",", ""))
+
+
 def graph():
     """File -> the files that it imports, inside functions too; not for type checkers alone."""
     names = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in MODULES}
