@@ -33,7 +33,7 @@ from types import ModuleType
 from typing import Any
 
 import made_rings
-from fuzz_logs import LOGS, RAS_JSON, STACKS, STACKS_JSON
+from fuzz_logs import LOGS, STACKS, STACKS_JSON
 
 from torchcoll.core.errors import TorchcollError
 from torchcoll.core.traffic import Traffic
@@ -54,7 +54,6 @@ from torchcoll.postmortem import (
     inspector_evidence,
     kineto_evidence,
     log_evidence,
-    ras_evidence,
     recorder_evidence,
     stack_evidence,
 )
@@ -765,7 +764,6 @@ READERS = {
     ),
     "Kineto evidence": Reader(_evidence(kineto_evidence), (_trace(),), "rank0.json"),
     "log evidence": Reader(_evidence(log_evidence), LOGS, "rank3.log"),
-    "RAS evidence": Reader(_evidence(ras_evidence), (RAS_JSON,), "ras.json"),
     "stack evidence": Reader(_evidence(stack_evidence), (STACKS, STACKS_JSON), "rank3.txt"),
     "call ring": Reader(_ring, (_RING,)),
     "capture evidence": Reader(_evidence(capture_evidence), (made_rings.STACKS, TRAFFIC, RESULT)),

@@ -119,36 +119,6 @@ Warnings
   Rank 12 -- GPU 4 managed by process 323032 on node 10.137.190.124
   Rank 13 -- GPU 5 managed by process 323033 on node 10.137.190.124
 """
-RAS_JSON = json.dumps(
-    {
-        "nccl_version": "2.28.9",
-        "communicators": [
-            {
-                "hash": "0xfa93daea854b060b",
-                "size": 2,
-                "ranks": [
-                    {
-                        "rank": 0,
-                        "host": "10.0.0.1",
-                        "pid": 4711,
-                        "cuda_dev": 0,
-                        "status": {"init_state": 0, "async_error": 6},
-                        "collective_counts": {"AllGather": 640, "AllReduce": 5},
-                    }
-                ],
-                "missing_ranks": [
-                    {
-                        "rank": 1,
-                        "host": "10.0.0.2",
-                        "pid": 4711,
-                        "cuda_dev": 0,
-                        "status": {"unresponsive": True, "considered_dead": False},
-                    }
-                ],
-            }
-        ],
-    }
-)
 STACKS = """Process 4711: python3 -u train.py --rank 3
 Python v3.11.9 (/usr/bin/python3.11)
 

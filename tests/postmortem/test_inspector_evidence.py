@@ -50,19 +50,6 @@ def test_the_last_completed_call_of_each_collective(tmp_path):
     assert (file.path, file.ranks) == ("logs/n1-pid42.log", (3,))
 
 
-def test_metrics_name_the_job(tmp_path):
-    path = tmp_path / "a.prom"
-    labels = (
-        'version="v5.1",slurm_job_id="77",node="n1",gpu="GPU0",comm_name="unknown",n_nodes="1",'
-        'nranks="4",collective="AllReduce",message_size="1-2MB",algo_proto="RING_LL"'
-    )
-    path.write_text(f"nccl_collective_exec_time_microseconds{{{labels}}} 12\n")
-    assert recognizes(path, path.read_bytes())
-    (evidence,) = read_evidence(path, "a.prom")
-    assert (evidence.identities, evidence.ranks) == ({"slurm 77"}, 4)
-    assert evidence.nodes == {}
-
-
 def test_a_file_without_a_call_is_refused(tmp_path):
     path = tmp_path / "a.log"
     path.write_text('{"metadata":{"inspector_output_format_version":"v4.0"}}\n')

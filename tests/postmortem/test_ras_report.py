@@ -1,16 +1,13 @@
-"""Reports of NCCL's RAS, as text and as JSON, and what follows from them alone."""
+"""Reports of NCCL's RAS, and what follows from them alone."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from made_jobs import calls_to, job
 
 from tests.postmortem.logs import read_log
-from torchcoll.core.errors import UnreadableError
-from torchcoll.postmortem import ras_evidence
 from torchcoll.postmortem.diagnose import diagnose
 from torchcoll.postmortem.evidence import JobEvidence
 
@@ -79,64 +76,8 @@ def as_text(folder: Path, errors: str = "", warnings: str = "", text: str = TEXT
     return read_log(folder, text.format(status="OK", errors=errors, warnings=warnings), "ras.txt")
 
 
-def as_json(
-    folder: Path,
-    missing: tuple[int, ...] = (),
-    errors: dict[int, int] | None = None,
-    launched: tuple[int, ...] = (5, 5, 5),
-    head: str = "",
-    form: str = "2.28",
-) -> JobEvidence:
-    """As NCCL 2.28 writes it, which leaves out a comma, or as 2.30 does."""
-    processes = [
-        {"rank": rank, "host": "127.0.0.1", "pid": pid, "cuda_dev": 0, "nvml_dev": 0}
-        for rank, pid in enumerate((1088, 1090, 1092))
-    ]
-    lost = {"status": {"unresponsive": True, "considered_dead": False}}
-    communicator = {
-        "hash": "0x310425b3403e140d",
-        "size": 3,
-        "ranks": [
-            {
-                **processes[rank],
-                "status": {"init_state": 0, "async_error": (errors or {}).get(rank, 0)},
-                "collective_counts": {"AllGather": 5, "AllReduce": launched[rank]},
-            }
-            for rank in range(3)
-            if rank not in missing
-        ],
-        "missing_ranks": [{**processes[rank], **lost} for rank in missing],
-    }
-    part = {"hash": "0x9a", "size": 1, "ranks": [{**processes[0]}], "missing_ranks": []}
-    report = {"nccl_version": "2.28.9", "communicators": [part, communicator]}
-    text = json.dumps(report, indent=2)
-    if form == "2.28":
-        begin, comma, rest = text.rpartition('"missing_ranks"')
-        text = begin + comma + rest.replace('"nvml_dev": 0,', '"nvml_dev": 0')
-    return read_json(folder, head + text)
-
-
-def read_json(folder: Path, text: str) -> JobEvidence:
-    path = folder / "ras.json"
-    path.write_text(text)
-    assert ras_evidence.recognizes(path, text.encode()[: 1 << 16])
-    (evidence,) = ras_evidence.read_evidence(path, "ras.json")
-    return evidence
-
-
-def both(folder: Path, text: tuple[str, str], **in_json) -> JobEvidence:
-    """The evidence of a report, which is the same from text and JSON but for the lines."""
-    evidence = as_text(folder, *text)
-    same = as_json(folder, **in_json)
-    mine, other = ([(e.kind, e.rank, e.text, e.about) for e in x.events] for x in (evidence, same))
-    assert mine == other
-    assert evidence.ranks == same.ranks == 3
-    assert evidence.pids.items() <= same.pids.items()
-    return evidence
-
-
 def test_a_rank_that_does_not_answer(tmp_path):
-    evidence = both(tmp_path, (STOPPED, ""), missing=(1,))
+    evidence = as_text(tmp_path, STOPPED)
     assert evidence.pids == {1: 1090}
     assert evidence.identities == {"communicator 0x310425b3403e140d"}
     (event,) = evidence.events
@@ -159,7 +100,7 @@ def test_of_several_reports_in_a_file_the_last_counts(tmp_path):
 
 def test_of_two_that_do_not_answer_none_is_named_alone(tmp_path):
     errors = TWO_GONE + ERROR.format(rank=0, pid=1088, error="Remote process error")
-    result = diagnose(both(tmp_path, (errors, ""), missing=(1, 2), errors={0: 6}))
+    result = diagnose(as_text(tmp_path, errors))
     assert (result.culprits, result.candidates, result.certainty) == ((), (1, 2), "possible")
     assert "rank 0 reports Remote process error" in result.evidence[1].text
 
@@ -167,7 +108,7 @@ def test_of_two_that_do_not_answer_none_is_named_alone(tmp_path):
 def test_counts_of_operations_name_nobody(tmp_path):
     """The rank that is ahead left out a call. It could as well wait for those that are late."""
     errors = ERROR.format(rank=2, pid=1092, error="Invalid usage")
-    evidence = both(tmp_path, (errors, AHEAD), errors={2: 5}, launched=(5, 6, 5))
+    evidence = as_text(tmp_path, errors, AHEAD)
     result = diagnose(evidence)
     assert (result.kind, result.culprits, result.candidates) == ("unknown", (), ())
     assert [line.text for line in result.evidence] == [
@@ -177,7 +118,7 @@ def test_counts_of_operations_name_nobody(tmp_path):
 
 
 def test_a_report_without_a_complaint(tmp_path):
-    result = diagnose(both(tmp_path, ("", "")))
+    result = diagnose(as_text(tmp_path))
     assert result.kind == "unknown"
     assert "an answer from all 3 ranks" in result.evidence[0].text
 
@@ -310,40 +251,3 @@ def test_nodes_of_different_numbers_of_processes(tmp_path):
         "      2          3            3\n",
     )
     assert diagnose(as_text(tmp_path, STOPPED, "", text)).culprits == (1,)
-
-
-@pytest.mark.parametrize("form", ["2.28", "2.30"])
-def test_json_of_another_client(tmp_path, form):
-    """netcat leaves what the server answers before the report."""
-    evidence = as_json(tmp_path, missing=(1,), head="SERVER PROTOCOL 2\nOK\n", form=form)
-    assert diagnose(evidence).culprits == (1,)
-
-
-def test_json_without_a_communicator_of_all_ranks(tmp_path):
-    halves = [
-        {
-            "hash": "0x1",
-            "size": 2,
-            "ranks": [{"rank": 0, "host": "a", "pid": 10 + first, "cuda_dev": first}],
-            "missing_ranks": [
-                {"rank": 1, "host": "a", "pid": 11 + first, "cuda_dev": 1 + first,
-                 "status": {"unresponsive": first == 0, "considered_dead": False}}
-            ],
-        }
-        for first in (0, 2)
-    ]  # fmt: skip
-    evidence = read_json(tmp_path, json.dumps({"nccl_version": "2.30.3", "communicators": halves}))
-    (event,) = evidence.events
-    assert (event.kind, event.rank, event.pid, evidence.ranks) == ("unanswered", None, 11, None)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('{"nccl_version": "2.28.9", "communicators": [{"hash"', "complete JSON"),
-        ('{"nccl_version": "2.28.9", "communicators": []}', "one of a running job"),
-    ],
-)
-def test_json_that_says_nothing(tmp_path, text, expected):
-    with pytest.raises(UnreadableError, match=expected):
-        read_json(tmp_path, text)

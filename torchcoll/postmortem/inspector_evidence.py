@@ -12,38 +12,29 @@ from pathlib import Path
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.importers.base import Imported, ImportOptions
-from torchcoll.importers.inspector_prom import BucketTimes, MetricBucket, read_buckets
-from torchcoll.importers.inspector_prom import sniff as is_metrics
 from torchcoll.importers.inspector_records import Job, Log, add_records, find_jobs
 from torchcoll.importers.inspector_traffic import is_inspector
 from torchcoll.importers.source import Source
 from torchcoll.postmortem.evidence import FileRead, GroupSeen, JobEvidence
 
-_CALLS, _METRICS = "NCCL Inspector", "NCCL Inspector metrics"
+_CALLS = "NCCL Inspector"
 _INTERVAL = (
     "Inspector writes at intervals (NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS): later calls "
     "may have completed"
 )
-_NO_RANK = "metrics of NCCL Inspector name nodes and GPUs, but no rank and no call"
 
 
 def recognizes(path: Path, begin: bytes) -> bool:
-    return is_inspector(begin) or is_metrics(begin.decode("utf-8", "replace").splitlines())
+    return is_inspector(begin)
 
 
 def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
-    """The jobs in a file. Raises UnreadableError for a file without a call or a metric."""
+    """The jobs in a file. Raises UnreadableError for a file without a call."""
     imported, log = Imported(), Log()
     source = Source(str(path))
     try:
-        metrics = is_metrics(source.start.decode("utf-8", "replace").splitlines())
-        if metrics:
-            buckets: dict[MetricBucket, BucketTimes] = {}
-            read_buckets(source.lines(), buckets, imported)
-            jobs = [_of_metrics(buckets, shown)] if buckets else []
-        else:
-            add_records(log, source.lines(), ImportOptions(), imported)
-            jobs = [_of_job(job, shown) for job in find_jobs(log, imported)]
+        add_records(log, source.lines(), ImportOptions(), imported)
+        jobs = [_of_job(job, shown) for job in find_jobs(log, imported)]
     finally:
         source.close()
     if not jobs:
@@ -53,13 +44,6 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
         evidence.problems += [f"{shown}:{lines}: {why}" for lines, why in imported.refusals()]
         evidence.problems += [f"{shown}: {text}" for text in imported.warnings]
     return jobs
-
-
-def _of_metrics(buckets: dict[MetricBucket, BucketTimes], shown: str) -> JobEvidence:
-    evidence = JobEvidence(files=[FileRead(shown, _METRICS)], problems=[f"{shown}: {_NO_RANK}"])
-    evidence.identities = {f"slurm {b.job}" for b in buckets if b.job != "unknown"}
-    evidence.ranks = max(bucket.ranks for bucket in buckets)
-    return evidence
 
 
 def _of_job(job: Job, shown: str) -> JobEvidence:

@@ -35,7 +35,6 @@ READERS = (
     "inspector_evidence",
     "capture_evidence",
     "stack_evidence",
-    "ras_evidence",
     "log_evidence",
 )
 _BEGIN_BYTES = 1 << 16  # of a file, for recognizes()

@@ -29,7 +29,7 @@ _MOST_EVENTS = 64  # of each kind, except for ranks without an answer
 
 @dataclass(frozen=True)
 class RasProcess:
-    """A process that did not answer. line: of the report, None in JSON."""
+    """A process that did not answer. line: of the report."""
 
     pid: int | None = None
     node: str = ""
