@@ -401,11 +401,6 @@ _PREFIXES = tuple(sorted(_KINDS, key=len, reverse=True))
 SET_ON_PURPOSE = "TORCHCOLL_SET"
 
 
-def prefixes_of(kind: str) -> list[str]:
-    """The prefixes of the variables of a kind."""
-    return _PREFIXES_OF[kind].split()
-
-
 def kind_of(name: str) -> str | None:
     """SETTINGS, RUNTIME or JOB; None for a variable that no file keeps."""
     if not name.startswith(_PREFIXES):

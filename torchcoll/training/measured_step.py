@@ -135,11 +135,6 @@ class MeasuredStep:
     other_hardware: bool = False
 
     @property
-    def in_calls_ns(self) -> float:
-        """Of all matched calls, with the waits for late ranks."""
-        return self.transfer_ns + (self.late_ns or 0.0)
-
-    @property
     def slower_ns(self) -> float:
         return self.transfer_ns - self.planned_ns[0]
 
