@@ -65,7 +65,7 @@ ONE_CALL = {
     [
         (ONE_CALL, ["cold", "FILE"], 0),
         ({"batches": [LARGE, LARGE]}, ["show", "FILE", "--view", "calls"], 0),
-        ({"ranks": MOST_RANKS}, ["export", "FILE", "--trace", "-o", "trace.json"], 0),
+        ({"ranks": MOST_RANKS}, ["show", "FILE", "--format", "csv"], 0),
     ],
     ids=["ordinal", "batches", "ranks"],
 )
@@ -96,15 +96,6 @@ def test_a_case_that_no_run_has_is_a_problem_of_the_file(tmp_path, changed):
 
 def test_a_case_of_the_most_ranks_is_read(tmp_path):
     assert len(load_own(forge(tmp_path / "run.jsonl", ranks=MOST_RANKS)).results) == 2
-
-
-def test_a_trace_has_tracks_of_ranks_with_calls(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    forge(tmp_path / "run.jsonl", ranks=MOST_RANKS)
-    assert command("export", "run.jsonl", "--trace", "-o", "trace.json").returncode == 0
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    names = [event for event in events if event["name"] == "process_name"]
-    assert [event["pid"] for event in names] == [0, 1]
 
 
 def test_a_config_of_a_model(tmp_path):

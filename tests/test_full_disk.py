@@ -60,8 +60,7 @@ TABLE = """# nThread 1 nGpus 1 minBytes 8 maxBytes 128 step: 2(factor) warmup it
     [
         "report run0.jsonl -o out.html",
         "report run0.jsonl -o out.md",
-        "export run0.jsonl -o out.csv",
-        "export run0.jsonl --trace -o out.json",
+        "convert run0.jsonl -o out.csv",
         "plot run0.jsonl -o out.svg",
         "plot run0.jsonl -o out.png",
         "check run0.jsonl --junit out.xml",
@@ -69,7 +68,7 @@ TABLE = """# nThread 1 nGpus 1 minBytes 8 maxBytes 128 step: 2(factor) warmup it
         "check run0.jsonl --metrics out.prom",
         "model fit run0.jsonl run1.jsonl run2.jsonl run3.jsonl -o out.json",
         "baseline run0.jsonl run1.jsonl run2.jsonl run3.jsonl run4.jsonl run5.jsonl -o out.toml",
-        "import table.txt --collective all_reduce -o out.jsonl",
+        "convert table.txt --collective all_reduce -o out.jsonl",
         f"trace {EXAMPLES / 'stuck-rank' / 'fr_rank0.json'} -o out.jsonl",
     ],
 )
@@ -89,7 +88,7 @@ def test_commands_that_write_a_file(folder, capsys, command):
 def test_what_is_there_stays(folder, capsys):
     (folder / "out.csv").write_text("before")
     with full_disk():
-        assert main(["export", "run0.jsonl", "-o", "out.csv", "--force"]) == 1
+        assert main(["convert", "run0.jsonl", "-o", "out.csv", "--force"]) == 1
     assert (folder / "out.csv").read_text() == "before"
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 

@@ -24,10 +24,10 @@ FOREIGN = ROOT / "examples/nccl_vs_oneccl/oneccl-2ranks-cpu.txt"
 LONG = "x" * 300
 
 COMMANDS = [
-    *("show {}", "log {}", "trace {}", "import {} -o a.jsonl", "limits {}", "compare {} {run}"),
+    *("show {}", "log {}", "trace {}", "convert {} -o a.jsonl", "compare {} {run}"),
     *("check {run} --baseline {}", "check {run} --rules {}", "show {run} --topology {}"),
-    *("plot {}", "export {} --format csv", "report {} -o a.html", "explain {}", "cold {}"),
-    *("transitions {}", "scaling {}", "algorithms {}", "pairs {}"),
+    *("plot {}", "convert {} -o a.csv", "report {} -o a.html", "cold {}", "show {} --explain"),
+    *("curve {}", "scaling {}", "algorithms {}", "pairs {}"),
     *("model predict {} --ranks 2 --sizes 8",),
 ]
 
@@ -95,7 +95,7 @@ def pipe():
     os.close(reading)
 
 
-@pytest.mark.parametrize("command", ["show {}", "import {} -o a.jsonl", "explain {}"])
+@pytest.mark.parametrize("command", ["show {}", "convert {} -o a.jsonl", "show {} --explain"])
 def test_a_pipe_of_another_tool(in_tmp_path, capsys, pipe, command):
     path, file = pipe
     file.write(FOREIGN.read_bytes())

@@ -319,6 +319,7 @@ def test_options_that_the_pages_name_exist() -> None:
     known |= {"--distribution", "--cpu-bind", "--segment", "--container-env", "--rm", "--gpus"}
     known |= {"--network", "--ipc", "--ulimit", "--cap-add", "--shm-size", "--device"}
     known |= {"--extra-index-url", "--version", "--print-completion"}
+    known.add("--token")  # of any program: what is masked
     # analyze_perf_json.py of nccl-tests, py-spy, and more of torchrun.
     known |= {"--straggler", "--spikes", "--iter", "--pid", "--log-dir", "--redirects"}
     for page, text in PAGES.items():

@@ -221,7 +221,7 @@ def outputs(written, tmp_path, capfd, monkeypatch):
     for words in (
         ["show", run, str(out / "failed-2.jsonl")],
         ["show", run, "--format", "json"],
-        ["export", run, "--format", "csv"],
+        ["show", run, "--format", "csv"],
         ["check", run],
         ["report", run, "-o", str(tmp_path / "report.html")],
         ["report", run, "-o", str(tmp_path / "report.md")],

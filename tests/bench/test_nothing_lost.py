@@ -17,6 +17,7 @@ from rank_faults import HANG, around_calls
 from ranks import busy
 
 from torchcoll import load
+from torchcoll.bench.sweep import Sweep
 from torchcoll.core.file import save
 from torchcoll.core.result import Verification
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
@@ -48,6 +49,23 @@ def stated(measured) -> str:
 
 
 # -- nothing was measured -------------------------------------------------------------------------
+
+
+def test_an_exception_of_one_rank_alone_ends_its_file(launch):
+    """Two ranks have the watchdog for that; one rank has nobody to tell, but a file."""
+
+    def setup(rank: int) -> None:
+        def fail(*_: object) -> None:
+            raise KeyError("no such sample")
+
+        Sweep.measured = fail
+
+    measured = launch("all_reduce", "--sizes 8,16 -n 1", 1, setup=setup)
+    ended = measured.job.wait(60)
+    assert [each.code for each in ended.values()] == [1]
+    end = measured.records()[-1]
+    assert (end["record"], end["status"], end["exit_code"]) == ("end", "failed", 1)
+    assert "no such sample" in end["reason"]
 
 
 @pytest.mark.parametrize("timeout_s", [4, 60])

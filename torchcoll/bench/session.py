@@ -168,6 +168,8 @@ def opened(torch: Any, options: SessionOptions) -> Iterator[Session]:
                 meeting.watchdog.abort(str(meeting.control.cut_off(error)), "hang")
             print_traceback()
             meeting.watchdog.abort(text)
+        if not lost and meeting.code is None:
+            meeting.finish("failed", ExitCode.FAILED, text)
         meeting.watchdog.raise_alarm(text)
         raise
     finally:
