@@ -310,6 +310,16 @@ SETTINGS = """
     SLURM_TASKS_PER_NODE=8(x4)
     SLURM_CPU_BIND=quiet,mask_cpu:0x1,0x2
     SLURM_EXPORT_ENV=ALL
+    NCCL_SOCKET_IFNAME=enP5p1s0f0np0
+    NCCL_IB_HCA=rocep1s0f1,roceP2p1s0f1
+    UCX_NET_DEVICES=roceP2p1s0f0:1
+    UCC_TL_UCP_TUNE=allreduce:0-4k:@knomial#alltoall:inf:@pairwise
+    I_MPI_PIN_PROCESSOR_LIST=allcores:map=scatter
+    ROCR_VISIBLE_DEVICES=GPU-4dcd6bf2a8e3c5d1
+    LD_PRELOAD=libhugetlbfs.so libjemalloc.so.2
+    SLURM_CPU_BIND=quiet,mask_cpu:0x0000FF,0x00FF00,0x0000000000FF000000000000FF0000
+    SLURM_CPU_BIND_TYPE=mask_cpu:
+    OMPI_MCA_rmaps_base_mapping_policy=ppr:4:node:PE=8
     FLUX_TASK_RANK=3
     MASTER_ADDR=node1.cluster.example.com
 """.strip().splitlines()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -237,6 +239,35 @@ def test_the_watchdog_waits_as_it_was_late(monkeypatch):
         with pytest.raises(RuntimeError, match="asked"):
             dog._survey({})
     assert asked == [7.0, 9.0]
+
+
+def test_an_error_after_a_signal_is_no_news(monkeypatch):
+    """The other rank got the signal too, and has closed its connections while this one asks."""
+    reports = []
+    reported = threading.Event()
+
+    def report(status, code, *_):
+        reports.append((status, code))
+        reported.set()
+
+    def in_thread(action, *arguments):
+        thread = threading.Thread(target=action, args=arguments, daemon=True)
+        thread.start()
+        return thread
+
+    def survey(store, rank, ranks, members, status, grace, hurries=None):
+        if "signal" in status:
+            in_thread(dog.abort, "Connection reset by peer").join(0.3)
+        return [status, status]
+
+    monkeypatch.setattr(watchdog, "survey", survey)
+    monkeypatch.setattr(watchdog.os, "_exit", lambda code: None)
+    store = dist.HashStore()
+    dog = Watchdog(Control(store, 0, 2, 60.0), store, Progress(), report)
+    in_thread(dog._on_signal, signal.SIGINT)
+    assert reported.wait(30)
+    dog.close()
+    assert reports == [("interrupted", 130)]
 
 
 def test_a_terminal_is_told_who_has_come():

@@ -201,7 +201,45 @@ def test_an_outlier_is_a_caveat():
     new[2] = slow[0]
     answer = answer_of(compare(*in_turn(side(1), new)))
     assert answer.headline == "new is as fast as base: all 6 cases are the same within 2 %"
-    assert answer.caveats == ("1 of 6 runs of new is left out as an outlier",)
+    assert answer.caveats == ("1 of 6 runs of new is left out as an outlier (1.40x slower)",)
+    assert answer.level == "good"
+
+
+def test_a_gate_cannot_pass_a_new_side_that_was_far_slower_in_one_run(written, capsys):
+    """One start of six is 50 times slower in every case: the judgement leaves it out."""
+    new = side(2)
+    new[2] = make_runs([dict.fromkeys(SIZES, 5_000_000)])[0]
+    written(side(1), new)
+    code, out, err = gated("slower:5%", capsys)
+    text = "1 of 6 runs of new is left out as an outlier (50x slower)"
+    assert code == 2
+    assert err.endswith(f"torchcoll: --fail-on slower:5%: cannot tell: {text}\n")
+    assert text in out.replace("\n  ", " ").splitlines()[0]
+    assert answer_of(compare("base", "new")).level == "doubt"
+    assert answer_of(compare("new", "base")).level == "good"
+
+
+def test_a_run_that_ended_before_its_first_case(written, capsys):
+    end = {"status": "aborted", "exit_code": 4}
+    written(side(1), [*side(2, launches=5), run(end=end)])
+    code, out, err = gated("slower", capsys)
+    assert (code, err) == (1, "torchcoll: --fail-on slower: 6 missing\n")
+    assert out.replace("\n  ", " ").splitlines()[0] == (
+        "1 of 6 runs of new ended early (without 8, 16, 32, ..., 256); new is as fast as base: all "
+        "6 cases are the same within 2 %"
+    )
+
+
+def test_what_a_fit_lacks_is_named_by_its_sizes(written, capsys):
+    def curve(sizes):
+        cases = [measured(20_000 + size, size_bytes=size) for size in sizes]
+        return [run(*cases) for _ in range(6)]
+
+    sizes = [1 << power for power in range(10, 22, 2)]
+    written(curve(sizes), curve(sizes[:4]))
+    code, out, err = gated("slower", capsys, "--fit")
+    assert (code, err) == (1, "torchcoll: --fail-on slower: 2 missing\n")
+    assert out.startswith("new lacks 2 of 6 cases (256K, 1M); ")
 
 
 def test_one_after_the_other_is_in_the_sentence_the_json_and_the_gate(written, capsys):

@@ -31,7 +31,7 @@ COMMANDS = (
     ("collect", "runs", "--into", "STORE"),
 )
 if find_spec("pyarrow"):
-    COMMANDS += (("export", "STORE", "--format", "parquet", "-o", "rows.parquet"),)
+    COMMANDS += (("convert", "STORE", "-o", "rows.parquet"),)
 
 
 @pytest.fixture(scope="module")

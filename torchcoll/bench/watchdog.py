@@ -436,7 +436,8 @@ class Watchdog:
         the user's, which one rank alone has met: all ranks leave with this code and the text of
         that rank. waited: an exchange waited in vain for the word of a rank.
         """
-        if not self._leaving.acquire(blocking=False):
+        # A signal that came first ends this rank. That the others leave for it too is no news.
+        if self._ending or not self._leaving.acquire(blocking=False):
             self._sleep_until_gone()
         self.progress.halted = True
         # The other ranks print it too, and rank 0 writes it.

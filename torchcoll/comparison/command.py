@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcoll.comparison.fail_on import Gate, parse_gate, tripped, undecided, untested
+from torchcoll.comparison.fail_on import Gate, parse_gate, slow_runs, tripped, undecided, untested
 from torchcoll.core.errors import ExitCode, UnusableError, UsageError, choice, nearest_file, tell
 from torchcoll.core.units import counted, parse_duration, parse_share
 from torchcoll.inputs import IMPORT_OPTIONS, add_filter, add_import_options, add_over_ranks
@@ -160,6 +160,9 @@ def _gated(gate: Gate | None, comparisons: Sequence[Comparison]) -> ExitCode:
     if number := undecided(gate, comparisons):
         verb = "looks" if number == 1 else "look"
         tell(f"{about} cannot tell: {counted(number, 'case')} {verb} 2x slower or more, undecided")
+        return ExitCode.USAGE
+    if slow := slow_runs(gate, comparisons):
+        tell(f"{about} cannot tell: {slow[0]}")
         return ExitCode.USAGE
     return ExitCode.OK
 

@@ -69,7 +69,7 @@ class Comparison(Displayed):
 
     - names: what the sides are called, where that is not what they were given.
     - fitted: latency and bandwidth of each table, with fit=True.
-    - left_out: the runs that were outliers, by their files; outliers: the same as (side, number).
+    - left_out: the runs that were outliers, by their files; outliers: the same runs.
     - starts: the first calls of base and new, where each has one backend.
     - modes: where runs start in one of two modes.
     - profiles: on different hardware, (the first pair of the table, base, new) of each table.
@@ -92,7 +92,7 @@ class Comparison(Displayed):
     profiles: list[tuple[Pair, Profile, Profile]] = field(default_factory=list)
     settings: list[Difference] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    outliers: tuple[tuple[int, int], ...] = ()
+    outliers: tuple[Outlier, ...] = ()
     starts: tuple[Start, ...] = ()
     modes: StartModes | None = None
     errors: list[ScenarioError] = field(default_factory=list)
@@ -266,14 +266,14 @@ def comparison_of(
         ours, theirs, sides.metric, threshold, sides.reading, rows, differences, by=sides.by
     )
     comparison.left_out = [_run_name(comparison, outlier) for outlier in separate]
-    comparison.outliers = tuple(outlier.run for outlier in separate)
+    comparison.outliers = tuple(separate)
     comparison.modes = start_modes_of(pairs, comparison.more_is_faster)
     if fit:
         from torchcoll.comparison.fits import fit_pairs
 
         decided = [row.pair for row in rows if row.reason != FIRST_CALLS]
         comparison.fitted = fit_pairs(
-            decided, ours, theirs, threshold, sides.metric, comparison.outliers
+            decided, ours, theirs, threshold, sides.metric, [each.run for each in separate]
         )
     if any(row.reason.startswith("different ") for row in rows):
         comparison.profiles = _profiles(rows, ours, theirs)

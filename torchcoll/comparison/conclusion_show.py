@@ -19,6 +19,7 @@ from torchcoll.comparison.wording import (
     metric_words,
     side_names,
     speed_of,
+    speed_up,
 )
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import (
@@ -78,7 +79,8 @@ def answer_of(comparison: Comparison) -> Answer:
     notes = [*settings_notes(comparison), *direct_notes(comparison)]
     level = "doubt" if notes else answer.level
     # The base is what the new side was judged by.
-    if level == "good" and (slower_start(comparison) or base.level == "bad"):
+    slow_run = any(speed <= 1 / NOTABLE for speed in new.outliers)
+    if level == "good" and (slow_run or slower_start(comparison) or base.level == "bad"):
         level = "doubt"
     return dataclasses.replace(
         answer,
@@ -117,7 +119,11 @@ def faults_of_sides(comparison: Comparison) -> tuple[SideFaults, SideFaults]:
             has_none = not any(m.row.is_right for m in mine) and not fault_runs(mine)
             if lacking and has_none and any(m.figure and m.row.is_right for m in other):
                 missing.append(name or row.row.collective)
-        outliers = sum(which == number for which, _ in comparison.outliers)
+        outliers = [
+            speed_up(each.factor, comparison.more_is_faster)
+            for each in comparison.outliers
+            if each.run[0] == number
+        ]
         name = side_names(comparison)[number]
         sides.append(side_faults(name, len(side.runs), cases, missing, outliers, cut_runs(side)))
     return sides[0], sides[1]
@@ -254,7 +260,7 @@ def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
         is_notable(comparison, item) and speed_of(comparison, item) < 1 for item in ratios
     )
     level = "doubt" if level == "good" and looks_slower else level
-    text = judged_sentence(comparison, ratios, names, others=bool(faults.texts)) + aside
+    text = judged_sentence(comparison, ratios, names, others=faults.without_figure) + aside
     return Answer(text, level, worst=tuple(_furthest(comparison, slower)))
 
 
@@ -326,12 +332,13 @@ def _names(comparison: Comparison, items: Sequence[Compared | Fitted]) -> list[s
     """What tells each from the others: collective, size, what else varies in the comparison."""
     from torchcoll.stats.matching import NAMES
 
-    every = [item.pair for item in (comparison.fitted or comparison.rows)]
+    of_fits = bool(comparison.fitted) and items is not comparison.rows
+    every = [item.pair for item in (comparison.fitted if of_fits else comparison.rows)]
     varying = [n for n in NAMES if len({_stated(pair, n) for pair in every}) > 1]
     names = []
     for item in items:
         parts = [str(item.pair.common.get("collective"))] if "collective" in varying else []
-        if item.pair.size_bytes and not comparison.fitted:
+        if item.pair.size_bytes and not of_fits:
             parts.append(format_size(item.pair.size_bytes))
         parts += [
             text
@@ -340,7 +347,7 @@ def _names(comparison: Comparison, items: Sequence[Compared | Fitted]) -> list[s
         ]
         parts += [figure] if (figure := getattr(item, "figure", "")) else []
         names.append(" ".join(parts))
-    if comparison.fitted:
+    if of_fits:
         return names
     several = len({row.row.collective for row in comparison.rows}) > 1
     short = {

@@ -82,6 +82,20 @@ def undecided(gate: Gate, comparisons: Iterable[Comparison]) -> int:
     )
 
 
+def slow_runs(gate: Gate, comparisons: Iterable[Comparison]) -> list[str]:
+    """What is said of each new side with an outlier that is at least twice as slow."""
+    from torchcoll.comparison.conclusion_show import faults_of_sides
+
+    if "slower" not in gate.results:
+        return []
+    sides = [faults_of_sides(each)[1] for each in comparisons]
+    return [
+        side.outlier_text
+        for side in sides
+        if any(speed <= 1 / _UNDECIDED for speed in side.outliers)
+    ]
+
+
 def untested(gate: Gate, comparisons: Iterable[Comparison]) -> str:
     """What a gate on ``slower`` could not see, of the cases that both sides have; '' if nothing.
 

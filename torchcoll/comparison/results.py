@@ -11,7 +11,7 @@ from typing import Any
 from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
 from torchcoll.core.result import EXPECTED_STATUSES
 from torchcoll.core.summary import COLD_CALL, Row, median, stated
-from torchcoll.core.units import counted, format_percent, format_ratio
+from torchcoll.core.units import counted, format_factor, format_percent, format_ratio
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
 from torchcoll.stats.holm import holm, holm_levels
 from torchcoll.stats.matching import Pair
@@ -156,7 +156,8 @@ def with_bound(case: Judged, what: Target) -> Judged:
 
 def resolution_text(change: float) -> str:
     """What further runs could show at this noise: ``smallest_difference``."""
-    return f"{SEARCH_RUNS} runs per side would show {100 * change:.2g} %"
+    text = f"{100 * change:.2g} %" if change < 0.995 else format_factor(1 + change)
+    return f"{SEARCH_RUNS} runs per side would show {text}"
 
 
 def beyond(ratio: Ratio, threshold: float) -> bool:

@@ -441,7 +441,13 @@ _ITEM = re.compile(rf"(?:::)?{_ATOM}(?:(?:::?|=){_ATOM}|(?<=\d)@(?=\d){_ATOM}){{
 _BETWEEN_ITEMS = re.compile(r"\s?[,;|]\s?|\s+(?=[/\d])")
 _SIMPLE = re.compile(r"[\w.,:;-]{1,15}")  # too short for a token of any maker
 _KEY_RUN = re.compile(r"[A-Za-z0-9]{8,}")
-_LONGEST_VALUE, _MOST_WORDS_OF_ITEM, _LEAST_KEY_CHANGES = 4096, 2, 4
+# Names that are mixed as keys are: an interface behind a PCI domain (enP2p1s0f0np0, roceP2p1s0f0),
+# a GPU of AMD, a number or a mask of CPUs in hexadecimal.
+_MIXED_NAMES = re.compile(
+    r"(?<![A-Za-z0-9])(?:(?:en|ib|roce)P\d{1,5}(?:[psfdn]p?\d{1,5}){1,6}|GPU-[0-9a-f]{16}"
+    r"|0x(?:[0-9a-fA-F]{1,16}|[0137fFeEcC8]{17,256}))(?![A-Za-z0-9])"
+)
+_LONGEST_VALUE, _MOST_WORDS_OF_ITEM, _LEAST_KEY_CHANGES = 4096, 3, 4
 
 
 def _has_documented_form(value: str) -> bool:
@@ -455,14 +461,14 @@ def _has_documented_form(value: str) -> bool:
 def _is_item(item: str) -> bool:
     if item and not _ITEM.fullmatch(item):
         return False
-    # More words than two in a row, as in .pgpass, are no item of a list.
+    # More words than three in a row, as in .pgpass, are no item of a list.
     atoms = [atom for atom in re.split(r"[:=@]", item) if not atom.startswith(("/", "./", "~"))]
     names = [atom for atom in atoms if re.match(r"[^\W\d]", atom) and not _HEX.fullmatch(atom)]
     if len(names) > _MOST_WORDS_OF_ITEM or (names and _AT.search(item)):
         return False
     if any(is_secret_setting(name, value) for name, value in pairwise(atoms)):
         return False
-    return not any(map(_is_key, _KEY_RUN.findall(" ".join(atoms))))
+    return not any(map(_is_key, _KEY_RUN.findall(_MIXED_NAMES.sub("", " ".join(atoms)))))
 
 
 def _is_key(run: str) -> bool:
@@ -489,8 +495,18 @@ def kept_value(name: str, value: str) -> str:
     """The value if it has a documented form and the name is not that of a secret, else ``***``."""
     if value.lower() in _FLAGS:
         return value
-    form = value.replace(" ", "_") if name == "NCCL_NET" else value  # AWS Libfabric
-    return MASK if is_secret(name) or not _has_documented_form(form) else value
+    return MASK if is_secret(name) or not _has_documented_form(_usual_form(name, value)) else value
+
+
+def _usual_form(name: str, value: str) -> str:
+    """The value with the separators of most variables in place of those that few have."""
+    if name == "NCCL_NET":  # AWS Libfabric
+        return value.replace(" ", "_")
+    if name == "LD_PRELOAD":
+        return value.replace(" ", ":")
+    if name.startswith("UCC_"):  # allreduce:0-4k:@knomial#alltoall:inf:@pairwise
+        return value.replace("#", ";")
+    return value.removesuffix(":") if name.startswith("SLURM_") else value  # mask_cpu:
 
 
 def masked_value(name: str, value: str) -> str:

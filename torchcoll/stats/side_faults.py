@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.result import EXPECTED_STATUSES
-from torchcoll.core.units import counted, format_size
+from torchcoll.core.units import counted, format_factor, format_size
 from torchcoll.stats.sides import Measured, Side
 
 WRONG, FAILED, MISSING = ENTRIES = ("wrong", "failed", "missing")
@@ -54,8 +55,8 @@ class SideFaults:
     """What of one side is in no figure.
 
     side: its name, '' of all runs; runs: how many it has; faults: the worst first; missing: cases
-    that the other side has and no run of this one; cases: how many there are; outliers: runs that
-    do not count.
+    that the other side has and no run of this one; cases: how many there are; outliers: how many
+    times as fast as the other runs each run is that does not count.
     """
 
     side: str = ""
@@ -63,7 +64,7 @@ class SideFaults:
     faults: tuple[Fault, ...] = ()
     missing: tuple[str, ...] = ()
     cases: int = 0
-    outliers: int = 0
+    outliers: tuple[float, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -79,6 +80,11 @@ class SideFaults:
         """``bad`` with a wrong or a failed result, ``doubt`` with a missing one, else ''."""
         counts = self.counts
         return "bad" if WRONG in counts or FAILED in counts else "doubt" if counts else ""
+
+    @property
+    def without_figure(self) -> bool:
+        """Whether cases have no figure: a run that ended early leaves them those of other runs."""
+        return bool(self.missing) or any(fault.kind != ENDED_EARLY for fault in self.faults)
 
     @property
     def texts(self) -> list[str]:
@@ -101,9 +107,13 @@ class SideFaults:
 
     @property
     def outlier_text(self) -> str:
-        """``1 of 6 runs of new is left out as an outlier``"""
-        verb = "is left out as an outlier" if self.outliers == 1 else "are left out as outliers"
-        return f"{self.outliers} of {self.runs} runs of {one_line(self.side)} {verb}"
+        """``1 of 6 runs of new is left out as an outlier (50x slower)``"""
+        number = len(self.outliers)
+        verb = "is left out as an outlier" if number == 1 else "are left out as outliers"
+        speed = max(self.outliers, key=lambda speed: abs(math.log(speed)))
+        by = format_factor(max(speed, 1 / speed))
+        size = f"{'up to ' if number > 1 else ''}{by} {'slower' if speed < 1 else 'faster'}"
+        return f"{number} of {self.runs} runs of {one_line(self.side)} {verb} ({size})"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -113,7 +123,7 @@ class SideFaults:
                 for fault in self.faults
             ],
             "missing": list(self.missing),
-            "outliers": self.outliers,
+            "outliers": len(self.outliers),
         }
 
 
@@ -134,7 +144,7 @@ def side_faults(
     runs: int,
     cases: Iterable[tuple[str, Sequence[Measured]]],
     missing: Sequence[str] = (),
-    outliers: int = 0,
+    outliers: Sequence[float] = (),
     cut: Mapping[int, Collection[str]] | None = None,
 ) -> SideFaults:
     """cases: the name of each and what the side's runs have of it. cut: as of ``cut_runs``."""
@@ -155,7 +165,7 @@ def side_faults(
         for kind in order
         if kind in by_kind
     ]
-    return SideFaults(side, runs, tuple(faults_found), tuple(missing), number, outliers)
+    return SideFaults(side, runs, tuple(faults_found), tuple(missing), number, tuple(outliers))
 
 
 def cut_runs(side: Side) -> dict[int, set[str]]:
@@ -173,7 +183,8 @@ def cut_runs(side: Side) -> dict[int, set[str]]:
 def _absent(items: Sequence[Measured], cut: Mapping[int, Collection[str]]) -> set[int]:
     """The runs that ended before this case, which other runs of the side have."""
     collectives = {item.row.collective for item in items}
-    asked = {number for number, of_run in cut.items() if collectives & set(of_run)}
+    # A run that ended before it had any case may not say what it was asked for.
+    asked = {number for number, of_run in cut.items() if not of_run or collectives & set(of_run)}
     return asked - {item.run for item in items}
 
 
