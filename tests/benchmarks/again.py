@@ -11,7 +11,8 @@ is at most 2 %, and called reproduced in at most 2.5 % at any sigma.
 
 The last rows do the same with real runs: all_reduce of 3 sizes on 2 gloo ranks of this machine,
 REAL_RUNS (default 120; 0: none) one after the other. Each draw takes 7 runs in a row: the first
-is the file. sigma is that of the geometric mean over the cases. A/A is the row of true files itself.
+is the file. sigma is that of the geometric mean over the cases. A/A is the row of true files
+itself.
 `real`: these rows alone.
 """
 

@@ -53,6 +53,7 @@ CASES = 25
 LAUNCHES = 6
 CHANGED = 12  # the number of the case that changes, where one does
 OUTLIER = 0.3
+SLOW_FACTOR = 1.35
 THRESHOLD = 0.02
 ORDERS = 50  # drawn where the order is random, each with as many repetitions
 AGREEMENTS = 10
@@ -75,6 +76,7 @@ class Scenario:
     factor: float = 1.0  # noise of the new side over that of the base
     noisier: int = CASES  # so many cases have the factor
     step: float = 0.0  # of the machine, between the sixth and the seventh run
+    slow: float = 0.0  # share of the starts that are SLOW_FACTOR slow in all cases
 
     def __str__(self) -> str:
         words = [f"{100 * self.noise:g} % {self.tails} noise"]
@@ -85,6 +87,7 @@ class Scenario:
         words += [f"new {self.factor:g} x as noisy"] if self.factor != 1 else []
         words += [f"in {self.noisier} cases"] if self.noisier < self.cases else []
         words += [f"step of {100 * self.step:g} %"] if self.step else []
+        words += [f"{100 * self.slow:g} % of starts {SLOW_FACTOR:g}x"] if self.slow else []
         words += [counted(self.cases, "case")] if self.cases < CASES else []
         return f"{self.order:8}{', '.join(words)}"
 
@@ -92,7 +95,8 @@ class Scenario:
 FIRST_A = "A" * LAUNCHES + "B" * LAUNCHES
 ABBA, ABAB = "ABBA" * (LAUNCHES // 2), "AB" * LAUNCHES
 UNEVEN = {"ABA" * 6: "12+6", "AABA" * 4: "12+4", "AABAA" * 3: "12+3"}
-NAMES = {FIRST_A: "A-B", ABBA: "ABBA", ABAB: "ABAB", **UNEVEN}
+EVEN = {"ABBAAB": "3+3", "ABBA" * 6: "12+12"}
+NAMES = {FIRST_A: "A-B", ABBA: "ABBA", ABAB: "ABAB", **UNEVEN, **EVEN}
 
 
 def sides_of(scenario: Scenario, rng: numpy.random.Generator) -> tuple[int, ...]:
@@ -118,6 +122,8 @@ def draw(
     slow = rng.permuted(numpy.tile(numpy.arange(len(sides)), (repetitions, 1)), axis=1)
     for number in range(scenario.outlier):
         logs[slow[:, number], numpy.arange(repetitions)] += math.log1p(OUTLIER)
+    if scenario.slow:
+        logs += math.log(SLOW_FACTOR) * (rng.random((*shape[:2], 1)) < scenario.slow)
     if scenario.change:
         logs[:, :, CHANGED] += math.log1p(scenario.change) * side[:, :, 0]
     return logs
@@ -284,6 +290,11 @@ NOISIER = (
         )
     ),
 )
+TWO_MODES = tuple(
+    Scenario(order, slow=slow)
+    for slow in (0.1, 0.3, 0.5)
+    for order in ("3+3", "ABBA", "random", "A-B", "12+12")
+)
 POWERED = tuple(
     Scenario(order, change=0.05, drift=drift, outlier=outlier)
     for order in ("ABBA", "random", "ABAB")
@@ -405,7 +416,7 @@ def report_needs(repetitions: int) -> None:
 RUNS_A_SIDE = (4, 6, 12)
 START_TAILS = ("normal", "t3", "exponential")
 SLOW_SHARE = 0.3  # of the starts
-START_FACTORS = (1.2, 1.35)
+START_FACTORS = (1.2, SLOW_FACTOR)
 
 
 def starts(
@@ -464,6 +475,7 @@ PARTS = {
     "power": report_power,
     "needs": lambda repetitions: report_needs(4 * repetitions),
     "starts": lambda repetitions: report_starts(repetitions // 2),
+    "modes": lambda repetitions: report_alarms(TWO_MODES, repetitions),
 }
 
 
