@@ -10,8 +10,9 @@ sigma is at most 1 %, and elsewhere refused in at most 7 %; false claims refused
 is at most 2 %, and called reproduced in at most 2.5 % at any sigma.
 
 The last rows do the same with real runs: all_reduce of 3 sizes on 2 gloo ranks of this machine,
-REAL_RUNS (default 120) one after the other. Each draw takes 7 runs in a row: the first is the file.
-sigma is that of the geometric mean over the cases. A/A is the row of true files itself.
+REAL_RUNS (default 120; 0: none) one after the other. Each draw takes 7 runs in a row: the first
+is the file. sigma is that of the geometric mean over the cases. A/A is the row of true files
+itself.
 `real`: these rows alone.
 """
 
@@ -86,6 +87,8 @@ def main() -> None:
         for sigma in SIGMAS if sys.argv[3:] != ["real"] else ():
             label = f"{'t4' if heavy else 'normal'}, sigma {100 * sigma:g} %"
             row(label, simulated(sigma, heavy, random), draws)
+    if not count:
+        return
     runs = real_runs(count)
     sigma = statistics.stdev(runs.mean(axis=1).tolist())
     last = len(runs) - NEW_RUNS - 1

@@ -24,11 +24,11 @@ variance between the baselines (Wilson's interval at the effective number of run
 from __future__ import annotations
 
 import math
-import platform
 import sys
 import time
 
 import numpy as np
+from common import title
 from scipy import stats
 
 from torchcoll.core.case import Case
@@ -186,9 +186,10 @@ def row(random, kind, runs, nodes, new_node, baselines):
 def main() -> None:
     baselines = int(sys.argv[1]) if len(sys.argv) > 1 else 500
     begun = time.process_time()
+    title("check with a baseline, simulated")
     print(
         f"{baselines} baselines of each row, {NEW_RUNS} healthy runs and {CHANGED_RUNS} runs with "
-        f"each change by each; Python {platform.python_version()}, numpy {np.__version__}"
+        f"each change by each; numpy {np.__version__}"
     )
     print(
         "                                                          found over all cases  "

@@ -8,9 +8,11 @@ import platform
 import random
 import socket
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,9 +87,11 @@ def beside_noise(ratios: Sequence[float], noise: Sequence[float], held: bool = T
 
 
 def title(what: str) -> None:
+    git = ["git", "-C", str(Path(torchcoll.__file__).parent), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() or "not known"
     print(
-        f"{what}: torchcoll {torchcoll.__version__}, torch {torch.__version__}, Python "
-        f"{platform.python_version()}, {os.cpu_count()} cores, {date.today()}",
+        f"{what}: torchcoll {torchcoll.__version__} (commit {commit}), torch {torch.__version__}, "
+        f"Python {platform.python_version()}, {os.cpu_count()} cores, {date.today()}",
         flush=True,
     )
     if os.getloadavg()[0] > 0.5:

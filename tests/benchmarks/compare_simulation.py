@@ -1,12 +1,16 @@
-"""How often ``compare`` is wrong, how often it finds a change, and what its 'needs' is worth.
+"""How often ``compare`` is wrong, how often it finds a change, and whether the number of runs that
+its power asks for decides.
 
     python tests/benchmarks/compare_simulation.py [REPETITIONS [PART...]]
 
 Logarithms of figures go through the model and the residuals of ``compare``, all repetitions at
 once; the outlier rule, Holm and the results are written here again for arrays. That this is what
 ``torchcoll compare`` does with result files is checked in every run (``agreement``): each result,
-ratio and p. A case of a run has its own normal noise, ``shared`` noise is the same in all cases
-of a run. Drift is a share a run; an outlier is a run at random, 30 % slow in all cases.
+ratio, interval and p. A case of a run has its own normal noise, ``shared`` noise is the same in
+all cases of a run. Drift is a share a run; an outlier is a run at random, 30 % slow in all cases.
+Coverage is the share of the 95 % intervals, of all cases, that contain the truth.
+
+``starts`` counts what the shipped ``start_modes`` says of runs that start in one mode or in two.
 """
 
 from __future__ import annotations
@@ -31,12 +35,12 @@ from torchcoll.core.case import Case
 from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.units import counted
-from torchcoll.stats.needed import (
-    asked,
-    runs_needed,
-)
+from torchcoll.stats.needed import asked, runs_needed
 from torchcoll.stats.ratios import LEVEL, ORDERED
+from torchcoll.stats.start_modes import start_modes
 from torchcoll.stats.statistics import (
+    FEWEST,
+    Figures,
     least_squares,
     model_of,
     noise_share,
@@ -49,6 +53,7 @@ CASES = 25
 LAUNCHES = 6
 CHANGED = 12  # the number of the case that changes, where one does
 OUTLIER = 0.3
+SLOW_FACTOR = 1.35
 THRESHOLD = 0.02
 ORDERS = 50  # drawn where the order is random, each with as many repetitions
 AGREEMENTS = 10
@@ -71,6 +76,7 @@ class Scenario:
     factor: float = 1.0  # noise of the new side over that of the base
     noisier: int = CASES  # so many cases have the factor
     step: float = 0.0  # of the machine, between the sixth and the seventh run
+    slow: float = 0.0  # share of the starts that are SLOW_FACTOR slow in all cases
 
     def __str__(self) -> str:
         words = [f"{100 * self.noise:g} % {self.tails} noise"]
@@ -81,6 +87,7 @@ class Scenario:
         words += [f"new {self.factor:g} x as noisy"] if self.factor != 1 else []
         words += [f"in {self.noisier} cases"] if self.noisier < self.cases else []
         words += [f"step of {100 * self.step:g} %"] if self.step else []
+        words += [f"{100 * self.slow:g} % of starts {SLOW_FACTOR:g}x"] if self.slow else []
         words += [counted(self.cases, "case")] if self.cases < CASES else []
         return f"{self.order:8}{', '.join(words)}"
 
@@ -88,7 +95,8 @@ class Scenario:
 FIRST_A = "A" * LAUNCHES + "B" * LAUNCHES
 ABBA, ABAB = "ABBA" * (LAUNCHES // 2), "AB" * LAUNCHES
 UNEVEN = {"ABA" * 6: "12+6", "AABA" * 4: "12+4", "AABAA" * 3: "12+3"}
-NAMES = {FIRST_A: "A-B", ABBA: "ABBA", ABAB: "ABAB", **UNEVEN}
+EVEN = {"ABBAAB": "3+3", "ABBA" * 6: "12+12"}
+NAMES = {FIRST_A: "A-B", ABBA: "ABBA", ABAB: "ABAB", **UNEVEN, **EVEN}
 
 
 def sides_of(scenario: Scenario, rng: numpy.random.Generator) -> tuple[int, ...]:
@@ -114,6 +122,8 @@ def draw(
     slow = rng.permuted(numpy.tile(numpy.arange(len(sides)), (repetitions, 1)), axis=1)
     for number in range(scenario.outlier):
         logs[slow[:, number], numpy.arange(repetitions)] += math.log1p(OUTLIER)
+    if scenario.slow:
+        logs += math.log(SLOW_FACTOR) * (rng.random((*shape[:2], 1)) < scenario.slow)
     if scenario.change:
         logs[:, :, CHANGED] += math.log1p(scenario.change) * side[:, :, 0]
     return logs
@@ -128,12 +138,15 @@ def _noise(tails: str, rng: numpy.random.Generator, shape: tuple[int, ...]) -> n
 
 @dataclass(frozen=True)
 class Judged:
-    """[repetition][case]: faster and slower as -1 and 1, same, p and ratio; left_out: runs."""
+    """[repetition][case]: faster and slower as -1 and 1, same, p, the logarithm of the ratio and
+    half its 95 % interval; left_out: runs.
+    """
 
     differs: numpy.ndarray
     same: numpy.ndarray
     p: numpy.ndarray
     effect: numpy.ndarray
+    half: numpy.ndarray
     left_out: numpy.ndarray
 
 
@@ -172,9 +185,11 @@ def _once(
         ~significant & (abs(effect) + t_90 * error < limit),
         p,
         effect,
+        numpy.broadcast_to(special.stdtrit(degrees, 0.975) * error, effect.shape).copy(),
         numpy.full(logs.shape[1], left_out),
     )
     deviates = abs(numpy.median(outlier_deviates(model, rest, logs.shape[2])[0], axis=2))
+    deviates[[sides.count(side) <= FEWEST for side in sides]] = 0.0  # these stay
     return found, (deviates.argmax(axis=0), deviates.max(axis=0) > outlier_limit(len(sides)))
 
 
@@ -196,17 +211,23 @@ def holm(p: numpy.ndarray) -> numpy.ndarray:
 
 @dataclass(frozen=True)
 class Found:
-    """Of all repetitions: with a false alarm, with the change found, with runs left out."""
+    """Of all repetitions: with a false alarm, with the change found, with runs left out. covered:
+    the share of all 95 % intervals that contain the truth.
+    """
 
     alarms: int
     hits: int
     left_out: int
+    covered: float
 
 
 def rates(scenario: Scenario, repetitions: int, seed: int = 0) -> Found:
     rng = numpy.random.default_rng([seed, *str(scenario).encode()])
     orders = ORDERS if scenario.order == "random" else 1
-    alarms = hits = left_out = 0
+    alarms = hits = left_out = covered = 0
+    truth = numpy.zeros(scenario.cases)
+    if scenario.change:
+        truth[CHANGED] = math.log1p(scenario.change)
     for number in range(orders):
         own = repetitions // orders + (number < repetitions % orders)
         sides = sides_of(scenario, rng)
@@ -215,7 +236,8 @@ def rates(scenario: Scenario, repetitions: int, seed: int = 0) -> Found:
         alarms += int((judged.differs[:, others] != 0).any(axis=1).sum())
         hits += int((judged.differs[:, ~others] == 1).sum())
         left_out += int((judged.left_out > 0).sum())
-    return Found(alarms, hits, left_out)
+        covered += int((abs(judged.effect - truth) <= judged.half).sum())
+    return Found(alarms, hits, left_out, covered / (repetitions * scenario.cases))
 
 
 def interval(count: int, of: int) -> str:
@@ -268,6 +290,11 @@ NOISIER = (
         )
     ),
 )
+TWO_MODES = tuple(
+    Scenario(order, slow=slow)
+    for slow in (0.1, 0.3, 0.5)
+    for order in ("3+3", "ABBA", "random", "A-B", "12+12")
+)
 POWERED = tuple(
     Scenario(order, change=0.05, drift=drift, outlier=outlier)
     for order in ("ABBA", "random", "ABAB")
@@ -276,20 +303,21 @@ POWERED = tuple(
 
 
 def report_alarms(scenarios: Sequence[Scenario], repetitions: int) -> None:
-    print(f"\n{'nothing changed':64}{'false alarm in any case':26}a run left out")
+    print(f"\n{'nothing changed':64}{'false alarm in any case':26}a run left out   coverage")
     for scenario in scenarios:
         found = rates(scenario, repetitions)
         alarms = interval(found.alarms, repetitions)
         out = f"{100 * found.left_out / repetitions:.1f} %"
-        print(f"{scenario!s:64}{alarms:26}{out}", flush=True)
+        print(f"{scenario!s:64}{alarms:26}{out:17}{100 * found.covered:.1f} %", flush=True)
 
 
 def report_power(repetitions: int) -> None:
-    print(f"\n{'one case +5 %':64}{'found':26}false alarm in another case")
+    print(f"\n{'one case +5 %':64}{'found':26}{'false alarm in another case':29}coverage")
     for scenario in POWERED:
         found = rates(scenario, repetitions)
         alarms = interval(found.alarms, repetitions)
-        print(f"{scenario!s:64}{interval(found.hits, repetitions):26}{alarms}", flush=True)
+        print(f"{scenario!s:64}{interval(found.hits, repetitions):26}{alarms:29}"
+              f"{100 * found.covered:.1f} %", flush=True)  # fmt: skip
 
 
 # -- the path through files --------------------------------------------------------------------
@@ -331,8 +359,10 @@ def agreement(scenario: Scenario, repetitions: int, seed: int = 1) -> tuple[int,
         for place, row in enumerate(through_files(sides, logs[:, 0])):
             differs, same = ours.differs[0, place], ours.same[0, place]
             result = ("same" if same else "inconclusive", "slower", "faster")[differs]
-            numbers = (row["ratio"], row["p_value"])
-            expected = (math.exp(ours.effect[0, place]), ours.p[0, place])
+            effect, half = ours.effect[0, place], ours.half[0, place]
+            numbers = [row[name] for name in ("ratio", "ratio_low", "ratio_high", "p_value")]
+            ends = [math.exp(effect + sign * half) for sign in (0, -1, 1)]
+            expected = [*ends, ours.p[0, place]]
             total += 1
             agree += row["result"] == result and numpy.allclose(numbers, expected, rtol=1e-6)
     return agree, total
@@ -340,7 +370,7 @@ def agreement(scenario: Scenario, repetitions: int, seed: int = 1) -> tuple[int,
 
 def report_agreement(repetitions: int) -> None:
     print(f"\nthe same through files and torchcoll compare, {repetitions} comparisons a row")
-    for scenario in (ASKED[7], ASKED[-5], POWERED[8], CONCURRENT[2], NOISIER[15]):
+    for scenario in (ASKED[7], ASKED[-5], POWERED[8], CONCURRENT[2], NOISIER[15], NOISIER[19]):
         agree, total = agreement(scenario, repetitions)
         print(f"{scenario!s:64}{agree} of {total} cases agree", flush=True)
 
@@ -381,6 +411,62 @@ def report_needs(repetitions: int) -> None:
             print(f"{name:18}{number or 'over 1000':>5}   {texts[0]:>15}{texts[1]:>12}", flush=True)
 
 
+# -- two modes of starts -----------------------------------------------------------------------
+
+RUNS_A_SIDE = (4, 6, 12)
+START_TAILS = ("normal", "t3", "exponential")
+SLOW_SHARE = 0.3  # of the starts
+START_FACTORS = (1.2, SLOW_FACTOR)
+
+
+def starts(
+    tails: str, factor: float, runs_a_side: int, repetitions: int, noise: float = 0.01
+) -> tuple[int, int]:
+    """(comparisons in which two modes are seen, and those with the true counts of slow starts).
+
+    The noise is half common to all cases of a run, half of the case. factor: of the slow starts.
+    """
+    rng = numpy.random.default_rng(
+        [3, runs_a_side, *(round(100 * x) for x in (factor, noise)), *tails.encode()]
+    )
+    sides = tuple(int(letter == "B") for letter in "ABBA" * (runs_a_side // 2))
+    runs = tuple((side, number) for number, side in enumerate(sides))
+    order = tuple(map(float, range(len(sides))))
+    seen = right = 0
+    for _ in range(repetitions):
+        common, own = (_start_noise(tails, rng, (len(sides), n)) for n in (1, CASES))
+        slow = rng.random(len(sides)) < (SLOW_SHARE if factor > 1 else 0)
+        logs = noise * math.sqrt(0.5) * (common + own) + math.log(factor) * slow[:, None]
+        modes = start_modes([Figures(tuple(case), runs, order) for case in numpy.exp(logs).T])
+        counts = tuple(int(slow[numpy.array(sides) == side].sum()) for side in (0, 1))
+        seen += modes is not None
+        right += modes is not None and modes.slow == counts
+    return seen, right
+
+
+def _start_noise(tails: str, rng: numpy.random.Generator, shape: tuple[int, ...]) -> numpy.ndarray:
+    if tails == "exponential":
+        return rng.standard_exponential(shape) - 1
+    return _noise(tails, rng, shape)
+
+
+def report_starts(repetitions: int) -> None:
+    print(
+        f"\n{f'starts, {repetitions} comparisons a row':46}{'runs a side':14}"
+        f"{'two modes are seen':26}of these with the true counts"
+    )
+    for factor in (1.0, *START_FACTORS):
+        truth = f"{100 * SLOW_SHARE:g} % of starts {factor:g}x" if factor > 1 else "one mode"
+        for noise in (0.01, 0.05, 0.2) if factor == 1 else (0.01, 0.05):
+            for tails in START_TAILS:
+                name = f"{truth}, {100 * noise:g} % {tails} noise"
+                for number in RUNS_A_SIDE:
+                    seen, right = starts(tails, factor, number, repetitions, noise)
+                    share = f"{100 * right / seen:.0f} %" if seen and factor > 1 else "-"
+                    print(f"{name:46}{number:11}   {interval(seen, repetitions):26}{share}",
+                          flush=True)  # fmt: skip
+
+
 PARTS = {
     "agreement": lambda _: report_agreement(AGREEMENTS),
     "asked": lambda repetitions: report_alarms(ASKED, repetitions),
@@ -388,6 +474,8 @@ PARTS = {
     "noisier": lambda repetitions: report_alarms(NOISIER, repetitions),
     "power": report_power,
     "needs": lambda repetitions: report_needs(4 * repetitions),
+    "starts": lambda repetitions: report_starts(repetitions // 2),
+    "modes": lambda repetitions: report_alarms(TWO_MODES, repetitions),
 }
 
 

@@ -28,6 +28,7 @@ import sys
 from dataclasses import dataclass, field
 
 import numpy
+from common import title
 
 from torchcoll.core.spec import Spec
 from torchcoll.curves.curve_scatter import estimate_scatter
@@ -152,6 +153,7 @@ class Tally:
 
 def main():
     curves = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    title("torchcoll curve, simulated")
     print(f"{curves} curves of each kind and noise; width: the median, in steps of the sweep")
     boundaries(numpy.random.default_rng(0), curves, KINDS)
     boundaries(numpy.random.default_rng(2), curves, MORE_KINDS)

@@ -34,6 +34,7 @@ from torchcoll.stats.needed import asked, power
 from torchcoll.stats.ratios import ORDERED
 from torchcoll.stats.sequential import FIRST_LOOK, Decided, Looks, Seen, due
 from torchcoll.stats.statistics import (
+    FEWEST,
     least_squares,
     model_of,
     noise_share,
@@ -180,9 +181,9 @@ def _furthest(
     model = model_of(tuple(sides[p] for p in keep), tuple(map(float, keep)))
     rest = least_squares(model, logs[keep])[2]
     deviates = abs(numpy.median(outlier_deviates(model, rest, logs.shape[2])[0], axis=2))
-    for side in (0, 1):  # those of which no two would be left stay
+    for side in (0, 1):  # those of which fewer would be left stay
         own = [n for n, p in enumerate(keep) if sides[p] == side]
-        if len(own) <= 2:
+        if len(own) <= FEWEST:
             deviates[own] = 0.0
     worst = deviates.argmax(axis=0)
     return numpy.array(keep)[worst], deviates.max(axis=0) > outlier_limit(len(keep))
@@ -285,9 +286,7 @@ def report_threshold(runs: int) -> None:
 
 
 def report_changes(scenarios: Sequence[Scenario], runs: int) -> None:
-    print(
-        f"\n{'changed':44}{'launches a side':>16}{'9 of 10':>9}{'found':>9}{f'a fixed {FIXED}':>12}"
-    )
+    print(f"\n{'changed':44}{'runs a side':>16}{'9 of 10':>9}{'found':>9}{f'a fixed {FIXED}':>12}")
     for scenario in scenarios:
         found = simulate(scenario, runs)
         took = sorted(one.found for one in found if one.found)
