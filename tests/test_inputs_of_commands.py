@@ -70,6 +70,7 @@ USABLE = {
 }
 NAMES = (
     *("missing.json", "empty", "folder", "binary", "history.csv", "other.json"),
+    "manifest.jsonl",
     *USABLE,
 )
 
@@ -85,6 +86,8 @@ def folder(tmp_path_factory):
     (path / "folder").mkdir()
     (path / "binary").write_bytes(bytes(range(256)) * 8)
     (path / "history.csv").write_text("date,value\n2026-11-01,3.5\n")
+    # Of a matrix whose every run failed: what DIR/*.jsonl is then.
+    (path / "manifest.jsonl").write_text('{"record":"matrix","version":1}\n')
     (path / "other.json").write_text('{"a": [1, 2]}\n')
     traffic(ddp, steps=3).save(path / "capture.jsonl")
     with contextlib.chdir(path), contextlib.redirect_stdout(io.StringIO()):

@@ -114,20 +114,24 @@ def load_all(
     ``problems`` of their run. Skipped files are named on stderr: traffic (a replay writes it next
     to its results), and files of a folder that no importer reads. Raises UnreadableError for a file
     that cannot be read, for output of another tool without a usable row, and if all files are
-    traffic.
+    traffic or manifests of ``torchcoll matrix``.
     """
     runs: dict[str | int, Run] = {}
+    manifest: Source | None = None
     for number, source in enumerate(_without_traffic(sources, collective, ranks)):
         if isinstance(source, Run):
             runs[number] = source
             continue
         if is_manifest(source):  # `DIR/*.jsonl` of a matrix
+            manifest = source
             continue
         real = os.path.realpath(source)
         if real in runs:
             runs[real].problems.append(f"{source} was named twice: it is shown once")
         else:
             runs[real] = load_own(source)
+    if manifest and not runs:  # no run of the matrix has written a file
+        raise UnreadableError("result files", f"{manifest} alone", "result files of its runs")
     for run in list(runs.values()):
         for continuation in run.continuations:
             if continuation.path and runs.pop(os.path.realpath(continuation.path), None):

@@ -11,7 +11,7 @@ from handmade import MIB, case, result, run
 from torchcoll.cli import main
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.file import save
-from torchcoll.core.result import Reported
+from torchcoll.core.result import Reported, Verification
 from torchcoll.overview.explain import asked, explained
 from torchcoll.verdict.judging import judge
 
@@ -87,12 +87,22 @@ def test_what_the_verdict_compares_with():
         ("a.jsonl --explain busbv", 2, error_text("explain", "busbv", "a size, or one of time, ")),
         ("a.jsonl --explain all_gather", 2, error_text("case", "all_gather",
             "one of the file's: all_reduce 64M, broadcast 1M")),
+        ("a.jsonl --format json --explain busbw", 2,
+            error_text("format", "json", "table with --explain")),
         ("b.jsonl --explain busbw", 3, error_text("result file", "b.jsonl", "a file that exists")),
     ],
 )  # fmt: skip
 def test_errors(folder, capsys, words, code, text):
     assert main(["show", *words.split()]) == code
     assert capsys.readouterr().err.startswith(f"torchcoll: error: {text}")
+
+
+def test_a_wrong_result_is_in_the_sentence(in_tmp_path, capsys):
+    save(run(result(verification=Verification(checked=100, wrong=7))), "wrong.jsonl")
+    assert main(["show", "wrong.jsonl", "--explain", "64M"]) == 0
+    assert lines(capsys)[0] == (
+        "wrong results, so no figure counts: busbw 117.441 GB/s = 67108864 B / 1.000 ms x 1.75"
+    )
 
 
 def test_the_formulas_are_the_factors():

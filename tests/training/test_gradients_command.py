@@ -213,6 +213,7 @@ M = "made_here.train"
             f"{M}:make_model --fsdp Block",
             error_text("fsdp", "Block", "classes of the model: Linear, ReLU, Sequential"),
         ),
+        (f"{M}:make_model --ranks 0", error_text("ranks", 0, "a whole number from 1 on")),
         (
             f"{M}:make_model --format text",
             error_text("format", "text", "one of table, markdown, csv, json"),

@@ -177,7 +177,8 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
     aside = "".join(f"; {text}" for text in texts)
     short = sum(bool(curve.note) for curve in curves)
     if short == len(curves):
-        return Answer(f"no law can be fitted: too few sizes, or too much scatter{aside}", "doubt")
+        text = "no boundary can be found in any curve: too few sizes, or too much scatter"
+        return Answer(f"{curves[0].note if short == 1 else text}{aside}", "doubt")
     unread = f" ({short} of {len(curves)} curves have too few sizes)" if short else ""
     return Answer(f"no change of behaviour found{unread}{aside}", "doubt" if slow else "good")
 

@@ -195,6 +195,8 @@ def _shown(options: argparse.Namespace) -> ExitCode:
             value = getattr(options, name)[0]
             raise UsageError(name.replace("_", "-"), value, "none with --reference")
     if options.explain is not None:
+        if options.format not in (None, "table"):
+            raise UsageError("format", options.format, "table with --explain")
         _explain(runs, options.explain)
         return ExitCode.OK
     if options.published:

@@ -104,7 +104,11 @@ def explained(run: Run, what: Question, verdict: Verdict) -> Grid:
     head = one_line(f"{result.case.describe()}, {row.ranks or 'unknown'} ranks, {row.device}")
     above = [f"{one_line(run.path or 'run')}: {head}"]
     above += [f"(one of {more + 1} rows: name a collective or a size for another)"] if more else []
-    return Grid([], [], above=[*above, *lines], answer=Answer(_sentence(row, result)))
+    text, level = _sentence(row, result), ""
+    if row.median_ns and not row.is_right:
+        outcome = "wrong results" if row.outcome == "wrong" else row.outcome
+        text, level = f"{outcome}, so no figure counts: {text}", "bad"
+    return Grid([], [], above=[*above, *lines], answer=Answer(text, level))
 
 
 def _sentence(row: Row, result: CaseResult) -> str:

@@ -105,7 +105,8 @@ def _planned_steps(options: argparse.Namespace) -> tuple[list[Traffic], list[Buc
     if options.fsdp is not None:
         return [_shard_plan(options)], []
     plans = _bucket_plans(options.model, _parse_caps(options.bucket_cap_mb))
-    return [each.traffic(options.ranks or _RANKS) for each in plans], plans
+    ranks = _RANKS if options.ranks is None else options.ranks
+    return [each.traffic(ranks) for each in plans], plans
 
 
 def _bucket_plans(model_name: str, caps: Sequence[float | None]) -> list[BucketPlan]:
