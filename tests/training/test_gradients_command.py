@@ -123,12 +123,18 @@ def test_what_it_costs_on_a_machine(gradients, options):
     assert ("6" in out.splitlines()[0] and " ms" in out) or " us" in out.splitlines()[0]
 
 
+def test_the_machines_are_listed_without_a_model(gradients):
+    code, out, _ = gradients("--machine list")
+    assert code == 0 and "8xH100" in out
+
+
 M = "made_here.train"
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
+        ("", error_text("model", "none", "package.module:factory, or what a capture wrote")),
         ("train", error_text("model", "train", "package.module:factory, such as train:make_model")),
         (
             "llama-3-8b",

@@ -350,6 +350,10 @@ def test_prune_spares_the_runs_of_a_baseline(tmp_path, capsys):
     answer = joined(capsys.readouterr().out)
     assert answer.startswith("would remove 2 runs (20 cases)")
     assert "6 are spared" in answer
+    other = tmp_path / "other.txt"
+    other.write_text("root:x:0:0\nno-such-run\n")
+    assert main(["collect", "--into", store, "--prune", "0.001us", "--spare", str(other)]) == 2
+    assert "got 2 lines, none a run of" in capsys.readouterr().err
     bad = tmp_path / "bad.toml"
     bad.write_text("machine = 3\n")
     assert main(["collect", "--into", store, "--prune", "1d", "--spare", str(bad)]) == 3

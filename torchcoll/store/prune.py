@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select
 
+from torchcoll.core.errors import UsageError
+from torchcoll.core.units import counted
 from torchcoll.store.address import StoreAddress
 from torchcoll.store.connecting import Database
 from torchcoll.store.schema import ENVIRONMENTS, FILES, RUNS, check_current, prepare
@@ -39,7 +41,8 @@ def prune(
 
     Where one of the two times is not recorded the other counts; a run with neither stays. The
     files of removed runs stay known, so that the next collect does not bring the runs back, until
-    they are deleted from this host. Raises as ``Database.write`` and ``schema.prepare`` do.
+    they are deleted from this host. Raises as ``Database.write`` and ``schema.prepare`` do,
+    and UsageError where none of the runs to spare is in the store.
     """
     database = Database(address)
     if not dry_run:
@@ -56,6 +59,9 @@ def prune(
             if connection.execute(select(RUNS.c.id).where(RUNS.c.run_id == run_id)).first()
         }
         doomed = {row.id: int(row.case_count) for row in rows if row.run_id not in stored}
+    if spare and not stored:  # the wrong file: it would protect nothing
+        value = f"{counted(len(set(spare)), 'line')}, none a run of {address.name}"
+        raise UsageError("spare", value, "ids of runs in the store")
     pruned = Pruned(
         spared=len(rows) - len(doomed),
         unknown=tuple(sorted(set(spare) - stored)),

@@ -36,6 +36,7 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "model",
+        nargs="?",
         metavar="MODULE:FACTORY|CAPTURE",
         help="a function without arguments that makes the model, such as train:make_model (it is "
         "called with meta as the default device, so that no memory is needed); or what "
@@ -74,6 +75,8 @@ def run_gradients(options: argparse.Namespace) -> ExitCode:
     if options.machine == LIST:
         show_machines(options.format)
         return ExitCode.OK
+    if options.model is None:
+        raise UsageError("model", "none", "package.module:factory, or what a capture wrote")
     steps, buckets = _planned_steps(options)
     if options.machine is not None:
         # A capture keeps its own number of ranks unless another one is asked for.
