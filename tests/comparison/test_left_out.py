@@ -312,3 +312,17 @@ def test_first_calls_that_became_slower_are_said():
     )
     answer = answer_of(compare(*in_turn(sides[1], sides[0])))
     assert answer.level == "good" and len(answer.caveats) == 1
+
+
+def test_a_side_that_nobody_verified_is_a_note():
+    def checked(runs, verification):
+        for each in runs:
+            for result in each.results:
+                result.verification = verification
+        return runs
+
+    right = Verification(8, 0)
+    note = "no result of new was verified; those of the base were"
+    assert note in compare(checked(side(1), right), checked(side(2), None)).notes
+    assert note not in compare(checked(side(1), right), checked(side(2), right)).notes
+    assert note not in compare(checked(side(1), None), checked(side(2), None)).notes

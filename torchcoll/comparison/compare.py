@@ -386,8 +386,19 @@ def _notes(comparison: Comparison, pairs: Sequence[Pair]) -> list[str]:
     if comparison.base.rehearsals:
         notes.append("all runs are rehearsals: ranks shared a GPU, and no time means anything")
     notes += _nothing_sent(comparison)
+    notes += _not_verified(pairs, comparison.new)
     notes += _order_notes(comparison)
     return notes
+
+
+def _not_verified(pairs: Sequence[Pair], new: Side) -> list[str]:
+    """Says that no result of the new side was verified, where results of the base were."""
+    matched = [pair for pair in pairs if pair.base and pair.new]
+    base_words = {m.row.verified for pair in matched for m in pair.base}
+    new_words = {m.row.verified for pair in matched for m in pair.new}
+    if new_words == {"unchecked"} and base_words - {"unchecked"}:
+        return [f"no result of {new.name} was verified; those of the base were"]
+    return []
 
 
 def _run_name(comparison: Comparison, outlier: Outlier) -> str:
