@@ -79,9 +79,7 @@ def load_one(
         for name, value in (("collective", collective), ("ranks", ranks)):
             if value is not None:
                 raise UsageError(name, value, f"none with {path}: a result file has its own")
-        run = _unnamed(load_own(read))
-        add_kept_samples(run, read)
-        return run
+        return _unnamed(_load_whole(read))
     runs = _imported(read, collective=collective, ranks=ranks)
     if len(runs) > 1:
         hint = (
@@ -90,6 +88,13 @@ def load_one(
         action = f"{hint}; compare, show, ... take all."
         raise UnreadableError("file", f"{len(runs)} runs in {path}", "a file of one run", action)
     return runs[0]
+
+
+def _load_whole(path: str) -> Run:
+    """The run of a result file, with the samples that its ranks kept beside it."""
+    run = load_own(path)
+    add_kept_samples(run, path)
+    return run
 
 
 def load_traffic(path: str | os.PathLike[str]) -> Traffic:
@@ -129,7 +134,7 @@ def load_all(
         if real in runs:
             runs[real].problems.append(f"{source} was named twice: it is shown once")
         else:
-            runs[real] = load_own(source)
+            runs[real] = _load_whole(os.fspath(source))
     if manifest and not runs:  # no run of the matrix has written a file
         raise UnreadableError("result files", f"{manifest} alone", "result files of its runs")
     for run in list(runs.values()):

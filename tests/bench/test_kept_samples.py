@@ -15,6 +15,7 @@ from torchcoll.cli import main
 from torchcoll.core import kept_samples
 from torchcoll.core.file import load_own
 from torchcoll.core.result import KeptBatches
+from torchcoll.inputs import load_all
 
 
 @pytest.mark.parametrize(
@@ -79,9 +80,8 @@ def test_merge(measured, command, tmp_path):
     output = tmp_path / "all.jsonl"
     assert command("convert", measured.path, "-o", output) == (0, f"written: {output}\n", "")
     part, whole = load_own(str(measured.path)), torchcoll.load(output)
-    assert [r.time_ns for r in torchcoll.load(measured.path).results] == [
-        r.time_ns for r in whole.results
-    ]
+    for (read,) in ([torchcoll.load(measured.path)], load_all([measured.path])):
+        assert [r.time_ns for r in read.results] == [r.time_ns for r in whole.results]
     kept = kept_samples.read_kept([measured.path.with_name(f"{measured.path.name}.samples")], [])
     for before, after in zip(part.results, whole.results, strict=True):
         assert after.kept is None and after.batches == [20, 20, 20, 10]

@@ -29,6 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchcoll.cli import main
+from torchcoll.core import stdin
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import save
 from torchcoll.importers import base, registry
@@ -317,6 +318,27 @@ def test_a_result_file_is_converted(tmp_path, capsys):
     assert capsys.readouterr().out == f"{run}: result file: 4 cases\n"
     assert main(["convert", str(run), "-o", str(again)]) == 0
     assert [r.case for r in load(again).results] == [r.case for r in load(run).results]
+
+
+def test_a_result_file_on_stdin_with_its_resumed_run_and_its_own_facts(
+    tmp_path, monkeypatch, capsys
+):
+    path, run, out = tmp_path / "a.log", tmp_path / "a.jsonl", tmp_path / "a.csv"
+    path.write_text(text())
+    assert main(["convert", str(path), "-o", str(run)]) == 0
+    (tmp_path / "a.jsonl.2").write_bytes(run.read_bytes())
+    assert main(["convert", str(run), f"{run}.2", "-o", str(out)]) == 0
+    twice = out.read_text().count("\n") - 1
+    assert twice == len(load(run).results)  # FILE.2 belongs to FILE and is read once
+    (tmp_path / "a.jsonl.2").unlink()
+    monkeypatch.setattr(stdin, "_stdin", [])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(run.read_bytes())))
+    assert main(["convert", "-", "-o", str(out), "--force"]) == 0
+    assert out.read_text().count("\n") == 5
+    capsys.readouterr()
+    for option, value in (("--label", "a=b"), ("--collective", "broadcast"), ("--ranks", "4")):
+        assert main(["convert", str(run), option, value]) == 2
+        assert "a result file has its own" in capsys.readouterr().err
 
 
 def test_forced_formats_and_wrong_words(imported):

@@ -353,7 +353,7 @@ def test_a_machine_without_the_device_is_one_line(signals, monkeypatch, capsys):
 @pytest.mark.parametrize("json_too", [False, True])
 def test_the_whole_command(signals, tmp_path, monkeypatch, capsys, json_too):
     monkeypatch.setattr(prove, "look", lambda options, folder: GLOO)
-    monkeypatch.setattr(prove, "OnThisHost", lambda ranks: forked())
+    monkeypatch.setattr(prove, "Launcher", lambda prefix: forked())
     words = ["doctor", "--prove", "verification,forced-algorithms", "-o", str(tmp_path / "kept")]
     assert cli.main([*words, *(["--json"] if json_too else [])]) == 0
     out = capsys.readouterr().out
@@ -362,6 +362,8 @@ def test_the_whole_command(signals, tmp_path, monkeypatch, capsys, json_too):
     else:
         assert out.startswith("1 of 2 parts proven on 2 ranks on cpu, gloo of torch")
     assert (tmp_path / "kept" / "verification" / "verification.json").exists()
+    assert cli.main(words) == 2
+    assert "a folder that is new or empty" in capsys.readouterr().err
 
 
 def test_a_busy_machine_is_no_failure():

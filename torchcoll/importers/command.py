@@ -22,6 +22,7 @@ from torchcoll.core.errors import (
 from torchcoll.core.file import is_ours, save
 from torchcoll.core.opening import not_written
 from torchcoll.core.result import Run
+from torchcoll.core.stdin import from_stdin
 from torchcoll.core.units import counted
 from torchcoll.core.variables import masked_labels
 from torchcoll.importers.base import Imported
@@ -163,9 +164,36 @@ def run_convert(options: argparse.Namespace) -> ExitCode:
     return code
 
 
+def _is_result_file(path: str) -> bool:
+    read = from_stdin(path)
+    return os.path.isfile(read) and is_ours(os.fspath(read))
+
+
+def _result_files(paths: Sequence[str], options: argparse.Namespace) -> list[Run]:
+    """The runs of result files, which state all that the options of other tools' output state."""
+    from torchcoll.inputs import load_all
+
+    for name in (
+        "importer",
+        "map",
+        "ranks",
+        "collective",
+        "dtype",
+        "backend",
+        "statistic",
+        "label",
+    ):
+        if value := getattr(options, name):
+            what = "from" if name == "importer" else name
+            raise UsageError(what, value, f"none with {paths[0]}: a result file has its own")
+    runs = load_all(paths)
+    for run in [] if options.output else runs:
+        print(one_line(f"{run.path}: result file: {counted(len(run.results), 'case')}"))
+    return runs
+
+
 def _runs_of(options: argparse.Namespace) -> tuple[list[Run], ExitCode]:
     """The runs of all files, after a report of what was read of other tools' output."""
-    from torchcoll.core.units import counted
     from torchcoll.importers.base import ImportOptions
     from torchcoll.importers.registry import (
         files_of_jobs,
@@ -173,8 +201,10 @@ def _runs_of(options: argparse.Namespace) -> tuple[list[Run], ExitCode]:
         import_together,
         nothing_read,
     )
-    from torchcoll.inputs import load_one
 
+    ours = [path for path in options.files if _is_result_file(path)]
+    runs = _result_files(ours, options) if ours else []
+    files = [path for path in options.files if path not in ours]
     import_options = ImportOptions(
         ranks=options.ranks,
         collective=options.collective,
@@ -184,17 +214,10 @@ def _runs_of(options: argparse.Namespace) -> tuple[list[Run], ExitCode]:
         columns=parse_columns(options.map),
     )
     labels = parse_labels(options.label)
-    runs: list[Run] = []
     code = ExitCode.OK
-    for paths in [[p] for p in options.files] if options.importer else files_of_jobs(options.files):
+    for paths in [[p] for p in files] if options.importer else files_of_jobs(files):
         path = paths[0] if len(paths) == 1 else f"{counted(len(paths), 'file')} from {paths[0]} on"
         try:
-            if os.path.isfile(path) and is_ours(path):
-                runs.append(load_one(path))
-                if not options.output:
-                    cases = counted(len(runs[-1].results), "case")
-                    print(one_line(f"{path}: result file: {cases}"))
-                continue
             if len(paths) > 1:
                 imported = import_together(paths, import_options)
             else:

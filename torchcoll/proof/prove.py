@@ -19,7 +19,7 @@ from torchcoll.core.opening import check_folder
 from torchcoll.proof.kit import Kit, MachineUnderTest, last_line
 from torchcoll.proof.parts import PARTS
 from torchcoll.proof.running import MOST_S, Report, run_parts
-from torchcoll.proof.starting import ByLauncher, OnThisHost, Starter, run_command
+from torchcoll.proof.starting import Launcher, on_this_host, run_command
 
 _LOOK_S = 120.0  # for the first look at the devices, with the import of torch
 ALL = "all"  # parts
@@ -42,16 +42,15 @@ def prove(options: argparse.Namespace) -> Report:
     if output:
         output.mkdir(parents=True, exist_ok=True)
         check_folder(output)
+        if any(output.iterdir()):  # what an earlier proof left would count as this one's
+            raise UsageError("output", output, "a folder that is new or empty")
     folder = output or Path(tempfile.mkdtemp(prefix="torchcoll-proof-"))
     try:
         machine = look(options, folder.resolve())
-        start: Starter = (
-            ByLauncher(shlex.split(options.launcher))
-            if options.launcher
-            else OnThisHost(machine.ranks or 1)
-        )
+        prefix = shlex.split(options.launcher or "") or on_this_host(machine.ranks or 1)
         tell(f"torchcoll: proof on {machine.described}; at most {MOST_S / 60:g} minutes")
-        report = run_parts(Kit(folder.resolve(), machine, start, deadline), names, _tell_last)
+        kit = Kit(folder.resolve(), machine, Launcher(prefix), deadline)
+        report = run_parts(kit, names, _tell_last)
     finally:
         if not output:
             shutil.rmtree(folder, ignore_errors=True)

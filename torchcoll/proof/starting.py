@@ -47,27 +47,14 @@ def _inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-@dataclass(frozen=True)
-class OnThisHost:
-    """torchrun with ``ranks`` ranks."""
-
-    ranks: int
-
-    def __call__(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        variables: Mapping[str, str],
-        limit_s: float,
-        log: Path,
-    ) -> Ended:
-        command = [*_TORCHRUN, "--standalone", "--nproc-per-node", str(self.ranks)]
-        return run_command([*command, "-m", module, *arguments], variables, limit_s, log)
+def on_this_host(ranks: int) -> list[str]:
+    """The command line of torchrun, up to ``-m``."""
+    return [*_TORCHRUN, "--standalone", "--nproc-per-node", str(ranks), "-m"]
 
 
 @dataclass(frozen=True)
-class ByLauncher:
-    """A launcher that starts all ranks. prefix: its command line up to and including ``-m``."""
+class Launcher:
+    """A starter. prefix: the command line that starts all ranks, up to and including ``-m``."""
 
     prefix: Sequence[str]
 
