@@ -28,9 +28,9 @@ from torchcoll.core.summary import Row
 from torchcoll.core.units import format_size
 from torchcoll.core.variables import JOB, RUNTIME, SETTINGS, prefixes_of
 from torchcoll.help import FAILURES, GROUPS
-from torchcoll.pairs import pairs_run
+from torchcoll.questions.check.rules import _packaged, packaged
+from torchcoll.questions.pairs import pairs_run
 from torchcoll.report.columns import COLUMNS
-from torchcoll.verdict.rules import _packaged, packaged
 
 REFERENCE = Path(__file__).parent / "reference"
 # In the package, so that an installation has it; the site gets a copy.

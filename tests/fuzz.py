@@ -37,19 +37,15 @@ from fuzz_logs import LOGS, STACKS, STACKS_JSON
 
 from torchcoll.core.errors import TorchcollError
 from torchcoll.core.traffic import Traffic
-from torchcoll.importers.registry import import_file
-from torchcoll.importers.traces import read_jobs, read_traffic
-from torchcoll.inputs import load
 from torchcoll.libraries.dumps import read_dump
 from torchcoll.libraries.job_logs import file_rows, job_log
 from torchcoll.libraries.log_files import group_jobs, read_log
 from torchcoll.libraries.show import show_logs
-from torchcoll.matrix.blocks import make_plan
-from torchcoll.matrix.command import show_summary
-from torchcoll.matrix.folder import Folder
-from torchcoll.matrix.run import summary
-from torchcoll.overview.show import show
-from torchcoll.postmortem import (
+from torchcoll.parts.experiments.blocks import make_plan
+from torchcoll.parts.experiments.folder import Folder
+from torchcoll.parts.experiments.matrix_command import show_summary
+from torchcoll.parts.experiments.run import summary
+from torchcoll.parts.postmortem import (
     capture_evidence,
     inspector_evidence,
     kineto_evidence,
@@ -57,9 +53,13 @@ from torchcoll.postmortem import (
     recorder_evidence,
     stack_evidence,
 )
+from torchcoll.parts.training.traffic_show import show_traffic
+from torchcoll.questions.check.rules import read_rules
+from torchcoll.questions.show.show import show
+from torchcoll.reading.inputs import load
+from torchcoll.reading.registry import import_file
+from torchcoll.reading.traces import read_jobs, read_traffic
 from torchcoll.report.reference import load_points
-from torchcoll.training.traffic_show import show_traffic
-from torchcoll.verdict.rules import read_rules
 
 LIMIT_S = 1.0
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 from made_runs import measured, run
 
 from torchcoll.core.result import Run
-from torchcoll.store.records import CaseSummary, RunSummary, summarise_run
+from torchcoll.parts.fleet.records import CaseSummary, RunSummary, summarise_run
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
 COLLECTIVES = ("all_reduce", "all_gather")

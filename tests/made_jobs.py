@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchcoll.postmortem.evidence import (
+from torchcoll.parts.postmortem.evidence import (
     CallSeen,
     FileRead,
     GroupSeen,

@@ -7,7 +7,7 @@ import itertools
 
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.pairs.show import show_pairs
+from torchcoll.questions.pairs.show import show_pairs
 
 
 def pairs_run(ranks, slow, per_host=1, size=1 << 20):

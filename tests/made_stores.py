@@ -11,12 +11,12 @@ import numpy as np
 from sqlalchemy import select, text
 
 import torchcoll
-from torchcoll.store.address import parse_address
-from torchcoll.store.connecting import Database
-from torchcoll.store.records import CaseKey, CaseSummary, RunSummary
-from torchcoll.store.schema import CASE_KEYS, CASES, ENVIRONMENTS, FILES, RUNS
-from torchcoll.store.series import Summaries
-from torchcoll.store.writer import StoreWriter
+from torchcoll.parts.fleet.address import parse_address
+from torchcoll.parts.fleet.connecting import Database
+from torchcoll.parts.fleet.records import CaseKey, CaseSummary, RunSummary
+from torchcoll.parts.fleet.schema import CASE_KEYS, CASES, ENVIRONMENTS, FILES, RUNS
+from torchcoll.parts.fleet.series import Summaries
+from torchcoll.parts.fleet.writer import StoreWriter
 
 SIZES = (1024, 4096, 16384)
 DAY_US = 86_400_000_000

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from handmade import Terminal
 
-from torchcoll.overview.show import show
+from torchcoll.questions.show.show import show
 from torchcoll.report import columns as report_columns
 
 
@@ -15,7 +15,7 @@ from torchcoll.report import columns as report_columns
 def fixed_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables have these columns, whatever is shown by default: for tests of how tables look.
 
-    The list that is shown by default has a test of its own, in tests/overview/test_table.py.
+    The list that is shown by default has a test of its own, in tests/show/test_table.py.
     """
     names = (
         *("size_bytes", "first_call_ns", "median_ns", "low_ns", "high_ns", "p99_ns"),

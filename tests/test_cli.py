@@ -20,7 +20,7 @@ from torchcoll.core.case import Case
 from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.help import GROUPS
-from torchcoll.importers.registry import importers
+from torchcoll.reading.registry import importers
 
 ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
@@ -307,7 +307,7 @@ def test_interrupt(path, monkeypatch):
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torchcoll.inputs.load_own", stop)
+    monkeypatch.setattr("torchcoll.reading.inputs.load_own", stop)
     assert main(["show", str(path)]) == 130
 
 
@@ -388,7 +388,7 @@ def test_something_is_seen_on_a_terminal_until_the_first_line(path):
     """As a user sees it: a terminal of both streams, and a command that takes its time."""
     program = (
         "import sys, time\nfrom torchcoll import cli\n"
-        "from torchcoll.overview import command\n"
+        "from torchcoll.questions.show import command\n"
         "shown = command._shown\n"
         "command._shown = lambda options: (time.sleep(1), shown(options))[1]\n"
         f"sys.exit(cli.main(['show', {str(path)!r}]))\n"

@@ -10,7 +10,7 @@ import pytest
 from ranks import Measured
 
 from torchcoll.cli import main
-from torchcoll.inputs import load
+from torchcoll.reading.inputs import load
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "examples/nccl_vs_oneccl"

@@ -13,11 +13,11 @@ from torchcoll.cli import main
 from torchcoll.core import bounds, jsonl
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Traffic
-from torchcoll.importers import base
-from torchcoll.importers.traces import read_traffic
-from torchcoll.inputs import load
 from torchcoll.libraries.log_files import read_log
 from torchcoll.libraries.nccl.log import NcclLogReader
+from torchcoll.reading import base
+from torchcoll.reading.inputs import load
+from torchcoll.reading.traces import read_traffic
 
 # What numpy, pandas and the interpreter map themselves is about 500 MB of address space.
 LIMIT_BYTES = 1_800_000_000

@@ -17,86 +17,94 @@ from torchcoll.core.collectives import COLLECTIVES
 
 PACKAGE = Path(torchcoll.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+NESTED = {"questions", "parts"}  # folders of packages
+
+
+def package_of(path):
+    """Such as ``parts/curves`` and ``core``; of a file beside them its name."""
+    *folders, _ = path.parts
+    if not folders:
+        return path.stem
+    return "/".join(folders[: 1 + (folders[0] in NESTED)])
+
+
+ROOMS = {package_of(path.relative_to(PACKAGE)) for path in PACKAGE.glob("*/**/__init__.py")}
+ROOMS -= NESTED
 
 # What a file may import at its top: our packages, or files of one, and others; and what besides
 # inside a function, or for type checkers only. `torchcoll` itself is free: it loads nothing.
-QUESTIONS = {
-    "comparison",
-    "contention",
-    "curves",
-    "fleet",
-    "postmortem",
-    "forcing",
-    "pairs",
-    "overview",
-    "reproduction",
-    "startup",
-    "training",
-    "verdict",
-}
 SCIENCE = {"numpy", "scipy", "pandas"}
 DRAWN = {"rich", "matplotlib", "pandas", "jinja2", "markupsafe", "plotly"}
+NOUNS = {"core", "libraries", "reading"}
+QUESTIONS = {
+    *("questions/check", "questions/comparison", "questions/contention", "questions/pairs"),
+    *("questions/show", "questions/startup"),
+}
 TABLE = {
     "core": (set(), set(), {"tomli", "tomllib"}),
     "libraries": ({"core"}, {"defusedxml"}, set()),
-    "report": ({"core"}, set(), {"libraries", "numpy", *DRAWN}),
-    "importers": ({"core", "libraries"}, set(), set()),
     "machine": ({"core", "libraries"}, {"torch"}, set()),
-    "bench": ({"core", "libraries", "machine"}, {"torch"}, {"overview.live", "report", "verdict"}),
-    "inputs": ({"core"}, set(), {"importers.registry", "importers.traces", "libraries"}),
-    "matrix": ({"core", "libraries", "inputs"}, set(), {"machine"}),
-    "verdict": ({"core", "libraries", "inputs", "pairs"}, set(), {"fleet", "store"}),
-    "stats": ({"core", "libraries", "inputs"}, SCIENCE, set()),
-    "store": ({"core", "inputs", "stats"}, {"numpy", "sqlalchemy"}, {"psycopg", "pyarrow"}),
-    "postmortem": ({"core", "libraries", "inputs", "importers"}, set(), set()),
-    "fleet": ({"core", "libraries", "inputs", "stats", "store"}, SCIENCE, set()),
-    "comparison": (
-        {"core", "libraries", "inputs", "matrix", "stats"},
-        SCIENCE,
-        {"training.traffic_comparison"},
+    "bench": (
+        {"core", "libraries", "machine"},
+        {"torch"},
+        {"report", "questions/check", "questions/show"},
     ),
-    "startup": ({"core", "libraries", "inputs", "stats", "comparison"}, SCIENCE, set()),
-    "forcing": ({"core", "libraries", "inputs", "stats", "comparison", "matrix"}, SCIENCE, set()),
-    "curves": (
-        {"core", "libraries", "inputs", "stats", "comparison", "startup", "forcing", "verdict"},
+    "bench/live": ({"core", "report", "questions/check", "questions/show"}, set(), set()),
+    "reading": ({"core", "libraries"}, set(), set()),
+    "report": ({"core"}, set(), {"libraries", "numpy", *DRAWN}),
+    "stats": (NOUNS, SCIENCE, set()),
+    "questions/check": ({*NOUNS, "questions/pairs"}, set(), {"parts/fleet"}),
+    "questions/comparison": ({*NOUNS, "stats"}, SCIENCE, {"parts/experiments", "parts/training"}),
+    "questions/contention": ({*NOUNS, "stats"}, SCIENCE, set()),
+    "questions/pairs": (NOUNS, SCIENCE, set()),
+    "questions/show": (
+        {*NOUNS, "stats", "report", *QUESTIONS, "bench/live", "parts/training"},
+        SCIENCE,
+        {"parts/curves", "questions/page", "pyarrow", *DRAWN},
+    ),
+    "questions/startup": ({*NOUNS, "stats", "questions/comparison"}, SCIENCE, set()),
+    "questions/page": (
+        {*NOUNS, "stats", "report", *QUESTIONS, "parts/curves", "parts/training"}
+        | {"parts/experiments"},
+        SCIENCE,
+        {"IPython", "parts/fleet", *DRAWN},
+    ),
+    "parts/experiments": (
+        {*NOUNS, "stats", "questions/check", "questions/comparison", "parts/curves"},
+        SCIENCE,
+        {"machine"},
+    ),
+    "parts/curves": (
+        {*NOUNS, "stats", "questions/check", "questions/comparison", "questions/startup"}
+        | {"parts/experiments"},
         SCIENCE,
         set(),
     ),
-    "pairs": ({"core", "libraries", "inputs"}, SCIENCE, set()),
-    "reproduction": (
-        {"core", "libraries", "inputs", "stats", "matrix", "curves", "verdict"},
-        SCIENCE,
+    "parts/training": ({*NOUNS, "stats", "parts/curves"}, SCIENCE, {"torch"}),
+    "parts/fleet": ({*NOUNS, "stats"}, {*SCIENCE, "sqlalchemy"}, {"psycopg", "pyarrow"}),
+    "parts/postmortem": (NOUNS, set(), set()),
+    "parts/proof": (
+        {*NOUNS, "parts/curves", "parts/experiments"},
         set(),
-    ),
-    "contention": ({"core", "libraries", "stats"}, SCIENCE, set()),
-    "training": ({"core", "libraries", "inputs", "stats", "curves"}, SCIENCE, set()),
-    "proof": (
-        {"core", "libraries", "importers", "matrix", "forcing"},
-        set(),
-        {"training", "torch"},
-    ),
-    "integrations": ({"core", "training"}, {"torch"}, set()),
-    "overview": (
-        {"core", "libraries", "inputs", "stats", "report", *QUESTIONS},
-        SCIENCE,
-        {"IPython", "pyarrow", "store", *DRAWN},
+        {"parts/training", "torch"},
     ),
     "cli": ({"core", "help"}, set(), {"machine", "bench", "report", "shtab"}),
     "help": (set(), set(), set()),
+    "pairs": ({"bench", "questions/pairs"}, set(), set()),
     "__main__": ({"cli"}, set(), set()),
     "__init__": (set(), set(), set()),
 }
-# Files that run on ranks, in packages of questions.
+# Files that run on ranks, in packages of questions and parts.
 ON_RANKS = {
-    *("pairs.__main__", "pairs.bisect", "pairs.pairs_run"),
+    *("questions/pairs/bisect", "questions/pairs/pairs_run"),
+    *(f"parts/training/integrations/{name}" for name in ("driven", "hugging_face", "lightning")),
     *(
-        f"proof.{name}_probe"
+        f"parts/proof/{name}_probe"
         for name in ("capture", "clock", "error", "fault", "first_call", "machine")
     ),
-    *("proof.probe", "proof.other_work"),
+    *("parts/proof/probe", "parts/proof/other_work"),
     *(
-        f"training.{name}"
+        f"parts/training/{name}"
         for name in (
             *("bucket_trial", "buckets", "capture", "decode", "device_times"),
             *("ddp_buckets", "group_names", "meta_model", "module_names", "player"),
@@ -113,18 +121,24 @@ STUBS = {name for one in COLLECTIVES.values() for name in (one.module, one.name)
 
 def allowed(path):
     """(our packages or files, other packages, besides inside functions) of the file at ``path``."""
-    package, name = (path.parts[0], path.stem) if len(path.parts) > 1 else (path.stem, "")
+    package, name = package_of(path), path.stem
+    file = "/".join(path.with_suffix("").parts)
     if package in STUBS:
-        return {"bench.main"}, set(), set()
-    ours, others, inner = TABLE[package]
-    if name == "command":
+        return {"bench/main"}, set(), set()
+    if file in NESTED_INITS:
+        return set(), set(), set()
+    ours, others, inner = TABLE.get(file, TABLE[package])
+    if name.endswith("command") and name != "launch_command":
         ours, inner = ours | {"report"}, ANYTHING
     elif name.endswith("show"):
         ours, inner = ours | {"report"}, inner | DRAWN
-    elif f"{package}.{name}" in ON_RANKS:
+    elif file in ON_RANKS:
         ours, others = ours | {"bench", "machine"}, others | {"torch"}
-        inner = inner | {"report", "rich", f"{package}.show"}
+        inner = inner | {"report", "rich", f"{package}/show"}
     return ours | {package}, others, inner
+
+
+NESTED_INITS = {f"{name}/__init__" for name in NESTED}
 
 
 def imports(tree, package):
@@ -160,10 +174,12 @@ def offences(source, path):
             continue
         if first != "torchcoll":
             fine = first in others or (inside and first in inner)
-        elif not rest or (rest[0] not in ROOMS and not (PACKAGE / f"{rest[0]}.py").exists()):
+        elif not (PACKAGE / f"{(rest or ['-'])[0]}.py").exists() and not any(
+            room.startswith(rest[0]) for room in ROOMS if rest
+        ):
             fine = True  # torchcoll itself, or a name in it
         else:
-            asked = {rest[0], ".".join(rest[:2])}
+            asked = {"/".join(rest[:count]) for count in (1, 2, 3)}
             fine = bool(asked & ours) or (inside and bool(asked & inner))
         if not fine:
             found.append(f"{path}:{line} imports {name}")
@@ -178,7 +194,7 @@ def test_the_table_of_packages():
 
 def test_every_room_is_in_the_table():
     assert set(TABLE) >= ROOMS
-    assert {"core", "bench", "report", "comparison"} <= ROOMS
+    assert {"core", "bench", "report", "questions/comparison", "parts/curves"} <= ROOMS
 
 
 @pytest.mark.parametrize(
@@ -191,28 +207,32 @@ def test_every_room_is_in_the_table():
         ("core/x.py", "from . import units", False),
         ("core/x.py", "from torchcoll import bench", True),
         ("core/x.py", "from torchcoll import __version__", False),
-        ("core/x.py", "import torchcoll.overview.show", True),
+        ("core/x.py", "import torchcoll.questions.show.show", True),
         ("machine/x.py", "from torchcoll.bench import session", True),
         ("bench/x.py", "import torch.distributed as dist", False),
         ("bench/x.py", "import numpy", True),
-        ("bench/x.py", "from torchcoll.overview.live import reporter", True),
-        ("bench/x.py", "def f():\n    from torchcoll.overview.live import reporter", False),
-        ("bench/x.py", "def f():\n    from torchcoll.overview.show import show", True),
-        ("bench/x.py", "def f():\n    from torchcoll.pairs.pairs_run import run_pairs", True),
-        ("bench/x.py", "class A:\n    from torchcoll.overview.live import reporter", True),
+        ("bench/x.py", "from torchcoll.questions.show.show import show", True),
+        ("bench/x.py", "def f():\n    from torchcoll.questions.show.show import show", False),
+        ("bench/x.py", "def f():\n    from torchcoll.questions.page import document", True),
+        (
+            "bench/x.py",
+            "def f():\n    from torchcoll.questions.pairs.pairs_run import run_pairs",
+            True,
+        ),
+        ("bench/x.py", "class A:\n    from torchcoll.questions.show.show import show", True),
         ("bench/x.py", "try:\n    import rich\nexcept ImportError:\n    pass", True),
         ("bench/x.py", "def f():\n    import rich", True),
-        ("curves/x.py", "import pandas", False),
-        ("curves/x.py", "def f():\n    import torch", True),
-        ("curves/x.py", "from torchcoll.report import grid", True),
-        ("curves/x.py", "from torchcoll.training import cost", True),
-        ("curves/scaling_show.py", "from torchcoll.report import grid", False),
-        ("curves/command.py", "def f():\n    from torchcoll.importers import registry", False),
-        ("training/x.py", "import torch", True),
-        ("training/replay.py", "import torch", False),
+        ("parts/curves/x.py", "import pandas", False),
+        ("parts/curves/x.py", "def f():\n    import torch", True),
+        ("parts/curves/x.py", "from torchcoll.report import grid", True),
+        ("parts/curves/x.py", "from torchcoll.parts.training import cost", True),
+        ("parts/curves/scaling_show.py", "from torchcoll.report import grid", False),
+        ("parts/curves/command.py", "def f():\n    from torchcoll.reading import registry", False),
+        ("parts/training/x.py", "import torch", True),
+        ("parts/training/replay.py", "import torch", False),
         ("report/x.py", "import rich.table", True),
         ("report/x.py", "def f():\n    import rich.table", False),
-        ("report/x.py", "from torchcoll.overview.show import show", True),
+        ("report/x.py", "from torchcoll.questions.show.show import show", True),
         ("report/x.py", "def f():\n    import torch", True),
         ("cli.py", "from torchcoll.bench import main", True),
         ("cli.py", "def f():\n    from torchcoll.bench import main", False),
@@ -229,12 +249,12 @@ def test_no_package_grows_unnoticed():
     """ARCHITECTURE.md states how many lines each package has, and all together."""
     page = (PACKAGE.parent / "ARCHITECTURE.md").read_text()
     stated = {
-        n: int(count) for n, count in re.findall(r"\| `torchcoll/(\w+)/` \|.*\| (\d+) \|", page)
+        n: int(count) for n, count in re.findall(r"\| `torchcoll/([\w/]+)/` \|.*\| (\d+) \|", page)
     }
     assert stated.keys() == ROOMS
     sizes = Counter()
     for path in MODULES:
-        sizes[path.relative_to(PACKAGE).parts[0]] += len(path.read_text().splitlines())
+        sizes[package_of(path.relative_to(PACKAGE))] += len(path.read_text().splitlines())
     assert {n: sizes[n] for n in stated if sizes[n] > 1.05 * stated[n]} == {}
     (most,) = re.findall(r"All together: at most ([\d,]+)\.", page)
     assert sizes.total() <= int(most.replace(",", ""))
@@ -366,7 +386,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 def test_no_module_hides_a_public_name():
     """Importing torchcoll.x sets torchcoll.x, whatever was there."""
-    names = {path.stem for path in PACKAGE.glob("*.py")} | ROOMS
+    names = {path.stem for path in PACKAGE.glob("*.py")} | ROOMS | NESTED
     assert names & set(torchcoll.__all__) == set()
 
 
@@ -378,7 +398,7 @@ def test_inits_of_packages_are_empty():
 
 
 def test_one_stub_for_each_collective():
-    others = {"__init__", "__main__", "cli", "help", "inputs"}
+    others = {"__init__", "__main__", "cli", "help", "pairs"}
     assert {path.stem for path in PACKAGE.glob("*.py")} - others == STUBS
 
 
@@ -399,10 +419,13 @@ def test_stub(module):
 def test_files_that_comments_name_are_there():
     """A file of ours, by its package, elsewhere than in itself: a move takes its mentions along."""
     ours = {str(path.relative_to(PACKAGE)) for path in MODULES}
+    ours |= {name.partition("/")[2] for name in ours if name.partition("/")[0] in NESTED}
+    gone = {"importers", "verdict", "overview", "matrix", "forcing", "reproduction", "store"}
+    known = {*(room.rpartition("/")[2] for room in ROOMS), *NESTED, *gone}
     found = {
         (str(path.relative_to(PACKAGE)), named)
         for path in MODULES
         for named in re.findall(r"(?<![\w/])([a-z_]+(?:/[a-z_]+)+\.py)\b", path.read_text())
-        if named.partition("/")[0] in {*ROOMS, "analysis", "commands", "matrix", "train"}
+        if named.partition("/")[0] in known
     }
     assert {(path, named) for path, named in found if named not in ours or named == path} == set()

@@ -28,7 +28,7 @@ from torch.distributed.run import parse_args
 
 import torchcoll
 from torchcoll import cli
-from torchcoll.importers import registry
+from torchcoll.reading import registry
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

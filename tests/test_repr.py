@@ -15,7 +15,7 @@ from torchcoll.core.case import Case
 from torchcoll.core.display import OneLine
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.verdict.judging import Verdict
+from torchcoll.questions.check.judging import Verdict
 
 LONGEST = 200
 SIZES = [1 << k for k in range(10, 20)]
@@ -130,7 +130,7 @@ def test_no_result_brings_the_repr_of_all_that_it_holds_back():
     """A dataclass makes its own unless it is told not to."""
     classes = []
     for package in pkgutil.walk_packages(torchcoll.__path__, "torchcoll."):
-        if package.name.startswith("torchcoll.integrations") or package.name.count(".") < 2:
+        if "integrations" in package.name or package.name.count(".") < 2:
             continue
         for _, kind in inspect.getmembers(importlib.import_module(package.name), inspect.isclass):
             if issubclass(kind, OneLine) and dataclasses.is_dataclass(kind):

@@ -21,7 +21,7 @@ STUBS = {
 }
 # Rooms whose subject is what others call things.
 FOREIGN = {
-    "importers": "collectives and backends as other tools have them",
+    "reading": "collectives and backends as other tools have them",
     "libraries": "what a library calls its functions, and its own name",
 }
 # File: names, and why they stand there. None decides what torchcoll does with a collective or a
@@ -35,46 +35,49 @@ EXCEPTIONS = {
         {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v"},
         "the tables of kernels in a backend's place, and of other APIs that call it",
     ),
-    "matrix/presets.py": ({"mpi"}, "a value of oneCCL's CCL_ATL_TRANSPORT"),
+    "parts/experiments/presets.py": ({"mpi"}, "a value of oneCCL's CCL_ATL_TRANSPORT"),
     "machine/setting_traps.py": ({"mpi"}, "a value of oneCCL's CCL_ATL_TRANSPORT"),
     "report/header.py": ({"barrier"}, "a label: the cost of the barrier between calls"),
-    "curves/model.py": ({"reduce_scatter"}, "derived from all_reduce by the ring's algebra"),
-    "curves/published_law.py": (
+    "parts/curves/model.py": ({"reduce_scatter"}, "derived from all_reduce by the ring's algebra"),
+    "parts/curves/published_law.py": (
         {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"},
         "derived from all_reduce by the ring's algebra",
     ),
-    "postmortem/call_differences.py": (
+    "parts/postmortem/call_differences.py": (
         {"all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "barrier"},
         "which calls must have equal sizes, and what gloo records under another name",
     ),
-    "postmortem/recorder_evidence.py": ({"gloo"}, "the Flight Recorder's states depend on it"),
-    "training/measured_step.py": (
+    "parts/postmortem/recorder_evidence.py": (
+        {"gloo"},
+        "the Flight Recorder's states depend on it",
+    ),
+    "parts/training/measured_step.py": (
         {"all_gather", "reduce_scatter"},
         "what FSDP2 copies for",
     ),
-    "training/decode.py": (
+    "parts/training/decode.py": (
         {
             *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"),
             *("gather", "scatter", "barrier"),
         },
         "torch's own operators",
     ),
-    "training/plans.py": ({"all_reduce"}, "what DDP calls"),
-    "training/sent_by_wrappers.py": (
+    "parts/training/plans.py": ({"all_reduce"}, "what DDP calls"),
+    "parts/training/sent_by_wrappers.py": (
         {"all_gather", "reduce_scatter", "all_reduce", "broadcast"},
         "what DDP, FSDP and ZeroRedundancyOptimizer call",
     ),
-    "training/layer_calls.py": (
+    "parts/training/layer_calls.py": (
         {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "sendrecv"},
         "what tensor, context and expert parallel layers call",
     ),
-    "training/config_plan.py": (
+    "parts/training/config_plan.py": (
         {"all_gather", "reduce_scatter", "all_reduce", "sendrecv"},
         "what optimisers and pipelines call",
     ),
-    "training/config_projection.py": ({"all_reduce"}, "what DDP calls"),
-    "training/projection.py": ({"sendrecv", "all_gather"}, "what stands for a message"),
-    "training/measured_curves.py": (
+    "parts/training/config_projection.py": ({"all_reduce"}, "what DDP calls"),
+    "parts/training/projection.py": ({"sendrecv", "all_gather"}, "what stands for a message"),
+    "parts/training/measured_curves.py": (
         {"all_reduce"},
         "what the halves of which FSDP calls follow from",
     ),

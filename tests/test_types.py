@@ -73,8 +73,8 @@ def test_every_public_name_has_a_type(check):
     assert set(types) == set(public_names())
     assert all(text.startswith(("def ", "Overload(")) for text in types.values()), types
     for result in (
-        "comparison.compare.Comparison",
-        "training.traffic_comparison.TrafficComparison",
+        "questions.comparison.compare.Comparison",
+        "parts.training.traffic_comparison.TrafficComparison",
     ):
         assert f"-> torchcoll.{result}" in types["compare"]
     assert types["run"].endswith("-> torchcoll.core.result.Run | None")

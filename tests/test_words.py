@@ -101,7 +101,7 @@ NAMES = {
     *("word", "words", "way", "ways", "beside", "trouble", "thing", "things"),
 }
 # (file, name) -> why it stays.
-KEPT_NAMES = {("torchcoll/verdict/limits.py", "word"): "the key of a verdict's JSON"}
+KEPT_NAMES = {("torchcoll/questions/check/limits.py", "word"): "the key of a verdict's JSON"}
 
 
 def bound_names(path: Path) -> Iterator[tuple[int, str]]:

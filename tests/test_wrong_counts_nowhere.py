@@ -8,18 +8,18 @@ from __future__ import annotations
 import pytest
 from made_runs import measured, run
 
-from torchcoll.comparison.compare import compare
 from torchcoll.core.result import Verification
 from torchcoll.core.summary import summarise
-from torchcoll.curves.scaling import exclusion_reason
-from torchcoll.overview.document import _good
-from torchcoll.overview.figures import sampled
-from torchcoll.reproduction.version_runs import figures_of
+from torchcoll.parts.curves.scaling import exclusion_reason
+from torchcoll.parts.experiments.version_runs import figures_of
+from torchcoll.parts.fleet.records import _summarise_case
+from torchcoll.questions.check.baseline import baseline_pairs
+from torchcoll.questions.check.judging import check
+from torchcoll.questions.check.prometheus import _case_series
+from torchcoll.questions.comparison.compare import compare
+from torchcoll.questions.page.document import _good
+from torchcoll.questions.show.figures import sampled
 from torchcoll.stats.sides import Reading, Side
-from torchcoll.store.records import _summarise_case
-from torchcoll.verdict.baseline import baseline_pairs
-from torchcoll.verdict.judging import check
-from torchcoll.verdict.prometheus import _case_series
 
 WRONG = measured(100, verification=Verification(8, 3))
 RIGHT = measured(100, verification=Verification(8, 0))

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import importlib
 import os
-import pkgutil
 import re
 import signal
 import sys
@@ -37,7 +36,7 @@ from torchcoll.core.opening import DISK_REFUSES, not_written
 from torchcoll.help import Formatter, examples_text, groups_text
 
 # A command that a launcher starts on every rank: rank 0 alone prints, and one package is loaded.
-_ON_RANKS = {"replay": "training"}
+_ON_RANKS = {"replay": "parts.training"}
 # A container with its own torch may lack some of these (launch/ with NO_INSTALL=1).
 _LIBRARIES = ("defusedxml", "numpy", "pandas", "rich", "scipy", "shtab", "torch")
 _INTERRUPTED = 128 + 2  # SIGINT
@@ -77,9 +76,11 @@ Commands = dict[str, tuple[str, Callable[..., None], Callable[..., int]]]
 def commands(*packages: str) -> Commands:
     """Collect ``COMMANDS`` of the command.py of these packages, or of all packages."""
     added: Commands = {}
-    for name in packages or [module.name for module in pkgutil.iter_modules(torchcoll.__path__)]:
-        if (Path(torchcoll.__path__[0]) / name / "command.py").exists():
-            added |= importlib.import_module(f"torchcoll.{name}.command").COMMANDS
+    root = Path(torchcoll.__path__[0])
+    for file in sorted(root.rglob("*command.py")):
+        package = ".".join(file.parent.relative_to(root).parts)
+        if file.stem != "launch_command" and (not packages or package in packages):
+            added |= importlib.import_module(f"torchcoll.{package}.{file.stem}").COMMANDS
     return dict(sorted(added.items()))
 
 
@@ -213,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(code)
     except TorchcollError as error:
         if arguments and arguments[0] in _ON_RANKS:
-            from torchcoll.bench.main import print_error
+            from torchcoll.bench.watchdog import print_error
 
             print_error(error.line(), rank, speaks=rank == 0)
         else:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes torchcoll/verdict/published.toml of the tables here: python results/published/make.py
+"""Makes torchcoll/questions/check/published.toml of the tables here: python results/published/make.py
 
 machines.csv has a line for each run that somebody published, with its source; figures.csv the
 figures of each. What has a reason in left_out stays here and is in no file of the package.
@@ -16,7 +16,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.units import format_size
 
 HERE = Path(__file__).parent
-OUT = HERE.parents[1] / "torchcoll" / "verdict" / "published.toml"
+OUT = HERE.parents[1] / "torchcoll" / "questions/check/published.toml"
 TEXTS = (
     "id",
     "type",

@@ -18,7 +18,7 @@ from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
-from torchcoll.inputs import load_all
+from torchcoll.reading.inputs import load_all
 
 HERE = Path(__file__).parent
 LINE = re.compile(r"- \*\*([\w ]+)\*\*: *(.+)")

@@ -334,7 +334,7 @@ def test_the_file_holds_the_spec(launch):
 
 def test_a_fault_of_the_display_does_not_end_the_measurement(launch):
     def break_display(rank: int) -> None:
-        from torchcoll.overview.live import Reporter
+        from torchcoll.bench.live import Reporter
 
         Reporter.done = lambda self, result: 1 / 0
 

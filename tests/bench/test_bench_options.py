@@ -12,7 +12,7 @@ from torchcoll.bench import options
 from torchcoll.bench.options import parse
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
-from torchcoll.pairs import pairs_run
+from torchcoll.questions.pairs import pairs_run
 
 # nccl-tests' letters, and what torchcoll adds.
 OPTIONS = (

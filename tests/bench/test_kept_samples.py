@@ -15,7 +15,7 @@ from torchcoll.cli import main
 from torchcoll.core import kept_samples
 from torchcoll.core.file import load_own
 from torchcoll.core.result import KeptBatches
-from torchcoll.inputs import load_all
+from torchcoll.reading.inputs import load_all
 
 
 @pytest.mark.parametrize(

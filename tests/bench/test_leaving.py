@@ -16,7 +16,7 @@ from rank_faults import HANG, around_calls
 
 from torchcoll.bench import communicators, session, watchdog
 from torchcoll.core.file import Writer, append_end
-from torchcoll.inputs import load
+from torchcoll.reading.inputs import load
 
 pytestmark = pytest.mark.usefixtures("less_patience")
 

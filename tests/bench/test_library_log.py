@@ -21,7 +21,7 @@ from torchcoll.bench.options import parse
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.errors import TorchcollError
 from torchcoll.core.result import Choice
-from torchcoll.overview.show import show
+from torchcoll.questions.show.show import show
 
 # NCCL 2.27: the names come upper case, and rank 0 alone tells what was chosen.
 TIMINGS = (

@@ -21,7 +21,7 @@ from torchcoll.bench.sweep import Sweep
 from torchcoll.core.file import save
 from torchcoll.core.result import Verification
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.training import command as replay_command
+from torchcoll.parts.training import command as replay_command
 
 pytestmark = pytest.mark.usefixtures("less_patience")
 
@@ -334,7 +334,7 @@ def test_the_folder_is_removed_while_replaying(jobs, tmp_path):
     file = a_step(tmp_path / "step.jsonl")
 
     def setup(rank: int) -> None:
-        from torchcoll.training.player import Player
+        from torchcoll.parts.training.player import Player
 
         play = Player.play
 
@@ -362,7 +362,7 @@ def test_a_replay_that_is_refused_removes_nothing_but_its_own(jobs, tmp_path):
     file = a_step(tmp_path / "step.jsonl")
 
     def setup(rank: int) -> None:
-        from torchcoll.training.player import Player
+        from torchcoll.parts.training.player import Player
 
         def playing(self, text):
             if rank == 0:

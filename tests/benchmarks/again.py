@@ -30,7 +30,7 @@ import numpy as np
 from common import title
 
 from torchcoll.core.summary import steady_figure
-from torchcoll.reproduction.agreement import judge
+from torchcoll.parts.experiments.agreement import judge
 
 CASES, NEW_RUNS, THRESHOLD = 8, 6, 0.10
 CLAIM = math.log(1.10)

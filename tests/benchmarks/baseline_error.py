@@ -33,10 +33,10 @@ from scipy import stats
 
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
-from torchcoll.fleet.baseline_runs import select_baselines
-from torchcoll.fleet.good_runs import CannotJudge, judge_new_run, limits_of
-from torchcoll.store.records import CaseKey
-from torchcoll.store.series import Summaries
+from torchcoll.parts.fleet.baseline_runs import select_baselines
+from torchcoll.parts.fleet.good_runs import CannotJudge, judge_new_run, limits_of
+from torchcoll.parts.fleet.records import CaseKey
+from torchcoll.parts.fleet.series import Summaries
 
 SIZES = (8, 64 << 10, 1 << 20, 16 << 20, 128 << 20)
 KEYS = tuple(

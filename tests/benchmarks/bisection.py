@@ -26,7 +26,7 @@ from collections.abc import Callable
 import numpy as np
 from common import title
 
-from torchcoll.reproduction.version_search import (
+from torchcoll.parts.experiments.version_search import (
     SURE,
     Posterior,
     next_version,

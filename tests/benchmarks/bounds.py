@@ -24,7 +24,7 @@ from compare_simulation import CHANGED, LEVEL, THRESHOLD, holm
 from scipy import special
 from versus import Scenario, seen_of, simulate
 
-from torchcoll.comparison.results import Judged, with_bound
+from torchcoll.questions.comparison.results import Judged, with_bound
 from torchcoll.stats.holm import holm_levels
 from torchcoll.stats.needed import Target
 from torchcoll.stats.ratios import ORDERED, exp, ratio_of

@@ -23,7 +23,7 @@ Parts:
                   one change in a panel, read on the seventh night of it (14th for the rollout).
                   The kernel of all nodes changes 5 to 20 nights earlier, without an effect.
 
-The error rates in `torchcoll/fleet/changes_over_time.py` were fixed with --seed 100; results that
+The error rates in `fleet/changes_over_time.py` were fixed with --seed 100; results that
 are kept come from other seeds.
 """
 
@@ -39,13 +39,13 @@ import numpy as np
 from scipy import stats
 
 from torchcoll.core.case import Case
-from torchcoll.fleet.changes_over_time import history_of
-from torchcoll.fleet.drain import NIGHTS as DRAIN_NIGHTS
-from torchcoll.fleet.drain import SLOW_NIGHTS
-from torchcoll.fleet.nights import format_night
-from torchcoll.fleet.panel import Panel
-from torchcoll.fleet.slow_nodes import Peers, judge_peers
-from torchcoll.store.records import CaseKey
+from torchcoll.parts.fleet.changes_over_time import history_of
+from torchcoll.parts.fleet.drain import NIGHTS as DRAIN_NIGHTS
+from torchcoll.parts.fleet.drain import SLOW_NIGHTS
+from torchcoll.parts.fleet.nights import format_night
+from torchcoll.parts.fleet.panel import Panel
+from torchcoll.parts.fleet.records import CaseKey
+from torchcoll.parts.fleet.slow_nodes import Peers, judge_peers
 
 NIGHTS, CASES, THRESHOLD, WEEK, RACK = 365, 10, 0.01, 7, 8
 GOOD_NIGHTS, PLANTED, BLOCK = 30, 50, 30
@@ -460,7 +460,7 @@ PARTS = {
 
 def read_recorded(folder):
     """Log times [runs, cases] about the median of each case, in the order of the runs."""
-    from torchcoll.store.sources import summaries_of
+    from torchcoll.parts.fleet.sources import summaries_of
 
     summaries = summaries_of([str(folder)])
     order = np.argsort(summaries.start_us)

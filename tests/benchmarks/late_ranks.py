@@ -26,8 +26,8 @@ import numpy
 import torch.distributed as dist
 from common import title
 
-from torchcoll.training.arrivals import SplitCall, SplitTraffic, arrivals_of
-from torchcoll.training.sampled import StepMetrics
+from torchcoll.parts.training.arrivals import SplitCall, SplitTraffic, arrivals_of
+from torchcoll.parts.training.sampled import StepMetrics
 
 RANKS = (2, 4, 8, 64)
 STEPS = (20, 64, 200, 1000)

@@ -39,7 +39,7 @@ from common import title
 from torchcoll.core.case import Case
 from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Packed, Run, Verification
-from torchcoll.overview.document import page_of
+from torchcoll.questions.page.document import page_of
 from torchcoll.report.page import html_text
 
 SIZES = [8 * 4**n for n in range(13)]
@@ -112,7 +112,7 @@ def ranks(folder: Path) -> list[str]:
 def year(folder: Path) -> list[str]:
     import store
 
-    from torchcoll.store.address import parse_address
+    from torchcoll.parts.fleet.address import parse_address
 
     path = str(folder / "year.sqlite")
     store.fill(parse_address(path, new=True), store.Year(1000, 365))

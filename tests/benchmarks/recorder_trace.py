@@ -28,8 +28,8 @@ from typing import Any
 import torch.distributed  # noqa: F401  before forking
 
 from torchcoll.core.errors import TorchcollError
-from torchcoll.importers.safe_pickle import is_pickle, read_pickle
-from torchcoll.importers.torch_names import rank_in_name
+from torchcoll.reading.safe_pickle import is_pickle, read_pickle
+from torchcoll.reading.torch_names import rank_in_name
 
 TIMEOUT_S = 60
 

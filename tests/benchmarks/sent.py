@@ -39,17 +39,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchcoll import capture, gradient_buckets, shard_traffic
 from torchcoll.core.traffic import Traffic
-from torchcoll.training.architectures import ARCHITECTURES, parse_config
-from torchcoll.training.buckets import describe
-from torchcoll.training.config_plan import TrainingOptions, in_order_of_gradients, plan_config
-from torchcoll.training.layer_calls import LayerOptions, parse_batch
-from torchcoll.training.layouts import parse_layout
-from torchcoll.training.sent_by_wrappers import (
+from torchcoll.parts.training.architectures import ARCHITECTURES, parse_config
+from torchcoll.parts.training.buckets import describe
+from torchcoll.parts.training.config_plan import TrainingOptions, in_order_of_gradients, plan_config
+from torchcoll.parts.training.layer_calls import LayerOptions, parse_batch
+from torchcoll.parts.training.layouts import parse_layout
+from torchcoll.parts.training.sent_by_wrappers import (
     Parameter,
     assign_buckets,
     zero_redundancy_calls,
 )
-from torchcoll.training.step_program import BeginCall
+from torchcoll.parts.training.step_program import BeginCall
 
 try:
     import transformers

@@ -26,10 +26,10 @@ from common import beside_noise, fork_ranks, free_port, title
 from torchcoll.bench.session import Session, SessionOptions, opened
 from torchcoll.bench.soak import soak
 from torchcoll.bench.sweep import Sweep
-from torchcoll.contention.soaked import soaked
 from torchcoll.core.spec import Spec
-from torchcoll.inputs import load
 from torchcoll.machine.launcher import Launch
+from torchcoll.questions.contention.soaked import soaked
+from torchcoll.reading.inputs import load
 
 RANKS, SIZES = 2, "1K,64K,1M"
 PAIRS, ROUNDS, SOAK_S = 120, 8, 0.3

@@ -33,12 +33,12 @@ from postgres_server import running_server
 from sqlalchemy import insert, text
 
 from torchcoll.core.case import Case
-from torchcoll.store.address import StoreAddress, parse_address
-from torchcoll.store.connecting import Database
-from torchcoll.store.records import CaseKey, CaseSummary, RunSummary
-from torchcoll.store.schema import CASE_KEYS, CASES, ENVIRONMENTS, RUNS
-from torchcoll.store.sql_views import mark_nights
-from torchcoll.store.writer import StoreWriter, sha256_of
+from torchcoll.parts.fleet.address import StoreAddress, parse_address
+from torchcoll.parts.fleet.connecting import Database
+from torchcoll.parts.fleet.records import CaseKey, CaseSummary, RunSummary
+from torchcoll.parts.fleet.schema import CASE_KEYS, CASES, ENVIRONMENTS, RUNS
+from torchcoll.parts.fleet.sql_views import mark_nights
+from torchcoll.parts.fleet.writer import StoreWriter, sha256_of
 
 DAY_US = 86_400_000_000
 LAST_US = 1_795_381_200_000_000  # 2026-11-22T21:00:00Z

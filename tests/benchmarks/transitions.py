@@ -31,9 +31,9 @@ import numpy
 from common import title
 
 from torchcoll.core.spec import Spec
-from torchcoll.curves.curve_scatter import estimate_scatter
-from torchcoll.curves.ranges import FEWEST, find_ranges
-from torchcoll.curves.transitions import CLIFF
+from torchcoll.parts.curves.curve_scatter import estimate_scatter
+from torchcoll.parts.curves.ranges import FEWEST, find_ranges
+from torchcoll.parts.curves.transitions import CLIFF
 
 NOISES = (0.01, 0.03, 0.05)
 KINDS = ("one", "jump", "kink", "step", "bend", "two")

@@ -25,11 +25,11 @@ from common import title
 from compare_simulation import launch
 from scipy import stats
 
-from torchcoll.comparison.versus import Versus
 from torchcoll.core.file import save
-from torchcoll.matrix.axes import Cell
-from torchcoll.matrix.blocks import RunPlan
-from torchcoll.matrix.launch_command import command_of
+from torchcoll.parts.experiments.axes import Cell
+from torchcoll.parts.experiments.blocks import RunPlan
+from torchcoll.parts.experiments.launch_command import command_of
+from torchcoll.parts.experiments.versus import Versus
 from torchcoll.stats.needed import asked, power
 from torchcoll.stats.ratios import ORDERED
 from torchcoll.stats.sequential import FIRST_LOOK, Decided, Looks, Seen, due
@@ -320,7 +320,7 @@ def through_files(one: One) -> tuple[int, list[str]]:
 
 
 def report_agreement(runs: int) -> None:
-    print(f"\nthe same through files and torchcoll.comparison.versus, {runs} runs a row")
+    print(f"\nthe same through files and torchcoll.parts.experiments.versus, {runs} runs a row")
     for scenario in (EQUAL[0], EQUAL[5], Scenario(0.01, 0.05), Scenario(0.01, 0.05, outlier=True)):
         agree = 0
         for one in simulate(scenario, runs, seed=1):

@@ -8,11 +8,11 @@ import pytest
 from made_runs import given, make_runs, measured, run
 
 from torchcoll.cli import main
-from torchcoll.comparison.compare import compare
-from torchcoll.comparison.conclusion_show import answer_of
-from torchcoll.comparison.show import comparison_grids
 from torchcoll.core.file import save
 from torchcoll.core.result import Choice, Verification
+from torchcoll.questions.comparison.compare import compare
+from torchcoll.questions.comparison.conclusion_show import answer_of
+from torchcoll.questions.comparison.show import comparison_grids
 from torchcoll.stats.sides import side
 
 K, M = 1 << 10, 1 << 20

@@ -9,11 +9,11 @@ from error_form import error_text, got
 from made_runs import given, in_turn, make_runs, measured, run
 
 import torchcoll
-from torchcoll.comparison.compare import compare
-from torchcoll.comparison.conclusion_show import answer_of
-from torchcoll.comparison.show import comparison_grids, show_comparisons
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Reported, Verification
+from torchcoll.questions.comparison.compare import compare
+from torchcoll.questions.comparison.conclusion_show import answer_of
+from torchcoll.questions.comparison.show import comparison_grids, show_comparisons
 
 BASE = make_runs([100_000, 101_000, 99_000, 100_500, 99_500, 100_000])
 

@@ -16,11 +16,11 @@ from error_form import error_line, error_text
 from made_runs import given, in_turn, make_runs, measured, run
 
 from torchcoll.cli import main
-from torchcoll.comparison.compare import compare
-from torchcoll.comparison.conclusion_show import answer_of
-from torchcoll.comparison.show import show_comparisons
 from torchcoll.core.file import save
 from torchcoll.core.summary import Row
+from torchcoll.questions.comparison.compare import compare
+from torchcoll.questions.comparison.conclusion_show import answer_of
+from torchcoll.questions.comparison.show import show_comparisons
 from torchcoll.stats.sides import side
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,10 +12,10 @@ import pytest
 from made_runs import in_turn, make_runs, measured, run
 
 from torchcoll.cli import main
-from torchcoll.comparison.compare import compare
-from torchcoll.comparison.conclusion_show import answer_of
 from torchcoll.core.file import save
 from torchcoll.core.result import Verification
+from torchcoll.questions.comparison.compare import compare
+from torchcoll.questions.comparison.conclusion_show import answer_of
 
 SIZES = (8, 16, 32, 64, 128, 256)
 STRICT = "slower,inconclusive"

@@ -11,12 +11,12 @@ import pytest
 from made_runs import given, in_turn, make_runs, measured, run
 
 from torchcoll.cli import main
-from torchcoll.comparison.compare import compare
-from torchcoll.comparison.show import show_comparisons
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.result import Reported, Verification
-from torchcoll.inputs import load
+from torchcoll.questions.comparison.compare import compare
+from torchcoll.questions.comparison.show import show_comparisons
+from torchcoll.reading.inputs import load
 
 SIZES = {1024: 10_000, 1 << 20: 20_000, 4 << 20: 50_000}
 NOISE = (1.0, 1.01, 0.99, 1.005)

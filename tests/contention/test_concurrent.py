@@ -18,7 +18,7 @@ from torchcoll.bench.concurrent import BLOCKS, computation
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import Spec
 from torchcoll.machine.devices import Cpu
-from torchcoll.overview.show import show
+from torchcoll.questions.show.show import show
 
 MS = 1_000_000
 

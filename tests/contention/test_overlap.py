@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from torchcoll.bench.concurrent import BLOCKS, Work, measure_concurrent, measure_offset
-from torchcoll.contention.overlap import Estimate, overlap, overlaps
-from torchcoll.contention.show import concurrent_grid
 from torchcoll.core.case import Case
 from torchcoll.core.result import CONCURRENT_BLOCKS, LATER_BLOCKS, CaseResult, ConcurrentBlocks, Run
 from torchcoll.core.summary import summarise
 from torchcoll.machine.devices import nothing
+from torchcoll.questions.contention.overlap import Estimate, overlap, overlaps
+from torchcoll.questions.contention.show import concurrent_grid
 from torchcoll.report.grid import legends
 
 CASE = Case("all_reduce", 1 << 20, "float32", "sum", None, True, "synchronized", "gloo", "cpu")

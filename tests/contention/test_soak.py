@@ -23,16 +23,16 @@ from torchcoll.bench.options import parse
 from torchcoll.bench.output import Output
 from torchcoll.bench.recorder import Recorder
 from torchcoll.bench.soak import WINDOWS
-from torchcoll.contention.soak_show import curve, soak_grid
-from torchcoll.contention.soaked import soaked
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import Writer
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.soak_windows import SoakCase, SoakWindow
 from torchcoll.core.units import parse_duration
-from torchcoll.inputs import load
-from torchcoll.overview.show import show
+from torchcoll.questions.contention.soak_show import curve, soak_grid
+from torchcoll.questions.contention.soaked import soaked
+from torchcoll.questions.show.show import show
+from torchcoll.reading.inputs import load
 
 CASE = Case("all_reduce", 1 << 20, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 

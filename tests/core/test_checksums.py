@@ -17,7 +17,7 @@ from torchcoll.core.file import Writer, save
 from torchcoll.core.result import CaseResult, Run, Verification
 from torchcoll.core.spec import Spec
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.inputs import load
+from torchcoll.reading.inputs import load
 
 SPEC = Spec(sizes="1K,2K,4K,8K")
 

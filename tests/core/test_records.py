@@ -17,7 +17,7 @@ from torchcoll.core.jsonl import lines_of, rename_old_keys
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import CaseResult, Choice, Run, Verification
 from torchcoll.core.spec import Spec
-from torchcoll.inputs import load, load_all
+from torchcoll.reading.inputs import load, load_all
 
 SPEC = Spec(sizes="1K,2K,4K", labels={"fabric": "ib"})
 CASES = SPEC.cases(2)

@@ -9,7 +9,7 @@ import numpy
 import pytest
 from scipy import optimize, stats
 
-from torchcoll.curves.growth import growths
+from torchcoll.parts.curves.growth import growths
 
 RANKS = (2, 4, 8, 16)
 

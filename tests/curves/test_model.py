@@ -13,12 +13,12 @@ from made_runs import measured, run
 
 from torchcoll import cli
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.curves.model_file import load_model, model_object, model_text
-from torchcoll.curves.model_fit import fit_model
-from torchcoll.curves.model_show import show_fit
-from torchcoll.curves.model_sizes import jackknife, quantile
-from torchcoll.curves.predictions import predict_all
-from torchcoll.curves.validation import OVER_RANKS, OVER_SIZES, validate
+from torchcoll.parts.curves.model_file import load_model, model_object, model_text
+from torchcoll.parts.curves.model_fit import fit_model
+from torchcoll.parts.curves.model_show import show_fit
+from torchcoll.parts.curves.model_sizes import jackknife, quantile
+from torchcoll.parts.curves.predictions import predict_all
+from torchcoll.parts.curves.validation import OVER_RANKS, OVER_SIZES, validate
 from torchcoll.stats.sides import side
 
 SIZES = [1 << k for k in range(12, 26, 2)]  # 4K to 16M

@@ -14,14 +14,14 @@ from torchcoll import cli
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.result import ConcurrentBlocks
-from torchcoll.curves.model import MachineModel
-from torchcoll.curves.model_check import check_model
-from torchcoll.curves.model_file import model_text
-from torchcoll.curves.model_fit import fit_model, groups_at_once
-from torchcoll.curves.validation_show import errors_figure
+from torchcoll.parts.curves.model import MachineModel
+from torchcoll.parts.curves.model_check import check_model
+from torchcoll.parts.curves.model_file import model_text
+from torchcoll.parts.curves.model_fit import fit_model, groups_at_once
+from torchcoll.parts.curves.validation_show import errors_figure
+from torchcoll.parts.training.config_projection import project_parameters
 from torchcoll.report.header import kind_texts
 from torchcoll.stats.sides import Reading, side
-from torchcoll.training.config_projection import project_parameters
 
 SIZES = [1 << k for k in range(12, 26, 2)]  # 4K to 16M
 

@@ -9,12 +9,12 @@ from error_form import error_text
 from torchcoll import cli
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
-from torchcoll.curves.scaling import scaling
-from torchcoll.curves.scaling_show import scaling_figure
-from torchcoll.curves.validation import validate, validate_predicted
-from torchcoll.curves.validation_show import errors_figure
-from torchcoll.inputs import load_all
-from torchcoll.overview.plot import plot
+from torchcoll.parts.curves.scaling import scaling
+from torchcoll.parts.curves.scaling_show import scaling_figure
+from torchcoll.parts.curves.validation import validate, validate_predicted
+from torchcoll.parts.curves.validation_show import errors_figure
+from torchcoll.questions.show.plot import plot
+from torchcoll.reading.inputs import load_all
 
 
 @pytest.fixture

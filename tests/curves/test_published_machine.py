@@ -15,10 +15,10 @@ import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import device_named
-from torchcoll.curves.named_machines import find_machine
-from torchcoll.curves.predictions import predict_all
-from torchcoll.curves.predictor import PlannedCalls, Prediction, bounded, least_ns, sum_of
-from torchcoll.curves.published_law import (
+from torchcoll.parts.curves.named_machines import find_machine
+from torchcoll.parts.curves.predictions import predict_all
+from torchcoll.parts.curves.predictor import PlannedCalls, Prediction, bounded, least_ns, sum_of
+from torchcoll.parts.curves.published_law import (
     QUANTILE,
     MachineLinks,
     PublishedLaw,
@@ -26,8 +26,8 @@ from torchcoll.curves.published_law import (
     links_of_kind,
     published_points,
 )
-from torchcoll.curves.published_machine import published_machines
-from torchcoll.verdict.published import publications
+from torchcoll.parts.curves.published_machine import published_machines
+from torchcoll.questions.check.published import publications
 
 GIB = 1 << 30
 

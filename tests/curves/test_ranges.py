@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from torchcoll.curves.ranges import find_ranges
+from torchcoll.parts.curves.ranges import find_ranges
 
 SIZES = [1024 * 2**k for k in range(16)]  # 1K to 32M
 

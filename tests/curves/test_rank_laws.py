@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from torchcoll.curves.rank_laws import CONSTANT, MIXTURES, TERMS, RankLaw, fit_positive, step_laws
+from torchcoll.parts.curves.rank_laws import (
+    CONSTANT,
+    MIXTURES,
+    TERMS,
+    RankLaw,
+    fit_positive,
+    step_laws,
+)
 
 
 def test_the_terms_at_eight_ranks():

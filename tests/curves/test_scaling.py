@@ -11,8 +11,8 @@ from made_runs import given, measured, run
 from made_starts import MS, start
 
 from torchcoll.core.errors import UsageError
-from torchcoll.curves.scaling import scaling
-from torchcoll.curves.scaling_show import answer_of, scaling_grids, show_scaling
+from torchcoll.parts.curves.scaling import scaling
+from torchcoll.parts.curves.scaling_show import answer_of, scaling_grids, show_scaling
 
 NOISE = (0.99, 1.01)
 

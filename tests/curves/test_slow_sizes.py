@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from torchcoll.curves.ranges import find_ranges
+from torchcoll.parts.curves.ranges import find_ranges
 
 COARSE = [1 << k for k in range(20, 29)]  # nine sizes, each twice the last
 DENSE = [round((1 << 20) * 1.15**k) for k in range(40)]

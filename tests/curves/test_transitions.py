@@ -15,8 +15,8 @@ from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.result import Choice
-from torchcoll.curves.transitions import Transitions, transitions
-from torchcoll.curves.transitions_show import show_transitions, transition_records
+from torchcoll.parts.curves.transitions import Transitions, transitions
+from torchcoll.parts.curves.transitions_show import show_transitions, transition_records
 
 SIZES = [1024 * 2**k for k in range(16)]
 # 20 us + S / 100 GB/s up to 256K, then 60 us + S / 200 GB/s.

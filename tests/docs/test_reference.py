@@ -50,7 +50,7 @@ def commands_that_can_fail() -> set[str]:
     or becomes torchrun.
     """
     functions: dict[str, list[ast.AST]] = {}
-    for path in (ROOT / "torchcoll").glob("*/command.py"):
+    for path in (ROOT / "torchcoll").rglob("*command.py"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef):
                 functions.setdefault(node.name, []).append(node)

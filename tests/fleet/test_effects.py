@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from torchcoll.fleet.critical import HEAVIEST, critical_value, degrees_of_freedom
-from torchcoll.fleet.effects import (
+from torchcoll.parts.fleet.critical import HEAVIEST, critical_value, degrees_of_freedom
+from torchcoll.parts.fleet.effects import (
     common_cases,
     grouped_medians,
     robust_scale,

@@ -13,8 +13,8 @@ from made_runs import make_runs
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Verification
-from torchcoll.fleet.baseline_runs import select_baselines
-from torchcoll.fleet.good_runs import (
+from torchcoll.parts.fleet.baseline_runs import select_baselines
+from torchcoll.parts.fleet.good_runs import (
     CannotJudge,
     GoodRun,
     GoodRuns,
@@ -23,8 +23,8 @@ from torchcoll.fleet.good_runs import (
     limits_of,
     runs_missing,
 )
-from torchcoll.store.records import CaseKey, summarise_run
-from torchcoll.store.series import SummariesBuilder
+from torchcoll.parts.fleet.records import CaseKey, summarise_run
+from torchcoll.parts.fleet.series import SummariesBuilder
 
 
 def key_of(size):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from made_fleet import made_fleet, made_summaries
 
-from torchcoll.fleet.changes_over_time import history_of
-from torchcoll.fleet.incidents import change_night, estimate_noise, scores_of, window_values
-from torchcoll.fleet.panel import baseline_nights, panels_of
-from torchcoll.store.records import summarise_run
-from torchcoll.store.series import SummariesBuilder
+from torchcoll.parts.fleet.changes_over_time import history_of
+from torchcoll.parts.fleet.incidents import change_night, estimate_noise, scores_of, window_values
+from torchcoll.parts.fleet.panel import baseline_nights, panels_of
+from torchcoll.parts.fleet.records import summarise_run
+from torchcoll.parts.fleet.series import SummariesBuilder
 
 
 def history(runs, threshold=0.03, accepted=0):

@@ -7,10 +7,10 @@ import math
 import pytest
 from made_fleet import made_fleet
 
-from torchcoll.fleet.fleet_show import fleet_grid, slower
-from torchcoll.fleet.node_report import fleet_finding
-from torchcoll.store.records import summarise_run
-from torchcoll.store.series import SummariesBuilder
+from torchcoll.parts.fleet.fleet_show import fleet_grid, slower
+from torchcoll.parts.fleet.node_report import fleet_finding
+from torchcoll.parts.fleet.records import summarise_run
+from torchcoll.parts.fleet.series import SummariesBuilder
 
 
 def finding_of(runs, threshold=0.03, **options):

@@ -37,7 +37,7 @@ from torchcoll.machine.devices import (
     refuse_shared,
 )
 from torchcoll.machine.launcher import Launch
-from torchcoll.pairs.pairs_run import parse_pairs
+from torchcoll.questions.pairs.pairs_run import parse_pairs
 
 # -- which device ------------------------------------------------------------------------------
 

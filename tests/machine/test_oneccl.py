@@ -19,13 +19,13 @@ import torch.distributed as dist
 from error_form import error_line, error_text
 
 from torchcoll.bench import measure
-from torchcoll.comparison.compare import compare
-from torchcoll.comparison.conclusion_show import answer_of
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.case import Case
 from torchcoll.libraries.oneccl.algorithms import refused_value
+from torchcoll.questions.check.judging import judge
+from torchcoll.questions.comparison.compare import compare
+from torchcoll.questions.comparison.conclusion_show import answer_of
 from torchcoll.stats.sides import side
-from torchcoll.verdict.judging import judge
 
 WARNING = (
     b"2026:11:20-10:39:35:( 8707) |CCL_WARN| did not find MPI-launcher specific variables, switch "

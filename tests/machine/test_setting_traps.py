@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from torchcoll.bench.recorder import Recorder, _keep_traps
-from torchcoll.comparison.compare import compare
-from torchcoll.comparison.conclusion_show import settings_notes
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult
 from torchcoll.machine.setting_traps import TRAPS, Settings, setting_traps
-from torchcoll.verdict.judging import judge
+from torchcoll.questions.check.judging import judge
+from torchcoll.questions.comparison.compare import compare
+from torchcoll.questions.comparison.conclusion_show import settings_notes
 
 # For 8 ranks of torchrun on 4 cores, beside GPUs that a torch 2.14 for CUDA sees: a setting of each
 # kind, and a value of the same variable that is none.

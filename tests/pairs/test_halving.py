@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from torchcoll.pairs.bisect import halve
+from torchcoll.questions.pairs.bisect import halve
 
 
 def network(*culprits, slow=0.5):

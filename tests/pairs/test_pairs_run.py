@@ -19,10 +19,10 @@ from torchcoll.cli import main as torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import format_size
 from torchcoll.machine import environment
-from torchcoll.pairs import pairs_run
-from torchcoll.pairs.bisect import Halving, Step, record_halving
-from torchcoll.pairs.matches import EXCHANGE, LATENCY, SEND, read_pairs
-from torchcoll.pairs.pairs_run import parse_pairs
+from torchcoll.questions.pairs import pairs_run
+from torchcoll.questions.pairs.bisect import Halving, Step, record_halving
+from torchcoll.questions.pairs.matches import EXCHANGE, LATENCY, SEND, read_pairs
+from torchcoll.questions.pairs.pairs_run import parse_pairs
 
 # On a busy machine any rank may be slow for a while: with this threshold nobody is a suspect.
 CALM = "--sizes 1K,4K -n 2 --threshold 0.9999"

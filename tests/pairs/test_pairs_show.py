@@ -12,7 +12,7 @@ from made_pairs import pairs_run, shown
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
-from torchcoll.pairs.show import show_pairs
+from torchcoll.questions.pairs.show import show_pairs
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from error_form import error_text
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import Spec
-from torchcoll.pairs.schedule import (
+from torchcoll.questions.pairs.schedule import (
     PairOptions,
     check_units,
     group_ranks,

@@ -10,9 +10,9 @@ import pytest
 
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.pairs.matches import EXCHANGE, LATENCY, SEND, Pairs, Timing, read_pairs
-from torchcoll.pairs.schedule import PASSES
-from torchcoll.pairs.suspects import (
+from torchcoll.questions.pairs.matches import EXCHANGE, LATENCY, SEND, Pairs, Timing, read_pairs
+from torchcoll.questions.pairs.schedule import PASSES
+from torchcoll.questions.pairs.suspects import (
     find_noise,
     find_suspects,
     largest_sound_group,

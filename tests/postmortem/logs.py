@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchcoll.postmortem import log_evidence
-from torchcoll.postmortem.evidence import JobEvent, JobEvidence
+from torchcoll.parts.postmortem import log_evidence
+from torchcoll.parts.postmortem.evidence import JobEvent, JobEvidence
 
 
 def read_log(folder: Path, text: str, name: str = "job.log") -> JobEvidence:

@@ -11,8 +11,8 @@ import pytest
 from made_rings import call, ring
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.postmortem import capture_evidence
-from torchcoll.postmortem.evidence import CallSeen, FileRead, GroupSeen, JobEvent, Place
+from torchcoll.parts.postmortem import capture_evidence
+from torchcoll.parts.postmortem.evidence import CallSeen, FileRead, GroupSeen, JobEvent, Place
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_stacks(read):
 
 def test_stacks_of_a_rank_that_waits(read):
     frames = (
-        '  File "/x/torchcoll/training/waits.py", line 45 in wait\n'
+        '  File "/x/torchcoll/parts/training/waits.py", line 45 in wait\n'
         '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 3 in all_reduce\n'
     )
     text = made_rings.STACKS.replace('  File "/home/me/data.py", line 31 in load_batch\n', frames)

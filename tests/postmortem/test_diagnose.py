@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from made_jobs import SECOND, START, call, calls_to, event, job
 
-from torchcoll.postmortem.diagnose import diagnose
-from torchcoll.postmortem.diagnosis import CERTAINTIES, DETAILS, KINDS
+from torchcoll.parts.postmortem.diagnose import diagnose
+from torchcoll.parts.postmortem.diagnosis import CERTAINTIES, DETAILS, KINDS
 
 
 def concluded(evidence):

@@ -20,8 +20,8 @@ import pytest
 
 from torchcoll.cli import main
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.postmortem import log_evidence
-from torchcoll.postmortem.job_folder import read_folder
+from torchcoll.parts.postmortem import log_evidence
+from torchcoll.parts.postmortem.job_folder import read_folder
 
 STUCK = Path(__file__).parents[2] / "examples" / "stuck-rank"
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.postmortem.inspector_evidence import read_evidence, recognizes
+from torchcoll.parts.postmortem.inspector_evidence import read_evidence, recognizes
 
 
 def record(number, rank=3, coll="AllReduce", comm="0x7f", ranks=8):

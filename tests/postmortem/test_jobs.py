@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from made_jobs import SECOND, START
 
-from torchcoll.postmortem.evidence import (
+from torchcoll.parts.postmortem.evidence import (
     CallSeen,
     FileRead,
     GroupSeen,
@@ -12,7 +12,7 @@ from torchcoll.postmortem.evidence import (
     JobEvidence,
     Place,
 )
-from torchcoll.postmortem.jobs import FileEvidence, jobs_of
+from torchcoll.parts.postmortem.jobs import FileEvidence, jobs_of
 
 HOUR = 3600 * SECOND
 

@@ -8,8 +8,8 @@ import pytest
 from foreign_traces import INFO, kernel, param
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.postmortem import kineto_evidence
-from torchcoll.postmortem.evidence import CallSeen, GroupSeen, Place
+from torchcoll.parts.postmortem import kineto_evidence
+from torchcoll.parts.postmortem.evidence import CallSeen, GroupSeen, Place
 
 BASE_NS = 1_790_857_026_000_000_000
 

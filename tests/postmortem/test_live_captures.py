@@ -16,8 +16,8 @@ import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.call_ring import read_ring
 from torchcoll.core.errors import UnreadableError
-from torchcoll.postmortem.diagnose import diagnose
-from torchcoll.postmortem.evidence import JobEvent, JobEvidence, Place
+from torchcoll.parts.postmortem.diagnose import diagnose
+from torchcoll.parts.postmortem.evidence import JobEvent, JobEvidence, Place
 
 
 @pytest.mark.parametrize(("number", "timeout_s"), [(signal.SIGKILL, 30), (signal.SIGSTOP, 4)])

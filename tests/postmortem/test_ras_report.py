@@ -8,8 +8,8 @@ import pytest
 from made_jobs import calls_to, job
 
 from tests.postmortem.logs import read_log
-from torchcoll.postmortem.diagnose import diagnose
-from torchcoll.postmortem.evidence import JobEvidence
+from torchcoll.parts.postmortem.diagnose import diagnose
+from torchcoll.parts.postmortem.evidence import JobEvidence
 
 # NCCL 2.28.9: three processes of one host, of which `errors` and `warnings` follow.
 TEXT = """\

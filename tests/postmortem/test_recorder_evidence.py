@@ -15,8 +15,8 @@ from foreign_traces import CONFIG, CREATED, entry
 from ranks import Job, announce, await_event
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.postmortem import recorder_evidence
-from torchcoll.postmortem.evidence import CallSeen, GroupSeen, JobEvidence, Place
+from torchcoll.parts.postmortem import recorder_evidence
+from torchcoll.parts.postmortem.evidence import CallSeen, GroupSeen, JobEvidence, Place
 
 FRAMES = [
     {"name": "all_reduce", "filename": "/torch/distributed_c10d.py", "line": 2501},
@@ -93,7 +93,7 @@ def test_a_call_that_is_in_flight(read):
 # The stack of a call under torchcoll's capture, in torch 2.11.
 _PASSED_ON = [
     ("torch/_ops.py", 872, "redispatch"),
-    ("torchcoll/training/capture.py", 358, "issue"),
+    ("torchcoll/parts/training/capture.py", 358, "issue"),
     ("torch/distributed/distributed_c10d.py", 4186, "all_gather_into_tensor"),
     ("torch/distributed/c10d_logger.py", 83, "wrapper"),
 ]

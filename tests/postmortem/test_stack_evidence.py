@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.postmortem import stack_evidence
-from torchcoll.postmortem.evidence import JobEvidence
-from torchcoll.postmortem.python_stack import Frame, describe
+from torchcoll.parts.postmortem import stack_evidence
+from torchcoll.parts.postmortem.evidence import JobEvidence
+from torchcoll.parts.postmortem.python_stack import Frame, describe
 
 _TORCH = "/venv/lib/python3.11/site-packages/torch"
 _DUMP = """\
@@ -87,8 +87,8 @@ def test_a_wait_for_the_device_is_no_user_code() -> None:
 
 def test_torchcoll_s_own_capture_is_no_user_code() -> None:
     frames = [
-        Frame("torchcoll/training/waits.py", 45, "Waits.start.<locals>.wait"),
-        Frame("torchcoll/training/capture.py", 459, "_Recording._time_call"),
+        Frame("torchcoll/parts/training/waits.py", 45, "Waits.start.<locals>.wait"),
+        Frame("torchcoll/parts/training/capture.py", 459, "_Recording._time_call"),
         Frame("torch/distributed/distributed_c10d.py", 4387, "all_gather_single"),
         Frame("train.py", 307, "Training.forward_backward"),
     ]

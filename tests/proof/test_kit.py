@@ -24,10 +24,9 @@ from torchcoll.bench import watchdog
 from torchcoll.bench.verify import Checker
 from torchcoll.core.file import save
 from torchcoll.core.result import Choice
-from torchcoll.importers.traces import read_traffic
 from torchcoll.machine.devices import Cpu
-from torchcoll.matrix.processes import Ended
-from torchcoll.proof import (
+from torchcoll.parts.experiments.processes import Ended
+from torchcoll.parts.proof import (
     clock_probe,
     error_probe,
     fault_probe,
@@ -38,9 +37,10 @@ from torchcoll.proof import (
     prove,
     running,
 )
-from torchcoll.proof.kit import Kit, MachineUnderTest
-from torchcoll.proof.part_result import FAILED, NOT_RUN, NOT_SHOWN, PROVEN
-from torchcoll.proof.parts import PARTS
+from torchcoll.parts.proof.kit import Kit, MachineUnderTest
+from torchcoll.parts.proof.part_result import FAILED, NOT_RUN, NOT_SHOWN, PROVEN
+from torchcoll.parts.proof.parts import PARTS
+from torchcoll.reading.traces import read_traffic
 
 GLOO = MachineUnderTest("gloo", "cpu", 2, False, "", "gloo of torch", facts={"names": []})
 
@@ -235,7 +235,7 @@ def test_a_part_that_hangs_is_ended_within_its_limit(tmp_path, monkeypatch):
     monkeypatch.setitem(PARTS, "clock", replace(PARTS["clock"], limit_s=limit_s))
 
     def start(module, arguments, variables, limit_s, log):
-        from torchcoll.proof.starting import run_command
+        from torchcoll.parts.proof.starting import run_command
 
         return run_command(["sh", "-c", "echo waiting; exec sleep 99"], variables, limit_s, log)
 

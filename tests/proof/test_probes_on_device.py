@@ -13,10 +13,10 @@ from ranks import Job
 from simulated_device import BACKEND, CALL_S, SimulatedTorch
 
 from torchcoll.machine.launcher import detect
-from torchcoll.proof import clock_probe, error_probe, first_call_probe
-from torchcoll.proof.judge import judge_verification
-from torchcoll.proof.part_result import PROVEN
-from torchcoll.proof.probe import ProbeOptions
+from torchcoll.parts.proof import clock_probe, error_probe, first_call_probe
+from torchcoll.parts.proof.judge import judge_verification
+from torchcoll.parts.proof.part_result import PROVEN
+from torchcoll.parts.proof.probe import ProbeOptions
 
 CALL_NS = CALL_S * 1e9
 

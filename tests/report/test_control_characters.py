@@ -12,7 +12,7 @@ from handmade import case, result, run
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
-from torchcoll.inputs import load
+from torchcoll.reading.inputs import load
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import records_csv
 from torchcoll.report.grid import Grid, Head, rich_table

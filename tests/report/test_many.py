@@ -10,11 +10,11 @@ from handmade import MIB, Terminal, case, not_run, result, run
 
 from torchcoll.cli import main
 from torchcoll.core.file import save
-from torchcoll.overview.show import show
+from torchcoll.questions.check.judging import Verdict
+from torchcoll.questions.check.limits import Phrase
+from torchcoll.questions.check.show import answer_of, over_all
+from torchcoll.questions.show.show import show
 from torchcoll.report.answer import Answer
-from torchcoll.verdict.judging import Verdict
-from torchcoll.verdict.limits import Phrase
-from torchcoll.verdict.show import answer_of, over_all
 
 NONE = "NO REFERENCE for gloo on cpu within one host: give one with torchcoll check --baseline RUN"
 

@@ -9,7 +9,7 @@ from handmade import case, result, run
 
 from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Reported
-from torchcoll.inputs import load
+from torchcoll.reading.inputs import load
 
 pytestmark = pytest.mark.usefixtures("fixed_columns")
 

@@ -10,7 +10,7 @@ from handmade import case, result, run
 
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import format_ranges
-from torchcoll.overview.show import table_grid
+from torchcoll.questions.show.show import table_grid
 from torchcoll.report.header import first_lines, header_lines, ranks_text
 
 

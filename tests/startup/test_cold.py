@@ -14,8 +14,8 @@ import torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.result import Choice
-from torchcoll.curves.scaling import scaling
-from torchcoll.startup.cold import Slowest, cold
+from torchcoll.parts.curves.scaling import scaling
+from torchcoll.questions.startup.cold import Slowest, cold
 
 
 def only(*runs):

@@ -16,10 +16,10 @@ import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.file import save
 from torchcoll.core.result import Choice
+from torchcoll.questions.startup.cold import cold
+from torchcoll.questions.startup.show import cold_grids
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import print_grids
-from torchcoll.startup.cold import cold
-from torchcoll.startup.show import cold_grids
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 

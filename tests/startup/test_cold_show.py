@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from handmade import Terminal, case, result, run
 
-from torchcoll.curves.scaling import scaling
-from torchcoll.curves.scaling_show import show_scaling
+from torchcoll.parts.curves.scaling import scaling
+from torchcoll.parts.curves.scaling_show import show_scaling
+from torchcoll.questions.startup.cold import cold
+from torchcoll.questions.startup.show import show_cold
 from torchcoll.report.grid import Head, make_grid
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import runs_lines
-from torchcoll.startup.cold import cold
-from torchcoll.startup.show import show_cold
 
 
 def recorded_runs():

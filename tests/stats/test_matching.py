@@ -9,11 +9,11 @@ import pytest
 from error_form import error_text
 from made_runs import given, make_runs, measured, run
 
-from torchcoll.comparison.compare import compare
-from torchcoll.comparison.conclusion_show import answer_of
-from torchcoll.comparison.show import comparison_grids, comparison_object
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Reported, Verification
+from torchcoll.questions.comparison.compare import compare
+from torchcoll.questions.comparison.conclusion_show import answer_of
+from torchcoll.questions.comparison.show import comparison_grids, comparison_object
 from torchcoll.stats.sides import side
 
 
@@ -419,7 +419,7 @@ def test_fit_without_enough_sizes_or_on_other_hardware():
 
 
 def test_fit_says_where_sizes_follow_no_line():
-    from torchcoll.comparison.fits import misfit_note
+    from torchcoll.questions.comparison.fits import misfit_note
 
     steps = make_runs([{1024: 10_000, 2048: 90_000, 4096: 10_000, 8192: 12_000}])
     (note,) = misfit_note(

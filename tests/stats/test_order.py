@@ -9,10 +9,10 @@ import pytest
 from made_runs import given, in_turn, make_runs, measured, run
 
 from torchcoll.cli import main
-from torchcoll.comparison.compare import compare
-from torchcoll.comparison.conclusion_show import answer_of
-from torchcoll.comparison.show import show_comparisons
 from torchcoll.core.file import save
+from torchcoll.questions.comparison.compare import compare
+from torchcoll.questions.comparison.conclusion_show import answer_of
+from torchcoll.questions.comparison.show import show_comparisons
 from torchcoll.stats.sides import start_of
 
 NOISE = (0, 400, -300, 200, -400, 100)

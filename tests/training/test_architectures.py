@@ -9,7 +9,7 @@ from error_form import error_text
 from parallel_models import llama_config
 
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.training.architectures import (
+from torchcoll.parts.training.architectures import (
     ARCHITECTURES,
     LAYER,
     bundled_configs,

@@ -10,7 +10,7 @@ from sent import MS
 
 from torchcoll.cli import main
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.training.arrivals import find_arrivals
+from torchcoll.parts.training.arrivals import find_arrivals
 
 
 def traffic_of(

@@ -4,7 +4,7 @@ import pytest
 from error_form import error_text
 
 from torchcoll.core.errors import UsageError
-from torchcoll.training.plans import Bucket, BucketPlan
+from torchcoll.parts.training.plans import Bucket, BucketPlan
 
 A, B = Bucket(8, "float32", ("a", "b")), Bucket(4, "bfloat16", ("c",))
 PLAN = BucketPlan((A, B), first_step=(B, A), order="assumed", notes=("a note",))

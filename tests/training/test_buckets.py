@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchcoll import gradient_buckets
 from torchcoll.core.errors import UsageError
-from torchcoll.training.buckets import describe
-from torchcoll.training.plans import Bucket
-from torchcoll.training.sent_by_wrappers import assign_buckets
+from torchcoll.parts.training.buckets import describe
+from torchcoll.parts.training.plans import Bucket
+from torchcoll.parts.training.sent_by_wrappers import assign_buckets
 
 LISTS = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel).parameters
 KIB = 1 / 1024  # MiB

@@ -11,8 +11,8 @@ from error_form import error_tail, error_text
 
 from torchcoll import show
 from torchcoll.core.errors import UsageError
-from torchcoll.training.buckets_show import show_plans
-from torchcoll.training.plans import Bucket, BucketPlan
+from torchcoll.parts.training.buckets_show import show_plans
+from torchcoll.parts.training.plans import Bucket, BucketPlan
 
 MIB = 1 << 20
 LAST = Bucket(1000, "float32", ("head.bias", "head.weight"))

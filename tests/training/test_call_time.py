@@ -8,8 +8,8 @@ import pytest
 from made_curves import MIB, MS, curve, line
 
 from torchcoll.core.errors import UsageError
+from torchcoll.parts.training.measured_curves import MeasuredCurves
 from torchcoll.stats.sides import side
-from torchcoll.training.measured_curves import MeasuredCurves
 
 
 def curves(*runs):

@@ -21,8 +21,8 @@ import torchcoll
 from torchcoll.cli import main as torchcoll_command
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.traffic import Traffic
-from torchcoll.importers.traces import read_traffic
-from torchcoll.training.capture import capture
+from torchcoll.parts.training.capture import capture
+from torchcoll.reading.traces import read_traffic
 
 NO_GROUP = error_text("capture", "no process group", "init_process_group before it")
 NESTED = error_text("capture", "one inside of another", "one at a time")
@@ -211,7 +211,7 @@ def unreadable():
     def broken(*_):
         raise TypeError
 
-    sys.modules["torchcoll.training.decode"].decode = broken  # dies with this rank
+    sys.modules["torchcoll.parts.training.decode"].decode = broken  # dies with this rank
     tensor = torch.ones(1)
     with capture() as traffic:
         dist.all_reduce(tensor)

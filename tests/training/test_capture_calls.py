@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from torchcoll.core.traffic import Group, Traffic
-from torchcoll.training.capture import capture
-from torchcoll.training.decode import OPERATORS, Schema, decode
+from torchcoll.parts.training.capture import capture
+from torchcoll.parts.training.decode import OPERATORS, Schema, decode
 
 OLD = torch.__version__.startswith("2.6.")  # hides the reduction, and mostly what is asynchronous
 Op = dist.ReduceOp

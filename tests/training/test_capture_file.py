@@ -19,7 +19,7 @@ from ranks import Job
 import torchcoll
 from torchcoll.cli import main as torchcoll_command
 from torchcoll.core.traffic import Traffic
-from torchcoll.training import recorded_calls
+from torchcoll.parts.training import recorded_calls
 
 TRUNCATED = "truncated: the file has no end record"
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from torchcoll.core.traffic import Traffic
-from torchcoll.training.capture import capture
+from torchcoll.parts.training.capture import capture
 
 FSDP_ON_CPU = hasattr(torch.cpu.Stream(), "record_event")  # not in torch 2.6
 

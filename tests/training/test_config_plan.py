@@ -12,21 +12,21 @@ from parallel_models import llama_config
 
 import torchcoll
 from torchcoll import gradient_buckets, shard_traffic
-from torchcoll.curves.model_fit import fit_model
-from torchcoll.training.architectures import parse_config, read_architecture
-from torchcoll.training.config_plan import (
+from torchcoll.parts.curves.model_fit import fit_model
+from torchcoll.parts.training.architectures import parse_config, read_architecture
+from torchcoll.parts.training.config_plan import (
     TrainingOptions,
     _StagePlan,
     plan_config,
     stage_blocks,
 )
-from torchcoll.training.config_projection import compare_layouts, plan_layout, project_config
-from torchcoll.training.layer_calls import LayerOptions, parse_batch
-from torchcoll.training.layouts import parse_layout
-from torchcoll.training.projection import dominant
-from torchcoll.training.sent_by_wrappers import Parameter, deepspeed_buckets
-from torchcoll.training.sharded import BACKWARD, FORWARD
-from torchcoll.training.step_program import BLOCKS, BeginCall, Idle, PassWork
+from torchcoll.parts.training.config_projection import compare_layouts, plan_layout, project_config
+from torchcoll.parts.training.layer_calls import LayerOptions, parse_batch
+from torchcoll.parts.training.layouts import parse_layout
+from torchcoll.parts.training.projection import dominant
+from torchcoll.parts.training.sent_by_wrappers import Parameter, deepspeed_buckets
+from torchcoll.parts.training.sharded import BACKWARD, FORWARD
+from torchcoll.parts.training.step_program import BLOCKS, BeginCall, Idle, PassWork
 
 BF16 = TrainingOptions("bfloat16")
 FP32 = TrainingOptions("float32", layers=LayerOptions("float32"))

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from planned_models import on_ranks
 
-from torchcoll.training.capture import capture
-from torchcoll.training.device_times import DeviceTimes
-from torchcoll.training.recorded_calls import RecordedCall
+from torchcoll.parts.training.capture import capture
+from torchcoll.parts.training.device_times import DeviceTimes
+from torchcoll.parts.training.recorded_calls import RecordedCall
 
 REFUSED = "{} calls have no duration: the backend does not time them"
 ON_META = "has no kernel for tensors on meta"

@@ -16,9 +16,9 @@ from sent import MS, call, traffic
 
 from torchcoll import Traffic, capture
 from torchcoll.core.traffic import Group
-from torchcoll.training.exposed import ModuleRow
-from torchcoll.training.perfetto_show import traffic_trace
-from torchcoll.training.traffic_table import summarise_traffic
+from torchcoll.parts.training.exposed import ModuleRow
+from torchcoll.parts.training.perfetto_show import traffic_trace
+from torchcoll.parts.training.traffic_table import summarise_traffic
 
 
 def waited():

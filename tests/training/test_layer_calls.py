@@ -28,11 +28,11 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from torch.distributed.tensor.experimental._context_parallel._attention import set_rotate_method
 
 from torchcoll import capture
-from torchcoll.training.architectures import parse_config
-from torchcoll.training.config_plan import TrainingOptions, plan_config
-from torchcoll.training.layer_calls import LayerOptions, parse_batch
-from torchcoll.training.layouts import check_layout, parse_layout
-from torchcoll.training.step_program import BeginCall
+from torchcoll.parts.training.architectures import parse_config
+from torchcoll.parts.training.config_plan import TrainingOptions, plan_config
+from torchcoll.parts.training.layer_calls import LayerOptions, parse_batch
+from torchcoll.parts.training.layouts import check_layout, parse_layout
+from torchcoll.parts.training.step_program import BeginCall
 
 LAYERS = 3
 

@@ -7,9 +7,9 @@ from error_form import error_text
 
 import torchcoll
 from torchcoll.core.errors import UsageError
-from torchcoll.training.architectures import read_architecture
-from torchcoll.training.layer_calls import parse_batch
-from torchcoll.training.layouts import check_layout, parse_layout, parse_layouts
+from torchcoll.parts.training.architectures import read_architecture
+from torchcoll.parts.training.layer_calls import parse_batch
+from torchcoll.parts.training.layouts import check_layout, parse_layout, parse_layouts
 
 
 @pytest.mark.parametrize(

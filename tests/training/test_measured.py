@@ -24,13 +24,13 @@ import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.curves.model_file import model_object
-from torchcoll.curves.model_fit import fit_model
-from torchcoll.curves.predictor import Prediction
-from torchcoll.training.corrected_machine import CorrectedMachine, corrected
-from torchcoll.training.measured_step import CallKind, match_kinds, measure_step
-from torchcoll.training.projection import PlannedRow
-from torchcoll.training.traffic_projection import plan_traffic
+from torchcoll.parts.curves.model_file import model_object
+from torchcoll.parts.curves.model_fit import fit_model
+from torchcoll.parts.curves.predictor import Prediction
+from torchcoll.parts.training.corrected_machine import CorrectedMachine, corrected
+from torchcoll.parts.training.measured_step import CallKind, match_kinds, measure_step
+from torchcoll.parts.training.projection import PlannedRow
+from torchcoll.parts.training.traffic_projection import plan_traffic
 
 MS = 1_000_000
 # fully_shard of torch 2.6 needs a device that has streams.

@@ -11,10 +11,10 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from torchcoll.training.architectures import parse_config
-from torchcoll.training.config_plan import TrainingOptions, plan_config
-from torchcoll.training.layer_calls import LayerOptions, parse_batch
-from torchcoll.training.layouts import parse_layout
+from torchcoll.parts.training.architectures import parse_config
+from torchcoll.parts.training.config_plan import TrainingOptions, plan_config
+from torchcoll.parts.training.layer_calls import LayerOptions, parse_batch
+from torchcoll.parts.training.layouts import parse_layout
 
 RANKS = 3  # divides none of the sizes: shards are padded
 LAYERS, WIDTHS = 2, Widths(64, 8, 8, 192, 256)

@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from torchcoll import Traffic, capture, gradient_buckets, shard_traffic
-from torchcoll.importers.traces import read_traffic
-from torchcoll.training.bucket_names import bucket_names
-from torchcoll.training.traffic_table import summarise_traffic
+from torchcoll.parts.training.bucket_names import bucket_names
+from torchcoll.parts.training.traffic_table import summarise_traffic
+from torchcoll.reading.traces import read_traffic
 
 CAP = 1 / 1024
 

@@ -21,8 +21,8 @@ import torchcoll
 from torchcoll.cli import main as torchcoll_command
 from torchcoll.core.call_ring import CAPACITY, read_ring
 from torchcoll.core.errors import UsageError
-from torchcoll.training import stall_watch
-from torchcoll.training.capture import capture
+from torchcoll.parts.training import stall_watch
+from torchcoll.parts.training.capture import capture
 
 
 def refused(**arguments):

@@ -19,15 +19,15 @@ import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.curves.model_file import model_object
-from torchcoll.curves.model_fit import fit_model
-from torchcoll.curves.predictions import predict_all
-from torchcoll.training.config_projection import project_parameters
-from torchcoll.training.plan_show import show_training_plans
-from torchcoll.training.projection import STRONG, WEAK, Plan, PlannedStep, dominant
-from torchcoll.training.sharded import BACKWARD, FORWARD
-from torchcoll.training.step_program import ProgramWriter, SentCall, StepProgram
-from torchcoll.training.traffic_projection import StepStage, plan_traffic, stage_program
+from torchcoll.parts.curves.model_file import model_object
+from torchcoll.parts.curves.model_fit import fit_model
+from torchcoll.parts.curves.predictions import predict_all
+from torchcoll.parts.training.config_projection import project_parameters
+from torchcoll.parts.training.plan_show import show_training_plans
+from torchcoll.parts.training.projection import STRONG, WEAK, Plan, PlannedStep, dominant
+from torchcoll.parts.training.sharded import BACKWARD, FORWARD
+from torchcoll.parts.training.step_program import ProgramWriter, SentCall, StepProgram
+from torchcoll.parts.training.traffic_projection import StepStage, plan_traffic, stage_program
 
 MS = 1e6
 

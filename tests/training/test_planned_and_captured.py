@@ -14,8 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from torchcoll import capture, gradient_buckets, shard_traffic
-from torchcoll.training.buckets import describe
-from torchcoll.training.sent_by_wrappers import zero_redundancy_calls
+from torchcoll.parts.training.buckets import describe
+from torchcoll.parts.training.sent_by_wrappers import zero_redundancy_calls
 
 CAP = 1 / 1024
 MODELS = {

@@ -24,8 +24,8 @@ from torchcoll.core import shared_cores
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.training import command as command
-from torchcoll.training.replay import replay
+from torchcoll.parts.training import command as command
+from torchcoll.parts.training.replay import replay
 
 MS = 1_000_000
 UNTOLD = ("send", "recv", "reduce_scatter", "reduce_scatter_v")

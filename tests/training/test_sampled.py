@@ -23,11 +23,11 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.metrics import Metric, check_metrics, write_metrics
 from torchcoll.core.result import Run
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.training import sampled
-from torchcoll.training.over_time import Stretch, over_time
-from torchcoll.training.recorded_calls import CallRecorder
-from torchcoll.training.sampled import Sampling, StepMetrics, split_step, step_metrics
-from torchcoll.training.traffic_show import show_traffic
+from torchcoll.parts.training import sampled
+from torchcoll.parts.training.over_time import Stretch, over_time
+from torchcoll.parts.training.recorded_calls import CallRecorder
+from torchcoll.parts.training.sampled import Sampling, StepMetrics, split_step, step_metrics
+from torchcoll.parts.training.traffic_show import show_traffic
 
 FSDP_ON_CPU = hasattr(torch.cpu.Stream(), "record_event")  # not in torch 2.6
 

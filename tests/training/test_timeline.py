@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.training.timeline import Compute, Mark, Send, Wait, step_ns
+from torchcoll.parts.training.timeline import Compute, Mark, Send, Wait, step_ns
 
 
 @pytest.mark.parametrize(

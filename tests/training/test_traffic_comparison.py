@@ -13,8 +13,8 @@ from sent import MIB, MS, call, traffic
 import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.errors import TorchcollError
-from torchcoll.training.traffic_comparison import compare_traffic
-from torchcoll.training.traffic_comparison_show import comparison_answer
+from torchcoll.parts.training.traffic_comparison import compare_traffic
+from torchcoll.parts.training.traffic_comparison_show import comparison_answer
 
 STEPS = 8
 

@@ -16,7 +16,7 @@ from torchcoll.cli import main
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.training.traffic_table import TrafficRow
+from torchcoll.parts.training.traffic_table import TrafficRow
 
 TABLE = """\
 traffic: capture, 2 ranks, gloo, group 0, 2 ranks a group, host clock

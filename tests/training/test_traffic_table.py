@@ -11,7 +11,7 @@ from sent import MIB, MS, call, ddp, traffic, world
 import torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group
-from torchcoll.training.traffic_table import SizeBin, TrafficRow, summarise_traffic
+from torchcoll.parts.training.traffic_table import SizeBin, TrafficRow, summarise_traffic
 
 ROW = {
     "collective": "all_reduce",

@@ -14,19 +14,19 @@ from sent import MS, call, traffic, world
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, join
-from torchcoll.importers.traces import read_traffic
-from torchcoll.training.clocks import measure_offsets
-from torchcoll.training.drawn_show import (
+from torchcoll.parts.training.clocks import measure_offsets
+from torchcoll.parts.training.drawn_show import (
     MAX_RANKS_DRAWN,
     _group_overlapping,
     _label,
     _ranks_to_draw,
     draw_step,
 )
-from torchcoll.training.joined import join_ranks
-from torchcoll.training.perfetto_show import traffic_trace
-from torchcoll.training.step_show import answer_lines
-from torchcoll.training.whole_step import whole_step
+from torchcoll.parts.training.joined import join_ranks
+from torchcoll.parts.training.perfetto_show import traffic_trace
+from torchcoll.parts.training.step_show import answer_lines
+from torchcoll.parts.training.whole_step import whole_step
+from torchcoll.reading.traces import read_traffic
 
 AHEAD = 1000 * MS  # rank 1's clock
 

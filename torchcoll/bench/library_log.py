@@ -156,7 +156,7 @@ class LibraryLog:
         try:
             with estimator(communicator.group) as estimate:
                 call()
-            return round(1000 * estimate.estimated_time)
+            return round(1000 * float(estimate.estimated_time))
         except NotImplementedError:  # a library without it
             self._estimates = False
             return None

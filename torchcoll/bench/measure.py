@@ -514,7 +514,7 @@ class _Measurement:
     def _account(self, size: int, lead: Sequence[int], clocks: dict[str, list[int]]) -> int:
         """The time of the calls of a batch of ``size``, ramp-up calls included, in ns."""
         steady = next(iter(clocks.values()))  # samples may be means of several calls
-        calls = sum(map(operator.mul, steady, split_batch(size, self._calls_per_sample)))
+        calls: int = sum(map(operator.mul, steady, split_batch(size, self._calls_per_sample)))
         self.spent["ramp_up"] += sum(lead)
         return sum(lead) + calls
 

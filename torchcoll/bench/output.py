@@ -30,7 +30,7 @@ from torchcoll.core.spec import Spec
 
 if TYPE_CHECKING:
     from torchcoll.bench.session import Session
-    from torchcoll.verdict.judging import Verdict
+    from torchcoll.questions.check.judging import Verdict
 
 
 RUNS_FOLDER = "torchcoll-runs"
@@ -60,7 +60,7 @@ class Output:
         self._nothing = False  # --resume of a file that is complete
         # Of pairs there are thousands: a round is made durable by the start of the next.
         self._durable = ("header", "started" if options.other else "case", "end")
-        from torchcoll.overview.live import reporter
+        from torchcoll.bench.live import reporter
 
         self._reporter = reporter(options.format, options.quiet, options.verbose)
 
@@ -71,7 +71,7 @@ class Output:
         self.options = of_restart(self.options)
         self.spec, self._notes = self.options.asked(self._ranks)
         if {"fabric", "link_gbps"} & set(self.spec.labels):
-            from torchcoll.verdict.limits import check_labels
+            from torchcoll.questions.check.limits import check_labels
 
             check_labels(self.spec.labels)
         if not self.options.resume:
@@ -223,7 +223,7 @@ class Output:
         """With --gate the text of a verdict that is FAIL."""
         if not self.options.gate:
             return None
-        from torchcoll.verdict.limits import FAIL
+        from torchcoll.questions.check.limits import FAIL
 
         verdict = self._verdict()
         return f"--gate: {verdict.line}" if verdict.word == FAIL else None
@@ -238,7 +238,7 @@ class Output:
         return str(UsageError("gate", "a run without a reference", expected, action))
 
     def _verdict(self) -> Verdict:
-        from torchcoll.verdict.judging import judge
+        from torchcoll.questions.check.judging import judge
 
         return judge(replace(self.run, end={"status": "complete"}))
 

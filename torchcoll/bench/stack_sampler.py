@@ -22,7 +22,7 @@ from typing import Any
 CODE, BUSY, COLLECTIVE, EXCHANGE = "code", "busy", "collective", "exchange"
 
 # torchcoll's own modules that have the call of the backend on top where torch has no frame for it.
-_CALLERS = ("machine.devices", "bench.calls", "training.player")
+_CALLERS = ("machine.devices", "bench.calls", "parts.training.player")
 # Numbers of nanosleep and clock_nanosleep, with which /proc/self/task/TID/syscall begins.
 _SLEEPS = {"x86_64": ("35", "230"), "aarch64": ("101", "115")}.get(platform.machine(), ())
 _SHORTEST_S = 1.0  # a stop that is over is told of if it lasted so long

@@ -55,9 +55,9 @@ class Displayed(OneLine):
 
     def _ipython_display_(self) -> None:
         # By name, as below.
-        importlib.import_module("torchcoll.overview.notebook").display(self)
+        importlib.import_module("torchcoll.questions.page.notebook").display(self)
 
     def _repr_html_(self) -> str:
         # By name: all packages know what they compute, and only `overview` how it is printed.
-        html: str = importlib.import_module("torchcoll.overview.show").html_of(self)
+        html: str = importlib.import_module("torchcoll.questions.show.show").html_of(self)
         return html

@@ -631,7 +631,7 @@ class Run(Displayed):
         ``torchcoll.plot`` draws a picture into a file. Raises UsageError where no case has a time,
         UnavailableError without plotly (torchcoll[report]).
         """
-        figures: Sequence[Any] = import_module("torchcoll.overview.notebook").figures_of(self)
+        figures: Sequence[Any] = import_module("torchcoll.questions.page.notebook").figures_of(self)
         return figures
 
     def frame(self, each: str = "case") -> Any:
@@ -644,7 +644,7 @@ class Run(Displayed):
 
         Raises UsageError for another value of ``each``.
         """
-        return import_module("torchcoll.overview.frames").run_frame(self, each)
+        return import_module("torchcoll.questions.show.frames").run_frame(self, each)
 
     @property
     def spec(self) -> Spec:

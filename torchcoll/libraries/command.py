@@ -94,7 +94,7 @@ def _fabrics(dump: Dump) -> list[str]:
 
     Several fabrics may match, because the file does not contain the name of the GPU.
     """
-    from torchcoll.verdict.rules import guessable
+    from torchcoll.questions.check.rules import guessable
 
     return [f.name for f in guessable({}) if dump.matches(f.nvlinks, f.to_switch, f.devices)]
 

@@ -88,7 +88,7 @@ def _ring(facts: DumpRow) -> str:
     if facts["ring_ceiling_gbps"] is None:
         return f"ring: no ceiling: {facts['ring_ceiling_source']}"
     text = f"ring: at most {format_bandwidth(facts['ring_ceiling_gbps'])} GB/s of busbw: "
-    text += facts["ring_ceiling_source"]
+    text += str(facts["ring_ceiling_source"])
     if facts["ring_wire_gbps"]:
         text += f" (the wire signals {facts['ring_wire_gbps']:g})"
     if facts["nvls"]:

@@ -53,9 +53,9 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 
 def _prove(options: argparse.Namespace) -> int:
-    from torchcoll.proof.part_result import FAILED
-    from torchcoll.proof.prove import prove
-    from torchcoll.proof.show import show_report
+    from torchcoll.parts.proof.part_result import FAILED
+    from torchcoll.parts.proof.prove import prove
+    from torchcoll.parts.proof.show import show_report
 
     report = prove(options)
     show_report(report, "json" if options.json else "table")

@@ -28,8 +28,8 @@ from torchcoll.core.summary import (
     mean_time,
     summarise,
 )
-from torchcoll.inputs import Source, expand, load_all, split_label
 from torchcoll.libraries.known_variables import NCCL_CHOICES
+from torchcoll.reading.inputs import Source, expand, load_all, split_label
 
 METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
 
@@ -42,8 +42,8 @@ _ENVIRONMENT = "environment"  # of an imported file: "whole" if it has all varia
 SETTINGS = {"communicator_config": "default"}
 _TELLING = 3  # so many figures of an imported run make it one that cannot be another
 _REHEARSALS = "rehearsals: ranks shared a GPU, and no time means anything"
-_ONECCL_BENCHMARK = "oneCCL benchmark"  # as importers/oneccl.py names it
-_PUBLISHED = "a published table"  # as importers/plain.py names the source of a table
+_ONECCL_BENCHMARK = "oneCCL benchmark"  # as reading/oneccl.py names it
+_PUBLISHED = "a published table"  # as reading/plain.py names the source of a table
 
 
 @dataclass(frozen=True)

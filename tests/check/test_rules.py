@@ -1,0 +1,345 @@
+"""Rules: each number by its source, and every way in which a file of them can be wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from error_form import error_tail, error_text, expecting
+from judged import GIB, MIB, case_of
+
+from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.plausibility import device_named
+from torchcoll.core.summary import summarise
+from torchcoll.questions.check.rules import capped, load_fabric, packaged, read_rules
+
+RING = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
+# links x GB/s a link of NCCL's src/graph/topo.h; Gbit/s over 8; and what was measured.
+EXPECTED = {
+    "nvswitch-a100": {("ring", c): 12 * 20 for c in ("all_reduce", "all_gather")}
+    | {("point-to-point", "all_to_all"): 12 * 20},
+    **{
+        name: {("ring", c): 18 * 20.6 for c in RING}
+        | {
+            ("point-to-point", c): 18 * 20.6
+            for c in ("all_to_all", "gather", "scatter", "sendrecv")
+        }
+        | {("NVLS", "all_reduce"): nvls}
+        for name, nvls in (("nvswitch-h100", 480), ("nvswitch-h200", 475))
+    },
+    "nvswitch-h20": {("ring", c): 18 * 20.6 for c in RING},
+    "nvswitch-b200": {("ring", "all_reduce"): 18 * 40.1},
+    "xgmi-mi300x": {("ring", "all_reduce"): 7 * 48},
+    "pcie-gen4": {("ring", "all_reduce"): 22},
+    "pcie-gen5": {("ring", "all_reduce"): 41},
+    "xe-link-max": {("point-to-point", "sendrecv"): 15},
+    **{
+        name: {("ring", c): 8 * gbit / 8 for c in ("all_reduce", "all_gather", "reduce_scatter")}
+        for name, gbit in (("ib-hdr:8", 200), ("ib-ndr:8", 400))
+    },
+    "ethernet:25": {("ring", c): 25 * 0.119 for c in ("all_reduce", "all_gather")},
+}
+
+
+def test_every_number_of_the_package():
+    assert {name.partition(":")[0] for name in EXPECTED} == set(packaged())
+    for name, expected in EXPECTED.items():
+        fabric = load_fabric(name)
+        assert fabric.name == name and fabric.what
+        found = {(x.algorithm, c): x.busbw_gbps for x in fabric.limits for c in x.collectives}
+        assert found == pytest.approx(expected)
+        assert all(0 < len(limit.source) <= 62 for limit in fabric.limits), "it ends a line"
+        assert fabric.several_hosts == (":" in name)
+
+
+def test_tcp_gets_95_percent_of_a_wire():
+    # 1500 bytes of a frame with 40 of headers, of 1538 on the wire with gap, preamble and checksum.
+    (limit,) = load_fabric("ethernet:1").limits
+    assert limit.busbw_gbps == pytest.approx(0.125 * 1460 / 1538, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "links", "devices"),
+    [
+        ("nvswitch-a100", 12, ("A100",)),
+        ("nvswitch-h20", 18, ("H20",)),
+        ("nvswitch-h100", 18, ("H100",)),
+        ("nvswitch-h200", 18, ("H200",)),
+        ("nvswitch-b200", 18, ("B200", "GB200")),
+        ("xgmi-mi300x", None, ()),
+    ],
+)
+def test_what_is_recognised_has_links(name, links, devices):
+    fabric = load_fabric(name)
+    assert (fabric.nvlinks, fabric.to_switch) == (links, True if links else None)
+    assert fabric.devices == devices
+
+
+def row(**changed):
+    return summarise(case_of(100, **changed))
+
+
+def held(name, **changed):
+    return [limit.algorithm for limit in load_fabric(name).limits if limit.holds(row(**changed))]
+
+
+def test_limits_hold_from_a_size_on():
+    # results/h200-8gpu-kernels: an algbw of 193.3 at 64M is a busbw of 338, 91 %.
+    assert held("nvswitch-h200", size_bytes=64 * MIB) == ["ring"]
+    assert held("nvswitch-h200", size_bytes=64 * MIB - 4) == []
+    broadcast = {"collective": "broadcast", "op": None}
+    assert held("nvswitch-h200", size_bytes=256 * MIB, **broadcast) == ["ring"]
+    assert held("nvswitch-h200", size_bytes=256 * MIB - 4, **broadcast) == []
+    assert held("nvswitch-h200", size_bytes=GIB) == ["ring", "NVLS"]
+    # 64 MiB a rank: 1 GiB of 16 ranks.
+    assert held("ib-ndr:8", ranks=16, size_bytes=GIB) == ["ring"]
+    assert held("ib-ndr:8", ranks=32, size_bytes=GIB) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "nvls"),
+    [
+        ({}, True),
+        ({"ranks": 4}, False),  # up to 4 GPUs it gains nothing (NVIDIA/nccl#1455)
+        ({"op": "prod"}, False),
+        ({"op": "avg"}, False),
+        ({"dtype": "bfloat16"}, True),
+        ({"dtype": "int8"}, False),
+        ({"dtype": None, "op": None}, True),  # nccl-tests' default
+    ],
+)
+def test_nvls_is_for_what_nccl_does_with_it(changed, nvls):
+    assert held("nvswitch-h100", **changed) == (["ring", "NVLS"] if nvls else ["ring"])
+
+
+def test_within_a_host_its_links_are_all_that_a_ring_has():
+    (limit,) = load_fabric("ib-ndr:8").limits
+    h100 = device_named("NVIDIA H100 80GB HBM3")
+    words = "the NVLinks of a H100, less than the interfaces of a node"
+    assert capped(limit, h100) == (18 * 20.6, words)
+    assert capped(limit, None) == (400, "400 Gbit/s a rail")
+    assert capped(load_fabric("ib-ndr:4").limits[0], h100) == (200, "400 Gbit/s a rail")
+
+
+NAMES = ", ".join(sorted({name.partition(":")[0] for name in EXPECTED}))
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ("nvlink", error_text("fabric", "nvlink", f"one of {NAMES}. Or add a file: --rules FILE.")),
+        ("ib-ndr", error_text("fabric", "ib-ndr", "ib-ndr:N, N the rails of a node, above 0")),
+        ("ib-ndr:x", error_text("fabric", "ib-ndr:x", "ib-ndr:N, N the rails of a node, above 0")),
+        (
+            "ib-ndr:-1",
+            error_text("fabric", "ib-ndr:-1", "ib-ndr:N, N the rails of a node, above 0"),
+        ),
+        (
+            "ethernet:nan",
+            error_text("fabric", "ethernet:nan", "ethernet:N, N the Gbit/s of a node, above 0"),
+        ),
+        ("pcie-gen4:2", error_text("fabric", "pcie-gen4:2", "pcie-gen4 without a number")),
+    ],
+)
+def test_a_fabric_that_is_none(stated, message):
+    with pytest.raises(UsageError) as caught:
+        load_fabric(stated)
+    assert str(caught.value) == message
+
+
+OWN = """\
+name = "lab"
+what = "two nodes, RoCE"
+several_hosts = true
+parameter = "ports"
+
+[[limit]]
+algorithm = "ring"
+collectives = ["allreduce", "all_gather"]
+busbw_gbps_each = 12
+from = "64M"
+source = "our acceptance test"
+[limit.only]
+ranks = [2, 16]
+dtype = ["bfloat16"]
+"""
+
+
+def test_rules_of_the_users_own(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN)
+    own = read_rules([path])
+    fabric = load_fabric("lab:2", own)
+    assert (fabric.name, fabric.what, fabric.several_hosts) == ("lab:2", "two nodes, RoCE", True)
+    (limit,) = fabric.limits
+    assert (limit.busbw_gbps, limit.size_bytes, limit.bytes_per_rank) == (24, 64 * MIB, 0)
+    assert limit.collectives == ("all_reduce", "all_gather")
+    assert limit.holds(row(ranks=2, dtype="bfloat16"))
+    assert not limit.holds(row(ranks=2))
+    assert not limit.holds(row(ranks=8, dtype="bfloat16"))
+    with pytest.raises(
+        UsageError, match=error_text("^fabric", error_tail("x", f"one of lab, {NAMES}. Or add"))
+    ):
+        load_fabric("x", own)
+
+
+def test_the_example_of_the_docs(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/healthy.md").read_text()
+    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    fabric = load_fabric("my-cluster", read_rules([path]))
+    assert [limit.busbw_gbps for limit in fabric.limits] == [180]
+
+
+KEYS = "name, what, devices, nvlinks, to_switch, several_hosts, parameter, limit"
+LIMIT_KEYS = (
+    "algorithm, collectives, busbw_gbps, busbw_gbps_each, from, from_per_rank, only, source"
+)
+SOURCE = ("a limit without source in FILE", "source = where the number comes from")
+ONE = "one of busbw_gbps and busbw_gbps_each, above 0"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            'name = "lab"',
+            'nam = "lab"',
+            ("key nam in FILE", f"some of {KEYS}. Did you mean name?"),
+        ),
+        ('name = "lab"', "", ("no name in FILE", "name = TEXT")),
+        ('name = "lab"', 'name = "a:b"', ("name a:b in FILE", "a name without a colon")),
+        ("several_hosts = true", "", ("no several_hosts in FILE", "true or false")),
+        ('"two nodes, RoCE"', "3", ("what or parameter in FILE", "texts")),
+        (
+            'parameter = "ports"',
+            'devices = "A100"',
+            ("devices A100 in FILE", "a list of names of GPUs"),
+        ),
+        (
+            'parameter = "ports"',
+            'devices = ["A100"]',
+            ("devices alone in FILE", "nvlinks and to_switch too"),
+        ),
+        (
+            'parameter = "ports"',
+            "nvlinks = true",
+            ("nvlinks in FILE", "a number, and to_switch"),
+        ),
+        (
+            'parameter = "ports"',
+            "",
+            ("busbw_gbps_each in FILE", "parameter = TEXT with it: what it is for each of"),
+        ),
+        (
+            "[[limit]]",
+            "[[limits]]",
+            ("key limits in FILE", f"some of {KEYS}. Did you mean limit?"),
+        ),
+        (OWN[OWN.index("[[limit]]") :], "", ("no limit in FILE", "a [[limit]]")),
+        (OWN[OWN.index("[[limit]]") :], "limit = 3", ("no limit in FILE", "a [[limit]]")),
+        ('source = "our acceptance test"', "", SOURCE),
+        ('source = "our acceptance test"', 'source = ""', SOURCE),
+        (
+            'algorithm = "ring"',
+            "",
+            ("a limit without algorithm in FILE", "algorithm = TEXT, such as ring"),
+        ),
+        ("from =", "since =", ("key since in FILE", f"some of {LIMIT_KEYS}")),
+        ("busbw_gbps_each = 12", "", ("busbw_gbps None in FILE", ONE)),
+        ("busbw_gbps_each = 12", "busbw_gbps = 0", ("busbw_gbps 0 in FILE", ONE)),
+        ("busbw_gbps_each = 12", "busbw_gbps = true", ("busbw_gbps True in FILE", ONE)),
+        ("busbw_gbps_each = 12", 'busbw_gbps = "12"', ("busbw_gbps 12 in FILE", ONE)),
+        ("busbw_gbps_each = 12", "busbw_gbps = inf", ("busbw_gbps inf in FILE", ONE)),
+        ("from =", "busbw_gbps = 3\nfrom =", ("busbw_gbps and busbw_gbps_each in FILE", ONE)),
+        (
+            '["allreduce", "all_gather"]',
+            '"all_reduce"',
+            ("collectives all_reduce in FILE", "a list of names"),
+        ),
+        (
+            '["allreduce", "all_gather"]',
+            "[]",
+            ("collectives [] in FILE", "a list of names"),
+        ),
+        (
+            "ranks = [2, 16]",
+            "ranks = 2",
+            (
+                "only {'ranks': 2, 'dtype': ['bfloat16']} in FILE",
+                "lists by name: ranks, dtype, op",
+            ),
+        ),
+        ("ranks = [2, 16]", "ranks = []", ("only ranks [] in FILE", "numbers above 0")),
+        ("ranks = [2, 16]", 'ranks = ["2"]', ("only ranks 2 in FILE", "numbers above 0")),
+        (
+            "ranks = [2, 16]",
+            'op = ["summ"]',
+            ("only op summ in FILE", "some of sum, prod, min, max, avg, band, bor, bxor"),
+        ),
+        ("busbw_gbps_each = 12", "busbw_gbps = 1e300", ("busbw_gbps 1e+300 in FILE", ONE)),
+        ('source = "our acceptance test"', 'source = " "', SOURCE),
+        (
+            "ranks = [2, 16]",
+            "hosts = [2]",
+            ("key hosts in FILE", "some of ranks, dtype, op"),
+        ),
+    ],
+)
+def test_a_file_that_is_wrong(tmp_path, old, new, message):
+    path = tmp_path / "mine.toml"
+    assert OWN.count(old) == 1
+    path.write_text(OWN.replace(old, new))
+    with pytest.raises(UnreadableError) as caught:
+        read_rules([path])
+    value, expected = message
+    value = value.replace("FILE", str(path))
+    short = value if len(value) <= 120 else value[:117] + "..."
+    assert str(caught.value) == error_text("rules", short, expected)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "inner"),
+    [
+        ('"allreduce"', '"allrduce"', error_text("collective", "allrduce", "one of ")),
+        ('from = "64M"', 'from = "64MB"', error_text("from", "64MB", "a number of bytes")),
+        ('from = "64M"', "from = -1", error_text("from", "-1", "0 to")),
+        ('from = "64M"', "from = true", error_text("from", "True", "a number of bytes")),
+    ],
+)
+def test_a_limit_with_a_wrong_name_or_size(tmp_path, old, new, inner):
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN.replace(old, new))
+    with pytest.raises(UnreadableError) as caught:
+        read_rules([path])
+    assert expecting(f"a file of rules ({inner}") in str(caught.value)
+
+
+def test_two_files_of_one_name(tmp_path):
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    for path in (first, second):
+        path.write_text(OWN)
+    with pytest.raises(UsageError) as caught:
+        read_rules([first, second])
+    assert str(caught.value).endswith(error_tail("b.toml", f"another name than in {first}"))
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    for path, text, words in (
+        (
+            tmp_path / "none.toml",
+            None,
+            expecting("a file that can be read (No such file or directory)"),
+        ),
+        (tmp_path / "bad.toml", b"name = ", expecting("a TOML file")),
+        (tmp_path / "bin.toml", b"\xff\xfe", expecting("a TOML file")),
+    ):
+        if text is not None:
+            path.write_bytes(text)
+        with pytest.raises(UnreadableError) as caught:
+            read_rules([path])
+        assert str(caught.value).startswith(error_text("rules", "")) and str(caught.value).endswith(
+            words
+        )

@@ -1,0 +1,333 @@
+"""What presets hold to be valid; expected values from NCCL's and oneCCL's documentation."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+from error_form import error_text
+
+from torchcoll.core.errors import UsageError
+from torchcoll.parts.experiments import presets
+from torchcoll.parts.experiments.blocks import make_plan
+
+THREE = ("ll", "ll128", "simple")
+
+
+def cells(words, preset, **options):
+    options.setdefault("environ", {"PATH": "/bin:/usr/bin"})
+    plan, notes = make_plan(["true", *words.split()], presets=[preset], **options)
+    return {cell.name: cell for cell in plan.cells}, notes
+
+
+def nccl(words, version="2.27.5"):
+    return cells(words, "nccl-algorithms", nccl_version=version)[0]
+
+
+def test_nccl_all_reduce():
+    """ncclTopoTuneModel: Tree and Ring with three protocols; NVLS and CollNet with Simple."""
+    found = nccl("-m torchcoll.allreduce")
+    somewhere = ("nvls", "nvlstree", "collnetdirect", "collnetchain")
+    everywhere = [f"{a}-{p}" for a in ("ring", "tree") for p in THREE]
+    assert set(found) == {"auto", *everywhere, *(f"{a}-simple" for a in somewhere)}
+    assert found["tree-ll128"].variables == {
+        "NCCL_ALGO": "allreduce:tree",
+        "NCCL_PROTO": "allreduce:ll128",
+    }
+    # Whatever the caller has set.
+    assert found["auto"].variables == {"NCCL_ALGO": None, "NCCL_PROTO": None}
+    assert found["auto"].arguments == ()
+
+
+def test_nccl_before_2_24():
+    """No function prefix, and nothing that would silently be Ring."""
+    found = nccl("-m torchcoll.allreduce", "2.23.4")
+    assert set(found) == {"auto", *(f"{a}-{p}" for a in ("ring", "tree") for p in THREE)}
+    assert found["ring-ll"].variables == {"NCCL_ALGO": "ring", "NCCL_PROTO": "ll"}
+
+
+@pytest.mark.parametrize(
+    ("words", "without", "notes"),
+    [
+        # Stated: A100 have no switches that reduce, and all is within one host.
+        ("-m torchcoll.allreduce --label fabric=nvswitch-a100",
+         {"nvls", "nvlstree", "collnetdirect", "collnetchain"},
+         ["left out, no NVSwitch that reduces: nvls, nvlstree",
+          "left out, one host: collnetdirect, collnetchain"]),
+        ("-m torchcoll.allreduce --label fabric=nvswitch-h200",
+         {"nvlstree", "collnetdirect", "collnetchain"},
+         ["left out, one host: nvlstree, collnetdirect, collnetchain"]),
+        ("-m torchcoll.allreduce --label=fabric=pcie-gen5",
+         {"nvls", "nvlstree", "collnetdirect", "collnetchain"},
+         ["left out, no NVSwitch that reduces: nvls, nvlstree",
+          "left out, one host: collnetdirect, collnetchain"]),
+        # Several hosts: InfiniBand may have SHARP, Ethernet has not; what is within them is open.
+        ("-m torchcoll.allreduce --label fabric=ib-ndr:8", set(), []),
+        ("-m torchcoll.allreduce --label fabric=ethernet:100",
+         {"collnetdirect", "collnetchain"},
+         ["left out, no network with SHARP: collnetdirect, collnetchain"]),
+        ("-m torchcoll.allreduce --label fabric=mine", set(), []),
+        ("-m torchcoll.allgather --label fabric=nvswitch-a100",
+         {"nvls", "pat", "collnetdirect"},
+         ["left out, no NVSwitch that reduces: nvls", "left out, one host: collnetdirect, pat"]),
+    ],
+)  # fmt: skip
+def test_nccl_leaves_out_what_a_stated_fabric_lacks(words, without, notes):
+    every = set(nccl(words.partition(" --label")[0]))
+    found, told = cells(words, "nccl-algorithms", nccl_version="2.27.5")
+    assert every - set(found) == {f"{name}-simple" for name in without}
+    assert told == notes
+
+
+@pytest.mark.parametrize(("reduces", "nvls"), [(True, True), (False, False), (None, True)])
+def test_nccl_leaves_out_what_the_gpus_of_this_machine_lack(monkeypatch, tmp_path, reduces, nvls):
+    monkeypatch.setattr("torchcoll.machine.gpu_state.switches_reduce", lambda: reduces)
+    (tmp_path / "torchrun").write_text("#!/bin/sh\n")
+    (tmp_path / "torchrun").chmod(0o755)
+    for nodes, here in (([], True), (["--nnodes", "2"], False)):
+        words = ["torchrun", *nodes, "--nproc-per-node", "8", "-m", "torchcoll.allreduce"]
+        plan, _ = make_plan(
+            words,
+            presets=["nccl-algorithms"],
+            nccl_version="2.27.5",
+            environ={"PATH": str(tmp_path)},
+        )
+        names = {cell.name for cell in plan.cells}
+        assert ("nvls-simple" in names) == (nvls or not here)
+        assert ("collnetchain-simple" in names) == (not here)
+
+
+@pytest.mark.parametrize("module", ["allgather", "reducescatter"])
+def test_nccl_all_gather_and_reduce_scatter(module):
+    rings = {f"ring-{p}" for p in THREE}
+    others = {"nvls-simple", "pat-simple", "collnetdirect-simple"}
+    assert set(nccl(f"-m torchcoll.{module}")) == {"auto", *rings, *others}
+
+
+@pytest.mark.parametrize("module", ["broadcast", "reduce"])
+def test_nccl_broadcast_and_reduce(module):
+    assert set(nccl(f"-m torchcoll.{module}")) == {"auto", *(f"ring-{p}" for p in THREE)}
+
+
+def test_a_suite_is_narrowed_to_what_is_forced():
+    words = "-m torchcoll.suite --collectives allreduce,all_gather,alltoall"
+    found, notes = cells(words, "nccl-algorithms", nccl_version="2.27.5")
+    assert notes == ["left out, NCCL has one way for each: all_to_all"]
+    assert found["tree-ll"].arguments == ("--collectives", "all_reduce")
+    assert found["pat-simple"].arguments == ("--collectives", "all_gather")
+    both = found["ring-ll"]
+    assert both.arguments == found["auto"].arguments == ("--collectives", "all_reduce,all_gather")
+    assert both.variables["NCCL_ALGO"] == "allreduce:ring;allgather:ring"
+
+
+def test_the_nccl_of_this_python(monkeypatch):
+    installed = {"nvidia-nccl-cu12": "2.23.4"}
+
+    def version(name):
+        if name not in installed:
+            raise metadata.PackageNotFoundError
+        return installed[name]
+
+    monkeypatch.setattr(presets.metadata, "version", version)
+    found, _ = cells("-m torchcoll.allreduce", "nccl-algorithms")
+    assert "tree-ll" in found and "nvls-simple" not in found
+    with pytest.raises(UsageError, match=error_text("^nccl-version", "none, and no NCCL")):
+        cells("-m torchcoll.allreduce", "nccl-algorithms", axes=["library=/bin/sh"])
+    installed["nvidia-nccl-cu13"] = "2.27.5"
+    with pytest.raises(UsageError, match=error_text("^nccl-version", r"2\.23\.4 and 2\.27\.5", "")):
+        cells("-m torchcoll.allreduce", "nccl-algorithms")
+
+
+def test_oneccl_on_a_cpu():
+    found, notes = cells("-m torchcoll.allreduce --device cpu", "oneccl-algorithms")
+    # 'direct' needs MPI, 'topo' a GPU.
+    names = {"rabenseifner", "nreduce", "ring", "double_tree", "recursive_doubling", "2d"}
+    assert set(found) == {"auto", *names}
+    assert found["ring"].variables == {"CCL_ALLREDUCE": "ring"}
+    assert found["auto"].variables == {"CCL_ALLREDUCE": None}
+    assert notes == ["direct is left out: it needs --env CCL_ATL_TRANSPORT=mpi and an mpirun"]
+    found, notes = cells(
+        "-m torchcoll.allgather --device cpu",
+        "oneccl-algorithms",
+        variables=["CCL_ATL_TRANSPORT=mpi"],
+    )
+    assert set(found) == {"auto", "direct", "naive", "flat", "multi_bcast", "ring"}
+    assert found["flat"].variables["CCL_ALLGATHERV"] == "flat"
+    assert notes == []
+
+
+def test_oneccl_on_a_gpu():
+    """There the thresholds choose, and a named algorithm only without SYCL kernels."""
+    found, _ = cells("-m torchcoll.allreduce --backend xccl", "oneccl-algorithms")
+    assert found["ring"].variables["CCL_ENABLE_SYCL_KERNELS"] == "0"
+    assert "topo" in found
+    assert found["auto"].variables["CCL_ENABLE_SYCL_KERNELS"] is None
+    small = {k: v for k, v in found["sycl-small-0"].variables.items() if v is not None}
+    assert small == {"CCL_SYCL_ALLREDUCE_SMALL_THRESHOLD": "0"}
+    assert {n for n in found if n.startswith("sycl")} == {
+        *("sycl-ll-0", "sycl-ll-64K", "sycl-small-0", "sycl-small-2M"),
+        *("sycl-medium-0", "sycl-medium-64M"),
+    }
+
+
+def test_cold():
+    found, _ = cells("-m torchcoll.allreduce", "cold")
+    assert [(c.name, c.arguments) for c in found.values()] == [("cold", ("--iters", "0"))]
+
+
+@pytest.mark.parametrize(("up_to", "expected"), [(1, "1"), (8, "1 2 4 8"), (12, "1 2 4 8 12")])
+def test_scaling(up_to, expected):
+    found, _ = cells("{nnodes} -m torchcoll.allreduce", "scaling", up_to=up_to)
+    assert [cell.axes["nnodes"] for cell in found.values()] == expected.split()
+    assert next(iter(found)) == "nnodes1"
+
+
+def test_scaling_of_one_of_two():
+    words = "{nnodes} {nproc} -m torchcoll.allreduce"
+    found, _ = cells(words, "scaling", up_to=2, axes=["nproc=8"])
+    assert [dict(cell.axes) for cell in found.values()] == [
+        {"nproc": "8", "nnodes": "1"},
+        {"nproc": "8", "nnodes": "2"},
+    ]
+
+
+def test_subsets():
+    found, _ = cells("{nproc} -m torchcoll.allreduce", "subsets", up_to=4)
+    lists = {c.name: (c.variables["CUDA_VISIBLE_DEVICES"], c.axes["nproc"]) for c in found.values()}
+    assert lists == {
+        "devices_0-1": ("0,1", "2"),
+        "devices_2-3": ("2,3", "2"),
+        "devices_0+2": ("0,2", "2"),
+        "devices_0-2": ("0,1,2", "3"),
+        "devices_0-3": ("0,1,2,3", "4"),
+    }
+    # Only what the scheduler gave; one list for the run, on Intel's GPUs too.
+    environ = {"PATH": "/bin:/usr/bin", "ZE_AFFINITY_MASK": "4,6,7"}
+    words = "{nproc} -m torchcoll.allreduce --device xpu"
+    found, _ = cells(words, "subsets", environ=environ)
+    masks = [cell.variables["ZE_AFFINITY_MASK"] for cell in found.values()]
+    assert masks == ["4,6", "4,6,7"]
+
+
+def test_network_is_one_factor_at_a_time():
+    found, _ = cells("-m torchcoll.allreduce", "network")
+    assert len({tuple(cell.variables) for cell in found.values()}) == 1
+    reported = {n: {k: v for k, v in c.variables.items() if v} for n, c in found.items()}
+    assert reported["auto"] == {}
+    assert reported["channels8"] == {"NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "8"}
+    assert reported["buffers8M"] == {"NCCL_BUFFSIZE": "8388608"}
+    factors = {tuple(sorted(settings)) for settings in reported.values()} - {()}
+    assert factors == {
+        ("NCCL_MAX_CTAS", "NCCL_MIN_CTAS"),
+        ("NCCL_BUFFSIZE",),
+        ("NCCL_IB_QPS_PER_CONNECTION",),
+        ("NCCL_PXN_DISABLE",),
+        ("NCCL_NET_GDR_LEVEL",),
+        ("NCCL_NVLS_ENABLE",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "preset", "options", "line"),
+    [
+        (
+            "-m torchcoll.allreduce",
+            "nccl",
+            {},
+            error_text(
+                "preset",
+                "nccl",
+                "one of nccl-algorithms, oneccl-algorithms, cold, scaling, subsets, network",
+            ),
+        ),
+        (
+            "-m torchcoll.allreduce",
+            "nccl-algorithms",
+            {"nccl_version": "new"},
+            error_text("nccl-version", "new", "a version such as 2.27.5"),
+        ),
+        (
+            "-m torchcoll.alltoall",
+            "nccl-algorithms",
+            {},
+            error_text(
+                "collective",
+                "all_to_all",
+                "one of all_reduce, all_gather, reduce_scatter, broadcast, reduce. For others "
+                "NCCL has nothing to choose from.",
+            ),
+        ),
+        (
+            "-m torchcoll.allreduce",
+            "oneccl-algorithms",
+            {},
+            error_text(
+                "preset oneccl-algorithms",
+                "no --device in the command",
+                "--device cpu or --device xpu. oneCCL chooses among other algorithms on each.",
+            ),
+        ),
+        (
+            "-m torchcoll.allreduce --check 0",
+            "nccl-algorithms",
+            {"nccl_version": "2.27.5"},
+            error_text(
+                "command",
+                "-c 0",
+                "verification, where NCCL_ALGO is forced. A forced algorithm may be wrong "
+                "where the library would not have chosen it.",
+            ),
+        ),
+        (
+            "-m torchcoll.allreduce",
+            "scaling",
+            {"up_to": 4},
+            error_text(
+                "preset scaling",
+                "no {nproc} or {nnodes}",
+                "one placeholder to scale in the command, {nproc} or {nnodes}",
+            ),
+        ),
+        (
+            "{nproc} {nnodes} -m torchcoll.allreduce",
+            "scaling",
+            {"up_to": 4},
+            error_text(
+                "preset scaling",
+                "{nproc} and {nnodes}",
+                "one placeholder to scale in the command, {nproc} or {nnodes}. Give the other "
+                "with --axis.",
+            ),
+        ),
+        (
+            "{nproc} -m torchcoll.allreduce",
+            "scaling",
+            {},
+            error_text("preset scaling", "no --up-to", "the largest number, such as --up-to 8"),
+        ),
+        (
+            "-m torchcoll.allreduce",
+            "subsets",
+            {"up_to": 4},
+            error_text(
+                "preset subsets",
+                "no {nproc}",
+                "a placeholder for the number of ranks in the command",
+            ),
+        ),
+        (
+            "{nproc} -m torchcoll.allreduce",
+            "subsets",
+            {},
+            error_text(
+                "preset subsets",
+                "0 devices (CUDA_VISIBLE_DEVICES=unset)",
+                "at least 2. Say how many there are: --up-to 8.",
+            ),
+        ),
+    ],
+)
+def test_what_a_preset_cannot_do(words, preset, options, line):
+    with pytest.raises(UsageError) as error:
+        cells(words, preset, **options)
+    assert str(error.value) == line

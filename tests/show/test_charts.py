@@ -1,0 +1,212 @@
+"""What the interactive charts draw where, and what they reduce."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from handmade import MIB, case, result, run
+from made_pairs import pairs_run
+from made_runs import measured
+from made_runs import run as launch
+
+from torchcoll.core.plausibility import summarise_run
+from torchcoll.parts.fleet.changes_over_time import PanelHistory
+from torchcoll.parts.fleet.panel import Panel, baseline_nights, deviations, split_fleet_and_nodes
+from torchcoll.questions.comparison.compare import compare
+from torchcoll.questions.page.charts import (
+    calls_chart,
+    curves_charts,
+    first_calls_charts,
+    speed_up_charts,
+)
+from torchcoll.questions.page.heat_maps import nights_charts, pairs_charts, ranks_chart
+from torchcoll.questions.pairs.matches import read_pairs
+from torchcoll.questions.show.plot import picture_of
+from torchcoll.report.chart import PALETTE, line_style, plain, reduced
+from torchcoll.stats.sides import Side
+
+
+def traces(chart):
+    return {trace.get("name"): trace for trace in chart.traces if trace.get("showlegend", True)}
+
+
+def test_calls_in_order_of_the_slowest_rank_and_of_each():
+    times = {"host": [[400, 100, 300, 200], [500, 500, 500, 900]]}
+    one = result(2, time_ns=times, cold=(5000,))
+    chart = calls_chart(run(one, ranks=2), one, key="0.0")
+    drawn = traces(chart)
+    assert (drawn["cold"]["x"], drawn["cold"]["y"]) == ([0], [5e-6])
+    assert (drawn["steady"]["x"], drawn["steady"]["y"]) == ([1, 2, 3, 4], [5e-7, 5e-7, 5e-7, 9e-7])
+    slowest, first, _second = chart.selectors[0].options
+    assert [slowest.text, first.text] == ["slowest rank", "rank 0"]
+    names = [trace["name"] for trace in chart.traces]
+    assert first.traces["y"][names.index("steady")] == [4e-7, 1e-7, 3e-7, 2e-7]
+    assert first.traces["y"][names.index("cold")] == [5e-6]
+    assert chart.key == "0.0"
+
+
+def test_two_modes_have_bands_and_far_calls_are_outliers():
+    """40 calls of 100 us, 20 of 300 us, and one of 50 ms."""
+    calls = [100_000 + n for n in range(40)] + [300_000 + n for n in range(20)] + [50_000_000]
+    one = result(1, time_ns={"host": [calls]}, cold=())
+    chart = calls_chart(run(one, ranks=1), one)
+    drawn = traces(chart)
+    assert (drawn["outliers"]["x"], drawn["outliers"]["y"]) == (
+        [60],
+        [0.05],
+    )
+    assert len(drawn["steady"]["x"]) == 60
+    fast, slow = chart.layout["shapes"]
+    assert 1e-4 <= fast["y0"] <= fast["y1"] <= 1.001e-4
+    assert 3e-4 <= slow["y0"] <= slow["y1"]
+
+
+def test_of_many_calls_the_extremes_remain_and_it_is_said():
+    """Every 250 calls: one of them is the shortest, one the longest."""
+    calls = [1000] * 10_000
+    calls[4321], calls[8765] = 10, 1_000_000
+    assert {4321, 8765} <= set(reduced(calls, 80))
+    assert len(reduced(calls, 80)) <= 80
+    assert reduced([3, 1, 2], 3) == [0, 1, 2]
+    one = result(1, time_ns={"host": [calls]})
+    chart = calls_chart(run(one, ranks=1), one, most_points=80)
+    drawn = traces(chart)
+    assert len(drawn["steady"]["x"]) + len(drawn["outliers"]["x"]) <= 80
+    assert 0.001 in drawn["outliers"]["y"]
+    assert any("of every 250 calls" in line for line in chart.caption)
+    (histogram,) = [trace for trace in chart.traces if trace.get("xaxis") == "x2"]
+    assert sum(histogram["x"]) == 10_000
+
+
+def test_of_many_ranks_the_slow_and_the_fast_can_be_chosen():
+    samples = [[100 + rank] * 3 for rank in range(40)]
+    samples[7] = [107, 107, 9000]
+    one = result(40, time_ns={"host": samples})
+    chart = calls_chart(run(one, ranks=40), one, most_ranks=4)
+    assert [option.text for option in chart.selectors[0].options] == [
+        "slowest rank", "rank 0", "rank 7", "rank 20", "rank 39",
+    ]  # fmt: skip
+    assert "reduced: 4 of 40 ranks can be chosen" in chart.caption
+
+
+def test_curves_have_both_figures_and_know_their_cases():
+    """1 MiB in 1 ms on 4 ranks: 1.048576 GB/s, times 2 (n - 1) / n of all_reduce = 1.572864."""
+    one = result(4, case=case(size_bytes=MIB), time_ns={"host": [[1_000_000] * 5] * 4})
+    (chart,) = curves_charts(picture_of([Side("", [run(one, ranks=4)])]), keys={id(one): "0.0"})
+    line = chart.traces[-1]
+    figure = chart.selectors[0]
+    assert (line["x"], line["y"], line["customdata"]) == ([MIB], [0.001], ["0.0"])
+    assert [option.text for option in figure.options] == ["time", "bus bandwidth"]
+    assert figure.options[1].traces["y"][-1] == [1.573]
+    assert "1M: 1.000 ms" in line["text"][0] and "1.573 GB/s busbw" in line["text"][0]
+
+
+def test_first_calls_beside_the_steady_figure():
+    cases = [
+        result(2, case=case(size_bytes=n), cold=(9000, 800), time_ns={"host": [[500] * 5] * 2})
+        for n in (MIB, 2 * MIB)
+    ]
+    several = run(*cases, ranks=2)
+    (chart,) = first_calls_charts(several, summarise_run(several), {id(cases[1]): "0.1"})
+    drawn = traces(chart)
+    assert drawn["1st call"]["y"] == [9e-6, 9e-6]
+    assert drawn["2nd call"]["y"] == [8e-7, 8e-7]
+    assert drawn["steady"]["y"] == [5e-7, 5e-7]
+    assert drawn["1st call"]["customdata"] == ["", "0.1"]
+    assert "18 times the steady figure" in drawn["1st call"]["text"][0]
+
+
+def test_speed_ups_with_their_intervals():
+    old = [launch(measured(ns)) for ns in (1000, 1010, 990)]
+    new = [launch(measured(ns)) for ns in (2000, 2020, 1980)]
+    (chart,) = speed_up_charts(compare(Side("old", old), Side("new", new)))
+    (slower,) = chart.traces
+    assert slower["name"] == "slower"
+    assert slower["y"] == pytest.approx([0.5], rel=0.05)
+    assert 0 < slower["error_y"]["arrayminus"][0] < 0.5
+    assert chart.layout["yaxis"]["title"]["text"] == "speed-up of new over old"
+
+
+def test_the_map_of_ranks_is_relative_to_the_median_rank():
+    one = result(3, time_ns={"host": [[100] * 3, [200] * 3, [300] * 3]})
+    chart = ranks_chart(run(one, ranks=3), {id(one): "0.0"})
+    (trace,) = chart.traces
+    assert trace["z"] == [[0.5], [1.0], [1.5]]
+    assert trace["meta"]["keys"] == ["0.0"]
+    assert ranks_chart(run(result(1), ranks=1)) is None
+
+
+def test_a_large_map_shows_the_slowest_of_neighbours():
+    samples = [[100] * 3 for _ in range(1024)]
+    samples[600] = [150] * 3
+    one = result(1024, time_ns={"host": samples})
+    chart = ranks_chart(run(one, ranks=1024))
+    (trace,) = chart.traces
+    assert len(trace["z"]) == 256
+    assert trace["z"][150] == [1.5] and trace["y"][150] == 600
+    assert sum(row != [1.0] for row in trace["z"]) == 1
+    assert "reduced: each row is the slowest of 4 neighbouring ranks" in chart.caption
+
+
+def test_pairs_are_symmetric_and_blank_on_the_diagonal():
+    pairs = read_pairs(pairs_run(5, slow=3))
+    for chart in pairs_charts(pairs):
+        z = chart.traces[0]["z"]
+        assert all(z[n][n] is None for n in range(5))
+        assert len(z) == 5
+    first = pairs_charts(pairs)[0].traces[0]["z"]
+    assert first[0][1] == first[1][0] is not None
+
+
+def test_a_node_that_became_slow_is_at_the_top():
+    """100 nodes of which node 37 is 10 % slow in the last 5 of 30 nights; of more than 80
+    nodes those with the slowest weeks are shown first.
+    """
+    nodes, nights = 100, 30
+    generator = np.random.default_rng(1)
+    log_times = generator.normal(0, 0.002, (nights, nodes, 1)).astype(np.float32)
+    log_times[25:, 37] += np.log(1.1)
+    names = tuple(f"node{n}" for n in range(nodes))
+    panel = Panel("", 8, 0, names, (None,), log_times, np.full((nights, nodes), -1), [])
+    split = split_fleet_and_nodes(deviations(panel, baseline_nights(panel.present)), np.ones(1))
+    history = PanelHistory(panel, (), 0.03, 20, (), (), (), (), split.nodes, split.fleet)
+    slowest, every = nights_charts(history, "torchcoll fleet x --night {x}")
+    (trace,) = slowest.traces
+    assert trace["y"][0] == "node37" and len(trace["y"]) == 40 and len(trace["x"]) == nights
+    assert trace["z"][0][24] == pytest.approx(0, abs=1.5)
+    assert trace["z"][0][25:] == pytest.approx([10] * 5, abs=1.5)
+    assert "reduced: 40 of 100 nodes" in slowest.caption
+    assert len(every.traces[0]["z"]) == 100
+    assert trace["meta"]["command"] == "torchcoll fleet x --night {x}"
+
+
+def test_texts_are_no_markup_and_nothing_is_nan():
+    assert plain("<b>&</b>") == "&lt;b&gt;&amp;&lt;/b&gt;"
+    one = result(2, time_ns={"host": [[1, 2], [3, 4]]})
+    json.dumps(calls_chart(run(one, ranks=2), one).traces, allow_nan=False)
+
+
+def luminance(colour):
+    """Of W3C's WCAG 2.1."""
+    parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("colour", PALETTE)
+def test_lines_have_contrast_on_both_backgrounds(colour):
+    assert 1.05 / (luminance(colour) + 0.05) >= 3
+    assert (luminance(colour) + 0.05) / (luminance("#14171a") + 0.05) >= 3
+
+
+def test_thirty_lines_are_all_of_another_style():
+    assert len({str(line_style(number)["line"]) for number in range(30)}) == 30
+
+
+def test_a_chart_is_a_figure_of_plotly_with_its_controls():
+    pytest.importorskip("plotly")
+    one = result(2, time_ns={"host": [[400, 100], [500, 900]]})
+    figure = calls_chart(run(one, ranks=2), one).figure()
+    assert [button.label for button in figure.layout.updatemenus[0].buttons][1] == "rank 0"

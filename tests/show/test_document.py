@@ -1,0 +1,463 @@
+"""``torchcoll report``: what stands on the page, and what no text of a file can do to it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import shlex
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from error_form import error_tail, error_text, expecting
+from handmade import MIB, case, not_run, result, run
+from made_pairs import pairs_run
+from sent import ddp, traffic
+
+from torchcoll.cli import main
+from torchcoll.core.errors import UnavailableError, UnreadableError, UsageError
+from torchcoll.core.file import save
+from torchcoll.questions.page.document import page_of
+from torchcoll.report.page import html_text, page_markdown
+
+pytest.importorskip("matplotlib")
+
+SIZES = (MIB, 4 * MIB, 16 * MIB, 64 * MIB)
+
+
+class Read(HTMLParser):
+    """tags: (name, attributes) of all; scripts: their texts by id; text: everything else."""
+
+    def __init__(self, html):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.scripts, self.text, self._inside = [], {}, "", ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+    def handle_data(self, data):
+        if self._inside == "script":
+            name = self.tags[-1][1].get("id")
+            self.scripts[name] = self.scripts.get(name, "") + data
+        elif self._inside != "style":
+            self.text += data
+
+    @property
+    def data(self):
+        return json.loads(self.scripts["data"])
+
+
+def sweep(**changed):
+    return run(*(result(case=case(size_bytes=n)) for n in SIZES), **changed)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "one.jsonl"
+    save(sweep(), path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """A file and its page, with its charts."""
+    path = tmp_path_factory.mktemp("drawn") / "one.jsonl"
+    save(sweep(), path)
+    return str(path), html_text(page_of([str(path)]))
+
+
+def titles(page):
+    return [section.title for section in page.sections]
+
+
+def test_a_run(file):
+    page = page_of([file], command="torchcoll report one.jsonl")
+    assert page.title == "all_reduce on gloo with 8 ranks"
+    assert titles(page) == [
+        *("What was run", "Time and bandwidth over sizes", "Calls and ranks"),
+        *("What the first call costs", "Every case", "Environment", "Not included", "Commands"),
+    ]
+    # 64 MiB in 1 ms, times 2 x 7 / 8.
+    peak = "Peak: all_reduce 117.4 GB/s of busbw at 64M on 8 ranks; host clock."
+    assert page.answers[0].text == peak
+    assert page.answers[-1].text.startswith("NO REFERENCE")
+    # The first call took 5 ms, each of the others 1.
+    assert any("first call takes 5.00 ms" in one.text for one in page.answers)
+    assert page.sections[-1].commands == ["torchcoll report one.jsonl"]
+
+
+def test_a_peak_is_of_data_that_has_arrived(tmp_path):
+    """Neither a barrier nor the time that a call takes to be issued is a shortest time."""
+    issued = result(case=case(mode="async"), time_ns={"issue": [[1000] * 21] * 8})
+    barrier = result(
+        case=case(collective="barrier", op=None, dtype=None, in_place=False, size_bytes=0),
+        size_bytes=0,
+        count=0,
+        time_ns={"host": [[2000] * 21] * 8},
+    )
+    save(run(result(), issued, barrier), tmp_path / "a.jsonl")
+    answers = [one.text for one in page_of([str(tmp_path / "a.jsonl")]).answers]
+    assert "Peak: all_reduce 117.4 GB/s of busbw at 64M on 8 ranks; host clock." in answers
+    assert "Shortest: 1.000 ms, all_reduce of 64M on 8 ranks." in answers
+
+
+def test_the_peak_is_of_all_collectives_not_of_the_first_by_name(tmp_path):
+    """64 MiB in 1 ms on 8 ranks is 67.109 GB/s, and x 7 / 8 58.72; scatter in half the time."""
+    names = ("all_gather", "all_to_all", "reduce_scatter", "broadcast", "scatter")
+    results = []
+    for name in names:
+        op = "sum" if name == "reduce_scatter" else None
+        root = 0 if name in ("broadcast", "scatter") else None
+        asked = case(collective=name, op=op, root=root, in_place=False)
+        half = {"host": [[500_000] * 21] * 8}
+        results.append(result(case=asked, **({"time_ns": half} if name == "scatter" else {})))
+    save(run(*results), tmp_path / "a.jsonl")
+    answers = [one.text for one in page_of([str(tmp_path / "a.jsonl")]).answers]
+    (peak,) = (text for text in answers if text.startswith("Peak: "))
+    assert peak == (
+        "Peak: scatter 117.4 GB/s of busbw at 64M on 8 ranks, broadcast 67.11 GB/s of busbw at 64M "
+        "on 8 ranks, all_gather 58.72 GB/s of busbw at 64M on 8 ranks, ... (5 collectives); host "
+        "clock."
+    )
+
+
+def test_peaks_of_several_backends_are_apart(tmp_path):
+    """16 bytes in 1 ms on gloo; 64 MiB in 0.5 ms on nccl: 234.9 GB/s."""
+    save(run(result(case=case(size_bytes=16))), tmp_path / "a.jsonl")
+    gpu = case(backend="nccl", device="cuda")
+    fast = result(case=gpu, time_ns={"device": [[500_000] * 21] * 8})
+    faster = replace(gpu, implementation="two_shot")
+    other = result(case=faster, time_ns={"device": [[250_000] * 21] * 8})
+    save(run(fast, other), tmp_path / "b.jsonl")
+    page = page_of([str(tmp_path)])
+    assert "nothing in common in size (16; 64M)" in html_text(page)
+    answers = [one.text for one in page.answers]
+    on_gpu = "Peak on nccl cuda, 8 ranks: all_reduce 234.9 GB/s of busbw at 64M; device clock."
+    assert on_gpu in answers
+    assert on_gpu.replace("cuda", "two_shot cuda").replace("234.9", "469.8") in answers
+    assert "Shortest on gloo cpu, 8 ranks: 1.000 ms, all_reduce of 16 bytes." in answers
+
+
+def test_every_chart_is_in_the_page_and_nothing_is_fetched(drawn):
+    read = Read(drawn[1])
+    charts = [own["id"] for tag, own in read.tags if own.get("class") == "chart"]
+    assert charts == ["g0", "g1", "g2", "g3"]
+    assert [len(group["charts"]) for group in read.data["groups"]] == [1, len(SIZES), 1, 1]
+    links = [v for _, own in read.tags for k, v in own.items() if k.endswith(("href", "src"))]
+    assert [link for link in links if not link.startswith(("#", "data:"))] == []
+    policy = next(own["content"] for tag, own in read.tags if "http-equiv" in own)
+    plotly = gzip.decompress(base64.b64decode(read.scripts["plotly"]))
+    digests = [
+        base64.b64encode(hashlib.sha256(text).digest()).decode()
+        for text in (read.scripts[None].encode(), plotly)
+    ]
+    assert policy == (
+        "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digests[0]}' 'sha256-{digests[1]}'"
+    )
+    assert len(drawn[1]) < 6_000_000
+
+
+def test_points_lead_to_rows_and_commands(drawn):
+    file, html = drawn
+    read = Read(html)
+    ids = [own["id"] for tag, own in read.tags if tag == "tr" and "id" in own]
+    assert ids == [f"case-0.{n}" for n in range(len(SIZES))]
+    assert set(read.data["cases"]) == {f"0.{n}" for n in range(len(SIZES))}
+    (curve,) = read.data["groups"][0]["charts"]
+    assert curve["traces"][-1]["customdata"] == ["0.0", "0.1", "0.2", "0.3"]
+    assert read.data["cases"]["0.1"] == [
+        "all_reduce 4M on gloo", 0, f"torchcoll show {file} --explain all_reduce 4M",
+    ]  # fmt: skip
+    assert read.data["runs"] == [f"torchcoll show --view calls {file}"]
+
+
+def test_an_answer_is_printed_once(file):
+    page = page_of([file])
+    read = Read(html_text(page))
+    for answer in page.answers:
+        headline = answer.text.removeprefix("What the first call costs: ")
+        assert read.text.count(headline.removeprefix("Where it switches: ")) == 1
+
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>](javascript:x) ${$}$ {{ 7*7 }} `|*"
+
+
+def test_no_text_of_a_file_is_markup(tmp_path):
+    path = tmp_path / "x.jsonl"
+    bad = sweep(
+        header={
+            "run_id": HOSTILE,
+            "start_utc": HOSTILE,
+            "argv": ["python", HOSTILE],
+            "spec": {"labels": {HOSTILE: HOSTILE}},
+            "environment": {"torch": HOSTILE, "libraries": {"gloo": HOSTILE}, "kernel": HOSTILE},
+        },
+        members=[{"rank": r, "host": HOSTILE, "device_name": HOSTILE} for r in range(8)],
+        events=[{"kind": HOSTILE, "message": HOSTILE}],
+    )
+    bad.results.append(not_run("failed", HOSTILE))
+    bad.results[0].warnings = [HOSTILE]
+    save(bad, path)
+    page = page_of([str(path)])
+    read = Read(html_text(page))
+    plain = Read(html_text(page_of_clean(tmp_path)))
+    assert {tag for tag, _ in read.tags} == {tag for tag, _ in plain.tags}
+    assert sum(tag == "script" for tag, _ in read.tags) == 3
+    assert "<" not in read.scripts["data"]
+    assert not [k for _, own in read.tags for k in own if k.startswith("on")]
+    assert read.text.count("<script>alert(1)</script>") > 5
+    assert "49" not in [word for word in read.text.split() if word == "49"]
+    text = page_markdown(page)
+    outside = [line for line in text.splitlines() if not line.startswith("    ")]
+    for line in outside:
+        assert "<script" not in line.replace("\\<script", "")
+        assert "](java" not in line
+
+
+def page_of_clean(folder):
+    path = folder / "clean.jsonl"
+    clean = sweep(events=[{"kind": "event", "message": "x"}], header={"argv": ["python"]})
+    clean.results.append(not_run("failed", "x"))
+    save(clean, path)
+    return page_of([str(path)])
+
+
+def test_sides_are_compared_with_the_first(tmp_path):
+    for name in ("a1", "a2", "b1", "b2"):
+        save(sweep(header={"run_id": name}), tmp_path / f"{name}.jsonl")
+    page = page_of([f"old={tmp_path}/a1.jsonl", f"old={tmp_path}/a2.jsonl",
+                    f"new={tmp_path}/b1.jsonl", f"new={tmp_path}/b2.jsonl"])  # fmt: skip
+    assert titles(page)[:2] == ["What was run", "new against old"]
+    (said,) = [one.text for one in page.answers if one.text.startswith("new against old")]
+    assert "4 inconclusive" in said or "none of 4" in said
+
+
+def times_file(path, times_us):
+    """A file of times in us by size, on 2 ranks."""
+    rows = [f"all_reduce,2,{size},{time}" for size, time in times_us.items()]
+    path.write_text("\n".join(["collective,ranks,size,time_us", *rows, ""]))
+    return f"{path.stem}={path}"
+
+
+def test_a_model_is_wrong_about_each_side_apart(tmp_path):
+    """10 and 1000 us measured, 100 us of the model: of their mean it would be 0 % wrong. What
+    shares no size with it has no section, and the others stand.
+    """
+    sides = {
+        "before": {1024: 10, 4096: 10, 16384: 10},
+        "after": {1024: 1000, 4096: 1000, 16384: 1000},
+        "large": {16384: 10},
+        "model": {1024: 100, 4096: 100},
+    }
+    page = page_of([times_file(tmp_path / f"{name}.csv", own) for name, own in sides.items()])
+    wrong = [one for one in page.sections if one.title.startswith("How wrong the model is")]
+    assert [one.title.partition(" about ")[2] for one in wrong] == ["before", "after"]
+    for one, name in zip(wrong, ("before", "after"), strict=True):
+        assert f"the times of {name}" in one.charts[0].title
+    text = page_markdown(page, [str(n) for n in range(99)])
+    why = error_text("cases", "")
+    assert f"no section on how wrong the model is about large: {why}" in text
+
+
+def test_launches_of_several_backends_are_compared_by_them(tmp_path):
+    cases = [case(size_bytes=n, backend=b) for n in SIZES for b in ("gloo", "ccl")]
+    save(run(*(result(case=one) for one in cases)), tmp_path / "x.jsonl")
+    page = page_of([str(tmp_path / "x.jsonl")])
+    assert "ccl against gloo" in titles(page)
+
+
+def test_one_point(tmp_path):
+    save(run(result(1), ranks=1), tmp_path / "x.jsonl")
+    page = page_of([str(tmp_path / "x.jsonl")])
+    assert "Every case" in titles(page)
+    assert html_text(page)
+
+
+def test_commands_have_the_variables_of_their_runs(tmp_path):
+    """Otherwise the runs of a matrix of variables would all have the same one."""
+    for value in "01":
+        environment = {"variables": {"TORCH_GLOO_LAZY_INIT": value}}
+        header = {"argv": ["--sizes", "1M"], "environment": environment}
+        save(sweep(header=header), tmp_path / f"{value}.jsonl")
+    (section,) = [s for s in page_of([str(tmp_path)]).sections if s.title == "Commands"]
+    command = "torchrun --nproc-per-node 8 -m torchcoll.suite --sizes 1M"
+    lines = [f"TORCH_GLOO_LAZY_INIT={value} {command}" for value in "01"]
+    assert section.commands == ["\n".join(lines)]
+
+
+def test_a_filter_leaves_cases_out(file):
+    page = page_of([file], filter="size>=16M")
+    every = next(section for section in page.sections if section.title == "Every case")
+    assert len(every.tables[0].grids[0].rows) == 2
+    with pytest.raises(
+        UsageError, match=error_text("^filter", error_tail("size>1G", "conditions"))
+    ):
+        page_of([file], filter="size>1G")
+
+
+def test_too_many_lines_say_how_to_filter(tmp_path):
+    several = [case(size_bytes=MIB, dtype=f"float{n}") for n in range(41)]
+    save(run(*(result(2, case=one) for one in several), ranks=2), tmp_path / "x.jsonl")
+    page = page_of([str(tmp_path / "x.jsonl")])
+    assert "Time and bandwidth over sizes" not in titles(page)
+    (left,) = [section for section in page.sections if section.title == "Not included"]
+    text = " ".join(left.tables[0].grids[0].below)
+    assert error_text("lines", "41 in one panel", "at most 16. --filter collective=") in text
+
+
+def test_nothing_to_report(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UnreadableError, match=expecting("a folder with result files")):
+        page_of([str(tmp_path / "empty")])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("hello\n")
+    with pytest.raises(UnreadableError, match=error_text("^report", "nothing to report")):
+        page_of([str(tmp_path / "other")])
+
+
+@pytest.mark.parametrize("missing", ["matplotlib.figure", "plotly", "jinja2"])
+def test_a_missing_extra_is_named(missing, file, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(UnavailableError, match=r"Install torchcoll\[report\]\.$"):
+        html_text(page_of([file], inline=missing != "matplotlib.figure"))
+
+
+def test_markdown_has_its_pictures_beside_it(file, tmp_path, capsys):
+    out = tmp_path / "r.md"
+    assert main(["report", file, "-o", str(out)]) == 0
+    text = out.read_text()
+    names = [f"r-{number}.svg" for number in (1, 2, 3)]
+    for name in names:
+        assert f"]({name})" in text
+        assert (tmp_path / name).read_text().startswith("<?xml")
+    assert capsys.readouterr().out.rstrip().endswith("pictures: r-1.svg, r-2.svg, r-3.svg")
+    out.unlink()
+    assert main(["report", file, "-o", str(out)]) == 2
+    assert error_tail("r-1.svg", "a file that does not exist") in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        ("r.txt", error_tail("r.txt", "a file that ends in .html or .md")),
+        ("no/r.html", expecting("a folder that exists")),
+        ("there.html", expecting("a file that does not exist")),
+    ],
+)
+def test_where_it_cannot_be_written(output, says, file, tmp_path, capsys):
+    (tmp_path / "there.html").write_text("x")
+    assert main(["report", file, "-o", str(tmp_path / output)]) == 2
+    assert says in capsys.readouterr().err
+    assert (tmp_path / "there.html").read_text() == "x"
+
+
+def test_nodes_over_nights_of_a_store_and_of_files(tmp_path):
+    """4 nodes over 12 nights, of which node 2 takes 20 % longer from the ninth on."""
+    pytest.importorskip("sqlalchemy")
+    from made_stores import figures, summary, write
+
+    store = str(tmp_path / "x.sqlite")
+    slow = [1200 if (node, night >= 8) == (2, True) else 1000
+            for night in range(12) for node in range(4)]  # fmt: skip
+    runs = [summary(f"node{node}", night) for night in range(12) for node in range(4)]
+    write(store, *((one, [figures(time)]) for one, time in zip(runs, slow, strict=True)))
+    page = page_of([store])
+    assert page.title == "Nodes over nights"
+    (section,) = page.sections
+    assert section.commands == [f"torchcoll history {store}"]
+    trace = section.charts[0].charts[0].traces[0]
+    assert trace["y"][0] == "node2" and len(trace["x"]) == 12
+    assert trace["z"][0][8:] == pytest.approx([20] * 4, abs=1)
+    assert trace["meta"]["command"] == f"torchcoll fleet {store} --night {{x}}"
+    # The nights of files are those of history; one file, or one day, has none.
+    for night in range(6):
+        for node in ("a", "b"):
+            members = [{"rank": rank, "host": node} for rank in range(8)]
+            header = {"run_id": f"{night}{node}", "start_utc": f"2026-01-0{night + 1}T20:00:00Z"}
+            save(run(result(), members=members, header=header), tmp_path / f"{night}{node}.jsonl")
+    files = sorted(map(str, tmp_path.glob("*.jsonl")))
+    assert "Nodes over nights" in titles(page_of(files))
+    assert "Nodes over nights" not in titles(page_of(files[:2]))
+
+
+def test_the_same_files_give_the_same_page(drawn):
+    file, page = drawn
+    assert html_text(page_of([file])) == page
+
+
+def test_the_ranks_of_one_capture_are_one_traffic(tmp_path):
+    whole = traffic(ddp)
+    for rank in (0, 1):
+        part = replace(whole, calls={rank: whole.calls[rank]})
+        part.save(tmp_path / f"traffic-rank{rank}.jsonl")
+    page = page_of([str(tmp_path)])
+    (title,) = (one for one in titles(page) if one.startswith("What a training sends"))
+    assert "rank" not in title
+    # A job that began again writes beside: the last one counts, and a note says so.
+    part.save(tmp_path / "traffic-rank1-2.jsonl")
+    replace(part, calls={0: whole.calls[0]}).save(tmp_path / "traffic-rank0-2.jsonl")
+    page = page_of([str(tmp_path)])
+    assert sum(one.startswith("What a training sends") for one in titles(page)) == 1
+    assert "holds 2 captures: this is the last" in html_text(page)
+
+
+def test_pairs_traffic_and_a_log_in_one_page(tmp_path):
+    save(pairs_run(5, slow=3), tmp_path / "pairs.jsonl")
+    traffic(ddp).save(tmp_path / "sent.jsonl")
+    log = tmp_path / "log.txt"
+    log.write_text("host:1:1 [0] NCCL INFO NCCL version 2.21.5+cuda12.4\n")
+    page = page_of([str(tmp_path / name) for name in ("pairs.jsonl", "sent.jsonl", "log.txt")])
+    found = {section.title: section for section in page.sections}
+    for title, words in (
+        ("Who is slow", "show"),
+        ("What a training sends", "show"),
+        ("What the libraries say", "log"),
+    ):
+        assert found[title].commands[0].startswith(f"torchcoll {words} {tmp_path}/")
+    assert "sent.jsonl" not in found["Who is slow"].commands[0]
+    assert found["What a training sends"].commands[0].endswith("/sent.jsonl")
+    (said,) = [one.text for one in page.answers if one.text.startswith("Who is slow: ")]
+    assert "rank 3" in said
+    assert "Every case" not in found
+    assert html_text(page)
+
+
+def test_the_names_given_are_those_of_the_page(tmp_path):
+    """Also of files of a versus or a matrix, which have a name of their own."""
+    labels = {"spec": {"labels": {"cell": "auto"}}}
+    for number, name in enumerate(("first", "second")):
+        header = {**labels, "start_utc": f"2026-01-0{number + 1}T00:00:00Z"}
+        save(sweep(header=header), tmp_path / f"{name}.jsonl")
+    page = page_of([f"oneccl={tmp_path}/first.jsonl", f"gloo={tmp_path}/second.jsonl"])
+    texts = [answer.text for answer in page.answers]
+    assert any(text.startswith("Peak in oneccl on gloo cpu, 8 ranks: ") for text in texts)
+    assert any(text.startswith("Peak in gloo on gloo cpu, 8 ranks: ") for text in texts)
+    assert any(text.startswith("gloo against oneccl: ") for text in texts)
+    grids = [
+        grid for section in page.sections for titled in section.tables for grid in titled.grids
+    ]
+    assert not any("auto" in cell for grid in grids for row in grid.rows for cell in row)
+
+
+def test_every_command_of_a_page_works(file, capsys, monkeypatch):
+    """Options move from command to command; what a page tells people to type moves with them."""
+    monkeypatch.chdir(Path(file).parent)
+    page = page_of([file])
+    commands = [command for section in page.sections for command in section.commands if command]
+    assert any("--view calls" in command for command in commands)
+    for command in commands:
+        program, *words = shlex.split(command)
+        assert program == "torchcoll"
+        if words[0] not in ("plot", "report"):  # which write files
+            assert main(words) in (0, 1), capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""Where a figure comes from, with the numbers of the row filled in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from error_form import error_text
+from handmade import MIB, case, result, run
+
+from torchcoll.cli import main
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.file import save
+from torchcoll.core.result import Reported, Verification
+from torchcoll.questions.check.judging import judge
+from torchcoll.questions.show.explain import asked, explained
+
+
+@pytest.fixture
+def folder(in_tmp_path):
+    # 64 MiB in 1 ms: 67.108864 GB/s; x 2 x 7 / 8 = 117.440512. 1 MiB in 1 ms: 1.048576.
+    small = result(case=case(size_bytes=MIB, collective="broadcast", op=None, root=0))
+    save(run(result(), small), "a.jsonl")
+    return in_tmp_path
+
+
+def lines(capsys):
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_case(folder, capsys):
+    assert main(["show", "a.jsonl", "--explain", "all_reduce", "64M"]) == 0
+    out = lines(capsys)
+    assert out[2] == "a.jsonl: all_reduce 64M float32 sum on gloo, 8 ranks, cpu"
+    assert "algbw: 67.109 GB/s = 67108864 B / 1.000 ms" in out
+    assert "busbw: 117.441 GB/s = 67.109 x 1.75, which is 2 (n - 1) / n for n = 8 ranks" in out
+    assert any(
+        line.startswith("busbw: bus factor: each rank sends n - 1 of the n blocks") for line in out
+    )
+    assert any(line.startswith("clock: host: from before the call until") for line in out)
+    assert any(line.startswith("mode: synchronized: a barrier before every call") for line in out)
+    assert any(line.startswith("verdict: NO REFERENCE for gloo on cpu") for line in out)
+    assert out[-1] == "busbw 117.441 GB/s = 67108864 B / 1.000 ms x 1.75"
+
+
+def test_figures_of_a_source_and_figures_from_its_time(in_tmp_path, capsys):
+    """A source that gives 64 MiB in 1 ms and nothing else: both bandwidths are worked out."""
+    told = result(time_ns={}, cold_ns=[], reported=Reported(1e6, "mean", "max", "host"))
+    save(run(told), "time.jsonl")
+    assert main(["show", "time.jsonl", "--explain", "all_reduce", "64M"]) == 0
+    assert "algbw: 67.109 GB/s = 67108864 B / 1.000 ms" in lines(capsys)
+    own = Reported(None, "mean", "max", "host", algbw_gbps=60.0, busbw_gbps=105.0)
+    save(run(replace(told, reported=own)), "rates.jsonl")
+    assert main(["show", "rates.jsonl", "--explain", "busbw"]) == 0
+    out = lines(capsys)
+    assert out[3].startswith("busbw: 105.000 GB/s as the source has it; bus factor 2 (n - 1) / n:")
+    assert out[-1] == "busbw 105.000 GB/s, as the source has it; no time"
+    assert main(["show", "rates.jsonl", "--explain", "algbw"]) == 0
+    assert lines(capsys)[3] == "algbw: 60.000 GB/s as the source has it"
+
+
+def test_a_metric_of_the_largest_case(folder, capsys):
+    assert main(["show", "a.jsonl", "--explain", "busbw"]) == 0
+    out = lines(capsys)
+    assert out[3] == "(one of 2 rows: name a collective or a size for another)"
+    assert [line.partition(":")[0] for line in out[4:-1]] == ["busbw", "busbw"]
+
+
+def test_what_the_verdict_compares_with():
+    members = [
+        {"rank": r, "host": "vm", "device": f"cuda:{r}", "device_name": "NVIDIA H200"}
+        for r in range(8)
+    ]
+    gpu = case(backend="nccl", device="cuda")
+    # 117.440512 of 370.8 is 31.7 %.
+    measured = run(result(case=gpu), members=members)
+    grid = explained(measured, asked(["verdict"]), judge(measured, "nvswitch-h200"))
+    assert grid.above[1] == (
+        "verdict: busbw 117.441 of 370.8 GB/s, the ring limit of nvswitch-h200 (18 links x 20.6 "
+        "GB/s, NCCL topo.h): 31.7 %; the verdict reads the largest size of each collective"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ("a.jsonl --explain busbv", 2, error_text("explain", "busbv", "a size, or one of time, ")),
+        ("a.jsonl --explain all_gather", 2, error_text("case", "all_gather",
+            "one of the file's: all_reduce 64M, broadcast 1M")),
+        ("a.jsonl --format json --explain busbw", 2,
+            error_text("format", "json", "table with --explain")),
+        ("b.jsonl --explain busbw", 3, error_text("result file", "b.jsonl", "a file that exists")),
+    ],
+)  # fmt: skip
+def test_errors(folder, capsys, words, code, text):
+    assert main(["show", *words.split()]) == code
+    assert capsys.readouterr().err.startswith(f"torchcoll: error: {text}")
+
+
+def test_a_wrong_result_is_in_the_sentence(in_tmp_path, capsys):
+    save(run(result(verification=Verification(checked=100, wrong=7))), "wrong.jsonl")
+    assert main(["show", "wrong.jsonl", "--explain", "64M"]) == 0
+    assert lines(capsys)[0] == (
+        "wrong results, so no figure counts: busbw 117.441 GB/s = 67108864 B / 1.000 ms x 1.75"
+    )
+
+
+def test_the_formulas_are_the_factors():
+    """Each formula in words, worked out by hand for 8 ranks."""
+    by_hand = {"2 (n - 1) / n": 1.75, "(n - 1) / n": 0.875, "1": 1.0}
+    for entry in COLLECTIVES.values():
+        if entry.has_data:
+            assert entry.bus_factor(8) == by_hand[entry.factor[0]], entry.name
+
+
+def test_uneven_blocks_of_coalesced_calls(in_tmp_path, capsys):
+    """4 x 30,000,000 B of the busiest rank in 1 ms: 120 GB/s."""
+    wanted = case(collective="all_to_all_v", op=None, in_place=False, coalesce=4)
+    save(run(result(case=wanted, busiest_bytes=30_000_000)), "a.jsonl")
+    assert main(["show", "a.jsonl", "--explain"]) == 0
+    out = lines(capsys)
+    assert out[-1] == "busbw 120.000 GB/s = 4 x 30000000 B of the busiest rank / 1.000 ms"
+    (busbw,) = (line for line in out if line.startswith("busbw: "))
+    assert busbw.startswith("busbw: 120.000 GB/s = 4 x 30000000 B / 1.000 ms: what the busiest")
+
+
+@pytest.mark.parametrize(
+    ("collective", "reported", "last"),
+    [
+        # 64 MiB in 1 ms. The factor of broadcast is 1 whatever the number of ranks.
+        ("broadcast", {}, "busbw 67.109 GB/s = 67108864 B / 1.000 ms x 1"),
+        ("all_reduce", {"busbw_gbps": 105.0}, "busbw 105.000 GB/s, as the source has it"),
+        ("all_reduce", {}, "time 1.000 ms: no busbw; the number of ranks is not known"),
+        ("hypercube", {"algbw_gbps": 5.0}, "time 1.000 ms: no busbw; the number of ranks is not"),
+    ],
+)
+def test_a_table_without_ranks(in_tmp_path, capsys, collective, reported, last):
+    op, root = ("sum" if collective == "all_reduce" else None), None
+    wanted = case(collective=collective, op=op, root=root)
+    figures = Reported(1e6, "mean", "max", "host", **reported)
+    save(run(result(0, case=wanted, time_ns={}, cold_ns=[], reported=figures)), "a.jsonl")
+    assert main(["show", "a.jsonl", "--explain"]) == 0
+    assert lines(capsys)[-1].startswith(last)
+
+
+def test_a_name_with_blanks(in_tmp_path, capsys):
+    save(run(result()), "my run.jsonl")
+    assert main(["show", "my run.jsonl", "--explain", "all_reduce 64M"]) == 0
+    assert lines(capsys)[2].startswith("my run.jsonl: all_reduce 64M")

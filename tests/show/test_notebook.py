@@ -1,0 +1,61 @@
+"""What a notebook shows of what torchcoll gives back."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from handmade import case, result, run
+
+import torchcoll
+from torchcoll.questions.page.notebook import charts_of
+
+
+def test_a_run_shows_its_verdict_and_its_table():
+    html = run(result())._repr_html_()
+    assert html.startswith("<p><b>NO REFERENCE for gloo on cpu within one host: ")
+    assert html.count("NO REFERENCE") == 1
+    assert "117.441  correct\n" in html
+
+
+def test_what_a_file_holds_is_no_markup():
+    bad = run(result(), header={"spec": {"labels": {"site": "<script>x</script>"}}})
+    assert "<script>" not in bad._repr_html_()
+    assert "site=&lt;script&gt;" in bad._repr_html_()
+
+
+def test_comparisons_and_cold_starts_show_their_answer():
+    compared = torchcoll.compare(run(result()), run(result()))
+    start = "<p><b>the case does not differ by more than 2 % (not judged: only 1 run of each side; "
+    assert compared._repr_html_().startswith(start)
+    cold = torchcoll.cold([run(result(), header={"start_utc": "2026-01-01T00:00:00Z"})])
+    assert compared._repr_html_().count("not judged: only 1 run of each side; ") == 1
+    # 5 ms against a median of 1 ms.
+    assert cold._repr_html_().startswith(
+        "<p><b>on 8 ranks the first call takes 5.00 ms, 5 times a steady call (1.00 ms)"
+    )
+
+
+def test_a_plan_shows_its_calls_and_its_steps():
+    options = {"machine": "8xH100", "batch": "1x8192", "step_ms": 600, "ranks": [64, 128]}
+    plan = torchcoll.plan("llama-3-8b", "fsdp=64", **options)
+    calls, steps = charts_of(plan)
+    assert sum(calls.traces[0]["x"]) == pytest.approx(plan.step.comm_ns[0] * 1e-9, rel=0.001)
+    weak = [trace for trace in steps.traces if trace.get("name") == "same work per rank (weak)"]
+    assert [trace["x"] for trace in weak] == [[64, 128]]
+    assert weak[0]["y"] == pytest.approx([s.step_ns[0] * 1e-9 for s in plan.weak], rel=0.001)
+    # Without a machine: bytes.
+    unpredicted = torchcoll.plan("llama-3-8b", "fsdp=64", batch="1x8192")
+    (sent,) = charts_of(unpredicted)
+    assert sum(sent.traces[0]["x"]) == pytest.approx(unpredicted.step.sent_bytes)
+
+
+def test_pictures_show_themselves(tmp_path):
+    pytest.importorskip("matplotlib")
+    sizes = [result(case=case(size_bytes=n), size_bytes=n) for n in (1024, 4096)]
+    for suffix, kind in (("png", "image/png"), ("svg", "image/svg+xml")):
+        drawn = torchcoll.plot(run(*sizes), tmp_path / f"a.{suffix}")
+        bundle = drawn._repr_mimebundle_()
+        content = (tmp_path / f"a.{suffix}").read_bytes()
+        held = bundle[kind].encode() if suffix == "svg" else base64.b64decode(bundle[kind])
+        assert held == content

@@ -1,0 +1,108 @@
+"""Result files as lines over sizes."""
+
+from __future__ import annotations
+
+import pytest
+from error_form import error_text
+from made_runs import given, make_runs, measured, run
+
+from torchcoll.core.errors import UsageError
+from torchcoll.questions.show.plot import picture_of
+from torchcoll.stats.sides import side
+
+
+def lines_of(*runs, **choices):
+    (lines,) = picture_of([side("", list(runs))], **choices).panels.values()
+    return lines
+
+
+def test_one_launch_is_a_line_of_medians_with_the_spread_of_its_calls():
+    result = measured(1, time_ns={"host": [[100, 200, 300, 400, 500], [1, 1, 1, 1, 1]]})
+    (line,) = lines_of(run(result, measured(9000, size_bytes=1 << 20)))
+    first, last = line.points
+    # Of 100 .. 500 the 5th percentile lies a fifth of the way from the first to the second.
+    assert (first.size_bytes, first.time_ns, first.runs) == (1024, 300, 1)
+    assert (first.low_ns, first.high_ns) == (pytest.approx(120), pytest.approx(480))
+    # 2 ranks: the bus factor of all_reduce, 2 (n - 1) / n, is 1. 1 MiB in 9 us.
+    assert last.busbw_gbps == pytest.approx((1 << 20) / 9000)
+
+
+def test_several_launches_are_pooled_by_their_geometric_mean():
+    (line,) = lines_of(*make_runs([{1024: 200}, {1024: 800}]))
+    (point,) = line.points
+    assert (point.time_ns, point.low_ns, point.high_ns) == (pytest.approx(400), 200, 800)
+    assert point.runs == 2
+
+
+def test_what_differs_in_more_than_the_size_is_another_line():
+    results = [measured(100), measured(100, dtype="bfloat16"), measured(100, collective="reduce")]
+    found = picture_of([side("", [run(*results)])])
+    assert [line.values["dtype"] for line in found.panels["all_reduce"]] == ["float32", "bfloat16"]
+    assert list(found.panels) == ["all_reduce", "reduce"]
+
+
+def test_what_was_varied_on_purpose_makes_lines_and_the_rest_is_told():
+    varied = [
+        run(measured(100), variables={"NCCL_ALGO": name}, environment={"kernel": kernel})
+        for name, kernel in (("Ring", "6.1"), ("Tree", "6.8"))
+    ]
+    found = picture_of([side("a", varied)])
+    assert [line.values["NCCL_ALGO"] for line in found.panels["all_reduce"]] == ["Ring", "Tree"]
+    assert found.notes == ["hidden: the runs of a are not alike in kernel (6.1, 6.8)"]
+
+
+def test_sides_are_never_pooled():
+    one, other = make_runs([100]), make_runs([400], environment={"kernel": "6.8"})
+    found = picture_of([side("a", one), side("b", other)])
+    assert [(x.side, x.points[0].time_ns) for x in found.panels["all_reduce"]] == [
+        ("a", 100),
+        ("b", 400),
+    ]
+    assert found.notes == ["the sides are not alike in kernel (6.1, 6.8)"]
+
+
+def test_a_wrong_result_is_no_point_of_the_line():
+    (line,) = lines_of(run(measured(100, status="wrong"), measured(200, size_bytes=4096)))
+    assert [p.size_bytes for p in line.points] == [4096]
+    assert [(p.size_bytes, p.time_ns) for p in line.doubted] == [(1024, 100)]
+
+
+def test_a_source_without_samples_has_no_spread():
+    (line,) = lines_of(run(given(100.0), source={"tool": "osu"}))
+    assert (line.points[0].low_ns, line.points[0].high_ns) == (None, None)
+
+
+def test_one_rank_has_a_time_and_no_bandwidth():
+    (line,) = lines_of(run(measured(100, ranks=1), ranks=1))
+    assert (line.points[0].time_ns, line.points[0].busbw_gbps) == (100, None)
+
+
+def test_a_rehearsal_says_so():
+    found = picture_of([side("a", [run(measured(100), rehearse=True)])])
+    assert found.notes == ["rehearsals: ranks shared a GPU, and no time means anything"]
+
+
+def test_the_filter():
+    both = run(measured(100), measured(300, size_bytes=1 << 20))
+    (line,) = lines_of(both, filter="size>=1M")
+    assert [p.size_bytes for p in line.points] == [1 << 20]
+    with pytest.raises(UsageError, match="none with a time and a size with dtype=int8"):
+        lines_of(both, filter="dtype=int8")
+
+
+def test_nothing_to_draw():
+    failed = measured(1, status="unsupported", cold_ns=[], time_ns={})
+    with pytest.raises(UsageError, match=error_text("cases", "none with a time and a size", "")):
+        lines_of(run(failed))
+
+
+def test_what_has_no_time_is_counted():
+    failed = [measured(1, status="oom", cold_ns=[], time_ns={}, size_bytes=n) for n in (4096, 8192)]
+    assert picture_of([side("", [run(measured(100), *failed)])]).notes == [
+        "the run ran out of memory (4K, 8K)"
+    ]
+    runs = [
+        run(measured(100), measured(1, status="timeout", time_ns={}, size_bytes=8)),
+        run(measured(100)),
+    ]
+    assert picture_of([side("a", runs)]).notes == ["1 of 2 runs of a timed out (8)"]

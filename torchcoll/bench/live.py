@@ -1,0 +1,299 @@
+"""What rank 0 prints while a run goes on.
+
+``reporter`` picks one of three ways: rows printed one by one, nccl-tests' text, or nothing until
+the end (csv, json, markdown); on a terminal with a line of progress below. Nothing here runs beside
+the measurement: no refresh thread, which would take the interpreter lock from rank 0's timed calls.
+The screen changes only when a case starts or ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torchcoll.core.case import Case, size_case
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import TorchcollError, choice
+from torchcoll.core.plausibility import doubts_of
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.soak_windows import SoakWindow
+from torchcoll.core.summary import P99_CALLS, default_clock, library_of
+from torchcoll.core.units import counted, format_size
+from torchcoll.questions.check.judging import judge
+from torchcoll.questions.check.show import answer_of
+from torchcoll.questions.show.show import (
+    further_grids,
+    row_style,
+    show,
+    without_verdict,
+)
+from torchcoll.report.columns import DIMENSIONS, Column, default_columns, distinct_values
+from torchcoll.report.destination import Destination, ProgressLine, RunProgress
+from torchcoll.report.formats import FORMATS, View
+from torchcoll.report.grid import (
+    Grid,
+    fit,
+    head_lines,
+    hidden_note,
+    legends,
+    print_answer,
+    print_grid,
+    row_line,
+    split_columns,
+)
+from torchcoll.report.header import first_lines, header_lines
+from torchcoll.report.notes import Notes, run_lines
+from torchcoll.report.sample_views import rank_of
+from torchcoll.report.views import pivot_grids
+
+_PATIENCE_S = 2.0
+
+
+def reporter(format: str = "table", quiet: bool = False, verbose: bool = False) -> Reporter:
+    """The reporter for ``--format``. ``quiet``: no header lines and no progress, only results;
+    ``verbose``: header lines of the start and of what measuring costs too.
+
+    Raises UsageError for an unknown format, so that it is said before anything is measured.
+    """
+    choice(format, "format", FORMATS)
+    out = Destination()
+    kind = _Rows if format == "table" else _AtEnd
+    return kind(out, format, quiet, verbose)
+
+
+class Reporter:
+    """Receives what happens on rank 0 in this order: begin, (started, done)..., end.
+
+    A reader that goes away (``| head``) ends the printing and never the run. ``end`` may come from
+    the thread that ends an interrupted run: what the other one says after it is dropped.
+    """
+
+    def __init__(self, out: Destination, format: str, quiet: bool, verbose: bool = False) -> None:
+        self.verbose = verbose
+        self.out = out
+        self.format = format
+        self.quiet = quiet
+        self.run = Run()
+        self.cases: Sequence[Case] = ()
+        self.progress = RunProgress(0)
+        self.latest: CaseResult | None = None
+        # stderr may be a terminal while the table goes into a pipe, or the other way round.
+        terminals = [file for file in (sys.stderr, self.out.file) if file and file.isatty()]
+        width = shutil.get_terminal_size().columns
+        self.line = ProgressLine(terminals[0] if terminals else None, width)
+        self._over = False
+        self._lock = threading.Lock()
+
+    def begin(self, run: Run, cases: Sequence[Case]) -> None:
+        """After set-up, before the first case. ``run`` has its header, members and phases."""
+        self.run, self.cases = run, cases
+        self.progress = RunProgress(len(cases))
+        self._guarded(self._begin)
+
+    def started(self, index: int, case: Case) -> None:
+        self._guarded(self._started, case)
+
+    def note(self, text: str) -> None:
+        """In place of the line of progress, between cases."""
+        texts = [text, *map(slowest_in_window, self.run.windows[-1:])]
+        line = "; ".join(filter(None, texts))
+        self._guarded(lambda: None if self.quiet else self.line.show(line))
+
+    def done(self, result: CaseResult) -> None:
+        self.progress.finished += 1
+        self.latest = result
+        self._guarded(self._done, result)
+
+    def end(self, run: Run) -> None:
+        """After the last case, also of an interrupted run."""
+        self.run = run
+        self._guarded(self._last)
+
+    def _last(self) -> None:
+        try:
+            self._end()
+        finally:
+            self._over = True
+
+    def _guarded(self, action: Callable[..., None], *args: Any) -> None:
+        # A terminal that blocks (Ctrl-S) keeps the lock for ever: then the last table is missing.
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            return
+        try:
+            if not self._over:
+                action(*args)
+                self.out.flush()
+        except (OSError, ValueError):  # ValueError: the file was closed
+            self._over = True
+            with contextlib.suppress(OSError, ValueError):
+                # Python flushes stdout at exit and would complain there: give it somewhere to go.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.file.fileno())
+        finally:
+            self._lock.release()
+
+    def _begin(self) -> None:
+        pass
+
+    def _started(self, case: Case) -> None:
+        if not self.quiet:
+            slowest = slowest_in_calls(self.latest) if self.latest else ""
+            self.line.show(self.progress.text("; ".join(filter(None, (case.describe(), slowest)))))
+
+    def _done(self, result: CaseResult) -> None:
+        pass
+
+    def _end(self) -> None:
+        pass
+
+
+class _AtEnd(Reporter):
+    """Formats for machines: nothing but the document, once it is complete."""
+
+    def _end(self) -> None:
+        self.line.clear()
+        show(self.run, format=self.format, file=self.out.file)
+
+
+class _Rows(Reporter):
+    """Header lines, headings, then a row as each case ends, in columns of fixed width.
+
+    On a terminal too: what has been printed stays. A table that is drawn again and again (rich's
+    Live) left half of itself behind when torchrun wrote its own lines below it at a Ctrl-C.
+    """
+
+    def _begin(self) -> None:
+        self.notes = Notes()
+        self.view = View()
+        clocks = distinct_values([_Clock(case) for case in self.cases], "clock")
+        self.columns, self.widths = stream_columns(self.run, self.cases)
+        self.heads = [column.head for column in self.columns]
+        dropped, self.gap = fit(self.heads, self.widths, self.out.width)
+        self.hidden = hidden_note(self.heads, dropped, self.out.width or 0) if dropped else ""
+        # What does not fit beside the first columns, and may not be left out, comes at the end.
+        self.tables = split_columns(self.heads, self.widths, self.out.width)
+        self.grid = Grid(self.heads, [])
+        self.first = self.tables[0]
+        above = header_lines(self.run, self.cases, clocks=clocks, verbose=self.verbose)
+        shown = [self.heads[i] for table in self.tables for i in table]
+        if not self.quiet:
+            self.out.lines([*above, *legends(shown), ""])
+        widths = [self.widths[i] for i in self.first]
+        self.out.lines_unwrapped(head_lines(self.grid.only(self.first).heads, widths, self.gap))
+
+    def _done(self, result: CaseResult) -> None:
+        row = self.view.row(result, library_of(result.case, self.run.environment))
+        alone = replace(self.run, results=[result], continuations=[])
+        (doubt,) = doubts_of(alone, [row])
+        entry = self.view.entry(result, row, self.notes, doubt)
+        cells = [column.cell(entry) for column in self.columns]
+        self.grid.rows.append(cells)
+        self.grid.styles.append(row_style(entry))
+        shown, widths = [cells[i] for i in self.first], [self.widths[i] for i in self.first]
+        heads = self.grid.only(self.first).heads
+        self.line.clear()
+        self.out.styled(row_line(shown, heads, widths, self.gap), row_style(entry))
+
+    def _end(self) -> None:
+        self.line.clear()
+        for table in self.tables[1:]:
+            self.out.write("\n")
+            print_grid(self.grid.only(table), self.out)
+        rows = [entry.row for entry in self.view.entries(self.run)]
+        below = [] if rows else ["no case has ended"]
+        below += [*self.notes.lines(), *run_lines(self.run, rows)]
+        below += [self.hidden] if self.hidden else []
+        below += [] if self.quiet else first_lines(self.run, total=False, verbose=self.verbose)
+        verdict = judge(self.run, rows=rows)
+        self.out.lines(["", *without_verdict(below, verdict)])
+        further = further_grids(self.run)
+        if len(distinct_values(rows, "backend")) > 1:
+            further = [*self._side_by_side(), *further]
+        for grid in further:
+            self.out.write("\n")
+            print_grid(grid, self.out)
+        if further:
+            self.out.write("\n")
+        print_answer(answer_of(verdict), self.out)
+
+    def _side_by_side(self) -> list[Grid]:
+        """The same cases, a column for each backend."""
+        grids = pivot_grids([self.run], self.view, "backend", "time")
+        return [replace(grid, below=[]) for grid in grids if grid.rows]
+
+
+class _Clock:
+    """The clock that a case will be shown on, as a Row names it."""
+
+    def __init__(self, case: Case) -> None:
+        on_host = case.device == "cpu" or not case.queued
+        self.clock = "host" if on_host else "device"
+
+
+def slowest_in_calls(result: CaseResult) -> str:
+    """``slowest: rank 5 in 62 % of all_reduce 1M``, for a line of progress; '' where
+    calls have no slowest rank: without a barrier before it, a call is longest on the rank that came
+    first.
+    """
+    samples = result.time_ns.get(default_clock(result) or "", [])
+    if result.case.mode != "synchronized" or len(samples) < 2:
+        return ""
+    longest = Counter(call.index(max(call)) for call in zip(*samples, strict=False))
+    if not longest:
+        return ""
+    ((index, calls),) = longest.most_common(1)
+    share = 100 * calls / longest.total()
+    return f"slowest: rank {rank_of(result, index)} in {share:.0f} % of {result.case.describe()}"
+
+
+def slowest_in_window(window: SoakWindow) -> str:
+    """The same of all calls of a window of a soak."""
+    longest: Counter[str] = Counter()
+    for case in window.cases:
+        longest.update(case.slowest)
+    if len(longest) == 0:
+        return ""
+    ((rank, calls),) = longest.most_common(1)
+    share = 100 * calls / longest.total()
+    return f"slowest: rank {rank} in {share:.0f} % of the last {counted(longest.total(), 'call')}"
+
+
+def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[int]]:
+    """Columns, and widths that hold every row to come."""
+    data = [case for case in cases if COLLECTIVES[case.collective].has_data]
+    actual = [_actual_size(case, run.ranks) for case in data]
+    iters = (run.header.get("spec") or {}).get("iters")
+    columns = default_columns(
+        cases,
+        p99=iters is None or iters >= P99_CALLS,
+        resized=any(a != case.size_bytes for a, case in zip(actual, data, strict=True)),
+        has_data=bool(data),
+        algorithm="library_log" in run.header,
+    )
+    sizes = [format_size(n) for n in (*actual, *(case.size_bytes for case in data))]
+    widths = []
+    for column in columns:
+        texts = [column.head.first, column.head.second]
+        if column.key in DIMENSIONS:
+            texts += [str(value) for value in distinct_values(cases, column.key)]
+            if column.key == "group":
+                texts.append(f"{texts[-1]}/{run.ranks}")
+        elif column.key.startswith("size_bytes"):
+            texts += sizes
+        elif column.key == "verified":
+            texts.append("unchecked")
+        widths.append(max(column.head.width, *map(len, texts)))
+    return columns, widths
+
+
+def _actual_size(case: Case, ranks: int) -> int:
+    try:
+        return size_case(case, ranks).size_bytes
+    except TorchcollError:  # splits that do not fit the ranks: that case will say so itself
+        return case.size_bytes

@@ -1,0 +1,288 @@
+"""Show the winning algorithms as tables, markdown, CSV and JSON, and what a checked setting ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import format_ratio, format_size, format_time
+from torchcoll.report.answer import Answer
+from torchcoll.report.formats import Forms, print_results, select_fields, without_none
+from torchcoll.report.grid import Grid, Head
+from torchcoll.report.header import kind_texts
+from torchcoll.report.notes import footer_lines
+
+if TYPE_CHECKING:
+    from torchcoll.parts.curves.algorithms import Algorithms
+    from torchcoll.parts.curves.contest import CellAt, SizeContest, Table
+    from torchcoll.parts.curves.forced_check import LoggedCase
+
+
+SCHEMA = "torchcoll-algorithms/1"
+_MOST_TIED = 2  # further names are counted
+_STYLES = {"near-optimal": "green", "beaten": "red", "inconclusive": "yellow"}
+_LEGEND = (
+    "regret: AUTO's time over that of the best forced cell, which is chosen without the run "
+    "that it is timed by; its 95 % interval is that against the truly best one",
+    "(or ...): ties, cells that are not shown to be slower",
+)
+
+
+def show_algorithms(
+    results: Sequence[Algorithms], format: str = "table", file: TextIO | None = None
+) -> None:
+    """Print what ``algorithms`` found. Raises UsageError for an unknown format."""
+    print_results(
+        [
+            Forms(algorithms_grids(result), algorithms_object(result), _records(result))
+            for result in results
+        ],
+        format,
+        file,
+    )
+
+
+def algorithms_grids(result: Algorithms) -> list[Grid]:
+    titles = kind_texts([table.common for table in result.tables])
+    grids = [
+        Grid([], [], above=[f"times: {result.reading}, geometric mean over the runs", *_LEGEND])
+    ]
+    for table, title in zip(result.tables, titles, strict=True):
+        sizes = _sizes_grid(table, title)
+        # With a single table, its statement is the answer.
+        statement = table.statement(result.threshold) if len(result.tables) > 1 else ""
+        sizes.below = _conclusions(table, statement)
+        grids += [sizes, _cells_grid(table)]
+    return [*grids, Grid([], [], below=_below(result), answer=algorithms_answer(result, titles))]
+
+
+def algorithms_answer(result: Algorithms, titles: Sequence[str]) -> Answer:
+    """How AUTO compares in each table; the winners if a table has no AUTO."""
+    texts, results = [], set()
+    for table, title in zip(result.tables, titles, strict=True):
+        text = table.statement(result.threshold)
+        results |= {size.result for size in table.sizes}
+        if not text:
+            spans = [f"{_span(o.low_bytes, o.high_bytes)} {o.winner.name}" for o in table.ranges]
+            text = f"best: {', '.join(spans)}" if spans else "no forced cell was right"
+        if table.wrong:
+            text += f"; WRONG RESULTS of {', '.join(table.wrong)}"
+            results.add("beaten")
+        texts.append(one_line(f"{title}: {text}" if len(titles) > 1 else text))
+    kinds = (("beaten", "bad"), ("inconclusive", "doubt"), ("near-optimal", "good"))
+    return Answer("; ".join(texts), next((kind for name, kind in kinds if name in results), ""))
+
+
+def _sizes_grid(table: Table, title: str) -> Grid:
+    heads = [Head("size", repeat=True), Head("best", left=True), Head("time", "(best)")]
+    auto = any(size.auto for size in table.sizes)
+    if auto:
+        heads += [Head("time", "(AUTO)"), Head("regret"), Head("95 %")]
+        heads.append(Head("AUTO", left=True))
+        chose = any(size.auto and size.auto.choices for size in table.sizes)
+        if chose:
+            heads.append(Head("AUTO chose", left=True, drop=1))
+    rows, styles = [], []
+    for size in table.sizes:
+        best_ns = size.best.time_ns if size.best else None
+        row = [format_size(size.size_bytes), _best_text(size), format_time(best_ns)]
+        if auto:
+            interval = "-"
+            if size.high is not None:
+                interval = f"{format_ratio(size.low)} to {format_ratio(size.high)}"
+            elif size.low is not None:
+                interval = f"from {format_ratio(size.low)}"
+            result = f"{size.result} ({one_line(size.reason)})"
+            if not size.result:
+                result = f"AUTO {size.auto.state}" if size.auto else "no AUTO"
+            auto_ns = size.auto.time_ns if size.auto else None
+            row += [format_time(auto_ns), format_ratio(size.stated_regret), interval, result]
+            if chose:
+                row.append(_choices_text(size.auto.choices) if size.auto else "-")
+        rows.append(row)
+        styles.append(_STYLES.get(size.result, ""))
+    counts = {len(at.values) for size in table.sizes for at in size.cells if at.values}
+    runs = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts, default=0)}"
+    cells = len(table.cells)
+    above = f"{title}: {cells} forced cell{'s' if cells > 1 else ''}, runs a cell: {runs}"
+    return Grid(heads, rows, [above], styles=styles)
+
+
+def _conclusions(table: Table, statement: str) -> list[str]:
+    lines = []
+    for span in table.ranges:
+        ties = f" (or {', '.join(map(one_line, span.ties))})" if span.ties else ""
+        sizes_of_it = _span(span.low_bytes, span.high_bytes)
+        lines.append(f"{sizes_of_it}: {one_line(span.winner.name)}{ties}")
+    if statement:
+        lines.append(one_line(statement))
+    for name, sizes in table.wrong.items():
+        sizes_list = ", ".join(map(format_size, sizes))
+        lines.append(f"WRONG RESULTS: {one_line(name)} at {sizes_list}; it wins at no size")
+    # Cells for which the log names another algorithm than requested.
+    ran: dict[tuple[str, str], list[int]] = {}
+    for size in table.sizes:
+        for at in size.cells:
+            for choice in at.disobeyed:
+                ran.setdefault((at.cell.name, choice.label), []).append(size.size_bytes)
+    for (name, label), sizes in ran.items():
+        ran_text = f"{one_line(name)} ran {one_line(label)}, not what was asked"
+        lines.append(f"{ran_text}, at {sizes_text(sizes)}")
+    return lines
+
+
+def _span(low: int, high: int) -> str:
+    return " to ".join(dict.fromkeys((format_size(low), format_size(high))))
+
+
+def _best_text(size: SizeContest) -> str:
+    if size.best is None:
+        return "none was right" if size.cells else "none was run"
+    name = size.best.cell.name
+    ties = [name_of_tie for name_of_tie in size.tied if name_of_tie != name]
+    if not ties:
+        return one_line(name)
+    more = len(ties) - _MOST_TIED
+    tie_names = [*map(one_line, ties[:_MOST_TIED]), *([f"{more} more"] if more > 0 else [])]
+    return f"{one_line(name)} (or {', '.join(tie_names)})"
+
+
+def _choices_text(choices: Iterable[Any]) -> str:
+    return ", ".join(dict.fromkeys(one_line(c.text) for c in choices)) or "-"
+
+
+def _cells_grid(table: Table) -> Grid:
+    """The time of each cell over AUTO's; without AUTO, over that of the best cell."""
+    cells = [cell.name for cell in table.cells]
+    auto = any(size.auto and size.auto.values for size in table.sizes)
+    heads = [Head("size", repeat=True), *(Head(one_line(name)) for name in cells)]
+    rows = []
+    for size in table.sizes:
+        at = {cell.cell.name: cell for cell in size.cells}
+        base = size.auto if auto else size.best
+        row = [format_size(size.size_bytes)]
+        for name in cells:
+            cell = at.get(name)
+            if cell is None or (cell.time_ns and not (base and base.time_ns)):
+                row.append("-")
+            elif cell.time_ns and base and base.time_ns:
+                mark = "!" if name in table.wrong else "~" if auto and not cell.shown else ""
+                row.append(f"{mark}{cell.time_ns / base.time_ns:.2f}")
+            else:
+                row.append(one_line(cell.state) if cell.state != "ok" else "-")
+        rows.append(row)
+    what = "AUTO's time" if auto else "the best one's time"
+    marks = ["~: not shown to differ"] if auto else []
+    marks += ["!: wrong at another size, not judged"] if table.wrong else []
+    above = ["; ".join([f"time as a multiple of {what}", *marks])]
+    below = []
+    for name in cells if auto else ():
+        cells_of_name = [at for size in table.sizes for at in size.cells if at.cell.name == name]
+        shown = [1 / at.ratio.ratio for at in cells_of_name if at.shown and at.ratio]
+        if not shown:
+            continue
+        low, high = f"{min(shown):.2f}", f"{max(shown):.2f}"
+        span = low if low == high else f"{low} to {high}"
+        shown_text = f"shown at {len(shown)} of {len(cells_of_name)} sizes"
+        below.append(f"{one_line(name)}: {span} x AUTO's time ({shown_text})")
+    return Grid(heads, rows, above, below)
+
+
+def sizes_text(sizes: Sequence[int]) -> str:
+    texts = list(map(format_size, sizes))
+    return ", ".join(texts if len(texts) < 6 else [*texts[:2], "...", texts[-1]])
+
+
+def _below(result: Algorithms) -> list[str]:
+    lines = [
+        f"no result: {one_line(cell)} ({one_line(why)})" for cell, why in result.missing.items()
+    ]
+    lines += footer_lines(result.notes, result.runs)
+    if result.comparisons:
+        noun = "comparison" if result.comparisons == 1 else "comparisons"
+        lines.append(
+            "p: t of AUTO against each cell in log figure ~ cell + run number by start time, "
+            f"Holm over {result.comparisons} {noun}; below 0.05 counts"
+        )
+    return lines
+
+
+def algorithms_object(result: Algorithms) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        **select_fields(result, "threshold comparisons missing"),
+        "notes": footer_lines(result.notes, result.runs),
+        "tables": [
+            {
+                "case": without_none(table.common),
+                **select_fields(table, "hosts? library"),
+                "statement": table.statement(result.threshold) or None,
+                **select_fields(table, "wrong unchecked"),
+                "cells": {cell.name: dict(cell.settings) for cell in table.cells},
+                "ranges": [
+                    select_fields(
+                        winner_range, "low_bytes high_bytes winner=winner.name others=ties"
+                    )
+                    for winner_range in table.ranges
+                ],
+                "rows": [
+                    {**_size_record(size), "cells": list(map(_cell_record, size.cells))}
+                    for size in table.sizes
+                ],
+            }
+            for table in result.tables
+        ],
+    }
+
+
+def _records(result: Algorithms) -> list[dict[str, Any]]:
+    """One object for each size of each table."""
+    return [
+        {**without_none(table.common), **_size_record(size)}
+        for table in result.tables
+        for size in table.sizes
+    ]
+
+
+def _size_record(size: SizeContest) -> dict[str, Any]:
+    names = "best_ns=best.time_ns auto_ns=auto.time_ns regret=stated_regret"
+    names += " regret_low=low regret_high=high"
+    return {
+        **select_fields(size, "size_bytes best=best.cell.name"),
+        "ties": ", ".join(size.tied) or None,
+        **select_fields(size, f"{names} result? reason? runs_needed=needed"),
+        "auto_chose": (
+            _choices_text(size.auto.choices) if size.auto and size.auto.choices else None
+        ),
+    }
+
+
+def _cell_record(at: CellAt) -> dict[str, Any]:
+    return {
+        **select_fields(at, "cell=cell.name status=state"),
+        "runs": len(at.values),
+        "median_ns": at.time_ns,
+        "of_auto": 1 / at.ratio.ratio if at.ratio else None,
+        "p_value": at.p_value,
+        "chose": _choices_text(at.choices) if at.choices else None,
+        "as_asked": not at.disobeyed if at.choices else None,
+    }
+
+
+def ran_lines(ran: Sequence[LoggedCase], cases: int) -> list[str]:
+    """Lines on what ran. ran: the cases that the log covers; cases: how many were launched."""
+    if not ran:
+        return ["what ran is not known: the runs kept no log of the library (--library-log)"]
+    mismatched: dict[tuple[str, str, str], dict[int, None]] = {}
+    for case in ran:
+        if case.mismatches:
+            key = case.collective, ", ".join(case.mismatches), case.requested
+            mismatched.setdefault(key, {})[case.size_bytes] = None
+    right = sum(not case.mismatches for case in ran)
+    of = f"{len(ran)} cases" + (f" in the log, of {cases}" if len(ran) < cases else "")
+    lines = [f"the library's log: as exported in {right} of {of}"]
+    for (collective, names, asked), sizes in mismatched.items():
+        text = f"{collective} ran {names}, not {asked}, at {sizes_text(list(sizes))}"
+        lines.append(f"NOT AS EXPORTED: {one_line(text)}")
+    return lines

@@ -1,0 +1,247 @@
+"""``torchcoll curve``, ``scaling`` and ``model``: laws over sizes and ranks."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from torchcoll.core.errors import ExitCode, UsageError, choice, tell
+from torchcoll.reading.inputs import add_over_ranks
+
+if TYPE_CHECKING:
+    from torchcoll.parts.curves.model_check import CheckedModel
+    from torchcoll.parts.curves.validation import Simulated, Validation
+
+
+def scaling_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="result files or folders; each is a run")
+    add(
+        "--sizes",
+        metavar="LIST",
+        help=("sizes to show, such as 1K,1M (default: a small, a medium and a large one)"),
+    )
+    add("--link-gbps", metavar="N", help="limit of busbw in GB/s; the share of it is shown")
+    add("--format", default="table", help="table (default), markdown, csv or json")
+    add("--plot", metavar="FILE", help="write a picture of time and speed-up (.png, .svg, .pdf)")
+    add("--force", action="store_true", help="replace the picture")
+
+
+def run_scaling(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.units import parse_size
+    from torchcoll.parts.curves.scaling import scaling
+    from torchcoll.parts.curves.scaling_show import show_scaling
+    from torchcoll.questions.show.plot import plot
+    from torchcoll.report.formats import FORMATS, print_notes
+    from torchcoll.report.pictures import check_path
+
+    choice(options.format, "format", FORMATS)
+    if options.plot:
+        check_path(options.plot, options.force)
+    sizes = [parse_size(text, "sizes") for text in (options.sizes or "").split(",") if text]
+    link = _number(options.link_gbps)
+    curves = scaling(options.files, sizes=sizes, link_gbps=link)
+    show_scaling([curves], options.format)
+    print_notes(curves, options.format)
+    if options.plot:
+        plot(curves, options.plot)
+        tell(f"torchcoll: picture: {options.plot}")
+    return ExitCode.OK
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise UsageError("link-gbps", text, "a number of GB/s above 0") from None
+
+
+def transitions_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="result files or folders; runs are pooled")
+    add_over_ranks(parser)
+    add("--refine", action="store_true", help="print the sizes that would narrow each transition")
+    add("--format", default="table", help="table (default), markdown, csv or json")
+    add(
+        "--plot",
+        metavar="FILE",
+        help="write a picture of laws and transitions (.png, .svg, .pdf)",
+    )
+    add("--force", action="store_true", help="replace the picture")
+
+
+def run_transitions(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.summary import OVER_RANKS
+    from torchcoll.parts.curves.transitions import transitions
+    from torchcoll.parts.curves.transitions_show import show_transitions
+    from torchcoll.questions.show.plot import plot
+    from torchcoll.report.formats import FORMATS, print_notes
+    from torchcoll.report.pictures import check_path
+
+    choice(options.format, "format", FORMATS)
+    choice(options.over_ranks, "over-ranks", OVER_RANKS)
+    if options.plot:
+        check_path(options.plot, options.force)
+    curves = transitions(options.files, over_ranks=options.over_ranks)
+    show_transitions([curves], options.format, refine=options.refine)
+    print_notes(curves, options.format)
+    if options.plot:
+        plot(curves, options.plot)
+        tell(f"torchcoll: picture: {options.plot}")
+    return ExitCode.OK
+
+
+def model_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
+    fit = actions.add_parser("fit", help="fit laws over sizes and ranks to result files")
+    add = fit.add_argument
+    add("files", nargs="+", metavar="FILE", help="result files or folders; runs are pooled")
+    add(
+        "-o",
+        "--output",
+        default="machine.json",
+        metavar="FILE",
+        help="model file to write (default: %(default)s)",
+    )
+    add("--force", action="store_true", help="replace the file")
+    add(
+        "--concurrent",
+        action="store_true",
+        help=("fit the calls measured with --concurrent work instead of those measured alone"),
+    )
+    predict = actions.add_parser("predict", help="predict times and busbw, with 90 %% intervals")
+    add = predict.add_argument
+    add(
+        "machine",
+        metavar="MACHINE",
+        help=(
+            "what `model fit` wrote, or a machine that others measured, such as 8xH100 "
+            "(list: all of them)"
+        ),
+    )
+    add("--ranks", metavar="LIST", help="numbers of ranks, such as 8,12 or 8..4096 (doubling)")
+    add(
+        "--hosts", type=int, metavar="N", help="number of hosts (default: as few as the ranks fill)"
+    )
+    add("--sizes", metavar="LIST", help="sizes in bytes, such as 1K,25M or 1K..1G (by 4)")
+    add("--collective", metavar="NAME", help="predict this collective only")
+    add("--format", default="table", help="table (default), markdown, csv or json")
+    validate = actions.add_parser(
+        "validate",
+        help=("show how wrong a model is: on left-out sizes and ranks, or against another run"),
+    )
+    add = validate.add_argument
+    add("files", nargs="+", metavar="FILE", help="result files or folders; runs are pooled")
+    add(
+        "--predicted",
+        metavar="FILE",
+        help=("a model fitted on other runs, or a simulator's times, to check against these runs"),
+    )
+    add("--format", default="table", help="table (default), markdown, csv or json")
+    add(
+        "--plot",
+        metavar="FILE",
+        help=("write a picture of predicted and measured times and the errors (.png, .svg, .pdf)"),
+    )
+    add("--force", action="store_true", help="replace the picture")
+
+
+def run_model(options: argparse.Namespace) -> ExitCode:
+    actions = {"fit": _fit, "predict": _predict, "validate": _validate}
+    return actions[options.action](options)
+
+
+def _fit(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.parts.curves.model_file import model_text
+    from torchcoll.parts.curves.model_fit import fit_model
+    from torchcoll.parts.curves.model_show import show_fit
+    from torchcoll.report.destination import check_new, write_file
+
+    check_new(options.output, "output", options.force)
+    fitted = fit_model(options.files, options.concurrent)
+    write_file(options.output, model_text(fitted.model), "output", options.force)
+    if options.output != "-":
+        show_fit(fitted)
+        tell(f"torchcoll: model: {options.output}")
+    return ExitCode.OK
+
+
+def _predict(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.units import parse_ranks, parse_sizes
+    from torchcoll.parts.curves.machines_show import show_machines
+    from torchcoll.parts.curves.model_show import show_predictions
+    from torchcoll.parts.curves.named_machines import LIST, find_machine
+    from torchcoll.parts.curves.predictions import predict_all
+    from torchcoll.report.formats import FORMATS
+
+    choice(options.format, "format", FORMATS)
+    if options.machine == LIST:
+        show_machines(options.format)
+        return ExitCode.OK
+    for name in ("ranks", "sizes"):
+        if getattr(options, name) is None:
+            raise UsageError(name, "none", f"--{name} LIST")
+    ranks, sizes = parse_ranks(options.ranks), parse_sizes(options.sizes)
+    machine = find_machine(options.machine)
+    rows = predict_all(machine, ranks, sizes, options.collective, options.hosts)
+    show_predictions(machine, rows, options.format)
+    return ExitCode.OK
+
+
+def _validate(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.file import is_model
+    from torchcoll.parts.curves.model_check import check_model
+    from torchcoll.parts.curves.model_file import load_model
+    from torchcoll.parts.curves.validation import validate, validate_predicted
+    from torchcoll.parts.curves.validation_show import (
+        errors_figure,
+        show_checked,
+        show_simulated,
+        show_validation,
+    )
+    from torchcoll.report.formats import FORMATS, print_notes
+    from torchcoll.report.pictures import check_path, write_figure
+
+    choice(options.format, "format", FORMATS)
+    if options.plot:
+        check_path(options.plot, options.force)
+    validation: Validation | CheckedModel | Simulated
+    missing: list[str] = []
+    if options.predicted and is_model(options.predicted):
+        checked = check_model(load_model(options.predicted), options.files)
+        show_checked(checked, options.format)
+        validation = checked
+    elif options.predicted:
+        simulated = validate_predicted(options.predicted, options.files)
+        show_simulated(simulated, options.format)
+        validation, missing = simulated, simulated.missing
+    else:
+        left_out = validate(options.files)
+        show_validation(left_out, options.format)
+        validation = left_out
+    print_notes(validation, options.format)
+    if options.plot:
+        write_figure(errors_figure(validation), options.plot)
+        tell(f"torchcoll: picture: {options.plot}")
+    for text in missing:
+        tell(f"torchcoll: {options.predicted} is not complete: {text}")
+    return ExitCode.FAILED if missing else ExitCode.OK
+
+
+COMMANDS = {
+    "model": (
+        "fit, use and validate a model of a machine",
+        model_arguments,
+        run_model,
+    ),
+    "curve": (
+        "find the sizes at which the behaviour changes",
+        transitions_arguments,
+        run_transitions,
+    ),
+    "scaling": (
+        "show how times and first calls grow with the ranks",
+        scaling_arguments,
+        run_scaling,
+    ),
+}

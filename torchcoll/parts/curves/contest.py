@@ -1,0 +1,364 @@
+"""Decide which forced algorithm wins at each size, and how much AUTO loses to it.
+
+Runs are the replicates. AUTO is compared with a cell as ``compare`` compares two sides
+(stats/statistics.py): the model includes drift over the runs, and runs that are outliers over all
+comparisons are left out of all cases. There are three questions:
+
+* Is AUTO beaten? The model's t tests AUTO against every forced cell at every size, corrected by
+  Holm over all of them. No cell is selected first, so there is no winner's curse. AUTO is beaten if
+  p is below 0.05 and the difference is above the threshold.
+* Is AUTO near-optimal? It is if the 95 % interval of its regret ends below the threshold. A table
+  is called near-optimal only if every size is; such a statement about all sizes needs no correction
+  (R. L. Berger, Technometrics 24 (1982) 295).
+* Which cell wins? The cells that may be the best are ties. Neighbouring sizes with a common winner
+  form one range.
+
+A cell with a wrong result at one size cannot win at any size: its other results are not reliable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchcoll.core.result import Choice
+from torchcoll.core.units import counted, format_percent, format_size
+from torchcoll.parts.curves.forced_cells import Forced
+from torchcoll.parts.curves.regret import (
+    fit_drift,
+    may_be_best,
+    regret,
+    regret_interval,
+    winner_spans,
+)
+from torchcoll.questions.comparison.results import p_text
+from torchcoll.stats.holm import holm
+from torchcoll.stats.needed import asked, runs_needed, runs_to_bound
+from torchcoll.stats.ratios import LEVEL, Ratio, geometric
+from torchcoll.stats.statistics import (
+    FEWEST,
+    Figures,
+    Outlier,
+    common_share,
+    outliers,
+    plain_ratio,
+    side_ratio,
+)
+
+
+@dataclass
+class CellAt:
+    """One cell at one size.
+
+    values: the time of each run in ns.
+    state: ok, or why there is no time (wrong, oom, ...).
+    choices: what the log names; disobeyed: those of them that differ from the request.
+    ratio: AUTO / cell.
+    p_value: of this ratio, corrected by Holm over the whole command.
+    runs, starts: the number and start time (in seconds; None if unknown) of each value's run.
+    """
+
+    cell: Forced
+    values: tuple[float, ...]
+    state: str
+    choices: tuple[Choice, ...]
+    disobeyed: tuple[Choice, ...]
+    ratio: Ratio | None = None
+    p_value: float | None = None
+    runs: tuple[int, ...] = ()
+    starts: tuple[float | None, ...] = ()
+
+    def numbers(self, order: Mapping[float, float]) -> tuple[float, ...]:
+        """The position of each run in time. order: start time -> position."""
+        return tuple(order[start] for start in self.starts if start is not None)
+
+    def leave_out(self, runs: Collection[int]) -> None:
+        keep = [i for i, run in enumerate(self.runs) if run not in runs]
+        self.values = tuple(self.values[i] for i in keep)
+        self.starts = tuple(self.starts[i] for i in keep)
+        self.runs = tuple(self.runs[i] for i in keep)
+
+    @property
+    def time_ns(self) -> float | None:
+        return geometric(self.values)
+
+    @property
+    def shown(self) -> bool:
+        """Whether the cell is shown to differ from AUTO."""
+        return self.p_value is not None and self.p_value < LEVEL
+
+
+@dataclass
+class SizeContest:
+    """The cells at one size.
+
+    best: the fastest forced cell with right results. tied: the names of cells that may be the best.
+    regret, low, high: AUTO's time over that of the best cell, with its 95 % interval.
+    result, reason: beaten, near-optimal or inconclusive, and why.
+    stated_regret: the regret where it has an interval, else None.
+    needed: the runs of each cell that would decide an inconclusive result.
+    """
+
+    size_bytes: int
+    auto: CellAt | None
+    cells: list[CellAt]
+    best: CellAt | None = None
+    tied: list[str] = field(default_factory=list)
+    regret: float | None = None
+    low: float | None = None
+    high: float | None = None
+    result: str = ""
+    reason: str = ""
+    needed: int | None = None
+
+    @property
+    def stated_regret(self) -> float | None:
+        return self.regret if self.low is not None or self.high is not None else None
+
+    @property
+    def auto_ahead(self) -> bool:
+        """Whether AUTO is shown to be faster than every forced cell with right results."""
+        rivals = [cell for cell in self.cells if cell.values]
+        return bool(rivals) and all(c.shown and c.ratio and c.ratio.ratio < 1 for c in rivals)
+
+
+@dataclass(frozen=True)
+class WinnerRange:
+    """Neighbouring measured sizes with one winner. ties: cells that tie with it at all of them."""
+
+    low_bytes: int
+    high_bytes: int
+    winner: Forced
+    ties: tuple[str, ...] = ()
+
+
+@dataclass
+class Table:
+    """Cases that differ only in the size and in the forced variables. hosts: 0 if unknown."""
+
+    common: dict[str, Any]
+    hosts: int
+    library: str | None
+    sizes: list[SizeContest]
+    ranges: list[WinnerRange]
+    wrong: dict[str, list[int]]  # forced cell -> sizes
+    unchecked: list[str]  # cells whose results nobody verified
+    uneven: list[str]  # cells whose runs measured different sizes
+
+    @property
+    def cells(self) -> list[Forced]:
+        return list({at.cell.name: at.cell for size in self.sizes for at in size.cells}.values())
+
+    def statement(self, threshold: float) -> str:
+        """How AUTO compares with the forced cells, in a sentence; '' if the table has no AUTO."""
+        judged = [size for size in self.sizes if size.result]
+        if not judged:
+            return ""
+        right = len(self.cells) - len(self.wrong)
+        among = f"the best of {right} forced cells" if right > 1 else "the one forced cell"
+        # By Holm's p, as for "beaten": separate bounds at many sizes would name some by chance.
+        faster = [size for size in judged if size.auto_ahead]
+        ahead = [f"faster than every forced cell at {self._spans(faster)}"] if faster else []
+        if all(size.result == "near-optimal" for size in self.sizes):
+            most = max(size.high or 0.0 for size in judged)
+            extent = f"at most {format_percent(round(max(most - 1, 0.0), 4))} slower than {among}"
+            return "; ".join(
+                [f"AUTO is near-optimal at every size measured: {extent} (95 %)", *ahead]
+            )
+        texts = []
+        beaten = [size for size in judged if size.result == "beaten"]
+        if beaten:
+            most = max(size.regret or 0.0 for size in beaten)
+            texts.append(f"AUTO is beaten at {self._spans(beaten)} (regret up to {most:.2f})")
+        inconclusive = [size for size in judged if size.result == "inconclusive"]
+        if inconclusive:
+            needed = [size.needed for size in inconclusive]
+            run_counts = [number for number in needed if number]
+            decided = f" ({max(run_counts)} runs a cell would decide it)" if len(
+                run_counts) == len(needed) else ""  # fmt: skip
+            texts.append(f"inconclusive at {self._spans(inconclusive)}{decided}")
+        near = [size for size in judged if size.result == "near-optimal"]
+        if near:
+            texts.append(
+                f"near-optimal (within {format_percent(threshold)}) at {self._spans(near)}"
+            )
+        if not_judged := [size for size in self.sizes if not size.result]:
+            texts.append(f"not judged at {self._spans(not_judged)}")
+        text = "; ".join([*texts, *ahead])
+        return text if beaten else f"AUTO: {text}"
+
+    def _spans(self, sizes: Sequence[SizeContest]) -> str:
+        """Sizes such as ``1K to 4K, 1M``, with neighbouring measured sizes as one span."""
+        indexes = [
+            i for i, size in enumerate(self.sizes) if any(size is member for member in sizes)
+        ]
+        spans: list[list[int]] = []
+        for index in indexes:
+            if spans and index == spans[-1][1] + 1:
+                spans[-1][1] = index
+            else:
+                spans.append([index, index])
+        ends = [[format_size(self.sizes[i].size_bytes) for i in span] for span in spans]
+        return ", ".join(a if a == b else f"{a} to {b}" for a, b in ends)
+
+
+@dataclass(frozen=True)
+class Tests:
+    """The tests of AUTO against every cell.
+
+    left_out: runs that are left out of all cases.
+    in_order: whether the start times of all runs are known.
+    interleaved: whether no cell ran entirely before or after AUTO.
+    """
+
+    comparisons: int
+    left_out: list[Outlier]
+    in_order: bool
+    interleaved: bool
+
+
+def judge(tables: Sequence[Table], threshold: float) -> Tests:
+    """Judge the tables: sets the winners and results of each size, and the ranges of each table."""
+    all_cells = [c for t in tables for s in t.sizes for c in (s.auto, *s.cells) if c is not None]
+    starts = {start for cell in all_cells for start in cell.starts}
+    # The position of each run in time; runs that start in the same second share a position.
+    known_starts = sorted(start for start in starts if start is not None)
+    order = {start: float(number) for number, start in enumerate(known_starts)}
+    in_order = None not in starts
+    pairs = [pair for table in tables for pair in _pairs(table, order, in_order).values()]
+    left_out = outliers([figures for cell_pairs in pairs for figures, _ in cell_pairs])
+    for cell in all_cells:
+        cell.leave_out([outlier.run[1] for outlier in left_out])
+    tested, interleaved = [], True
+    right: dict[int, list[CellAt]] = {}  # by id of the size
+    for table in tables:
+        for cell_pairs in _pairs(table, order, in_order).values():
+            share = common_share([figures for figures, _ in cell_pairs])
+            for figures, cell in cell_pairs:
+                judged = min(len(figures.of(0)), len(figures.of(1))) >= FEWEST
+                cell.ratio = side_ratio(figures, share) if judged else plain_ratio(figures)
+                interleaved = interleaved and figures.interleaved
+                if cell.ratio.p_value is not None and cell.cell.name not in table.wrong:
+                    tested.append(cell)
+        for size in table.sizes:
+            right[id(size)] = [c for c in size.cells if c.values and c.cell.name not in table.wrong]
+            _winners(size, right[id(size)], order if in_order else None, threshold)
+    adjusted = holm([c.ratio.p_value or 0.0 for c in tested if c.ratio])
+    for cell, p in zip(tested, adjusted, strict=True):
+        cell.p_value = p
+    for table in tables:
+        for size in table.sizes:
+            if size.regret is not None:
+                _result(size, right[id(size)], len(tested), threshold)
+        table.ranges = _ranges(table)
+    return Tests(len(tested), left_out, in_order, interleaved)
+
+
+def _pairs(
+    table: Table, order: Mapping[float, float], in_order: bool
+) -> dict[str, list[tuple[Figures, CellAt]]]:
+    """The values of each cell and of AUTO (the second side) at every size that both have."""
+    pairs: dict[str, list[tuple[Figures, CellAt]]] = {}
+    for size in table.sizes:
+        auto = size.auto
+        for cell in size.cells:
+            if auto and auto.values and cell.values:
+                figures = Figures(
+                    (*cell.values, *auto.values),
+                    (*((0, n) for n in cell.runs), *((1, n) for n in auto.runs)),
+                    (*cell.numbers(order), *auto.numbers(order)) if in_order else None,
+                )
+                pairs.setdefault(cell.cell.name, []).append((figures, cell))
+    return pairs
+
+
+def _winners(
+    size: SizeContest,
+    right: Sequence[CellAt],
+    order: Mapping[float, float] | None,
+    threshold: float,
+) -> None:
+    """Set the best cell, its ties and the regret of a size, from values without the drift."""
+    if not right:
+        return
+    auto = size.auto if size.auto and size.auto.values else None
+    cells_by_name = {cell.cell.name: cell for cell in (*right, *([auto] if auto else []))}
+    values = {name: cell.values for name, cell in cells_by_name.items()}
+    numbers = (
+        {name: cell.numbers(order) for name, cell in cells_by_name.items()}
+        if order is not None
+        else None
+    )
+    drift = fit_drift(values, numbers)
+    level = drift.without_drift(values, numbers or {})
+    names = [cell.cell.name for cell in right]
+    size.best = min(right, key=lambda cell: geometric(level[cell.cell.name]) or math.inf)
+    size.tied = may_be_best({name: level[name] for name in names}, threshold, drift)
+    if auto is None:
+        return
+    size.regret = regret(level[auto.cell.name], {name: level[name] for name in names})
+    low, high = regret_interval([cell.ratio for cell in right if cell.ratio])
+    # Estimate and interval come from two methods: in 1 % of cases the estimate is just outside.
+    size.low = None if low is None else min(low, size.regret)
+    size.high = None if high is None else max(high, size.regret)
+
+
+def _result(size: SizeContest, cells: Sequence[CellAt], tested: int, threshold: float) -> None:
+    limit = 1 + threshold
+    beating = [c for c in cells if c.shown and c.ratio and c.ratio.ratio > limit]
+    if beating:
+        first = min(beating, key=lambda c: c.p_value or 0.0)
+        size.result, size.reason = "beaten", f"by {first.cell.name}, {p_text(first.p_value or 0)}"
+        return
+    if size.high is not None and size.high < limit:
+        size.result, size.reason = "near-optimal", f"95 % below {format_percent(threshold)}"
+        return
+    size.result = "inconclusive"
+    runs = min([len(c.values) for c in cells] + [len(size.auto.values if size.auto else ())])
+    if runs < FEWEST:
+        size.reason = f"{counted(runs, 'run')} a cell"
+        return
+    undecided = [c.ratio for c in cells if c.ratio and not (c.ratio.high and c.ratio.high < limit)]
+    if any(ratio.p_value is None for ratio in undecided):
+        size.reason = "runs are equal: no spread to judge by"
+        return
+    # AUTO is beaten if one cell is shown to be faster; it is near-optimal only if none can be.
+    test = asked(threshold, tested)
+    faster = [
+        runs_needed(test, r.design, math.log(r.ratio), r.spread or 0.0)
+        for r in undecided
+        if r.ratio > limit
+    ]
+    slower = [runs_to_bound(r, threshold) for r in undecided if r.ratio <= limit]
+    run_counts = [n for n in faster if n] if faster else slower
+    numbers = [n for n in run_counts if n]
+    if not numbers or (not faster and None in run_counts):
+        size.reason = f"too near {format_percent(threshold)} to decide"
+        return
+    needed = min(numbers) if faster else max(numbers)
+    size.needed = max(needed, runs + 1)
+    size.reason = f"needs {size.needed} runs"
+
+
+def _ranges(table: Table) -> list[WinnerRange]:
+    """The winner of each range of sizes, with ties resolved such that there are few ranges.
+
+    Among several common winners, one that obeyed the request wins, then the fastest over the range.
+    """
+    cells = {cell.name: cell for cell in table.cells}
+    ranges = []
+    for first, last, names in winner_spans([size.tied for size in table.sizes]):
+        inside = table.sizes[first : last + 1]
+
+        def rank(name: str, inside: Sequence[SizeContest] = inside) -> tuple[bool, float]:
+            cells_of_name = [c for size in inside for c in size.cells if c.cell.name == name]
+            times = [math.log(c.time_ns) for c in cells_of_name if c.time_ns]
+            return any(c.disobeyed for c in cells_of_name), sum(times)
+
+        winner = min(names, key=rank)
+        ties = tuple(name for name in names if name != winner)
+        sizes = inside[0].size_bytes, inside[-1].size_bytes
+        ranges.append(WinnerRange(*sizes, cells[winner], ties))
+    return ranges

@@ -1,0 +1,234 @@
+"""A model and its predictions as tables, markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, TextIO
+
+from torchcoll.core.collectives import busbw_gbps
+from torchcoll.core.errors import choice
+from torchcoll.core.units import counted, format_ns, format_ratio, format_size, format_time
+from torchcoll.report.answer import Answer
+from torchcoll.report.destination import Destination
+from torchcoll.report.formats import Forms, print_results, select_fields, without_none
+from torchcoll.report.grid import Grid, Head, make_grid, print_grids
+from torchcoll.report.header import kind_texts
+from torchcoll.report.notes import footer_lines
+
+if TYPE_CHECKING:
+    from torchcoll.parts.curves.model import Figure, KindModel
+    from torchcoll.parts.curves.model_fit import FittedModel
+    from torchcoll.parts.curves.predictions import PredictedRow
+    from torchcoll.parts.curves.predictor import Predictor
+
+PREDICTIONS_SCHEMA = "torchcoll-predictions/1"
+
+
+def show_fits(
+    models: Sequence[FittedModel], format: str = "table", file: TextIO | None = None
+) -> None:
+    """Print fitted models. Raises UsageError for another format than table."""
+    choice(format, "format", ("table",))
+    for fitted in models:
+        show_fit(fitted, file)
+
+
+def show_fit(fitted: FittedModel, file: TextIO | None = None) -> None:
+    """Print one line for each law, and once for all kinds why there is no law over ranks."""
+    entries = fitted.model.entries
+    lines, missing = [], Counter(entry.why_not for entry in entries if not entry.over_ranks)
+    for entry, title in zip(entries, kind_texts([e.kind for e in entries]), strict=True):
+        lines.append(title)
+        lines += [f"  {text}" for text in _entry_lines(entry)]
+    below = [f"{n} of {counted(len(entries), 'kind')}: {why}" for why, n in missing.items()]
+    below += footer_lines(fitted.notes, fitted.runs)
+    spreads = [curve.spread for entry in entries for curve in entry.over_sizes]
+    over = sum(entry.over_ranks is not None for entry in entries)
+    ranks = sorted({curve.ranks for entry in entries for curve in entry.over_sizes})
+    text = f"fitted {counted(len(entries), 'kind')} of cases on {', '.join(map(str, ranks))} ranks"
+    if spreads:
+        low, high = min(spread.low for spread in spreads), max(spread.high for spread in spreads)
+        text += "; sizes left out of the fit are predicted within "
+        text += f"{_percent(low - 1)} to {_percent(high - 1)} (the worst kind, 90 %)"
+    if over < len(entries):
+        text += (
+            f"; {'none' if not over else f'only {over}'} of them can predict other numbers of ranks"
+        )
+    assumed = sum(not law.supported for law in (entry.over_ranks for entry in entries) if law)
+    if assumed:
+        text += f"; in {assumed} of them the law over ranks is assumed, not supported by the data"
+    answer = Answer(text, "" if over == len(entries) and not assumed else "doubt")
+    grids = [Grid([], [], above=lines), Grid([], [], below=below, answer=answer)]
+    out = Destination(file)
+    print_grids([("", grids)], "table", out)
+    out.flush()
+
+
+def _entry_lines(entry: KindModel) -> list[str]:
+    lines = []
+    for curve in entry.over_sizes:
+        law_text = counted(len(curve.law.pieces), "range")
+        if curve.factors:
+            law_text += f", {counted(len(curve.factors), 'size')} corrected one by one"
+        hosts = f" on {counted(curve.hosts, 'host')}" if curve.hosts else ""
+        lines.append(
+            f"{curve.ranks} ranks{hosts}: {curve.sizes} sizes, {format_size(curve.low_bytes)} to "
+            f"{format_size(curve.high_bytes)}: {law_text}; left-out sizes "
+            f"within {_percent(curve.spread.low - 1)} to {_percent(curve.spread.high - 1)}"
+        )
+    law = entry.over_ranks
+    if law is None:
+        return lines
+    numbers = ", ".join(map(str, law.ranks))
+    other_laws = [name for name in law.remaining if name != law.law]
+    text = f"over ranks ({numbers}): {law.law}"
+    if not law.supported:
+        text += (
+            ", which is assumed: no number of ranks can be predicted from the others, and the "
+            "interval is that of published machines"
+        )
+    elif other_laws:
+        text += f"; {', '.join(other_laws)} cannot be distinguished from it"
+    else:
+        text += "; no other law remains"
+    times = _times if law.supported else _value  # an assumed law has no interval of its parameters
+    lines += [text, f"  launch overhead {times(law.launch_ns)}"]
+    for name, link in (("within a host", law.within), ("between hosts", law.between)):
+        if link:
+            step, bandwidth = link
+            speed = "not resolved"
+            if bandwidth:
+                value, low, high = (f"{gbps:.3g}" for gbps in bandwidth)
+                speed = f"{value} GB/s" + f" ({low} to {high})" * law.supported
+            link_name = name if any(law.hosts) else "hosts not known"
+            lines.append(f"  {link_name}: a step {times(step)}, bandwidth of a rank {speed}")
+    return lines
+
+
+def _times(figure: Figure | None) -> str:
+    if figure is None:
+        return "not resolved"
+    value, low, high = (format_ns(ns, 3) for ns in figure)
+    return f"{value} ({low} to {high})"
+
+
+def _value(figure: Figure | None) -> str:
+    return "not resolved" if figure is None else format_ns(figure[0], 3)
+
+
+def _percent(share: float) -> str:
+    """Two digits, as the errors of a few left-out sizes support no more; from 10x on a factor."""
+    return f"{1 + share:.2g}x" if share >= 9 else f"{100 * share:+.2g} %"
+
+
+def show_predictions(
+    machine: Predictor,
+    rows: Sequence[PredictedRow],
+    format: str = "table",
+    file: TextIO | None = None,
+) -> None:
+    """Print the predictions of a machine. Raises UsageError for an unknown format."""
+    kinds: dict[str, list[PredictedRow]] = {}
+    for row in rows:
+        kinds.setdefault(repr(row.kind), []).append(row)
+    titles = kind_texts([kind_rows[0].kind for kind_rows in kinds.values()])
+    grids = [
+        _predictions(kind_rows, title)
+        for kind_rows, title in zip(kinds.values(), titles, strict=True)
+    ]
+    actions = list(dict.fromkeys(row.action for row in rows if row.action))
+    last = Grid(
+        [],
+        [],
+        below=[*machine.notes(), *actions],
+        answer=_predictions_answer(machine.name, rows, titles),
+    )
+    document = {
+        "schema": PREDICTIONS_SCHEMA,
+        "model": machine.name,
+        "level": 0.9,
+        "rows": [
+            {
+                **without_none(row.kind),
+                "ranks": row.ranks,
+                "size_bytes": row.size_bytes,
+                **select_fields(row.prediction, "time_ns low_ns high_ns beyond?"),
+                "busbw_gbps": _busbw(row, row.prediction and row.prediction.time_ns),
+                "busbw_low_gbps": _busbw(row, row.prediction and row.prediction.high_ns),
+                "busbw_high_gbps": _busbw(row, row.prediction and row.prediction.low_ns),
+                "reason": row.reason or None,
+            }
+            for row in rows
+        ],
+    }
+    first = Grid([], [], above=[machine.intervals])
+    print_results([Forms([first, *grids, last], document)], format, file)
+
+
+def _predictions_answer(name: str, rows: Sequence[PredictedRow], titles: Sequence[str]) -> Answer:
+    """One prediction in a sentence, and how many of all predictions are extrapolated.
+
+    Takes the first kind of case with a prediction; of this kind the most ranks and the largest
+    size, within the data if possible, because an extrapolation is a guess.
+    """
+    predicted = [row for row in rows if row.prediction]
+    if not predicted:
+        return Answer(f"nothing can be predicted by {name}: {rows[0].reason}", "doubt")
+    of_kind = [row for row in predicted if row.kind == predicted[0].kind]
+    inside = [row for row in of_kind if row.prediction and not row.prediction.beyond]
+    most = max(inside or of_kind, key=lambda row: (row.ranks, row.size_bytes))
+    prediction = most.prediction
+    assert prediction
+    kinds = list(dict.fromkeys(repr(row.kind) for row in rows))
+    title = titles[kinds.index(repr(most.kind))]
+    time = _times((prediction.time_ns, prediction.low_ns, prediction.high_ns))
+    text = (
+        f"predicted by {name}, not measured: {title}: {format_size(most.size_bytes)} on "
+        f"{most.ranks} ranks takes {time}"
+    )
+    beyond = sum(bool(row.prediction and row.prediction.beyond) for row in rows)
+    text += f"; {beyond} of {counted(len(rows), 'prediction')} extrapolated" * bool(beyond)
+    out = len(rows) - len(predicted)
+    text += f"; {out} not predicted, see the table" * bool(out)
+    return Answer(text, "doubt" if beyond or out else "")
+
+
+def _busbw(row: PredictedRow, ns: float | None) -> float | None:
+    if ns is None:
+        return None
+    return busbw_gbps(str(row.kind["collective"]), row.size_bytes, row.ranks, ns)
+
+
+def _predictions(rows: Sequence[PredictedRow], title: str) -> Grid:
+    heads = [
+        Head("ranks", repeat=True),
+        Head("size", repeat=True),
+        Head("time"),
+        Head("90 %", left=True),
+        Head("busbw", "GB/s"),
+        Head("90 %", "GB/s", left=True),
+        Head("extrapolated", left=True),
+    ]
+    lines = []
+    for row in rows:
+        prediction = row.prediction
+        line = [str(row.ranks), format_size(row.size_bytes)]
+        if prediction:
+            busbw, low, high = (
+                _busbw(row, ns)
+                for ns in (prediction.time_ns, prediction.high_ns, prediction.low_ns)
+            )
+            line += [
+                format_time(prediction.time_ns),
+                f"{format_time(prediction.low_ns)} to {format_ns(prediction.high_ns)}",
+                format_ratio(busbw),
+                "-" if low is None else f"{format_ratio(low)} to {format_ratio(high)}",
+                prediction.beyond or "no",
+            ]
+        else:
+            line += ["-", "-", "-", "-", row.reason]
+        lines.append(line)
+    columns = [(head, itemgetter(number)) for number, head in enumerate(heads)]
+    return make_grid(columns, lines, above=[title])

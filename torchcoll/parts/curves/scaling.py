@@ -1,0 +1,355 @@
+"""Time, bandwidth and first calls over the number of ranks, and the law by which they grow.
+
+Bandwidth is shown as busbw, which is comparable between numbers of ranks, and as a share of the
+limit of --link-gbps. Bandwidth divided by ranks would not be an efficiency.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchcoll.core.display import Displayed
+from torchcoll.core.errors import UnusableError, UsageError
+from torchcoll.core.plausibility import LIKELY
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
+from torchcoll.core.units import counted, format_size
+from torchcoll.parts.curves.growth import Growth, growths
+from torchcoll.questions.comparison.results import runs_of
+from torchcoll.questions.startup.cold import Cold, ColdRow, cold
+from torchcoll.questions.startup.repeats import FIRST_TWO
+from torchcoll.reading.inputs import Source
+from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
+from torchcoll.stats.matching import kind_of
+from torchcoll.stats.ratios import geometric
+from torchcoll.stats.side_faults import SideFaults, faults_of_items
+from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
+
+
+def describe_unusable(files: Side) -> tuple[str, str]:
+    """The number of cases, and the reasons why none of them is in a curve, as texts."""
+    items = files.measured("time", Reading())
+    reasons = Counter(map(exclusion_reason, items))
+    reasons_text = "; ".join(f"{number} {why}" for why, number in reasons.items())
+    return f"none of {counted(len(items), 'case')}", f"{reasons_text}." if reasons_text else ""
+
+
+def exclusion_reason(item: Measured) -> str:
+    """Why a case is in no curve."""
+    row, reported = item.row, item.result.reported
+    if not row.is_right:
+        reason = row.reason.partition(LIKELY)[0] if row.outcome == row.status else ""
+        return f"{row.outcome} ({reason})" if reason else row.outcome
+    if not row.ranks:
+        return "without a number of ranks"
+    return "first calls alone" if reported and reported.first_call_ns else "without a time"
+
+
+def later_runs(files: Side, started: Cold | None) -> set[int]:
+    """Indexes in ``files.parts`` of runs that were not the first of their kind in their job.
+
+    Their first calls are not comparable. Empty if the position in the job makes no difference.
+    """
+    rows = started.rows if started else []
+    later = [row.run for row in rows if row.in_job not in ("", "-", "1", FIRST_TWO)]
+    return {n for n, run in enumerate(files.parts) if any(run is later_run for later_run in later)}
+
+
+_ONE, _SEVERAL = "one host", "several hosts"
+
+
+@dataclass(frozen=True)
+class RanksPoint:
+    """The geometric means over the runs on one number of ranks; None if unknown.
+
+    hosts: the numbers of hosts that the runs had.
+    low_ns, high_ns: the fastest and the slowest run.
+    share: busbw over --link-gbps.
+    """
+
+    ranks: int
+    hosts: tuple[int, ...]
+    runs: int
+    time_ns: float | None
+    low_ns: float | None
+    high_ns: float | None
+    busbw_gbps: float | None
+    share: float | None
+    first_ns: float | None
+
+
+@dataclass(frozen=True)
+class GrowthFit:
+    """The growth of one figure (time, first call, ...) of one curve.
+
+    subset: the runs that it is about, if not all: on one host or several, position in the job.
+    """
+
+    figure: str
+    subset: str
+    growth: Growth
+
+
+@dataclass(frozen=True)
+class RanksCurve:
+    """The points of one kind of case at one size, or of the start of the run."""
+
+    kind: Mapping[str, Any]
+    size_bytes: int
+    points: list[RanksPoint]
+    fits: list[GrowthFit]
+    hidden: str
+
+
+@dataclass(frozen=True, repr=False)
+class Scaling(Displayed):
+    """The result of ``scaling``.
+
+    curves: one for each kind of case and size.
+    starts: curves of the first call of the run, or of its time to first result.
+    left_out: measured sizes that are not shown.
+    faults: what of the runs is wrong or failed, and so in no curve.
+    """
+
+    runs: list[Run]
+    curves: list[RanksCurve]
+    starts: list[RanksCurve]
+    left_out: list[int]
+    link_gbps: float | None
+    notes: list[str]
+    faults: SideFaults = field(default_factory=SideFaults)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The figures of one run of one case."""
+
+    ranks: int
+    hosts: int
+    facts: Mapping[str, str]
+    time_ns: float | None = None
+    busbw_gbps: float | None = None
+    first_ns: float | None = None
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A curve before its fits.
+
+    figures: the name of each figure to fit -> the field of a _Run.
+    position: the position of its runs in their jobs, if it makes a difference.
+    """
+
+    kind: Mapping[str, Any]
+    size_bytes: int
+    runs: list[_Run]
+    figures: Mapping[str, str]
+    position: str = ""
+
+
+def scaling(
+    sources: Source | Sequence[Source],
+    *,
+    sizes: Sequence[int] = (),
+    link_gbps: float | None = None,
+) -> Scaling:
+    """The curves over ranks of every kind of case of a folder, files or Runs. ``show`` prints it.
+
+    sizes: the requested sizes in bytes; default: the smallest, the middle and the largest of those
+        that the most numbers of ranks have.
+    link_gbps: the limit of busbw in GB/s.
+    Raises UsageError for a size that no case has, and if no case has ranks and a time;
+    UnreadableError for a file that cannot be read.
+    """
+    number = isinstance(link_gbps, int | float) and not isinstance(link_gbps, bool)
+    if link_gbps is not None and not (number and 0 < link_gbps < float("inf")):
+        raise UsageError("link-gbps", link_gbps, "a number of GB/s above 0")
+    files = side("files", sources)
+    separate = kept_separate((run.ranks, known_of(run)) for run in files.parts)
+    try:
+        started = cold(files.runs)
+    except UsageError:  # no first call is known
+        started = None
+    whole = isinstance(sizes, list | tuple) and all(type(size) is int for size in sizes)
+    if not whole:
+        raise UsageError("sizes", sizes, "a list of whole numbers of bytes")
+    cases, left_out = _cases(files, separate, sizes, started)
+    drafts = [*cases, *_starts(started)]
+    if not drafts:
+        excluded, why = describe_unusable(files)
+        raise UnusableError("cases", excluded, "at least one with ranks and a time, and right", why)
+    fits = _fits(drafts)
+    curves = [
+        RanksCurve(
+            draft.kind,
+            draft.size_bytes,
+            _points(draft.runs, link_gbps),
+            curve_fits,
+            hidden_among([run.facts for run in draft.runs], separate),
+        )
+        for draft, curve_fits in zip(drafts, fits, strict=True)
+    ]
+    notes = _notes(files, curves)
+    if later := later_runs(files, started):
+        notes.append(
+            f"{len(later)} of {len(files.parts)} runs came later in a job: their first calls are "
+            "not in this table; `torchcoll cold` shows them"
+        )
+    faults = faults_of_items("", len(files.runs), files.measured("time", Reading()))
+    return Scaling(
+        files.runs, curves[: len(cases)], curves[len(cases) :], left_out, link_gbps, notes, faults
+    )
+
+
+def _cases(
+    files: Side, separate: Sequence[str], sizes: Sequence[int], started: Cold | None
+) -> tuple[list[_Draft], list[int]]:
+    """A draft for each kind of case and size, and the measured sizes that are not shown."""
+    hosts, later = list(map(hosts_of, files.parts)), later_runs(files, started)
+    groups: dict[str, dict[int, list[Measured]]] = {}
+    for item in files.measured("time", Reading()):
+        # A row with a single first call has no time of steady calls.
+        single = item.result.reported and item.result.reported.first_call_ns
+        if item.row.ranks and not single and runs_of([item]):
+            by_size = groups.setdefault(repr(kind_of(item, separate)), {})
+            by_size.setdefault(item.row.size_bytes_requested, []).append(item)
+    measured = {size_bytes for by_size in groups.values() for size_bytes in by_size}
+    missing = [size_bytes for size_bytes in sizes if size_bytes not in measured]
+    if missing and measured:
+        measured_text = ", ".join(map(format_size, sorted(measured)))
+        raise UsageError(
+            "sizes", format_size(missing[0]), f"sizes that were measured: {measured_text}"
+        )
+    drafts = []
+    for by_size in groups.values():
+        wanted = sorted(sizes)
+        if not wanted:
+            # The smallest, middle and largest of the sizes that most numbers of ranks have.
+            numbers = {size: len({m.row.ranks for m in items}) for size, items in by_size.items()}
+            common = sorted(size for size, n in numbers.items() if n == max(numbers.values()))
+            wanted = sorted({common[0], common[(len(common) - 1) // 2], common[-1]})
+        for size_bytes in wanted:
+            if items := by_size.get(size_bytes):
+                runs = _runs(items, hosts, later)
+                figures = {"time": "time_ns", "1st call of the case": "first_ns"}
+                drafts.append(_Draft(kind_of(items[0], separate), size_bytes, runs, figures))
+    return drafts, sorted(measured - {draft.size_bytes for draft in drafts})
+
+
+def _runs(items: Sequence[Measured], hosts: Sequence[int], later: set[int]) -> list[_Run]:
+    """The figures of each run; geometric means if a run has the same case twice.
+
+    hosts: the number of hosts of each part. later: parts whose first calls do not count.
+    """
+    by_ranks: dict[int, list[Measured]] = {}
+    for item in items:
+        by_ranks.setdefault(item.row.ranks, []).append(item)
+    return [
+        _Run(
+            ranks,
+            hosts[items_of_run[0].part],
+            items_of_run[0].facts,
+            time,
+            geometric(m.row.busbw_gbps for m in items_of_run),
+            geometric(
+                ns
+                for m in items_of_run
+                if m.part not in later and (ns := m.row.first_call_ns) and ns > 0
+            ),
+        )
+        for ranks, items_on_ranks in sorted(by_ranks.items())
+        for time, items_of_run in runs_of(items_on_ranks)
+    ]
+
+
+def _starts(started: Cold | None) -> list[_Draft]:
+    """The start of each run by kind: its time to first result if all runs of a kind recorded it,
+    otherwise its first call.
+    """
+    kinds: dict[tuple[str, str], list[ColdRow]] = {}
+    for row in started.rows if started else []:
+        if row.status == "ok" and row.ranks and row.call_ns(1):
+            kinds.setdefault((repr(row.kind), row.in_job), []).append(row)
+    drafts = []
+    for (_, position), kind_rows in sorted(kinds.items(), key=lambda item: item[0][1]):
+        whole = all(row.first_result_ns for row in kind_rows)
+        runs = [
+            _Run(
+                row.ranks,
+                row.hosts or 0,
+                row.facts,
+                first_ns=row.first_result_ns if whole else row.call_ns(1),
+            )
+            for row in sorted(kind_rows, key=lambda row: row.ranks)
+        ]
+        kind: dict[str, Any] = {**kind_rows[0].kind, **({"in job": position} if position else {})}
+        name = "time to first result" if whole else "1st call of the run"
+        drafts.append(_Draft(kind, kind.pop("size_bytes"), runs, {name: "first_ns"}, position))
+    return drafts
+
+
+def _points(runs: Sequence[_Run], link_gbps: float | None) -> list[RanksPoint]:
+    points = []
+    for ranks in dict.fromkeys(run.ranks for run in runs):
+        runs_on_ranks = [run for run in runs if run.ranks == ranks]
+        times = [run.time_ns or run.first_ns or 0.0 for run in runs_on_ranks]
+        busbw = geometric(run.busbw_gbps for run in runs_on_ranks)
+        points.append(
+            RanksPoint(
+                ranks,
+                tuple(sorted({run.hosts for run in runs_on_ranks if run.hosts})),
+                len(runs_on_ranks),
+                geometric(run.time_ns for run in runs_on_ranks),
+                min(times),
+                max(times),
+                busbw,
+                busbw / link_gbps if busbw and link_gbps else None,
+                geometric(run.first_ns for run in runs_on_ranks),
+            )
+        )
+    return points
+
+
+def _fits(drafts: Sequence[_Draft]) -> list[list[GrowthFit]]:
+    """The growth of each figure of every curve.
+
+    If some runs have one host and others several, each subset is fitted separately, because they
+    use other links. Runs on one rank are in no fit, because they do not communicate.
+    """
+    candidates: list[tuple[int, str, str, list[tuple[int, float]]]] = []
+    for number, draft in enumerate(drafts):
+        real = [run for run in draft.runs if run.ranks > 1]
+        mixed = {run.hosts > 1 for run in real if run.hosts} == {False, True}
+        for subset in (_ONE, _SEVERAL) if mixed else ("",):
+            subset_runs = [
+                run for run in real if not subset or (run.hosts > 1) == (subset == _SEVERAL)
+            ]
+            for figure, name in draft.figures.items():
+                points = [(run.ranks, ns) for run in subset_runs if (ns := getattr(run, name))]
+                if points:
+                    candidates.append((number, figure, subset, points))
+    fits: list[list[GrowthFit]] = [[] for _ in drafts]
+    judged = growths([points for *_, points in candidates])
+    for (number, figure, subset, _), growth in zip(candidates, judged, strict=True):
+        position = f"{drafts[number].position} in job" if drafts[number].position else ""
+        fits[number].append(GrowthFit(figure, ", ".join(filter(None, (subset, position))), growth))
+    return fits
+
+
+def _notes(files: Side, curves: Sequence[RanksCurve]) -> list[str]:
+    notes = []
+    bad = Counter(
+        exclusion_reason(m) for m in files.measured("time", Reading()) if not m.row.is_right
+    )
+    notes += [f"in no curve: {counted(number, 'case')} {why}" for why, number in bad.items()]
+    if any(point.ranks == 1 for curve in curves for point in curve.points):
+        notes.append("1 rank communicates nothing: it is in no fit")
+    if any(fit.subset.startswith((_ONE, _SEVERAL)) for curve in curves for fit in curve.fits):
+        notes.append("one host and several hosts use other links: each part is fitted by itself")
+    if any(result.reported and result.reported.first_call_ns for result in files.results):
+        notes.append("rows measured with -i 1 -w 0 are first calls, and count into no time")
+    hidden = dict.fromkeys(hidden_note(curve.hidden, "the runs of a curve") for curve in curves)
+    return [*notes, *filter(None, (*hidden, files.rehearsal_note))]

@@ -1,0 +1,371 @@
+"""Show curves over the number of ranks as tables, markdown, CSV and JSON, and as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import UsageError
+from torchcoll.core.units import (
+    counted,
+    format_bandwidth,
+    format_ns,
+    format_ratio,
+    format_size,
+    format_time,
+)
+from torchcoll.parts.curves.growth import FEWEST, TOO_FEW, Growth
+from torchcoll.report.answer import Answer, worst_level
+from torchcoll.report.formats import Forms, print_results, select_fields, without_none
+from torchcoll.report.grid import Grid, Head, make_grid
+from torchcoll.report.header import kind_texts, reading, reported_text
+from torchcoll.report.notes import footer_lines
+from torchcoll.report.pictures import (
+    draw_band,
+    legend,
+    line_style,
+    literal,
+    new_figure,
+    ranks_axis,
+    time_axis,
+    write_caption,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from torchcoll.parts.curves.scaling import GrowthFit, RanksCurve, RanksPoint, Scaling
+
+
+SCALING_SCHEMA = "torchcoll-scaling/1"
+_FITS = (
+    "laws: constant, a + b log2 n (steps of a tree), a + b n (steps of a ring), a + b (n-1)/n (the "
+    "bytes that each rank sends in a ring: its bandwidth); least squares of the logarithms, the "
+    "runs are the replicates"
+)
+_VERDICTS = (
+    "a law is named: growth is significant (t; Kendall's tau where no law fits; Holm over all), it "
+    "fits, and no other does, alone or with half of the growth (A + B: two together; F, 5 %); "
+    "where none fits: one with a maximum error of 2 %, or a power law n^p; constant: "
+    "90 % of the growth within 10 %"
+)
+
+
+def show_scaling(
+    results: Sequence[Scaling], format: str = "table", file: TextIO | None = None
+) -> None:
+    """Print what ``scaling`` found. Raises UsageError for an unknown format."""
+    print_results(
+        [Forms(scaling_grids(result), scaling_object(result)) for result in results], format, file
+    )
+
+
+def scaling_object(result: Scaling) -> dict[str, Any]:
+    curves = [*result.curves, *result.starts]
+    return {
+        "schema": SCALING_SCHEMA,
+        "link_gbps": result.link_gbps,
+        "rows": [record for curve in curves for record in _rows(curve)],
+        "fits": [
+            {
+                **without_none(curve.kind),
+                "size_bytes": curve.size_bytes,
+                **select_fields(fit, "figure part=subset?"),
+                **select_fields(fit.growth, "result reason numbers_of_ranks=numbers runs p_value"),
+                "constant_criterion": fit.growth.constant,
+                "mixtures": [
+                    {
+                        **select_fields(mixture, "name fits p_lacking"),
+                        "misfit": mixture.misfit if math.isfinite(mixture.misfit) else None,
+                    }
+                    for mixture in (*fit.growth.mixtures, *filter(None, (fit.growth.power,)))
+                ],
+                "laws": [
+                    dataclasses.asdict(law)
+                    for law in (fit.growth.law, *fit.growth.other_laws)
+                    if law
+                ],
+            }
+            for curve in curves
+            for fit in curve.fits
+        ],
+        "notes": footer_lines(result.notes, result.runs),
+    }
+
+
+def _rows(curve: RanksCurve) -> list[dict[str, Any]]:
+    """One object for each number of ranks of a curve."""
+    name = "first_call_ns"
+    if not _timed(curve):
+        result = any(fit.figure == "time to first result" for fit in curve.fits)
+        name = "first_result_ns" if result else "launch_first_call_ns"
+    return [
+        {
+            **without_none(curve.kind),
+            "size_bytes": curve.size_bytes,
+            **{name if k == "first_ns" else k: v for k, v in vars(point).items()},
+            "hosts": list(point.hosts),
+            "hidden": curve.hidden or None,
+        }
+        for point in curve.points
+    ]
+
+
+def _timed(curve: RanksCurve) -> bool:
+    """Whether a curve has times of calls; a curve of the start of runs has none."""
+    return any(point.time_ns for point in curve.points)
+
+
+def scaling_grids(result: Scaling) -> list[Grid]:
+    groups: dict[str, list[RanksCurve]] = {}
+    for curve in result.curves:
+        groups.setdefault(repr(curve.kind), []).append(curve)
+    titles = kind_texts([curves[0].kind for curves in groups.values()])
+    link = result.link_gbps
+    grids = []
+    for title, curves in zip(titles, groups.values(), strict=True):
+        above = [title, f"{_reading(result)}; geometric means over the runs"]
+        above += [f"share: busbw of the {link:g} GB/s of --link-gbps"] if link else []
+        grids.append(_curves(curves, above, "first"))
+    starts = kind_texts([{**curve.kind, "size_bytes": curve.size_bytes} for curve in result.starts])
+    for title, curve in zip(starts, result.starts, strict=True):
+        figure = next((fit.figure for fit in curve.fits), "1st call of the run")
+        grids.append(_curves([curve], [f"start of the run: {title}"], figure))
+    all_curves = [*result.curves, *result.starts]
+    names = dict(zip(groups, titles, strict=True))
+    grids.append(_fits(all_curves, names))
+    below = []
+    fits = [fit for curve in all_curves for fit in curve.fits]
+    short = sum(fit.growth.result == TOO_FEW for fit in fits)
+    if 0 < short < len(fits):
+        below.append(
+            f"too few points for {short} of {len(fits)} figures, which are not listed: {FEWEST} "
+            "numbers of ranks are needed"
+        )
+    if result.left_out:
+        below.append(f"not shown (--sizes): {', '.join(map(format_size, result.left_out))}")
+    below += footer_lines(result.notes, result.runs)
+    grids.append(Grid([], [], below=below, answer=answer_of(result)))
+    return grids
+
+
+def _reading(result: Scaling) -> str:
+    """How a time is computed from calls and ranks, in torchcoll's files and in imported ones."""
+    readings = (
+        reported_text(run) or reading([r.case for r in run.results], "max") for run in result.runs
+    )
+    return " or ".join(dict.fromkeys(readings))
+
+
+def _size(curve: RanksCurve) -> str:
+    return format_size(curve.size_bytes) if COLLECTIVES[curve.kind["collective"]].has_data else "-"
+
+
+def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
+    """One line for each size and number of ranks.
+
+    The spread of the runs follows the figure that it belongs to: the time, or for the start of runs
+    the first call.
+    """
+
+    def spread(item: tuple[RanksCurve, RanksPoint], of_time: bool) -> str:
+        curve, point = item
+        low, high = (format_ns(ns, 3) for ns in (point.low_ns, point.high_ns))
+        return f"{low} to {high}" if point.runs > 1 and _timed(curve) is of_time else "-"
+
+    return make_grid(
+        [
+            (Head("size", repeat=True), lambda i: _size(i[0]) if _timed(i[0]) else "-"),
+            (Head("ranks", repeat=True), lambda i: str(i[1].ranks)),
+            (Head("hosts"), lambda i: ", ".join(map(str, i[1].hosts)) or "-"),
+            (Head("runs", drop=1), lambda i: str(i[1].runs)),
+            (Head("time"), lambda i: format_time(i[1].time_ns)),
+            (Head("range", "over runs", left=True, drop=2), lambda i: spread(i, of_time=True)),
+            (Head("busbw", "GB/s"), lambda i: format_bandwidth(i[1].busbw_gbps)),
+            (
+                Head("share"),
+                lambda i: "-" if i[1].share is None else f"{100 * i[1].share:.1f} %",
+            ),
+            (Head(first, "call" if first == "first" else ""), lambda i: format_time(i[1].first_ns)),
+            (Head("range", "over runs", left=True, drop=2), lambda i: spread(i, of_time=False)),
+        ],
+        [(curve, point) for curve in curves for point in curve.points],
+        above=above,
+    )
+
+
+def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
+    """One line for each figure of each curve: how it grows."""
+    several = len(titles) > 1
+
+    def law(item: tuple[RanksCurve, GrowthFit]) -> str:
+        law = item[1].growth.law
+        if power := item[1].growth.named_power:
+            return power.name
+        if law is None:
+            return "-"  # else: 2.00 us + 1.00 us (0.90 to 1.10 us) x log2 n
+        base, slope, low, high = (
+            f"{'-' if round(ns) < 0 else ''}{format_ns(abs(ns), 3)}"
+            for ns in (law.base_ns, law.slope_ns, law.slope_low, law.slope_high)
+        )
+        return f"{base} + {slope} ({low} to {high}) x {law.name}"
+
+    def ratio(item: tuple[RanksCurve, GrowthFit]) -> str:
+        law = item[1].growth.law
+        if law is None:
+            return "-"
+        interval = f"{format_ratio(law.ratio_low)} to {format_ratio(law.ratio_high)}"
+        return f"{format_ratio(law.ratio)} ({interval})"
+
+    def span(item: tuple[RanksCurve, GrowthFit]) -> str:
+        numbers = item[1].growth.numbers
+        return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+
+    def off(item: tuple[RanksCurve, GrowthFit]) -> str:
+        law = item[1].growth.law
+        if power := item[1].growth.named_power:
+            return f"{100 * power.misfit:.0f} %"
+        return "-" if law is None else f"{100 * law.misfit:.0f} % on {law.misfit_at}"
+
+    return make_grid(
+        [
+            (
+                Head("case", left=True),
+                lambda i: titles.get(repr(i[0].kind), "-") if several else "-",
+            ),
+            (Head("size", repeat=True), lambda i: _size(i[0])),
+            (Head("figure", left=True, repeat=True), lambda i: i[1].figure),
+            (Head("on", left=True), lambda i: i[1].subset or "-"),
+            (Head("ranks", left=True), span),
+            (Head("result", left=True), lambda i: i[1].growth.result),
+            (Head("why", left=True, drop=3), lambda i: i[1].growth.reason),
+            (Head("growth over the range", "(95 %)", left=True), ratio),
+            (Head("best law of growth", "(95 % of b)", left=True, drop=2), law),
+            (Head("maximum", "error", left=True, drop=2), off),
+            (Head("runs", drop=1), lambda i: str(i[1].growth.runs)),
+        ],
+        [(curve, fit) for curve in curves for fit in curve.fits if fit.growth.result != TOO_FEW],
+        above=[_FITS, _VERDICTS],
+    )
+
+
+def answer_of(result: Scaling) -> Answer:
+    """How the figures grow, with what of the runs is wrong or failed as a caveat."""
+    answer = scaling_answer([*result.curves, *result.starts])
+    return dataclasses.replace(
+        answer,
+        level=worst_level(answer.level, result.faults.level),
+        counts=result.faults.counts,
+        caveats=tuple(result.faults.texts),
+    )
+
+
+def scaling_answer(curves: Sequence[RanksCurve]) -> Answer:
+    """How each figure grows with the ranks: ``time grows like log2 n (1.58x from 12 to 768 ranks)``
+    of one curve, ``time grows like n in 2 of 3 curves, is inconclusive in 1`` of several.
+    """
+    growths: dict[str, list[Growth]] = {}
+    for curve in curves:
+        for fit in curve.fits:
+            growths.setdefault(fit.figure, []).append(fit.growth)
+    all_growths = [growth for of_figure in growths.values() for growth in of_figure]
+    numbers = sorted({number for growth in all_growths for number in growth.numbers})
+    if all(growth.result == TOO_FEW for growth in all_growths):
+        measured = f"{', '.join(map(str, numbers))} ranks" if numbers else "nothing"
+        return Answer(
+            f"cannot say how times grow with the ranks: measured on {measured}, and {FEWEST} "
+            f"numbers of ranks are needed. {_MEASURE_MORE}",
+            "doubt",
+        )
+    texts = []
+    for figure, of_figure in growths.items():
+        judged = [growth for growth in of_figure if growth.result != TOO_FEW]
+        counts = Counter(map(_verb_text, judged))
+        if len(counts) == 1:
+            every_one = f" in all {len(judged)} curves" if len(judged) > 1 else ""
+            texts.append(f"{figure} {next(iter(counts))}{every_one}{_extent(judged)}")
+        elif counts:
+            of = f"of {len(judged)} curves"
+            counts_texts = [f"{verb} in {count} {of}" for verb, count in counts.items()]
+            texts.append(f"{figure} {', '.join(counts_texts)}")
+    results = {growth.result for growth in all_growths} - {"inconclusive", TOO_FEW}
+    return Answer("; ".join(texts), "" if results else "doubt")
+
+
+_MEASURE_MORE = (
+    "Measure more with torchcoll matrix --preset scaling --up-to N -o DIR -- torchrun "
+    "--nproc-per-node {ranks} -m torchcoll.allreduce"
+)
+
+
+def _verb_text(growth: Growth) -> str:
+    """``is constant``, ``grows like log2 n``, ``falls with n``, ``grows by 5 % per doubling``."""
+    result = growth.result
+    if result in ("constant", "inconclusive"):
+        return f"is {result}"
+    if result in ("grows", "falls"):
+        return f"{result}, by none of the laws"
+    return result if result.startswith(("grows", "falls")) else f"grows like {result}"
+
+
+def _extent(growths: Sequence[Growth]) -> str:
+    """A text such as `` (1.58x from 12 to 768 ranks)``: the growth by the best laws, or ''."""
+    ratios = sorted(growth.law.ratio for growth in growths if growth.law)
+    ranges = {(growth.numbers[0], growth.numbers[-1]) for growth in growths}
+    if growths[0].result == "inconclusive" or len(ratios) < len(growths) or len(ranges) > 1:
+        return ""
+    (first, last) = ranges.pop()
+    texts = dict.fromkeys(f"{format_ratio(ratio)}x" for ratio in (ratios[0], ratios[-1]))
+    return f" ({' to '.join(texts)} from {first} to {last} ranks)"
+
+
+_KINDS = 8  # rows of a picture; more are too small to read
+
+
+def scaling_figure(result: Scaling) -> Figure:
+    """A figure with a row for each kind of case and a line for each size.
+
+    Left: time over ranks. Right: speed-up, the time with the fewest ranks over that with n ranks.
+    Raises UnavailableError without matplotlib, UsageError if no case has several numbers of ranks.
+    """
+    groups: dict[str, list[RanksCurve]] = {}
+    for curve in result.curves:
+        if len([p for p in curve.points if p.time_ns]) > 1:
+            groups.setdefault(repr(curve.kind), []).append(curve)
+    if not groups:
+        raise UsageError("picture", "no case with several numbers of ranks", "at least one")
+    drawn = list(groups.values())[:_KINDS]
+    figure, axes = new_figure(len(drawn), 2)
+    titles = kind_texts([curves[0].kind for curves in drawn])
+    for curves, title, (left, right) in zip(drawn, titles, axes, strict=True):
+        fewest = sorted({curve.points[0].ranks for curve in curves})
+        for number, curve in enumerate(curves):
+            points = [point for point in curve.points if point.time_ns]
+            ranks, times = [p.ranks for p in points], [p.time_ns or 0.0 for p in points]
+            style: dict[str, Any] = {"marker": "o", "markersize": 4, **line_style(number)}
+            left.plot(ranks, times, label=literal(_size(curve)), **style)
+            band = [(p.ranks, p.low_ns, p.high_ns) for p in points if p.low_ns and p.high_ns]
+            draw_band(left, band, style["color"])
+            right.plot(ranks, [times[0] / time for time in times], **style)
+        numbers = sorted({p.ranks for curve in curves for p in curve.points if p.time_ns})
+        for axis in (left, right):
+            ranks_axis(axis, numbers)
+        time_axis(left)
+        left.set_title(f"{literal(title)}: time", loc="left", fontsize="small")
+        right.axhline(1, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
+        base = " or ".join(map(str, fewest))
+        right.set_title(f"speed-up: time with {base} ranks / time", loc="left", fontsize="small")
+        right.set_ylabel("times as fast")
+        right.set_ylim(bottom=0)
+        legend(left, len(curves))
+    several = any(p.runs > 1 for curves in drawn for c in curves for p in c.points)
+    caption = [f"{_reading(result)}; geometric means over the runs; 1: more ranks cost no time"]
+    caption += ["band: the fastest and the slowest run"] * several
+    not_drawn = len(groups) - len(drawn)
+    caption += [f"{counted(not_drawn, 'kind')} of cases more are not drawn"] * bool(not_drawn)
+    write_caption(figure, [*caption, *footer_lines(result.notes, result.runs)])
+    return figure

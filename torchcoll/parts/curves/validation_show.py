@@ -1,0 +1,415 @@
+"""Show the errors of a model or a simulator as tables, markdown, CSV, JSON and a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, format_ns, format_size
+from torchcoll.parts.curves.validation import NEW_RUN
+from torchcoll.report.answer import Answer
+from torchcoll.report.formats import Forms, print_results, select_fields, without_none
+from torchcoll.report.grid import Grid, Head, make_grid
+from torchcoll.report.header import kind_texts
+from torchcoll.report.notes import footer_lines
+from torchcoll.report.pictures import (
+    legend,
+    line_style,
+    literal,
+    new_figure,
+    size_axis,
+    time_axis,
+    write_caption,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from torchcoll.parts.curves.model_check import CheckedModel
+    from torchcoll.parts.curves.validation import (
+        HeldOut,
+        Scenario,
+        Simulated,
+        Validation,
+        ValidationRow,
+    )
+
+    Validated = Validation | CheckedModel | Simulated
+
+VALIDATION_SCHEMA = "torchcoll-validation/1"
+
+
+def show_validation(
+    validation: Validation, format: str = "table", file: TextIO | None = None
+) -> None:
+    """Print what ``validate`` found. Raises UsageError for an unknown format."""
+    rows = [*validation.rows, *validation.totals]
+    titles = _titles(rows)
+
+    def both_means(row: ValidationRow) -> str:
+        if not (row.with_baseline and row.baseline):
+            return "-"
+        return f"{_percent(row.with_baseline.mean)} : {_percent(row.baseline.mean)}"
+
+    grid = make_grid(
+        [
+            (Head("left out", left=True, repeat=True), lambda row: row.over),
+            (Head("case", left=True), lambda row: titles.get(repr(row.kind), "all")),
+            (Head("ranks"), lambda row: "-" if row.ranks is None else str(row.ranks)),
+            (Head("points"), lambda row: str(row.errors.count)),
+            (Head("geomean"), lambda row: _percent(row.errors.geomean)),
+            (Head("mean"), lambda row: _percent(row.errors.mean)),
+            (Head("worst", left=True), _worst),
+            (Head("in 90 %", "interval"), lambda row: f"{row.covered} of {row.errors.count}"),
+            (Head("mean of model :", "of the cubic", left=True), both_means),
+        ],
+        rows,
+    )
+    below = footer_lines(validation.notes, validation.runs)
+    document = {
+        "schema": VALIDATION_SCHEMA,
+        "rows": [
+            {
+                "left_out": row.over,
+                **_row_record(row),
+                **select_fields(
+                    row, "mean_beside_baseline=with_baseline.mean baseline_points=baseline.count"
+                ),
+                **select_fields(
+                    row, "baseline_geomean=baseline.geomean baseline_mean=baseline.mean"
+                ),
+                **select_fields(row, "baseline_worst=baseline.worst"),
+            }
+            for row in rows
+        ],
+        "points": [_point_record(point, "over baseline_ns") for point in validation.points],
+        "notes": below,
+    }
+    # In doubt if the intervals contain clearly fewer times than 90 %.
+    narrow = any(total.covered < _LEAST_HELD * total.errors.count for total in validation.totals)
+    kind = "doubt" if narrow else ""
+    answer = Answer("; ".join(map(_sentence, validation.totals)), kind)
+    last = Grid([], [], below=below, answer=answer)
+    print_results(
+        [Forms([Grid([], [], above=[_ERRORS, _CUBIC]), grid, last], document)], format, file
+    )
+
+
+def _titles(rows: Sequence[ValidationRow]) -> dict[str, str]:
+    named = [row for row in rows if row.kind is not None]
+    texts = kind_texts([dict(row.kind or {}) for row in named])
+    return {repr(row.kind): text for row, text in zip(named, texts, strict=True)}
+
+
+def _worst(row: ValidationRow) -> str:
+    return f"{_percent(row.errors.worst)} at {format_size(row.worst.size_bytes)}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+_SUMMARY = "points=count geomean mean worst"  # of an ErrorSummary, in JSON
+_ERRORS = (
+    "errors: |predicted / measured - 1|; quote the mean: papers on simulators give the geometric "
+    "mean, which a few nearly exact points pull down"
+)
+_CUBIC = (
+    "the cubic: no model, a monotone cubic through the other points, in logarithms; both on the "
+    "points that have others on both sides"
+)
+
+
+_LEAST_HELD = 0.8  # share of times in their 90 % interval: few points do not explain less than this
+
+
+def _sentence(total: ValidationRow) -> str:
+    share = 100 * total.covered / total.errors.count
+    text = (
+        f"left-out {total.over}: mean error {100 * total.errors.mean:.1f} %; "
+        f"{share:.0f} % of {total.errors.count} times lie in their 90 % interval"
+    )
+    if total.with_baseline and total.baseline:
+        text += (
+            f"; interpolating the other points (a cubic) has {100 * total.baseline.mean:.1f} %, "
+            f"where the model has {100 * total.with_baseline.mean:.1f} %"
+        )
+    return text
+
+
+def _row_record(row: ValidationRow) -> dict[str, Any]:
+    return {
+        **without_none(row.kind or {}),
+        "ranks": row.ranks,
+        **select_fields(row.errors, _SUMMARY),
+        "ratio": row.ratio,
+        "worst_bytes": row.worst.size_bytes,
+        "covered": row.covered,
+        "coverage": row.covered / row.errors.count,
+    }
+
+
+def _point_record(point: HeldOut, more: str) -> dict[str, Any]:
+    return {
+        **without_none(point.kind),
+        **select_fields(point, "ranks size_bytes measured_ns predicted_ns low_ns high_ns"),
+        **select_fields(point, more),
+    }
+
+
+def show_checked(check: CheckedModel, format: str = "table", file: TextIO | None = None) -> None:
+    """Print what ``check_model`` found. Raises UsageError for an unknown format."""
+    titles = _titles(check.rows)
+    names = _SUBSETS if len(check.totals) > 1 else _SUBSETS[:1]
+    rows = [*((row, titles[repr(row.kind)]) for row in check.rows)]
+    rows += zip(check.totals, names, strict=True)
+
+    grid = make_grid(
+        [
+            (Head("case", left=True, repeat=True), lambda titled: titled[1]),
+            (Head("ranks"), lambda titled: str(titled[0].ranks or "-")),
+            (Head("sizes"), lambda titled: str(titled[0].errors.count)),
+            (
+                Head("predicted :", "measured", drop=1),
+                lambda titled: f"{titled[0].ratio:.3f}",
+            ),
+            (Head("geomean", "error"), lambda titled: _percent(titled[0].errors.geomean)),
+            (Head("mean", "error"), lambda titled: _percent(titled[0].errors.mean)),
+            (Head("worst", "error", left=True), lambda titled: _worst(titled[0])),
+            (
+                Head("in 90 %", "interval"),
+                lambda titled: f"{titled[0].covered} of {titled[0].errors.count}",
+            ),
+            (
+                Head("beyond", "the data"),
+                lambda titled: (
+                    f"{titled[0].beyond} of {titled[0].errors.count}" if titled[0].beyond else "-"
+                ),
+            ),
+        ],
+        rows,
+    )
+    below = footer_lines(check.notes, check.runs)
+    document = {
+        "schema": VALIDATION_SCHEMA,
+        "model": check.model,
+        "rows": [
+            {**_row_record(row), "beyond": row.beyond, "part": None if row.kind else subset}
+            for row, subset in rows
+        ],
+        "points": [_point_record(point, "beyond?") for point in check.points],
+        "not_predicted": check.unknown,
+        "notes": below,
+    }
+    beyond_data: dict[str, dict[str, None]] = {}  # cases, by the way in which they lie beyond it
+    for point in check.points:
+        if point.beyond:
+            name = f"{point.kind['collective']} on {point.ranks} ranks"
+            beyond_data.setdefault(point.beyond, {})[name] = None
+    above = [f"extrapolated: {', '.join(cases)}: {how}" for how, cases in beyond_data.items()]
+    last = Grid([], [], above=above, below=below, answer=_checked_answer(check))
+    print_results([Forms([Grid([], [], above=[_ERRORS]), grid, last], document)], format, file)
+
+
+_SUBSETS = ("all", "within the data", "extrapolated")
+
+
+def _checked_answer(check: CheckedModel) -> Answer:
+    total, *subsets = check.totals
+    errors, worst = total.errors, total.worst
+    share = 100 * total.covered / errors.count
+    text = (
+        f"{one_line(check.model)}: mean error {_percent(errors.mean)} (geometric mean "
+        f"{_percent(errors.geomean)}, worst {_percent(errors.worst)}: {worst.kind['collective']} "
+        f"{format_size(worst.size_bytes)} on {worst.ranks} ranks); "
+        f"{share:.0f} % of {counted(errors.count, 'time')} lie in their 90 % interval"
+    )
+    if subsets:
+        within, beyond = subsets
+        text += (
+            f"; {_percent(within.errors.mean)} within its data, {_percent(beyond.errors.mean)} "
+            f"extrapolated ({counted(beyond.errors.count, 'time')})"
+        )
+    elif total.beyond:
+        text += "; all are extrapolated"
+    text += f"; {counted(check.unknown, 'case')} it does not predict" * bool(check.unknown)
+    narrow = total.covered < _LEAST_HELD * errors.count
+    return Answer(text, "doubt" if narrow or check.unknown else "")
+
+
+def show_simulated(
+    simulation: Simulated, format: str = "table", file: TextIO | None = None
+) -> None:
+    """Print what ``validate_predicted`` found. Raises UsageError for an unknown format."""
+    scenarios = [*simulation.scenarios, simulation.overall]
+
+    def error_text(name: str) -> Callable[[Scenario], str]:
+        return lambda scenario: (
+            f"{100 * getattr(scenario.errors, name):.2f} %" if scenario.errors else "-"
+        )
+
+    grid = make_grid(
+        [
+            (
+                Head("ranks"),
+                lambda scenario: "all" if scenario.ranks is None else str(scenario.ranks),
+            ),
+            (
+                Head("cases", left=True),
+                lambda scenario: (
+                    f"{scenario.errors.count if scenario.errors else 0} of {scenario.measured}"
+                ),
+            ),
+            (Head("geomean", "error"), error_text("geomean")),
+            (Head("mean", "error"), error_text("mean")),
+            (
+                Head("worst", "error", left=True),
+                lambda scenario: (
+                    f"{error_text('worst')(scenario)} ({scenario.worst})"
+                    if scenario.errors
+                    else "-"
+                ),
+            ),
+        ],
+        scenarios,
+    )
+    errors = simulation.overall.errors
+    assert errors is not None
+    below = footer_lines([*simulation.notes, *simulation.missing], simulation.runs)
+    answer = Answer(
+        f"{simulation.predicted}: geometric mean of the errors {100 * errors.geomean:.2f} %, mean "
+        f"{100 * errors.mean:.2f} %, worst {100 * errors.worst:.2f} %, over {errors.count} of "
+        f"{counted(simulation.overall.measured, 'measured case')}",
+        "doubt" if simulation.missing else "",
+    )
+    document = {
+        "schema": VALIDATION_SCHEMA,
+        "predicted": simulation.predicted,
+        "rows": [
+            {
+                "ranks": scenario.ranks,
+                "measured": scenario.measured,
+                **select_fields(scenario.errors, _SUMMARY),
+                "worst_case": scenario.worst or None,
+            }
+            for scenario in scenarios
+        ],
+        "cases": simulation.cases,
+        "notes": below,
+    }
+    last = Grid([], [], below=below, answer=answer)
+    print_results([Forms([Grid([], [], above=[_ERRORS]), grid, last], document)], format, file)
+
+
+@dataclass(frozen=True)
+class ErrorPoint:
+    """A measured time and its prediction.
+
+    low_ns, high_ns: the 90 % interval; baseline_ns: the prediction of the cubic. None if there is
+    none.
+    """
+
+    ranks: int
+    size_bytes: int
+    measured_ns: float
+    predicted_ns: float
+    low_ns: float | None = None
+    high_ns: float | None = None
+    baseline_ns: float | None = None
+
+
+def error_panels(result: Validated) -> dict[str, list[ErrorPoint]]:
+    """The points of each kind of case, left-out sizes and left-out ranks apart."""
+    panels: dict[str, list[ErrorPoint]] = {}
+    fields = [field.name for field in dataclasses.fields(ErrorPoint)]
+    if hasattr(result, "cases"):  # of a simulator
+        for case in result.cases:
+            if case["error"] is not None and case["measured_ns"] and case["predicted_ns"]:
+                values = {name: case[name] for name in fields if name in case}
+                panels.setdefault(case["collective"], []).append(ErrorPoint(**values))
+    else:
+        kinds = kind_texts([point.kind for point in result.points])
+        for held, title in zip(result.points, kinds, strict=True):
+            values = {name: getattr(held, name) for name in fields}
+            what = "" if held.over == NEW_RUN else f", left-out {held.over}"
+            panels.setdefault(title + what, []).append(ErrorPoint(**values))
+    return panels
+
+
+def errors_figure(result: Validated) -> Figure:
+    """A figure with predicted over measured times on the left, and the error of each size on the
+    right.
+
+    There is a row for each kind of case, and for left-out sizes and left-out ranks separately.
+    Raises UnavailableError without matplotlib.
+    """
+    panels = error_panels(result)
+    drawn = list(panels.items())[:_PANELS]
+    figure, axes = new_figure(len(drawn), 2)
+    for (title, points), (left, right) in zip(drawn, axes, strict=True):
+        left.set_title(f"{literal(title)}: predicted, measured", loc="left", fontsize="small")
+        right.set_title("error: predicted / measured - 1", loc="left", fontsize="small")
+        _draw_errors(left, right, points)
+    caption = ["dashed: predicted as measured"]
+    points = [point for _, panel_points in drawn for point in panel_points]
+    if any(point.low_ns for point in points):
+        caption[0] += "; bars: 90 % intervals of the prediction"
+    if any(point.baseline_ns for point in points):
+        caption[0] += "; grey crosses: the cubic through the other points, no model"
+    not_drawn = len(panels) - len(drawn)
+    caption += [f"{counted(not_drawn, 'kind')} of cases more are not drawn"] * bool(not_drawn)
+    write_caption(figure, [*caption, *footer_lines(result.notes, result.runs)])
+    return figure
+
+
+_PANELS = 8  # rows of a picture; more are too small to read
+
+
+def _draw_errors(left: Axes, right: Axes, points: Sequence[ErrorPoint]) -> None:
+    numbers = sorted({point.ranks for point in points})
+    for number, ranks in enumerate(numbers):
+        points_on_ranks = sorted(
+            (p for p in points if p.ranks == ranks), key=lambda p: p.size_bytes
+        )
+        style = {"color": line_style(number)["color"], "marker": _MARKERS[number % len(_MARKERS)]}
+        dots: dict[str, Any] = {"linestyle": "", "markersize": 4.5, **style}
+        name = f"{ranks} ranks"
+        left.plot(
+            [p.measured_ns for p in points_on_ranks],
+            [p.predicted_ns for p in points_on_ranks],
+            label=name,
+            **dots,
+        )
+        sizes = [p.size_bytes for p in points_on_ranks]
+        errors = [100 * (p.predicted_ns / p.measured_ns - 1) for p in points_on_ranks]
+        right.plot(sizes, errors, linewidth=0.8, **{**dots, "linestyle": "-"})
+        for p in points_on_ranks:
+            if p.low_ns and p.high_ns:
+                low, high = (100 * (ns / p.measured_ns - 1) for ns in (p.low_ns, p.high_ns))
+                right.vlines(p.size_bytes, low, high, color=style["color"], linewidth=1, alpha=0.5)
+    baseline_errors = [(p.size_bytes, 100 * (p.baseline_ns / p.measured_ns - 1))
+             for p in points if p.baseline_ns]  # fmt: skip
+    if baseline_errors:
+        right.plot(
+            *zip(*baseline_errors, strict=True), linestyle="", marker="x", color="0.5", markersize=4
+        )
+    ends = [pick(p.measured_ns for p in points) for pick in (min, max)]
+    left.plot(ends, ends, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
+    left.set_xscale("log")
+    left.set_xlabel("measured")
+    left.xaxis.set_major_formatter(lambda ns, _: format_ns(ns, 1))
+    left.minorticks_off()
+    left.grid(True, color="0.9")
+    time_axis(left)
+    left.set_ylabel("predicted")
+    right.axhline(0, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
+    right.set_ylabel("error, %")
+    size_axis(right, [p.size_bytes for p in points])
+    legend(left, len(numbers))
+
+
+_MARKERS = ("o", "s", "^", "D", "v", "P")  # in addition to colours, for prints in grey

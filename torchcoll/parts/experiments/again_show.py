@@ -1,0 +1,175 @@
+"""How the answer of ``torchcoll again`` is displayed: one sentence, the cases, what differed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, format_change, format_difference, format_percent
+from torchcoll.parts.experiments.agreement import Agreement, CaseAgreement
+from torchcoll.report.answer import Answer, worst_level
+from torchcoll.report.formats import Forms, print_results
+from torchcoll.report.grid import Head, make_grid
+from torchcoll.stats.side_faults import SideFaults
+
+SCHEMA = "torchcoll-again/1"
+_LEVELS = {"reproduced": "good", "not reproduced": "bad"}
+_MOST_DIFFERENCES = 6
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What was run again.
+
+    file: its name. differences: facts that differ between the file and the new runs. notes: what
+    could not be run as it was. folder: of the new runs. shares: what share of its own limit each
+    side reaches, on different hardware; '' if that is not known. earlier_runs: how many of the runs
+    in the folder an earlier command made; made_utc: when the first of these began. new_folder: one
+    that does not exist yet, if an earlier command made all runs; '' otherwise. faults: what of
+    the new runs is wrong, failed or missing.
+    """
+
+    file: str
+    agreement: Agreement
+    differences: Sequence[str]
+    notes: Sequence[str]
+    folder: str
+    shares: str = ""
+    earlier_runs: int = 0
+    made_utc: str = ""
+    new_folder: str = ""
+    faults: SideFaults = field(default_factory=SideFaults)
+
+
+def _runs_text(rerun: Rerun) -> str:
+    """How many runs there are, and when they were made if not now."""
+    runs = rerun.agreement.runs
+    date = f"made {rerun.made_utc[:16].replace('T', ' ')} UTC"
+    if rerun.new_folder:
+        return f"{counted(runs, 'run')} {date} in {one_line(rerun.folder)}"
+    if rerun.earlier_runs:
+        return f"{counted(runs, 'run')}, the first {date}"
+    return counted(runs, "new run")
+
+
+def answer_of(rerun: Rerun) -> Answer:
+    """The verdict with its evidence, in one sentence; what is wrong, failed or missing in the new
+    runs comes first.
+    """
+    answer, faults = _answer_of_the_rest(rerun), rerun.faults
+    return replace(
+        answer,
+        headline="; ".join([*faults.texts, answer.headline]),
+        level=worst_level(answer.level, faults.level),
+        counts={**answer.counts, **faults.counts},
+    )
+
+
+def _answer_of_the_rest(rerun: Rerun) -> Answer:
+    """The verdict on the cases that the new runs have right."""
+    result = rerun.agreement
+    name = one_line(rerun.file)
+    if result.ratio is None or result.high is None:
+        text = f"cannot be compared with {name}: {result.reason}"
+        return Answer(text, "doubt", caveats=(rerun.shares,) if rerun.shares else ())
+    width = format_difference(result.high)
+    cases = counted(len(result.cases), "case")
+    runs = f"{_runs_text(rerun)}, {cases}"
+    subject = "the earlier runs" if rerun.new_folder else "the new runs"
+    what = f"{subject} are {format_change(1 / result.ratio)} over all cases"
+    if result.verdict == "reproduced":
+        limit = format_percent(result.threshold)
+        text = (
+            f"reproduced {name}: {what}, within the noise of {width}, and no case "
+            f"differs by {limit} ({runs})"
+        )
+    elif result.verdict == "cannot tell":
+        noisiest = max(result.open_cases, key=lambda case: case.bound)
+        start = "too noisy to tell" if result.too_noisy else "cannot tell"
+        text = (
+            f"{start} whether {name} is reproduced: {what}, but differences up to "
+            f"{format_difference(1 + noisiest.bound)} cannot be excluded ("
+            f"{len(result.open_cases)} of {cases}, most in {noisiest.name}; {_runs_text(rerun)}); "
+            f"{format_percent(result.threshold)} was asked: more runs (--runs {2 * result.runs}) "
+            "or an idle machine"
+        )
+    else:
+        text = f"not reproduced {name}: {what}, and runs differ by up to {width}"
+        if worst := result.worst:
+            text += f"; most in {worst.name}: {format_change(1 / worst.ratio)}"
+        text += f" ({runs})"
+    caveats = []
+    if rerun.differences:
+        shown = [one_line(line) for line in rerun.differences[:_MOST_DIFFERENCES]]
+        more = len(rerun.differences) - len(shown)
+        caveats.append(f"differences: {'; '.join(shown)}{f'; and {more} more' if more else ''}")
+    counts = {
+        "cases": len(result.cases),
+        "differing": sum(case.differs for case in result.cases),
+        "open": len(result.open_cases),
+    }
+    named = tuple(case.name for case in result.cases if case.differs)
+    return Answer(text, _LEVELS.get(result.verdict, "doubt"), counts, named, tuple(caveats))
+
+
+def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:
+    """Print the answer and a row for each case. Raises UsageError for an unknown format."""
+    result = rerun.agreement
+    grid = make_grid(
+        [
+            (Head("case", left=True), lambda case: case.name),
+            (Head("new runs"), lambda case: format_change(1 / case.ratio)),
+            (Head("at most"), lambda case: format_difference(1 + case.bound)),
+            (Head("p"), lambda case: f"{case.p:.2g}"),
+            (Head("result", left=True), lambda case: _result_text(case, result)),
+        ],
+        result.cases,
+    )
+    grid.answer = answer_of(rerun)
+    grid.below = [
+        *(f"note: {one_line(note)}" for note in rerun.notes),
+        "at most: the largest difference that is not excluded (2.5 % error)",
+        "p: of a difference as large between runs that do not differ, for this case alone",
+        f"new runs: {rerun.folder}",
+    ]
+    if rerun.new_folder:
+        grid.below[-1] = f"nothing was run now; for new runs: -o {one_line(rerun.new_folder)}"
+    rows = [_row(case) for case in result.cases]
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "file": rerun.file,
+        "verdict": result.verdict,
+        "faults": rerun.faults.to_json(),
+        "ratio": result.ratio,
+        "low": result.low,
+        "high": result.high,
+        "runs": result.runs,
+        "earlier_runs": rerun.earlier_runs,
+        "made_utc": rerun.made_utc or None,
+        "file_runs": result.file_runs,
+        "differences": list(rerun.differences),
+        "notes": list(rerun.notes),
+        "shares": rerun.shares,
+        "rows": rows,
+    }
+    print_results([Forms([grid], document)], format, file)
+
+
+def _result_text(case: CaseAgreement, result: Agreement) -> str:
+    if case.differs:
+        return "differs"
+    return (
+        "cannot tell" if case in result.open_cases else f"within {format_percent(result.threshold)}"
+    )
+
+
+def _row(case: CaseAgreement) -> dict[str, Any]:
+    return {
+        "case": case.name,
+        "ratio": case.ratio,
+        "p": case.p,
+        "bound": case.bound,
+        "differs": case.differs,
+    }

@@ -1,0 +1,196 @@
+"""What is to be launched: the cells, how often each, and in which order."""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.shell import Name, assignments
+from torchcoll.core.variables import SET_ON_PURPOSE, masked_value, masked_words
+from torchcoll.libraries.known_variables import FORCING, unknown_variables
+from torchcoll.parts.experiments.axes import (
+    AXES_OF_LIBRARIES,
+    Cell,
+    Dimension,
+    axis_dimension,
+    combined,
+    load_dimension,
+    option_dimension,
+    variable_dimension,
+)
+from torchcoll.parts.experiments.launch_command import (
+    Command,
+    check_placeholders,
+    check_program,
+    command_of,
+)
+from torchcoll.parts.experiments.presets import PresetOptions, preset
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of one cell. ``run`` counts from 1."""
+
+    cell: Cell
+    run: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.cell.name, self.run
+
+    @property
+    def stem(self) -> str:
+        return f"{self.cell.name}-{self.run}"
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    command: Command
+    cells: Sequence[Cell]
+    runs: int
+    seed: int
+
+    def jobs(self) -> Iterator[PlannedRun]:
+        """Run 1 of every cell in an order drawn by the seed, then run 2 of every cell, ...
+
+        So what drifts with time meets all cells alike. A block's order does not depend on how many
+        there are: runs can be added.
+        """
+        for run in range(1, self.runs + 1):
+            block = list(self.cells)
+            random.Random(f"{self.seed}/{run}").shuffle(block)
+            yield from (PlannedRun(cell, run) for cell in block)
+
+    def argv(self, job: PlannedRun, output: Path, labels: Mapping[str, str]) -> list[str]:
+        """The command of one run."""
+        base_argv = job.cell.argv or self.command.filled(job.cell.axes)
+        argv = [*base_argv, *job.cell.arguments, "--output", str(output)]
+        for name, value in {"cell": job.cell.name, "run": str(job.run), **labels}.items():
+            argv += ["--label", f"{name}={value}"]
+        return argv
+
+    def environment(self, cell: Cell, environ: Mapping[str, str]) -> dict[str, str]:
+        """The caller's with the cell's, and the names of the latter: nobody forgot them."""
+        environment = {**environ, SET_ON_PURPOSE: ",".join(cell.variables)}
+        for name, value in cell.variables.items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value
+        return environment
+
+    def check_programs(self, environ: Mapping[str, str]) -> None:
+        """Raises UsageError where a launcher cannot be started."""
+        for cell in self.cells:
+            argv = cell.argv or self.command.filled(cell.axes)
+            check_program(argv, self.environment(cell, environ).get("PATH"))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "command": masked_words(self.command.argv),
+            "cells": [cell.to_json() for cell in self.cells],
+            "runs": self.runs,
+            "seed": self.seed,
+        }
+
+
+def make_plan(
+    argv: Sequence[str],
+    variables: Sequence[str] = (),
+    axes: Sequence[str] = (),
+    presets: Sequence[str] = (),
+    runs: int = 6,
+    seed: int = 0,
+    nccl_version: str | None = None,
+    up_to: int | None = None,
+    environ: Mapping[str, str] | None = None,
+    backends: str | None = None,
+    implementations: str | None = None,
+    load: str | None = None,
+) -> tuple[RunPlan, list[str]]:
+    """The plan, and notes about it. Raises UsageError for what cannot be planned; whether the
+    launcher is installed is left to ``RunPlan.check_programs``.
+    """
+    env = dict(os.environ) if environ is None else dict(environ)
+    command = command_of(argv)
+    dimensions: list[Dimension] = [variable_dimension(text) for text in variables]
+    constants = [dimension[0] for dimension in dimensions if len(dimension) == 1]
+    dimensions += [axis_dimension(text, env) for text in axes]
+    asked = PresetOptions(
+        command,
+        [name for dimension in dimensions for name in dimension[0].axes],
+        {name: value for cell in constants for name, value in cell.variables.items()},
+        nccl_version,
+        up_to,
+        env,
+    )
+    dimensions += [preset(name, asked) for name in presets]
+    for name, values, such_as in (
+        ("backend", backends, "gloo,ccl"),
+        ("implementation", implementations, "own,one_shot"),
+    ):
+        if values is not None:
+            dimensions.append(option_dimension(name, values, command, such_as))
+    dimensions += [load_dimension(load, command, env)] if load is not None else []
+    cells = combined(dimensions)
+    check_placeholders(command, cells[0].axes, AXES_OF_LIBRARIES)
+    _check_verified(command, cells)
+    plan = RunPlan(command, cells, runs, seed)
+    return plan, [*asked.notes, *_warnings(cells, env)]
+
+
+def plan_of_commands(
+    commands: Mapping[str, Sequence[str]], runs: int, environ: Mapping[str, str] | None = None
+) -> RunPlan:
+    """A cell for each whole command, by its name. Raises UsageError for one that cannot be run."""
+    parsed = {name: command_of(argv) for name, argv in commands.items()}
+    for command in parsed.values():
+        check_placeholders(command, (), ())
+    cells = [Cell(name, argv=command.argv) for name, command in parsed.items()]
+    plan = RunPlan(next(iter(parsed.values())), cells, runs, 0)
+    plan.check_programs(os.environ if environ is None else environ)
+    return plan
+
+
+def stored_plan(spec: Mapping[str, Any], runs: int, environ: Mapping[str, str]) -> RunPlan:
+    """The plan of a manifest, in which nothing is masked. Raises UsageError as ``make_plan`` does,
+    and TypeError or ValueError where the cells are none.
+    """
+    cells = [Cell.from_json(cell) for cell in spec["cells"]]
+    plan = RunPlan(command_of(spec["command"]), cells, runs, int(spec.get("seed") or 0))
+    plan.check_programs(environ)
+    return plan
+
+
+def _check_verified(command: Command, cells: Sequence[Cell]) -> None:
+    """LL128 by name skips the check of NCCL whether it is safe here; others may be wrong too."""
+    forced = next((n for cell in cells for n in FORCING if cell.variables.get(n)), None)
+    value = command.option("-c", "--check")
+    if forced and value == "0":
+        raise UsageError(
+            "command",
+            "-c 0",
+            f"verification, where {forced} is forced",
+            "A forced algorithm may be wrong where the library would not have chosen it.",
+        )
+
+
+def _warnings(cells: Sequence[Cell], environ: Mapping[str, str]) -> Iterator[str]:
+    set_names = {name for cell in cells for name in cell.variables}
+    for name in FORCING:
+        if environ.get(name) and name not in set_names:
+            yield f"{name}={environ[name]} is in the environment: it is forced in every cell"
+    for name, near in unknown_variables(dict.fromkeys(set_names, "")):
+        yield f"no library reads {name}{f': is {near} meant?' if near else ''}"
+
+
+def command_line(argv: Sequence[str], variables: Mapping[Name, str | None]) -> str:
+    """As it can be typed, but for secrets: ``env -u NCCL_PROTO NCCL_ALGO=Ring torchrun ...``."""
+    shown = {n: v if v is None else masked_value(n, v) for n, v in variables.items()}
+    return " ".join(filter(None, [assignments(shown), shlex.join(masked_words(argv))]))

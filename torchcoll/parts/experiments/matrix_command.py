@@ -1,0 +1,370 @@
+"""``torchcoll matrix``: many runs, one for each cell, in blocks."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.collectives import DEFAULT_COLLECTIVE
+from torchcoll.core.errors import (
+    ExitCode,
+    TorchcollError,
+    UsageError,
+    one_line,
+    printable,
+    tell,
+)
+from torchcoll.core.units import counted, format_duration
+from torchcoll.parts.experiments.launch_command import SUITE, command_of
+from torchcoll.report.destination import Destination
+from torchcoll.report.grid import Grid, Head, print_grid
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torchcoll.parts.experiments.blocks import PlannedRun, RunPlan
+    from torchcoll.parts.experiments.folder import Folder
+
+
+def show_summary(
+    rows: Sequence[Mapping[str, Any]], below: Sequence[str] = (), file: TextIO | None = None
+) -> None:
+    """Print the rows of ``run.summary``, and lines below them."""
+    out = Destination(file)
+    print_grid(summary_grid(rows, below), out)
+    out.flush()
+
+
+def summary_grid(rows: Sequence[Mapping[str, Any]], below: Sequence[str] = ()) -> Grid:
+    """Columns of a status that no run has are left out; reasons stand below, each once."""
+    statuses = [n for n in ("failed", "timeout", "unavailable") if any(row[n] for row in rows)]
+    heads = [Head("cell", left=True), Head("ok", "runs")]
+    heads += [Head(name) for name in statuses]
+    heads.append(Head("median", "run"))
+    cells = [
+        [
+            one_line(row["cell"]),
+            f"{row['ok']} of {row['runs']}",
+            *(str(row[name] or "-") for name in statuses),
+            "-" if row["seconds"] is None else f"{row['seconds']:.1f} s",
+        ]
+        for row in rows
+    ]
+    styles = ["red" if row["failed"] or row["timeout"] else "" for row in rows]
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row["reason"]:
+            reasons.setdefault(one_line(row["reason"]), []).append(one_line(row["cell"]))
+    lines = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    return Grid(heads, cells, below=[*lines, *below], styles=styles)
+
+
+def matrix_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    parser.usage = "torchcoll matrix -o DIR [options] -- LAUNCHER ... -m torchcoll.allreduce ..."
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=V1,V2",
+        help=(
+            "a variable and its values; an empty value leaves it unset; write \\, "
+            "for a comma in a value. Several --env: every combination"
+        ),
+    )
+    add(
+        "--axis",
+        action="append",
+        default=[],
+        metavar="name=V1,V2",
+        help=(
+            "values of {name} in the command; or library=PATH,... (set in LD_PRELOAD), "
+            "venv=DIR,... (first in PATH)"
+        ),
+    )
+    add(
+        "--preset",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="nccl-algorithms, oneccl-algorithms, cold, scaling, subsets or network",
+    )
+    add_load(parser)
+    add(
+        "--runs",
+        default="6",
+        metavar="N",
+        help="number of runs of each cell (default %(default)s)",
+    )
+    add(
+        "--seed",
+        default="0",
+        metavar="N",
+        help="seed of the random order of the runs (default %(default)s)",
+    )
+    add(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="folder for everything; the same folder again runs what is missing",
+    )
+    add("--cell-timeout", metavar="S", help="end a run after this many seconds (default: no limit)")
+    add(
+        "--nccl-version",
+        metavar="V",
+        help="NCCL version for the preset nccl-algorithms (default: this Python's)",
+    )
+    add(
+        "--up-to",
+        metavar="N",
+        help=("largest number of ranks, nodes or devices for the presets scaling and subsets"),
+    )
+    add("--dry-run", action="store_true", help="list the runs and start nothing")
+    add("--quiet", action="store_true", help="print no progress, only the table of cells")
+    add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command of one run")
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--load",
+        metavar="none,NAME=COMMAND",
+        help=("other work to run during each run, or none; write \\, for a comma in a value"),
+    )
+
+
+def number_of(what: str, text: str | None, kind: type, least: float) -> Any:
+    if text is None:
+        return None
+    argv = f"{'a whole' if kind is int else 'a'} number from {least:g} on"
+    try:
+        number = kind(text)
+    except ValueError:
+        raise UsageError(what, text, argv) from None
+    if not least <= number < 1e9:
+        raise UsageError(what, text, argv)
+    return number
+
+
+def run_matrix(options: argparse.Namespace) -> ExitCode | int:
+    from pathlib import Path
+
+    from torchcoll.parts.experiments.blocks import make_plan
+
+    if not options.output:
+        raise UsageError("output", "none", "a folder for the results", "Name one with -o DIR.")
+    timeout_s = number_of("cell-timeout", options.cell_timeout, float, 0.1)
+    plan, notes = make_plan(
+        options.words[1:] if options.words[:1] == ["--"] else options.words,
+        options.env,
+        options.axis,
+        options.preset,
+        number_of("runs", options.runs, int, 1),
+        number_of("seed", options.seed, int, 0),
+        options.nccl_version,
+        number_of("up-to", options.up_to, int, 1),
+        load=options.load,
+    )
+    if not options.dry_run:  # the commands of a cluster can be printed on any machine
+        plan.check_programs(os.environ)
+    tell_notes(plan, notes)
+    folder_path = Path(options.output)
+    if options.dry_run:
+        return dry_run(plan, folder_path)
+    return launch(plan, folder_path, options.quiet, timeout_s)
+
+
+def tell_notes(plan: RunPlan, notes: Sequence[str]) -> None:
+    """Before the first run."""
+    from torchcoll.machine.environment import variables
+    from torchcoll.parts.experiments.obeyed import unverified
+
+    lost = [
+        f"{name}: result files do not keep it, so whether it reaches the ranks is not checked"
+        for name in dict.fromkeys(n for cell in plan.cells for n in unverified(cell, variables))
+    ]
+    for note in [*notes, *lost]:
+        tell(f"torchcoll: note: {note}")
+
+
+def launch(
+    plan: RunPlan,
+    path: Path,
+    quiet: bool = False,
+    timeout_s: float | None = None,
+    table: bool = True,
+) -> ExitCode | int:
+    """What is missing in the folder, with its progress; then the table of cells."""
+    from torchcoll.machine.environment import variables
+    from torchcoll.parts.experiments.folder import Folder
+    from torchcoll.parts.experiments.run import run as run_plan
+    from torchcoll.parts.experiments.run import summary
+
+    with Folder(path, plan.to_json()) as folder:
+        watcher = RunWatcher(plan, folder, quiet)
+        try:
+            number = run_plan(plan, folder, variables, watcher, timeout_s)
+        finally:
+            watcher.close()
+        rows = summary(plan, folder)
+        if table:
+            show_summary(rows, _below(plan, folder, number))
+    if number:
+        return 128 + number
+    bad = any(row["failed"] or row["timeout"] for row in rows)
+    return ExitCode.FAILED if bad else ExitCode.OK
+
+
+def _below(plan: RunPlan, folder: Folder, number: int | None) -> list[str]:
+    from torchcoll.parts.experiments.run import pending
+
+    left = len(pending(plan, folder))
+    lines = [f"interrupted by {signal.Signals(number).name}"] if number else []
+    if left:
+        total = len(plan.cells) * plan.runs
+        lines.append(f"without a result: {left} of {total}; the same command again runs them")
+    return [*lines, f"results, logs and manifest: {folder.path}"]
+
+
+def dry_run(plan: RunPlan, folder: Any, rounds: int = 0) -> ExitCode:
+    """Print every run as it could be typed. rounds: of a versus, of which ``plan`` is the first."""
+    from torchcoll.core.shell import named
+    from torchcoll.machine.environment import variables
+    from torchcoll.parts.experiments.blocks import command_line
+    from torchcoll.parts.experiments.run import labels_of
+
+    cells, runs = len(plan.cells), plan.runs
+    counts = f"{cells} cell{'s' * (cells > 1)} x {runs} run{'s' * (runs > 1)}"
+    if rounds:
+        tell(
+            f"up to {rounds} rounds of {counted(cells, 'run')}, until every case is decided; the "
+            "first round:"
+        )
+    else:
+        tell(f"{counts} = {cells * runs}, in this order:")
+    for job in plan.jobs():
+        argv = plan.argv(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
+        line = command_line(argv, named(job.cell.variables))
+        if job.cell.load:
+            line += f"  # with the load: {command_line(job.cell.load, {})}"
+        print(printable(line), flush=True)
+    total = "one round" if rounds else f"total: {counts} = {cells * runs}"
+    tell(f"{total}; {_estimate(plan)}")
+    return ExitCode.OK
+
+
+# What an estimate assumes: torch's import, meeting and connecting of a run; a case's cold calls
+# and verification.
+_START_S, _CONCURRENT_S = 10.0, 0.5
+
+
+def _estimate(plan: RunPlan) -> str:
+    """How long all runs take, as far as the command tells its cases."""
+    total_s, how = estimated_s(plan)
+    return how if total_s is None else f"about {format_duration(total_s)} ({how})"
+
+
+def estimated_s(plan: RunPlan) -> tuple[float | None, str]:
+    """How long all runs take, and what is assumed for it; None and why not, where the command
+    does not tell.
+    """
+    from torchcoll.bench.options import parse
+
+    total_s, cases = 0.0, set()
+    for cell in plan.cells:
+        argv = cell.argv or plan.command.filled(cell.axes)
+        command = command_of(cell.argv) if cell.argv else plan.command
+        arguments = [*argv[len(argv) - len(command.arguments) :], *cell.arguments]
+        module = command.module
+        name = None if module in ("", SUITE) else DEFAULT_COLLECTIVE  # only the number counts
+        try:
+            spec = parse(arguments, name, f"torchcoll.{module}").spec
+            count = len(spec.cases(_ranks(argv, cell.axes)))
+        except (TorchcollError, ValueError):
+            return None, "its time is not known from here"
+        cases.add(count)
+        if spec.iters is not None:
+            calls = f"{spec.iters} calls a case" if spec.iters else "the cold calls alone"
+            return None, f"no estimate of time: it depends on how long {calls} take"
+        total_s += plan.runs * (_START_S + count * (spec.max_time_s + _CONCURRENT_S))
+    several = " to ".join(str(n) for n in dict.fromkeys((min(cases), max(cases))))
+    return total_s, (
+        f"assumed: {_START_S:g} s to start a run, and "
+        f"{spec.max_time_s + _CONCURRENT_S:g} s for each of its {several} cases"
+    )
+
+
+def _ranks(argv: Sequence[str], axes: Mapping[str, str]) -> int:
+    """How many a run has, as far as its words tell: few collectives' cases depend on it."""
+    for number, argument in enumerate(argv):
+        name, _, value = argument.partition("=")
+        if name in ("--nproc-per-node", "--nproc_per_node", "-np", "-n", "--ntasks"):
+            value = value or next(iter(argv[number + 1 :]), "")
+            if value.isdecimal() and 0 < int(value) < _MOST_RANKS:
+                return int(value)
+    return 2
+
+
+_MOST_RANKS = 1 << 20
+
+
+class RunWatcher:
+    """Progress on stderr: a line that stays on a terminal, elsewhere one line a run."""
+
+    def __init__(self, plan: RunPlan, folder: Folder, quiet: bool, most: int | None = None) -> None:
+        """most: runs at which it ends, if these are not all runs of the plan."""
+        from torchcoll.parts.experiments.run import pending
+        from torchcoll.report.destination import Destination, ProgressLine, RunProgress, is_terminal
+
+        total = len(plan.cells) * plan.runs
+        self._quiet = quiet
+        self._done = total - len(pending(plan, folder))
+        self._total = most or total
+        self._progress = RunProgress(self._total - self._done)
+        self._terminal = not quiet and is_terminal(sys.stderr)
+        self._line = ProgressLine(
+            None if quiet else sys.stderr, Destination(sys.stderr).width or 80
+        )
+        self._doing = ""
+        if self._done:
+            self.note(f"{self._done} of {total} runs are done")
+
+    def note(self, text: str) -> None:
+        if not self._quiet:
+            self._line.clear()
+            tell(text)
+
+    def began(self, job: PlannedRun) -> None:
+        self._doing = job.stem
+        self.tick()
+
+    def tick(self) -> None:
+        self._line.show(self._progress.text(self._doing))
+
+    def ended(self, job: PlannedRun, record: Mapping[str, Any]) -> None:
+        self._progress.finished += 1
+        self._done += 1
+        seconds = f", {record['seconds']:.1f} s" if record["seconds"] is not None else ""
+        why = f": {record['reason']}" if record["reason"] else ""
+        if not self._terminal or record["status"] != "ok":
+            self.note(f"[{self._done}/{self._total}] {job.stem}: {record['status']}{seconds}{why}")
+
+    def skipped(self) -> None:
+        """A run of a cell that has turned out to be unavailable."""
+        self._progress.total -= 1
+        self._total -= 1
+
+    def close(self) -> None:
+        self._line.clear()
+
+
+COMMANDS = {
+    "matrix": (
+        "measure many runs over variables, ranks or libraries",
+        matrix_arguments,
+        run_matrix,
+    ),
+}

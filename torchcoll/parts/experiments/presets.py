@@ -1,0 +1,264 @@
+"""Ready dimensions for the questions that come up: ``torchcoll matrix --preset NAME``.
+
+Each is a function of what was asked and gives cells; what is valid for which library and version
+stands in torchcoll/libraries.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+
+from torchcoll.core.backends import only_device
+from torchcoll.core.errors import UsageError, choice
+from torchcoll.core.plausibility import device_named
+from torchcoll.libraries.known_variables import Forcing
+from torchcoll.libraries.nccl import algorithms as nccl
+from torchcoll.libraries.nccl import forced as nccl_forced
+from torchcoll.libraries.nccl.forced import FACTORS
+from torchcoll.libraries.oneccl import algorithms as oneccl
+from torchcoll.parts.experiments.axes import AUTO, Cell, Dimension, split_values
+from torchcoll.parts.experiments.launch_command import SUITE, Command
+
+_NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
+_RANKS, _NODES = ("nproc", "ranks"), ("nnodes", "nodes")
+
+
+@dataclass
+class PresetOptions:
+    """What presets go by. ``axes``: names of the axes beside; ``notes``: what is to be told."""
+
+    command: Command
+    axes: Sequence[str] = ()
+    variables: Mapping[str, str | None] = field(default_factory=dict)  # single values of --env
+    nccl_version: str | None = None
+    up_to: int | None = None
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    notes: list[str] = field(default_factory=list)
+
+    def variable(self, name: str) -> str:
+        return self.variables.get(name, self.environ.get(name)) or ""
+
+
+def preset(name: str, asked: PresetOptions) -> Dimension:
+    """The cells of a preset. Raises UsageError for an unknown one, and for what it cannot do."""
+    choice(name, "preset", PRESETS)
+    return PRESETS[name](asked)
+
+
+def _nccl_algorithms(asked: PresetOptions) -> Dimension:
+    collectives = _with_algorithms(asked, nccl.FUNCTIONS, "NCCL")
+    version, lacking = _nccl_version(asked), _lacking(asked)
+    every = [
+        forcing.name.partition("-")[0] for forcing in nccl_forced.forcings(collectives, version)
+    ]
+    for why in dict.fromkeys(lacking.values()):
+        names = [name for name in lacking if name in every and lacking[name] == why]
+        if names:
+            asked.notes.append(f"left out, {why}: {', '.join(names)}")
+    return _forced(asked, collectives, nccl_forced.forcings(collectives, version, lacking))
+
+
+def _lacking(asked: PresetOptions) -> dict[str, str]:
+    """The algorithms that cannot run where the command runs, and why: by the fabric that its label
+    states, else by the GPUs of this machine where torchrun starts all ranks here.
+    """
+    labels = [argument.partition("fabric=")[2] for argument in asked.command.arguments]
+    fabric = next(filter(None, labels), "").partition(":")[0]
+    argv = [argument.partition("=")[0] for argument in asked.command.argv]
+    here = any(os.path.basename(argument) == "torchrun" for argument in argv)
+    here = here and not {"--nnodes", "--rdzv-endpoint", "--rdzv_endpoint"} & set(argv)
+    if fabric:
+        nvls = _switches_reduce(fabric)
+        return nccl_forced.missing(here or nvls is not None, nvls, sharp=fabric != "ethernet")
+    if not here:
+        return {}
+    from torchcoll.machine.gpu_state import switches_reduce
+
+    return nccl_forced.missing(True, switches_reduce())
+
+
+# Fabrics of torchcoll/rules within a host whose GPUs no switch connects.
+_NO_SWITCH = ("pcie-gen4", "pcie-gen5", "xgmi-mi300x", "xe-link-max")
+
+
+def _switches_reduce(fabric: str) -> bool | None:
+    """Of a fabric of torchcoll/rules; None for what connects hosts, and for others."""
+    if fabric in _NO_SWITCH:
+        return False
+    device = device_named(fabric.removeprefix("nvswitch-")) if "nvswitch-" in fabric else None
+    return device.multicast if device else None
+
+
+def _device(command: Command) -> str | None:
+    """The device type that is asked for, or the only one of the backend that is."""
+    return command.option("--device") or only_device(command.option("--backend"))
+
+
+def _oneccl_algorithms(asked: PresetOptions) -> Dimension:
+    collectives = _with_algorithms(asked, oneccl.COLLECTIVES, "oneCCL")
+    option, device = asked.command.option("--device"), _device(asked.command)
+    if device not in ("cpu", "xpu"):
+        raise UsageError(
+            "preset oneccl-algorithms",
+            f"{'--device ' + option if option else 'no --device'} in the command",
+            "--device cpu or --device xpu",
+            "oneCCL chooses among other algorithms on each.",
+        )
+    mpi = asked.variable("CCL_ATL_TRANSPORT") == "mpi"
+    if not mpi:
+        asked.notes.append("direct is left out: it needs --env CCL_ATL_TRANSPORT=mpi and an mpirun")
+    return _forced(asked, collectives, oneccl.forcings(collectives, device, mpi))
+
+
+def _with_algorithms(asked: PresetOptions, supported: Iterable[str], library: str) -> list[str]:
+    """Those of the command's collectives for which the library has algorithms to choose from."""
+    collectives, supported = asked.command.collectives(), tuple(supported)
+    chosen = [name for name in collectives if name in supported]
+    if not chosen:
+        raise UsageError(
+            "collective",
+            ", ".join(collectives),
+            f"one of {', '.join(supported)}",
+            f"For others {library} has nothing to choose from.",
+        )
+    without = [name for name in collectives if name not in supported]
+    if without:
+        asked.notes.append(f"left out, {library} has one way for each: {', '.join(without)}")
+    return chosen
+
+
+def _nccl_version(asked: PresetOptions) -> str:
+    if asked.nccl_version:
+        if nccl_forced.version_key(asked.nccl_version) < (2, 0):
+            raise UsageError("nccl-version", asked.nccl_version, "a version such as 2.27.5")
+        return asked.nccl_version
+    versions = set() if {"library", "venv"} & set(asked.axes) else set(_installed_nccl())
+    if len(versions) != 1:
+        raise UsageError(
+            "nccl-version",
+            " and ".join(sorted(versions)) or "none, and no NCCL package in this Python to ask",
+            "the version that the ranks load, such as --nccl-version 2.27.5",
+            'python -c "import torch; print(torch.cuda.nccl.version())" tells it.',
+        )
+    return versions.pop()
+
+
+def _installed_nccl() -> Iterator[str]:
+    for package in _NCCL_PACKAGES:
+        try:
+            yield metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+
+
+def _forced(
+    asked: PresetOptions, collectives: Sequence[str], forcings: Sequence[Forcing]
+) -> Dimension:
+    """A cell for each and one in which nothing is forced.
+
+    Each sets or unsets all variables of the others, whatever the caller's environment has. A suite
+    is narrowed to the collectives for which the combination exists: others would be measured
+    unforced under its name.
+    """
+    names = dict.fromkeys(name for forcing in forcings for name in forcing.variables)
+    every = Forcing(AUTO, tuple(collectives), {})
+    cells = []
+    for forcing in (every, *forcings):
+        argv = ("--collectives", ",".join(forcing.collectives))
+        cells.append(
+            Cell(
+                forcing.name,
+                {},
+                {name: forcing.variables.get(name) for name in names},
+                argv if asked.command.module == SUITE else (),
+            )
+        )
+    return cells
+
+
+def _cold(asked: PresetOptions) -> Dimension:
+    """First calls only: --runs says how many."""
+    return [Cell("cold", arguments=("--iters", "0"))]
+
+
+def _scaling(asked: PresetOptions) -> Dimension:
+    """1, 2, 4, ... and --up-to itself, for the placeholder that has no axis yet."""
+    names = [n for n in asked.command.placeholders if n in (*_RANKS, *_NODES)]
+    free = [name for name in names if name not in asked.axes]
+    if len(free) != 1:
+        raise UsageError(
+            "preset scaling",
+            " and ".join(f"{{{name}}}" for name in free) or "no {nproc} or {nnodes}",
+            "one placeholder to scale in the command, {nproc} or {nnodes}",
+            "Give the other with --axis." if free else "",
+        )
+    if asked.up_to is None:
+        raise UsageError("preset scaling", "no --up-to", "the largest number, such as --up-to 8")
+    numbers = [1 << power for power in range(asked.up_to.bit_length())]
+    numbers += [asked.up_to] if asked.up_to not in numbers else []
+    return [Cell(f"{free[0]}{number}", {free[0]: str(number)}) for number in numbers]
+
+
+def _subsets(asked: PresetOptions) -> Dimension:
+    """Which devices: the first 2, 3, ..., other blocks of equal size, and every second, fourth, ...
+
+    The list is one for the whole run. A mask of its own for each rank hides the peers from
+    oneCCL, which then hangs or fails (uxlfoundation/oneCCL#217), and from NCCL's peer-to-peer.
+    """
+    command = asked.command
+    intel = _device(command) == "xpu"
+    variable = "ZE_AFFINITY_MASK" if intel else "CUDA_VISIBLE_DEVICES"
+    name = next((n for n in _RANKS if n in command.placeholders and n not in asked.axes), None)
+    if name is None:
+        raise UsageError(
+            "preset subsets", "no {nproc}", "a placeholder for the number of ranks in the command"
+        )
+    visible = asked.variable(variable)
+    devices = split_values(visible) if visible else list(map(str, range(asked.up_to or 0)))
+    devices = devices[: asked.up_to]
+    if len(devices) < max(2, asked.up_to or 0):
+        raise UsageError(
+            "preset subsets",
+            f"{len(devices)} devices ({variable}={visible or 'unset'})",
+            f"at least {max(2, asked.up_to or 0)}",
+            "" if asked.up_to else "Say how many there are: --up-to 8.",
+        )
+    cells = []
+    for places in _places(len(devices)):
+        chosen = [devices[place] for place in places]
+        axes = {name: str(len(places))}
+        cells.append(Cell(f"devices_{_spans(places)}", axes, {variable: ",".join(chosen)}))
+    return cells
+
+
+def _places(count: int) -> Iterator[range]:
+    for number in range(2, count + 1):
+        yield range(number)
+        if number < count and count % number == 0:
+            yield from (range(n, n + number) for n in range(number, count, number))
+            yield range(0, count, count // number)
+
+
+def _spans(places: range) -> str:
+    return f"{places[0]}-{places[-1]}" if places.step == 1 else "+".join(map(str, places))
+
+
+def _network(asked: PresetOptions) -> Dimension:
+    names = dict.fromkeys(name for settings in FACTORS.values() for name in settings)
+    return [
+        Cell(cell, {}, {name: settings.get(name) for name in names})
+        for cell, settings in {AUTO: {}, **FACTORS}.items()
+    ]
+
+
+PRESETS: dict[str, Callable[[PresetOptions], Dimension]] = {
+    "nccl-algorithms": _nccl_algorithms,
+    "oneccl-algorithms": _oneccl_algorithms,
+    "cold": _cold,
+    "scaling": _scaling,
+    "subsets": _subsets,
+    "network": _network,
+}

@@ -1,0 +1,312 @@
+"""Running a matrix: every run that is missing, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import statistics
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.variables import (
+    MASK,
+    masked,
+    masked_labels,
+    masked_value,
+    masked_variables,
+    masked_words,
+)
+from torchcoll.libraries.nccl import forced as nccl_forced
+from torchcoll.parts.experiments.blocks import PlannedRun, RunPlan
+from torchcoll.parts.experiments.folder import Folder, log_bytes, read_log
+from torchcoll.parts.experiments.launch_command import command_of
+from torchcoll.parts.experiments.obeyed import Recorded, check, unverified
+from torchcoll.parts.experiments.processes import Ended, LoadEnded, end_orphans, launch, under_load
+
+_LAST_LINES = 20
+_ERROR = "torchcoll: error: "
+
+
+class Watcher(Protocol):
+    """Who is told how it goes."""
+
+    def note(self, text: str) -> None: ...
+    def began(self, job: PlannedRun) -> None: ...
+    def tick(self) -> None: ...
+    def ended(self, job: PlannedRun, record: Mapping[str, Any]) -> None: ...
+    def skipped(self) -> None: ...
+
+
+def pending(plan: RunPlan, folder: Folder) -> list[PlannedRun]:
+    """The runs that have no file that counts, in order."""
+    return [job for job in plan.jobs() if not (folder.done(job) or folder.unavailable(job))]
+
+
+def run(
+    plan: RunPlan,
+    folder: Folder,
+    recorded: Recorded,
+    watcher: Watcher,
+    timeout_s: float | None = None,
+    jobs: Iterable[PlannedRun] | None = None,
+) -> int | None:
+    """Run what is missing; the number of the signal that stopped it, else None.
+
+    recorded: what result files keep of variables. timeout_s: of one run. jobs: of those, which
+    and in which order; each is asked for when the one before has ended. Raises TorchcollError where
+    the disk refuses the manifest, UsageError where a script ignores what it is given.
+    """
+    with _Signals() as signals:
+        orphans = end_orphans(folder.mark)
+        if orphans:
+            watcher.note(f"ended {orphans} processes of a run whose matrix was killed")
+        todo = pending(plan, folder)
+        for job in todo:
+            if moved := folder.set_aside(job):
+                watcher.note(f"{job.stem}: its matrix was killed; what it wrote is {moved}")
+        for job in todo if jobs is None else jobs:
+            if signals.number is not None:
+                break
+            if folder.unavailable(job):
+                watcher.skipped()
+                continue
+            watcher.began(job)
+            record = _one(plan, folder, job, recorded, signals, watcher, timeout_s)
+            folder.add(record)
+            watcher.ended(job, record)
+            if record["exit_code"] == 0 and not folder.has_results and _runs_script(plan, job):
+                _check_written(folder, job, record)
+        return signals.number
+
+
+def _runs_script(plan: RunPlan, job: PlannedRun) -> bool:
+    """Whether a script starts torchcoll, so that only it knows whether ``--output`` arrives."""
+    command = command_of(job.cell.argv) if job.cell.argv else plan.command
+    return not command.module
+
+
+def _check_written(folder: Folder, job: PlannedRun, record: Mapping[str, Any]) -> None:
+    """Raises UsageError where a run that ended well has written no file at all: all others would
+    end the same way.
+    """
+    if record["aside"] is None and not folder.result(job).exists():
+        raise UsageError(
+            "the command ended without writing the file that torchcoll added as --output FILE",
+            action=f"Does the script pass its arguments on? Its output is in {folder.log(job)}.",
+        )
+
+
+def _one(
+    plan: RunPlan,
+    folder: Folder,
+    job: PlannedRun,
+    recorded: Recorded,
+    signals: _Signals,
+    watcher: Watcher,
+    timeout_s: float | None,
+) -> dict[str, Any]:
+    """Run a job; its line of the manifest."""
+    path, log = folder.result(job), folder.log(job)
+    argv = plan.argv(job, path, labels_of(job, recorded))
+    start, utc = log_bytes(log), datetime.now(timezone.utc).isoformat(timespec="seconds")
+    variables = plan.environment(job.cell, os.environ)
+    load_log = folder.load_log(job)
+    load_start = log_bytes(load_log)
+    ended, load = None, ""
+    try:
+        with signals.raising(), _loaded(folder, job, load_log) as check_load:
+
+            def tick() -> None:
+                check_load()
+                watcher.tick()
+
+            with folder.open_log(log) as output_file:
+                mark = folder.mark + job.stem
+                ended = launch(argv, variables, mark, output_file, timeout_s, tick)
+    except _Stopped:
+        pass
+    except LoadEnded as error:
+        load_error = _last_error(read_log(load_log, load_start))
+        load = f"load {job.cell.load_name} {error}{f': {load_error}' if load_error else ''}"
+    output = read_log(log, start)
+    status, reason, library, usable = _judged(ended, folder, job, output, recorded, timeout_s)
+    if load:
+        status, reason, usable = "failed", load, False
+    aside = None if usable else folder.set_aside(job)
+    last = "\n".join(output.splitlines()[-_LAST_LINES:])
+    return {
+        "cell": job.cell.name,
+        "run": job.run,
+        "attempt": folder.attempts(job) + 1,
+        "axes": masked_labels(job.cell.axes),
+        "variables": masked_variables(job.cell.variables),
+        "command": masked_words(argv),
+        "start_utc": utc,
+        "exit_code": ended.exit_code if ended else None,
+        "seconds": round(ended.seconds, 3) if ended else None,
+        "status": status,
+        "reason": _without_secrets(reason, job, argv),
+        "file": path.name if usable else None,
+        "aside": aside,
+        "log": str(log.relative_to(folder.path)),
+        **({"load_log": str(load_log.relative_to(folder.path))} if job.cell.load else {}),
+        "output": "" if status == "ok" else _without_secrets(last, job, argv),
+        "library": library,
+    }
+
+
+@contextlib.contextmanager
+def _loaded(folder: Folder, job: PlannedRun, log: Path) -> Iterator[Callable[[], None]]:
+    """With the load of the cell, where it has one; what is given raises LoadEnded once it ends."""
+    if not job.cell.load:
+        yield lambda: None
+        return
+    mark = f"{folder.mark}{job.stem}/load"
+    with (
+        folder.open_log(log) as output_file,
+        under_load(job.cell.load, os.environ, mark, output_file) as check_load,
+    ):
+        yield check_load
+
+
+def _without_secrets(text: str, job: PlannedRun, argv: Sequence[str]) -> str:
+    """What a run said, without what it was given as a secret."""
+    given = [v for n, v in job.cell.variables.items() if v and masked_value(n, v) == MASK]
+    argv = [*argv, *job.cell.load]
+    for argument, shown in zip(argv, masked_words(argv), strict=True):
+        if shown != argument:
+            given += [
+                argument,
+                argument.rpartition("=")[2] if shown.endswith(f"={MASK}") else argument,
+            ]
+    for secret in sorted(given, key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return masked(text)
+
+
+def labels_of(job: PlannedRun, recorded: Recorded) -> dict[str, str]:
+    """The axes; and variables that result files do not keep, or a file would not tell its own."""
+    labels = masked_labels(job.cell.axes)
+    for name in unverified(job.cell, recorded):
+        if (value := job.cell.variables[name]) is not None:
+            labels[name] = masked_value(name, value)
+    return labels
+
+
+def _judged(
+    ended: Ended | None,
+    folder: Folder,
+    job: PlannedRun,
+    output: str,
+    recorded: Recorded,
+    timeout_s: float | None,
+) -> tuple[str, str, str | None, bool]:
+    """(status, reason, library, whether the file counts) of a run."""
+    if ended is None:
+        return "interrupted", "", None, False
+    if ended.timed_out:
+        return "timeout", f"ended after --cell-timeout {timeout_s:g} s", None, False
+    if ended.exit_code is None:
+        return "failed", ended.why, None, False
+    result = check(folder.result(job), job, recorded)
+    if result.unavailable or (not result.usable and nccl_forced.UNAVAILABLE in output):
+        return "unavailable", "NCCL has not got it on this machine", None, False
+    code = f"signal {-ended.exit_code}" if ended.exit_code < 0 else f"exit code {ended.exit_code}"
+    if not result.usable:
+        if not ended.exit_code or result.complete:
+            return "failed", result.reason, None, False
+        # What a run said last tells more than that its file has no end.
+        return "failed", f"{code}: {_last_error(output) or result.reason}", None, False
+    if result.reason:
+        return "failed", result.reason, result.library, True
+    if ended.exit_code:
+        return "failed", f"{code} although all its cases are ok", result.library, True
+    return "ok", "", result.library, True
+
+
+_EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
+
+
+def _last_error(output: str) -> str:
+    """The last error line of torchcoll, else of Python's, else the last line that has words.
+
+    torchrun's own last lines are about tracebacks in general, its error is that a child failed.
+    """
+    lines = [line.strip() for line in output.splitlines() if any(map(str.isalpha, line))]
+    ours = [line.partition(_ERROR)[2] for line in lines if _ERROR in line]
+    theirs = [line for line in lines if _EXCEPTION.search(line) and "ChildFailed" not in line]
+    return next(iter((ours or theirs or lines)[-1:]), "").rstrip(' "')
+
+
+class _Stopped(BaseException):
+    """A signal asks to stop."""
+
+
+class _Signals:
+    """A signal ends the run that is running, and then the matrix; never half a line.
+
+    ``number``: of the first one that came.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._raising = False
+        self._earlier: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                self._earlier[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.number = number if self.number is None else self.number
+        if self._raising:
+            raise _Stopped
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        if self.number is not None:
+            raise _Stopped
+        self._raising = True
+        try:
+            yield
+        finally:
+            self._raising = False
+
+
+def summary(plan: RunPlan, folder: Folder) -> list[dict[str, Any]]:
+    """One object a cell: how its runs ended, by their last attempts; seconds is the median of
+    those that are ok; reason is the last one of those that are not.
+    """
+    rows = []
+    for cell in plan.cells:
+        jobs = [PlannedRun(cell, run) for run in range(1, plan.runs + 1)]
+        last = [record for job in jobs if (record := folder.last(job)) is not None]
+        counts = Counter(str(record["status"]) for record in last)
+        seconds = [
+            r["seconds"] for r in last if r["status"] == "ok" and r.get("seconds") is not None
+        ]
+        reasons = [r["reason"] for r in last if r["status"] != "ok" and r["reason"]]
+        rows.append(
+            {
+                "cell": cell.name,
+                "runs": plan.runs,
+                **{name: counts[name] for name in ("ok", "failed", "timeout", "unavailable")},
+                "seconds": statistics.median(seconds) if seconds else None,
+                "reason": reasons[-1] if reasons else "",
+            }
+        )
+    return rows

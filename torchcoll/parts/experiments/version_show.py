@@ -1,0 +1,143 @@
+"""How the answer of ``torchcoll bisect`` is displayed: one sentence, and a row for each version."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, format_change, format_percent
+from torchcoll.parts.experiments.version_runs import VersionRuns, version_name
+from torchcoll.report.answer import Answer
+from torchcoll.report.formats import Forms, print_results
+from torchcoll.report.grid import Head, make_grid
+
+SCHEMA = "torchcoll-bisect/1"
+_MOST_CASES = 3
+_FEW_RUNS = 20  # a search that needs more runs is continued up to this number, at least
+_WORDS = {"time": ("slower", "faster"), "first-call": ("slower to start", "faster to start")}
+
+
+def answer_of(state: VersionRuns) -> Answer:
+    """At which version it changed, by how much, and how sure; or why there is no such version."""
+    names = [one_line(name) for name in state.names]
+    posterior = state.posterior
+    runs = counted(state.runs, "run")
+    caveats = (
+        *(
+            f"skipped {one_line(version_name(state.plan.cells[version]))}: {one_line(reason)}"
+            for version, reason in sorted(state.skipped.items())
+        ),
+        *(text for version in state.faults for text in version.texts),
+    )
+    if state.stopped == "too few":
+        return Answer("fewer than two versions start", "doubt", caveats=caveats)
+    first, last = names[0], names[-1]
+    if state.stopped == "none":
+        limit = format_percent(state.threshold)
+        text = f"no change above {limit} between {first} and {last} (95 %); {runs}"
+        return Answer(text, "doubt" if state.faults else "good", caveats=caveats)
+    if state.stopped == "step":
+        before, after = posterior.best - 1, posterior.best
+        what = _change_text(state, before, after)
+        text = (
+            f"{_cases_text(state)} {what} between {names[before]} and {names[after]} (95 %); {runs}"
+        )
+        return Answer(text, "bad", worst=(names[after],), caveats=caveats)
+    if state.stopped == "several":
+        if posterior.creep > posterior.two:
+            what = f"it changes gradually from {first} to {last}"
+        else:
+            pair = [f"between {names[k - 1]} and {names[k]}" for k in posterior.pair]
+            what = f"it changes more than once, about {' and '.join(pair)}"
+        return Answer(f"no single version: {what}; {runs}", "doubt", caveats=caveats)
+    more = f"; more runs: --runs {max(2 * state.most, _FEW_RUNS)}" if state.stopped else ""
+    change = posterior.change_range
+    if change is None:
+        verb = "shows" if state.runs == 1 else "show"
+        text = (
+            f"not decided: {runs} {verb} neither a change between {first} and {last} nor that "
+            f"there is none{more}"
+        )
+    else:
+        between = f"between {names[change[0]]} and {names[change[1]]}"
+        text = f"not decided: the change is {between} (95 %); {runs}{more}"
+    return Answer(text, "doubt", caveats=caveats)
+
+
+def _cases_text(state: VersionRuns) -> str:
+    cases = state.cases
+    every = {case for runs in state.figures for figures in runs for case in figures}
+    if len(cases) <= _MOST_CASES:
+        return " and ".join(map(one_line, cases))
+    return f"{len(cases)} of {len(every)} cases"
+
+
+def _change_text(state: VersionRuns, before: int, after: int) -> str:
+    if state.metric == "wrong":
+        return "became wrong" if state.change(before, after) > 0 else "became correct"
+    return f"became {format_change(math.exp(state.change(before, after)), *_WORDS[state.metric])}"
+
+
+def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -> None:
+    """Print the answer and the versions that ran. Raises UsageError for an unknown format."""
+    posterior = state.posterior
+    reference = next((v for v in range(len(posterior.runs)) if posterior.runs[v]), 0)
+    rows: list[dict[str, Any]] = []
+    for number, name in enumerate(state.names):
+        runs = int(posterior.runs[number])
+        ratio = wrong = None  # of a version that has not run
+        if runs:
+            mean = posterior.sums[number] / runs
+            if state.metric == "wrong":
+                wrong = float(mean)
+            else:
+                ratio = math.exp(mean - posterior.sums[reference] / posterior.runs[reference])
+        rows.append(
+            {
+                "version": name,
+                "runs": runs,
+                "ratio": ratio,
+                "wrong": wrong,
+                "probability": float(posterior.step[number]),
+            }
+        )
+    grid = make_grid(
+        [
+            (Head("version", left=True), lambda row: one_line(row["version"])),
+            (Head("runs"), lambda row: str(row["runs"])),
+            (
+                Head("time", "of the first"),
+                lambda row: "-" if row["ratio"] is None else f"{row['ratio']:.3f}",
+            ),
+            (
+                Head("probability", "of a step here"),
+                lambda row: f"{100 * row['probability']:.0f} %",
+            ),
+        ],
+        rows,
+    )
+    grid.answer = answer_of(state)
+    cases = ", ".join(map(one_line, state.cases[:_MOST_CASES]))
+    more = f" and {len(state.cases) - _MOST_CASES} more" if len(state.cases) > _MOST_CASES else ""
+    grid.below = [f"over {cases}{more}", f"runs: {state.path}"]
+    if state.stopped == "none":
+        grid.below.append(
+            f"if {one_line(state.names[0])} is slow already, begin with an older version"
+        )
+    if not state.stopped:
+        grid.below.append("interrupted: the same command continues")
+    low, high = posterior.range() if posterior.step.sum() > 0 else (0, 0)
+    change: tuple[int, int] | None = (max(0, low - 1), high)
+    if state.stopped in ("runs", ""):
+        change = posterior.change_range
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "result": {"runs": "not decided"}.get(state.stopped, state.stopped),
+        "range": None if change is None else [state.names[number] for number in change],
+        "faults": {version.side: version.to_json() for version in state.faults},
+        "cases": state.cases,
+        "runs": state.runs,
+        "rows": rows,
+    }
+    print_results([Forms([grid], document)], format, file)

@@ -1,0 +1,401 @@
+"""Which runs may stand for how a machine should be: those that failed, gave wrong results or were
+slow compared with the others are left out and named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from torchcoll.core.errors import UnusableError, UsageError, one_line
+from torchcoll.core.units import counted, format_change
+from torchcoll.parts.fleet.critical import critical_value
+from torchcoll.parts.fleet.effects import Floats, common_cases, robust_scale, two_way
+from torchcoll.parts.fleet.good_runs import (
+    FALSE_ALARMS,
+    FEWEST_RUNS,
+    THRESHOLD,
+    Baseline,
+    CannotJudge,
+    GoodRun,
+    GoodRuns,
+    baseline_of,
+    judge_new_run,
+    mean_over_cases,
+    runs_missing,
+)
+from torchcoll.parts.fleet.nights import format_night
+from torchcoll.parts.fleet.node_report import case_names
+from torchcoll.parts.fleet.records import FAILED, WRONG, CaseKey
+from torchcoll.parts.fleet.series import RUN_STATUSES, STATUSES, UNKNOWN_START, Summaries
+from torchcoll.parts.fleet.slow_nodes import FEWEST_PEERS, Peers, judge_peers
+from torchcoll.stats.distributions import kendall_p, median_slope
+
+_ERROR = 0.01  # probability that a healthy run of a set is left out as slow
+_OF_RUNS = 0.5  # share of that error that a run over all cases has in `torchcoll fleet`
+_DAY_US = 86_400_000_000
+_DRIFT_P = 0.01
+_DRIFT_LEAST = 0.01  # over the whole time: less is no warning
+_FEWEST_FOR_DRIFT = 8
+_OURS = "torchcoll"  # the recorded source of a run that torchcoll measured
+_STATUS_TEXTS = {
+    "truncated": "the run did not end",
+    "failed": "the run failed",
+    "interrupted": "the run was interrupted",
+}
+# Recorded facts that are no versions: where a run was made, and what the machine is called.
+_NO_VERSIONS = ("label=", "device_name", "cores", "threads", "cpu", "source", "python")
+
+
+@dataclass(frozen=True)
+class RunLeftOut:
+    """A run that is not in the baseline, and why."""
+
+    run_id: str
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Baselines by device model and number of ranks, most runs first, and what was left out.
+
+    too_few: sets of runs that are too few for a baseline, as a clause each. notes: cases left out,
+    and what makes a baseline doubtful, as a sentence each.
+    """
+
+    baselines: tuple[Baseline, ...]
+    left_out: tuple[RunLeftOut, ...] = ()
+    too_few: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def machine_text(device_name: str, ranks: int) -> str:
+    return f"{one_line(device_name) or 'device not recorded'}, {counted(ranks, 'rank')}"
+
+
+def select_baselines(
+    summaries: Summaries,
+    accepted: int | None = None,
+    without: str | None = None,
+    threshold: float = THRESHOLD,
+    false_alarms: float = FALSE_ALARMS,
+    replaced: Sequence[Baseline] = (),
+) -> Selection:
+    """The baselines of all good runs.
+
+    accepted: the first day, in days since 1970-01-01 UTC, whose runs may be used. without: the
+    run_id of a run that is to be judged, and does not count. threshold, false_alarms: as of
+    Baseline. replaced: an earlier baseline, by which no run may be slow.
+
+    Raises UsageError if no device model and number of ranks has enough good runs.
+    """
+    left_out: list[RunLeftOut] = []
+    notes: list[str] = []
+    usable = np.array([run_id != without for run_id in summaries.run_ids], dtype=bool)
+    if accepted is not None:
+        dated = summaries.start_us != UNKNOWN_START
+        late = usable & dated & (summaries.start_us >= accepted * _DAY_US)
+        early, undated = int((usable & dated & ~late).sum()), int((usable & ~dated).sum())
+        if early:
+            notes.append(f"{counted(early, 'run')} from before {format_night(accepted)} not used")
+        if undated:
+            notes.append(f"{counted(undated, 'run')} without a date not used")
+        usable = late
+
+    def leave_out(index: int, reason: str) -> None:
+        usable[index] = False
+        left_out.append(RunLeftOut(summaries.run_ids[index], summaries.paths[index], reason))
+
+    for index, reason in _failures(summaries).items():
+        if usable[index]:
+            leave_out(index, reason)
+    baselines: list[Baseline] = []
+    too_few: list[str] = []
+    for stratum in np.unique(summaries.stratum).tolist():
+        members = np.flatnonzero((summaries.stratum == stratum) & usable)
+        if not len(members):
+            continue
+        what = machine_text(*summaries.strata[stratum])
+        table, keys, more_notes = _table(summaries, members)
+        notes += more_notes
+        kind = summaries.strata[stratum]
+        earlier = next((b for b in replaced if (b.device_name, b.ranks) == kind), None)
+        nodes = [summaries.nodes[number] for number in summaries.node[members].tolist()]
+        run_ids = [summaries.run_ids[index] for index in members.tolist()]
+        slow = {} if earlier is None else _slow_by(earlier, table, keys, nodes, run_ids)
+        for row, reason in slow.items():
+            leave_out(int(members[row]), reason)
+        kept = np.array([row not in slow for row in range(len(members))], dtype=bool)
+        members, table = members[kept], table[kept]
+        # First runs that are slow among all runs, then runs that are slow for their node.
+        populations = ""
+        for by_node in (False, True):
+            number = np.unique(summaries.node[members], return_inverse=True)[1]
+            if by_node and not 0 < number.max(initial=0) < len(members) - 1:
+                continue  # one node, or one run of each
+            slow, populations = _slow_runs(table, keys, number if by_node else None, threshold)
+            for row, reason in slow.items():
+                leave_out(int(members[row]), reason)
+            kept = np.array([row not in slow for row in range(len(members))], dtype=bool)
+            members, table = members[kept], table[kept]
+        if populations:
+            notes.append(f"{what}: {populations}")
+        nodes = [summaries.nodes[number] for number in summaries.node[members].tolist()]
+        if missing := runs_missing(nodes):
+            of_nodes = f" of {counted(len(set(nodes)), 'node')}" if len(set(nodes)) > 1 else ""
+            count = counted(len(nodes), "good run")
+            too_few.append(f"{count}{of_nodes} of {what}, {missing} more needed")
+            continue
+        good = _good_runs(summaries, stratum, members, table, keys)
+        try:
+            baseline = baseline_of(good, threshold, false_alarms)
+        except CannotJudge as error:
+            too_few.append(f"{what}: {error}, {error.expected} needed")
+            continue
+        if rare := [key for key in keys if key not in {case.key for case in baseline.cases}]:
+            names = ", ".join(case_names(rare)[:3])
+            more = f" and {len(rare) - 3} more" if len(rare) > 3 else ""
+            notes.append(f"{counted(len(rare), 'case')} left out, with too few runs: {names}{more}")
+        baselines.append(baseline)
+        notes += [f"{what}: {text}" for text in _doubts(good, baseline)]
+    if not baselines:
+        named = "; ".join(f"{item.path or item.run_id}: {item.reason}" for item in left_out[:3])
+        more = f"; and {len(left_out) - 3} more" if len(left_out) > 3 else ""
+        refusal = UsageError if too_few or accepted is not None else UnusableError
+        raise refusal(
+            "baseline",
+            "; ".join(too_few) or "no good run",
+            f"at least {FEWEST_RUNS} good runs of one device model and number of ranks",
+            f"Left out: {named}{more}." if named else "",
+        )
+    baselines.sort(key=lambda item: -len(item.run_ids))
+    return Selection(tuple(baselines), tuple(left_out), tuple(too_few), tuple(dict.fromkeys(notes)))
+
+
+def _failures(summaries: Summaries) -> dict[int, str]:
+    """Index -> why a run cannot be trusted, for the runs for which something speaks against it."""
+    reasons: dict[int, str] = {}
+    for status in (WRONG, FAILED):
+        bad = summaries.status == STATUSES.index(status)
+        runs, first, counts = np.unique(summaries.run[bad], return_index=True, return_counts=True)
+        for run, key, count in zip(
+            runs.tolist(), summaries.key[bad][first].tolist(), counts.tolist(), strict=True
+        ):
+            case = case_names([summaries.keys[key]])[0]
+            more = f" and {count - 1} more" if count > 1 else ""
+            what = "wrong results" if status == WRONG else "failed"
+            reasons.setdefault(run, f"{what} in {case}{more}")
+    for run in np.flatnonzero(summaries.run_status != RUN_STATUSES.index("complete")).tolist():
+        status_of_run = RUN_STATUSES[int(summaries.run_status[run])]
+        facts = summaries.environments[summaries.environment[run]]
+        # The output of other tools does not say whether the run ended.
+        if status_of_run != "truncated" or facts.get("source", _OURS) == _OURS:
+            reasons.setdefault(run, _STATUS_TEXTS[status_of_run])
+    timed = np.zeros(len(summaries), dtype=bool)
+    timed[summaries.run[np.isfinite(summaries.time_ns)]] = True
+    for run in np.flatnonzero(~timed).tolist():
+        reasons.setdefault(run, "no case has a time")
+    return dict(sorted(reasons.items()))
+
+
+def _table(
+    summaries: Summaries, members: npt.NDArray[np.intp]
+) -> tuple[Floats, list[CaseKey], list[str]]:
+    """Log times [R, C] of the cases that at least half of the runs have, and what was left out."""
+    row = np.full(len(summaries), -1)
+    row[members] = np.arange(len(members))
+    kept = (row[summaries.run] >= 0) & np.isfinite(summaries.time_ns)
+    numbers, column = np.unique(summaries.key[kept], return_inverse=True)
+    table = np.full((len(members), len(numbers)), np.nan)
+    table[row[summaries.run[kept]], column] = np.log(summaries.time_ns[kept])
+    enough = np.isfinite(table).sum(axis=0) * 2 >= len(members)
+    notes = []
+    if not enough.all():
+        rare = case_names([summaries.keys[k] for k in numbers[~enough].tolist()])
+        more = f" and {len(rare) - 3} more" if len(rare) > 3 else ""
+        notes.append(
+            f"{counted(len(rare), 'case')} left out, which fewer than half of "
+            f"{counted(len(members), 'run')} have: {', '.join(rare[:3])}{more}"
+        )
+    return table[:, enough], [summaries.keys[k] for k in numbers[enough].tolist()], notes
+
+
+def _slow_runs(
+    table: Floats,
+    keys: Sequence[CaseKey],
+    node: npt.NDArray[np.intp] | None,
+    threshold: float,
+) -> tuple[dict[int, str], str]:
+    """Row -> why a run is left out, by the rule of `torchcoll fleet`; and a note if there are two
+    populations of runs, of which none is left out.
+
+    node [R]: the number of each run's node, whose difference from the others is removed first.
+    None: it is not removed.
+    """
+    count = len(table)
+    if not count:
+        return {}, ""
+    largest = common_cases(np.isfinite(table))[0]
+    outside = {*range(count)} - {*largest.tolist()}
+    slow = {row: "no case in common with the other runs" for row in sorted(outside)}
+    if node is not None:
+        of_runs = pd.Series(two_way(table).effects)
+        table = table - of_runs.groupby(node).transform("median").to_numpy()[:, None]
+    values = table[largest]
+    if len(largest) <= FEWEST_PEERS:
+        if len(largest) < FEWEST_RUNS:
+            return slow, ""
+        effects = two_way(values).effects
+        spread = robust_scale(effects)
+        limit = critical_value(len(values), len(values), _ERROR * _OF_RUNS) * spread
+        for row, effect in zip(largest.tolist(), effects.tolist(), strict=True):
+            if effect > max(limit, math.log1p(threshold)):
+                slow[row] = f"{format_change(math.exp(effect))} than the other runs in all cases"
+        return slow, ""
+    names_of_rows = tuple(str(row) for row in largest.tolist())
+    peers = Peers("", 0, names_of_rows, tuple(keys), values, ({},) * len(names_of_rows))
+    judged = judge_peers(peers, threshold, _ERROR)
+    for item in judged.slow:
+        if item.effect > 0:
+            where = item.scope or "all cases"
+            if item.scope and len(item.cases) == 1:
+                where = case_names(item.cases)[0]
+            slow[int(item.node)] = (
+                f"{format_change(math.exp(item.effect))} than the other runs in {where}"
+            )
+    if not judged.populations:
+        return slow, ""
+    parts = judged.populations
+    return slow, (
+        f"two populations: {counted(len(parts.slow), 'run')} are "
+        f"{format_change(math.exp(parts.effect))} than the other {len(parts.fast)}, and the spread "
+        "contains both (--accept DATE uses the runs from a date on)"
+    )
+
+
+def _slow_by(
+    earlier: Baseline,
+    table: Floats,
+    keys: Sequence[CaseKey],
+    nodes: Sequence[str],
+    run_ids: Sequence[str],
+) -> dict[int, str]:
+    """Row -> why a run is left out, for the runs that an earlier baseline calls slow."""
+    slow: dict[int, str] = {}
+    members = {*earlier.run_ids}
+    for row, (node, run_id) in enumerate(zip(nodes, run_ids, strict=True)):
+        if run_id in members:
+            continue
+        times_ns = {
+            key: math.exp(value)
+            for key, value in zip(keys, table[row].tolist(), strict=True)
+            if math.isfinite(value)
+        }
+        try:
+            judged = judge_new_run(earlier, node, times_ns)
+        except CannotJudge:
+            continue
+        if judged.slow:
+            effect, where = judged.effect, "all cases"
+            if not judged.slow_overall:
+                effect, where = judged.cases[0].effect, case_names([judged.cases[0].key])[0]
+            slow[row] = (
+                f"{format_change(math.exp(effect))} in {where} than in the baseline that is "
+                "replaced (--accept DATE begins a new one)"
+            )
+    return slow
+
+
+def _good_runs(
+    summaries: Summaries,
+    stratum: int,
+    members: npt.NDArray[np.intp],
+    table: Floats,
+    keys: Sequence[CaseKey],
+) -> GoodRuns:
+    order = np.argsort(summaries.start_us[members], kind="stable")
+    members, table = members[order], table[order]
+    starts = summaries.start_us[members].tolist()
+    runs = tuple(
+        GoodRun(
+            summaries.run_ids[index],
+            summaries.nodes[summaries.node[index]],
+            None if start == UNKNOWN_START else start,
+        )
+        for index, start in zip(members.tolist(), starts, strict=True)
+    )
+    versions: dict[str, dict[str, None]] = {}
+    for number in dict.fromkeys(summaries.environment[members].tolist()):
+        for name, value in versions_of(summaries.environments[number]).items():
+            versions.setdefault(name, {})[value] = None
+    device_name, ranks = summaries.strata[stratum]
+    return GoodRuns(
+        device_name,
+        ranks,
+        runs,
+        tuple(keys),
+        table,
+        {name: tuple(values) for name, values in sorted(versions.items())},
+    )
+
+
+def versions_of(facts: Mapping[str, str]) -> dict[str, str]:
+    """The recorded facts that name a version: torch, libraries, driver, kernel; no variables."""
+    return {
+        name: value
+        for name, value in facts.items()
+        if not name.startswith(_NO_VERSIONS) and not name.isupper()
+    }
+
+
+def _doubts(good: GoodRuns, baseline: Baseline) -> list[str]:
+    """What makes a baseline doubtful: copies, runs of one day, and a steady change."""
+    doubts = []
+    copies = len(good.log_times) - len(np.unique(np.nan_to_num(good.log_times), axis=0))
+    if copies:
+        verb = "has" if copies == 1 else "have"
+        doubts.append(
+            f"{counted(copies, 'run')} {verb} exactly the times of another run: copies make the "
+            "spread too small"
+        )
+    first, last = baseline.first_us, baseline.last_us
+    if first is not None and last is not None and last - first < _DAY_US:
+        doubts.append(
+            "all runs are of one day: what changes from day to day is not in the spread, and the "
+            "false alarms will be more"
+        )
+    if change := drift_of(good, baseline):
+        doubts.append(
+            f"the runs became {format_change(math.exp(change))} from the first to the last, and "
+            "the spread contains that"
+        )
+    return doubts
+
+
+def drift_of(good: GoodRuns, baseline: Baseline) -> float:
+    """How much the mean over the cases changed from the first run to the last, as a difference of
+    log times; 0.0 where no steady change is proven or it is below 1 %.
+
+    Kendall's rank correlation with the time (p below 1 %), and the slope of Theil and Sen.
+    """
+    dated = np.array([run.start_us is not None for run in good.runs], dtype=bool)
+    if dated.sum() < _FEWEST_FOR_DRIFT:
+        return 0.0
+    kept = [good.keys.index(case.key) for case in baseline.cases]
+    levels = np.log([case.usual_ns for case in baseline.cases])
+    effects = np.array([baseline.nodes[run.node].effects for run in good.runs])
+    spreads = np.array([case.spread for case in baseline.cases])
+    values = mean_over_cases(good.log_times[:, kept] - levels - effects, spreads)[dated]
+    days = np.array([run.start_us or 0 for run in good.runs], dtype=np.float64)[dated] / _DAY_US
+    if not days[-1] > days[0] or not values.std() > 0:
+        return 0.0
+    if kendall_p(days, values) > _DRIFT_P:
+        return 0.0
+    change = median_slope(days, values) * float(days[-1] - days[0])
+    return change if abs(change) >= math.log1p(_DRIFT_LEAST) else 0.0

@@ -1,0 +1,482 @@
+"""What good runs of one kind of machine take, and whether one new run takes longer.
+
+The logarithm of a time is modelled as the level of its case on its node, plus what the run adds in
+all its cases, plus noise, whose spread is the same on all nodes. A new run is judged by prediction
+intervals: of its mean deviation over all cases, whose spread is that of the same mean in the good
+runs, and of each case. Half of the false alarms are allowed to the mean, the other half to the
+cases (Bonferroni).
+
+The limits hold for noise with the tails of Student's t with 4 degrees of freedom and a correlation
+of up to 0.5 from one run of a node to the next. `tests/benchmarks/baseline_error.py` measures them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy import special
+
+from torchcoll.parts.fleet.effects import Floats, nan_median, weighted_median
+from torchcoll.parts.fleet.records import CaseKey
+
+FALSE_ALARMS = 0.01  # probability that a healthy run is called slow, over all of its cases
+THRESHOLD = 0.01  # a smaller slowdown is not reported
+FEWEST_RUNS = 5
+POWER = 0.9  # probability with which a change that is called detectable is found
+_OF_MEAN = 0.5  # share of the false alarms that goes to the mean over all cases
+_POOLED_BELOW = 20  # degrees of freedom: from so many on, each case has enough of its own
+_CLIPPED = 3.0  # standard deviations of a case, in the mean over the cases
+_MEDIAN_VARIANCE = 1.5  # of a median of normal values: about so many times that of their mean
+_NEIGHBOURS = 0.5  # correlation of consecutive runs of a node that is allowed for
+_QUANTILE = float(special.ndtri(POWER))
+
+
+@dataclass(frozen=True)
+class GoodRun:
+    """A run of the baseline. node: '' for several hosts. start_us: in us of UTC since 1970, None if
+    it is not recorded.
+    """
+
+    run_id: str
+    node: str
+    start_us: int | None
+
+
+@dataclass(frozen=True)
+class GoodRuns:
+    """R runs of C cases, of one device model and number of ranks, in order of time.
+
+    log_times [R, C]: natural logarithm of ns, NaN where a run lacks a case. versions: the values of
+    each recorded fact that names a version.
+    """
+
+    device_name: str
+    ranks: int
+    runs: tuple[GoodRun, ...]
+    keys: tuple[CaseKey, ...]
+    log_times: Floats
+    versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CaseUsual:
+    """What one case usually takes.
+
+    spread: standard deviation of the log time from run to run, pooled over the cases where the
+    runs are few. runs: how many have the case. degrees: degrees of freedom of the spread.
+    """
+
+    key: CaseKey
+    usual_ns: float
+    spread: float
+    runs: int
+    degrees: float
+
+
+@dataclass(frozen=True)
+class NodeUsual:
+    """How a node differs from the median node, and from how many runs that is known.
+
+    effects: a difference of log times for each case of the baseline, NaN for a case that no run of
+    the node has.
+    """
+
+    effects: tuple[float, ...]
+    runs: int
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """How long the cases take on healthy machines of one device model and number of ranks.
+
+    run_spread: standard deviation, from run to run, of the mean deviation over all cases, with
+    ``degrees`` degrees of freedom. nodes: by name; '' stands for several hosts. by_node: whether
+    each node has effects of its own; otherwise the spreads contain the differences between the
+    nodes, and all effects are 0. first_us, last_us: start of the first and the last run. threshold:
+    a smaller slowdown is not reported. false_alarms: probability that a healthy run is called slow.
+    """
+
+    device_name: str
+    ranks: int
+    run_ids: tuple[str, ...]
+    first_us: int | None
+    last_us: int | None
+    nodes: Mapping[str, NodeUsual]
+    by_node: bool
+    cases: tuple[CaseUsual, ...]
+    run_spread: float
+    degrees: float
+    versions: Mapping[str, tuple[str, ...]]
+    threshold: float = THRESHOLD
+    false_alarms: float = FALSE_ALARMS
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is expected of a healthy run of one node, as differences of log times.
+
+    centres [C]: the usual differences of the node. scales [C]: standard deviations of the cases,
+    which contain the differences between nodes where the node is not in the baseline. run_limit:
+    the largest deviation of its mean over the cases; case_limits [C]: of each case.
+    run_detectable, case_detectable [C]: the slowdowns that are found with the probability POWER.
+    """
+
+    centres: Floats
+    scales: Floats
+    run_limit: float
+    run_detectable: float
+    case_limits: Floats
+    case_detectable: Floats
+
+
+@dataclass(frozen=True)
+class CaseDeviation:
+    """How much longer a case took than usual. effect and limit are differences of log times."""
+
+    key: CaseKey
+    time_ns: float
+    usual_ns: float
+    effect: float
+    limit: float
+
+    @property
+    def slow(self) -> bool:
+        return self.effect > self.limit
+
+
+@dataclass(frozen=True)
+class RunJudged:
+    """A run judged by a baseline.
+
+    effect: mean deviation of the log times over the common cases. cases: of the run, those that are
+    slow first, then by their change. missing: how many cases of the baseline the run lacks.
+    """
+
+    baseline: Baseline
+    node: str
+    effect: float
+    limits: Limits
+    cases: tuple[CaseDeviation, ...]
+    missing: int
+
+    @property
+    def slow_overall(self) -> bool:
+        return self.effect > self.limits.run_limit
+
+    @property
+    def slow_cases(self) -> tuple[CaseDeviation, ...]:
+        return tuple(case for case in self.cases if case.slow)
+
+    @property
+    def slow(self) -> bool:
+        return self.slow_overall or bool(self.slow_cases)
+
+
+class CannotJudge(ValueError):
+    """Why a baseline says nothing of a run, as a noun. expected: what would allow it."""
+
+    def __init__(self, text: str, expected: str) -> None:
+        super().__init__(text)
+        self.expected = expected
+
+
+def runs_missing(nodes: Sequence[str]) -> int:
+    """How many more runs of the same nodes a baseline needs, given the node of each run.
+
+    With one node, or with 5 nodes and more, 5 runs are needed. With 2 to 4 nodes the differences
+    between the nodes are estimated too, which takes 4 runs more than there are nodes.
+    """
+    count, different = len(nodes), len(set(nodes))
+    if 1 < different < FEWEST_RUNS:
+        return max(0, different + FEWEST_RUNS - 1 - count)
+    return max(0, FEWEST_RUNS - count)
+
+
+def _weights(spreads: Floats) -> Floats:
+    smallest = max(1e-6, float(np.median(spreads)) / 3)  # no case decides alone
+    return np.asarray(1 / np.maximum(spreads, smallest) ** 2)
+
+
+def mean_over_cases(deviations: Floats, spreads: Floats) -> Floats:
+    """The mean over the cases [R] of deviations [R, C], weighted by their precision.
+
+    Each deviation is clipped at 3 spreads of its case from their weighted median, so that one slow
+    case does not pass for a slow run.
+    """
+    weights = _weights(spreads)
+    middle = weighted_median(deviations, weights)[:, None]
+    clipped = middle + np.clip(deviations - middle, -_CLIPPED * spreads, _CLIPPED * spreads)
+    weight = np.where(np.isnan(clipped), 0.0, weights)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.nansum(clipped * weight, axis=1) / weight.sum(axis=1))
+
+
+def _mean_correlation(runs: float) -> float:
+    """The mean correlation of two of so many consecutive runs of a node."""
+    if runs < 2:
+        return 0.0
+    lags = np.arange(1, math.ceil(runs))
+    correlations = (runs - lags) * _NEIGHBOURS**lags
+    return float(2 * correlations.sum() / (runs * (runs - 1)))
+
+
+def _unseen_variance(counts: npt.NDArray[np.intp]) -> float:
+    """By how much the variance within nodes with so many runs each falls short of that of a run
+    made at another time, because consecutive runs are alike: a factor of 1 or more.
+    """
+    pairs = [(count - 1, _mean_correlation(count)) for count in counts.tolist() if count > 1]
+    total = sum(count for count, _ in pairs)
+    return total / sum(count * (1 - alike) for count, alike in pairs) if pairs else 1.0
+
+
+def _centre_variance(runs: float) -> float:
+    """The variance of the median of so many runs, as a share of the variance of one run."""
+    return _MEDIAN_VARIANCE * (1 + (runs - 1) * _mean_correlation(runs)) / runs
+
+
+def critical_value(degrees: float, error: float) -> float:
+    """The deviation, in standard deviations, that a healthy run exceeds with at most ``error``.
+
+    degrees: degrees of freedom of the standard deviation. If it is known, this is the quantile of
+    Student's t with 4 degrees. The factor for an estimated one lies above 300,000 simulated
+    baselines of 5 to 200 consecutive runs, at errors from 0.5 to 0.01 %.
+    """
+    return _quantile_of_t4(error) / math.sqrt(2) * (1 + 4.5 / (degrees + 1))
+
+
+@lru_cache(maxsize=1024)
+def _quantile_of_t4(error: float) -> float:
+    return float(special.stdtrit(4, 1 - error))
+
+
+def pooled_spreads(deviations: Floats, groups: npt.NDArray[np.intp]) -> tuple[Floats, Floats]:
+    """Standard deviations of the cases [C] and their degrees of freedom [C].
+
+    deviations [R, C]: from the means of so many groups of runs [C]. Below 20 degrees of freedom the
+    variance of a case is drawn to the common variance of all cases, as far as the cases have equal
+    variances (Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004, article 3). Cases that vary together
+    add less to what is known of the common variance than independent ones.
+    """
+    counts = np.isfinite(deviations).sum(axis=0)
+    degrees = (counts - groups).astype(np.float64)
+    squares = np.nansum(deviations**2, axis=0)
+    positive = squares[squares > 0]
+    # Times that agree to the digit have no spread of their own: the resolution of the clock is one.
+    least = float(np.median(positive)) * 1e-4 if len(positive) else 1e-12
+    variances = np.maximum(squares, least) / degrees
+    cases = len(variances)
+    if cases < 3 or degrees.min() >= _POOLED_BELOW:
+        return np.sqrt(variances), degrees
+    half = degrees / 2
+    logs = np.log(variances) - special.digamma(half) + np.log(half)
+    excess = float(logs.var(ddof=1) - special.polygamma(1, half).mean())
+    prior = 2 * _inverse_trigamma(excess) if excess > 0 else math.inf
+    common = logs.mean()
+    if math.isfinite(prior):
+        common += special.digamma(prior / 2) - math.log(prior / 2)
+    # Of normal cases with the mean squared correlation r2, the mean of their variances has
+    # degrees * C / (1 + (C - 1) r2) degrees of freedom.
+    standardised = np.nan_to_num(deviations / np.sqrt(variances))
+    correlations = standardised.T @ standardised / degrees.mean()
+    squared = np.minimum(correlations[~np.eye(cases, dtype=bool)] ** 2, 1.0)
+    most = degrees.mean() * cases / (1 + (cases - 1) * float(squared.mean()))
+    prior = min(prior, max(most - float(degrees.mean()), 0.0))
+    pooled = (prior * math.exp(common) + degrees * variances) / (prior + degrees)
+    few = degrees < _POOLED_BELOW
+    return np.sqrt(np.where(few, pooled, variances)), np.where(few, degrees + prior, degrees)
+
+
+def _inverse_trigamma(value: float) -> float:
+    """x with trigamma(x) = value, by Newton's method on 1 / trigamma, which is nearly a line."""
+    x = 0.5 + 1 / value
+    for _ in range(50):
+        trigamma = float(special.polygamma(1, x))
+        step = trigamma * (1 - trigamma / value) / float(special.polygamma(2, x))
+        x += step
+        if abs(step) < 1e-9 * x:
+            break
+    return x
+
+
+def baseline_of(
+    good: GoodRuns, threshold: float = THRESHOLD, false_alarms: float = FALSE_ALARMS
+) -> Baseline:
+    """The baseline of good runs, without the cases whose spread would have fewer than 4 degrees of
+    freedom. Raises CannotJudge if the runs are too few.
+    """
+    names = [run.node for run in good.runs]
+    if missing := runs_missing(names):
+        raise CannotJudge(f"{len(names)} good runs", f"{missing} more")
+    log_times = good.log_times
+    nodes = sorted(set(names))
+    index = {name: number for number, name in enumerate(nodes)}
+    by_node = len(nodes) > 1 and len(names) - len(nodes) >= FEWEST_RUNS - 1
+    if not by_node and len(nodes) > 1:
+        # Too few repeated runs for effects of the nodes: one run of each is one population.
+        last = sorted({name: row for row, name in enumerate(names)}.values())
+        log_times, names = log_times[last], [names[row] for row in last]
+    number = np.array([index[name] if by_node else 0 for name in names])
+    counts = np.bincount(number)
+    by_group = pd.DataFrame(log_times).groupby(number)
+    runs_by_group = by_group.count().to_numpy()
+    kept = (runs_by_group.sum(axis=0) - (runs_by_group > 0).sum(axis=0)) >= FEWEST_RUNS - 1
+    if not kept.any():
+        raise CannotJudge(f"no case with {FEWEST_RUNS} good runs", "more runs with the same cases")
+    keys = [key for key, keep in zip(good.keys, kept.tolist(), strict=True) if keep]
+    log_times = log_times[:, kept]
+    by_group = pd.DataFrame(log_times).groupby(number)
+    medians = by_group.median().to_numpy()
+    deviations = log_times - by_group.transform("mean").to_numpy()
+    # Runs of different nodes are not consecutive.
+    unseen = _unseen_variance(counts) if by_node or len(nodes) == 1 else 1.0
+    spreads, case_degrees = pooled_spreads(deviations, (runs_by_group > 0).sum(axis=0)[kept])
+    spreads *= math.sqrt(unseen)
+    run_means = mean_over_cases(log_times - medians[number], spreads)
+    run_means -= (np.bincount(number, run_means) / counts)[number]
+    degrees = len(names) - len(counts)
+    levels = nan_median(medians, axis=0)
+    effects = medians - levels if by_node else np.zeros((len(nodes), len(levels)))
+    starts = [run.start_us for run in good.runs if run.start_us is not None]
+    return Baseline(
+        device_name=good.device_name,
+        ranks=good.ranks,
+        run_ids=tuple(run.run_id for run in good.runs),
+        first_us=min(starts, default=None),
+        last_us=max(starts, default=None),
+        nodes={
+            name: NodeUsual(tuple(effects_of_node.tolist()), runs)
+            for name, effects_of_node, runs in zip(
+                nodes,
+                effects,
+                np.bincount([index[run.node] for run in good.runs]).tolist(),
+                strict=True,
+            )
+        },
+        by_node=by_node,
+        cases=tuple(
+            CaseUsual(key, math.exp(level), spread, runs, of_spread)
+            for key, level, spread, runs, of_spread in zip(
+                keys,
+                levels.tolist(),
+                spreads.tolist(),
+                np.isfinite(good.log_times[:, kept]).sum(axis=0).tolist(),
+                case_degrees.tolist(),
+                strict=True,
+            )
+        ),
+        run_spread=math.sqrt(unseen * max(float((run_means**2).sum()), 1e-18) / degrees),
+        degrees=float(degrees),
+        versions=good.versions,
+        threshold=threshold,
+        false_alarms=false_alarms,
+    )
+
+
+def limits_of(
+    baseline: Baseline, node: str | None = None, columns: Sequence[int] | None = None
+) -> Limits:
+    """The limits for a run of one node. node: None is any node of the baseline. columns: the cases
+    that the run has, by default all. Raises CannotJudge for a node that the baseline cannot judge.
+    """
+    chosen = np.arange(len(baseline.cases)) if columns is None else np.array(columns)
+    spreads = np.array([case.spread for case in baseline.cases])[chosen]
+    degrees = np.array([case.degrees for case in baseline.cases])[chosen]
+    run_degrees = baseline.degrees
+    node_usual = baseline.nodes.get(node) if node is not None else None
+    if node is not None and node_usual is None and len(baseline.nodes) < FEWEST_RUNS:
+        raise CannotJudge(
+            f"a run of {node or 'several hosts'} and a baseline of {_node_names(baseline)}",
+            f"a node of the baseline, or a baseline of at least {FEWEST_RUNS} nodes",
+        )
+    new_node = baseline.by_node and node is not None and node_usual is None
+    centres = np.zeros(len(chosen))
+    between = np.zeros(len(chosen))
+    run_between = 0.0
+    if new_node:
+        effects = np.array([item.effects for item in baseline.nodes.values()])[:, chosen]
+        between = np.nanvar(effects, axis=0, ddof=1)
+        run_effects = mean_over_cases(effects, np.sqrt(spreads**2 + between))
+        run_between = float(np.nanvar(run_effects, ddof=1))
+        degrees = np.minimum(degrees, np.isfinite(effects).sum(axis=0) - 1.0)
+        run_degrees = min(run_degrees, float(degrees.min()))
+        centre_variance = _MEDIAN_VARIANCE / len(baseline.nodes)
+    elif baseline.by_node:
+        counts = [item.runs for item in baseline.nodes.values()]
+        if node_usual:
+            centres, counts = np.array(node_usual.effects)[chosen], [node_usual.runs]
+        centre_variance = _centre_variance(float(np.median(counts)))
+    elif len(baseline.nodes) > 1:
+        centre_variance = _MEDIAN_VARIANCE / len(baseline.nodes)
+    else:
+        centre_variance = _centre_variance(len(baseline.run_ids))
+    scales = np.sqrt(spreads**2 + between)
+    run_spread = baseline.run_spread
+    if new_node or len(chosen) < len(baseline.cases):
+        # The spread of this mean, of other cases or with other weights, is not known: it is at most
+        # that of cases that vary together.
+        run_spread = float(np.average(spreads, weights=_weights(scales)))
+        run_degrees = min(run_degrees, float(degrees.min()))
+    least = math.log1p(baseline.threshold)
+    run_sigma = math.sqrt((run_spread**2 + run_between) * (1 + centre_variance))
+    sigmas = scales * math.sqrt(1 + centre_variance)
+    of_run = baseline.false_alarms * _OF_MEAN
+    of_case = baseline.false_alarms * (1 - _OF_MEAN) / len(chosen)
+    run_limit = max(critical_value(run_degrees, of_run) * run_sigma, least)
+    critical = np.array([critical_value(value, of_case) for value in degrees.tolist()])
+    limits = np.maximum(critical * sigmas, least)
+    return Limits(
+        centres,
+        scales,
+        run_limit,
+        run_limit + _QUANTILE * run_sigma,
+        limits,
+        limits + _QUANTILE * sigmas,
+    )
+
+
+def _node_names(baseline: Baseline) -> str:
+    names = [name or "several hosts" for name in baseline.nodes]
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return f"{', '.join(names[:2])}{more}"
+
+
+def judge_new_run(baseline: Baseline, node: str, times_ns: Mapping[CaseKey, float]) -> RunJudged:
+    """Raises CannotJudge without a common case, and for a node that the baseline cannot judge."""
+    # Not a case whose usual time on this node, or whose difference between nodes, is not known.
+    table = np.array([item.effects for item in baseline.nodes.values()])
+    judgeable = np.isfinite(table).sum(axis=0) >= min(FEWEST_RUNS, len(table))
+    if node_usual := baseline.nodes.get(node):
+        judgeable = np.isfinite(node_usual.effects)
+    columns = [c for c, case in enumerate(baseline.cases) if case.key in times_ns and judgeable[c]]
+    if not columns:
+        raise CannotJudge("no case in common", "a run with cases of the baseline")
+    cases = [baseline.cases[c] for c in columns]
+    limits = limits_of(baseline, node, columns)
+    times = np.array([times_ns[case.key] for case in cases])
+    usual = np.array([case.usual_ns for case in cases]) * np.exp(limits.centres)
+    effects = np.log(times / usual)
+    effect = float(mean_over_cases(effects[None, :], limits.scales)[0])
+    deviations = [
+        CaseDeviation(case.key, *figures)
+        for case, figures in zip(
+            cases,
+            zip(
+                times.tolist(),
+                usual.tolist(),
+                effects.tolist(),
+                limits.case_limits.tolist(),
+                strict=True,
+            ),
+            strict=True,
+        )
+    ]
+    deviations.sort(key=lambda case: (not case.slow, -case.effect))
+    return RunJudged(
+        baseline, node, effect, limits, tuple(deviations), len(baseline.cases) - len(columns)
+    )

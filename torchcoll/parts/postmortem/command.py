@@ -1,0 +1,47 @@
+"""``torchcoll postmortem``: what ended a job, or stopped it, from the files that it left?"""
+
+from __future__ import annotations
+
+import argparse
+
+from torchcoll.core.errors import ExitCode, choice, unknown
+
+
+def postmortem_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "folder",
+        metavar="FOLDER",
+        help="a folder with what a job left: Flight Recorder dumps, logs of ranks, launcher and "
+        "kernel, NCCL Inspector, py-spy dumps, captures; or one such file",
+    )
+    add("--job", metavar="NAME", help="report only this one of several jobs in the folder")
+    add("--format", default="table", help="table (default), markdown or json")
+
+
+def run_postmortem(options: argparse.Namespace) -> ExitCode:
+    """Exit code 0 whatever happened to the job, 3 if no file says anything about it, or if a file
+    that may say something could not be read.
+    """
+    from torchcoll.parts.postmortem.diagnose import diagnose
+    from torchcoll.parts.postmortem.job_folder import read_folder
+    from torchcoll.parts.postmortem.show import FORMATS, show_postmortem
+
+    choice(options.format, "format", FORMATS)
+    folder = read_folder(options.folder)
+    jobs = folder.jobs
+    if options.job is not None:
+        jobs = [job for job in folder.jobs if options.job in (job.name, *job.identities)]
+        if not jobs:
+            raise unknown("job", options.job, [job.name for job in folder.jobs])
+    show_postmortem(folder, [diagnose(job) for job in jobs], options.format)
+    return ExitCode.UNREADABLE if folder.unread else ExitCode.OK
+
+
+COMMANDS = {
+    "postmortem": (
+        "find what stopped or ended a job, from the files that it left",
+        postmortem_arguments,
+        run_postmortem,
+    ),
+}

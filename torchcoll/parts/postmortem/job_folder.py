@@ -1,0 +1,308 @@
+"""Reads the files below a folder with the readers of this package.
+
+Files may be compressed with gzip, of any size, foreign or unreadable. A file that says nothing is
+listed with the reason. What the others say is merged to jobs by jobs.py. One compressed file at a
+time is unpacked: a node's temporary folder may be memory, and a job leaves thousands of files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import stat
+import tempfile
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from io import BufferedReader
+from pathlib import Path
+from types import ModuleType
+
+from torchcoll.core.bounds import GZIP, UnpackBudget
+from torchcoll.core.errors import TorchcollError, UnreadableError, brief, nearest_file, one_line
+from torchcoll.core.opening import open_to_read, signals_held
+from torchcoll.core.units import counted
+from torchcoll.parts.postmortem.evidence import CallSeen, FileRead, JobEvidence
+from torchcoll.parts.postmortem.jobs import FileEvidence, jobs_of
+from torchcoll.parts.postmortem.log_evidence import identities_of_path, rank_of_path
+
+# In the order in which they are asked. Formats that are recognised by less evidence come later.
+READERS = (
+    "recorder_evidence",
+    "kineto_evidence",
+    "inspector_evidence",
+    "capture_evidence",
+    "stack_evidence",
+    "log_evidence",
+)
+_BEGIN_BYTES = 1 << 16  # of a file, for recognizes()
+_MOST_FILES = 100_000
+_MOST_DEPTH = 16  # folders below folders
+# Calls that are kept, 500 bytes each. Of every rank the last ones, at least so many.
+_MOST_CALLS, _FEWEST_CALLS_OF_RANK = 400_000, 64
+_FEWEST_CALLS_OF_GROUP = 4
+_ARCHIVES = {b"PK\x03\x04": "a zip archive", b"\xfd7zXZ\0": "compressed with xz"}
+_ARCHIVES |= {b"BZh": "compressed with bzip2", b"\x28\xb5\x2f\xfd": "compressed with zstd"}
+_LOGS = (".log", ".err", ".out", ".txt")
+_TAR = slice(257, 262)  # where a tar archive has b"ustar"
+
+
+@dataclass
+class FolderEvidence:
+    """What the files of a folder say.
+
+    left_out: (path, why) of files that say nothing. unread: those of them that may have said
+    something, but could not be read. files: how many there are.
+    """
+
+    path: str
+    jobs: list[JobEvidence] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    unread: list[tuple[str, str]] = field(default_factory=list)
+    files: int = 0
+
+    def add_unread(self, shown: str, why: str) -> None:
+        """Note a file that could not be read, or only in part."""
+        self.left_out.append((shown, why))
+        self.unread.append((shown, why))
+
+
+def read_folder(path: str) -> FolderEvidence:
+    """Read all files below a folder, or a single file.
+
+    Raises UnreadableError if there is no such folder or file, or none of its files says anything.
+    """
+    folder = FolderEvidence(path)
+    readers = _readers()
+    recognized: list[tuple[str, str, ModuleType]] = []
+    empty: list[str] = []
+    for shown, real in _files(path, folder):
+        folder.files += 1
+        try:
+            if not os.path.getsize(real):
+                empty.append(shown)
+                continue
+            begin = _begin(real, shown)
+            reader = next((r for r in readers if r.recognizes(Path(real), begin)), None)
+        except (OSError, TorchcollError) as error:
+            folder.add_unread(shown, _why(error))
+            continue
+        if reader is None:
+            folder.left_out.append((shown, _unrecognized(begin)))
+        else:
+            recognized.append((shown, real, reader))
+    calls_of_file = _MOST_CALLS // max(1, len(recognized))
+    files = [FileEvidence(shown, item) for shown, item in _empty_logs(empty, folder.left_out)]
+    for shown, real, reader in recognized:
+        for item in _read(shown, real, reader, folder):
+            _keep_last_calls(item, calls_of_file)
+            files.append(FileEvidence(shown, item))
+    if not files:
+        raise _nothing_readable(folder)
+    folder.jobs = jobs_of(files)
+    return folder
+
+
+def _readers() -> list[ModuleType]:
+    return [importlib.import_module(f"torchcoll.parts.postmortem.{name}") for name in READERS]
+
+
+def _files(path: str, evidence: FolderEvidence) -> Iterator[tuple[str, str]]:
+    """Yields (path relative to the folder, path) of each file, in the order of their names.
+
+    Links are followed. A file or folder with several names is read once.
+    """
+    if not os.path.isdir(path):
+        if not os.path.lexists(path):
+            raise UnreadableError("folder", path, "a folder that exists", nearest_file(path))
+        yield os.path.basename(path), path
+        return
+    status = os.stat(path)
+    seen = {(status.st_dev, status.st_ino)}
+    count = 0
+    waiting = [(path, "", 0)]
+    while waiting:
+        folder, shown_folder, depth = waiting.pop()
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError as error:
+            if not shown_folder:
+                raise UnreadableError("folder", path, f"one to read ({error.strerror})") from None
+            evidence.files += 1
+            evidence.add_unread(shown_folder, f"cannot be read ({error.strerror})")
+            continue
+        subfolders = []
+        for entry in entries:
+            shown = os.path.join(shown_folder, entry.name)
+            try:
+                status = entry.stat()
+                is_folder = entry.is_dir()
+            except OSError as error:  # a broken link
+                evidence.left_out.append((shown, f"cannot be read ({error.strerror})"))
+                continue
+            identity = (status.st_dev, status.st_ino)
+            if identity in seen:
+                evidence.left_out.append((shown, "the same file or folder as another one"))
+                continue
+            seen.add(identity)
+            if is_folder and depth == _MOST_DEPTH:
+                evidence.files += 1
+                evidence.add_unread(shown, f"more than {_MOST_DEPTH} folders deep")
+            elif is_folder:
+                subfolders.append((entry.path, shown, depth + 1))
+            elif not stat.S_ISREG(status.st_mode):
+                evidence.left_out.append((shown, "not a regular file"))
+            elif count == _MOST_FILES:
+                evidence.files += 1
+                evidence.add_unread(shown, f"more than {_MOST_FILES} files: name a subfolder")
+            else:
+                count += 1
+                yield shown, entry.path
+        waiting += reversed(subfolders)
+
+
+def _begin(path: str, shown: str) -> bytes:
+    """The first 64 KiB of a file, or of what it unpacks to."""
+    with open_to_read(path) as source:
+        if not source.peek(2).startswith(GZIP):
+            return source.read(_BEGIN_BYTES)
+        begin = b""
+        for piece in _unpacked(source, shown):
+            begin += piece
+            if len(begin) >= _BEGIN_BYTES:
+                break
+        if not begin:
+            raise UnreadableError("file", shown, "a .gz that can be unpacked")
+        return begin[:_BEGIN_BYTES]
+
+
+@contextlib.contextmanager
+def _plain(path: str, shown: str) -> Iterator[str]:
+    """The path of the file, or of a plain copy if it is compressed with gzip. The copy is removed
+    at the end.
+    """
+    with open_to_read(path) as source:
+        if not source.peek(2).startswith(GZIP):
+            yield path
+            return
+        with contextlib.ExitStack() as stack:
+            with signals_held():
+                copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="torchcoll-"))
+            for piece in _unpacked(source, shown):
+                copy.write(piece)
+            copy.flush()
+            yield copy.name
+
+
+def _unpacked(source: BufferedReader, shown: str) -> Iterator[bytes]:
+    """What a gzip file unpacks to. Raises UnreadableError for more than real files unpack to."""
+    budget = UnpackBudget("file", shown)
+    unpacker = zlib.decompressobj(31)
+    packed = 0
+    # A job that was killed leaves a .gz without an end: what it has is read.
+    with contextlib.suppress(zlib.error):
+        while data := source.read(_BEGIN_BYTES):
+            packed += len(data)
+            while data:
+                plain = unpacker.decompress(data, 1 << 20)
+                budget.add(len(plain), packed)
+                yield plain
+                data = unpacker.unconsumed_tail
+                if unpacker.eof:  # another member may follow
+                    data, unpacker = unpacker.unused_data, zlib.decompressobj(31)
+
+
+def _empty_logs(
+    paths: list[str], left_out: list[tuple[str, str]]
+) -> Iterator[tuple[str, JobEvidence]]:
+    """The empty files that are logs of a rank: it had nothing to complain of."""
+    for shown in paths:
+        rank = rank_of_path(shown)
+        if rank is None or not shown.endswith(_LOGS):
+            left_out.append((shown, "empty"))
+        else:
+            what = "stdout" if "stdout" in os.path.basename(shown) else "log"
+            evidence = JobEvidence(identities=identities_of_path(shown))
+            evidence.files = [FileRead(shown, what, (rank,))]
+            yield shown, evidence
+
+
+def _read(shown: str, path: str, reader: ModuleType, folder: FolderEvidence) -> list[JobEvidence]:
+    try:
+        with _plain(path, shown) as readable:
+            evidence: list[JobEvidence] = reader.read_evidence(Path(readable), shown)
+        for item in evidence:
+            item.check_ranks()
+    except (OSError, TorchcollError) as error:
+        folder.add_unread(shown, _why(error))
+        return []
+    except (MemoryError, RecursionError, ArithmeticError, LookupError, TypeError, ValueError) as e:
+        # One damaged file must not hide what the others say.
+        folder.add_unread(shown, f"damaged ({type(e).__name__}: {brief(e)})")
+        return []
+    kept = []
+    for item in evidence:
+        folder.left_out += item.left_out
+        item.left_out = []
+        says = item.calls or item.events or item.last_number or item.nodes or item.groups
+        if says or any(seen.ranks for seen in item.files):
+            kept.append(item)
+    if not kept and not any(item.left_out for item in evidence):
+        folder.left_out.append((shown, "says nothing about what happened"))
+    return kept
+
+
+def _keep_last_calls(evidence: JobEvidence, most: int) -> None:
+    """Drop the calls of each rank before its last ones, and keep the number of its last call."""
+    for call in evidence.calls:
+        if call.peer is not None:
+            continue
+        key = (call.rank, call.group)
+        evidence.last_number[key] = max(call.number, evidence.last_number.get(key, 0))
+        if call.reliable_state and call.state == "completed":
+            evidence.last_completed[key] = max(call.number, evidence.last_completed.get(key, 0))
+    calls_of: dict[int, list[CallSeen]] = defaultdict(list)
+    for call in evidence.calls:
+        calls_of[call.rank].append(call)
+    most = max(_FEWEST_CALLS_OF_RANK, most // max(1, len(calls_of)))
+    if all(len(calls) <= most for calls in calls_of.values()):
+        return
+    kept: list[CallSeen] = []
+    for calls in calls_of.values():
+        of_group: Counter[str] = Counter()
+        last = []
+        for index, call in enumerate(reversed(calls)):
+            of_group[call.group] += 1
+            if index < most or of_group[call.group] <= _FEWEST_CALLS_OF_GROUP:
+                last.append(call)
+        kept += reversed(last)
+    evidence.calls = kept
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror or brief(error)})"
+    return one_line(error)
+
+
+def _unrecognized(begin: bytes) -> str:
+    for magic, what in _ARCHIVES.items():
+        if begin.startswith(magic):
+            return f"{what}: unpack it"
+    if begin[_TAR] == b"ustar":
+        return "a tar archive: unpack it"
+    return "not a format that postmortem reads"
+
+
+def _nothing_readable(folder: FolderEvidence) -> UnreadableError:
+    see = "See docs/postmortem.md for what to collect."
+    if not folder.left_out:
+        return UnreadableError("folder", f"no file in {folder.path}", "what a job left", see)
+    shown, why = folder.left_out[0]
+    rest = len(folder.left_out) - 1
+    more = f", and {counted(rest, 'more file')}" if rest else ""
+    # Not as the value, which is cut: a pickle is refused by the name that comes last.
+    action = f"No file says anything: {shown} ({why}){more}. {see}"
+    return UnreadableError("folder", folder.path, "what a job left", action)

@@ -1,0 +1,376 @@
+"""Merges what single files say to jobs, and tells several jobs in one folder apart.
+
+Files with a common identity are of one job. Files without one join the others of their folder, and
+folders join their siblings, unless something contradicts: another identity of the same kind,
+another number of ranks, a second file of the same kind from the same rank, or times that are more
+than a day apart.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from torchcoll.parts.postmortem.evidence import GroupSeen, JobEvidence
+
+# Kinds of identities of which a job can have several: one for each process group, for example.
+_SEVERAL_IN_ONE_JOB = {"communicator", "host", "pod", "step"}
+# Kinds of files, and of events, in which a rank itself speaks.
+_LOGS = ("stderr", "stdout", "log")
+_SAID_BY_THE_RANK = ("exception", "timeout", "peer_lost", "mismatch")
+_DAY_NS = 86_400 * 10**9
+# Two sources record a call within this time of each other, and most calls that are so near are the
+# same, if consecutive ones are further apart.
+_SAME_CALL_NS = 1_000_000
+_SHARE_ALIKE = 0.6
+# torchrun starts a job again in the same log folder: each attempt ends for a reason of its own.
+_ATTEMPT = re.compile(r"(?:^|/)(attempt_\d+)(?:/|$)")
+
+
+@dataclass
+class FileEvidence:
+    """What one file says of one job. shown: its path relative to the folder."""
+
+    shown: str
+    evidence: JobEvidence
+
+    @property
+    def attempt(self) -> str:
+        match = _ATTEMPT.search(self.shown.replace(os.sep, "/"))
+        return match[1] if match else ""
+
+
+@dataclass
+class _Cluster:
+    """Files that are of one job."""
+
+    files: list[FileEvidence]
+    identities: set[str] = field(default_factory=set)
+    # (folder, kind of file, rank)
+    sources: set[tuple[str, str, int]] = field(default_factory=set)
+    sizes: set[int] = field(default_factory=set)
+    attempts: set[str] = field(default_factory=set)
+    pids: dict[int, int] = field(default_factory=dict)
+    first_ns: int | None = None
+    last_ns: int | None = None
+
+    @classmethod
+    def of(cls, file: FileEvidence) -> _Cluster:
+        evidence = file.evidence
+        cluster = cls([file], set(evidence.identities))
+        cluster.first_ns, cluster.last_ns = evidence.first_ns, evidence.last_ns
+        if evidence.ranks is not None:
+            cluster.sizes.add(evidence.ranks)
+        if file.attempt:
+            cluster.attempts.add(file.attempt)
+        folder = os.path.dirname(file.shown)
+        for seen in evidence.files:
+            what = "log" if seen.what in _LOGS else seen.what
+            cluster.sources |= {(folder, what, rank) for rank in seen.ranks}
+        is_log = any(seen.what in _LOGS for seen in evidence.files)
+        for event in evidence.events if is_log else ():
+            if event.rank is not None and event.kind in _SAID_BY_THE_RANK:
+                cluster.sources.add((folder, "log", event.rank))
+        cluster.pids = dict(evidence.pids)
+        return cluster
+
+    def add(self, other: _Cluster) -> None:
+        self.files += other.files
+        self.identities |= other.identities
+        self.sources |= other.sources
+        self.sizes |= other.sizes
+        self.attempts |= other.attempts
+        self.pids |= other.pids
+        self.first_ns = _earliest(self.first_ns, other.first_ns)
+        self.last_ns = _latest(self.last_ns, other.last_ns)
+
+    @property
+    def is_general(self) -> bool:
+        """Whether the files are of a host or a cluster rather than of a job."""
+        return not self.sources and not self.identities
+
+    def shares_identity(self, other: _Cluster) -> bool:
+        if self.attempts and other.attempts and not self.attempts & other.attempts:
+            return False
+        return bool(self.identities & other.identities)
+
+    def contradicts(self, other: _Cluster) -> bool:
+        """Whether the two cannot be of one job."""
+        if self.attempts and other.attempts and self.attempts != other.attempts:
+            return True
+        mine, others = _by_kind(self.identities), _by_kind(other.identities)
+        if any(not mine[kind] & others[kind] for kind in mine.keys() & others.keys()):
+            return True
+        if self.sizes and other.sizes and not self.sizes & other.sizes:
+            return True
+        for cluster, sized in ((self, other), (other, self)):
+            highest = max((rank for _, _, rank in cluster.sources), default=-1)
+            if sized.sizes and highest >= max(sized.sizes):
+                return True
+        if any(other.pids.get(rank, pid) != pid for rank, pid in self.pids.items()):
+            return True
+        folders: dict[tuple[str, int], set[str]] = defaultdict(set)
+        for folder, what, rank in self.sources:
+            folders[what, rank].add(folder)
+        for folder, what, rank in other.sources:
+            # Two dumps of a rank in one folder are of two moments.
+            if folders.get((what, rank), {folder}) != {folder}:
+                return True
+        return self.distance_ns(other) > _DAY_NS
+
+    def distance_ns(self, other: _Cluster) -> int:
+        """Time between them; 0 if they overlap or have no times."""
+        if self.first_ns is None or other.first_ns is None:
+            return 0
+        assert self.last_ns is not None and other.last_ns is not None
+        return max(0, self.first_ns - other.last_ns, other.first_ns - self.last_ns)
+
+
+def jobs_of(files: Sequence[FileEvidence]) -> list[JobEvidence]:
+    """The jobs that the files are of, those of most files first."""
+    clusters: dict[str, list[_Cluster]] = defaultdict(list)
+    for cluster in _joined_by_identity([_Cluster.of(file) for file in files]):
+        clusters[_common_folder(cluster)].append(cluster)
+    # From the deepest folder upwards.
+    depths = sorted({folder.count(os.sep) + bool(folder) for folder in clusters}, reverse=True)
+    for depth in range(depths[0] if depths else 0, -1, -1):
+        for folder in [f for f in clusters if f.count(os.sep) + bool(f) == depth]:
+            joined = _joined_in_folder(clusters.pop(folder))
+            if depth:
+                clusters[os.path.dirname(folder)] += joined
+            else:
+                clusters[folder] = joined
+    clusters_of_jobs = _shared_with_jobs(clusters[""]) if clusters else []
+    jobs = [_merged(cluster) for cluster in clusters_of_jobs]
+    return sorted(jobs, key=lambda job: (-len(job.files), job.name))
+
+
+def _joined_by_identity(clusters: Iterable[_Cluster]) -> list[_Cluster]:
+    joined: list[_Cluster] = []
+    for cluster in clusters:
+        same = [other for other in joined if cluster.shares_identity(other)]
+        for other in same:
+            cluster.add(other)
+        joined = [other for other in joined if other not in same] + [cluster]
+    return joined
+
+
+def _joined_in_folder(clusters: list[_Cluster]) -> list[_Cluster]:
+    """Join what can be of one job. A cluster that could be of several jobs joins the one nearest in
+    time, and stays alone if none is.
+    """
+    joined: list[_Cluster] = []
+    order = sorted(
+        clusters, key=lambda c: (c.is_general, -len(_by_kind(c.identities)), -len(c.files))
+    )
+    for cluster in order:
+        possible = [other for other in joined if not other.contradicts(cluster)]
+        if len(possible) > 1 and cluster.first_ns is not None and not cluster.is_general:
+            nearest = min(other.distance_ns(cluster) for other in possible)
+            possible = [other for other in possible if other.distance_ns(cluster) == nearest]
+        if len(possible) == 1:
+            possible[0].add(cluster)
+        else:
+            joined.append(cluster)
+    return joined
+
+
+def _shared_with_jobs(clusters: list[_Cluster]) -> list[_Cluster]:
+    """Give the events of files without a rank, such as a kernel log, to the jobs whose processes or
+    nodes they name.
+    """
+    general = [cluster for cluster in clusters if cluster.is_general]
+    jobs = [cluster for cluster in clusters if cluster not in general]
+    if not jobs:
+        return clusters
+    left = []
+    for cluster in general:
+        used = False
+        for job in jobs:
+            pids = {pid for file in job.files for pid in file.evidence.pids.values()}
+            nodes = {node for file in job.files for node in file.evidence.nodes.values()}
+            for file in cluster.files:
+                events = [
+                    event
+                    for event in file.evidence.events
+                    if (event.pid in pids if event.pid is not None else event.node in nodes)
+                ]
+                if events and not job.contradicts(cluster):
+                    part = replace(file.evidence, events=events)
+                    job.files.append(FileEvidence(file.shown, part))
+                    used = True
+        if not used:
+            left.append(cluster)
+    return jobs + left
+
+
+def _merged(cluster: _Cluster) -> JobEvidence:
+    job = JobEvidence(identities=cluster.identities)
+    job.first_ns, job.last_ns = cluster.first_ns, cluster.last_ns
+    job.ranks = max(cluster.sizes, default=None)
+    variants: _Variants = defaultdict(list)
+    # Files that know the members of a group come first: they tell groups of one name apart.
+    files = sorted(cluster.files, key=lambda file: file.shown)
+    # So do those that number calls as torch does.
+    files.sort(
+        key=lambda file: (
+            any(seen.numbering != "torch" for seen in file.evidence.files),
+            not any(group.ranks for group in file.evidence.groups.values()),
+        )
+    )
+    for file in files:
+        evidence = file.evidence
+        names = _group_names(evidence, variants)
+        for rank, node in evidence.nodes.items():
+            job.nodes.setdefault(rank, node)
+        for rank, pid in evidence.pids.items():
+            job.pids.setdefault(rank, pid)
+        job.unended |= evidence.unended
+        for rank, when_ns in evidence.alive_ns.items():
+            job.alive_ns[rank] = max(when_ns, job.alive_ns.get(rank, 0))
+        job.addresses.update(evidence.addresses)
+        for old, group in evidence.groups.items():
+            new = names.get(old, old)
+            earlier = job.groups.get(new)
+            if earlier is None or (group.ranks and not earlier.ranks):
+                job.groups[new] = group
+        if any(old != new for old, new in names.items()):
+            calls = [replace(c, group=names.get(c.group, c.group)) for c in evidence.calls]
+            events = [
+                event if event.group is None else replace(event, group=names.get(event.group))
+                for event in evidence.events
+            ]
+        else:
+            calls, events = evidence.calls, evidence.events
+        job.calls += calls
+        job.events += events
+        for numbers, of_file in (
+            (job.last_number, evidence.last_number),
+            (job.last_completed, evidence.last_completed),
+        ):
+            for (rank, old), number in of_file.items():
+                key = (rank, names.get(old, old))
+                numbers[key] = max(number, numbers.get(key, 0))
+        job.files += evidence.files
+        job.problems += evidence.problems
+    for name, groups in variants.items():
+        for index in range(1, len(groups)):
+            if groups[index][0] != groups[0][0]:
+                _align(job, f"{name}@{index + 1}", name)
+    job.name = _name(cluster)
+    return job
+
+
+def _align(job: JobEvidence, key: str, base: str) -> None:
+    """Number the calls of a group as another source does, if a rank has calls of both: those that
+    it issued at the same time are the same.
+    """
+    times: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for call in job.calls:
+        if call.group == base and call.peer is None and call.created_ns is not None:
+            times[call.rank].append((call.created_ns, call.number))
+    for of_rank in times.values():
+        of_rank.sort()
+    differences: Counter[int] = Counter()
+    for call in job.calls:
+        if call.group == key and call.peer is None and call.created_ns is not None:
+            of_rank = times.get(call.rank, [])
+            after = bisect_left(of_rank, (call.created_ns, 0))
+            near = of_rank[max(0, after - 1) : after + 1]
+            for created_ns, number in near:
+                if abs(created_ns - call.created_ns) < _SAME_CALL_NS:
+                    differences[number - call.number] += 1
+    if not differences:
+        return
+    (difference, count), *_ = differences.most_common(1)
+    if count < _SHARE_ALIKE * differences.total():
+        return
+    job.calls = [
+        replace(c, group=base, number=c.number + difference * (c.peer is None))
+        if c.group == key
+        else c
+        for c in job.calls
+    ]
+    job.events = [
+        replace(e, group=base, number=None if e.number is None else e.number + difference)
+        if e.group == key
+        else e
+        for e in job.events
+    ]
+    for numbers in (job.last_number, job.last_completed):
+        for rank, group in [item for item in numbers if item[1] == key]:
+            number = numbers.pop((rank, group)) + difference
+            numbers[rank, base] = max(number, numbers.get((rank, base), 0))
+    group_of_key = job.groups.pop(key, None)
+    if group_of_key and not job.groups[base].ranks:
+        job.groups[base] = group_of_key
+
+
+# Name -> the different groups that have it: numbering of their calls, and the group.
+_Variants = dict[str, list[tuple[str, GroupSeen]]]
+
+
+def _group_names(evidence: JobEvidence, variants: _Variants) -> dict[str, str]:
+    """Name in the file -> key in the job. The second group of a name becomes ``NAME@2``.
+
+    torch gives parallel sub-groups that split_group makes the same name, and reuses the name of a
+    destroyed group. Files that number calls in different ways have groups of their own too.
+    """
+    ranks = {rank for file in evidence.files for rank in file.ranks}
+    numbering = evidence.files[0].numbering if evidence.files else "torch"
+    groups = dict(evidence.groups)
+    mentioned = [call.group for call in evidence.calls]
+    mentioned += [event.group for event in evidence.events if event.group is not None]
+    mentioned += [group for _, group in evidence.last_number]
+    for name in mentioned:
+        groups.setdefault(name, GroupSeen(name))
+    names = {}
+    for name, group in groups.items():
+        index = None
+        for i, (other_numbering, other) in enumerate(variants[name]):
+            if other_numbering != numbering:
+                continue
+            same = group.ranks == other.ranks if group.ranks else ranks & set(other.ranks)
+            if same or not other.ranks:
+                index = i
+                break
+        if index is None and not group.ranks:
+            index = next((i for i, v in enumerate(variants[name]) if v[0] == numbering), None)
+        if index is None:
+            variants[name].append((numbering, group))
+            index = len(variants[name]) - 1
+        names[name] = name if index == 0 else f"{name}@{index + 1}"
+    return names
+
+
+def _name(cluster: _Cluster) -> str:
+    """What the job is called: its identity, or the folder that its files have in common."""
+    names = sorted(i for i in cluster.identities if i.split(" ")[0] not in _SEVERAL_IN_ONE_JOB)
+    attempt = f" {min(cluster.attempts)}".replace("_", " ") if cluster.attempts else ""
+    return (names[0] if names else _common_folder(cluster)) + attempt
+
+
+def _common_folder(cluster: _Cluster) -> str:
+    folders = [os.path.dirname(file.shown) for file in cluster.files]
+    return os.path.commonpath(folders) if all(folders) else ""
+
+
+def _by_kind(identities: Iterable[str]) -> dict[str, set[str]]:
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for identity in identities:
+        kind = identity.split(" ")[0]
+        if kind not in _SEVERAL_IN_ONE_JOB:
+            kinds[kind].add(identity)
+    return kinds
+
+
+def _earliest(a: int | None, b: int | None) -> int | None:
+    return min((t for t in (a, b) if t is not None), default=None)
+
+
+def _latest(a: int | None, b: int | None) -> int | None:
+    return max((t for t in (a, b) if t is not None), default=None)

@@ -1,0 +1,290 @@
+"""Reads text logs of any kind: stderr and stdout of ranks and launchers, NCCL's and oneCCL's logs,
+and those of Slurm, Kubernetes and the kernel.
+
+A log is recognised by being text, as most of its lines are the program's own. Who says a line is
+read from its prefix or from the name of the file, and whom it blames from the text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torchcoll.core.bounds import MOST_RANKS
+from torchcoll.parts.postmortem import cluster_log, nccl_log, torch_log, traceback_log
+from torchcoll.parts.postmortem.complaint_texts import kind_of
+from torchcoll.parts.postmortem.evidence import RAS_KINDS, FileRead, JobEvent, JobEvidence, Place
+from torchcoll.parts.postmortem.log_lines import Line, LineReader, lines_with, times_of
+from torchcoll.parts.postmortem.log_scan import Handler, LogScan
+from torchcoll.parts.postmortem.ras_report import RasText
+
+_HANDLERS: tuple[Handler, ...] = (
+    *torch_log.HANDLERS,
+    *traceback_log.HANDLERS,
+    *nccl_log.HANDLERS,
+    *cluster_log.HANDLERS,
+)
+_NCCL = (b"NCCL WARN", b" nranks ")
+# Lines of formats that are not logs, and which other files of a folder may have.
+_FOREIGN = (
+    *(".py", ".pyc", ".md", ".rst", ".html", ".htm", ".csv", ".tsv", ".toml", ".ini", ".cfg"),
+    *(".xml", ".svg", ".png", ".jpg", ".pdf", ".sh", ".c", ".cc", ".cpp", ".h", ".cu", ".ipynb"),
+    *(".pt", ".pth", ".pkl", ".pickle", ".npz", ".npy", ".safetensors", ".jsonl", ".prom", ".so"),
+)
+_BINARY = bytes(b for b in range(32) if b not in b"\t\n\r\x0c\x08\x1b\x07")
+_MOST_BINARY = 0.02
+# Lines of a rank after which an exception cannot be what ended it, if another one follows.
+_SURVIVED_LINES = 300
+
+
+def recognizes(path: Path, begin: bytes) -> bool:
+    """Whether the file is text and of none of the formats that have a reader of their own."""
+    name = path.name.lower().removesuffix(".gz")
+    if name.endswith(_FOREIGN) or not begin.strip():
+        return False
+    if begin.lstrip()[:1] in b"{[" and b'"' in begin[:400] and _is_json(begin):
+        return _ERROR_FILE in begin
+    binary = len(begin) - len(begin.translate(None, _BINARY))
+    return binary <= _MOST_BINARY * len(begin)
+
+
+def _is_json(begin: bytes) -> bool:
+    return bool(re.match(rb'\s*(?:\{\s*(?:"|\})|\[\s*(?:[\{\["\d\]]))', begin)) and not re.match(
+        rb"\s*\[\d+\] ", begin
+    )
+
+
+# torchelastic writes error.json for a function with @record (errors/error_handler.py).
+_ERROR_FILE = b'"py_callstack"'
+
+
+def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
+    """What a log says of one job. That the log of a rank has no complaint is evidence too.
+
+    Raises OSError.
+    """
+    with open(path, "rb") as file:
+        begin = file.read(1 << 16)
+    rank = rank_of_path(shown)
+    scan = LogScan(shown, rank, node_of_path(shown))
+    evidence = scan.evidence
+    evidence.identities |= identities_of_path(shown)
+    reader = LineReader(path, begin)
+    if _ERROR_FILE in begin and _is_json(begin):
+        _read_error_file(scan, path)
+    else:
+        _scan(scan, path, reader)
+        evidence.first_ns, evidence.last_ns = times_of(path, reader, begin)
+    if rank is None and not (evidence.events or evidence.last_number or evidence.nodes):
+        return []
+    times = [event.when_ns for event in evidence.events if event.when_ns is not None]
+    evidence.first_ns = min([t for t in (evidence.first_ns, *times) if t is not None], default=None)
+    evidence.last_ns = max([t for t in (evidence.last_ns, *times) if t is not None], default=None)
+    evidence.files = [FileRead(shown, _what(scan, shown), () if rank is None else (rank,))]
+    return [evidence]
+
+
+def _scan(scan: LogScan, path: Path, reader: LineReader) -> None:
+    tracebacks = traceback_log.Tracebacks(scan)
+    table = torch_log.FailureTable(scan)
+    pod, banner = cluster_log.Pod(scan), cluster_log.HydraBanner(scan)
+    nccl, ras = nccl_log.NcclLines(scan), RasText(scan)
+    texts = [*dict.fromkeys(text.encode() for text, _, _ in _HANDLERS), *_NCCL]
+
+    def more() -> bool:
+        return scan.wanted > 0
+
+    for number, raw in lines_with(path, texts, more):
+        scan.wanted -= 1
+        line = reader.line(number, raw)
+        if line.rank is not None and line.local_rank is not None:
+            scan.local_offsets.add(line.rank - line.local_rank)
+        if b" NCCL " in raw:
+            if b"NCCL WARN" in raw:
+                nccl.read_warning(line, raw)
+                continue
+            if b" nranks " in raw:
+                nccl.read_info(raw)
+        if tracebacks.read(line):
+            continue
+        if any(part.read(line) for part in (table, banner, ras, pod)):
+            continue
+        text = line.text
+        for literal, pattern, handle in _HANDLERS:
+            if literal in text and (match := pattern.search(text)):
+                handle(scan, line, match)
+    for part in (tracebacks, nccl, ras, pod, banner):
+        part.end()
+    _settle(scan)
+
+
+def _settle(scan: LogScan) -> None:
+    """Say whose an event is where only the whole file tells, and drop what is known by then to be
+    something else.
+    """
+    evidence = scan.evidence
+    # Without any line that has both ranks, the job is taken to be of one host.
+    offset = next(iter(scan.local_offsets), 0) if len(scan.local_offsets) < 2 else None
+    events: list[JobEvent] = []
+    for event in evidence.events:
+        rank = event.rank
+        if rank is not None and rank < 0:  # a rank of the host: see LogScan.add
+            rank = None if offset is None else -1 - rank + offset
+            rank = scan.file_rank if scan.file_rank is not None else rank
+        if rank is not None and rank >= MOST_RANKS:
+            continue
+        events.append(replace(event, rank=rank) if rank != event.rank else event)
+    if not scan.tasks_are_ranks:
+        # srun started torchrun on each node: its tasks are no ranks.
+        of_tasks = {(event.place, event.text) for event in scan.tasks}
+        events = [e for e in events if (e.place, e.text) not in of_tasks]
+        if scan.tasks:
+            evidence.nodes.clear()
+    evidence.events = _survived(_without_aborts(_attributed(events)))
+
+
+def _attributed(events: Sequence[JobEvent]) -> list[JobEvent]:
+    """The events, with the rank of those of which only one rank can be meant."""
+    ended: dict[str, set[int]] = {"abort": set(), "failed": set(), "killed": set()}
+    for event in events:
+        if event.rank is None:
+            continue
+        if event.kind == "killed" and event.signal == signal.SIGABRT:
+            ended["abort"].add(event.rank)
+        if event.kind == "killed" and event.signal == signal.SIGKILL:
+            ended["killed"].add(event.rank)
+        if event.kind == "exit" and event.exit_code is not None and event.exit_code > 0:
+            ended["failed"].add(event.rank)
+    named = {event.rank for event in events if event.kind in ("exception", "mismatch")}
+    result = []
+    for event in events:
+        if event.rank is None and event.pid is None:
+            if event.kind == "mismatch":
+                ranks = ended["abort"]
+            elif event.kind in ("exception", "timeout", "peer_lost", "disk_full"):
+                ranks = ended["failed"] - named
+            elif event.kind == "out_of_memory":
+                ranks = ended["killed"] if event.signal == signal.SIGKILL else ended["failed"]
+            else:
+                ranks = set()
+            same = [e for e in events if e.kind == event.kind and e.rank is None and e.pid is None]
+            if len(ranks) == 1 and len(same) == 1:
+                event = replace(event, rank=next(iter(ranks)))
+        result.append(event)
+    return result
+
+
+def _without_aborts(events: Sequence[JobEvent]) -> list[JobEvent]:
+    """The events, with SIGABRT as a plain end of a rank that has reported a mismatch: gloo aborts
+    the rank that receives too much.
+    """
+    reported = {event.rank for event in events if event.kind == "mismatch"}
+    return [
+        replace(event, kind="exit", signal=None, exit_code=None)
+        if event.kind == "killed" and event.signal == signal.SIGABRT and event.rank in reported
+        else event
+        for event in events
+    ]
+
+
+def _survived(events: Sequence[JobEvent]) -> list[JobEvent]:
+    """The events, without exceptions after which the rank went on for long."""
+    last: dict[int | None, int] = {}
+    ends = ("exception", "timeout", "peer_lost", "out_of_memory", "disk_full", "mismatch")
+    for event in events:
+        if event.kind in ends and event.place.line is not None:
+            last[event.rank] = max(event.place.line, last.get(event.rank, 0))
+    return [
+        event
+        for event in events
+        if event.kind not in ("exception", "out_of_memory", "disk_full")
+        or event.place.line is None
+        or event.rank is None
+        or last.get(event.rank, 0) - event.place.line <= _SURVIVED_LINES
+    ]
+
+
+def _read_error_file(scan: LogScan, path: Path) -> None:
+    """The file of torchelastic's @record: one exception, with its time in seconds."""
+    try:
+        data = json.loads(path.read_bytes()[: 1 << 24])
+        message = data["message"]
+        text, extra = str(message["message"]), message["extraInfo"]
+        when_ns = int(extra["timestamp"]) * 10**9
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return
+    scan.add(kind_of(text), Line(1, text), when_ns=when_ns)
+    scan.evidence.events = [
+        replace(event, place=Place(scan.shown)) for event in scan.evidence.events
+    ]
+
+
+# What the path of a log says.
+
+_RANK_NAMES = (
+    re.compile(r"(?:^|[^a-z])(?:rank|task|proc)[._-]?(\d{1,7})(?=[^\d]|$)", re.IGNORECASE),
+    re.compile(r"(?:^|/)attempt_\d+/(\d{1,5})/(?:stdout|stderr)\.log"),
+    re.compile(r"(?:^|/)attempt_\d+/(\d{1,5})/error\.json"),
+    re.compile(r"slurm-\d+_(\d{1,7})\.\w+$"),
+    re.compile(r"(?:^|/)(\d{1,7})[./](?:log|err|out|txt|stdout|stderr)$"),
+    re.compile(r"(?:^|/)(?:stdout|stderr|out|err|log)[._](\d{1,7})(?:\.\w{1,6})?$"),
+)
+_KERNEL_FILE = re.compile(
+    r"dmesg|kern(?:el)?(?:\.log|\.txt|$)|syslog|messages|journal", re.IGNORECASE
+)
+_PLAIN_FOLDERS = re.compile(
+    r"^(?:logs?|kernel|dmesg|syslog|system|nodes?|hosts?|kern|var|data|out|output|results?|\.|job.*|"
+    r"attempt_\d+|\d+)?$",
+    re.IGNORECASE,
+)
+
+
+def rank_of_path(shown: str) -> int | None:
+    """The rank that a log is of, as its name or folder says; None where neither does."""
+    path = shown.removesuffix(".gz")
+    for pattern in _RANK_NAMES:
+        if numbers := pattern.findall(path):
+            rank = int(numbers[-1])
+            return rank if rank < MOST_RANKS else None
+    return None
+
+
+def node_of_path(shown: str) -> str:
+    """The host of a kernel's log, by its name (``dmesg-node07.txt``) or folder; '' for others."""
+    name = Path(shown).name
+    if not _KERNEL_FILE.search(name):
+        return ""
+    rest = _KERNEL_FILE.sub("", re.sub(r"(?:\.(?:txt|log|out|gz|\d+))+$", "", name), count=1)
+    rest = rest.strip("._-")
+    if rest:
+        return rest
+    folders = [part for part in Path(shown).parent.parts if not _PLAIN_FOLDERS.match(part)]
+    return folders[-1] if folders else ""
+
+
+def identities_of_path(shown: str) -> set[str]:
+    """The job of a log by its name: Slurm's number, or torchrun's folder RUNID_xxxxxxxx."""
+    identities = set()
+    if match := re.search(r"(?:^|/)slurm[-_](\d{1,12})\b|(?:^|/)slurm[-_](\d{1,12})_", shown):
+        identities.add(f"slurm {match[1] or match[2]}")
+    match = re.search(r"(?:^|/)([^/]{1,80})_[a-z0-9_]{8}/attempt_\d+/", shown)
+    if match and match[1] != "none":
+        identities.add(f"torchelastic {match[1]}")
+    return identities
+
+
+def _what(scan: LogScan, shown: str) -> str:
+    name = Path(shown).name.lower()
+    for part in ("stderr", "stdout", "dmesg"):
+        if part in name:
+            return part
+    if scan.node:
+        return "kernel log"
+    kinds = {event.kind for event in scan.evidence.events}
+    if kinds and kinds <= set(RAS_KINDS):
+        return "NCCL RAS report"
+    return "log"

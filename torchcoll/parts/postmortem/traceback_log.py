@@ -1,0 +1,187 @@
+"""Reads Python tracebacks and faulthandler's dumps in a log, where lines of several ranks mix."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass, field
+
+from torchcoll.parts.postmortem.complaint_texts import facts_of, kind_of, quotation
+from torchcoll.parts.postmortem.log_lines import Line
+from torchcoll.parts.postmortem.log_scan import Handler, LogScan
+from torchcoll.parts.postmortem.python_stack import Frame, describe, shown_frame
+
+_FOLLOWING = 400  # lines after the last one of a traceback in which it may go on
+_MOST_FRAMES = 200
+_MOST_OPEN = 4096
+_HEAD = re.compile(r"(.*?)(Original |Exception Group )?Traceback \(most recent call last\):\s*$")
+_FRAME = re.compile(r'\s{1,40}(?:\| ?)?File "([^"]{1,500})", line (\d{1,9}), in (.{1,200})')
+_RAISED = re.compile(r"([A-Za-z_][\w.]{0,200})(?::\s(.*)|:)?$")
+_CHAINED = (
+    "During handling of the above exception",
+    "The above exception was the direct cause",
+)
+# What may come below an exception without a message.
+_FOLLOWED = re.compile("|".join(_CHAINED) + r"|[IWEF]\d{4} |Fatal Python error: ")
+_IGNORED = re.compile(r"Exception ignored in")
+_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error")
+_FATAL = re.compile(r"Fatal Python error: (.{1,200})")
+_THREAD = re.compile(
+    r"(?:(Current thread)|Thread) 0x[0-9a-f]+(?: \[.{0,60}\])?(?: \(most recent call first\))?:"
+)
+_FATAL_SIGNALS = {
+    "Segmentation fault": signal.SIGSEGV,
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Floating": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
+}
+
+# Exceptions of launchers, which report what happened to a rank in their own words.
+_OF_LAUNCHER = re.compile(
+    r"ChildFailedError|SignalException|CalledProcessError|ProcessExitedException|ProcessRaisedException|RendezvousGracefulExitError"
+)
+# Ends of a program that are none.
+_NO_ERROR = re.compile(r"(?:SystemExit(?:: 0)?|StopIteration|GeneratorExit)$")
+
+
+@dataclass
+class _Traceback:
+    """A traceback of which lines are still to come."""
+
+    rank: int | None
+    frames: list[Frame] = field(default_factory=list)
+    ignored: bool = False
+
+
+class Tracebacks:
+    """The open tracebacks of a log, one for each writer."""
+
+    def __init__(self, scan: LogScan) -> None:
+        self.scan = scan
+        self._open: dict[object, _Traceback] = {}
+        self._stacks: dict[object, tuple[Line, list[Frame], bool]] = {}
+        self._ignored: set[object] = set()
+        self._spawned: dict[object, int] = {}
+        # Exceptions whose message begins on the line below their name.
+        self._unexplained: dict[object, tuple[_Traceback, Line]] = {}
+
+    def read(self, line: Line) -> bool:
+        """Read a line; returns whether it is part of a traceback."""
+        stream, text = line.stream, line.text
+        if stream in self._unexplained:
+            raised, head = self._unexplained.pop(stream)
+            is_message = bool(text.strip()) and not _HEAD.match(text) and not _FOLLOWED.match(text)
+            message = f" {text.strip()}" if is_message else ""
+            self._raised(raised, head, f"{head.text.strip()}{message}")
+            if is_message:
+                return True
+        if text.endswith("(most recent call last):") and (match := _HEAD.match(text)):
+            if len(self._open) < _MOST_OPEN:
+                rank = self._spawned.get(stream, self.scan.rank_of(line))
+                self._open[stream] = _Traceback(rank, ignored=stream in self._ignored)
+            self._ignored.discard(stream)
+            self.scan.want(_FOLLOWING)
+            return True
+        if _IGNORED.match(text):
+            self._ignored.add(stream)
+            return True
+        if match := _SPAWNED.search(text):
+            self._spawned[stream] = int(match[1])
+            return True
+        if stream in self._stacks and self._read_stack(line):
+            return True
+        if text.startswith(("Thread 0x", "Current thread 0x")) and (match := _THREAD.match(text)):
+            self._end_stack(stream)
+            self._stacks[stream] = (line, [], bool(match[1]))
+            self.scan.want(_FOLLOWING)
+            return True
+        traceback = self._open.get(stream)
+        if traceback is None:
+            return False
+        if match := _FRAME.match(text):
+            if len(traceback.frames) < _MOST_FRAMES:
+                traceback.frames.append(Frame(match[1], int(match[2]), match[3].strip()))
+            self.scan.want(_FOLLOWING)
+            return True
+        if text.startswith((" ", "|", "\t")) or not text.strip():
+            return True
+        match = _RAISED.match(text)
+        if match is None:
+            return False
+        del self._open[stream]
+        if text.rstrip().endswith(":") and not (match[2] or "").strip():
+            self._unexplained[stream] = (traceback, line)
+            self.scan.want(_FOLLOWING)
+        else:
+            self._raised(traceback, line, text)
+        return True
+
+    def _raised(self, traceback: _Traceback, line: Line, text: str) -> None:
+        """Add the event of an exception. text: its name and message; line: where its name is."""
+        name = text.partition(":")[0].strip()
+        if traceback.ignored or not traceback.frames or _OF_LAUNCHER.search(name):
+            return
+        if _NO_ERROR.match(text) or not _is_exception(name):
+            return
+        kind = kind_of(text)
+        user = next((f for f in reversed(traceback.frames) if f.is_user), traceback.frames[-1])
+        facts = facts_of(text)
+        rank = traceback.rank if traceback.rank is not None else facts.get("rank")
+        facts.update(rank=rank, when_ns=None, pid=line.pid if rank is None else None)
+        # NCCL's calls do not wait, so an error of NCCL is of an earlier call.
+        if kind in ("timeout", "peer_lost") and "NCCL error" not in text:
+            facts.setdefault("collective", describe(list(reversed(traceback.frames)))[1])
+        self.scan.add(kind, line, f"{quotation(text)} [{shown_frame(user)}]", **facts)
+
+    def _read_stack(self, line: Line) -> bool:
+        _, frames, _ = self._stacks[line.stream]
+        if match := _FRAME.match(line.text):
+            if len(frames) < _MOST_FRAMES:
+                frames.append(Frame(match[1], int(match[2]), match[3].strip()))
+            self.scan.want(_FOLLOWING)
+            return True
+        if line.text.startswith("  ") or not line.text.strip():
+            return True
+        self._end_stack(line.stream)
+        return False
+
+    def _end_stack(self, stream: object) -> None:
+        """Add faulthandler's stack of a thread, if it is the main thread's."""
+        if stream not in self._stacks:
+            return
+        line, frames, _ = self._stacks.pop(stream)
+        if frames and frames[-1].function == "<module>":
+            text, collective = describe(frames)
+            self.scan.add("stack", line, text, collective=collective)
+
+    def end(self) -> None:
+        for stream in list(self._stacks):
+            self._end_stack(stream)
+        for traceback, line in self._unexplained.values():
+            self._raised(traceback, line, line.text)
+
+
+def _is_exception(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return "." in name or last[:1].isupper() or last in ("error", "timeout")
+
+
+def _fatal(scan: LogScan, line: Line, match: re.Match[str]) -> None:
+    number = next((n for text, n in _FATAL_SIGNALS.items() if match[1].startswith(text)), None)
+    kind = "killed" if number is not None else "exception"
+    scan.add(kind, line, match[0], signal=None if number is None else int(number))
+    scan.want(_FOLLOWING)
+
+
+def _none(scan: LogScan, line: Line, match: re.Match[str]) -> None:
+    """The line only begins what Tracebacks reads."""
+
+
+HANDLERS: tuple[Handler, ...] = (
+    ("Fatal Python error: ", _FATAL, _fatal),
+    ("Traceback (most recent", re.compile(""), _none),
+    ("(most recent call first)", _THREAD, _none),
+    ("Exception ignored in", _IGNORED, _none),
+    ("terminated with the following error", _SPAWNED, _none),
+)

@@ -1,0 +1,757 @@
+"""Who came last to the collectives of a job, how much waiting that caused, and what is chance.
+
+In a call that all ranks need, the last rank to arrive has the shortest time of its own, and what
+the others have more is their wait for it. This compares durations, so the clocks of the ranks need
+not agree. A capture learns late of the end of an asynchronous call on a CPU (training/late.py), so
+its duration says nothing about a wait of less than 5 ms. Such a call is judged by when each rank
+issued it, which needs clocks that can be compared (training/clocks.py): without them no rank counts
+as last. A call begins when its group has a worker for it: what it spends in the queue is no wait
+for a rank. A rank that waits in several calls at once waits once: the time counts for the first.
+
+Someone is last in every call, so a share alone says nothing: of two equal ranks each is last in
+half of the calls.
+
+The test is about time, not calls. How late a rank comes to a step is its arrival after the mean
+of the others of its group, added up over the calls; without marked steps, each call counts as a
+step. Steps are averaged in at most 32 blocks. If all ranks are alike, the mean of
+these values is 0 for each rank. A rank is late if its mean is higher at 5 % over all ranks and
+groups (Holm), in the whole time or in one third of it, and if it also caused clearly more of the
+waiting than its share. Steps that follow each other are not independent, so the test assumes the
+highest correlation of neighbouring blocks that the recording allows (stats/correlated.py). A few
+steps allow almost any: then only a rank is named whose delay is far larger than its scatter. What
+no test can tell from a late rank is one that happened to be late for the whole recording.
+results/benchmarks/late-ranks-2026-11-28.txt has how often a rank is named if none is late, and if
+one is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cached_property
+from statistics import fmean
+
+from torchcoll.core.summary import median
+from torchcoll.core.traffic import Group, Traffic
+from torchcoll.core.units import counted, format_ns, format_ranges
+from torchcoll.parts.training.clocks import Offsets, measure_offsets
+from torchcoll.parts.training.joined import JoinedCall, join_ranks, unsplit_reason
+from torchcoll.parts.training.late import begun_ns, cut_at_marks, may_end_late, times_since_begun_ns
+from torchcoll.parts.training.steps import find_steps
+from torchcoll.stats.correlated import chance_of_mean, correlation_bounds, independent_values
+from torchcoll.stats.drift import SURE
+from torchcoll.stats.holm import holm
+
+MOST_BLOCKS = 32
+LEAST_BLOCKS = 6  # of fewer, no rank is named
+_LIMITED = 0.9  # quantile over the blocks to which longer waits are limited
+_LEAST_OF_THIRD = 10  # blocks, to test the thirds of the time
+_NOTABLE = 0.05  # of the waiting, above the share by chance: less is nothing to act on
+_SMALL = 0.01  # of the time in collectives: a wait of less is nothing to act on
+_THIRDS = ("first third", "second third", "last third")
+_OTHER_STEP = "outside of the steps that send alike"
+_NO_CLOCK = "asynchronous, and the clocks of its ranks are not aligned"
+
+
+@dataclass(frozen=True)
+class RankArrival:
+    """How one rank arrived at the calls of one group.
+
+    - host: '' where unknown.
+    - calls: calls of the group in which a single rank was last; last: those in which it was this.
+    - ties: calls of the group in which no single rank was last.
+    - chance: the share of calls in which it would be last if all ranks were alike, 1 / ranks.
+    - caused_ns: the waiting of all other ranks in the calls in which it was last; caused_share: of
+      the waiting in the group.
+    - steps: steps of the group in which calls could be split; without marked steps, its calls.
+    - worth: at least how many independent steps they are worth for this rank; 0.0 for too few.
+    - p: of the most significant time, corrected for all ranks, groups and times (Holm).
+    - when: the time in which it is late, '' for the whole time; None if it is not late.
+    - undecided: it would be late if steps were independent, but is not known to be.
+    - small: it is late more often than chance, but another rank waited for it for less than 1 % of
+      the time that the ranks of the group were in collectives of any group.
+    - after: the rank for which it waited in another group, which explains that it is late.
+    - doubt: a group in which it may have waited for a rank that was not recorded, as the others of
+      this group did not; '' for none.
+    """
+
+    group: str
+    rank: int
+    host: str
+    calls: int
+    last: int
+    chance: float
+    caused_ns: int
+    caused_share: float
+    steps: int
+    worth: float
+    p: float
+    when: str | None = None
+    undecided: bool = False
+    small: bool = False
+    after: int | None = None
+    doubt: str = ""
+    ties: int = 0
+
+    @property
+    def share(self) -> float:
+        return self.last / self.calls
+
+    @property
+    def others(self) -> int:
+        """How many other ranks the group has."""
+        return round(1 / self.chance) - 1
+
+    @property
+    def late(self) -> bool:
+        return self.when is not None
+
+
+@dataclass(frozen=True)
+class WaitPair:
+    """``waiter`` waited for ``last`` in ``calls`` calls. Times in ns."""
+
+    waiter: int
+    last: int
+    calls: int
+    total_ns: int
+    median_ns: float
+
+
+@dataclass(frozen=True)
+class HostArrival:
+    """What the ranks of one host caused: ``last`` of ``calls`` calls, and waiting in ns."""
+
+    host: str
+    ranks: int
+    last: int
+    calls: int
+    caused_ns: int
+    caused_share: float
+
+
+@dataclass(frozen=True)
+class Third:
+    """A third of the calls of all groups: who caused most waiting in it.
+
+    - when: its bounds, as times, steps or numbers of calls.
+    - wait_ns: the waiting of all ranks; transfer_ns: the sum of the shortest times.
+    """
+
+    name: str
+    when: str
+    calls: int
+    rank: int | None
+    caused_share: float
+    last_share: float
+    wait_ns: int
+    transfer_ns: int
+
+
+@dataclass
+class Arrivals:
+    """Who came last to the calls of a traffic.
+
+    - calls: calls whose time splits into waiting and transfer; ties: those in which several ranks
+      had the shortest time, so that none counts as last.
+    - marked: whether the calls belong to steps; step_ns: the duration of one, None if unknown.
+    - unsplit: why others are not among them -> their number.
+    - ranks: the most waiting caused first.
+    """
+
+    calls: int
+    ties: int
+    wait_ns: int
+    transfer_ns: int
+    ranks: list[RankArrival]
+    pairs: list[WaitPair]
+    hosts: list[HostArrival]
+    thirds: list[Third]
+    unsplit: dict[str, int] = field(default_factory=dict)
+    marked: bool = False
+    step_ns: float | None = None
+
+    @property
+    def late(self) -> list[RankArrival]:
+        """The late ranks that do not merely follow another late rank."""
+        return [rank for rank in self.ranks if rank.late and rank.after is None]
+
+    @property
+    def answer(self) -> str:
+        """Who is late, in a sentence."""
+        if self.late:
+            named: dict[int, RankArrival] = {}
+            for rank in self.late:
+                named.setdefault(rank.rank, rank)
+            return "; ".join(map(self._late_text, list(named.values())[:3]))
+        if not self.calls:
+            return "no rank can be named: the clocks of the ranks are not aligned"
+        if not self.ranks:
+            return (
+                "no rank can be named: the ranks came to each call at the same time, as far as the "
+                "recorded times tell"
+            )
+        caused = Counter[int]()
+        for row in self.ranks:
+            caused[row.rank] += row.caused_ns
+        most = next(row for row in self.ranks if row.rank == caused.most_common(1)[0][0])
+        text = f"the longest wait is for {_name(most)}: {self._caused_text(most)}"
+        if max(rank.steps for rank in self.ranks) < LEAST_BLOCKS:
+            return f"too few calls to tell who is late; {text}"
+        if most.small:
+            return f"no rank is late by 1 % of the time in collectives; {text}"
+        if most.undecided:
+            steps = counted(most.steps, "step" if self.marked else "call")
+            return (
+                f"no rank can be named: {steps} may count as only {most.worth:.1f} independent "
+                f"ones, because a rank that is late once tends to be late again; {text}"
+            )
+        return f"no rank is late more often than chance; {text}"
+
+    def _late_text(self, rank: RankArrival) -> str:
+        when = f" in the {rank.when}" if rank.when else ""
+        doubt = f", unless it waited for an unrecorded rank of group {rank.doubt}"
+        return f"{_name(rank)} is late{when}: {self._caused_text(rank)}{doubt * bool(rank.doubt)}"
+
+    def _caused_text(self, rank: RankArrival) -> str:
+        """Returns how long another rank waits for this one, on average, and how often it is last.
+
+        The mean is over the ranks that share a group with it: per step over all groups together,
+        or per call of any of its groups.
+        """
+        rows = [row for row in self.ranks if row.rank == rank.rank]
+        groups = {row.group for row in rows}
+        others = len({row.rank for row in self.ranks if row.group in groups}) - 1
+        caused = sum(row.caused_ns for row in rows)
+        span, waits = "per step", max(row.steps for row in rows) * max(others, 1)
+        if not self.marked:
+            span, waits = "per call", sum(row.steps * row.others for row in rows)
+        if self.step_ns:
+            span = f"in a step of {format_ns(self.step_ns, 3)}"
+        who = "the other ranks wait" if others > 1 else "the other rank waits"
+        mean = "mean over the whole time" if rank.when else "mean"
+        text = f"{span} {who} {format_ns(caused / waits, 3)} for it ({mean})"
+        if self.wait_ns:
+            text += f", {100 * caused / self.wait_ns:.0f} % of all waiting"
+        if rank.ties:
+            calls = counted(rank.calls + rank.ties, "call")
+            return (
+                f"{text}; of {calls} it was last in {rank.last}; in {rank.ties} others no single "
+                "rank was"
+            )
+        return (
+            f"{text}; last in {100 * rank.share:.0f} % of {counted(rank.calls, 'call')} "
+            f"({100 * rank.chance:.0f} % by chance)"
+        )
+
+
+def _name(rank: RankArrival) -> str:
+    return f"rank {rank.rank} ({rank.host})" if rank.host else f"rank {rank.rank}"
+
+
+@dataclass(frozen=True, eq=False)
+class SplitCall:
+    """A call whose time splits into waiting and transfer.
+
+    - members: all ranks of the group.
+    - order: step (-1: none), number in the group.
+    - last: None for a tie.
+    - waits_ns: each other rank -> how long it waited; {} for a tie.
+    - transfer_ns: the shortest time of its ranks.
+    - logged_ns: when the lowest rank wrote it down, since 1970; None if unknown.
+    """
+
+    group: str
+    members: tuple[int, ...]
+    order: tuple[int, int]
+    last: int | None
+    waits_ns: Mapping[int, int]
+    transfer_ns: int
+    logged_ns: int | None = None
+
+    @cached_property
+    def wait_ns(self) -> int:
+        return sum(self.waits_ns.values())
+
+
+def last_rank(waits_ns: Mapping[int, int], error_ns: int) -> int | None:
+    """Returns the rank that waited for nobody, or None if several waited no longer than the error.
+
+    - waits_ns: of each rank, 0 of the last.
+    """
+    first = [rank for rank, wait in waits_ns.items() if wait <= error_ns]
+    return first[0] if len(first) == 1 else None
+
+
+@dataclass(frozen=True)
+class SplitTraffic:
+    """The calls of a traffic that could be split, and why others could not.
+
+    - calls: in the order of the lowest rank.
+    - unsplit: reason -> number of calls.
+    - participants: groups with unrecorded ranks -> their recorded ranks.
+    - groups: by name, as the traffic has them.
+    - step_ns: the duration of a step; None if unknown.
+    """
+
+    calls: list[SplitCall]
+    unsplit: Counter[str]
+    participants: dict[str, set[int]]
+    groups: Mapping[str, Group] = field(default_factory=dict)
+    step_ns: float | None = None
+
+
+def split_traffic(traffic: Traffic) -> SplitTraffic:
+    """Splits the calls of the steady steps, or all calls if no step is marked."""
+    whole, traffic = traffic, cut_at_marks(traffic)
+    joined, _ = join_ranks(traffic)
+    steady: Set[int] | None = None
+    step_ns = None
+    if any(traffic.steps.values()) or any(
+        call.step is not None for calls in traffic.calls.values() for call in calls
+    ):
+        steps = find_steps(traffic)
+        steady, step_ns = set(steps.steady), steps.duration_ns
+    unique: dict[JoinedCall, str] = {}
+    for rank, calls in traffic.calls.items():
+        for call, joined_call in zip(calls, joined[rank], strict=True):
+            unique.setdefault(joined_call, call.group)
+    unsplit: Counter[str] = Counter()
+    participants: dict[str, set[int]] = defaultdict(set)
+    begun, errors = begun_ns(traffic)
+    waits: dict[JoinedCall, dict[int, int]] = {}
+    transfers: dict[JoinedCall, int] = {}
+    lasts: dict[JoinedCall, int | None] = {}
+    offsets: Offsets | None = None
+    for joined_call, group in unique.items():
+        if len(joined_call.members) != len(joined_call.calls):
+            participants[group] |= joined_call.calls.keys()
+        step = next(iter(joined_call.calls.values())).step
+        reason = unsplit_reason(joined_call)
+        if not reason and steady is not None and step not in steady:
+            reason = _OTHER_STEP
+        if not reason:
+            times = times_since_begun_ns(joined_call, begun)
+            transfers[joined_call] = min(times.values())
+            error = max(errors.get(id(call), 0) for call in joined_call.calls.values())
+        if not reason and any(may_end_late(c, traffic.source) for c in joined_call.calls.values()):
+            if offsets is None:
+                # Of ends before the cut: a bound that is too narrow would be wrong.
+                of_whole, _ = join_ranks(whole)
+                offsets = measure_offsets(
+                    whole, dict.fromkeys(itertools.chain.from_iterable(of_whole.values()))
+                )
+            if begins := _aligned_ns(joined_call, begun, offsets):
+                latest = max(begins.values())
+                waits[joined_call] = {r: min(latest - at, times[r]) for r, at in begins.items()}
+                error += 2 * max(offsets.error_ns[r] for r in begins)
+                lasts[joined_call] = last_rank(waits[joined_call], error)
+            else:
+                reason = _NO_CLOCK
+        elif not reason:
+            waits[joined_call] = {r: ns - transfers[joined_call] for r, ns in times.items()}
+            lasts[joined_call] = last_rank(waits[joined_call], error)
+        if reason:
+            unsplit[reason] += 1
+    _count_once(traffic, joined, begun, waits)
+    split = []
+    for joined_call, of_ranks in waits.items():
+        first = joined_call.calls[min(joined_call.calls)]
+        last = lasts[joined_call]
+        split.append(
+            SplitCall(
+                unique[joined_call],
+                joined_call.members,
+                (-1 if first.step is None else first.step, first.sequence),
+                last,
+                {} if last is None else {r: ns for r, ns in of_ranks.items() if r != last},
+                transfers[joined_call],
+                first.logged_ns,
+            )
+        )
+    return SplitTraffic(split, unsplit, participants, traffic.groups, step_ns)
+
+
+def _aligned_ns(joined: JoinedCall, begun: Mapping[int, int], offsets: Offsets) -> dict[int, int]:
+    """Returns when the call began on each rank, on the clock of the first; {} if unknown."""
+    begins = {
+        rank: begun[id(call)] + offsets.added_ns[rank]
+        for rank, call in joined.calls.items()
+        if call.span and rank in offsets.added_ns
+    }
+    return begins if len(begins) == len(joined.calls) else {}
+
+
+def _count_once(
+    traffic: Traffic,
+    joined: Mapping[int, Sequence[JoinedCall]],
+    begun: Mapping[int, int],
+    waits: Mapping[JoinedCall, dict[int, int]],
+) -> None:
+    """Takes from each wait the time in which its rank already waited in an earlier call."""
+    for rank, calls in traffic.calls.items():
+        spans = [
+            (begun[id(call)], joined_call)
+            for call, joined_call in zip(calls, joined[rank], strict=True)
+            if call.span and joined_call in waits
+        ]
+        until: float = -math.inf
+        for start, joined_call in sorted(spans, key=lambda each: each[0]):
+            end = start + waits[joined_call][rank]
+            waits[joined_call][rank] = round(max(0, end - max(start, until)))
+            until = max(until, end)
+
+
+def find_arrivals(traffic: Traffic) -> Arrivals | None:
+    """Who came last to the calls of all groups; None if no call can be split.
+
+    If clocks that are not aligned are the reason, the result says so.
+    """
+    hosts = traffic.environment.get("hosts")
+    return arrivals_of(
+        split_traffic(traffic),
+        {int(r): str(h) for r, h in hosts.items()} if isinstance(hosts, dict) else {},
+    )
+
+
+def arrivals_of(
+    split_calls: SplitTraffic, host_of: Mapping[int, str], brief: bool = False
+) -> Arrivals | None:
+    """Who came last to these calls; None as in ``find_arrivals``.
+
+    - host_of: rank -> host, where known.
+    - brief: the ranks alone, without pairs, hosts and thirds of the time.
+    """
+    every = split_calls.calls
+    if not every and _NO_CLOCK not in split_calls.unsplit:
+        return None
+    split: dict[str, list[SplitCall]] = defaultdict(list)
+    for call in every:
+        split[call.group].append(call)
+    for group_calls in split.values():
+        group_calls.sort(key=lambda call: call.order)
+    ranks = [row for g, calls in split.items() for row in _rank_rows(g, calls, host_of)]
+    ranks = _with_followers(_judged(ranks, split), split)
+    participants = split_calls.participants
+    ranks = [_replaced(row, doubt=_doubt(row, ranks, split, participants)) for row in ranks]
+    labels = _labels(split_calls.groups, [*split, *participants])
+    ranks = [
+        _replaced(row, group=labels[row.group], doubt=labels.get(row.doubt, "")) for row in ranks
+    ]
+    ranks.sort(key=lambda row: (-row.caused_ns, row.rank))
+    return Arrivals(
+        len(every),
+        sum(call.last is None for call in every),
+        sum(call.wait_ns for call in every),
+        sum(call.transfer_ns for call in every),
+        ranks,
+        [] if brief else _pairs(every),
+        [] if brief else _hosts(every, host_of),
+        [] if brief else _time_thirds(split),
+        dict(split_calls.unsplit),
+        any(call.order[0] >= 0 for call in every),
+        split_calls.step_ns,
+    )
+
+
+def _labels(groups: Mapping[str, Group], names: Iterable[str]) -> dict[str, str]:
+    """The labels of groups by their names; with the ranks, if several would have the same."""
+    chosen = {name: groups.get(name, Group(name)) for name in names}
+    counts = Counter(group.label for group in chosen.values())
+    return {
+        name: group.label
+        if counts[group.label] == 1
+        else f"{group.label} {format_ranges(group.ranks)}"
+        for name, group in chosen.items()
+    }
+
+
+def _rank_rows(
+    group: str, calls: Sequence[SplitCall], hosts: Mapping[int, str]
+) -> Iterable[RankArrival]:
+    last: Counter[int] = Counter()
+    caused: Counter[int] = Counter()
+    for call in calls:
+        if call.last is not None:
+            last[call.last] += 1
+            caused[call.last] += call.wait_ns
+    decided, total = sum(last.values()), sum(caused.values())
+    members, steps = calls[0].members, _step_numbers(calls)[1]
+    for rank in members if decided else ():
+        yield RankArrival(
+            group,
+            rank,
+            hosts.get(rank, ""),
+            decided,
+            last[rank],
+            1 / len(members),
+            caused[rank],
+            caused[rank] / total if total else 0.0,
+            steps,
+            0.0,
+            1.0,
+            ties=len(calls) - decided,
+        )
+
+
+def _lateness(calls: Sequence[SplitCall]) -> dict[int, list[float]]:
+    """Returns, for each rank, by how much (ns) it came later than the mean of the others: the mean
+    over the steps of each block.
+
+    The waits in the blocks with the longest ones are limited to the 90th percentile over the
+    blocks, so that a single long wait does not hide a rank that is late in each step.
+    """
+    numbers, count = _step_numbers(calls)
+    blocks = min(count, MOST_BLOCKS)
+    members = calls[0].members
+    waits = [dict.fromkeys(members, 0.0) for _ in range(blocks)]
+    for number, call in zip(numbers, calls, strict=True):
+        for rank, ns in call.waits_ns.items():
+            waits[number * blocks // count][rank] += ns
+    sizes = Counter(number * blocks // count for number in range(count))
+    for index, block in enumerate(waits):
+        least = min(block.values())  # above 0 if the last rank changes within the block
+        for rank in members:
+            block[rank] = (block[rank] - least) / sizes[index]
+    longest = sorted(max(block.values()) for block in waits)
+    limit = longest[math.ceil(_LIMITED * blocks) - 1]
+    late: dict[int, list[float]] = {rank: [] for rank in members}
+    for block in waits:
+        limited = {rank: min(wait, limit) for rank, wait in block.items()}
+        total = sum(limited.values())
+        for rank, wait in limited.items():
+            late[rank].append((total - wait) / (len(members) - 1) - wait)
+    return late
+
+
+def _step_numbers(calls: Sequence[SplitCall]) -> tuple[list[int], int]:
+    """Returns the step of each call, counted from 0, and how many there are. Without marked steps,
+    each call is a step.
+    """
+    steps = list(dict.fromkeys(call.order[0] for call in calls))
+    if steps == [-1]:
+        return list(range(len(calls))), len(calls)
+    numbers = {step: number for number, step in enumerate(steps)}
+    return [numbers[call.order[0]] for call in calls], len(steps)
+
+
+def _judged(
+    rows: Sequence[RankArrival], split: Mapping[str, Sequence[SplitCall]]
+) -> list[RankArrival]:
+    """Returns the rows with p and ``when``: the whole time first, then each third."""
+    tests: list[tuple[float, float, int, str]] = []  # p, p if independent, row, time
+    worth: dict[int, float] = {}
+    by_group: dict[str, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        by_group[row.group].append(index)
+    for group, of_group in by_group.items():
+        calls = split[group]
+        blocks = min(_step_numbers(calls)[1], MOST_BLOCKS)
+        if blocks < LEAST_BLOCKS:
+            continue
+        lateness = _lateness(calls)
+        thirds = [slice(n * blocks // 3, (n + 1) * blocks // 3) for n in range(3)]
+        times = [([slice(0, blocks)], [""])]
+        times += [(thirds, list(_THIRDS))] * (blocks // 3 >= _LEAST_OF_THIRD)
+        for parts, names in times:
+            series = [[values[part] for part in parts] for values in lateness.values()]
+            bounds = dict(zip(lateness, correlation_bounds(series), strict=True))
+            for index, (part, name) in itertools.product(of_group, zip(parts, names, strict=True)):
+                values, bound = lateness[rows[index].rank][part], bounds[rows[index].rank]
+                p, independent_p = (chance_of_mean(values, r) for r in (bound, 0.0))
+                tests.append((p, independent_p, index, name))
+                if not name:
+                    share = independent_values(blocks, bound) / blocks
+                    worth[index] = share * rows[index].steps
+    adjusted: dict[int, dict[str, float]] = defaultdict(dict)  # by row and time
+    may_be_late: set[int] = set()  # rows
+    of_tests = holm([p for p, _, _, _ in tests])
+    if_independent = holm([p for _, p, _, _ in tests])
+    for (_, _, index, name), p, independent_p in zip(tests, of_tests, if_independent, strict=True):
+        adjusted[index][name] = p
+        if independent_p <= SURE:
+            may_be_late.add(index)
+    in_collectives = _time_in_collectives(split)
+    mean_ns = {
+        group: fmean(in_collectives[rank] for rank in calls[0].members)
+        for group, calls in split.items()
+    }
+    judged = []
+    for index, row in enumerate(rows):
+        by_time = adjusted[index]
+        sure = [name for name in ("", *_THIRDS) if by_time.get(name, 1.0) <= SURE]
+        notable = row.caused_share >= row.chance + _NOTABLE
+        small = row.caused_ns / max(1, row.others) < _SMALL * mean_ns[row.group]
+        late = sure and notable and not small
+        judged.append(
+            _replaced(
+                row,
+                worth=worth.get(index, 0.0),
+                p=min(by_time.values(), default=1.0),
+                when=sure[0] if late else None,
+                undecided=not sure and index in may_be_late and notable and not small,
+                small=bool(sure and notable and small),
+            )
+        )
+    return judged
+
+
+def _time_in_collectives(split: Mapping[str, Sequence[SplitCall]]) -> Counter[int]:
+    """Returns how long (ns) each rank was in the calls of all groups: waiting and transfer."""
+    spent: Counter[int] = Counter()
+    for call in itertools.chain.from_iterable(split.values()):
+        for rank in call.members:
+            spent[rank] += call.transfer_ns + call.waits_ns.get(rank, 0)
+    return spent
+
+
+def _replaced(row: RankArrival, **changes: object) -> RankArrival:
+    return RankArrival(**{**vars(row), **changes})
+
+
+def _with_followers(
+    rows: Sequence[RankArrival], split: Mapping[str, Sequence[SplitCall]]
+) -> list[RankArrival]:
+    """The rows with ``after``: a rank that is late in one group only because it waited for a late
+    rank in another. It is not late itself in the group that it shares with that rank, and its wait
+    there explains most of its delay in the same steps. Two ranks do not explain each other.
+    """
+    late = {(row.group, row.rank): row for row in rows if row.late}
+    members = {group: set(calls[0].members) for group, calls in split.items()}
+    causes: dict[tuple[str, int], tuple[str, int]] = {}
+    for place, row in late.items():
+        delays: Counter[int] = Counter()  # by step: how long another rank of the group waited
+        for call in split[row.group]:
+            if call.last == row.rank:
+                delays[call.order[0]] += max(call.waits_ns.values())
+        explained: dict[tuple[str, int], int] = {}
+        for group, cause in late:
+            elsewhere = cause != row.rank and group != row.group and row.rank in members[group]
+            if elsewhere and (group, row.rank) not in late:
+                waited: Counter[int] = Counter()
+                for call in split[group]:
+                    if call.last == cause:
+                        waited[call.order[0]] += call.waits_ns.get(row.rank, 0)
+                explained[group, cause] = (delays & waited).total()
+        best = max(explained, key=lambda each: explained[each], default=None)
+        if best is not None and explained[best] >= delays.total() / 2:
+            causes[place] = best
+    marked = []
+    for row in rows:
+        start = (row.group, row.rank)
+        seen: list[tuple[str, int]] = []
+        at = causes.get(start)
+        while at is not None and at not in seen:
+            seen.append(at)
+            at = causes.get(at)
+        ends_elsewhere = seen and start not in seen
+        marked.append(_replaced(row, after=causes[start][1]) if ends_elsewhere else row)
+    return marked
+
+
+def _doubt(
+    row: RankArrival,
+    rows: Sequence[RankArrival],
+    split: Mapping[str, Sequence[SplitCall]],
+    participants: Mapping[str, set[int]],
+) -> str:
+    """The group with unrecorded ranks that may explain that a rank is late.
+
+    participants: of groups with unrecorded ranks, those that were recorded. A group in which all of
+    ``row.group`` take part delays them alike, and one delays all of its ranks: if another of them
+    is not late elsewhere, it is no explanation.
+    """
+    if not row.late:
+        return ""
+    members = set(split[row.group][0].members)
+    for group, ranks in participants.items():
+        if group in split or row.rank not in ranks or members <= ranks:
+            continue
+        others = {each.rank for each in rows if each.rank in ranks and each.group != group}
+        if others <= {each.rank for each in rows if each.late}:
+            return group
+    return ""
+
+
+def _pairs(calls: Iterable[SplitCall]) -> list[WaitPair]:
+    waits: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for call in calls:
+        for waiter, wait in call.waits_ns.items():
+            waits[waiter, call.last or 0].append(wait)
+    pairs = [
+        WaitPair(waiter, last, len(each), sum(each), median(each))
+        for (waiter, last), each in waits.items()
+    ]
+    return sorted(pairs, key=lambda pair: (-pair.total_ns, pair.waiter, pair.last))
+
+
+def _hosts(calls: Sequence[SplitCall], hosts: Mapping[int, str]) -> list[HostArrival]:
+    """[] unless the ranks are on several hosts."""
+    if len(set(hosts.values())) < 2:
+        return []
+    decided = [call for call in calls if call.last is not None]
+    total = sum(call.wait_ns for call in decided)
+    rows = []
+    for host, ranks in Counter(hosts.values()).items():
+        was_last = [call for call in decided if hosts.get(call.last or 0) == host]
+        caused = sum(call.wait_ns for call in was_last)
+        share = caused / total if total else 0.0
+        rows.append(HostArrival(host, ranks, len(was_last), len(decided), caused, share))
+    return sorted(rows, key=lambda row: (-row.caused_ns, row.host))
+
+
+def _time_thirds(split: Mapping[str, Sequence[SplitCall]]) -> list[Third]:
+    """[] for fewer than three calls in each group."""
+    parts: list[list[SplitCall]] = [[], [], []]
+    for calls in split.values():
+        for number, call in enumerate(calls):
+            parts[3 * number // len(calls)].append(call)
+    if not all(parts) or max(map(len, split.values())) < len(parts):
+        return []
+    rows = []
+    for name, calls in zip(_THIRDS, parts, strict=True):
+        caused: Counter[int] = Counter()
+        last: Counter[int] = Counter()
+        for call in calls:
+            if call.last is not None:
+                caused[call.last] += call.wait_ns
+                last[call.last] += 1
+        total, decided = sum(caused.values()), sum(last.values())
+        rank = max(caused, key=lambda each: caused[each], default=None)
+        rows.append(
+            Third(
+                name,
+                _bounds(calls),
+                len(calls),
+                rank,
+                caused[rank] / total if rank is not None and total else 0.0,
+                last[rank] / decided if rank is not None else 0.0,
+                total,
+                sum(call.transfer_ns for call in calls),
+            )
+        )
+    return rows
+
+
+def _bounds(calls: Sequence[SplitCall]) -> str:
+    """From when to when the calls were: by the clock, else by steps, else by their numbers."""
+    # Of the calls of one rank: the clocks of hosts differ.
+    rank = min(min(call.members) for call in calls)
+    stamps = [call.logged_ns for call in calls if call.logged_ns and rank in call.members]
+    if stamps:
+        try:
+            first, last = (
+                datetime.fromtimestamp(ns / 1e9, timezone.utc) for ns in (min(stamps), max(stamps))
+            )
+            return f"written {first:%Y-%m-%d %H:%M:%S} to {last:%H:%M:%S}Z"
+        except (ValueError, OverflowError, OSError):
+            pass
+    steps = [call.order[0] for call in calls]
+    if min(steps) >= 0 and max(steps) > 0:
+        return f"steps {min(steps)} to {max(steps)}"
+    numbers = [call.order[1] for call in calls]
+    return f"calls {min(numbers)} to {max(numbers)}"

@@ -1,0 +1,527 @@
+"""The commands for trainings: what they send and cost, planned, captured or replayed.
+
+``gradients``: what a step of a model sends and costs, without running it. ``replay``: a captured
+training step, replayed on ranks. ``trace``: traffic from per-rank files, profiler traces and Flight
+Recorder dumps. ``plan``: the communication of a training that was not run, on a machine that has a
+model or that others measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.core.errors import ExitCode, UsageError, choice, tell, unknown
+
+if TYPE_CHECKING:
+    from torchcoll.core.traffic import Traffic
+    from torchcoll.machine.launcher import Launch
+    from torchcoll.parts.training.plans import BucketPlan
+    from torchcoll.parts.training.sharded import ShardPlan
+
+
+_MACHINE = "NAME|FILE"
+_MACHINE_HELP = (
+    "what `torchcoll model fit` wrote, or a machine that others measured, such as 8xH100 or aws-p5 "
+    "(list: all of them)"
+)
+
+_RANKS = 64  # of a plan of a model, where --ranks does not say
+
+
+def gradients_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "model",
+        nargs="?",
+        metavar="MODULE:FACTORY|CAPTURE",
+        help="a function without arguments that makes the model, such as train:make_model (it is "
+        "called with meta as the default device, so that no memory is needed); or what "
+        "torchcoll.capture wrote",
+    )
+    add(
+        "--bucket-cap-mb",
+        metavar="MIB",
+        help="bucket sizes of DDP in MiB, a table for each: 10,25,100 (default: DDP's own)",
+    )
+    add(
+        "--fsdp",
+        metavar="CLASSES",
+        help="what FSDP2 sends, with these module classes wrapped, in place of DDP's buckets",
+    )
+    add(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help=f"number of ranks (default: those of the capture, else {_RANKS})",
+    )
+    add("--machine", metavar=_MACHINE, help=f"show what it costs there: {_MACHINE_HELP}")
+    add("--format", default="table", help="table (default), markdown, csv or json")
+
+
+def run_gradients(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.parts.curves.machines_show import show_machines
+    from torchcoll.parts.curves.named_machines import LIST
+    from torchcoll.parts.training.buckets_show import show_plans
+    from torchcoll.parts.training.plan_show import show_training_plans
+    from torchcoll.parts.training.planning import plan
+    from torchcoll.questions.show.show import show
+    from torchcoll.report.formats import FORMATS
+
+    choice(options.format, "format", FORMATS)
+    if options.machine == LIST:
+        show_machines(options.format)
+        return ExitCode.OK
+    if options.model is None:
+        raise UsageError("model", "none", "package.module:factory, or what a capture wrote")
+    steps, buckets = _planned_steps(options)
+    if options.machine is not None:
+        # A capture keeps its own number of ranks unless another one is asked for.
+        ranks = options.ranks if not (buckets or options.fsdp) else None
+        plans = [plan(traffic=step, machine=options.machine, ranks=ranks) for step in steps]
+        show_training_plans(plans, options.format)
+    elif buckets:
+        show_plans(buckets, options.format, model=options.model)
+    else:
+        show(*steps, format=options.format)
+    return ExitCode.OK
+
+
+def _planned_steps(options: argparse.Namespace) -> tuple[list[Traffic], list[BucketPlan]]:
+    """What a step sends: once, or for each bucket size of DDP, whose buckets come with it."""
+    import os
+
+    from torchcoll.core.file import is_traffic
+    from torchcoll.reading.inputs import load_traffic
+
+    if options.fsdp is not None and options.bucket_cap_mb is not None:
+        expected = "one of them: buckets are DDP's"
+        raise UsageError("fsdp", f"{options.fsdp} and --bucket-cap-mb", expected)
+    if os.path.isdir(options.model) or is_traffic(options.model):
+        for name in ("fsdp", "bucket_cap_mb"):
+            if (value := getattr(options, name)) is not None:
+                raise UsageError(name.replace("_", "-"), value, "none with a capture")
+        return [load_traffic(options.model)], []
+    if options.fsdp is not None:
+        return [_shard_plan(options)], []
+    plans = _bucket_plans(options.model, _parse_caps(options.bucket_cap_mb))
+    ranks = _RANKS if options.ranks is None else options.ranks
+    return [each.traffic(ranks) for each in plans], plans
+
+
+def _bucket_plans(model_name: str, caps: Sequence[float | None]) -> list[BucketPlan]:
+    """Returns a plan for each cap."""
+    from torchcoll.bench.main import import_torch
+
+    import_torch()  # reports a missing torch in one line
+    from torchcoll.parts.training.buckets import gradient_buckets
+    from torchcoll.parts.training.meta_model import make_model
+
+    model = make_model(model_name)
+    return [gradient_buckets(model, cap) for cap in caps]
+
+
+def _parse_number(text: str, what: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(what, text, "a number") from None
+
+
+def _parse_caps(text: str | None) -> list[float | None]:
+    if text is None:
+        return [None]
+    try:
+        return [float(item) for item in text.split(",")]
+    except ValueError:
+        raise UsageError("bucket-cap-mb", text, "numbers of MiB, such as 10,25,100") from None
+
+
+def _shard_plan(options: argparse.Namespace) -> ShardPlan:
+    from torchcoll.bench.main import import_torch
+
+    import_torch()
+    from torchcoll.parts.training.meta_model import make_model
+    from torchcoll.parts.training.shards import shard_traffic
+
+    model = make_model(options.model)
+    asked = options.fsdp.split(",")
+    class_names = {type(module).__name__ for module in model.modules()}
+    for name in asked:
+        if name not in class_names:
+            raise unknown("fsdp", name, sorted(class_names), "classes of the model: {}")
+    return shard_traffic(
+        model,
+        lambda name, module: type(module).__name__ in asked,
+        _RANKS if options.ranks is None else options.ranks,
+    )
+
+
+_FORMATS = ("table", "markdown", "csv", "json")
+
+
+def replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "torchrun --nproc-per-node N -m torchcoll replay FILE [options]"
+    add = parser.add_argument
+    add("file", metavar="FILE", help="what torchcoll.capture saved, or a folder of such files")
+    add("--backend", help="such as nccl, xccl, ccl or gloo (default: what the machine has)")
+    add("--device", help="cpu, cuda or xpu")
+    add(
+        "--steps",
+        type=int,
+        default=10,
+        help="how many times to play the step (default %(default)s)",
+    )
+    add(
+        "--compute",
+        action="store_true",
+        help="sleep between calls as long as the training computed",
+    )
+    add(
+        "--shrink",
+        action="store_true",
+        help="on fewer ranks than captured: the first ranks play what is left of their groups",
+    )
+    add(
+        "--rehearse",
+        action="store_true",
+        help="try it on one GPU that all nccl ranks share; times mean nothing",
+    )
+    hang = "seconds without progress after which the run ends as hung (default %(default)g)"
+    add("-T", "--timeout", type=float, default=300.0, help=hang)
+    add(
+        "-J", "--output", metavar="FILE", help="traffic file to write (default: torchcoll-runs/...)"
+    )
+    add("--format", default="table", help="table (default), markdown, csv or json")
+
+
+def run_replay(options: argparse.Namespace) -> int:
+    from torchcoll.bench.main import on_ranks
+
+    return on_ranks(lambda launch: _replay(options, launch))
+
+
+def _replay(options: argparse.Namespace, launch: Launch) -> int:
+    from torchcoll.bench.main import import_torch
+    from torchcoll.bench.watchdog import print_error
+    from torchcoll.core.case import fingerprint
+    from torchcoll.core.spec import Spec
+
+    choice(options.format, "format", _FORMATS)
+    spec = Spec(
+        backend=options.backend,
+        device=options.device,
+        timeout_s=options.timeout,
+        rehearse=options.rehearse,
+    )
+    torch = import_torch()
+    from torchcoll.bench.session import SessionOptions
+    from torchcoll.core.traffic import Traffic
+    from torchcoll.parts.training.replay import play
+    from torchcoll.parts.training.replay_file import ReplayFile
+
+    file = ReplayFile(options.output)
+
+    recorder = None
+    if launch.rank == 0:
+        from torchcoll.bench.recorder import Recorder
+
+        recorder = Recorder(file.emit)
+    asked = [spec.to_json(), options.file, options.steps, options.compute, options.shrink]
+    what = SessionOptions(
+        spec,
+        launch,
+        asked=fingerprint(asked),
+        argv=sys.argv[1:],
+        recorder=recorder,
+        on_leaving=file.close,
+    )
+
+    try:
+        result = play(
+            torch,
+            what,
+            lambda: Traffic.load(options.file),
+            options.steps,
+            options.compute,
+            options.shrink,
+        )
+        if result is not None and file.writer:
+            from torchcoll.questions.show.show import show
+
+            lost, unmoved = file.replace_if_removed(), file.writer.there()
+            result.write(file.writer)
+            result.path = file.path
+            if unmoved:
+                tell(f"traffic file: {file.path}")
+            show(result, format=options.format)
+            if lost:
+                print_error(f"torchcoll: error: {lost}", launch.rank, speaks=True)
+                return ExitCode.FAILED
+    finally:
+        file.close()
+    return ExitCode.OK
+
+
+def trace_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="+",
+        metavar="PATH",
+        help="a folder, or one file a rank: what torchcoll.capture wrote, traces of torch.profiler "
+        "(.json, .json.gz), Flight Recorder dumps (pickle or JSON), files of NCCL Inspector "
+        "(HOST-pidPID.log)",
+    )
+    add("-o", "--output", metavar="FILE", help="write everything as one traffic file")
+    add(
+        "--step",
+        metavar="N",
+        help=(
+            "show one step, counted from 0, or typical (the one of median "
+            "duration): computing, exposed, idle, waits, late ranks, critical path"
+        ),
+    )
+    add("--plot", metavar="FILE", help="that step as a picture too (.png, .svg, .pdf)")
+    add(
+        "--perfetto",
+        metavar="FILE",
+        help="all steps on all ranks as a trace for Perfetto or chrome://tracing, on one clock",
+    )
+    add("--force", action="store_true", help="replace the picture and the trace")
+    add("--format", default="table", help="table (default), markdown, csv or json")
+
+
+_TYPICAL = "typical"
+_DIGITS = 10
+
+
+def run_trace(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.parts.training.traffic_show import show_traffic
+    from torchcoll.reading.traces import read_jobs, read_traffic
+    from torchcoll.report.destination import check_new, write_file
+    from torchcoll.report.formats import FORMATS
+    from torchcoll.report.pictures import check_path
+
+    choice(options.format, "format", FORMATS)
+    number = None
+    if options.step is not None and options.step != _TYPICAL:
+        text = options.step
+        if not (text.isascii() and text.isdigit() and len(text) < _DIGITS):
+            raise UsageError("step", text, f"a number from 0 on, or {_TYPICAL}")
+        number = int(text)
+    if options.plot:
+        check_path(options.plot, options.force)
+    if options.perfetto:
+        check_new(options.perfetto, "perfetto", options.force)
+    if options.step is None and not (options.output or options.plot or options.perfetto):
+        jobs = read_jobs(options.files)
+        show_traffic(jobs, options.format, arrivals=True)
+        _tell_problems(jobs, options.format)
+        return ExitCode.OK
+    traffic = read_traffic(options.files)
+    if options.output:
+        # The new file is complete, so problems of the files that were read must be noted in it.
+        kept = [*traffic.notes, *traffic.problems]
+        dataclasses.replace(traffic, notes=kept).save(options.output)
+        tell(f"written: {options.output}")
+    if options.perfetto:
+        from torchcoll.parts.training.perfetto_show import traffic_trace
+
+        text, clocks = traffic_trace(traffic)
+        write_file(options.perfetto, text, "perfetto", options.force)
+        tell(f"torchcoll: trace: {options.perfetto}")
+        for note in clocks:
+            tell(f"torchcoll: note: {note}")
+    if options.step is None and not options.plot:
+        show_traffic([traffic], options.format, arrivals=True)
+    else:
+        from torchcoll.parts.training.step_show import show_step
+        from torchcoll.parts.training.whole_step import whole_step
+
+        step = whole_step(traffic, number)
+        if options.plot:
+            from torchcoll.parts.training.drawn_show import draw_step
+
+            draw_step(step, options.plot)
+            tell(f"torchcoll: picture: {options.plot}")
+        show_step(step, options.format)
+    _tell_problems([traffic], options.format)
+    return ExitCode.OK
+
+
+def _tell_problems(jobs: Sequence[Traffic], format: str) -> None:
+    """Print the problems of the files on stderr, where the format has no place for them."""
+    for problem in (problem for job in jobs for problem in job.problems):
+        if format in ("csv", "json"):
+            tell(f"torchcoll: warning: {problem}")
+
+
+def plan_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--config",
+        metavar="FILE",
+        help="a model: its Hugging Face config.json, a name such as llama-3-8b, or MODULE:FACTORY",
+    )
+    add(
+        "--parallel",
+        metavar="LIST",
+        help="how it is laid out: fsdp=64; hsdp=8x8 (replicas x shards); dp=8,tp=8,sp,pp=4x2,cp=2,"
+        "ep=8 (pp: ranks x virtual stages; sp: sequence parallel); zero1, zero2, zero-torch, "
+        "zero1-deepspeed, zero2-deepspeed (with overlap: overlap_comm). "
+        "A data-parallel degree without a number takes the remaining --ranks; --ranks alone: fsdp",
+    )
+    add("--ranks", metavar="LIST", help="64, or 64..16384 for weak and strong scaling")
+    add(
+        "--batch",
+        metavar="LIST",
+        help="SEQUENCESxTOKENS of a data-parallel rank in a step, or "
+        "MICROBATCHESxSEQUENCESxTOKENS (default 1x8192)",
+    )
+    add(
+        "--compare",
+        metavar="LIST",
+        help="layouts on --ranks, compared: dp,fsdp,hsdp,fsdp+tp=8+sp",
+    )
+    add(
+        "--memory-gb",
+        metavar="GB",
+        help="with --compare: the memory of a GPU, which layouts must fit (default: that of a "
+        "machine that others measured)",
+    )
+    add(
+        "--machine",
+        metavar=_MACHINE,
+        help=f"{_MACHINE_HELP}; without it bytes and calls alone",
+    )
+    add("--step-ms", metavar="MS", help="computation of a step on a rank, without communication")
+    add(
+        "--measured",
+        metavar="PATH",
+        help="a capture of real steps of this training, or their profiler traces, on these or "
+        "other numbers of ranks: shows where they differ from the plan, and corrects it",
+    )
+    add("--dtype", metavar="NAME", help="of the parameters (default: the config's, or bfloat16)")
+    add("--param-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
+    add("--reduce-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
+    add(
+        "--checkpointing",
+        action="store_true",
+        help="activations of each layer are computed again in the backward pass",
+    )
+    add("--ring", action="store_true", help="cp sends keys and values around a ring")
+    add("--capacity-factor", metavar="F", help="of the experts (default: no token is dropped)")
+    add("--traffic", metavar="PATH", help="in place of --config: a captured or planned step")
+    add("--parameters", metavar="N", help="in place of --config: their number alone, 8e9 (dp)")
+    add("--format", default="table", help="table (default), markdown, csv or json")
+    add("--plot", metavar="FILE", help="a picture over ranks too (.png, .svg, .pdf)")
+    add("--force", action="store_true", help="replace the picture")
+
+
+_OF_CONFIG = (
+    *("parallel", "batch", "compare", "param_dtype", "reduce_dtype", "checkpointing"),
+    *("ring", "capacity_factor", "memory_gb"),
+)
+
+
+def run_plan(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.units import parse_ranks
+    from torchcoll.parts.curves.machines_show import show_machines
+    from torchcoll.parts.curves.named_machines import LIST
+    from torchcoll.parts.training.config_projection import LayoutComparison
+    from torchcoll.parts.training.layouts_show import show_layouts
+    from torchcoll.parts.training.plan_show import draw_plan, show_training_plans
+    from torchcoll.parts.training.planning import plan as make_plan
+    from torchcoll.report.formats import FORMATS
+    from torchcoll.report.pictures import check_path
+
+    choice(options.format, "format", FORMATS)
+    if options.machine == LIST:
+        show_machines(options.format)
+        return ExitCode.OK
+    if options.plot:
+        check_path(options.plot, options.force)
+    ranks = [] if options.ranks is None else parse_ranks(options.ranks)
+    if options.plot and len(ranks) < 2:
+        raise UsageError("plot", options.plot, "several numbers of --ranks")
+    if options.plot and options.machine is None:
+        raise UsageError("plot", options.plot, "--machine NAME or FILE with it")
+    if options.measured is not None and options.machine is None:
+        raise UsageError("measured", options.measured, "--machine NAME or FILE with it")
+    sources = [name for name in ("config", "traffic", "parameters") if getattr(options, name)]
+    if len(sources) != 1:
+        actual = " and ".join(f"--{name}" for name in sources) or "nothing"
+        expected = "one of --config FILE, --traffic PATH, --parameters N"
+        raise UsageError("plan", actual, expected)
+    of_config = (*_OF_CONFIG, *(["dtype"] if options.traffic else []))
+    for name in of_config if options.config is None else ():
+        if value := getattr(options, name):
+            raise UsageError(name.replace("_", "-"), value, f"--config with it, not --{sources[0]}")
+
+    def number(name: str) -> float | None:
+        value = getattr(options, name)
+        return None if value is None else _parse_positive(value, name.replace("_", "-"))
+
+    arguments: dict[str, Any] = {
+        "config": options.config,
+        "parallel": options.parallel,
+        "ranks": ranks or None,
+        "batch": options.batch,
+        "compare": options.compare,
+        "machine": options.machine,
+        "step_ms": number("step_ms"),
+        "measured": options.measured,
+        "traffic": options.traffic,
+        "parameters": number("parameters"),
+        "dtype": options.dtype,
+        "param_dtype": options.param_dtype,
+        "reduce_dtype": options.reduce_dtype,
+        "checkpointing": options.checkpointing,
+        "ring": options.ring,
+        "capacity_factor": number("capacity_factor"),
+        "memory_gb": number("memory_gb"),
+    }
+    result = make_plan(**arguments)
+    if isinstance(result, LayoutComparison):
+        show_layouts([result], options.format)
+        return ExitCode.OK
+    show_training_plans([result], options.format)
+    if options.plot:
+        draw_plan(result, options.plot)
+        tell(f"torchcoll: picture: {options.plot}")
+    return ExitCode.OK
+
+
+def _parse_positive(text: str, what: str) -> float:
+    number = _parse_number(text, what)
+    if not 0 < number < 1e15:
+        raise UsageError(what, text, "a number above 0")
+    return number
+
+
+COMMANDS = {
+    "plan": (
+        "predict the communication time of a training step",
+        plan_arguments,
+        run_plan,
+    ),
+    "replay": (
+        "run a recorded training step's collectives again",
+        replay_arguments,
+        run_replay,
+    ),
+    "gradients": (
+        "show what a step of a model sends, and what it costs",
+        gradients_arguments,
+        run_gradients,
+    ),
+    "trace": (
+        "show what a training sent, and when",
+        trace_arguments,
+        run_trace,
+    ),
+}

@@ -1,0 +1,787 @@
+"""One step of a model from its config: the program of one rank, and the memory that it needs.
+
+The rank is that of the pipeline stage with the most communication (``plan_config``). Gradients:
+
+- ``dp``: DDP's buckets, sent in the last micro-batch (``no_sync`` in the others).
+- ``zero1``: Megatron-LM's distributed optimizer with --overlap-grad-reduce and
+  --overlap-param-gather: a reduce_scatter of each bucket in the backward pass of the last
+  micro-batch, and an all_gather before the forward pass. On the first pipeline stage and in its
+  first chunk buckets have max(40e6, 1e6 x dp) elements or more, elsewhere all parameters
+  (megatron/core/distributed/distributed_data_parallel.py, DistributedDataParallel.__init__).
+  bfloat16 gradients are reduced in float32 (megatron/training/arguments.py, validate_args). The
+  gradients of norms are all-reduced over tp in one call
+  (megatron/core/distributed/finalize_model_grads.py, _allreduce_non_tensor_model_parallel_grads).
+- ``zero-torch``: DDP's buckets, and after them the broadcasts of ZeroRedundancyOptimizer.
+- ``zero1-deepspeed``, ``zero2-deepspeed``: DeepSpeed's ZeRO 1 and 2 with the defaults of its
+  configuration and one group of parameters: an all_reduce of each bucket of up to 500 million
+  elements, in 16 bits an all_reduce of a byte (overflow), the all_reduce of the gradients' norm,
+  and one all_gather of all parameters after the step (deepspeed/runtime/zero/stage_1_and_2.py).
+  ZeRO 1 reduces after the last backward pass, in the order of registration (reduce_gradients);
+  ZeRO 2 in every micro-batch, as gradients arrive, and the computation waits (process_gradients).
+  With overlap_comm (``overlap``) both reduce in the backward pass, and a bucket waits for the one
+  before it (average_tensor). Not BF16_Optimizer, which bfloat16 with ZeRO 1 and float32 gradient
+  accumulation has. Equal to what DeepSpeed 0.19.8 sends
+  (results/benchmarks/sent-by-zero-2026-11-28.txt).
+- ``fsdp``, ``hsdp``, ``zero2``: FSDP2 with each layer and the root wrapped; ``zero2`` keeps the
+  parameters after the forward pass. In each micro-batch, as without
+  ``set_requires_gradient_sync``. With a pipeline, parameters are gathered once and gradients
+  scattered once in a step (torch/distributed/pipelining/stage.py, backward_maybe_with_nosync;
+  torchtitan does not reshard after the forward pass then). Experts that are split by ``ep`` are
+  sharded over the ranks that have the same experts, by their columns if there are fewer experts
+  than ranks, and have calls of their own (torchtitan/distributed/fsdp.py, apply_fsdp_to_decoder).
+  torchtitan has the embedding, and the last norm with the head, as two units of their own, and
+  this plan as the root's: the same bytes, two more calls.
+
+Pipeline: layers in equal shares, one forward and one backward in turn. Each stage sends the
+activations of a micro-batch to the next, and their gradients back. Ranks are idle for
+(pp - 1) / virtual micro-batches of a step (D. Narayanan et al., arXiv 2104.04473, section 2.2), and
+for 2 (pp - 1) sends at its ends. A tied embedding is on the first and on the last stage, which
+all_reduce its gradient.
+
+A layer computes in proportion to the parameters that a token uses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from torchcoll.core.collectives import find_dtype
+from torchcoll.core.traffic import TrafficCall
+from torchcoll.core.traffic_spec import point_of
+from torchcoll.parts.training.architectures import (
+    EMBEDDING,
+    HEAD,
+    LAYER,
+    Architecture,
+    ModelBlock,
+    Weight,
+)
+from torchcoll.parts.training.bucket_names import block_span, bucket_names
+from torchcoll.parts.training.layer_calls import Batch, BlockCalls, LayerOptions, block_calls
+from torchcoll.parts.training.layouts import (
+    DEEPSPEED2,
+    HSDP,
+    TORCH_ZERO,
+    ZERO1,
+    ZERO2,
+    ParallelLayout,
+)
+from torchcoll.parts.training.memory import Memory
+from torchcoll.parts.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
+from torchcoll.parts.training.sent_by_wrappers import (
+    DEEPSPEED_BUCKET,
+    PaddedBucket,
+    Parameter,
+    ShardStep,
+    ShardUnit,
+    assign_buckets,
+    deepspeed_buckets,
+    deepspeed_elements,
+    distributed_optimizer_buckets,
+    zero_redundancy_calls,
+)
+from torchcoll.parts.training.sharded import BACKWARD, FORWARD, SEND, UNSHARD, USE, UnitAct
+from torchcoll.parts.training.step_program import (
+    BLOCKS,
+    NEXT_FORWARD,
+    NEXT_LAYER,
+    OTHER_MICRO_BATCHES,
+    REST_OF_BACKWARD,
+    Idle,
+    ProgramWriter,
+    SentCall,
+    StepProgram,
+)
+
+_EXPERTS = " of experts"  # suffix of the groups of experts' units
+_COPIED_OUT = "copied out"
+_Sent = tuple[SentCall, str]  # a call and the module behind it
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How the model is trained.
+
+    - dtype: of the parameters. param_dtype, reduce_dtype: of what is computed and sent, and of the
+      gradients that are reduced; '' for dtype.
+    - layers: how the layers compute; its dtype is that of the activations.
+    """
+
+    dtype: str
+    param_dtype: str = ""
+    reduce_dtype: str = ""
+    layers: LayerOptions = field(default_factory=lambda: LayerOptions("bfloat16"))
+
+
+@dataclass(frozen=True)
+class ConfigPlan:
+    """What one rank does in a step, and the memory that it needs.
+
+    - stage: the number of its pipeline stage.
+    - memory: of the stage that needs the most.
+    """
+
+    program: StepProgram
+    memory: Memory
+    stage: int
+
+
+def plan_config(
+    architecture: Architecture, layout: ParallelLayout, batch: Batch, options: TrainingOptions
+) -> ConfigPlan:
+    """Returns the plan of the pipeline stage that sends the most bytes.
+
+    The layout must have passed ``check_layout``.
+    """
+    stages = sorted({0, layout.pp // 2, layout.pp - 1})  # the stages between are alike
+    plans = []
+    for stage in stages:
+        chunks = stage_blocks(architecture, layout, stage)
+        plans.append(_StagePlan(architecture, layout, batch, options, stage, chunks).plan())
+    busiest = max(
+        plans, key=lambda plan: sum(s.size_bytes * n for s, n in plan.program.counts.items())
+    )
+    return replace(busiest, memory=max((p.memory for p in plans), key=lambda m: m.total))
+
+
+def stage_blocks(
+    architecture: Architecture, layout: ParallelLayout, stage: int
+) -> list[list[ModelBlock]]:
+    """Returns the blocks of each virtual stage of a rank; the first stages have a layer more if the
+    layers do not divide.
+    """
+    count = layout.pp * layout.virtual
+    layers = architecture.layers
+    least, more = divmod(len(layers), count)
+    ends = [0]
+    for number in range(count):
+        ends.append(ends[-1] + least + (number < more))
+    chunks = []
+    for number in range(stage, count, layout.pp):
+        blocks = layers[ends[number] : ends[number + 1]]
+        first = [block for block in architecture.blocks if block.kind == EMBEDDING]
+        last = [block for block in architecture.blocks if block.kind == HEAD]
+        blocks = [*first, *blocks] if number == 0 else blocks
+        if number == count - 1:
+            # The head of a tied model needs the embedding's matrix on its own stage.
+            matrix = first[0].weights[:1] if architecture.tied and layout.pp > 1 else ()
+            blocks = [*blocks, *(replace(b, weights=(*b.weights, *matrix)) for b in last)]
+        chunks.append(blocks)
+    return chunks
+
+
+# Fragments of the names of a block's parameters in the order in which its forward pass uses them:
+# gradients arrive in the reverse order. A bias arrives before its matrix, but after a norm's weight
+# (that of a convolution too).
+_USE = (
+    *("patch_embeddings.projection.bias", "patch_embeddings.projection.weight", "cls_token"),
+    *("word_embeddings", "token_type", "wte", "position_embeddings", "wpe", "embeddings.LayerNorm"),
+    *(".input_layernorm", ".ln_1", "layernorm_before"),
+    *("q_a_proj", "q_a_layernorm", "q_b_proj", ".q_proj", "q_norm", "self.query"),
+    *("kv_a_proj", "kv_a_layernorm", "kv_b_proj", ".k_proj", "k_norm", "self.key"),
+    *(".v_proj", "self.value", "qkv_proj", "c_attn", "o_proj", "attn.c_proj"),
+    *("attention.output.dense", "attention.output.LayerNorm", "post_attention_layernorm", "ln_2"),
+    *("layernorm_after", "pre_feedforward"),
+    *("shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj"),  # Qwen
+    *("mlp.gate.", ".experts.gate_up", ".experts.down"),
+    *("shared_experts.gate_proj", "shared_experts.up_proj", "shared_experts.down_proj"),  # DeepSeek
+    *("shared_expert_gate", ".gate_proj", ".up_proj", "gate_up_proj", "c_fc", "fc1"),
+    *("intermediate.dense", "down_proj", "mlp.c_proj", "fc2", "output.dense", "output.LayerNorm"),
+    *("post_feedforward", "transform.dense", "transform.LayerNorm", "model.norm", "ln_f"),
+    *("vit.layernorm", "lm_head", "classifier", "cls.predictions.bias"),
+)
+
+
+def _block_name(block: ModelBlock) -> str:
+    return block_span([weight.name for weight in block.weights])
+
+
+def in_order_of_gradients(weights: Sequence[Weight]) -> list[Weight]:
+    """Returns the parameters of a block in the order in which their gradients arrive."""
+
+    def used(weight: Weight) -> tuple[int, bool]:
+        place = next((n for n, text in enumerate(_USE) if text in weight.name), len(_USE))
+        return place, weight.name.endswith("bias") != weight.norm
+
+    return sorted(weights, key=used, reverse=True)
+
+
+class _StagePlan:
+    """Writes the program of one rank."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        layout: ParallelLayout,
+        batch: Batch,
+        options: TrainingOptions,
+        stage: int,
+        chunks: list[list[ModelBlock]],
+    ) -> None:
+        self.architecture, self.layout, self.batch = architecture, layout, batch
+        self.options, self.stage, self.chunks = options, stage, chunks
+        self.itemsize = find_dtype(options.dtype).itemsize
+        self.writer = ProgramWriter()
+        active = sum(architecture.active_elements(b) for blocks in chunks for b in blocks)
+        self.active = (active or 1.0) * batch.micro_batches
+        self.calls = {
+            (block.kind, block.moe): block_calls(architecture, block, layout, batch, options.layers)
+            for blocks in chunks
+            for block in blocks
+        }
+        self.gathered: dict[tuple[int, int], Hashable] = {}
+        self.reduced: Hashable = None
+        self.peak_bytes = self.kept_bytes = self.trained_bytes = 0  # of FSDP2
+
+    def plan(self) -> ConfigPlan:
+        if self.layout.sharded:
+            self._sharded()
+        elif self.layout.deepspeed:
+            self._deepspeed()
+        else:
+            self._replicated()
+        self._tied_embedding()
+        self._bubble()
+        return ConfigPlan(StepProgram(tuple(self.writer.acts)), self._memory(), self.stage)
+
+    # What both kinds do
+
+    def _calls(self, block: ModelBlock) -> BlockCalls:
+        return self.calls[block.kind, block.moe]
+
+    def _compute(self, phase: str, block: ModelBlock, active: float | None = None) -> None:
+        elements = self.architecture.active_elements(block) if active is None else active
+        self.writer.work(phase, elements / self.active)
+
+    def _gradients(self, block: ModelBlock, weights: Sequence[Weight]) -> Iterator[str]:
+        """Computes the backward pass of a block, and yields the name of each parameter when its
+        gradient is ready: in proportion to the elements of the gradients before it.
+
+        - weights: in the order of their gradients.
+        """
+        active = self.architecture.active_elements(block)
+        total = sum(weight.elements for weight in weights) or 1
+        for weight in weights:
+            self._compute(BACKWARD, block, active * weight.elements / total)
+            yield weight.name
+
+    def _send_activations(self, chunk: int, forward: bool) -> None:
+        """Sends the activations of a chunk to the next stage, or their gradients to the one
+        before.
+        """
+        number, last = chunk * self.layout.pp + self.stage, self.layout.pp * self.layout.virtual - 1
+        if self.layout.pp < 2 or number == (last if forward else 0):
+            return
+        sent = self._between_stages("activations" if forward else "their gradients")
+        self.writer.start(sent, module=_block_name(self.chunks[chunk][-1 if forward else 0]))
+
+    def _between_stages(self, what: str) -> SentCall:
+        split = self.layout.tp if self.layout.sequence_parallel else 1
+        tokens = self.batch.tokens_each / self.layout.cp / split
+        itemsize = find_dtype(self.options.layers.dtype).itemsize
+        size_bytes = math.ceil(tokens * self.architecture.hidden * itemsize)
+        return SentCall("pp", "sendrecv", size_bytes, what, OTHER_MICRO_BATCHES)
+
+    def _tied_embedding(self) -> None:
+        if not self.architecture.tied or self.layout.pp < 2:
+            return
+        if self.stage not in (0, self.layout.pp - 1):
+            return
+        rows = -(-self.architecture.vocabulary // self.layout.tp)
+        size_bytes = rows * self.architecture.hidden * self._reduce_itemsize
+        if self.layout.sharded:
+            size_bytes = -(-size_bytes // (self.layout.shards * self.layout.cp))
+        self.writer.block(
+            [SentCall("embedding", "all_reduce", size_bytes, "gradient of the embedding", BLOCKS)]
+        )
+
+    def _bubble(self) -> None:
+        pp, virtual = self.layout.pp, self.layout.virtual
+        if pp < 2:
+            return
+        blocking = [
+            sent
+            for blocks in self.chunks
+            for block in blocks
+            for calls in (self._calls(block),)
+            for sent in (
+                *calls.forward,
+                *calls.backward,
+                *calls.experts_forward,
+                *calls.experts_backward,
+            )
+        ]
+        sends = (self._between_stages("activations"),) * (2 * (pp - 1))
+        share = 1 / self.batch.micro_batches
+        self.writer.acts.append(Idle((pp - 1) / virtual, share, tuple(blocking), sends))
+
+    @property
+    def _reduce_itemsize(self) -> int:
+        dtype = self.options.reduce_dtype or self.options.dtype
+        if not self.options.reduce_dtype and self.layout.data == ZERO1 and dtype == "bfloat16":
+            dtype = "float32"
+        return find_dtype(dtype).itemsize
+
+    def _local(self, weight: Weight) -> tuple[int, ...]:
+        """Returns the shape of a rank's part of a parameter, before FSDP2."""
+        shape = list(weight.shape)
+        if weight.expert:
+            shape[0] //= self.layout.ep
+        if weight.split is not None:
+            shape[weight.split] = -(-shape[weight.split] // self.layout.tp)
+        return tuple(shape)
+
+    def _parameter(self, weight: Weight, shape: tuple[int, ...] | None = None) -> Parameter:
+        return Parameter(
+            weight.name,
+            shape or self._local(weight),
+            self.options.dtype,
+            self.itemsize,
+            weight.trainable,
+        )
+
+    # DDP, and Megatron-LM's distributed optimizer
+
+    def _replicated(self) -> None:
+        """Writes all micro-batches: forward passes, backward passes, buckets in the last one."""
+        gathers = self._bucket_gathers()
+        buckets = self._buckets()
+        reduced: list[Hashable] = []
+        ready = [[in_order_of_gradients(b.weights) for b in blocks] for blocks in self.chunks]
+        for micro_batch in range(self.batch.micro_batches):
+            last = micro_batch == self.batch.micro_batches - 1
+            for number, blocks in enumerate(self.chunks):
+                for block in blocks:
+                    if micro_batch == 0:
+                        self.writer.wait(*{gathers.get(weight.name) for weight in block.weights})
+                    self._compute(FORWARD, block)
+                    calls = self._calls(block)
+                    name = _block_name(block)
+                    self.writer.block((*calls.forward, *calls.experts_forward), name)
+                self._send_activations(number, forward=True)
+            for number, blocks in reversed(list(enumerate(self.chunks))):
+                for block, weights in zip(reversed(blocks), reversed(ready[number]), strict=True):
+                    calls = self._calls(block)
+                    name = _block_name(block)
+                    self.writer.block((*calls.experts_backward, *calls.backward), name)
+                    for parameter in self._gradients(block, weights):
+                        for sent, module in buckets.get(parameter, ()) if last else ():
+                            reduced.append(self.writer.start(sent, module=module))
+                    if last and self.layout.data != ZERO1:
+                        self.writer.block(calls.norm_gradients, name)
+                self._send_activations(number, forward=False)
+        if self.layout.data == TORCH_ZERO:
+            self._broadcasts()
+        elif self.layout.data == ZERO1:
+            self.writer.wait(*reduced)
+            self._norms_together()
+
+    def _norms_together(self) -> None:
+        """Issues Megatron-LM's all_reduce of the gradients of all norms over tp."""
+        norms = [n for blocks in self.chunks for block in blocks for n in block.norms]
+        if self.layout.sequence_parallel and norms:
+            size_bytes = sum(norms) * self._reduce_itemsize
+            self.writer.block(
+                [SentCall("tp", "all_reduce", size_bytes, "gradients of norms", BLOCKS)]
+            )
+
+    def _broadcasts(self) -> None:
+        """Issues the broadcasts of ZeroRedundancyOptimizer.step(), which waits for them all."""
+        for expert in (False, True):
+            group = "edp" if expert else self.layout.data_group
+            if group not in self.layout.groups():
+                continue
+            # The optimiser has the parameters in the order of their registration.
+            parameters = self._registered(self._trained(expert))
+            for call in zero_redundancy_calls(parameters, self.layout.groups()[group][0], group):
+                sent = SentCall(group, call.collective, call.bytes_in, "parameters", BLOCKS)
+                self.writer.start(sent, module=call.module)
+
+    def _registered(self, parameters: Sequence[Parameter]) -> list[Parameter]:
+        """Returns the parameters in the order of their registration."""
+        names = [w.name for blocks in self.chunks for block in blocks for w in block.weights]
+        order = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        return sorted(parameters, key=lambda p: order[p.name])
+
+    def _trained(self, expert: bool) -> list[Parameter]:
+        """Returns the parameters of a rank in the order of their gradients: of experts, or all
+        others.
+        """
+        separate = self.layout.ep > 1
+        seen: dict[str, Parameter] = {}
+        for blocks in reversed(self.chunks):
+            for block in reversed(blocks):
+                for weight in in_order_of_gradients(block.weights):
+                    if (weight.expert and separate) == expert and weight.trainable:
+                        seen.setdefault(weight.name, self._parameter(weight))
+        return list(seen.values())
+
+    def _buckets(self) -> dict[str, list[_Sent]]:
+        """Returns the calls that the gradient of each parameter completes, by its name."""
+        sent: dict[str, list[_Sent]] = {}
+        if self.layout.data == ZERO1:
+            trained = (p.name for expert in (True, False) for p in self._trained(expert))
+            order = {name: number for number, name in enumerate(trained)}
+            for group, bucket in self._padded_buckets():
+                size_bytes = bucket.elements * self._reduce_itemsize
+                call = SentCall(group, "reduce_scatter", size_bytes, "gradients", REST_OF_BACKWARD)
+                last = max(bucket.names, key=order.__getitem__)
+                sent.setdefault(last, []).append((call, block_span(bucket.names[::-1])))
+            return sent
+        for expert in (False, True):
+            parameters = self._trained(expert)
+            group = "edp" if expert else self.layout.data_group
+            if group not in self.layout.groups() or not parameters:
+                continue
+            limits = [DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB]
+            buckets = assign_buckets(parameters, limits, True)
+            order = {p.name: number for number, p in enumerate(self._registered(parameters))}
+            modules = bucket_names([sorted(b.parameters, key=order.__getitem__) for b in buckets])
+            for each, module in zip(buckets, modules, strict=True):
+                call = SentCall(group, "all_reduce", each.size_bytes, "gradients", REST_OF_BACKWARD)
+                sent.setdefault(each.parameters[-1], []).append((call, module))
+        return sent
+
+    def _padded_buckets(self) -> Iterator[tuple[str, PaddedBucket]]:
+        """Yields the buckets of Megatron-LM's distributed optimizer, and the group of each."""
+        limit = max(40_000_000, 1_000_000 * self.layout.replicas * self.layout.shards)
+        tied = self.architecture.tied and self.layout.pp > 1
+        matrix = self.architecture.blocks[0].weights[0].name if tied else ""
+        for number, blocks in enumerate(self.chunks):
+            names = dict.fromkeys(w.name for block in blocks for w in block.weights)
+            for expert in (False, True):
+                group = "edp" if expert else ZERO1
+                if group not in self.layout.groups():
+                    continue
+                trained = {parameter.name: parameter for parameter in self._trained(expert)}
+                parameters = [trained[name] for name in names if name in trained]
+                ranks = self.layout.groups()[group][0]
+                bucketed = self.stage == 0 and number == 0
+                for bucket in distributed_optimizer_buckets(
+                    parameters, ranks, limit if bucketed else None, matrix
+                ):
+                    yield group, bucket
+
+    def _bucket_gathers(self) -> dict[str, Hashable]:
+        """Issues the all_gather of the updated parameters. Returns the call that brings each."""
+        if self.layout.data != ZERO1:
+            return {}
+        itemsize = find_dtype(self.options.param_dtype or self.options.dtype).itemsize
+        calls: dict[str, Hashable] = {}
+        # The parameters of the first layers, in the last buckets, are needed first.
+        for group, bucket in reversed(list(self._padded_buckets())):
+            call = SentCall(
+                group, "all_gather", bucket.elements * itemsize, "parameters", NEXT_FORWARD
+            )
+            name = self.writer.start(call, module=block_span(bucket.names[::-1]))
+            calls.update(dict.fromkeys(bucket.names, name))
+        return calls
+
+    # DeepSpeed's ZeRO 1 and 2
+
+    def _deepspeed(self) -> None:
+        """Writes all micro-batches, and the calls of the optimizer's step."""
+        (blocks,) = self.chunks
+        group, overlap = self.layout.data, self.layout.overlap
+        ranks = self.layout.groups().get(group, (1, 1))[0]
+        trained = self._trained(expert=False)
+        registered = self._registered(trained)
+        in_backward = overlap or self.layout.data == DEEPSPEED2
+        taken = trained if in_backward else registered
+        buckets = deepspeed_buckets(taken, ranks, registered)
+        # A bucket is sent when the next gradient is there; the last one at the end of the pass.
+        following = dict(zip((p.name for p in taken), (p.name for p in taken[1:]), strict=False))
+        by_parameter: dict[str, list[PaddedBucket]] = {}
+        for bucket in buckets:
+            by_parameter.setdefault(following.get(bucket.names[-1], ""), []).append(bucket)
+        previous: Hashable = None
+        ready = [in_order_of_gradients(block.weights) for block in blocks]
+        for micro_batch in range(self.batch.micro_batches):
+            last = micro_batch == self.batch.micro_batches - 1
+            reduces = last or self.layout.data == DEEPSPEED2
+            for block in blocks:
+                self._compute(FORWARD, block)
+            for block, weights in zip(reversed(blocks), reversed(ready), strict=True):
+                for parameter in self._gradients(block, weights):
+                    for bucket in by_parameter.get(parameter, ()):
+                        if reduces and in_backward:
+                            previous = self._reduce_bucket(bucket, previous)
+            at_end = by_parameter.get("", []) if in_backward else buckets
+            for bucket in at_end if reduces else ():
+                previous = self._reduce_bucket(bucket, previous)
+            self.writer.wait(previous)
+        itemsize = find_dtype(self.options.dtype).itemsize
+        if itemsize == 2:  # check_grad_overflow
+            self.writer.block([SentCall(group, "all_reduce", 1, "overflow of gradients", BLOCKS)])
+        self.writer.block([SentCall(group, "all_reduce", 4, "norm of gradients", BLOCKS)])
+        size_bytes = deepspeed_elements(trained, ranks) * itemsize
+        gathered = SentCall(group, "all_gather", size_bytes, "parameters", BLOCKS)
+        self.writer.block([gathered], block_span([p.name for p in registered]))
+
+    def _reduce_bucket(self, bucket: PaddedBucket, previous: Hashable) -> Hashable:
+        """Issues the all_reduce of a bucket of DeepSpeed after the one before it."""
+        size_bytes = bucket.elements * self._reduce_itemsize
+        overlaps = REST_OF_BACKWARD if self.layout.overlap else BLOCKS
+        sent = SentCall(self.layout.data, "all_reduce", size_bytes, "gradients", overlaps)
+        self.writer.wait(previous)
+        call = self.writer.start(sent, module=block_span(bucket.names))
+        if not self.layout.overlap:
+            self.writer.wait(call)
+        return call
+
+    # FSDP2
+
+    def _sharded(self) -> None:
+        """Writes all micro-batches of FSDP2."""
+        pipeline, batches = self.layout.pp > 1, self.batch.micro_batches
+        steps = [self._shard_step(blocks, pipeline) for blocks in self.chunks]
+        for micro_batch in range(batches):
+            first, last = micro_batch == 0, micro_batch == batches - 1
+            gather, reduce = first or not pipeline, last or not pipeline
+            for number, (step, units) in enumerate(steps):
+                backward_at = self._first_of_backward(step)
+                self._write_acts(number, step, units, step.acts[:backward_at], gather, reduce)
+                self._send_activations(number, forward=True)
+            for number, (step, units) in reversed(list(enumerate(steps))):
+                backward_at = self._first_of_backward(step)
+                self._write_acts(number, step, units, step.acts[backward_at:], gather, reduce)
+                self._send_activations(number, forward=False)
+        self.peak_bytes = sum(step.peak_bytes for step, _ in steps)
+
+    @staticmethod
+    def _first_of_backward(step: ShardStep) -> int:
+        """Returns the index of the first act after the forward pass."""
+        last = max((n for n, act in enumerate(step.acts) if act.kind == FORWARD), default=-1)
+        return last + 1
+
+    def _shard_step(
+        self, blocks: list[ModelBlock], pipeline: bool
+    ) -> tuple[ShardStep, dict[int, tuple[ModelBlock, bool]]]:
+        """Returns the step of FSDP2 of a chunk, and the block of each unit with whether it is its
+        experts.
+        """
+        layout = self.layout
+        root = ShardUnit("", gradient_out=True)
+        units = {root: (blocks[0], False)}
+        for block in blocks:
+            experts = [w for w in block.weights if w.expert and layout.ep > 1]
+            others = [w for w in block.weights if w not in experts]
+            active = round(self.architecture.active_elements(block))
+            if block.kind != LAYER:
+                for weight in others:
+                    root.parameters.setdefault(weight.name, self._parameter(weight))
+                root.body.append(active)
+                continue
+            unit = ShardUnit(_block_name(block), gradient_in=True, gradient_out=True)
+            unit.parameters = {w.name: self._parameter(w) for w in others}
+            units[unit] = (block, False)
+            root.inner.append(unit)
+            root.body.append(unit)
+            if not experts:
+                unit.body = [active]
+                continue
+            name = experts[0].name.rpartition(".")[0]
+            inner = ShardUnit(name, gradient_in=True, gradient_out=True)
+            inner.group = _EXPERTS
+            inner.shards = layout.shards * layout.cp // layout.ep
+            routed = sum(w.elements for w in experts) / self.architecture.experts
+            routed *= self.architecture.top_k
+            for weight in experts:
+                shape = self._local(weight)
+                if shape[0] < inner.shards:  # sharded by its columns
+                    shape = (shape[1], shape[0], shape[2])
+                inner.parameters[weight.name] = self._parameter(weight, shape)
+            inner.body = [round(routed)]
+            unit.inner = [inner]
+            unit.body = [round(max(0.0, active - routed)), inner]
+            units[inner] = (block, True)
+        # The input of the root is token numbers, but for the later stages of a pipeline.
+        root.gradient_in = blocks[0].kind != EMBEDDING
+        step = ShardStep(
+            layout.shards * layout.cp,
+            layout.replicas if layout.data == HSDP else 1,
+            self.options.param_dtype or None,
+            self.options.reduce_dtype or None,
+            False if pipeline or layout.data == ZERO2 else None,
+        )
+        step.run(root)
+        self.kept_bytes += step.kept_bytes(root)
+        self.trained_bytes += step.kept_bytes(root, trainable=True)
+        return step, {number: units[unit] for number, unit in enumerate(root.walk())}
+
+    def _write_acts(
+        self,
+        chunk: int,
+        step: ShardStep,
+        units: dict[int, tuple[ModelBlock, bool]],
+        acts: Sequence[UnitAct],
+        gather: bool,
+        reduce: bool,
+    ) -> None:
+        writer = self.writer
+        ends = {block.kind: block for block in self.chunks[chunk] if block.kind != LAYER}
+        for act in acts:
+            block, experts = units[act.unit]
+            if act.kind == UNSHARD and gather:
+                call = step.calls[act.calls[0]]
+                sent = self._sent(call, "parameters", NEXT_LAYER)
+                if sent is not None:
+                    name = writer.start(sent, _COPIED_OUT, call.module)
+                    self.gathered[chunk, act.unit] = name
+            elif act.kind == USE and gather:
+                writer.wait(self.gathered.get((chunk, act.unit)))
+                writer.mark(_COPIED_OUT)
+            elif act.kind in (FORWARD, BACKWARD):
+                if act.unit == 0:  # the root computes its embedding first, and its head last
+                    kind = EMBEDDING if act.elements == 0 and EMBEDDING in ends else HEAD
+                    block = ends[kind]
+                self._compute(act.kind, block, float(act.elements))
+                calls = self._calls(block)
+                if act.kind == FORWARD:
+                    sends = calls.experts_forward if experts else calls.forward
+                else:
+                    sends = calls.experts_backward if experts else calls.backward
+                self.writer.block(sends, _block_name(block))
+            elif act.kind == SEND and reduce:
+                if not experts:
+                    of_root = [b for b in ends.values() if act.unit == 0]
+                    for owner in of_root or [block]:
+                        self.writer.block(self._calls(owner).norm_gradients, _block_name(owner))
+                writer.wait(self.reduced)
+                after: Hashable | None = None
+                for n, index in enumerate(act.calls):
+                    sent = self._sent(step.calls[index], "gradients", REST_OF_BACKWARD)
+                    if sent is None:
+                        continue
+                    after = writer.start(sent, after, step.calls[index].module)
+                    if n == 0:
+                        self.reduced = after
+
+    def _sent(self, call: TrafficCall, what: str, overlaps: str) -> SentCall | None:
+        """Returns a call of FSDP2 with its group's name in the layout; None in a group of one."""
+        groups = {
+            "shard": self.layout.data_group,
+            "shard" + _EXPERTS: "edp",
+            "replicate": "replicate",
+            "replicate" + _EXPERTS: "replicate",
+        }
+        group = groups[call.group]
+        if group not in self.layout.groups():
+            return None
+        point, _ = point_of(call, self.layout.groups()[group][0])
+        size_bytes = point.size_bytes if point else max(call.bytes_in, call.bytes_out)
+        return SentCall(group, call.collective, size_bytes, what, overlaps)
+
+    # Memory
+
+    def _memory(self) -> Memory:
+        """Returns the memory of the rank, with Adam's two states for each parameter.
+
+        FSDP2 pads the shards of each parameter to equal ones. ZERO1 has float32 copies of 16-bit
+        parameters in its optimizer state: 12 bytes for each parameter (Megatron-LM,
+        megatron/training/theoretical_memory_usage.py, num_bytes_per_parameter). Elsewhere the
+        states have the parameters' dtype, as in torch.optim.AdamW. DeepSpeed has 16 bytes for each
+        parameter of a rank's partition (estimate_zero2_model_states_mem_needs), and allocates a
+        buffer of reduce_bucket_size elements, two with overlap_comm (setup_buckets).
+
+        Activations: V. Korthikanti et al., arXiv 2205.05198, equations 1 to 4, without the part of
+        the attention scores, which FlashAttention does not keep: 34 bytes for each token and
+        hidden column of a layer in 16-bit types, 2 with checkpointing, and one whole layer that is
+        computed again. Logits and their gradient have the type of activations. In the pipeline as
+        many micro-batches as are in flight (Megatron-LM,
+        megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches, and
+        torch.distributed.pipelining).
+        ``tests/training/test_memory.py`` has those of FSDP2 and DDP that torch really allocates.
+        """
+        layout = self.layout
+        if layout.sharded:
+            kept, trained = float(self.kept_bytes), float(self.trained_bytes)
+            buffers = float(self.peak_bytes)
+            return Memory(kept, trained, 2 * trained, buffers, self._activations(), self._peak())
+        seen: dict[str, Weight] = {}
+        for blocks in self.chunks:
+            for block in blocks:
+                for weight in block.weights:
+                    seen.setdefault(weight.name, weight)
+        whole = {False: 0.0, True: 0.0}  # elements of a rank, of experts or others
+        for weight in seen.values():
+            whole[weight.expert and layout.ep > 1] += math.prod(self._local(weight))
+        replicas = layout.replicas * layout.shards * layout.cp
+        kept = whole[False] / replicas + whole[True] / max(1, replicas // layout.ep)
+        elements = sum(whole.values())
+        parameters = elements * self.itemsize
+        if layout.data == ZERO1:
+            gradients = elements * self._reduce_itemsize
+            optimizer, buffers = kept * (12 if self.itemsize < 4 else 8), 0.0
+        elif layout.deepspeed:
+            # Of a partition in float32: parameters, their gradients in the step, and Adam's states.
+            gradients = kept * self.itemsize if layout.data == DEEPSPEED2 else parameters
+            optimizer = 16 * kept
+            buffers = DEEPSPEED_BUCKET * self.itemsize * (2 if layout.overlap else 1)
+        else:
+            gradients = parameters
+            optimizer = 2 * (kept * self.itemsize if layout.data == TORCH_ZERO else parameters)
+            buffers = gradients if replicas > 1 else 0.0
+        return Memory(parameters, gradients, optimizer, buffers, self._activations(), self._peak())
+
+    def _activations(self) -> float:
+        """Returns the bytes that are kept for the backward pass."""
+        layout = self.layout
+        checkpoint = self.options.layers.checkpoint
+        split = layout.tp if layout.sequence_parallel else 1
+        input_bytes = 2 * self.architecture.hidden * self._token_bytes / split
+        layers = sum(
+            input_bytes if checkpoint else self._layer_bytes(block)
+            for blocks in self.chunks
+            for block in blocks
+            if block.kind == LAYER
+        )
+        # Passes of a chunk that are in flight: the warm-up, and the one that follows it.
+        chunks, behind = layout.virtual, layout.pp - self.stage - 1
+        flight = behind + 1 if chunks == 1 else 2 * behind + (chunks - 1) * layout.pp + 1
+        return layers / chunks * min(self.batch.micro_batches * chunks, flight)
+
+    def _peak(self) -> float:
+        """Returns the bytes that come on top for a while: the logits and their gradient before the
+        first layer of the backward pass, or with checkpointing a whole layer, if that is more.
+        """
+        blocks = [block for blocks in self.chunks for block in blocks]
+        peak = 0.0
+        if any(block.kind == HEAD for block in blocks):
+            columns = -(-self.architecture.vocabulary // self.layout.tp)
+            peak = 2 * columns * 2 * self._token_bytes
+        if self.options.layers.checkpoint:
+            again = [self._layer_bytes(block) for block in blocks if block.kind == LAYER]
+            peak = max([peak, *again])
+        return peak
+
+    @property
+    def _token_bytes(self) -> float:
+        """The tokens of a micro-batch on a rank of cp; for types of 4 bytes twice as many, as the
+        bytes of activations are those of 16-bit types.
+        """
+        itemsize = find_dtype(self.options.layers.dtype).itemsize
+        return self.batch.tokens_each / self.layout.cp * itemsize / 2
+
+    def _layer_bytes(self, block: ModelBlock) -> float:
+        """Returns the bytes of a layer's activations."""
+        hidden, tp = self.architecture.hidden, self.layout.tp
+        whole, split = 10.0 * hidden, 24.0 * hidden  # bytes of a token; divided by tp
+        if block.moe:
+            # Attention, norms and the input of the experts are 8 + 9 of the 34 bytes. Each visit of
+            # an expert keeps its input, its output, and three tensors of the expert's columns, as
+            # gated feed-forward blocks do; a shared expert has such tensors, too.
+            capacity = self.options.layers.capacity
+            visits = self.architecture.top_k * (1.0 if capacity is None else capacity)
+            shared = sum(
+                weight.elements / hidden
+                for weight in block.weights
+                if "shared_expert" in weight.name and "down_proj" in weight.name
+            )
+            whole = 9.0 * hidden + 4.0 * hidden * visits
+            split = 8.0 * hidden + 6.0 * (visits * self.architecture.expert_columns + shared)
+        if self.layout.sequence_parallel:
+            return (whole + split) / tp * self._token_bytes
+        return (whole + split / tp) * self._token_bytes

@@ -1,0 +1,219 @@
+"""Shows layouts of a model side by side: the answer, and a row per layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, format_ns
+from torchcoll.parts.curves.predictor import Ends
+from torchcoll.parts.training.config_projection import LayoutComparison, LayoutRow
+from torchcoll.parts.training.measured_show import (
+    correction_text,
+    measured_grids,
+    measured_object,
+    order_changes,
+)
+from torchcoll.parts.training.plan_show import format_gigabytes
+from torchcoll.parts.training.projection import dominant
+from torchcoll.report.answer import Answer
+from torchcoll.report.formats import Forms, print_results
+from torchcoll.report.grid import Grid, Head, make_grid
+
+_UNSURE = 0.1  # Of the limit: the memory of activations is an approximation.
+_FITS = f"fits = yes?: less than {100 * _UNSURE:.0f} % of the GPU's memory would be left"
+_PARETO = "Pareto: no other layout here is better in both columns, {} and memory"
+_BATCH = (
+    "batch: MICROBATCHESxSEQUENCESxTOKENS of a data-parallel rank, the largest micro-batches that "
+    "fit"
+)
+_SENT = "sent: with the algorithm of a ring"
+_IDLE = "idle: waiting for other stages of the pipeline"
+
+
+def show_layouts(
+    comparisons: Sequence[LayoutComparison], format: str = "table", file: TextIO | None = None
+) -> None:
+    """Prints the comparisons. Raises UsageError for an unknown format."""
+    print_results([_forms(comparison) for comparison in comparisons], format, file)
+
+
+def _forms(comparison: LayoutComparison) -> Forms:
+    source = f", by {comparison.machine}" if comparison.machine else ""
+    heading = Grid([], [], above=[one_line(f"{comparison.what}{source}")])
+    measured, further = comparison.measured, []
+    if measured is not None:
+        further = measured_grids(
+            measured, order_changes(_costs(comparison.uncorrected), _costs(comparison.rows))
+        )
+    all_notes = [*comparison.notes, *(measured.notes if measured else ())]
+    notes = Grid([], [], below=list(map(one_line, all_notes)), answer=_answer(comparison))
+    rows = [_json_row(row) for row in comparison.rows]
+    document = {
+        "schema": "torchcoll-layouts/1",
+        "what": comparison.what,
+        "ranks": comparison.ranks,
+        "machine": comparison.machine or None,
+        "compute_ns": comparison.compute_ns,
+        "memory_bytes": comparison.memory_bytes,
+        "rows": rows,
+        "measured": measured_object(measured) if measured else None,
+        "uncorrected": [_json_row(row) for row in comparison.uncorrected],
+        "notes": all_notes,
+    }
+    table = _table(comparison.rows, comparison.memory_bytes)
+    return Forms([heading, table, *further, notes], document, rows)
+
+
+def _costs(rows: Sequence[LayoutRow]) -> list[tuple[str, float]]:
+    return [(row.layout.name, row.cost) for row in rows]
+
+
+def _answer(comparison: LayoutComparison) -> Answer:
+    best = [row for row in comparison.rows if row.pareto]
+    limit = comparison.memory_bytes
+    if not best:
+        assert limit is not None
+        least = min(comparison.rows, key=lambda row: row.memory_bytes)
+        return Answer(
+            one_line(
+                f"no layout fits {format_gigabytes(limit)} of memory on "
+                f"{counted(comparison.ranks, 'rank')}: {least.layout.name} needs least, "
+                f"{format_gigabytes(least.memory_bytes)}"
+            )
+        )
+    step = best[0].step
+    what = "is predicted fastest" if step.step_ns else "sends least"
+    if step.comm_ns and not step.step_ns:
+        what = "is predicted to communicate shortest"
+    fit = f" that fit in {format_gigabytes(limit)}" if limit is not None else ""
+    ranks = counted(comparison.ranks, "rank")
+    text = f"of the layouts on {ranks}{fit}, {best[0].layout.name} {what} ({_cost(best[0])})"
+    if alike := _overlapping(comparison.rows, best[0]):
+        *others, last = alike
+        named = f"{', '.join(others)} and {last}" if others else last
+        measure = "fast" if step.step_ns else "short"
+        text += f"; {named} may be as {measure} (the 90 % intervals overlap)"
+    if len(best) > 1:
+        costs = [(row.layout.name, _cost(row, memory_first=True)) for row in best[1:]]
+        if len(costs) == 1:
+            text += f"; {costs[0][0]} needs less memory ({costs[0][1]})"
+        else:
+            listed = ", ".join(f"{name} ({cost})" for name, cost in costs)
+            text += f"; these need less memory: {listed}"
+    if comparison.measured is not None:
+        old, new = (
+            [row.layout.name for row in sorted(rows, key=lambda row: row.cost)]
+            for rows in (comparison.uncorrected, comparison.rows)
+        )
+        order = "the order stays" if old == new else f"the order was {', '.join(old)}"
+        text += f"; {correction_text(comparison.measured)}, and {order}"
+    return Answer(one_line(text))
+
+
+def _overlapping(rows: Sequence[LayoutRow], best: LayoutRow) -> list[str]:
+    """Returns the layouts that fit, and whose 90 % interval overlaps that of the best."""
+
+    def ends(row: LayoutRow) -> Ends | None:
+        return row.step.step_ns or row.step.comm_ns
+
+    upper = ends(best)
+    return [
+        row.layout.name
+        for row in rows
+        if row is not best and row.fits and upper and (interval := ends(row))
+        if interval[1] <= upper[2]
+    ]
+
+
+def _cost(row: LayoutRow, memory_first: bool = False) -> str:
+    times = row.step.step_ns or row.step.comm_ns
+    cost = format_ns(times[0], 3) if times else f"{format_gigabytes(row.step.sent_bytes)} sent"
+    memory = format_gigabytes(row.memory_bytes)
+    return f"{memory}, {cost}" if memory_first else f"{cost}, {memory} of memory"
+
+
+def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
+    """Returns the table.
+
+    - limit: bytes of memory; with a column for what does not fit. None: no limit.
+    """
+
+    def time(name: str) -> Any:
+        def cell(row: LayoutRow) -> str:
+            ends: Ends | None = getattr(row.step, name)
+            return "-" if ends is None else format_ns(ends[0], 3)
+
+        return cell
+
+    def interval(row: LayoutRow) -> str:
+        ends = row.step.step_ns or row.step.comm_ns
+        return "-" if ends is None else f"{format_ns(ends[1], 3)} to {format_ns(ends[2], 3)}"
+
+    def largest_part(row: LayoutRow) -> str:
+        name, share = dominant(row.step)
+        return f"{name} ({100 * share:.0f} %)"
+
+    def fits(row: LayoutRow) -> str:
+        near = row.memory_bytes > (1 - _UNSURE) * (limit or math.inf)
+        return "no" if not row.fits else "yes?" if near else "yes"
+
+    predicted = any(row.step.comm_ns for row in rows)
+    computed = any(row.step.step_ns for row in rows)
+    first_columns = [
+        (Head("step" if computed else "comm"), time("step_ns" if computed else "comm_ns"))
+    ]
+    first_columns.append((Head("low to high"), interval))
+    further = [
+        (Head("comm"), time("comm_ns")),
+        (Head("exposed"), time("exposed_ns")),
+        (Head("idle", drop=1, legend=_IDLE), lambda row: format_ns(row.step.idle_ns, 3)),
+    ]
+    doubtful = limit is not None and any(fits(row) == "yes?" for row in rows)
+    cost = "step" if computed else "comm" if predicted else "sent"
+    largest = f"largest part: the calls with the largest share of {'comm' if predicted else 'sent'}"
+    return make_grid(
+        [
+            (Head("layout", left=True), lambda row: row.layout.name),
+            *(first_columns if predicted else []),
+            (Head("memory"), lambda row: format_gigabytes(row.memory_bytes)),
+            *([(Head("fits", legend=_FITS * doubtful), fits)] if limit is not None else []),
+            (Head("Pareto", legend=_PARETO.format(cost)), lambda row: "yes" if row.pareto else ""),
+            *([(Head("batch", legend=_BATCH), _batch)] if limit is not None else []),
+            (Head("calls", drop=1), lambda row: f"{row.step.calls:,}"),
+            (Head("sent", legend=_SENT), lambda row: format_gigabytes(row.step.sent_bytes)),
+            *(further if computed else []),
+            (Head("largest part", left=True, legend=largest), largest_part),
+        ],
+        rows,
+        above=["Times, bytes and memory are those of one rank in a step."],
+    )
+
+
+def _batch(row: LayoutRow) -> str:
+    return f"{row.batch.micro_batches}x{row.batch.sequences}x{row.batch.tokens:g}"
+
+
+def _json_row(row: LayoutRow) -> dict[str, Any]:
+    step = row.step
+
+    def ends(name: str, values: Ends | None) -> dict[str, float | None]:
+        value, low, high = values or (None, None, None)
+        return {f"{name}_ns": value, f"{name}_low_ns": low, f"{name}_high_ns": high}
+
+    return {
+        "layout": row.layout.name,
+        "batch": _batch(row),
+        "pareto": row.pareto,
+        "fits": row.fits,
+        "calls": step.calls,
+        "sent_bytes": step.sent_bytes,
+        **ends("comm", step.comm_ns),
+        **ends("exposed", step.exposed_ns),
+        **ends("step", step.step_ns),
+        "idle_ns": step.idle_ns,
+        "memory_bytes": row.memory_bytes,
+        "largest_part": dominant(step)[0],
+    }

@@ -1,0 +1,650 @@
+"""Compares a measured step with its plan: where the difference comes from, and the correction.
+
+Planned and captured calls are matched by collective, size S, and group (number of ranks, and how
+far these are apart). All times are of the matched calls of one step: of a step the mean over ranks,
+of the steady steps the mean of the middle half, ordered by the time in calls.
+
+    planned + slower + late = in calls          (in calls + copies) / planned = the factor
+
+- A call's service begins when it was issued and its group had a worker for it (training/late.py).
+  Its transfer is the service on the rank that came last; what the others have more is late.
+- slower: transfer - planned. It is contention with computation and other traffic, and the error of
+  the machine's law.
+- copies: into and out of FSDP2's flat buffers; only a trace of torch.profiler has them. Without,
+  they are a part of the gaps.
+- gaps: the step less computation, calls that nothing hides, and copies. The computation comes from
+  a trace, or is given; without it, or if it may overlap with asynchronous calls in an unknown way,
+  gaps are unknown.
+
+The interval of a factor is that of another step of such a run: from the deviation of the steps and
+of their mean, in logarithms, and at least 5 % of deviation. How much runs differ from each other, a
+single capture cannot show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from torchcoll.core.backends import backend_of
+from torchcoll.core.errors import UsageError
+from torchcoll.core.intervals import Span, Union
+from torchcoll.core.traffic import Traffic, TrafficCall
+from torchcoll.core.traffic_spec import point_of
+from torchcoll.core.units import counted, format_ns
+from torchcoll.parts.curves.predictor import Ends, PlannedCalls, sum_of
+from torchcoll.parts.training.corrected_machine import Correction
+from torchcoll.parts.training.joined import JoinedCall, join_ranks, unsplit_reason
+from torchcoll.parts.training.late import LATE, begun_ns, cut_at_marks, may_end_late
+from torchcoll.parts.training.projection import PlannedRow, PlannedStep
+from torchcoll.parts.training.steps import find_steps
+from torchcoll.stats.distributions import t_quantile
+
+# A collective that took less than this share of its plan, because its calls ended with the calls
+# before them, has no factor of its own.
+_LEAST_FACTOR = 1e-3
+LEAST_DEVIATION = 0.05  # of steps, in logarithms
+# Of a capture with one step: as between runs on two busy cores
+# (results/benchmarks/corrected-2026-11-27.txt).
+ONE_STEP_DEVIATION = 0.4
+_COPIED = ("all_gather", "reduce_scatter")  # what FSDP2 copies for
+_NORMAL_90 = 1.645  # 90 % of a normal distribution are within so many standard deviations
+
+
+class CallKind(NamedTuple):
+    """What a planned and a captured call must have in common.
+
+    - ranks: of the group; apart: how far one rank of the group is from the next.
+    """
+
+    collective: str
+    size_bytes: int
+    ranks: int
+    apart: int
+
+
+@dataclass(frozen=True)
+class MatchedCalls:
+    """The calls of one kind that are in the plan and in the capture. Times in ns, of all of them in
+    one step.
+
+    - group: of the plan. calls: in a step.
+    - planned_ns: as predicted; transfer_ns: on the rank that came last.
+    - late_ns: the mean wait of a rank for the last one; None if it cannot be separated.
+    """
+
+    group: str
+    collective: str
+    ranks: int
+    size_bytes: int
+    calls: int
+    planned_ns: float
+    transfer_ns: float
+    late_ns: float | None
+
+
+@dataclass(frozen=True)
+class UnmatchedCalls:
+    """Calls of one kind and step that are only in the plan, or only in the capture.
+
+    - size_bytes: None for calls without a size, and for messages.
+    """
+
+    where: str
+    collective: str
+    ranks: int
+    size_bytes: int | None
+    calls: float
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A measured step beside its plan. Times in ns, of one step; None: unknown.
+
+    - capture: its path. layout: what was planned for it. ranks, backends: of the capture.
+    - steps: how many steady steps count.
+    - planned_ns: all matched calls one after another, with the 90 % interval.
+    - transfer_ns, late_ns, copies_ns, gaps_ns, computing_ns, exposed_ns, step_ns: see the module.
+    - overlapped_ns: the part of transfer_ns - planned_ns of calls that ran beside computation.
+    - correction: what it changes in a plan.
+    - other_hardware: the capture is of CPUs, and the machine of the plan has GPUs.
+    """
+
+    capture: str
+    layout: str
+    ranks: int
+    steps: int
+    matched: tuple[MatchedCalls, ...]
+    unmatched: tuple[UnmatchedCalls, ...]
+    planned_ns: Ends
+    transfer_ns: float
+    late_ns: float | None
+    copies_ns: float | None
+    gaps_ns: float | None
+    computing_ns: float | None
+    exposed_ns: float | None
+    step_ns: float | None
+    overlapped_ns: float | None
+    correction: Correction
+    notes: tuple[str, ...] = field(default=())
+    backends: tuple[str, ...] = ()
+    other_hardware: bool = False
+
+    @property
+    def slower_ns(self) -> float:
+        return self.transfer_ns - self.planned_ns[0]
+
+    @property
+    def calls(self) -> int:
+        return sum(row.calls for row in self.matched)
+
+
+class _RankStep(NamedTuple):
+    """One step on one rank: (transfer, wait) by kind, and times outside of the calls."""
+
+    calls: Mapping[CallKind, tuple[float, float]]
+    overlapped_ns: float
+    copies_ns: float  # 0.0 where they are not recorded
+    gaps_ns: float | None
+    computing_ns: float | None
+    exposed_ns: float | None
+    step_ns: float | None
+
+
+def measure_step(
+    planned: PlannedStep, traffic: Traffic, layout: str = "", compute_ns: float | None = None
+) -> MeasuredStep:
+    """Returns a measured step beside its plan.
+
+    - planned: the plan, with times, on as many ranks as the traffic has.
+    - traffic: a capture, or traces, of the real training; of all its ranks, to separate late ranks.
+    - layout: the name of what was planned.
+    - compute_ns: the computation of a step, where the traffic does not record it.
+
+    Raises UsageError if no call of the plan is in the traffic, or none of these has a duration.
+    """
+    where = str(traffic.path or "traffic")
+    if traffic.source == "plan":
+        raise UsageError("measured", f"{where}, a plan", "a capture of steps that ran")
+    traffic = cut_at_marks(traffic)
+    steps = find_steps(traffic)
+    kinds = {
+        rank: [_kind(traffic, call) for call in calls] for rank, calls in traffic.calls.items()
+    }
+    number = steps.steady[-1] if steps.steady else 0
+    counts = {
+        rank: _count(kinds[rank][i] for i in by_step.get(number, ()))
+        for rank, by_step in steps.at.items()
+    }
+    matches = {rank: match_kinds(planned.rows, by_kind) for rank, by_kind in counts.items()}
+    best = max((sum(n for _, _, n in each) for each in matches.values()), default=0)
+    if not best:
+        captured = _kinds_text(next(iter(counts.values()), {}))
+        expected = f"calls of the plan: {_kinds_text(_planned_counts(planned.rows))}"
+        action = "Is it the same model, batch, dtype and layout?"
+        raise UsageError(f"measured {where}", captured or "no call", expected, action)
+    # With a pipeline, the plan is that of one stage: other stages match less of it.
+    ranks = [rank for rank, each in matches.items() if sum(n for _, _, n in each) == best]
+    rows = matches[ranks[0]]
+    service = _service_times(traffic)
+    joined, separate = join_ranks(traffic)
+    transfer = {
+        id(call): _transfer_ns(call, service) for calls in joined.values() for call in calls
+    }
+    unsplit: dict[str, None] = {}
+    figures: list[_RankStep] = []  # of each step the mean over the ranks
+    for step in steps.steady:
+        of_ranks = []
+        for rank in ranks:
+            indices = steps.at[rank].get(step, ())
+            of_kinds: dict[CallKind, list[int]] = defaultdict(list)
+            for index in indices:
+                if (kind := kinds[rank][index]) is not None:
+                    of_kinds[kind].append(index)
+            unsplit |= dict.fromkeys(unsplit_reason(joined[rank][i]) for i in indices)
+            rank_step = _rank_step(
+                traffic, rank, step, of_kinds, rows, service, transfer, joined[rank], compute_ns
+            )
+            if rank_step is not None:
+                of_ranks.append(rank_step)
+        if of_ranks:
+            figures.append(_mean(of_ranks))
+    if not figures:
+        raise UsageError(f"measured {where}", "calls without a duration", "a capture that has them")
+    return _summarise(
+        planned, traffic, layout, rows, counts[ranks[0]], figures, steps.notes, separate, unsplit,
+        _blocking(traffic, ranks),
+    )  # fmt: skip
+
+
+def _kind(traffic: Traffic, call: TrafficCall) -> CallKind | None:
+    """Returns the kind of a captured call; None if it has no size."""
+    members = traffic.members(call)
+    point, _ = point_of(call, len(members))
+    if point is None or not point.size_bytes or len(members) < 2:
+        return None
+    return CallKind(point.collective, point.size_bytes, len(members), members[1] - members[0])
+
+
+def _count(kinds: Iterable[CallKind | None]) -> dict[CallKind, int]:
+    counts: dict[CallKind, int] = defaultdict(int)
+    for kind in kinds:
+        if kind is not None:
+            counts[kind] += 1
+    return dict(counts)
+
+
+def _planned_counts(rows: Sequence[PlannedRow]) -> dict[CallKind, int]:
+    counts: dict[CallKind, int] = defaultdict(int)
+    for row in rows:
+        counts[_planned_kind(row)] += row.calls
+    return dict(counts)
+
+
+def _planned_kind(row: PlannedRow) -> CallKind:
+    return CallKind(row.collective, row.size_bytes, row.ranks, row.apart)
+
+
+Match = tuple[PlannedRow, CallKind, int]  # planned calls, their captured kind, number of both
+
+
+def match_kinds(rows: Sequence[PlannedRow], captured: Mapping[CallKind, int]) -> list[Match]:
+    """Returns the planned rows that have captured calls, with the number of calls that are in both.
+
+    A captured group of the same number of ranks with other distances between them counts only for
+    what no group with the planned distance has made.
+    """
+    left = dict(captured)
+    matches: list[Match] = []
+    rest: list[tuple[PlannedRow, int]] = []
+    for row in rows:
+        kind = _planned_kind(row)
+        count = min(row.calls, left.get(kind, 0))
+        if count:
+            left[kind] -= count
+            matches.append((row, kind, count))
+        if count < row.calls:
+            rest.append((row, row.calls - count))
+    for row, missing in rest:
+        for kind in [k for k, n in left.items() if n and k[:3] == _planned_kind(row)[:3]]:
+            count = min(missing, left[kind])
+            left[kind] -= count
+            missing -= count
+            if count:
+                matches.append((row, kind, count))
+    return matches
+
+
+def matched_share(planned: PlannedStep, traffic: Traffic) -> float:
+    """Returns the share of the calls of a steady step, planned or captured, that are in both."""
+    steps = find_steps(traffic)
+    best = 0.0
+    for rank, by_step in steps.at.items():
+        indices = by_step.get(steps.steady[-1] if steps.steady else 0, ())
+        captured = _count(_kind(traffic, traffic.calls[rank][index]) for index in indices)
+        matched = sum(count for _, _, count in match_kinds(planned.rows, captured))
+        best = max(best, matched / max(1, planned.calls, sum(captured.values())))
+    return best
+
+
+def _service_times(traffic: Traffic) -> dict[int, float]:
+    """Returns the time of each call without that in the queue of its group, by the call's id."""
+    begun, _ = begun_ns(traffic)
+    return {
+        id(call): call.span[1] - begun[id(call)] if call.span else call.time_ns
+        for calls in traffic.calls.values()
+        for call in calls
+        if call.time_ns is not None
+    }
+
+
+def _transfer_ns(joined: JoinedCall, service: Mapping[int, float]) -> float | None:
+    """Returns the service of the rank that came last; None if the ranks cannot be compared."""
+    if unsplit_reason(joined):
+        return None
+    return min(service[id(call)] for call in joined.calls.values())
+
+
+def _rank_step(
+    traffic: Traffic,
+    rank: int,
+    step: int,
+    of_kinds: Mapping[CallKind, Sequence[int]],
+    rows: Sequence[Match],
+    service: Mapping[int, float],
+    transfer: Mapping[int, float | None],
+    joined: Sequence[JoinedCall],
+    compute_ns: float | None,
+) -> _RankStep | None:
+    """Returns one step of one rank; None if a matched call of it has no duration."""
+    calls = traffic.calls[rank]
+    marks = traffic.steps.get(rank, ())
+    span = marks[step] if step < len(marks) else None
+    computing = traffic.computing.get(rank)
+    busy = Union(computing or ())
+    of_calls: dict[CallKind, tuple[float, float]] = {}
+    overlapped = 0.0
+    for row, kind, count in rows:
+        indices = of_kinds.get(kind, ())
+        if not indices or any(id(calls[i]) not in service for i in indices):
+            return None
+        # All calls of the kind, of which the plan may have fewer, or another row the others.
+        share = count / len(indices)
+        moved = waited = 0.0
+        for index in indices:
+            took = service[id(calls[index])]
+            last = transfer[id(joined[index])]
+            last = took if last is None else min(last, took)
+            moved, waited = moved + share * last, waited + share * (took - last)
+            ran = calls[index].span
+            if ran and row.prediction and 2 * busy.within(*ran) > ran[1] - ran[0]:
+                overlapped += share * (last - row.prediction.time_ns)
+        before = of_calls.get(kind, (0.0, 0.0))
+        of_calls[kind] = before[0] + moved, before[1] + waited
+    if span is None:
+        return _RankStep(of_calls, overlapped, 0.0, None, compute_ns, None, None)
+    begin, end = span
+    ran_spans = [call.span for call in calls if call.span]
+    in_flight = Union(_clip(each, span) for each in ran_spans)
+    total = end - begin
+    if computing is not None:
+        copies = Union(traffic.copies.get(rank, ())).within(begin, end)
+        busy_ns = busy.within(begin, end)  # with the copies
+        covered = Union(_clip(each, span) for each in [*computing, *ran_spans]).total
+        exposed, idle = covered - busy_ns, total - covered
+        return _RankStep(of_calls, overlapped, copies, idle, busy_ns - copies, exposed, total)
+    if not _blocks(traffic, calls, step):
+        return _RankStep(of_calls, overlapped, 0.0, None, compute_ns, None, total)
+    rest = max(0.0, total - in_flight.total)
+    gaps = None if compute_ns is None else max(0.0, rest - compute_ns)
+    computing_ns = rest if compute_ns is None else compute_ns
+    return _RankStep(of_calls, overlapped, 0.0, gaps, computing_ns, in_flight.total, total)
+
+
+def _clip(span: Span, bounds: Span) -> Span:
+    return max(span[0], bounds[0]), min(span[1], bounds[1])
+
+
+def _blocks(traffic: Traffic, calls: Sequence[TrafficCall], step: int) -> bool:
+    """Returns whether the program waited for each call of the step on the host."""
+    return all(_call_blocks(traffic, call) for call in calls if call.step == step)
+
+
+def _call_blocks(traffic: Traffic, call: TrafficCall) -> bool:
+    group = traffic.groups.get(call.group)
+    on_host = group is not None and backend_of(group.backend).on_host
+    return call.asynchronous is False and call.clock == "host" and on_host
+
+
+def _blocking(traffic: Traffic, ranks: Sequence[int]) -> frozenset[str]:
+    """Returns the collectives of which each call in a step is waited for at once on the host."""
+    blocks: dict[str, bool] = {}
+    for rank in ranks:
+        for call in traffic.calls[rank]:
+            if call.step is not None or not traffic.steps:
+                blocks.setdefault(call.collective, True)
+                blocks[call.collective] &= _call_blocks(traffic, call)
+    return frozenset(name for name, block in blocks.items() if block)
+
+
+def _mean(of_ranks: Sequence[_RankStep]) -> _RankStep:
+    def mean(name: str) -> float | None:
+        values = [getattr(each, name) for each in of_ranks]
+        return None if None in values else fmean(values)
+
+    kinds = {
+        kind: (
+            fmean(each.calls[kind][0] for each in of_ranks),
+            fmean(each.calls[kind][1] for each in of_ranks),
+        )
+        for kind in of_ranks[0].calls
+    }
+    return _RankStep(
+        kinds,
+        mean("overlapped_ns") or 0.0,
+        mean("copies_ns") or 0.0,
+        mean("gaps_ns"),
+        mean("computing_ns"),
+        mean("exposed_ns"),
+        mean("step_ns"),
+    )
+
+
+def _in_calls(step: _RankStep, collective: str | None = None) -> float:
+    return sum(
+        moved + waited
+        for kind, (moved, waited) in step.calls.items()
+        if collective in (None, kind.collective)
+    )
+
+
+def middle_half(steps: Sequence[_RankStep]) -> list[_RankStep]:
+    """Returns the steps without the quarter that communicated least and the one that did most."""
+    ordered = sorted(steps, key=_in_calls)
+    cut = len(ordered) // 4
+    return ordered[cut : len(ordered) - cut]
+
+
+def _summarise(
+    planned: PlannedStep,
+    traffic: Traffic,
+    layout: str,
+    rows: Sequence[Match],
+    counts: Mapping[CallKind, int],
+    figures: Sequence[_RankStep],
+    step_notes: Sequence[str],
+    separate: Sequence[str],
+    unsplit: Mapping[str, None],
+    blocking: frozenset[str],
+) -> MeasuredStep:
+    middle = middle_half(figures)
+    split = "" in unsplit
+    shared: dict[CallKind, int] = defaultdict(int)
+    for _, kind, count in rows:
+        shared[kind] += count
+    matched = []
+    for row, kind, count in rows:
+        share = count / shared[kind]
+        matched.append(
+            MatchedCalls(
+                row.group,
+                row.collective,
+                row.ranks,
+                row.size_bytes,
+                count,
+                count * row.prediction.time_ns if row.prediction else 0.0,
+                share * fmean(step.calls[kind][0] for step in middle),
+                share * fmean(step.calls[kind][1] for step in middle) if split else None,
+            )
+        )
+    planned_calls = [
+        PlannedCalls(row.collective, row.size_bytes, count, row.prediction)
+        for row, _, count in rows
+        if row.prediction
+    ]
+    planned_ns = sum_of(planned_calls)
+    copies = fmean(step.copies_ns for step in middle)
+    of_collective: dict[str, float] = defaultdict(float)
+    sizes: dict[tuple[str, int], frozenset[int]] = {}
+    for item in matched:
+        of_collective[item.collective] += item.planned_ns
+        key = item.collective, item.ranks
+        sizes[key] = sizes.get(key, frozenset()) | {item.size_bytes}
+    copied = [name for name in of_collective if name in _COPIED]
+    copied_ns = sum(of_collective[name] for name in copied)
+
+    def factor(collective: str | None = None, copies: bool = True) -> Ends:
+        base = planned_ns[0] if collective is None else of_collective[collective]
+        part = 0.0  # of the copies
+        if copies and collective is None:
+            part = 1.0
+        elif copies and collective in copied:
+            part = base / copied_ns
+        ratios = [(_in_calls(s, collective) + part * s.copies_ns) / base for s in figures]
+        inner = [(_in_calls(s, collective) + part * s.copies_ns) / base for s in middle]
+        return _factor(fmean(inner), ratios)
+
+    def mean(name: str) -> float | None:
+        values = [getattr(step, name) for step in middle]
+        return None if None in values else fmean(values)
+
+    factors = {name: factor(name) for name in of_collective}
+    timeless = [name for name, (value, _, _) in factors.items() if value < _LEAST_FACTOR]
+    others = factor(copies=False)
+    if others[0] < _LEAST_FACTOR:
+        actual = f"{traffic.path or 'traffic'}, whose calls took less than 0.1 % of their plan"
+        raise UsageError("measured", actual, "a capture of calls with durations")
+    late = fmean(sum(waited for _, waited in step.calls.values()) for step in middle)
+    gaps_ns, step_ns = mean("gaps_ns"), mean("step_ns")
+    records_copies = bool(traffic.copies) and step_ns is not None
+    return MeasuredStep(
+        capture=str(traffic.path or "traffic"),
+        layout=layout,
+        ranks=traffic.ranks,
+        steps=len(figures),
+        matched=tuple(matched),
+        unmatched=tuple(_unmatched(planned.rows, rows, counts, traffic)),
+        planned_ns=planned_ns,
+        transfer_ns=fmean(sum(moved for moved, _ in step.calls.values()) for step in middle),
+        late_ns=late if split else None,
+        copies_ns=copies if records_copies else None,
+        gaps_ns=gaps_ns,
+        computing_ns=mean("computing_ns"),
+        exposed_ns=mean("exposed_ns"),
+        step_ns=step_ns,
+        overlapped_ns=mean("overlapped_ns") if traffic.computing else None,
+        correction=Correction(
+            factor(),
+            others,
+            {name: ends for name, ends in factors.items() if name not in timeless},
+            {key: each for key, each in sizes.items() if key[0] not in timeless},
+            (gaps_ns or 0.0) / sum(row.calls for row in matched),
+            blocking,
+        ),
+        notes=tuple(_notes(traffic, figures, step_notes, separate, unsplit, timeless)),
+        backends=tuple(sorted({g.backend for g in traffic.groups.values() if g.backend})),
+    )
+
+
+def _factor(value: float, ratios: Sequence[float]) -> Ends:
+    """Returns a factor with the 90 % interval of another step.
+
+    - ratios: of each step.
+    """
+    logs = [math.log(max(ratio, 1e-9)) for ratio in ratios]
+    if len(logs) > 1:
+        deviation = max(LEAST_DEVIATION, stdev(logs) * math.sqrt(1 + 1 / len(logs)))
+        half = deviation * t_quantile(0.95, len(logs) - 1)
+    else:
+        half = ONE_STEP_DEVIATION * _NORMAL_90
+    return value, value * math.exp(-half), value * math.exp(half)
+
+
+def _unmatched(
+    planned: Sequence[PlannedRow],
+    rows: Sequence[Match],
+    counts: Mapping[CallKind, int],
+    traffic: Traffic,
+) -> list[UnmatchedCalls]:
+    taken: dict[CallKind, int] = defaultdict(int)
+    matched: dict[PlannedRow, int] = defaultdict(int)
+    for row, kind, count in rows:
+        taken[kind] += count
+        matched[row] += count
+    unmatched = [
+        UnmatchedCalls("plan", row.collective, row.ranks, row.size_bytes, row.calls - matched[row])
+        for row in planned
+        if row.calls > matched[row]
+    ]
+    unmatched += [
+        UnmatchedCalls("capture", kind.collective, kind.ranks, kind.size_bytes, n - taken[kind])
+        for kind, n in counts.items()
+        # Without marks, the calls are those of an unknown number of steps.
+        if n > taken[kind] and (traffic.steps or kind not in taken)
+    ]
+    return unmatched
+
+
+def _notes(
+    traffic: Traffic,
+    figures: Sequence[_RankStep],
+    step_notes: Sequence[str],
+    separate: Sequence[str],
+    unsplit: Mapping[str, None],
+    timeless: Sequence[str],
+) -> list[str]:
+    notes = [f"of the capture: {note}" for note in (*traffic.problems, *step_notes, *separate)]
+    reasons = [reason for reason in unsplit if reason]
+    if reasons:
+        what = "late ranks are not separated" if "" not in unsplit else "of some calls, late ranks"
+        more = "" if "" not in unsplit else " are not separated"
+        notes.append(f"{what}{more}: {'; '.join(reasons)}")
+    if timeless:
+        notes.append(
+            f"{' and '.join(timeless)} ended with the calls before them, which leaves them no time "
+            "of their own: they take the factor of all calls"
+        )
+    calls = [call for calls in traffic.calls.values() for call in calls]
+    late = sum(may_end_late(call, traffic.source) for call in calls)
+    if late:
+        notes.append(f"of the capture: the end of {late} of {len(calls)} calls is {LATE}")
+    if not traffic.steps:
+        notes.append("the plan's calls are compared with the mean of all captured calls of a kind")
+    if len(figures) == 1:
+        notes.append(
+            "one steady step was captured: how much steps differ is unknown, and the interval of "
+            "the factor is that between runs on two busy cores"
+        )
+    last = figures[-1]
+    if last.step_ns is not None and last.gaps_ns is None:
+        exposed = last.exposed_ns is not None
+        notes.append(
+            "gaps between calls are not separated from computation: --step-ms says how long it "
+            "computes"
+            if exposed
+            else "gaps are unknown: the calls are asynchronous, and the capture does not record "
+            "computation; a trace of torch.profiler does"
+        )
+    return notes
+
+
+def _kinds_text(counts: Mapping[CallKind, int]) -> str:
+    """Returns for example ``2 all_gather of 10880 bytes on 4 ranks``; of many the first three."""
+    texts = [
+        f"{n} {kind.collective} of {kind.size_bytes} bytes on {kind.ranks} ranks"
+        for kind, n in list(counts.items())[:3]
+    ]
+    return ", ".join(texts) + (f" and {len(counts) - 3} more kinds" if len(counts) > 3 else "")
+
+
+def describe_unmatched(measured: MeasuredStep) -> list[str]:
+    """Returns a sentence for the plan and one for the capture, if calls of it are not matched."""
+    sentences = []
+    for where, other in (("plan", "capture"), ("capture", "plan")):
+        rows = [row for row in measured.unmatched if row.where == where]
+        if rows:
+            count = round(sum(row.calls for row in rows))
+            kinds = {
+                CallKind(r.collective, r.size_bytes or 0, r.ranks, 1): round(r.calls) for r in rows
+            }
+            sentences.append(
+                f"{counted(count, 'call')} of the {where} {'is' if count == 1 else 'are'} not in "
+                f"the {other}, and not in the factor: {_kinds_text(kinds)}"
+            )
+    return sentences
+
+
+def largest_cause(measured: MeasuredStep) -> str:
+    """Returns the largest cause of the difference, with its time; '' if nothing is longer."""
+    causes = [
+        ("calls slower than planned", measured.slower_ns),
+        ("late ranks", measured.late_ns or 0.0),
+        ("FSDP2's copies", measured.copies_ns or 0.0),
+        ("gaps", measured.gaps_ns or 0.0),
+    ]
+    name, time_ns = max(causes, key=lambda cause: cause[1])
+    return f"{name} ({format_ns(time_ns, 3)})" if time_ns > 0 else ""

@@ -1,0 +1,162 @@
+"""Makes the model of ``package.module:factory`` on the meta device, for the commands."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from torchcoll.core.errors import (
+    UnusableError,
+    UsageError,
+    did_you_mean,
+    looks_like_file,
+    nearest_file,
+)
+from torchcoll.parts.training.architectures import (
+    EMBEDDING,
+    HEAD,
+    LAYER,
+    MODULE,
+    Architecture,
+    ModelBlock,
+    Weight,
+    bundled_configs,
+)
+
+_FORM = "package.module:factory, such as train:make_model"
+
+
+def make_model(target: str) -> nn.Module:
+    """Returns the model that the factory makes under torch.device("meta").
+
+    - target: ``package.module:factory``. A model in place of the factory is accepted.
+
+    The module is looked up in the current folder first, as ``python -m`` does. What it prints goes
+    to stderr, because stdout is for tables that programs may read. Raises UsageError if there is no
+    such factory, if it fails, and if it does not return a torch.nn.Module.
+    """
+    name, _, attribute = target.partition(":")
+    if not name or not attribute:
+        error = UnusableError if looks_like_file(target) else UsageError
+        action = ""
+        if target in bundled_configs() or target.endswith(".json"):
+            action = f"For a config: torchcoll plan --config {target} --parallel dp=8."
+        raise error("model", target, _FORM, action)
+    if name.endswith(".py") or os.sep in name:
+        file = f"{name.removesuffix('.py')}.py"
+        if not os.path.exists(file):
+            expected = f"the name of an existing module: there is no file {file}"
+            raise UnusableError("model", target, expected, nearest_file(file))
+        path = os.path.relpath(name.removesuffix(".py"))
+        folder, written = "", path.replace(os.sep, ".")
+        if path.startswith(os.pardir):
+            folder, written = (
+                f"in {os.path.dirname(os.path.abspath(name))} ",
+                os.path.basename(path),
+            )
+        raise UsageError("model", target, _FORM, f"Write {folder}{written}:{attribute}.")
+    with _current_folder_first(), contextlib.redirect_stdout(sys.stderr):
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise _model_error(f"the import of {name}", error) from error
+            expected = f"a module that can be imported from here ({error})"
+            action = f"Run it where {name.partition('.')[0]} is, or add that folder to PYTHONPATH."
+            raise UsageError("model", target, expected, action) from None
+        except (Exception, SystemExit) as error:
+            raise _model_error(f"the import of {name}", error) from error
+        try:
+            factory = getattr(module, attribute)
+        except AttributeError:
+            expected = f"a function of module {name}, which has no {attribute}"
+            hint = did_you_mean(attribute, [each for each in vars(module) if each[0] != "_"])
+            raise UsageError("model", target, expected, hint) from None
+        if isinstance(factory, nn.Module):
+            return factory
+        if not callable(factory):
+            expected = "a function without arguments that makes the model"
+            raise UsageError("model", f"{target} of type {type(factory).__name__}", expected)
+        try:
+            with torch.device("meta"):
+                model = factory()
+        except (Exception, SystemExit) as error:
+            raise _model_error(target, error) from error
+    if not isinstance(model, nn.Module):
+        actual = f"type {type(model).__name__} from {target}"
+        raise UsageError("model", actual, "a torch.nn.Module")
+    return model
+
+
+_WITHOUT_MODEL = (
+    "Where it reads the values of its tensors, capture a step (torchcoll.capture), or give "
+    "--parameters N."
+)
+
+
+def _model_error(what: str, error: BaseException) -> UsageError:
+    actual = f"{type(error).__name__} from {what}: {error}"
+    action = _WITHOUT_MODEL if "meta" in str(error) else ""
+    return UsageError("model", actual, "a model on meta", action)
+
+
+@contextlib.contextmanager
+def _current_folder_first() -> Iterator[None]:
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the module may have changed it
+            sys.path.remove(folder)
+
+
+def read_module(target: str) -> Architecture:
+    """Returns the parameters of the model that a factory makes, as an architecture.
+
+    - target: as in ``make_model``.
+
+    Its layers are the children of its longest ModuleList. How tensor parallelism would split them
+    is not known.
+    """
+    model = make_model(target)
+    layers_name, layers = "", nn.ModuleList()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) > len(layers):
+            layers_name, layers = name, module
+    if not layers:
+        raise UsageError("config", target, "a model with a torch.nn.ModuleList of layers")
+    blocks: dict[str, list[Weight]] = {EMBEDDING: [], HEAD: []}
+    of_layers: dict[str, list[Weight]] = {str(number): [] for number in range(len(layers))}
+    prefix, behind = f"{layers_name}.", False
+    dtypes = Counter[str]()
+    for name, parameter in model.named_parameters():
+        weight = Weight(name, tuple(parameter.shape), trainable=parameter.requires_grad)
+        dtypes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+        if name.startswith(prefix):
+            behind = True
+            of_layers[name.removeprefix(prefix).partition(".")[0]].append(weight)
+        else:
+            blocks[HEAD if behind else EMBEDDING].append(weight)
+    return Architecture(
+        source=target,
+        model_type=MODULE,
+        hidden=0,
+        heads=0,
+        key_heads=0,
+        key_columns=0,
+        feed_forward=0,
+        blocks=(
+            ModelBlock(EMBEDDING, tuple(blocks[EMBEDDING])),
+            *(ModelBlock(LAYER, tuple(weights)) for weights in of_layers.values()),
+            ModelBlock(HEAD, tuple(blocks[HEAD])),
+        ),
+        dtype=dtypes.most_common(1)[0][0],
+    )

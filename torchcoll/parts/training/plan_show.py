@@ -1,0 +1,382 @@
+"""Shows a plan of a training: the answer, a row per group and collective, scaling, a picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, format_bytes, format_ns
+from torchcoll.parts.curves.predictions import MORE_DATA
+from torchcoll.parts.curves.predictor import Ends, sum_of
+from torchcoll.parts.training.measured_show import (
+    correction_text,
+    measured_grids,
+    measured_object,
+    step_changes,
+)
+from torchcoll.parts.training.memory import Memory
+from torchcoll.parts.training.projection import (
+    GAIN,
+    HALF,
+    STRONG,
+    WEAK,
+    Plan,
+    PlannedRow,
+    PlannedStep,
+)
+from torchcoll.report.answer import Answer
+from torchcoll.report.formats import Forms, print_results
+from torchcoll.report.grid import Grid, Head, make_grid
+
+_LEGEND = (
+    "comm: all calls of a rank in a step, one after another; exposed: the time of a step that is "
+    "not computation; low and high: 90 % intervals"
+)
+_SENT_LEGEND = (
+    "sent: by each rank in a step, with the algorithm of a ring; overlaps: what can run meanwhile"
+)
+_SCALINGS = {
+    WEAK: "each rank computes as much as before; it stops where less than "
+    f"{100 * HALF:.0f} % of a step computes",
+    STRONG: "all ranks together compute as much as before; it stops where twice the ranks are less "
+    f"than {GAIN:g} times as fast",
+}
+
+
+def show_training_plans(
+    plans: Sequence[Plan], format: str = "table", file: TextIO | None = None
+) -> None:
+    """Prints the plans. Raises UsageError for an unknown format."""
+    print_results([_forms(plan) for plan in plans], format, file)
+
+
+def _forms(projection: Plan) -> Forms:
+    source = f", by {os.path.basename(projection.machine)}" if projection.machine else ""
+    grids = [Grid([], [], above=[one_line(f"{projection.what}{source}")])]
+    grids.append(_rows(projection.step))
+    if projection.step.memory:
+        grids.append(_memory(projection.step.memory))
+    for kind in (WEAK, STRONG):
+        if steps := getattr(projection, kind):
+            grids.append(_over_ranks(kind, steps))
+    measured, before = projection.measured, projection.uncorrected
+    if measured is not None and before is not None:
+        grids += measured_grids(measured, step_changes(before, projection.step))
+    all_notes = [*projection.notes, *(measured.notes if measured else ())]
+    notes = Grid([], [], below=list(map(one_line, all_notes)), answer=_answer(projection))
+    # csv has the rows of the step and the steps over ranks; its column ``table`` tells them apart.
+    rows = [_row(row) for row in projection.step.rows]
+    over_ranks = {
+        kind: [_step(step) for step in getattr(projection, kind)] for kind in (WEAK, STRONG)
+    }
+    records = [{"table": "calls", **row} for row in rows]
+    records += [{"table": kind, **step} for kind, steps in over_ranks.items() for step in steps]
+    document = {
+        "schema": "torchcoll-plan/1",
+        "what": projection.what,
+        "machine": projection.machine or None,
+        "depends": projection.depends or None,
+        "concurrent": projection.concurrent or None,
+        "lower_bound": projection.lower_bound,
+        "compute_ns": projection.compute_ns,
+        "step": _step(projection.step),
+        "memory": vars(projection.step.memory) if projection.step.memory else None,
+        "rows": rows,
+        "weak": over_ranks[WEAK],
+        "strong": over_ranks[STRONG],
+        "stops": {
+            kind: dict(zip(("value", "low", "high"), projection.scaling_limit(kind), strict=True))
+            for kind in (WEAK, STRONG)
+        },
+        "measured": measured_object(measured) if measured else None,
+        "uncorrected": _step(before) if before else None,
+        "notes": all_notes,
+    }
+    return Forms([*grids, notes], document, records)
+
+
+def _answer(projection: Plan) -> Answer:
+    step = projection.step
+    degrees = " x ".join(f"{name}={n}" for name, n in step.degrees.items())
+    setup = f"{counted(step.ranks, 'rank')}{f' ({degrees})' if degrees else ''}"
+    sent = f"{format_gigabytes(step.sent_bytes)} per rank in {step.calls:,} call"
+    sent += "s" * (step.calls != 1)
+    if step.comm_ns is None:
+        text = f"{projection.subject or 'a step'} on {setup} sends {sent} per step"
+        memory = f"; {format_gigabytes(step.memory.total)} of memory" if step.memory else ""
+        return Answer(one_line(text + memory))
+    of_subject = f" of {projection.subject}" if projection.subject else ""
+    if step.only_a_guess:
+        low, high = (format_ns(end, 3) for end in step.comm_ns[1:])
+        text = f"how long a step{of_subject} on {setup} communicates is only a guess"
+        return Answer(one_line(f"{text}, {low} to {high}. {MORE_DATA}"), "doubt")
+    # Not "at least", which the low end of an interval would contradict.
+    shared = projection.lower_bound
+    longer = ", or longer where calls and computation share cores" * shared
+    concurrent = f" concurrent with {projection.concurrent}" if projection.concurrent else ""
+    comm = f"takes {_ends(step.comm_ns)}{' alone' * shared}{concurrent}"
+    if step.exposed_ns and step.step_ns and projection.compute_ns:
+        parts = [f"{format_ns(projection.compute_ns, 3)} of computation"]
+        if step.idle_ns:
+            parts.append(f"{format_ns(step.idle_ns, 3)} of waiting for other pipeline stages")
+        hidden = f"{_ends(step.exposed_ns)} of communication that computation does not hide"
+        text = (
+            f"a step{of_subject} on {setup} takes {format_ns(step.step_ns[0], 3)}{longer}: "
+            f"{', '.join(parts)} and {hidden}; all communication ({sent}) {comm}"
+        )
+    else:
+        text = f"the communication of a step{of_subject} on {setup} ({sent}) {comm}"
+    depends = projection.depends and projection.measured is None
+    text += f"; {projection.depends}" if depends else ""
+    if projection.measured is not None:
+        text += f"; {correction_text(projection.measured)}"
+    kinds = [kind for kind in (WEAK, STRONG) if getattr(projection, kind)]
+    texts = [text]
+    for kind in kinds:
+        at, by_low, by_high = projection.scaling_limit(kind)
+        last = getattr(projection, kind)[-1].ranks
+        if projection.compute_ns is None:
+            texts.append(f"{kind} scaling: not known without --step-ms")
+            continue
+        text = f"{kind} scaling: on up to {last} ranks"
+        if at:
+            text = f"{kind} scaling stops at {at} ranks"
+        if (by_low, by_high) != (at, at):
+            ends = [f"beyond {last}" if end is None else str(end) for end in (by_high, by_low)]
+            text += f" (by the ends of the 90 % intervals: {' to '.join(ends)})"
+        texts.append(text)
+    judged = kinds and projection.compute_ns is not None
+    stops = any(projection.scaling_limit(kind)[0] for kind in kinds)
+    return Answer(one_line("; ".join(texts)), ("doubt" if stops else "good") if judged else "")
+
+
+def _rows(step: PlannedStep) -> Grid:
+    """Returns the table of calls, with all sizes of a group, collective and kind of data in one
+    row; json has each.
+    """
+    together: dict[tuple[str, str, str], list[PlannedRow]] = {}
+    for row in step.rows:
+        together.setdefault((row.group, row.collective, row.what), []).append(row)
+
+    def comm(end: int) -> Any:
+        def cell(rows: Sequence[PlannedRow]) -> str:
+            return format_ns(sum_of(each for row in rows for each in row.planned)[end], 3)
+
+        return cell
+
+    def weight(rows: Sequence[PlannedRow]) -> float:
+        times = [row.time_ns[0] for row in rows if row.time_ns]
+        return sum(times) if times else sum(row.sent_bytes for row in rows)
+
+    of_times = [
+        (Head("comm", "a step"), comm(0)),
+        (Head("low"), comm(1)),
+        (Head("high"), comm(2)),
+        (Head("extrapolated", left=True, drop=1), _extrapolated),
+    ]
+    of_data = [
+        (Head("carries", left=True), lambda rows: rows[0].what),
+        (Head("overlaps", left=True, drop=2), lambda rows: rows[0].overlaps),
+        (Head("modules", left=True, drop=3), _modules),
+    ]
+    described = any(row.what for row in step.rows)
+    return make_grid(
+        [
+            (Head("group", left=True, repeat=True), lambda rows: one_line(rows[0].group)),
+            (Head("ranks"), lambda rows: str(rows[0].ranks)),
+            (Head("collective", left=True, repeat=True), lambda rows: rows[0].collective),
+            (Head("calls", "a step"), lambda rows: str(sum(row.calls for row in rows))),
+            (Head("sizes"), _sizes),
+            (
+                Head("sent", "a step"),
+                lambda rows: format_gigabytes(sum(row.sent_bytes for row in rows)),
+            ),
+            *(of_times if step.comm_ns else []),
+            *(of_data if described else []),
+        ],
+        sorted(together.values(), key=weight, reverse=True),
+        below=[*([_LEGEND] if step.comm_ns else []), _SENT_LEGEND],
+    )
+
+
+def format_gigabytes(size_bytes: float) -> str:
+    """Returns for example ``46.1 GB`` (1e9 bytes)."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= 0.9995 * factor:
+            digits = 3 if size_bytes < 1e12 else 4
+            return f"{size_bytes / factor:.{digits}g} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def _memory(memory: Memory) -> Grid:
+    """Returns the table of a rank's memory."""
+    parts = [
+        ("parameters", memory.parameters),
+        ("gradients", memory.gradients),
+        ("optimiser", memory.optimizer),
+        ("buffers", memory.buffers),
+        ("activations", memory.activations),
+        ("peak", memory.peak),
+        ("all", memory.total),
+    ]
+    columns = [(Head(name), lambda _, size=size: format_gigabytes(size)) for name, size in parts]
+    below = (
+        "buffers: whole parameters and gradients of FSDP2 at their peak, DDP's buckets, or "
+        "DeepSpeed's; peak: "
+        "logits and their gradient, or with checkpointing a layer that is computed again"
+    )
+    return make_grid(columns, [memory], above=["memory of a rank"], below=[below])
+
+
+def _sizes(rows: Sequence[PlannedRow]) -> str:
+    sizes = sorted({row.size_bytes for row in rows})
+    texts = [format_bytes(size) for size in (sizes[0], sizes[-1])]
+    return " to ".join(dict.fromkeys(texts))
+
+
+def _modules(rows: Sequence[PlannedRow]) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row.modules))
+    if len(names) < 3:
+        return one_line(", ".join(names) or "-")
+    return one_line(f"{names[0]}, {names[1]} and {len(names) - 2} more")
+
+
+def _extrapolated(rows: Sequence[PlannedRow]) -> str:
+    texts = dict.fromkeys(row.extrapolated for row in rows if row.extrapolated)
+    more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
+    return one_line(next(iter(texts), "-") + more)
+
+
+def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
+    first = steps[0].step_ns
+
+    def of(name: str, end: int = 0) -> Any:
+        def cell(step: PlannedStep) -> str:
+            ends: Ends | None = getattr(step, name)
+            return "-" if ends is None else format_ns(ends[end], 3)
+
+        return cell
+
+    def faster(step: PlannedStep) -> str:
+        if kind == WEAK or first is None or step.step_ns is None:
+            return "-"
+        return f"{first[0] / step.step_ns[0]:.2f}x"
+
+    def memory(step: PlannedStep) -> str:
+        return format_gigabytes(step.memory.total) if step.memory else "-"
+
+    def bounds(step: PlannedStep) -> str:
+        efficiency = step.efficiency
+        return (
+            "-" if efficiency is None else f"{100 * efficiency[1]:.0f} to {100 * efficiency[2]:.0f}"
+        )
+
+    return make_grid(
+        [
+            (Head("ranks"), lambda step: str(step.ranks)),
+            (Head("sent", "a step"), lambda step: format_gigabytes(step.sent_bytes)),
+            (Head("memory", drop=1), memory),
+            (Head("comm", "a step"), of("comm_ns")),
+            (Head("low", drop=2), of("comm_ns", 1)),
+            (Head("high", drop=2), of("comm_ns", 2)),
+            (Head("exposed"), of("exposed_ns")),
+            (Head("hidden", drop=1), of("hidden_ns")),
+            (Head("step"), of("step_ns")),
+            (Head("faster", "than first"), faster),
+            (
+                Head("% that", "computes"),
+                lambda step: "-" if step.efficiency is None else f"{100 * step.efficiency[0]:.0f}",
+            ),
+            (Head("low to", "high"), bounds),
+        ],
+        steps,
+        above=[f"{kind} scaling: {_SCALINGS[kind]}"],
+    )
+
+
+def _ends(ends: Ends) -> str:
+    return f"{format_ns(ends[0], 3)} ({format_ns(ends[1], 3)} to {format_ns(ends[2], 3)})"
+
+
+def _flat(name: str, ends: Ends | None) -> dict[str, float | None]:
+    value, low, high = ends or (None, None, None)
+    return {f"{name}_ns": value, f"{name}_low_ns": low, f"{name}_high_ns": high}
+
+
+def _step(step: PlannedStep) -> dict[str, Any]:
+    return {
+        "ranks": step.ranks,
+        **{f"parallel_{name}": n for name, n in step.degrees.items()},
+        "calls": step.calls,
+        "sent_bytes": step.sent_bytes,
+        **_flat("comm", step.comm_ns),
+        **_flat("exposed", step.exposed_ns),
+        **_flat("step", step.step_ns),
+        "compute_ns": step.compute_ns,
+        "idle_ns": step.idle_ns,
+        "memory_bytes": step.memory.total if step.memory else None,
+    }
+
+
+def _row(row: PlannedRow) -> dict[str, Any]:
+    return {
+        "group": row.group,
+        "collective": row.collective,
+        "ranks": row.ranks,
+        "size_bytes": row.size_bytes,
+        "calls": row.calls,
+        "sent_bytes": row.sent_bytes,
+        "carries": row.what or None,
+        "overlaps": row.overlaps or None,
+        "modules": list(row.modules),
+        **_flat("comm", row.time_ns),
+        "beyond": row.extrapolated or None,
+    }
+
+
+def draw_plan(projection: Plan, path: str | os.PathLike[str]) -> None:
+    """Draws the times of a step over ranks, weak and strong, with their intervals.
+
+    Raises UsageError for a path that cannot be written.
+    """
+    from torchcoll.report.pictures import (
+        draw_band,
+        legend,
+        new_figure,
+        time_axis,
+        write_caption,
+        write_figure,
+    )
+
+    figure, axes = new_figure(1, 2)
+    for axis, kind in zip(axes[0], (WEAK, STRONG), strict=True):
+        steps = getattr(projection, kind)
+        ranks = [step.ranks for step in steps]
+        lines = 0
+        for number, name in enumerate(("comm", "exposed", "step")):
+            ends = [getattr(step, f"{name}_ns") for step in steps]
+            shown = [(n, e) for n, e in zip(ranks, ends, strict=True) if e and e[0] > 0]
+            if not shown:
+                continue
+            colour = f"C{number}"
+            axis.plot([n for n, _ in shown], [e[0] for _, e in shown], "o-", ms=3, color=colour)
+            axis.lines[-1].set_label(name)
+            draw_band(axis, [(n, max(e[1], 1.0), e[2]) for n, e in shown], colour)
+            lines += 1
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ranks[:: max(1, len(ranks) // 8)])
+        axis.set_xticklabels([str(n) for n in ranks[:: max(1, len(ranks) // 8)]])
+        axis.minorticks_off()
+        axis.grid(True, color="0.9")
+        axis.set_xlabel("ranks")
+        axis.set_title(f"{kind} scaling", fontsize="medium")
+        time_axis(axis)
+        axis.set_ylabel("time of a step")
+        legend(axis, lines)
+    write_caption(
+        figure,
+        [_answer(projection).text, one_line(projection.what), "bands: 90 % intervals"],
+    )
+    write_figure(figure, path)

@@ -1,0 +1,303 @@
+"""Replays one rank's calls of a step: allocates buffers, issues the calls and times them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.bench.measure import prepared
+from torchcoll.bench.verify import allocate
+from torchcoll.core.case import Case, SizedCase, size_case
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.units import format_size
+from torchcoll.parts.training.playback import PlayedCall, RankPlayback
+from torchcoll.parts.training.stamps import DeviceStamps, HostStamps
+
+if TYPE_CHECKING:
+    from torchcoll.bench.session import Rank
+    from torchcoll.core.backends import BackendEntry
+
+Members = tuple[int, ...]
+Issue = Callable[[bool], list[Any]]  # (asynchronous) -> the Work objects to wait for
+_WAKE_UP_NS = 200_000  # a sleeping host usually wakes up less than this too late
+
+
+@dataclass
+class _Batch:
+    """Calls that are issued together: one call, or a batch of messages.
+
+    - indices: their indices in the step.
+    - play: the first of them.
+    - after: indices of the calls to wait for before.
+    """
+
+    indices: list[int]
+    play: PlayedCall  # the first
+    after: set[int]
+    issue: Issue = field(init=False)
+
+    @property
+    def text(self) -> str:
+        """Its name in messages, for example ``all_reduce 1M float32 sum``."""
+        call, point = self.play.call, self.play.point
+        size = format_size(point.size_bytes if point else call.bytes_in or call.bytes_out)
+        facts = (call.collective, size, call.dtype, point and point.op)
+        return " ".join(fact for fact in facts if fact)
+
+
+class Player:
+    """Replays the calls of one rank: call ``prepare`` once, then ``play`` as often as needed.
+
+    - started: started[n][i] is the time of issue on the host of call i in play n (ns).
+    - times: times[n][i] is its duration on ``clock`` (ns); None if the backend does not record it.
+    - groups: torch's process groups by their ranks.
+    """
+
+    def __init__(
+        self,
+        local: Rank,
+        entry: BackendEntry,
+        playback: RankPlayback,
+        groups: dict[Members, Any],
+        compute: bool,
+    ) -> None:
+        self._local = local
+        self._playback = playback
+        self._groups = groups
+        self._compute = compute
+        self._entry = entry
+        streams = self._local.device.kind != "cpu" and not self._entry.on_host
+        self._stamps = (
+            DeviceStamps(self._local.torch, self._local.device) if streams else HostStamps()
+        )
+        self.clock = self._stamps.clock
+        self._received: dict[
+            int, list[int]
+        ] = {}  # index of an uneven all_to_all -> bytes from each rank
+        self._batches = _batches(playback)
+        self.started: list[list[int]] = []
+        self.times: list[list[int | None]] = []
+        self.doing = ""
+        self._buffers: dict[Any, Any] = {}
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of all buffers; similar calls share theirs."""
+        sizes: dict[Any, int] = {}
+        for play in self._playback.plays:
+            call = play.call
+            if play.point and not call.splits:
+                sizing, index = self._sizing(play)
+                sizes[sizing.case, play.members] = sizing.buffer_bytes(index)
+            else:
+                sizes["sent", call.bytes_in] = call.bytes_in
+                sizes["received", call.bytes_out] = call.bytes_out
+        return sum(sizes.values())
+
+    def _sizing(self, play: PlayedCall) -> tuple[SizedCase, int]:
+        """Returns the sizes of a collective and the index of this rank in its group."""
+        point = play.point
+        assert point
+        entry, root = COLLECTIVES[point.collective], None
+        if entry.has_root:
+            root = play.members.index(play.call.root) if play.call.root in play.members else 0
+        case = Case(
+            point.collective,
+            point.size_bytes,
+            point.dtype,
+            point.op,
+            root,
+            entry.placements[0],
+            "synchronized",
+            self._entry.name,
+            self._local.device.kind,
+        )
+        return size_case(case, len(play.members)), play.members.index(self._local.rank)
+
+    def exchange_splits(self) -> None:
+        """Exchanges what each rank receives in an uneven all_to_all, which only the senders know.
+
+        All ranks go through their groups in the same order, so that no two wait for each other.
+        """
+        torch, dist = self._local.torch, self._local.dist
+        plays = sorted(enumerate(self._playback.plays), key=lambda pair: (pair[1].members, pair[0]))
+        for index, play in plays:
+            if play.call.splits:
+                sent = torch.tensor(play.call.splits, device=self._local.device.name)
+                received = torch.empty_like(sent)
+                dist.all_to_all_single(received, sent, group=self._groups[play.members])
+                self._received[index] = received.tolist()
+
+    def prepare(self) -> None:
+        """Allocates the buffers and prepares every call. Raises an out-of-memory error of torch or
+        Python.
+        """
+        collectives: dict[Any, Any] = {}
+        for item in self._batches:
+            play, index = item.play, item.indices[0]
+            if play.point is None:
+                item.issue = self._messages(item)
+            elif play.call.splits:
+                item.issue = _issue_function(self._uneven(play, self._received[index]))
+            else:
+                sizing, rank = self._sizing(play)
+                key = (sizing.case, play.members)
+                if key not in collectives:
+                    collectives[key] = self._collective(sizing, rank, play.members)
+                item.issue = _issue_function(collectives[key])
+        self._local.device.synchronize()
+
+    def _collective(self, sizing: SizedCase, rank: int, members: Members) -> Any:
+        case = sizing.case
+        buffers = allocate(self._local.torch, sizing, rank, self._local.device.name)
+        for side, buffer in (("sent", buffers.send), ("received", buffers.recv)):
+            self._buffers[side, case, members] = buffer.zero_()
+        return prepared(self._local, sizing, rank, buffers, self._groups[members])
+
+    def _bytes(self, side: str, size_bytes: int) -> Any:
+        torch, key = self._local.torch, (side, size_bytes)
+        if key not in self._buffers:
+            device = self._local.device.name
+            self._buffers[key] = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+        return self._buffers[key]
+
+    def _uneven(self, play: PlayedCall, received: list[int]) -> Any:
+        sent = list(play.call.splits)
+        return partial(
+            self._local.dist.all_to_all_single,
+            self._bytes("received", sum(received)),
+            self._bytes("sent", sum(sent)),
+            received,
+            sent,
+            group=self._groups[play.members],
+        )
+
+    def _messages(self, item: _Batch) -> Issue:
+        dist, group, messages = self._local.dist, self._groups[item.play.members], []
+        for index in item.indices:
+            call = self._playback.plays[index].call
+            sends = call.collective == "send"
+            side, size_bytes = ("sent", call.bytes_in) if sends else ("received", call.bytes_out)
+            messages.append((sends, self._bytes(side, size_bytes), call.peer))
+        batch = [
+            dist.P2POp(dist.isend if sends else dist.irecv, buffer, peer, group)
+            for sends, buffer, peer in messages
+        ]
+
+        def issue(asynchronous: bool) -> list[Any]:
+            if asynchronous and len(batch) > 1:
+                return list(dist.batch_isend_irecv(batch))
+            if asynchronous:  # one message alone: nccl handles a batch of one differently
+                return [message.op(message.tensor, message.peer, group) for message in batch]
+            for sends, buffer, peer in messages:
+                (dist.send if sends else dist.recv)(buffer, peer, group)
+            return []
+
+        return issue
+
+    def play(self, name: str) -> tuple[int, int]:
+        """Plays the step once and returns its start and end on the host; the device is idle at
+        both.
+        """
+        stamps, plays, now = self._stamps, self._playback.plays, time.perf_counter_ns
+        started: list[int] = []
+        marks: list[Any] = []
+        pending: dict[int, Any] = {}
+
+        def wait(index: int) -> None:
+            work = pending.pop(index, None)
+            if work is not None:
+                work.wait()
+                stamps.end(marks[index])
+
+        self._local.progress.step(name, started)
+        self._local.device.synchronize()
+        begin = now()
+        for item in self._batches:
+            if self._compute:
+                _pause(item.play.gap_ns)
+            for call_index in sorted(item.after):
+                wait(call_index)
+            self.doing = item.text
+            asynchronous = item.play.asynchronous
+            for _ in item.indices:
+                started.append(now())
+                marks.append(stamps.begin())
+            works = item.issue(asynchronous)
+            for number, call_index in enumerate(item.indices):
+                if works:
+                    work = pending[call_index] = works[number if len(works) > 1 else 0]
+                    stamps.follow(marks[call_index], work, plays[call_index].members)
+                else:
+                    stamps.end(marks[call_index])
+        for call_index in list(pending):
+            wait(call_index)
+        if self._compute:
+            _pause(self._playback.rest_ns)
+        self._local.device.synchronize()
+        end = now()
+        self.started.append(started)
+        self.times.append([stamps.ns(mark) for mark in marks])
+        return begin, end
+
+    def release(self) -> None:
+        """Releases the groups, which are destroyed next; the buffers are freed after them.
+
+        Destroying a gloo group waits for its threads while holding the GIL. A thread that needs the
+        GIL then, to free a callback or the last reference to a tensor, never ends (seen with torch
+        2.6).
+        """
+        self._stamps.wait_for_callbacks()
+        self._batches.clear()
+        self._groups.clear()
+
+
+def _batches(playback: RankPlayback) -> list[_Batch]:
+    """Returns the calls of the step, with consecutive asynchronous messages of a group in one
+    batch.
+
+    On nccl a message sent alone would block the stream of its pair, and two ranks that both send
+    first would wait forever. In training a batch avoided that, but a capture does not record
+    batches.
+    """
+    items: list[_Batch] = []
+    for index, play in enumerate(playback.plays):
+        last = items[-1] if items else None
+        if (
+            last
+            and play.point is None
+            and last.play.point is None
+            and play.asynchronous
+            and last.play.asynchronous
+            and play.members == last.play.members
+            and not set(play.after) & set(last.indices)
+        ):
+            last.indices.append(index)
+            last.after |= set(play.after)
+        else:
+            items.append(_Batch([index], play, set(play.after)))
+    return items
+
+
+def _issue_function(once: Any) -> Issue:
+    def issue(asynchronous: bool) -> list[Any]:
+        if asynchronous and isinstance(once, partial):
+            return [once(async_op=True)]
+        once()
+        return []
+
+    return issue
+
+
+def _pause(gap_ns: int | None) -> None:
+    """Waits as long as the training did something else: asleep, but awake for the last 0.2 ms."""
+    if not gap_ns:
+        return
+    until = time.perf_counter_ns() + gap_ns
+    if gap_ns > _WAKE_UP_NS:
+        time.sleep((gap_ns - _WAKE_UP_NS) / 1e9)
+    while time.perf_counter_ns() < until:
+        pass

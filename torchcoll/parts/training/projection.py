@@ -1,0 +1,520 @@
+"""The communication that a training step would have, in bytes, and in time on a machine.
+
+The durations are the machine's (curves/predictor.py): of a call that all groups of a layout make
+at once, if the machine was measured so, and otherwise of a group that calls alone. What is hidden
+under computation follows from a timeline of one rank (training/step_program.py): one lane computes,
+and each group has a lane on which its calls follow one another. Groups whose ranks are on several
+hosts have one lane together, because their calls share the network interface of the host: two of
+them at once take as long as one after the other.
+
+The ranks of a group with ranks in between share the network interfaces of their hosts with the
+neighbouring groups at the same time. Such a call counts as one call with the bytes of all these
+groups. Within a host nothing else is assumed to be shared.
+
+The error that all calls of a machine have in common adds up with the times, and the rest of the
+errors as squares (``sum_of`` of curves/predictor.py). At the ends of the exposed time, all calls
+of a group take as much longer, or shorter, as their sum does at the ends of its interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.display import Displayed
+from torchcoll.core.errors import UsageError
+from torchcoll.parts.curves.predictions import WIDEST, too_wide
+from torchcoll.parts.curves.predictor import Ends, PlannedCalls, Prediction, Predictor, sum_of
+from torchcoll.parts.training.corrected_machine import UNCORRECTED, CorrectedMachine
+from torchcoll.parts.training.memory import Memory
+from torchcoll.parts.training.sharded import BACKWARD, FORWARD
+from torchcoll.parts.training.step_program import SentCall, StepProgram
+
+if TYPE_CHECKING:
+    from torchcoll.parts.training.measured_step import MeasuredStep
+
+# The backward pass computes two products for each one of the forward pass.
+PASS_SHARES = {FORWARD: 1 / 3, BACKWARD: 2 / 3}
+# It stops scaling if more than half of a step is exposed communication (weak), or if twice the
+# ranks make the step less than 1.25 times as fast (strong).
+HALF, GAIN = 0.5, 1.25
+WEAK, STRONG = "weak", "strong"
+_MESSAGE = "sendrecv"
+_NETWORK = "network"  # the lane of all groups that leave a host
+
+
+@dataclass(frozen=True)
+class PlannedGroup:
+    """A group of a plan.
+
+    - ranks: the number of its ranks.
+    - hosts: the number of hosts that they are on; None if unknown.
+    - apart: how far one rank is from the next.
+    - concurrent: how many such groups use the interfaces of a host at the same time.
+    """
+
+    name: str
+    ranks: int
+    hosts: int | None = None
+    concurrent: int = 1
+    apart: int = 1
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """The calls of one size of a group in a step.
+
+    - prediction: one of them; None without a machine.
+    - what: what they carry; overlaps: what they can overlap with; '' if unknown.
+    - apart: how far one rank of the group is from the next.
+    - at_once: how many such groups make the calls at the same time; 1 if it calls alone, or without
+      a machine.
+    - why_alone: why the prediction is that of a group that calls alone, although several call at
+      once: what was not measured; '' if it is of so many groups at once.
+    - modules: the modules or parameters behind them, by name in the model, in the order in which
+      these first make the call.
+    """
+
+    group: str
+    collective: str
+    ranks: int
+    size_bytes: int
+    calls: int
+    prediction: Prediction | None
+    what: str = ""
+    overlaps: str = ""
+    apart: int = 1
+    modules: tuple[str, ...] = ()
+    at_once: int = 1
+    why_alone: str = ""
+
+    @property
+    def measured_at_once(self) -> bool:
+        """Whether several groups make the calls at once, and the prediction is of as many."""
+        return self.at_once > 1 and not self.why_alone
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that a rank sends in all of them, with the algorithm of a ring."""
+        entry = COLLECTIVES[self.collective]
+        share = entry.moved(self.ranks) * entry.bus_factor(self.ranks)
+        return self.calls * self.size_bytes * share
+
+    @property
+    def time_ns(self) -> Ends | None:
+        """All of them, one after another."""
+        return sum_of(self.planned) if self.prediction else None
+
+    @property
+    def planned(self) -> list[PlannedCalls]:
+        """The calls as a part of a sum; [] if they are not predicted."""
+        if self.prediction is None:
+            return []
+        return [PlannedCalls(self.collective, self.size_bytes, self.calls, self.prediction)]
+
+    @property
+    def extrapolated(self) -> str:
+        """How far the size or ranks are outside of the machine's data; '' if within."""
+        return self.prediction.beyond if self.prediction else ""
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A step on a given number of ranks. Times in ns, as (value, low, high) with a 90 % interval;
+    None without a machine, those with computation also without its time.
+
+    - comm_ns: all calls, one after another.
+    - compute_ns: the computation.
+    - exposed_ns: the communication that nothing hides; corrected by a measured step, with the gaps
+      in which nothing runs.
+    - step_ns: the step with its computation.
+    - idle_ns: waiting for the other stages of a pipeline; 0 without one.
+    - memory: of a rank; None if unknown.
+    """
+
+    ranks: int
+    degrees: Mapping[str, int]
+    rows: tuple[PlannedRow, ...]
+    comm_ns: Ends | None
+    compute_ns: float | None
+    exposed_ns: Ends | None
+    step_ns: Ends | None
+    idle_ns: float = 0.0
+    memory: Memory | None = None
+
+    @property
+    def calls(self) -> int:
+        """Number of calls of a rank."""
+        return sum(row.calls for row in self.rows)
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that a rank sends."""
+        return sum(row.sent_bytes for row in self.rows)
+
+    @property
+    def only_a_guess(self) -> bool:
+        """Whether the interval is too wide to be a prediction (curves/predictions.py)."""
+        return self.comm_ns is not None and too_wide(*self.comm_ns[1:])
+
+    @property
+    def hidden_ns(self) -> Ends | None:
+        """The hidden communication, for the value and for each end of the interval."""
+        if self.exposed_ns is None or self.comm_ns is None:
+            return None
+        pairs = zip(self.comm_ns, self.exposed_ns, strict=True)
+        value, low, high = (max(0.0, comm - exposed) for comm, exposed in pairs)
+        return value, low, high
+
+    @property
+    def efficiency(self) -> Ends | None:
+        """The share of the step that computes; the low end belongs to the longest step."""
+        if self.compute_ns is None or self.step_ns is None:
+            return None
+        value, low, high = self.step_ns
+        return self.compute_ns / value, self.compute_ns / high, self.compute_ns / low
+
+
+@dataclass(repr=False)
+class Plan(Displayed):
+    """A plan of a training.
+
+    - subject: what is trained and how, such as ``llama-3-8b with FSDP2``; '' if unknown.
+    - what: what is planned, in words.
+    - step: the step on the requested ranks, the first of several: times in ns, bytes of a rank.
+    - weak, strong: the steps over ranks; [] for one number of ranks.
+    - concurrent: the work that ran while the machine's calls were measured; '' if none.
+    - lower_bound: the calls were measured without computation, on the cores that also compute.
+    - compute_ns: the computation of a step in ns; None if unknown.
+    - machine: its name; '' without one.
+    - notes: what is assumed and left out.
+    - depends: a clause on what the communication depends on most.
+    - measured: the measured step that corrects the times, and uncorrected: the step without it;
+      None without one.
+    """
+
+    what: str
+    step: PlannedStep
+    weak: list[PlannedStep] = field(default_factory=list)
+    strong: list[PlannedStep] = field(default_factory=list)
+    compute_ns: float | None = None
+    machine: str = ""
+    notes: list[str] = field(default_factory=list)
+    concurrent: str = ""
+    lower_bound: bool = False
+    depends: str = ""
+    subject: str = ""
+    measured: MeasuredStep | None = None
+    uncorrected: PlannedStep | None = None
+
+    def scaling_limit(self, kind: str) -> tuple[int | None, int | None, int | None]:
+        """Returns the number of ranks from which on it no longer scales, or None if it scales up to
+        the last.
+
+        The three values are for the predicted times, and for the low and high ends of their
+        intervals.
+        """
+        steps: list[PlannedStep] = getattr(self, kind)
+        if any(step.step_ns is None or step.compute_ns is None for step in steps):
+            return None, None, None
+        stops: list[int | None] = [None, None, None]
+        for end in range(3):
+            for before, step in zip([None, *steps], steps, strict=False):
+                assert step.step_ns is not None and step.compute_ns is not None
+                if kind == WEAK and step.compute_ns < HALF * step.step_ns[end]:
+                    stops[end] = step.ranks
+                    break
+                if kind == STRONG and before:
+                    assert before.step_ns is not None
+                    doublings = math.log2(step.ranks / before.ranks)
+                    if before.step_ns[end] / step.step_ns[end] < GAIN**doublings:
+                        stops[end] = before.ranks
+                        break
+        return stops[0], stops[1], stops[2]
+
+
+def planned_step(
+    machine: Predictor | None,
+    program: StepProgram,
+    groups: Mapping[str, PlannedGroup],
+    ranks: int,
+    degrees: Mapping[str, int],
+    compute_ns: float | None,
+    memory: Memory | None = None,
+) -> PlannedStep:
+    """Returns the times of one step. Raises UsageError for calls that cannot be predicted.
+
+    - compute_ns: the computation of a step; None if unknown.
+    """
+    predictions: dict[SentCall, Prediction] = {}
+    of_groups: dict[str, list[PlannedCalls]] = {}
+    rows = []
+    modules = program.modules
+    remote = [
+        (sent, calls, group)
+        for sent, calls in program.counts.items()
+        if (group := groups.get(sent.group)) is not None and group.ranks > 1
+    ]
+    if machine is not None:  # a message has a substitute
+        machine.check_collectives(s.collective for s, *_ in remote if s.collective != _MESSAGE)
+    for sent, calls, group in remote:
+        prediction, at_once, why_alone = None, 1, ""
+        if machine is not None:
+            at_once = _groups_at_once(machine, group, ranks)
+            if at_once > 1:
+                prediction, why_alone = _predict_at_once(machine, sent, group, at_once)
+            prediction = prediction or _predict_alone(machine, sent, group)
+            predictions[sent] = prediction
+        row = PlannedRow(
+            sent.group,
+            sent.collective,
+            group.ranks,
+            sent.size_bytes,
+            calls,
+            prediction,
+            sent.what,
+            sent.overlaps,
+            group.apart,
+            modules.get(sent, ()),
+            at_once,
+            why_alone,
+        )
+        of_groups.setdefault(sent.group, []).extend(row.planned)
+        rows.append(row)
+    if machine is None:
+        return PlannedStep(ranks, degrees, tuple(rows), None, compute_ns, None, None, memory=memory)
+    comm = sum_of(each for row in rows for each in row.planned)
+    if compute_ns is None:
+        return PlannedStep(ranks, degrees, tuple(rows), comm, None, None, None, memory=memory)
+    passes = {phase: share * compute_ns for phase, share in PASS_SHARES.items()}
+    # How much longer the calls of a group are together at each end of their interval.
+    longer = {
+        name: tuple(end / sums[0] for end in sums)
+        for name, sums in ((name, sum_of(sent)) for name, sent in of_groups.items())
+    }
+
+    def times_at(end: int) -> Callable[[SentCall], float]:
+        def time_ns(sent: SentCall) -> float:
+            prediction = predictions.get(sent)
+            return prediction.time_ns * longer[sent.group][end] if prediction else 0.0
+
+        return time_ns
+
+    lanes = {
+        name: _NETWORK if group.hosts is not None and group.hosts > 1 else name
+        for name, group in groups.items()
+    }
+    gaps_ns = 0.0
+    if isinstance(machine, CorrectedMachine):
+        program = program.waiting_for(machine.correction.blocking)
+        gaps_ns = machine.correction.gap_ns * sum(row.calls for row in rows)
+    step = tuple(program.step_ns(times_at(end), passes, lanes) + gaps_ns for end in range(3))
+    idle = tuple(program.idle_ns(times_at(end), passes) for end in range(3))
+    exposed = tuple(max(0.0, step[end] - compute_ns - idle[end]) for end in range(3))
+    return PlannedStep(
+        ranks,
+        degrees,
+        tuple(rows),
+        comm,
+        compute_ns,
+        (exposed[0], exposed[1], exposed[2]),
+        (step[0], step[1], step[2]),
+        idle[0],
+        memory,
+    )
+
+
+def _groups_at_once(machine: Predictor, group: PlannedGroup, ranks: int) -> int:
+    """Returns how many such groups of so many ranks make a call at once, and share the cores and
+    the network of a host.
+    """
+    if group.name == "embedding":
+        return 1  # only the first and the last stage of a pipeline are in such a group
+    per_host = machine.ranks_per_host
+    sharing = ranks if group.hosts != 1 or per_host is None else min(ranks, per_host)
+    return max(1, int(sharing // group.ranks))
+
+
+def _predict_at_once(
+    machine: Predictor, sent: SentCall, group: PlannedGroup, at_once: int
+) -> tuple[Prediction | None, str]:
+    """Returns the duration of a call that so many groups make at once; None if the machine was not
+    measured so, with what was not measured.
+    """
+
+    def predict(size_bytes: int) -> Prediction | None:
+        return machine.predict_at_once(
+            sent.collective, size_bytes, group.ranks, at_once, group.hosts
+        )
+
+    if (prediction := predict(sent.size_bytes)) is not None:
+        return prediction, ""
+    calls = " with calls as large" if predict(1) is not None else ""
+    return None, f"{at_once} groups at once were not measured{calls}"
+
+
+def _predict_alone(machine: Predictor, sent: SentCall, group: PlannedGroup) -> Prediction:
+    """Returns the duration of a call of a group that calls alone. Groups that share the network of
+    a host send their bytes together.
+
+    A message to a neighbour that the machine has not measured (``sendrecv``) is taken for an
+    all_gather of two ranks, in which each sends and receives as much.
+    """
+    size_bytes = sent.size_bytes * group.concurrent
+    if sent.collective == _MESSAGE:
+        try:
+            machine.cases(_MESSAGE)
+        except UsageError:
+            hosts = None if group.hosts is None else min(2, group.hosts)
+            return machine.predict("all_gather", 2 * size_bytes, 2, hosts)
+    return machine.predict(sent.collective, size_bytes, group.ranks, group.hosts)
+
+
+def place_group(name: str, ranks: int, apart: int, machine: Predictor | None) -> PlannedGroup:
+    """Returns a group whose ranks are ``apart`` ranks from each other."""
+    hosts, concurrent = None, 1
+    most = machine.ranks_per_host if machine is not None else None
+    if most is not None:
+        hosts = max(1, math.ceil(ranks * apart / most - 1e-9))
+        if hosts > 1:
+            hosts, concurrent = min(ranks, hosts), max(1, min(apart, round(most)))
+    return PlannedGroup(name, ranks, hosts, concurrent, apart)
+
+
+def finish(
+    projection: Plan,
+    machine: Predictor | None,
+    step_on: Callable[[Predictor], PlannedStep],
+) -> Plan:
+    """Adds what the step depends on, notes on the limits, and removes what would be a guess.
+
+    - step_on: returns the step of the projection on another machine.
+    """
+    if machine is None:
+        projection.notes.append("--machine NAME or FILE gives the times; --machine list, the names")
+        return projection
+    projection.machine = machine.name
+    projection.depends = _depends(
+        projection.step, [(text, step_on(other)) for text, other in machine.alternatives()]
+    )
+    return _add_notes(projection, machine)
+
+
+def _depends(step: PlannedStep, alternatives: Sequence[tuple[str, PlannedStep]]) -> str:
+    """What the communication of a step depends on most: the alternative that makes it longest; of a
+    machine without alternatives the calls with the largest share. '' for one kind of call.
+    """
+    if not step.rows or not step.comm_ns:
+        return ""
+    if alternatives:
+        longest = [(step.comm_ns[0], text) for text, step in alternatives if step.comm_ns]
+        worst_ns, text = max(longest)
+        longer = worst_ns / step.comm_ns[0]
+        return f"with {text} the communication would take {longer:.2g} times as long"
+    name, share = dominant(step)
+    return f"most of it is {name} ({100 * share:.0f} %)" if share < 1 else ""
+
+
+def dominant(step: PlannedStep) -> tuple[str, float]:
+    """Returns the group and collective with the most time, or without a machine the most bytes, and
+    its share.
+    """
+    weights: dict[str, float] = defaultdict(float)
+    for row in step.rows:
+        times = row.time_ns
+        group = f"group {row.group}" if row.group.isdigit() else row.group  # torch's own names
+        weights[f"{row.collective} of {group}"] += times[0] if times else row.sent_bytes
+    if not weights:
+        return "no call", 1.0
+    name = max(weights, key=lambda key: weights[key])
+    return name, weights[name] / (sum(weights.values()) or 1.0)
+
+
+def at_once_notes(steps: Sequence[PlannedStep]) -> list[str]:
+    """Returns a note for each group whose calls are predicted as if it called alone, although the
+    calls of other groups, or on other numbers of ranks, are predicted as measured at once.
+
+    [] if no call is predicted as measured at once: then all times are those of calls alone.
+    """
+    shared = [(step.ranks, row) for step in steps for row in step.rows if row.at_once > 1]
+    partly = {(ranks, row.group, row.at_once) for ranks, row in shared if row.measured_at_once}
+    if not partly:
+        return []
+    notes = []
+    for ranks, row in shared:
+        if row.why_alone:
+            # Other calls of this group may have been measured at once.
+            of_group = (ranks, row.group, row.at_once) in partly
+            calls = f"{row.collective} of {row.group}" if of_group else row.group
+            notes.append(f"{calls} on {ranks} ranks: {row.why_alone}; taken as if alone")
+    return list(dict.fromkeys(notes))
+
+
+def _alone_note(rows: Sequence[PlannedRow]) -> str:
+    """Returns a note on what ran during the measured calls: no computation, and of some of them
+    other groups.
+    """
+    least = (
+        "a lower bound where computation shares cores or wires with them; torchcoll model fit "
+        "--concurrent takes runs that were measured with other work"
+    )
+    at_once = dict.fromkeys(row.group for row in rows if row.measured_at_once)
+    if not at_once:
+        return f"calls as they are alone: {least}"
+    alone = "" if all(row.measured_at_once for row in rows) else ", other calls alone"
+    return f"calls of {', '.join(at_once)} as all groups make them at once{alone}: {least}"
+
+
+def _add_notes(projection: Plan, machine: Predictor) -> Plan:
+    """Adds notes on the limits of the machine and removes the steps that would be guesses."""
+    guesses = sorted(
+        {step.ranks for step in (*projection.weak, *projection.strong) if step.only_a_guess}
+    )
+    projection.weak, projection.strong = (
+        [step for step in steps if step.ranks not in guesses]
+        for steps in (projection.weak, projection.strong)
+    )
+    if guesses:
+        projection.notes.append(
+            f"on {', '.join(map(str, guesses))} ranks the time is only a guess: the 90 % "
+            f"interval of the communication is wider than {WIDEST:g}x"
+        )
+    collectives = [row.collective for row in projection.step.rows]
+    projection.concurrent = machine.concurrent_work(collectives)
+    projection.lower_bound = not projection.concurrent and machine.on_cpu(collectives)
+    projection.notes += machine.notes()
+    every = [
+        row for step in (projection.step, *projection.weak, *projection.strong) for row in step.rows
+    ]
+    projection.notes += at_once_notes([projection.step, *projection.weak, *projection.strong])
+    extrapolated = dict.fromkeys(row.extrapolated for row in every if row.extrapolated)
+    if extrapolated:
+        count = sum(bool(row.extrapolated) for row in every)
+        farthest = list(extrapolated)[-1]
+        projection.notes.append(
+            f"{count} of {len(every)} times are extrapolated, and their "
+            f"intervals are wider: {farthest}"
+        )
+    if isinstance(machine, CorrectedMachine):
+        projection.notes.append(
+            "each time is the machine's, corrected by the factor that the capture has for its "
+            "collective, or for all calls"
+        )
+    elif projection.concurrent:
+        projection.notes.append(
+            f"calls as measured with {projection.concurrent}, not with the computation of this step"
+        )
+    else:
+        projection.notes += [_alone_note(every), UNCORRECTED]
+    if projection.compute_ns is None:
+        projection.notes.append("--step-ms MS tells how much of it is exposed, and how it scales")
+    else:
+        projection.notes.append(
+            "the forward pass is taken for a third of the computation; a rank's calls of a group "
+            "go one after another, and so do those of all groups that leave a host"
+        )
+    return projection

@@ -1,0 +1,143 @@
+"""Two captures of a training compared: what they send, how long it takes, and who is waited for.
+
+What is sent can be compared exactly. Times cannot be judged: a capture is one run, whatever the
+number of its steps, and the next run of the same program takes another time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from torchcoll.core.display import Displayed, OneLine
+from torchcoll.core.traffic import Traffic
+from torchcoll.parts.training.arrivals import Arrivals, find_arrivals
+from torchcoll.parts.training.traffic_table import TrafficRow, TrafficTable, summarise_traffic
+
+
+@dataclass(frozen=True, repr=False)
+class CapturedSide(OneLine):
+    """One of the two captures. Figures are of the steady steps; None: unknown.
+
+    - name: what it is called; path: its file or folder.
+    - calls, sent_bytes: of a rank in a step; None if the ranks do not send alike.
+    - wait_ns: the waiting of all ranks in a step, a mean over the steps.
+    """
+
+    name: str
+    path: str
+    ranks: int
+    steps: int
+    step_ns: float | None
+    calls: float | None
+    sent_bytes: float | None
+    wait_ns: float | None
+    table: TrafficTable
+    arrivals: Arrivals | None
+
+
+@dataclass(frozen=True)
+class ComparedCalls:
+    """Calls of one collective, size, dtype, op and kind of group. None: not made on that side."""
+
+    base: TrafficRow | None
+    new: TrafficRow | None
+
+    @property
+    def row(self) -> TrafficRow:
+        """Either of the two: what they have in common is the same."""
+        row = self.base or self.new
+        assert row is not None
+        return row
+
+    @property
+    def ratio(self) -> float | None:
+        """The time per step of ``new``, relative to ``base``."""
+        if self.base is None or self.new is None or not self.base.time_per_step_ns:
+            return None
+        time_ns = self.new.time_per_step_ns
+        return None if time_ns is None else time_ns / self.base.time_per_step_ns
+
+    @property
+    def sent_alike(self) -> bool:
+        """Whether both sides make as many calls with as many bytes in a step."""
+        if self.base is None or self.new is None:
+            return False
+        return (self.base.calls_per_step, self.base.bytes_per_step) == (
+            self.new.calls_per_step,
+            self.new.bytes_per_step,
+        )
+
+
+@dataclass(repr=False)
+class TrafficComparison(Displayed):
+    """The result of ``compare`` with two Traffics.
+
+    - base, new: the two sides.
+    - rows: the kinds of calls, in the order of ``base``.
+    - notes: what could not be seen or compared, by side.
+    - sent_alike: whether both sides send the same in a step.
+    """
+
+    base: CapturedSide
+    new: CapturedSide
+    rows: list[ComparedCalls]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sent_alike(self) -> bool:
+        return all(row.sent_alike for row in self.rows)
+
+
+def compare_traffic(
+    base: Traffic, new: Traffic, names: tuple[str, str] = ("base", "new")
+) -> TrafficComparison:
+    """Compares the steady steps of two captures, call by call.
+
+    Groups are matched by their size, because their names differ between runs.
+    """
+    sides = [_side(traffic, name) for traffic, name in zip((base, new), names, strict=True)]
+    base_rows, new_rows = (_by_key(side.table.rows) for side in sides)
+    keys = dict.fromkeys([*base_rows, *new_rows])
+    rows = [ComparedCalls(base_rows.get(key), new_rows.get(key)) for key in keys]
+    notes = [
+        f"{side.name}: {note}"
+        for side, traffic in zip(sides, (base, new), strict=True)
+        for note in (*traffic.problems, *side.table.notes)
+    ]
+    return TrafficComparison(sides[0], sides[1], rows, notes)
+
+
+def _side(traffic: Traffic, name: str) -> CapturedSide:
+    table = summarise_traffic(traffic)
+    alike = len({row.ranks for row in table.rows}) == 1
+    arrivals = find_arrivals(traffic)
+    steps = len(table.steps)
+    return CapturedSide(
+        name,
+        str(traffic.path or name),
+        traffic.ranks,
+        steps,
+        table.step_ns,
+        sum(row.calls_per_step for row in table.rows) if alike else None,
+        sum(row.bytes_per_step for row in table.rows) if alike else None,
+        arrivals.wait_ns / steps if arrivals and arrivals.calls and steps else None,
+        table,
+        arrivals,
+    )
+
+
+Key = tuple[object, ...]
+
+
+def _by_key(rows: list[TrafficRow]) -> dict[Key, TrafficRow]:
+    """Returns the rows by what the sides must have in common, and a number among equal ones."""
+    seen: Counter[Key] = Counter()
+    rows_by_key: dict[Key, TrafficRow] = {}
+    for row in rows:
+        size = (row.bytes_in, row.bytes_out)
+        key = (row.collective, size, row.dtype, row.op, row.group_ranks, row.groups)
+        numbered = (*key, seen[key])
+        rows_by_key[numbered] = row
+        seen[key] += 1
+    return rows_by_key

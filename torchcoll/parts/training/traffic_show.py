@@ -1,0 +1,337 @@
+"""Shows the traffic of a training: tables, rows and the object of ``show``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.errors import one_line, unknown
+from torchcoll.core.traffic import Traffic
+from torchcoll.core.units import (
+    counted,
+    format_bytes,
+    format_ns,
+    format_ranges,
+    format_size,
+    format_time,
+)
+from torchcoll.parts.training.exposed_show import exposed_line, exposed_object, module_grids
+from torchcoll.report.answer import Answer
+from torchcoll.report.columns import distinct_values
+from torchcoll.report.destination import clock_text
+from torchcoll.report.formats import Forms, print_results, select_fields
+from torchcoll.report.grid import Grid, Head, make_grid
+from torchcoll.stats.drift import LEAST, SURE, drift_text
+
+if TYPE_CHECKING:
+    from torchcoll.parts.training.over_time import OverTime
+    from torchcoll.parts.training.traffic_table import TrafficRow, TrafficTable
+
+
+_BYTES = "bytes a step: the input of one rank"
+_TIME = (
+    "time a step: the calls' times on their slowest ranks, which include waiting for other ranks, "
+    "summed over a step; each row has its own median or mean over steps, so rows need not add up"
+)
+_WAITING = (
+    "waiting: how much longer the calls of a step took on the rank that waited longest than on the "
+    "rank that came last to each"
+)
+_ALGORITHM = "algorithm: a hint (?) by the names of the kernels, some of which run others too"
+_EXPOSED = "exposed: the part of that time that no computation hides, an estimate"
+# Dimensions are columns, or part of the header if all rows agree; the functions make that text.
+_TRAFFIC_DIMENSIONS: dict[str, Callable[[Any], str]] = {
+    "ranks": "ranks {}".format,
+    "backend": str,
+    "dtype": str,
+    "op": str,
+    "group": "group {}".format,
+    "group_ranks": lambda value: f"{counted(value, 'rank')} a group",
+    "groups": "{} groups".format,
+    "asynchronous": lambda value: "async" if value else "not async",
+    "clock": "{} clock".format,
+}
+_NOTHING = {"group_ranks": 0, "groups": 1}  # values that are not worth showing
+
+
+def show_traffic(
+    traffics: Sequence[Traffic],
+    format: str = "table",
+    file: TextIO | None = None,
+    columns: Sequence[str] = (),
+    arrivals: bool = False,
+) -> None:
+    """Prints the traffic of each source.
+
+    - columns: names of TrafficRow fields, or ``all``.
+    - arrivals: also print who came last to the calls.
+
+    Raises UsageError for an unknown format or column.
+    """
+    from torchcoll.parts.training.arrivals import find_arrivals
+    from torchcoll.parts.training.arrivals_show import (
+        arrivals_answer,
+        arrivals_grids,
+        arrivals_object,
+    )
+    from torchcoll.parts.training.traffic_table import summarise_traffic
+
+    keys = list(_COLUMNS) if list(columns) == ["all"] else list(columns)
+    for name in keys:
+        if name not in _COLUMNS:
+            raise unknown("columns", name, _COLUMNS, "all, or some of {}")
+    forms = []
+    for traffic in traffics:
+        table = summarise_traffic(traffic)
+        file_name = {"file": one_line(traffic.path or "traffic")} if len(traffics) > 1 else {}
+        apart = ("rows", "sizes", "over_time", "exposed")
+        facts = {name: value for name, value in vars(table).items() if name not in apart}
+        document: dict[str, Any] = {
+            "schema": "torchcoll-traffic-rows/1",
+            "traffic": {
+                "path": None if traffic.path is None else str(traffic.path),
+                **select_fields(traffic, "source ranks"),
+                "recorded": sorted(traffic.calls),
+                **facts,
+                "notes": [*table.notes, *traffic.notes],
+                "problems": traffic.problems,
+            },
+            "rows": [select_fields(row, " ".join(keys or _COLUMNS)) for row in table.rows],
+            **exposed_object(table.exposed, traffic),
+            "sizes": [dataclasses.asdict(size) for size in table.sizes],
+            **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
+        }
+        records = [{**file_name, **row} for row in document["rows"]]
+        grids = traffic_grids(traffic, table, keys)
+        arrived = find_arrivals(traffic) if arrivals else None
+        if arrived:
+            document["arrivals"] = arrivals_object(arrived)
+            last = dataclasses.replace(grids[-1], answer=arrivals_answer(arrived, grids[-1].answer))
+            grids = [*grids[:-1], *arrivals_grids(arrived), last]
+        forms.append(Forms(grids, document, records))
+    print_results(forms, format, file)
+
+
+def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = ()) -> list[Grid]:
+    """Returns the tables of calls and of their sizes, followed by what is left out and unknown."""
+    dimensions = [
+        name
+        for name in _TRAFFIC_DIMENSIONS
+        if len(values := distinct_values(table.rows, name)) > 1
+        or values not in ([], [_NOTHING.get(name)])
+    ]
+    common = [name for name in dimensions if len(distinct_values(table.rows, name)) == 1]
+    chosen = keys or _default(table.rows, [name for name in dimensions if name not in common])
+    columns = {name: _COLUMNS[name] for name in chosen}
+    if keys:
+        columns = {k: (dataclasses.replace(h, drop=0), cell) for k, (h, cell) in columns.items()}
+    rows = [[cell(row) for _, cell in columns.values()] for row in table.rows]
+    above = [_title(traffic, table, common), *_step_lines(table)]
+    above += [line] if (line := exposed_line(table.exposed)) else []
+    if traffic.left_out:
+        every = sum(map(len, traffic.calls.values())) + traffic.left_out
+        above.append(
+            f"{traffic.left_out} of {every} calls have no size in the source: not included here"
+        )
+    above += [_BYTES] if rows else []
+    below = [*table.notes, *traffic.notes, *traffic.problems]
+    over = [_time_grid(table.over_time)] if table.over_time else []
+    several = len({size.ranks for size in table.sizes}) > 1
+    size_heads = [Head("ranks", left=True)] * several
+    size_heads += [Head("bytes", "put in"), Head("calls", "a step"), Head("bytes", "a step")]
+    sizes = []
+    for size in table.sizes:
+        span = f"{format_size(size.low_bytes)} to {format_size(size.high_bytes)}"
+        cells = [span if size.low_bytes else "0", _count(size.calls_per_step)]
+        sizes.append([*[size.ranks] * several, *cells, _bytes(size.bytes_per_step)])
+    title = ["sizes: calls by the bytes that a rank puts into one"] if sizes else []
+    return [
+        Grid([head for head, _ in columns.values()], rows, above, [] if rows else ["no calls"]),
+        Grid(size_heads, sizes, title),
+        *module_grids(table.exposed),
+        *over,
+        Grid([], [], below=[one_line(text) for text in below], answer=traffic_answer(table)),
+    ]
+
+
+def _default(rows: Sequence[TrafficRow], varying: Sequence[str]) -> list[str]:
+    keys = ["collective", "bytes_in"]
+    if any(row.bytes_out != row.bytes_in for row in rows):
+        keys.append("bytes_out")
+    keys += [*varying, "calls_per_step", "bytes_per_step"]
+    figures = ("time_per_step_ns", "median_ns", "share", "exposed_ns", "algorithm")
+    return keys + [name for name in figures if any(getattr(row, name) is not None for row in rows)]
+
+
+def _title(traffic: Traffic, table: TrafficTable, common: Sequence[str]) -> str:
+    """Returns the source, the ranks, and what all rows share."""
+    recorded = format_ranges(traffic.calls)
+    who = f"rank{'s' * (len(traffic.calls) > 1)} {recorded or 'none'} of {traffic.ranks}"
+    alone = traffic.source == "flight recorder" and len(traffic.calls) == 1
+    if alone and not any(group.ranks for group in traffic.groups.values()):
+        who = f"rank {recorded} of an unknown number"
+    elif len(traffic.calls) == traffic.ranks:
+        who = f"{traffic.ranks} ranks" if traffic.ranks > 1 else "1 rank"
+    values = {name: distinct_values(table.rows, name)[0] for name in common if name != "ranks"}
+    facts = [
+        one_line(_TRAFFIC_DIMENSIONS[name](value)) for name, value in values.items() if value != ""
+    ]
+    name = one_line(traffic.path or "traffic")
+    return f"{name}: {', '.join([one_line(traffic.source), who, *facts])}"
+
+
+def _step_lines(table: TrafficTable) -> list[str]:
+    calls = sum(row.calls_per_step for row in table.rows)
+    size_bytes = sum(row.bytes_per_step for row in table.rows)
+    alone = len({row.ranks for row in table.rows}) == 1  # otherwise each rank has a different sum
+    several = "" if calls == 1 else "s"
+    sent = (
+        f"{_count(calls)} call{several}, {format_bytes(size_bytes)} put in by a rank"
+        if alone
+        else ""
+    )
+    if not table.marked or not table.rows:
+        return [sent] if table.rows and sent else []
+    which = f"steps {format_ranges(table.steps)} of {table.total}"
+    took = ""
+    if table.step_ns:
+        step = format_ns(table.step_ns, 3)
+        took = f"a step takes {step} (slowest rank, {table.statistic} over them)"
+    return ["; ".join(filter(None, (which, sent and f"in each {sent}", took)))]
+
+
+def traffic_answer(table: TrafficTable) -> Answer | None:
+    """How long a step takes, how much of it a collective is in flight, and what is sent. None if
+    there are no calls.
+    """
+    if not table.rows:
+        return None
+    calls: dict[str, float] = {}
+    for row in table.rows:
+        calls[row.collective] = calls.get(row.collective, 0) + row.calls_per_step
+    sent = ", ".join(f"{_count(number)} {one_line(name)}" for name, number in calls.items())
+    if len({row.ranks for row in table.rows}) == 1:  # otherwise each rank has a different sum
+        sent += f", {format_bytes(sum(row.bytes_per_step for row in table.rows))} per rank"
+    if not table.marked:
+        return Answer(f"{sent} in all (no steps are marked)")
+    if not table.step_ns:
+        return Answer(f"a step sends {sent}")
+    text = f"a step takes {format_ns(table.step_ns, 3)}"
+    if table.busy_ns is not None:
+        text += f", {100 * table.busy_ns / table.step_ns:.0f} % of it with a collective in flight"
+    if table.exposed.share is not None and not table.exposed.unknown:
+        text += f" and {100 * table.exposed.share:.0f} % exposed"
+        if most := table.exposed.most:
+            text += f" (most for the {one_line(most.text)})"
+    return Answer(f"{text}; {sent}")
+
+
+def _time_grid(over_time: OverTime) -> Grid:
+    """Returns the table over time: drift, and which rank was late when."""
+    if over_time.drift is None:
+        drift = "too few steps to tell of drift"
+    else:
+        drift = f"{drift_text(over_time.drift)}, the last quarter of the time over the first [90 %]"
+        if over_time.drift.p <= SURE and abs(over_time.drift.value) >= LEAST:
+            drift = f"steps became {'slower' if over_time.drift.value > 0 else 'faster'}: {drift}"
+        else:
+            drift = f"no drift of the time of a step shown: {drift}"
+
+    return make_grid(
+        [
+            (Head("from"), lambda s: clock_text(s.from_s)),
+            (Head("to"), lambda s: clock_text(s.to_s)),
+            (Head("steps"), lambda s: str(s.steps)),
+            (Head("a step", "takes"), lambda s: format_time(s.step_ns)),
+            (Head("wait", "a step", legend=_WAIT), lambda s: format_time(s.wait_ns)),
+            (Head("transfer", "a step"), lambda s: format_time(s.transfer_ns)),
+            (
+                Head("most waiting", "caused by"),
+                lambda s: (
+                    "-"
+                    if s.late_share is None
+                    else f"rank {s.late_rank}, {100 * s.late_share:.0f} % of it"
+                ),
+            ),
+        ],
+        over_time.stretches,
+        above=[f"over time: {drift}"],
+    )
+
+
+_WAIT = (
+    "of each call the longest time of its ranks less the shortest (wait), and the shortest "
+    "(transfer), added up over a step; medians over the steps"
+)
+
+
+def _count(number: float) -> str:
+    return f"{number:.0f}" if float(number).is_integer() else f"{number:.4g}"
+
+
+def _bytes(size_bytes: float) -> str:
+    return (
+        format_size(int(size_bytes)) if float(size_bytes).is_integer() else format_bytes(size_bytes)
+    )
+
+
+def _traffic_cell(name: str) -> Callable[[Any], str]:
+    def cell(row: Any) -> str:
+        value = getattr(row, name)
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return "-" if value in (None, "") else one_line(value)
+
+    return cell
+
+
+def _size(name: str) -> Callable[[Any], str]:
+    def cell(row: Any) -> str:
+        value = getattr(row, name)
+        return "varies" if value is None else format_size(value)
+
+    return cell
+
+
+# Every field of a TrafficRow, in order: its heading and its cell.
+_COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
+    "collective": (Head("collective", left=True, repeat=True), _traffic_cell("collective")),
+    "bytes_in": (Head("bytes", "in", repeat=True), _size("bytes_in")),
+    "bytes_out": (Head("bytes", "out"), _size("bytes_out")),
+    "dtype": (Head("dtype", left=True), _traffic_cell("dtype")),
+    "op": (Head("op", left=True), _traffic_cell("op")),
+    "group": (Head("group", left=True), _traffic_cell("group")),
+    "group_ranks": (Head("ranks", "a group"), _traffic_cell("group_ranks")),
+    "groups": (Head("groups"), _traffic_cell("groups")),
+    "backend": (Head("backend", left=True), _traffic_cell("backend")),
+    "asynchronous": (Head("async", left=True), _traffic_cell("asynchronous")),
+    "ranks": (Head("ranks", left=True), _traffic_cell("ranks")),
+    "calls_per_step": (Head("calls", "a step"), lambda row: _count(row.calls_per_step)),
+    "bytes_per_step": (Head("bytes", "a step"), lambda row: _bytes(row.bytes_per_step)),
+    "time_per_step_ns": (
+        Head("time", "a step", legend=_TIME),
+        lambda row: format_time(row.time_per_step_ns),
+    ),
+    "wait_per_step_ns": (
+        Head("waiting", "a step", legend=_WAITING),
+        lambda row: format_time(row.wait_per_step_ns),
+    ),
+    "median_ns": (Head("median", "a call", drop=2), lambda row: format_time(row.median_ns)),
+    "clock": (Head("clock", left=True), _traffic_cell("clock")),
+    "share": (
+        Head("share", "of step", drop=1),
+        lambda row: "-" if row.share is None else f"{100 * row.share:.1f} %",
+    ),
+    "exposed_ns": (
+        Head("exposed", "a step", legend=_EXPOSED),
+        lambda row: format_time(row.exposed_ns),
+    ),
+    # ``RING/LL?``: the question mark of ``show`` for what is known only from a kernel's name.
+    "algorithm": (
+        Head("algorithm", left=True, drop=3, legend=_ALGORITHM),
+        lambda row: (
+            "-" if row.algorithm is None else one_line(row.algorithm).replace(", ", "?, ") + "?"
+        ),
+    ),
+}

@@ -1,0 +1,138 @@
+"""``torchcoll check``: is a run as good as its machine allows?"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from torchcoll.core.errors import ExitCode, UsageError, choice, tell
+from torchcoll.core.units import counted
+from torchcoll.reading.inputs import add_import_options
+
+if TYPE_CHECKING:
+    from torchcoll.parts.fleet.baseline_source import BaselineSource
+
+
+def check_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="result files, folders, quoted globs, output of other tools, label=PATH; - is stdin",
+    )
+    add_import_options(parser)
+    add(
+        "--fabric",
+        metavar="NAME",
+        help=(
+            "the fabric to judge by: nvswitch-h200, ib-ndr:8, ... (default: the "
+            "fabric that is recognised)"
+        ),
+    )
+    add("--rules", metavar="FILE", action="append", default=[], help="a fabric of your own (TOML)")
+    add(
+        "--baseline",
+        metavar="PATH",
+        help=(
+            "judge by this instead of a fabric: the result file of one run; or good "
+            "runs, as a file of torchcoll baseline, a folder or a store. With good "
+            "runs, a slower run exits with 1"
+        ),
+    )
+    add("--format", default="table", help="table (default), markdown or json")
+    add(
+        "--gate",
+        action="store_true",
+        help="exit with 1 if a verdict is FAIL, with 2 if nothing can be judged",
+    )
+    add("--junit", metavar="FILE", help="write the verdict and the cases as JUnit XML")
+    add(
+        "--health", metavar="FILE", help="write the verdict as a health event for schedulers (JSON)"
+    )
+    add(
+        "--metrics",
+        metavar="NAME.prom",
+        help=(
+            "write verdict and cases for Prometheus' node_exporter; replaces a file of that name"
+        ),
+    )
+    add("--force", action="store_true", help="replace the files of --junit and --health")
+
+
+def run_check(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.metrics import check_metrics, write_metrics
+    from torchcoll.core.opening import not_written
+    from torchcoll.core.result import Run
+    from torchcoll.questions.check.baseline import good_runs_source, is_baseline_file
+    from torchcoll.questions.check.gates import health_text, junit_text
+    from torchcoll.questions.check.judging import judge
+    from torchcoll.questions.check.limits import FAIL
+    from torchcoll.questions.check.show import FORMATS, show_verdicts
+    from torchcoll.reading.inputs import expand, load_all, resolve_sources
+    from torchcoll.report.destination import check_new, write_file
+
+    choice(options.format, "format", FORMATS)
+    for what in ("junit", "health"):
+        if path := getattr(options, what):
+            check_new(path, what, options.force)
+    baseline: Run | BaselineSource | None = None
+    good_runs: BaselineSource | None = None
+    rules = list(options.rules)
+    if not options.baseline and len(rules) == 1 and is_baseline_file(rules[0]):
+        options.baseline = rules.pop()
+    if options.metrics is not None:
+        check_metrics(options.metrics)
+    if options.baseline:
+        baseline = good_runs = good_runs_source(options.baseline)
+        if good_runs is None:
+            baselines = load_all([options.baseline])
+            if len(baselines) != 1:
+                count_text = f"{len(baselines)} runs in {options.baseline}"
+                raise UsageError("baseline", count_text, "a file of one run")
+            baseline = baselines[0]
+    sources = resolve_sources(options.files, options.collective, options.ranks)
+    runs = load_all(file for source in sources for file in expand(source))
+    verdicts = [judge(run, options.fabric, rules, baseline) for run in runs]
+    show_verdicts(runs, verdicts, options.format)
+    for what, path, text_of in (
+        ("junit", options.junit, junit_text),
+        ("health", options.health, health_text),
+    ):
+        if path:
+            write_file(path, text_of(runs, verdicts), what, options.force)
+    failed = any(verdict.word == FAIL for verdict in verdicts)
+    if options.metrics is not None:
+        from torchcoll.questions.check.prometheus import check_metrics_of
+
+        metrics = check_metrics_of(runs, verdicts, baseline if isinstance(baseline, Run) else None)
+        try:
+            write_metrics(check_metrics(options.metrics), metrics)
+        except OSError as error:
+            raise not_written("metrics", options.metrics, error) from None
+    if not options.gate:
+        # Good runs state an error rate, so what they call slow is no matter of taste.
+        return ExitCode.FAILED if failed and good_runs else ExitCode.OK
+    unjudged = sum(not verdict.judged for verdict in verdicts)
+    refusal = UsageError(
+        "gate",
+        f"{unjudged} of {counted(len(runs), 'run')} without a reference",
+        "runs that can be judged",
+        "State what they are measured by: --fabric, --rules FILE or --baseline RUN.",
+    )
+    if failed:
+        if unjudged:
+            tell(f"torchcoll: warning: {refusal}")
+        return ExitCode.FAILED
+    if unjudged:
+        raise refusal
+    return ExitCode.OK
+
+
+COMMANDS = {
+    "check": (
+        "judge a run by a fabric, rules or a baseline",
+        check_arguments,
+        run_check,
+    ),
+}

@@ -1,0 +1,108 @@
+"""The verdict for other programs: JUnit XML for build servers, a health event for schedulers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from xml.sax.saxutils import quoteattr
+
+from torchcoll.core.case import NATIVE
+from torchcoll.core.errors import one_line
+from torchcoll.core.plausibility import (
+    summarise_run,
+)
+from torchcoll.core.result import EXPECTED_STATUSES, Run
+from torchcoll.core.summary import Row
+from torchcoll.questions.check.judging import Verdict
+from torchcoll.questions.check.limits import (
+    FAIL,
+)
+
+HEALTH_SCHEMA = "torchcoll-health/1"
+
+
+def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
+    """One test suite a run: a test for the verdict, and one for each case."""
+    suites = []
+    for run, verdict in zip(runs, verdicts, strict=True):
+        failed = [verdict.word == FAIL]
+        skipped = int(not verdict.judged)  # what was compared with nothing has not passed
+        kind = "failure" if failed[0] else "skipped" if skipped else ""
+        tests = [_test("verdict", kind, verdict.line)]
+        names: Counter[str] = Counter()
+        for row in summarise_run(run):
+            title = _title(row)
+            names[title] += 1
+            title += f" #{names[title]}" if names[title] > 1 else ""
+            text = f"{row.status}: {row.reason or row.verified}"
+            expected = row.outcome in EXPECTED_STATUSES
+            kind = "failure" if not expected else "skipped" if row.status != "ok" else ""
+            failed.append(not expected)
+            skipped += kind == "skipped"
+            tests.append(_test(title, kind, text, row.median_ns))
+        name = quoteattr(one_line(run.path or run.header.get("run_id") or "run"))
+        counts = f'tests="{len(tests)}" failures="{sum(failed)}" skipped="{skipped}"'
+        suites.append(f"<testsuite name={name} {counts}>\n{''.join(tests)}</testsuite>\n")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>\n{"".join(suites)}</testsuites>\n'
+
+
+def _title(row: Row) -> str:
+    """What tells cases of a run apart; build servers know a test again by it."""
+    parts = [
+        row.collective,
+        str(row.size_bytes or row.size_bytes_requested or ""),
+        row.dtype,
+        row.op,
+        None if row.root is None else f"root {row.root}",
+        {True: "in place", False: "out of place", None: None}[row.in_place],
+        f"on {row.backend}",
+        f"by {row.implementation}" if row.implementation != NATIVE else None,
+        f"group {row.group}" if row.group else None,
+        f"{row.buffers} buffers" if row.buffers != "default" else None,
+        f"misaligned by {row.misalign_bytes}" if row.misalign_bytes else None,
+        "async" if row.asynchronous else None,
+        f"coalesce {row.coalesce}" if row.coalesce > 1 else None,
+        f"splits {row.splits}" if row.splits else None,
+        row.mode if row.mode != "unknown" else None,
+    ]
+    return " ".join(filter(None, parts))
+
+
+def _test(name: str, kind: str, text: str, time_ns: float | None = None) -> str:
+    """``kind``: failure, skipped, or '' for a test that passed. time_ns: of a call of the case."""
+    message = f"<{kind} message={quoteattr(one_line(text))}/>" if kind else ""
+    head = f'<testcase classname="torchcoll" name={quoteattr(one_line(name))}'
+    head += f' time="{time_ns / 1e9:.9f}"' if time_ns is not None else ""
+    return f"{head}>{message}</testcase>\n" if message else f"{head}/>\n"
+
+
+def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
+    """One JSON object a line and run: what a scheduler needs to drain a node.
+
+    healthy: False where the verdict is FAIL, None where nothing was judged. verdict, message: its
+    word and its line. causes: why cases failed or are not possible. hosts: those of the run.
+    suspects: the hosts that it accuses. start_utc, job: as recorded. file: its path.
+    """
+    lines = []
+    for run, verdict in zip(runs, verdicts, strict=True):
+        failed = [row for row in summarise_run(run) if row.outcome not in EXPECTED_STATUSES]
+        event: dict[str, Any] = {
+            "schema": HEALTH_SCHEMA,
+            "healthy": verdict.word != FAIL if verdict.judged else None,
+            "verdict": verdict.word,
+            "message": verdict.line,
+            "causes": list(dict.fromkeys(one_line(row.reason) for row in failed if row.reason)),
+            "hosts": _hosts(run.members),
+            "suspects": _hosts([e for e in run.events if e.get("kind") == "suspect"]),
+            "start_utc": run.header.get("start_utc"),
+            "job": run.header.get("job_id"),
+            "file": str(run.path) if run.path else None,
+        }
+        lines.append(json.dumps(event) + "\n")
+    return "".join(lines)
+
+
+def _hosts(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(str(record["host"]) for record in records if record.get("host")))

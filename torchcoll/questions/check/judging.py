@@ -1,0 +1,310 @@
+"""The sentence that ends a run: PASS, WARN, FAIL or NO REFERENCE, each with its reason.
+
+It is a reading of the file, never a part of it: another fabric, other rules or a later version may
+read the same samples otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.display import OneLine, as_one_line
+from torchcoll.core.errors import UsageError, one_line, path_text
+from torchcoll.core.plausibility import (
+    IMPLAUSIBLE,
+    link_unused,
+    stated_link_gbps,
+    summarise_run,
+)
+from torchcoll.core.result import EXPECTED_STATUSES, Run
+from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, nothing_sent
+from torchcoll.core.units import counted, format_ns
+from torchcoll.questions.check.assumed import assumptions, by_names
+from torchcoll.questions.check.baseline import baseline_phrase, good_runs_phrases, good_runs_source
+from torchcoll.questions.check.limits import (
+    FAIL,
+    NO_REFERENCE,
+    PASS,
+    WARN,
+    Phrase,
+    by_fabric,
+    case_text,
+    fabric_of,
+    is_rccl,
+    label_problem,
+    odd_links,
+)
+from torchcoll.questions.check.rules import Fabric, read_rules
+from torchcoll.reading.inputs import load_one
+
+if TYPE_CHECKING:
+    from torchcoll.parts.fleet.baseline_source import BaselineSource, JudgedByGoodRuns
+
+_MOST_TOLD = 3  # events of a kind; the others stand above the verdict
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict(OneLine):
+    """judged: whether the run failed or was measured by anything. A warning about the machine or a
+    setting is no judgement: with one the ``word`` is WARN, whether there was a reference or not.
+    by_good_runs: of a run judged by good runs how much slower it is, over all cases and in each.
+    """
+
+    phrases: tuple[Phrase, ...]
+    fabric: str | None = None
+    judged: bool = True
+    by_good_runs: JudgedByGoodRuns | None = None
+
+    def __repr__(self) -> str:
+        return as_one_line(self.line)
+
+    @property
+    def word(self) -> str:
+        """The worst of its phrases: PASS, WARN, FAIL or NO REFERENCE."""
+        levels = {phrase.word for phrase in self.phrases}
+        return next((level for level in (FAIL, WARN, PASS) if level in levels), NO_REFERENCE)
+
+    @property
+    def line(self) -> str:
+        return "; ".join(map(str, self.phrases))
+
+    def to_json(self) -> dict[str, Any]:
+        phrases = [vars(phrase) for phrase in self.phrases]
+        verdict: dict[str, Any] = {
+            "word": self.word,
+            "line": self.line,
+            "fabric": self.fabric,
+            "phrases": phrases,
+        }
+        if self.by_good_runs is not None:
+            verdict["deviation"] = self.by_good_runs.to_json()
+        return verdict
+
+
+def check(
+    source: Run | str | os.PathLike[str],
+    *,
+    fabric: str | None = None,
+    rules: Sequence[str | os.PathLike[str]] = (),
+    baseline: Run | str | os.PathLike[str] | None = None,
+) -> Verdict:
+    """The verdict on a run, or on that of a file: ``word`` is PASS, WARN, FAIL or NO REFERENCE.
+
+    fabric: what the run is measured by, such as ``nvswitch-h200`` or ``ib-ndr:8``; default: the
+    fabric that it is known to be of. rules: files with fabrics of your own (TOML). baseline: in
+    place of a fabric, a run or its file; or a file of torchcoll baseline, a folder or a store of
+    good runs. Raises UsageError for a fabric that is not known or cannot be the run's, and for a
+    baseline that cannot judge it; UnreadableError for a file.
+    """
+    if not isinstance(source, Run | str | os.PathLike):
+        raise UsageError("source", type(source).__name__, "a Run or its file")
+    run = source if isinstance(source, Run) else load_one(source)
+    reference: Run | BaselineSource | None = None
+    if isinstance(baseline, Run):
+        reference = baseline
+    elif baseline is not None:
+        path_text(baseline, "baseline", "a Run, or its file")
+        reference = good_runs_source(baseline) or load_one(baseline)
+    return judge(run, fabric, rules, reference)
+
+
+def judge(
+    run: Run,
+    fabric: str | None = None,
+    rules: Sequence[str | os.PathLike[str]] = (),
+    baseline: Run | BaselineSource | None = None,
+    rows: Sequence[Row] | None = None,
+) -> Verdict:
+    """The verdict on a run.
+
+    fabric: stated; else that of the one file of ``rules``, else the label ``fabric``, or what the
+    links of the ranks show. rules: files of the user's own. baseline: a run, or the source of many,
+    to be measured by in place of a fabric's limits. rows: those of the run, where they are known
+    already (completion over ranks, default clocks). Raises UsageError for rules and fabrics that
+    are not there or cannot be the run's, and for a baseline of another machine.
+    """
+    rows = summarise_run(run) if rows is None else rows
+    failures = list(_failures(run, rows))
+    good = [row for row in rows if row.is_right]
+    nothing = _nothing_to_judge(good)
+    fabric_found, problems = None, [label_problem(run)]
+    taken: list[Phrase] = []
+    by_good_runs = None
+    if baseline is not None:
+        if fabric or rules:
+            raise UsageError("baseline", "a run with a fabric or rules", "one of them")
+        if nothing:
+            reference = [nothing]
+        elif isinstance(baseline, Run):
+            reference = [baseline_phrase(good, run, baseline)]
+        else:
+            by_good_runs = baseline.judge(run)
+            reference = good_runs_phrases(by_good_runs, baseline.name)
+    else:
+        fabric_found, problem = _fabric(run, fabric, rules)
+        if fabric_found is None and not problem and (fabric_found := by_names(run)):
+            name = next(str(m["device_name"]) for m in run.members)
+            text = f"{fabric_found.name} is taken from the log: {run.ranks} {name} on one host"
+            taken = [Phrase("", text)]
+        problems.append(problem)
+        reference = [nothing] if nothing else by_fabric(good, fabric_found, run)
+    if failures and all(phrase.word == NO_REFERENCE for phrase in reference):
+        reference = []
+    unread = () if failures else _unread(run)
+    texts = [
+        *problems,
+        *unread,
+        *odd_links(run),
+        *_stated(run, "setting"),
+        *_stated(run, "machine"),
+    ]
+    warnings = [Phrase(WARN, text) for text in texts if text]
+    if reference and not nothing and all(phrase.word == NO_REFERENCE for phrase in reference):
+        reference += _not_bounded(run, good)
+        taken = assumptions(good, run) if fabric_found is None else taken
+    judged = bool(failures) or any(p.word not in (NO_REFERENCE, "") for p in reference)
+    phrases = [*failures, *reference, *taken, *warnings, *_facts(run, rows, failures, judged)]
+    plain = (Phrase(phrase.word, one_line(phrase.text)) for phrase in phrases)
+    fabric_name = fabric_found.name if fabric_found else None
+    return Verdict(tuple(plain), fabric_name, judged, by_good_runs)
+
+
+def _fabric(
+    run: Run, fabric: str | None, rules: Sequence[str | os.PathLike[str]]
+) -> tuple[Fabric | None, str]:
+    """The fabric of a run, and what is wrong with its label: the file is shown all the same."""
+    own_rules = read_rules(rules)
+    if not fabric and len(own_rules) == 1:
+        fabric = next(iter(own_rules))
+    elif not fabric and own_rules and "fabric" not in run.labels:
+        raise UsageError("rules", f"{len(own_rules)} fabrics", "--fabric NAME with them")
+    try:
+        return fabric_of(run, fabric, own_rules), ""
+    except UsageError as error:
+        if fabric:
+            raise
+        return None, f"label {error}".rstrip(".")
+
+
+def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
+    from torchcoll.questions.pairs.matches import read_pairs
+    from torchcoll.questions.pairs.suspects import find_suspects, suspect_text
+
+    if run.ending:
+        yield Phrase(FAIL, run.ending)
+    elif run.end is None and not run.source:
+        cut = (problem for problem in run.problems if problem.startswith("truncated"))
+        yield Phrase(FAIL, next(cut, "the run did not end"))
+    wrong = [row for row in rows if row.outcome == "wrong"]
+    doubted = [row for row in rows if row.outcome == IMPLAUSIBLE]
+    accepted = (*EXPECTED_STATUSES, "wrong", IMPLAUSIBLE)
+    failed = [row for row in rows if row.outcome not in accepted]
+    for items, status in ((wrong, "wrong"), (doubted, IMPLAUSIBLE), (failed, "failed")):
+        if items:
+            first = case_text(items[0])
+            if status == IMPLAUSIBLE:
+                peak = max(row.busbw_gbps or 0 for row in items)
+                first = f"busbw up to {peak:.4g} GB/s, " if peak >= 0.01 else ""
+                first += "see the footnotes"
+            elif len(items) > 1:
+                first = f"the first {first}"
+            if status == "failed" and items[0].reason:
+                first += f": {items[0].reason}"
+            yield Phrase(FAIL, f"{len(items)} of {counted(len(rows), 'case')} {status}: {first}")
+    # What the ranks reported, by the threshold they had; else what reading the pairs shows: a run
+    # that was cut reported nothing.
+    accusations = _messages(run, "suspect")
+    if not accusations and (pairs := read_pairs(run)):
+        accusations = [
+            suspect_text(pairs, suspect) for suspect in find_suspects(pairs) if suspect.confirmed
+        ]
+    for text in _first(accusations, "suspect"):
+        yield Phrase(FAIL, text)
+
+
+def _stated(run: Run, kind: str) -> list[str]:
+    return _first(_messages(run, kind), kind)
+
+
+def _messages(run: Run, kind: str) -> list[str]:
+    events = [event for event in run.events if event.get("kind") == kind]
+    return [str(event.get("message") or f"{kind} event without a text") for event in events]
+
+
+def _first(messages: Iterable[str], kind: str) -> list[str]:
+    texts = dict.fromkeys(messages)
+    first = list(texts)[:_MOST_TOLD]
+    more = len(texts) - len(first)
+    return [*first, f"{more} more of the {kind} events above"] if more else first
+
+
+def _unread(run: Run) -> Iterator[str]:
+    """What reading the file lost: it is not judged."""
+    failures = ("truncated", run.ending or "truncated")  # failures
+    lost = [p for p in run.problems if not p.startswith(failures) and not p.endswith("shown once")]
+    if lost:
+        yield f"{len(lost)} problem{'s' if len(lost) > 1 else ''} in reading: {lost[0]}"
+
+
+def _nothing_to_judge(rows: Sequence[Row]) -> Phrase | None:
+    """Why no reference says anything of these rows."""
+    if not rows:
+        return Phrase(NO_REFERENCE, "no case has a result")
+    if all(row.ranks == 1 for row in rows):
+        return Phrase(NO_REFERENCE, ONE_RANK)
+    if not any(row.communicates for row in rows):
+        return Phrase(NO_REFERENCE, nothing_sent(rows))
+    if any(row.rehearsal for row in rows):
+        return Phrase(NO_REFERENCE, "a rehearsal on one GPU: its bandwidth means nothing")
+    return None
+
+
+def _not_bounded(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
+    """Why nobody asked whether an imported figure is possible, and what would tell."""
+    named = any(m.get("device_name") for m in run.members) or run.labels.get("gpu")
+    bounded = named or (stated_link_gbps(run) is not None and not link_unused(run))
+    accelerator = any(row.device != "cpu" for row in rows)
+    missing = {
+        "ranks": "--ranks N" if any(row.ranks < 1 for row in rows) else "",
+        "GPU": "--label gpu=NAME" if accelerator and not bounded else "",
+    }
+    if missing["GPU"] and any(map(is_rccl, rows)):  # a name would be of no use
+        missing["GPU"] = ""
+        yield Phrase("", "whether it is possible was not judged: no bound of AMD's GPUs is known")
+    if run.source and any(missing.values()):
+        names = " and ".join(name for name, action in missing.items() if action)
+        action = " ".join(filter(None, missing.values()))
+        text = f"whether it is possible was not judged: {names} unknown"
+        # A result file that was imported is none of another tool: its source is imported anew.
+        file = shlex.quote(run.source.get("file") or "FILE") if run.path else "FILE"
+        yield Phrase("", f"{text} (torchcoll convert {file} {action} -o RUN)")
+
+
+def _facts(
+    run: Run, rows: Sequence[Row], failures: Sequence[Phrase], judged: bool
+) -> Iterable[Phrase]:
+    with_data = [row for row in rows if row.status == "ok" and COLLECTIVES[row.collective].has_data]
+    correct = sum(row.verified == "correct" for row in with_data)
+    if not failures and correct:
+        counts = Counter(row.status for row in rows if row.status != "ok")
+        counts["unchecked"] = len(with_data) - correct
+        texts = [f"{count} {name}" for name, count in counts.items() if count]
+        yield Phrase("", ", ".join([f"{counted(correct, 'case')} correct", *texts]))
+    elif not failures and judged and with_data:
+        yield Phrase("", "no values checked")
+    if unused := link_unused(run):
+        yield Phrase("", unused)
+    backends = backends_of(run.results)
+    firsts = {b: ns for b in backends if (ns := first_result_ns(run, backend=b)) is not None}
+    parts = [
+        format_ns(ns, 3) + (f" on {backend}" if len(backends) > 1 else "")
+        for backend, ns in firsts.items()
+    ]
+    if parts:
+        yield Phrase("", f"time to first result {' and '.join(parts)}")

@@ -1,0 +1,347 @@
+"""Which fabric a run was measured on, and the run measured by the limits of that fabric."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE
+from torchcoll.core.errors import UsageError
+from torchcoll.core.plausibility import (
+    SWEEP,
+    DeviceLimits,
+    device_named,
+    device_of,
+    stated_link_gbps,
+)
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of, is_hosts
+from torchcoll.core.summary import Row
+from torchcoll.core.units import format_ranges, format_size
+from torchcoll.questions.check.rules import (
+    Fabric,
+    Limit,
+    Rule,
+    capped,
+    guessable,
+    load_fabric,
+    packaged,
+)
+
+PASS, WARN, FAIL, NO_REFERENCE = "PASS", "WARN", "FAIL", "NO REFERENCE"
+# Shares of a reference, torchcoll's own choice: healthy systems of results/ and of public logs
+# reach 90 to 102 % of the limits in rules/ from the sizes on that stand there; one of eight rails
+# that is gone costs 12 %.
+GOOD, POOR = 0.9, 0.75
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """One part of the sentence. word: PASS, WARN, FAIL, NO REFERENCE, or '' for a plain fact."""
+
+    word: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.word} {self.text}".strip()
+
+
+def word_of(share: float) -> str:
+    return PASS if share >= GOOD else WARN if share >= POOR else FAIL
+
+
+def case_text(row: Row) -> str:
+    size = format_size(row.size_bytes or row.size_bytes_requested)
+    return f"{row.collective} {size}" if COLLECTIVES[row.collective].has_data else row.collective
+
+
+def fabric_of(run: Run, asked_name: str | None, own_rules: Mapping[str, Rule]) -> Fabric | None:
+    """The fabric that is stated (else by the label ``fabric``), or recognised; None: not known.
+
+    Raises UsageError for one that is not there, or that cannot be the run's.
+    """
+    asked_name = asked_name or run.labels.get("fabric")
+    hosts = hosts_of(run)
+    if not asked_name:
+        return _recognised(run, hosts, own_rules)
+    fabric = load_fabric(asked_name, own_rules)
+    if hosts and fabric.several_hosts != (hosts > 1):
+        kind = "several hosts" if fabric.several_hosts else "one host"
+        mismatch = f"{fabric.name} for a run on {hosts} host{'s' if hosts > 1 else ''}"
+        raise UsageError("fabric", mismatch, f"a fabric of this run; {fabric.name} is for {kind}")
+    device = device_of(run)
+    links = {
+        device_limits.ring_gbps for name in fabric.devices if (device_limits := device_named(name))
+    }
+    if device and links and device.ring_gbps not in links:  # an H200 has the links of an H100
+        mismatch, whose = f"{fabric.name} for a run on {device.name}", ", ".join(fabric.devices)
+        raise UsageError("fabric", mismatch, f"a fabric of this run; {fabric.name} is for {whose}")
+    return fabric
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Raises UsageError for labels that the verdict would stumble over once all is measured. A
+    fabric that the package does not have may be one of the user's own.
+    """
+    label = labels.get("fabric", "")
+    if label.partition(":")[0] in packaged():
+        load_fabric(label)
+    if text := label_problem(Run(header={"spec": {"labels": dict(labels)}})):
+        raise UsageError(text)
+
+
+def label_problem(run: Run) -> str:
+    """What is wrong with the labels ``link_gbps`` and, of an imported table, ``hosts``, which of a
+    run of ours is anybody's word: its ranks tell their hosts. '' where nothing is.
+    """
+    if "link_gbps" in run.labels and stated_link_gbps(run) is None:
+        label = repr(run.labels["link_gbps"])
+        return str(UsageError("label link_gbps", label, "GB/s above 0"))
+    if run.source and "hosts" in run.labels and not is_hosts(run.labels["hosts"]):
+        label = repr(run.labels["hosts"])
+        return str(UsageError("label hosts", label, "a whole number from 1 on"))
+    return ""
+
+
+def odd_links(run: Run) -> list[str]:
+    """Ranks whose GPU has another number of active NVLinks than most of its kind."""
+    kinds: dict[Any, list[tuple[int, int]]] = {}
+    for rank, member in enumerate(run.members):
+        if isinstance(member.get("nvlinks"), int):
+            kinds.setdefault(member.get("device_name"), []).append((rank, member["nvlinks"]))
+    texts = []
+    for members in kinds.values():
+        counts = Counter(links for _, links in members)
+        usual = max(counts, key=lambda links: (counts[links], links))  # a link is lost, not won
+        for count in sorted({links for _, links in members} - {usual}):
+            ranks = [rank for rank, links in members if links == count]
+            ranks_text = f"rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"
+            texts.append(f"{count} NVLinks on {ranks_text}, {usual} on the others")
+    return texts
+
+
+def _recognised(run: Run, hosts: int, own_rules: Mapping[str, Rule]) -> Fabric | None:
+    device = device_of(run)
+    links = [(m.get("nvlinks"), m.get("nvlink_to_switch")) for m in run.members]
+    alike = bool(links) and links == links[:1] * len(links)  # an imported table has no ranks
+    if device is None or hosts != 1 or not alike or None in links[0]:
+        return None
+    for fabric in guessable(own_rules):
+        if device.name in fabric.devices and (fabric.nvlinks, fabric.to_switch) == links[0]:
+            return fabric
+    return None
+
+
+BEYOND = 1.05  # of the ring's limit: something better than a ring was used
+# Of all limits of a fabric: it is another one. Some limits were measured, and others measure more.
+_ANOTHER = 1.25
+
+
+def by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phrase]:
+    """The headline, and what it does not say. rows: those with a result, of several ranks; an
+    imported file may not tell of how many.
+    """
+    if all(row.ranks < 1 for row in rows):
+        return [Phrase(NO_REFERENCE, "where the number of ranks is unknown")]
+    if fabric is None:
+        where = " and ".join(
+            dict.fromkeys(
+                f"{row.backend}{' (RCCL)' if is_rccl(row) else ''} on {row.device}" for row in rows
+            )
+        )
+        within = hosts_of(run) == 1 and all(row.device == "cpu" for row in rows)
+        text = f"for {where}{' within one host' if within else ''}"
+        option = "" if within else "--fabric NAME or "
+        return [
+            Phrase(NO_REFERENCE, f"{text}: give one with torchcoll check {option}--baseline RUN")
+        ]
+    device = device_of(run) if fabric.several_hosts else None
+    judged = list(_judged(rows, fabric, device))
+    if not judged:
+        return [Phrase(NO_REFERENCE, f"of {fabric.name} for these cases: {_held(rows, fabric)}")]
+    headline, collective = _headline(fabric, judged)
+    # A good number that hides a better one is no PASS: what was not used comes before it.
+    unused = [phrase for name, phrase in _unused(fabric, judged) if name != collective]
+    first = [*unused, headline] if headline.word == PASS else [headline, *unused]
+    return [*first, *_doubts(rows, fabric, judged, device)]
+
+
+def is_rccl(row: Row) -> bool:
+    """AMD's NCCL, which torch calls nccl too."""
+    return (row.library or "").startswith("RCCL")
+
+
+def _doubts(
+    rows: Sequence[Row],
+    fabric: Fabric,
+    judged: Sequence[tuple[float, Row, Limit]],
+    device: DeviceLimits | None,
+) -> Iterator[Phrase]:
+    """What the headline, which is the best of each collective, does not say."""
+    for share, row, _ in judged:
+        alike = [
+            r for r in rows if (r.collective, r.size_bytes) == (row.collective, row.size_bytes)
+        ]
+        alike = [r for r in alike if _usable(r, fabric) and _held_by_any(fabric, r)]
+        worst = min(alike, key=lambda r: r.busbw_gbps or 0.0)
+        least = worst.busbw_gbps or 0.0
+        if share < POOR or least >= POOR * _limit_of(worst, fabric, device).busbw_gbps:
+            continue
+        pairs = ((name, getattr(worst, name)) for name in SWEEP)
+        other = [f"{name} {value}" for name, value in pairs if value != getattr(row, name)]
+        text = f"{least:.4g} GB/s busbw in {' '.join([case_text(worst), *other])}"
+        yield Phrase(WARN, f"{text}, {row.busbw_gbps:.4g} in the best of this size")
+
+
+def _headline(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> tuple[Phrase, str]:
+    """The phrase, and the collective that it is about. The lowest share decides; where that is
+    good, all_reduce speaks for the fabric.
+    """
+    lowest = min(judged, key=lambda item: item[0])
+    level = word_of(lowest[0])
+    reduced = (item for item in judged if item[1].collective == DEFAULT_COLLECTIVE)
+    share, row, limit = next(reduced, lowest) if level == PASS else lowest
+    text = f"{row.busbw_gbps:.4g} GB/s busbw at {format_size(row.size_bytes)}"
+    text += f" of {row.collective}" if len(judged) > 1 else ""
+    text += f", {100 * share:.1f} % of the {limit.algorithm} limit of {fabric.name}"
+    text += f" ({limit.source})"
+    if len(judged) > 1:
+        least = f"{100 * lowest[0]:.1f} %"
+        text += f", {len(judged)} collectives at {least} and more" if level == PASS else ""
+        text += f", the lowest of {len(judged)} collectives" if level != PASS else ""
+    most = {
+        row.collective: max(x.busbw_gbps for x in fabric.limits if row.collective in x.collectives)
+        for _, row, _ in judged
+    }
+    beyond = any((r.busbw_gbps or 0.0) > _ANOTHER * most[r.collective] for _, r, _ in judged)
+    if beyond:
+        text += "; more than it carries: another fabric, switches that reduce, or fewer ranks"
+    if unused := _faster(fabric, row, limit):
+        share = 100 * (row.busbw_gbps or 0.0) / unused.busbw_gbps
+        text += f"; {share:.0f} % of {unused.algorithm} ({unused.busbw_gbps:g} GB/s), which "
+        text += f"{_sure(row)}was not used"
+    return Phrase(WARN if (beyond or unused) and level == PASS else level, text), row.collective
+
+
+def share_of(
+    rows: Sequence[Row], fabric: Fabric, device: DeviceLimits | None
+) -> tuple[float, str] | None:
+    """The share that a headline would have, and of which algorithm's limit; None without one."""
+    judged = list(_judged(rows, fabric, device))
+    if not judged:
+        return None
+    reduced = (item for item in judged if item[1].collective == DEFAULT_COLLECTIVE)
+    share, _, limit = next(reduced, min(judged, key=lambda item: item[0]))
+    return share, limit.algorithm
+
+
+def limit_of(row: Row, fabric: Fabric, run: Run) -> Limit | None:
+    """What a row comes under; None where the fabric has no limit for it."""
+    if not _usable(row, fabric) or not _held_by_any(fabric, row):
+        return None
+    return _limit_of(row, fabric, device_of(run) if fabric.several_hosts else None)
+
+
+def _held(rows: Sequence[Row], fabric: Fabric) -> str:
+    """From which sizes on the limits of a fabric hold, for what was run where it has any."""
+    ran = {row.collective for row in rows if fabric.connects(row)}
+    if not ran:
+        return "they did not go through it"
+    ranks = max(row.ranks for row in rows)
+    least_sizes: dict[str, int] = {}
+    for limit in fabric.limits:
+        for name in limit.collectives:
+            least_sizes[name] = min(limit.least(ranks), least_sizes.get(name, limit.least(ranks)))
+    asked = {
+        name: size_bytes for name, size_bytes in least_sizes.items() if name in ran
+    } or least_sizes
+    by_size: dict[int, list[str]] = {}
+    for name, size_bytes in asked.items():
+        by_size.setdefault(size_bytes, []).append(name)
+    texts = (
+        f"{', '.join(names)} from {format_size(size_bytes)}"
+        for size_bytes, names in by_size.items()
+    )
+    return f"it has limits for {' and '.join(texts)}"
+
+
+def _judged(
+    rows: Sequence[Row], fabric: Fabric, device: DeviceLimits | None
+) -> Iterator[tuple[float, Row, Limit]]:
+    """For each collective its best row of the largest size, and the limit it comes under."""
+    connected: dict[tuple[object, ...], bool] = {}  # rows are many, and of few kinds
+    usable = []
+    for row in rows:
+        kind = (row.backend, row.device, row.group)
+        if kind not in connected:
+            connected[kind] = fabric.connects(row)
+        if connected[kind] and _has_bandwidth(row):
+            usable.append(row)
+    for collective in dict.fromkeys(row.collective for row in usable):
+        of_collective = [row for row in usable if row.collective == collective]
+        by_size: dict[int, list[Row]] = {}
+        for row in of_collective:
+            by_size.setdefault(row.size_bytes, []).append(row)
+        for size_bytes in sorted(by_size, reverse=True):
+            held = [row for row in by_size[size_bytes] if _held_by_any(fabric, row)]
+            if held:
+                row = max(held, key=lambda r: r.busbw_gbps or 0)
+                limit = _limit_of(row, fabric, device)
+                yield (row.busbw_gbps or 0.0) / limit.busbw_gbps, row, limit
+                break
+
+
+def _usable(row: Row, fabric: Fabric) -> bool:
+    """Whether its bandwidth is that of the fabric."""
+    return _has_bandwidth(row) and fabric.connects(row)
+
+
+def _has_bandwidth(row: Row) -> bool:
+    """Enqueueing alone moves nothing."""
+    return bool(row.busbw_gbps) and row.ranks > 1 and row.clock != "issue"
+
+
+def _held_by_any(fabric: Fabric, row: Row) -> bool:
+    return any(limit.holds(row) for limit in fabric.limits)
+
+
+def _limit_of(row: Row, fabric: Fabric, device: DeviceLimits | None) -> Limit:
+    """The limit of the algorithm that the log names; else the lowest that could have done it: a
+    ring is no bad NVLS.
+    """
+    here = sorted((x for x in fabric.limits if x.holds(row)), key=lambda x: x.busbw_gbps)
+    named = [x for x in here if x.algorithm.upper() in (row.algorithm or "").upper()]
+    busbw = row.busbw_gbps or 0.0
+    limit = next((x for x in named or here if busbw <= BEYOND * x.busbw_gbps), (named or here)[-1])
+    gbps, source = capped(limit, device)
+    return Limit(limit.algorithm, limit.collectives, gbps, source)
+
+
+def _unused(
+    fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]
+) -> Iterator[tuple[str, Phrase]]:
+    """Collectives in which a faster algorithm of the fabric was not used, though it could be."""
+    for _, row, used in judged:
+        if limit := _faster(fabric, row, used):
+            where = f" in {row.collective}" if len(judged) > 1 else ""
+            text = f"{limit.algorithm} {_sure(row)}was not used{where}: it would allow about"
+            yield row.collective, Phrase(WARN, f"{text} {limit.busbw_gbps:g} GB/s")
+
+
+def _faster(fabric: Fabric, row: Row, used: Limit) -> Limit | None:
+    """The fastest algorithm that the fabric offers for the row, where that is another one."""
+    others = [
+        limit
+        for limit in fabric.limits
+        if limit.holds(row)
+        and limit.busbw_gbps > BEYOND * used.busbw_gbps
+        and limit.algorithm != used.algorithm
+    ]
+    return max(others, key=lambda limit: limit.busbw_gbps, default=None)
+
+
+def _sure(row: Row) -> str:
+    """Without a log of the library it follows from the bandwidth alone."""
+    return "" if row.algorithm else "apparently "

@@ -1,0 +1,179 @@
+"""What others have published of the same kind of machine: how many GPUs, on how many hosts.
+
+Never a verdict: nobody says what else ran there, and the networks of one kind differ. The figures
+are facts of public logs, each with its source: results/published/ in the repository, which makes
+published.toml.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
+from torchcoll.core.summary import Row
+from torchcoll.core.toml_text import toml_table
+from torchcoll.core.units import format_size, parse_size
+
+# Other forms of a GPU of the same name: fewer links, or a part of one.
+_OTHERS = {"PCIE", "NVL", "MIG"}
+_ROUNDED = 0.999  # what is printed with three digits is no more exact
+
+
+@dataclass(frozen=True)
+class Publication:
+    """One run that somebody published.
+
+    id: its name for ``torchcoll again``.
+    type: runs of one type are of the same product or site.
+    linked: how many GPUs NVLink or xGMI connects with each other: those of a host, or of a rack.
+    host_gbit: Gbit/s of all network interfaces of a host; None if the source does not say.
+    figures: busbw in GB/s of (collective, bytes), by placement: ``True`` in place, ``False`` out of
+        place.
+    """
+
+    id: str
+    type: str
+    machine: str
+    gpu: str
+    hosts: int
+    ranks: int
+    network: str
+    library: str
+    versions: str
+    tool: str
+    date: str
+    who: str
+    source: str
+    note: str
+    linked: int
+    figures: Mapping[tuple[str, int], Mapping[bool, float]]
+    host_gbit: float | None = None
+
+    @property
+    def kind(self) -> str:
+        """Such as ``8 H100`` or ``2x8 H100``."""
+        if self.hosts == 1:
+            return f"{self.ranks} {self.gpu}"
+        return f"{self.hosts}x{self.ranks // self.hosts} {self.gpu}"
+
+    def gbps(self, collective: str, size_bytes: int, in_place: bool | None) -> float | None:
+        """busbw; of the other placement where that one was not published."""
+        by_placement = self.figures.get((collective, size_bytes), {})
+        return by_placement.get(bool(in_place), next(iter(by_placement.values()), None))
+
+
+@cache
+def publications() -> tuple[Publication, ...]:
+    """All of them, in the order of the file."""
+    file = resources.files("torchcoll").joinpath("questions/check/published.toml")
+    runs = toml_table(file.read_text(encoding="utf-8"))["run"]
+    return tuple(Publication(**{**run, "figures": _figures(run["figures"])}) for run in runs)
+
+
+def _figures(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], dict[bool, float]]:
+    names = {"out_of_place": False, "in_place": True}
+    return {
+        (line["collective"], parse_size(line["size"])): {
+            place: float(line[name]) for name, place in names.items() if name in line
+        }
+        for line in lines
+    }
+
+
+def alike(run: Run) -> list[Publication]:
+    """Those of as many GPUs of the same name on as many hosts; [] where the run tells no kind."""
+    name, hosts = _name_of(run), hosts_of(run)
+    gpu_words = _words(name)
+    if not gpu_words or gpu_words & _OTHERS:
+        return []
+    return [
+        publication
+        for publication in publications()
+        if (publication.hosts, publication.ranks) == (hosts, run.ranks)
+        and _words(publication.gpu) <= gpu_words
+    ]
+
+
+def kind_of_run(run: Run) -> str:
+    """Such as ``2x8 NVIDIA H100 PCIe``; '' where its GPUs or hosts are not known, or not alike."""
+    name, hosts = _name_of(run), hosts_of(run)
+    if not name or not hosts or run.ranks % hosts:
+        return ""
+    return f"{run.ranks} {name}" if hosts == 1 else f"{hosts}x{run.ranks // hosts} {name}"
+
+
+def _name_of(run: Run) -> str:
+    """The name of all GPUs of the run; the label ``gpu`` where it does not tell them."""
+    names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
+    names = names or {str(run.labels.get("gpu", ""))}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[^A-Z0-9]+", name.upper())) - {""}
+
+
+@dataclass(frozen=True)
+class PublishedCase:
+    """The best of a run's cases of one size beside what was published of it."""
+
+    row: Row
+    published: tuple[tuple[Publication, float], ...]
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        low, high = (pick(gbps for _, gbps in self.published) for pick in (min, max))
+        many, busbw = len(self.published), self.row.busbw_gbps or 0.0
+        below = sum(busbw < _ROUNDED * gbps for _, gbps in self.published)
+        kind = self.published[0][0].kind
+        reach = f"reach {low:.4g} to {high:.4g}" if many > 1 else f"reaches {low:.4g}"
+        where = f"{self.row.collective} {format_size(self.row.size_bytes)}"
+        count = f"below {below or 'none'} of {many}"
+        if many == 1:
+            count = "below it" if below else "not below it"
+        return (
+            f"published: {many} run{'s' * (many > 1)} on {kind} {reach} GB/s busbw in {where}; "
+            f"this run's {busbw:.4g} is {count}"
+        )
+
+
+def standings(run: Run, rows: Sequence[Row]) -> list[PublishedCase]:
+    """One of each collective and size that both have, those that most have published first, and of
+    these the largest; all_reduce before others. [] where nothing is published of such a machine.
+    """
+    usable = [r for r in rows if r.is_right and r.busbw_gbps and r.ranks == run.ranks]
+    usable = [r for r in usable if not r.group and r.clock != "issue"]
+    publications_alike = alike(run) if usable else []
+    best: dict[tuple[str, int], Row] = {}
+    for row in usable:
+        key = row.collective, row.size_bytes
+        if key not in best or (row.busbw_gbps or 0) > (best[key].busbw_gbps or 0):
+            best[key] = row
+    cases = []
+    for (collective, size), row in best.items():
+        figures = [
+            (publication, publication.gbps(collective, size, row.in_place))
+            for publication in publications_alike
+        ]
+        figures_given = tuple(
+            (publication, gbps) for publication, gbps in figures if gbps is not None
+        )
+        cases += [PublishedCase(row, figures_given)] if figures_given else []
+    names = [DEFAULT_COLLECTIVE, *COLLECTIVES]
+
+    def order(standing: PublishedCase) -> tuple[int, int, int]:
+        return (
+            names.index(standing.row.collective),
+            -len(standing.published),
+            -standing.row.size_bytes,
+        )
+
+    return sorted(cases, key=order)

@@ -1,0 +1,213 @@
+"""What others have published of a run's kind of machine, figure by figure, with the sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.plausibility import summarise_run
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
+from torchcoll.core.summary import Row
+from torchcoll.core.units import counted, format_bandwidth, format_size
+from torchcoll.questions.check.published import (
+    Publication,
+    PublishedCase,
+    alike,
+    kind_of_run,
+    publications,
+    standings,
+)
+from torchcoll.report.answer import Caveat
+from torchcoll.report.formats import print_forms
+from torchcoll.report.grid import Grid, Head, make_grid
+
+SCHEMA = "torchcoll-published/1"
+_CAVEAT = (
+    "no verdict: networks, versions and settings of one kind of machine differ; most are means of "
+    "calls back to back"
+)
+
+
+def show_published(runs: Sequence[Run], format: str = "table", file: TextIO | None = None) -> None:
+    """Of the kinds of machine of ``runs``, or of all kinds without a run. Raises UsageError for an
+    unknown format.
+    """
+    titled, records = [], []
+    for run in runs:
+        grids, records_of_run = _of_run(run)
+        title = one_line(run.path or run.source.get("file") or "") if len(runs) > 1 else ""
+        titled.append((title, grids))
+        records += records_of_run
+    if not runs:
+        titled = [("", [_known_grid()])]
+        records = [
+            {**_record(publication), "collective": key[0], "size_bytes": key[1], "busbw_gbps": gbps}
+            for publication in publications()
+            for key, records_of_run in publication.figures.items()
+            for gbps in list(records_of_run.values())[:1]
+        ]
+    print_forms(titled, records, {"schema": SCHEMA, "rows": records}, format, file)
+
+
+def published_lines(run: Run, rows: Sequence[Row]) -> list[Caveat]:
+    """Where the run stands, in one sentence; none where nothing is published of such a machine."""
+    best = standings(run, rows)[:1]
+    return [
+        Caveat(standing.text, after=" (torchcoll show --published)", of_runs=True)
+        for standing in best
+    ]
+
+
+def published_grid(run: Run) -> Grid | None:
+    """Each figure of a size that the run has too; of all sizes where it has none of them. None
+    where nothing is published of such a machine.
+    """
+    alike_runs = alike(run)
+    if not alike_runs:
+        return None
+    cases = standings(run, summarise_run(run))
+    items = [
+        (case.row.collective, case.row.size_bytes, publication, gbps, case.row.busbw_gbps)
+        for case in cases
+        for publication, gbps in case.published
+    ] or [
+        (collective, size, publication, next(iter(gbps.values())), None)
+        for publication in alike_runs
+        for (collective, size), gbps in publication.figures.items()
+    ]
+    shown = [item[2] for item in items]
+    numbers = {case.source: number for number, case in enumerate(_by_source(shown), 1)}
+    return make_grid(
+        [
+            (Head("collective", left=True), lambda i: i[0]),
+            (Head("size"), lambda i: format_size(i[1])),
+            (Head("busbw", "GB/s"), lambda i: format_bandwidth(i[3])),
+            (Head("yours", "GB/s"), lambda i: format_bandwidth(i[4]) if i[4] else "-"),
+            (Head("machine", left=True), lambda i: f"{i[2].machine} [{numbers[i[2].source]}]"),
+            (_HEADS["network"], lambda i: i[2].network),
+            (_HEADS["versions"], lambda i: i[2].versions),
+            (_HEADS["date"], lambda i: i[2].date),
+        ],
+        items,
+        above=[cases[0].text if cases else _nothing(alike_runs)],
+        below=[*_sources(shown, numbers), _CAVEAT],
+    )
+
+
+# What a narrow terminal leaves out, the last first: a second table would be of what machine?
+_HEADS = {
+    name: Head(name, left=True, drop=drop)
+    for drop, name in enumerate(("network", "date", "versions"), 1)
+}
+
+
+def _nothing(alike_runs: Sequence[Publication]) -> str:
+    many = counted(len(alike_runs), "run")
+    return f"published: {many} on {alike_runs[0].kind}, of none of this run's cases and sizes"
+
+
+def _unknown(run: Run) -> str:
+    gpus = bool(run.labels.get("gpu") or any(name.get("device_name") for name in run.members))
+    missing = [] if gpus else ["gpu=NAME"]
+    missing += [] if hosts_of(run) else ["hosts=N"]
+    what = {1: "which GPUs it was" if not gpus else "on how many hosts"}
+    text = what.get(len(missing), "which GPUs on how many hosts")
+    labels_text = " and ".join(f"--label {name}" for name in missing)
+    return f"{text} is not known; {labels_text} of torchcoll convert or of the run tell it"
+
+
+def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
+    grid = published_grid(run)
+    if grid is None:
+        kind = one_line(kind_of_run(run))
+        text = f"nothing of {kind}" if kind else _unknown(run)
+        return [Grid([], [], above=[f"published: {text} (torchcoll show --published has all)"])], []
+    cases: list[PublishedCase] = standings(run, summarise_run(run))
+    return [grid], [
+        {
+            **_record(publication),
+            "collective": standing.row.collective,
+            "size_bytes": standing.row.size_bytes,
+            "busbw_gbps": gbps,
+            "own_busbw_gbps": standing.row.busbw_gbps,
+        }
+        for standing in cases
+        for publication, gbps in standing.published
+    ]
+
+
+def _record(publication: Publication) -> dict[str, Any]:
+    names = (
+        "id",
+        "machine",
+        "gpu",
+        "hosts",
+        "ranks",
+        "network",
+        "library",
+        "versions",
+        "tool",
+        "date",
+    )
+    return {name: getattr(publication, name) for name in (*names, "who", "source", "note")}
+
+
+def _by_source(publications_shown: Sequence[Publication]) -> list[Publication]:
+    return list({publication.source: publication for publication in publications_shown}.values())
+
+
+def _sources(publications_shown: Sequence[Publication], numbers: dict[str, int]) -> list[str]:
+    texts = []
+    for publication in _by_source(publications_shown):
+        of_source = [other for other in publications_shown if other.source == publication.source]
+        notes = dict.fromkeys(f"{other.machine}: {other.note}" for other in of_source if other.note)
+        note = f" ({'; '.join(notes)})" if notes else ""  # an address ends with a blank
+        texts.append(
+            f"[{numbers[publication.source]}] {publication.who}, {publication.source}{note}"
+        )
+    return texts
+
+
+def _known_grid() -> Grid:
+    """A line for each entry, with its largest all_reduce or what else it has."""
+    ordered = sorted(
+        publications(),
+        key=lambda publication: (publication.gpu, publication.hosts, publication.ranks),
+    )
+    origins = list(dict.fromkeys(map(_origin, ordered)))
+
+    def largest(publication: Publication) -> tuple[str, int]:
+        first = next(iter(publication.figures))[0]
+        return max(key for key in publication.figures if key[0] == first)
+
+    def largest_text(publication: Publication) -> str:
+        collective, size_bytes = largest(publication)
+        return f"{collective} {format_size(size_bytes)}"
+
+    return make_grid(
+        [
+            (Head("kind", left=True), lambda p: p.kind),
+            (Head("entry", left=True), lambda p: f"{p.id} [{origins.index(_origin(p)) + 1}]"),
+            (Head("largest case", left=True), largest_text),
+            (Head("busbw", "GB/s"),
+             lambda p: format_bandwidth(next(iter(p.figures[largest(p)].values())))),
+            (Head("date", left=True, drop=1), lambda p: p.date),
+            (Head("machine", left=True, drop=2), lambda p: p.machine),
+            (Head("network", left=True, drop=3), lambda p: p.network),
+            (Head("versions", left=True, drop=4), lambda p: p.versions),
+        ],
+        ordered,
+        above=[f"published: {counted(len(ordered), 'run')} of "
+               f"{len({publication.kind for publication in ordered})} kinds of machine"],
+        below=[*(f"[{number}] {origin}" for number, origin in enumerate(origins, 1)),
+               "full address, note, plausibility and command of an entry: torchcoll again ENTRY "
+               "--dry-run; all addresses: --format json", _CAVEAT],
+    )  # fmt: skip
+
+
+def _origin(publication: Publication) -> str:
+    """Who published it, and in which repository: whole addresses are too long for a table."""
+    address = publication.source.removeprefix("https://")
+    return f"{publication.who}, {'/'.join(address.split('/')[:3])}"

@@ -1,0 +1,85 @@
+"""How verdicts are displayed: of one run, and of several in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.plausibility import summarise_run
+from torchcoll.core.result import Run
+from torchcoll.questions.check.judging import Verdict
+from torchcoll.report.answer import VERDICTS, Answer
+from torchcoll.report.destination import Destination
+from torchcoll.report.formats import View, json_text, run_object
+from torchcoll.report.grid import Grid, print_grids
+from torchcoll.report.header import header_lines, requested_cases
+
+FORMATS = ("table", "markdown", "json")
+_KINDS = {verdict: level for level, verdict in VERDICTS.items()}
+_FAILING = ("bad", "doubt")
+_WORST = ("bad", "doubt", "good", "")
+_REASONS = 3  # that several runs have, in one sentence
+_WHAT_RAN = 2  # lines of a run's header: the collective, and where it ran
+
+
+def show_verdicts(
+    runs: Sequence[Run], verdicts: Sequence[Verdict], format: str, file: TextIO | None = None
+) -> None:
+    """Print the verdict of each run, and of several one sentence over all of them.
+
+    In json an object for each run: ``schema``, ``run`` and ``verdict``.
+    """
+    out = Destination(file)
+    if format == "json":
+        objects = [run_object(r, View(), verdict=v) for r, v in zip(runs, verdicts, strict=True)]
+        for judged, verdict in zip(objects, verdicts, strict=True):
+            del judged["rows"]
+            judged["answer"] = answer_of(verdict).to_json()
+        out.write(json_text(objects))
+        out.flush()
+        return
+    titles = [one_line(r.path or r.header.get("run_id") or "run") for r in runs]
+    titled, answers = [], [answer_of(verdict) for verdict in verdicts]
+    for run, title, answer in zip(runs, titles, answers, strict=True):
+        rows = summarise_run(run)
+        above = header_lines(run, rows or requested_cases(run), "max", [])[:_WHAT_RAN]
+        titled.append((title if len(runs) > 1 else "", [Grid([], [], above=above, answer=answer)]))
+    several = over_all(list(zip(titles, answers, strict=True))) if len(runs) > 1 else None
+    print_grids(titled, format, out, several)
+    out.flush()
+
+
+def answer_of(verdict: Verdict) -> Answer:
+    """``worst`` is why the verdict is no better: a WARN may begin with what is well."""
+    first, *others = [str(phrase) for phrase in verdict.phrases] or [""]
+    level = _KINDS[verdict.word]
+    failing = [p.text for p in verdict.phrases if p.word == verdict.word and level in _FAILING]
+    return Answer(first, level, worst=tuple(failing), caveats=tuple(others))
+
+
+def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
+    """One verdict of several runs, given as (name, its own): how many have which, and the worst."""
+    kinds = [answer.level for _, answer in named]
+    counts = [f"{kinds.count(kind)} {VERDICTS[kind]}" for kind in _WORST if kind in kinds]
+    worst = next(kind for kind in _WORST if kind in kinds)
+    worst_runs = [(name, answer) for name, answer in named if answer.level == worst]
+    text = f"{len(named)} runs: {', '.join(counts)}" if worst else f"{len(named)} runs, none judged"
+    facts: dict[str, Any] = {"counts": {VERDICTS[kind]: kinds.count(kind) for kind in _WORST}}
+    if worst == "good":
+        return Answer(text, worst, **facts)
+    facts["worst"] = tuple(name for name, _ in worst_runs)
+    reasons: dict[str, list[str]] = {}
+    for name, answer in worst_runs:
+        reason = answer.headline
+        if answer.worst:
+            reason = f"{VERDICTS[worst]} {answer.worst[0]}"
+        reasons.setdefault(reason, []).append(one_line(name))
+    if len(reasons) == 1 and (len(worst_runs) > 1 or not worst):
+        [reason] = worst_runs[0][1].worst[:1] or reasons
+        return Answer(f"{text}: {reason}", worst, **facts)
+    for reason, names in list(reasons.items())[:_REASONS]:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        text += f"; {names[0]}{more}: {reason}"
+    left = sum(len(names) for names in list(reasons.values())[_REASONS:])
+    return Answer(text + (f"; and {left} more" if left else ""), worst, **facts)

@@ -1,0 +1,279 @@
+"""How sides on different hardware are shown: each by its own measure, and no ratio."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
+from torchcoll.questions.comparison.cells import figure_cell, size_cell
+from torchcoll.questions.comparison.wording import BUFFER_REUSE_TEXTS, side_names
+from torchcoll.report.answer import Answer
+from torchcoll.report.grid import Grid, Head
+from torchcoll.stats.sides import NOT_KNOWN
+
+if TYPE_CHECKING:
+    from torchcoll.questions.comparison.compare import Comparison
+    from torchcoll.questions.comparison.results import Compared
+    from torchcoll.stats.across_hardware import Profile
+    from torchcoll.stats.sides import Measured
+
+
+def is_across_hardware(comparison: Comparison) -> bool:
+    """Whether the sides can only be shown next to each other: no case has a ratio."""
+    return bool(comparison.profiles) and not comparison.ranked
+
+
+def across_answer(comparison: Comparison) -> Answer:
+    """What may be said of the two sides without a ratio, in one sentence."""
+    rows = [row for row in comparison.rows if row.matched]
+    reasons = list(dict.fromkeys(row.reason for row in rows))
+    different = [reason for reason in reasons if reason.startswith("different ")]
+    others = [reason for reason in reasons if reason not in different]
+    why = [*different, *ranks_texts(comparison)]
+    texts = [f"no ratio ({one_line('; '.join(dict.fromkeys(why)))})"]
+    tables = len(comparison.profiles)
+    over = f" over {tables} tables" if tables > 1 else ""
+    for what, text_of in (
+        (f"half-bandwidth size{over}", _halves_text),
+        (f"latency floor{over}", _floors_text),
+        ("first call", _first_calls_text),
+    ):
+        sides = [text_of([pair[side] for pair in _profiles(comparison)]) for side in (0, 1)]
+        if any(sides):
+            texts.append(f"{what}: {_of_sides(comparison, [text or NOT_KNOWN for text in sides])}")
+        if text_of is _halves_text:
+            texts += _shares_texts(comparison)
+    for reason in others:
+        number = sum(row.reason == reason for row in rows)
+        texts.append(f"{counted(number, 'case')} {one_line(reason)}")
+    bad = any(reason.startswith(("wrong", "failed", "timeout", "oom")) for reason in others)
+    return Answer("; ".join(texts), "bad" if bad else "doubt")
+
+
+def ranks_texts(comparison: Comparison) -> list[str]:
+    """``ranks: nccl 8, oneccl 2``, where the sides have different numbers of ranks."""
+    ranks = [
+        sorted({number for pair in _profiles(comparison) for number in pair[side].ranks})
+        for side in (0, 1)
+    ]
+    if not all(ranks) or ranks[0] == ranks[1]:
+        return []
+    return [f"ranks: {_of_sides(comparison, [', '.join(map(str, each)) for each in ranks])}"]
+
+
+def _profiles(comparison: Comparison) -> list[tuple[Profile, Profile]]:
+    return [(base, new) for _, base, new in comparison.profiles]
+
+
+def _of_sides(comparison: Comparison, texts: Sequence[str]) -> str:
+    """``nccl 8, oneccl 2``"""
+    pairs = zip(side_names(comparison), texts, strict=True)
+    return ", ".join(f"{name} {text}" for name, text in pairs)
+
+
+def _range_text(texts: Iterable[str]) -> str:
+    """``8M to 16M`` of ascending texts, ``8M`` of equal ones, '' of none."""
+    several = list(texts)
+    return " to ".join(dict.fromkeys([*several[:1], *several[-1:]]))
+
+
+def _halves_text(profiles: Sequence[Profile]) -> str:
+    halves = [profile for profile in profiles if profile.half_bytes]
+    if len(halves) == 1:
+        return half_text(halves[0])
+    sizes = [size for p in halves for size in (p.below_bytes or p.half_bytes, p.half_bytes) if size]
+    return _range_text(map(format_size, sorted(sizes)))
+
+
+def half_text(profile: Profile) -> str:
+    """Between which two sizes busbw passes half of the best."""
+    if not profile.half_bytes:
+        return NOT_KNOWN
+    if not profile.below_bytes:
+        return f"{format_size(profile.half_bytes)} or less"
+    return f"{format_size(profile.below_bytes)} to {format_size(profile.half_bytes)}"
+
+
+def _floors_text(profiles: Sequence[Profile]) -> str:
+    """The times and the sizes that they are of."""
+    floors = [(p.floor_ns, p.floor_bytes) for p in profiles if p.floor_ns and p.floor_bytes]
+    if not floors:
+        return ""
+    times = _range_text(format_ns(ns) for ns, _ in sorted(floors))
+    return f"{times} at {_range_text(bytes_text(size) for size in sorted(s for _, s in floors))}"
+
+
+def bytes_text(size_bytes: int) -> str:
+    return format_size(size_bytes) if size_bytes >= 1024 else counted(size_bytes, "byte")
+
+
+def _first_calls_text(profiles: Sequence[Profile]) -> str:
+    times = {profile.first_call_ns for profile in profiles if profile.first_call_ns}
+    return _range_text(format_ns(ns, 3) for ns in sorted(times))
+
+
+def _shares_texts(comparison: Comparison) -> list[str]:
+    """What each side reaches of its own best at the largest size that both have."""
+    from torchcoll.questions.comparison.results import tables_of
+
+    tables = tables_of([row for row in comparison.rows if row.matched])
+    shares: tuple[list[float], list[float]] = ([], [])
+    sizes = set()
+    largest: tuple[list[bool], list[bool]] = ([], [])  # whether the best is of that very size
+    for (_, base, new), table in zip(comparison.profiles, tables, strict=True):
+        row = max(table, key=lambda row: row.pair.size_bytes)
+        of_base = share_of(row.pair.base, base.best_gbps)
+        of_new = share_of(row.pair.new, new.best_gbps)
+        if of_base is not None and of_new is not None:
+            sizes.add(row.pair.size_bytes)
+            shares[0].append(of_base)
+            shares[1].append(of_new)
+            for profile, at_best in zip((base, new), largest, strict=True):
+                at_best.append(profile.best_bytes == profile.largest_bytes == row.pair.size_bytes)
+    if not sizes:
+        return []
+    where = f"at {format_size(sizes.pop())}" if len(sizes) == 1 else "at the largest common sizes"
+    texts = [
+        _range_text(f"{100 * share:.1f} %" for share in sorted(each))
+        + " (its largest size)" * all(is_largest)
+        for each, is_largest in zip(shares, largest, strict=True)
+    ]
+    return [f"share of its own best busbw {where}: {_of_sides(comparison, texts)}"]
+
+
+def share_of(items: Sequence[Measured], best_gbps: float | None) -> float | None:
+    """Geometric as the best is: an arithmetic mean would exceed 100 %."""
+    from torchcoll.stats.ratios import geometric
+
+    mean = geometric(m.row.busbw_gbps for m in items)
+    return mean / best_gbps if mean and best_gbps else None
+
+
+def settings_grid(comparison: Comparison) -> Grid:
+    """What both sides record where it is not the same; below it what only one of them records."""
+    names = [one_line(side.name) for side in (comparison.base, comparison.new)]
+    heads = [Head("settings that differ", left=True, repeat=True)]
+    heads += [Head(name, left=True) for name in names]
+    rows: list[list[str]] = []
+    alone: tuple[list[str], list[str]] = ([], [])
+    for setting in comparison.settings:
+        name = one_line(setting.name) + (f" ({setting.where})" if setting.where else "")
+        texts = [_values_text(setting.name, values) for values in (setting.base, setting.new)]
+        if setting.base and setting.new:
+            short = (textwrap.shorten(text, _WIDEST, placeholder=" ...") for text in texts)
+            rows.append([name, *short])
+        else:
+            side = 0 if setting.base else 1
+            alone[side].append(f"{name} {texts[side]}")
+    below = [
+        f"recorded for {names[side]} only: {', '.join(alone[side])}"
+        for side in (0, 1)
+        if alone[side]
+    ]
+    return Grid(heads if rows else [], rows, below=below) if rows or below else Grid([], [])
+
+
+_WIDEST = 28  # characters of a value, so that both sides fit into 80 columns
+
+
+_MOST_VALUES = 4
+
+
+def _values_text(name: str, values: Sequence[str]) -> str:
+    if not values:
+        return NOT_KNOWN
+    if name == "buffer_reuse":
+        values = [BUFFER_REUSE_TEXTS.get(value, value) for value in values]
+    if len(values) > _MOST_VALUES:
+        return f"{one_line(', '.join(values[:2]))}, ... ({len(values)} values)"
+    return one_line(", ".join(values))
+
+
+def profile_grid(comparison: Comparison, base: Profile, new: Profile, title: str) -> Grid:
+    """The figures that are each side's own; a figure that neither side has is left out."""
+    names = [one_line(side.name) for side in (comparison.base, comparison.new)]
+    heads = [Head("each by its own measure", left=True), Head(names[0]), Head(names[1])]
+    figures: list[tuple[str, Callable[[Profile], str]]] = [
+        ("ranks", lambda p: ", ".join(map(str, p.ranks)) or NOT_KNOWN),
+        ("best busbw (GB/s)", lambda p: format_bandwidth(p.best_gbps)),
+        ("best busbw at", lambda p: format_size(p.best_bytes) if p.best_bytes else NOT_KNOWN),
+        ("half-bandwidth size", half_text),
+        ("latency floor", _floor_text),
+        ("first call", lambda p: _time_text(p.first_call_ns)),
+        ("time to first result", lambda p: _time_text(p.first_result_ns)),
+    ]
+    rows = [[name, text_of(base), text_of(new)] for name, text_of in figures]
+    rows = [row for row in rows if set(row[1:]) - {NOT_KNOWN, "-"}]
+    below = [
+        f"{name}: the best is that of its largest size, {format_size(profile.best_bytes)}; larger "
+        "sizes may reach more"
+        for name, profile in zip(names, (base, new), strict=True)
+        if profile.best_bytes and profile.best_bytes == profile.largest_bytes
+    ]
+    return Grid(heads, rows, above=[title] if title else [], below=below)
+
+
+def _time_text(ns: float | None) -> str:
+    return NOT_KNOWN if ns is None else format_ns(ns)
+
+
+def _floor_text(profile: Profile) -> str:
+    if not profile.floor_bytes:
+        return _time_text(profile.floor_ns)
+    if profile.floor_ns is None:
+        return f"not seen, from {format_size(profile.floor_bytes)} on"
+    return f"{format_ns(profile.floor_ns)} at {bytes_text(profile.floor_bytes)}"
+
+
+def shares_grid(
+    comparison: Comparison, table: Sequence[Compared], base: Profile, new: Profile
+) -> Grid:
+    """Each side beside its own best, with the algorithm that its library chose where it is known:
+    no ratio between machines that are not alike.
+    """
+    sides = (
+        (comparison.base, [(row.base, row.pair.base) for row in table], base.best_gbps),
+        (comparison.new, [(row.new, row.pair.new) for row in table], new.best_gbps),
+    )
+    heads = [Head("size", repeat=True)]
+    columns = [[size_cell(row) for row in table]]
+    for side, figures, best_gbps in sides:
+        heads += [Head(one_line(side.name)), Head("of its", "best")]
+        columns.append([figure_cell(value, comparison.metric) for value, _ in figures])
+        columns.append([_share_text(share_of(items, best_gbps)) for _, items in figures])
+        algorithms = [_algorithms_text(items) for _, items in figures]
+        if any(algorithms):
+            heads.append(Head("algorithm", left=True))
+            columns.append([text or NOT_KNOWN for text in algorithms])
+    results = [f"{row.result} ({one_line(row.reason)})" for row in table]
+    above = []
+    if len(set(results)) > 1:  # what is the same for all sizes is said once
+        heads.append(Head("result", left=True))
+        columns.append(results)
+    else:
+        above.append(f"all sizes: {results[0]}")
+    return Grid(heads, [list(cells) for cells in zip(*columns, strict=True)], above=above)
+
+
+def _share_text(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _algorithms_text(items: Sequence[Measured]) -> str:
+    return one_line(", ".join(dict.fromkeys(m.row.algorithm for m in items if m.row.algorithm)))
+
+
+def alone_line(comparison: Comparison) -> str:
+    """How many cases only one side has, and of which collectives."""
+    texts = []
+    for side, rows in (
+        (comparison.base, [row for row in comparison.rows if not row.pair.new]),
+        (comparison.new, [row for row in comparison.rows if not row.pair.base]),
+    ):
+        names = dict.fromkeys(row.row.collective for row in rows)
+        if rows:
+            texts.append(f"{len(rows)} in {one_line(side.name)} ({', '.join(names)})")
+    return f"cases on one side only (--all lists them): {', '.join(texts)}"

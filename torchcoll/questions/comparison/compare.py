@@ -1,0 +1,433 @@
+"""Two sides compared case by case: what differs, how much, and whether that is evidence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, overload
+
+from torchcoll.core.display import Displayed
+from torchcoll.core.errors import UsageError, choice, did_you_mean, literal, text_items, unknown
+from torchcoll.core.summary import OVER_RANKS
+from torchcoll.core.traffic import Traffic
+from torchcoll.core.units import format_size
+from torchcoll.questions.comparison.prediction import (
+    ScenarioError,
+    has_model,
+    scenario_errors,
+    scenarios,
+)
+from torchcoll.questions.comparison.results import (
+    FIRST_CALLS,
+    NO_STARTS,
+    Compared,
+    Judged,
+    beyond,
+    compared_rows,
+    judge,
+    measured_cases,
+    outlier_text,
+    start_modes_of,
+    tables_of,
+)
+from torchcoll.reading.inputs import Source
+from torchcoll.stats.across_hardware import Profile, Start, profile, start
+from torchcoll.stats.differences import (
+    Difference,
+    differences_of,
+    dimensions_of,
+    hidden_of,
+    separate_of,
+    settings_of,
+    taken_of,
+    unknown_of,
+    value_text,
+    ways_of,
+)
+from torchcoll.stats.filters import Condition, conditions
+from torchcoll.stats.matching import NAMES, Pair, pairs_of, sizes_of_sides, value_of
+from torchcoll.stats.sides import (
+    METRICS,
+    Measured,
+    Reading,
+    Side,
+    check_together,
+    named_side,
+    reading_of,
+    start_of,
+    values_by_name,
+)
+from torchcoll.stats.start_modes import StartModes
+from torchcoll.stats.statistics import Outlier
+
+if TYPE_CHECKING:
+    from torchcoll.parts.training.traffic_comparison import TrafficComparison
+    from torchcoll.questions.comparison.fits import Fitted
+
+THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
+
+
+@dataclass(repr=False)
+class Comparison(Displayed):
+    """What ``compare`` found.
+
+    - names: what the sides are called, where that is not what they were given.
+    - fitted: latency and bandwidth of each table, with fit=True.
+    - left_out: the runs that were outliers, by their files; outliers: the same runs.
+    - starts: the first calls of base and new, where each has one backend.
+    - modes: where runs start in one of two modes.
+    - profiles: on different hardware, (the first pair of the table, base, new) of each table.
+    - settings: where no case has a ratio, what is not the same on both sides or known of one alone.
+    - case_differences: else the settings of the cases, such as buffer_reuse, that are not the same.
+    - errors: of a model, over all cases and over each scenario.
+    """
+
+    base: Side
+    new: Side
+    metric: str
+    threshold: float
+    reading: str
+    rows: list[Compared]
+    differences: list[Difference]
+    notes: list[str] = field(default_factory=list)
+    names: tuple[str, str] | None = None
+    by: tuple[str, ...] = ()
+    fitted: list[Fitted] = field(default_factory=list)
+    profiles: list[tuple[Pair, Profile, Profile]] = field(default_factory=list)
+    settings: list[Difference] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    outliers: tuple[Outlier, ...] = ()
+    starts: tuple[Start, ...] = ()
+    modes: StartModes | None = None
+    errors: list[ScenarioError] = field(default_factory=list)
+    case_differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def tally(self) -> dict[str, int]:
+        """How many cases have each result; those that none has are left out."""
+        return dict(Counter(row.result for row in self.rows))
+
+    @property
+    def more_is_faster(self) -> bool:
+        return self.metric != "time"
+
+    @property
+    def ranked(self) -> list[Compared]:
+        """The cases that have a ratio, the slowest in comparison first."""
+        with_ratio = [row for row in self.rows if row.ratio is not None]
+        return sorted(with_ratio, key=lambda row: row.ratio or 0, reverse=not self.more_is_faster)
+
+    @property
+    def judged(self) -> list[Judged]:
+        """Of the fits, where there are any, else of the cases."""
+        return [item.judged for item in self.fitted or self.rows]
+
+    @property
+    def one_after_the_other(self) -> bool:
+        """Whether a case was judged whose base was measured before its new side, or after it."""
+        return any(case.p_value is not None and not case.interleaved for case in self.judged)
+
+    @property
+    def beyond(self) -> int:
+        """How many ratios differ by more than the threshold, evidence or not."""
+        ratios = [row.judged.ratio for row in self.rows if row.judged.ratio]
+        return sum(beyond(ratio, self.threshold) for ratio in ratios)
+
+
+@overload
+def compare(base: Traffic, new: Traffic) -> TrafficComparison: ...
+
+
+@overload
+def compare(
+    base: Source | Side | Sequence[Source],
+    new: Source | Side | Sequence[Source] | None = None,
+    *,
+    threshold: float = THRESHOLD,
+    metric: str = "time",
+    over_ranks: str | None = None,
+    filter: str | Sequence[str] = (),
+    by: str | Sequence[str] = (),
+    fit: bool = False,
+) -> Comparison: ...
+
+
+def compare(
+    base: Traffic | Source | Side | Sequence[Source],
+    new: Traffic | Source | Side | Sequence[Source] | None = None,
+    *,
+    threshold: float = THRESHOLD,
+    metric: str = "time",
+    over_ranks: str | None = None,
+    filter: str | Sequence[str] = (),
+    by: str | Sequence[str] = (),
+    fit: bool = False,
+) -> Comparison | TrafficComparison:
+    """``new`` against ``base``: Runs, files, folders or globs; several are the runs of a side.
+    As on the command line ``label=PATH`` names a side, and of ``backend:gloo=PATH`` only those
+    cases count.
+
+    threshold: changes below it are the same (0.02 = 2 %). metric: time, algbw, busbw. over_ranks:
+    max (the default), mean, min, rank0. filter: conditions such as ``collective=all_reduce`` and
+    ``size>=1M``. by: names that cases must agree in to be compared. fit: latency and bandwidth of
+    each collective in place of the cases.
+
+    Two Traffics, such as captures of a training, are compared step by step, as ``torchcoll compare
+    FOLDER FOLDER`` does: what they send, how long it takes and which rank the others wait for. The
+    result is a TrafficComparison, and there are no options.
+
+    Raises UsageError for choices that do not exist, for sides without a common case, and for
+    rehearsals among real runs, and for a Traffic with anything but another one; UnreadableError
+    for a file.
+    """
+    if isinstance(base, Traffic) and isinstance(new, Traffic):
+        options = {
+            "threshold": (threshold, THRESHOLD),
+            "metric": (metric, "time"),
+            "over_ranks": (over_ranks, None),
+            "filter": (filter, ()),
+            "by": (by, ()),
+            "fit": (fit, False),
+        }
+        for name, (value, default) in options.items():
+            if value != default:
+                raise UsageError(name, value, "none with captures of a training")
+        from torchcoll.parts.training.traffic_comparison import compare_traffic
+
+        return compare_traffic(base, new)
+    for name, side in (("base", base), ("new", new)):
+        if isinstance(side, Traffic):
+            action = "Load both: torchcoll.compare(Traffic.load(A), Traffic.load(B))."
+            raise UsageError(name, "a Traffic", "a Traffic on both sides or on none", action)
+    assert not isinstance(base, Traffic) and not isinstance(new, Traffic)
+    if not (isinstance(threshold, (int, float)) and 0 < threshold < 1):
+        raise UsageError("threshold", threshold, "above 0 % and below 100 %")
+    if new is None:
+        side_of(base, "base")  # says what is wrong with it
+        action = "The folder of a versus: torchcoll compare FOLDER."
+        raise UsageError("compare", "one side", "two: base and new", action)
+    sides = matched(base, new, metric, over_ranks, filter, by)
+    cases, separate = measured_cases(sides.pairs, sides.base, sides.new, metric)
+    judged = judge(cases, threshold, metric != "time")
+    return comparison_of(sides, judged, separate, threshold, fit)
+
+
+def side_of(sources: Source | Side | Sequence[Source], name: str) -> Side:
+    return sources if isinstance(sources, Side) else named_side(name, sources)
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Two sides and their cases, not judged yet. by: as in ``compare``."""
+
+    base: Side
+    new: Side
+    metric: str
+    reading: str
+    pairs: Sequence[Pair]
+    by: tuple[str, ...] = ()
+
+
+def matched(
+    base: Source | Side | Sequence[Source],
+    new: Source | Side | Sequence[Source],
+    metric: str = "time",
+    over_ranks: str | None = None,
+    filter: str | Sequence[str] = (),
+    by: str | Sequence[str] = (),
+) -> Matched:
+    """As ``compare``, which raises what this raises."""
+    choice(metric, "metric", METRICS)
+    if over_ranks is not None:
+        choice(over_ranks, "over-ranks", OVER_RANKS)
+    ours, theirs = side_of(base, "base"), side_of(new, "new")
+    check_together(ours, theirs)
+    names = tuple(name.strip() for name in text_items(by, "by")) if by != "" else ()
+    available = {*NAMES, *values_by_name(ours), *values_by_name(theirs)}
+    for name in names:
+        if name not in available:
+            facts = sorted(available - set(NAMES))
+            expected = f"one of {', '.join(NAMES)}, or {', '.join(facts)}"
+            raise UsageError("by", name, expected, did_you_mean(name, available))
+    if not names and has_model(ours, theirs):
+        names = scenarios(ours, theirs)
+    pairs, reading = _pairs_of(ours, theirs, metric, over_ranks, conditions(filter), names)
+    return Matched(ours, theirs, metric, reading, pairs, names)
+
+
+def comparison_of(
+    sides: Matched,
+    judged: Sequence[Judged],
+    separate: Sequence[Outlier],
+    threshold: float,
+    fit: bool = False,
+) -> Comparison:
+    """With the results of the cases: those of ``compare``, or of ``versus``."""
+    ours, theirs, pairs = sides.base, sides.new, sides.pairs
+    rows = compared_rows(pairs, judged, separate)
+    differences = [*differences_of(ours, theirs), *ways_of(pairs)]
+    comparison = Comparison(
+        ours, theirs, sides.metric, threshold, sides.reading, rows, differences, by=sides.by
+    )
+    comparison.left_out = [_run_name(comparison, outlier) for outlier in separate]
+    comparison.outliers = tuple(separate)
+    comparison.modes = start_modes_of(pairs, comparison.more_is_faster)
+    if fit:
+        from torchcoll.questions.comparison.fits import fit_pairs
+
+        decided = [row.pair for row in rows if row.reason != FIRST_CALLS]
+        comparison.fitted = fit_pairs(
+            decided, ours, theirs, threshold, sides.metric, [each.run for each in separate]
+        )
+    if any(row.reason.startswith("different ") for row in rows):
+        comparison.profiles = _profiles(rows, ours, theirs)
+        if not comparison.ranked:
+            comparison.settings = settings_of(ours, theirs, pairs)
+    if not comparison.settings:
+        chosen_by = _chosen_by(ours, theirs)
+        comparison.case_differences = [
+            d for d in dimensions_of(pairs) if d.base and d.new and d.name != chosen_by
+        ]
+    comparison.errors = scenario_errors(ours, theirs, rows)
+    comparison.starts = _starts(pairs, ours, theirs)
+    named = zip(comparison.left_out, separate, strict=True)
+    comparison.notes = [
+        *(outlier_text(name, outlier) for name, outlier in named),
+        *_notes(comparison, pairs),
+    ]
+    return comparison
+
+
+def _pairs_of(
+    base: Side,
+    new: Side,
+    metric: str,
+    over_ranks: str | None,
+    wanted: Sequence[Condition],
+    by: Sequence[str],
+) -> tuple[list[Pair], str]:
+    reading = reading_of(base, new, over_ranks)
+    only = [conditions([f"{s.only[0]}={s.only[1]}"] if s.only else []) for s in (base, new)]
+    ours, theirs = (
+        [
+            m
+            for m in s.measured(metric, reading)
+            if all(c.holds(m) for c in [*wanted, *side_filters])
+        ]
+        for s, side_filters in zip((base, new), only, strict=True)
+    )
+    for s, side_filters in zip((base, new), only, strict=True):
+        if s.only:
+            _check_only(s, s.only, side_filters, s.measured(metric, reading))
+    asked = [term.name for side_filters in only for term in side_filters]
+    if wanted and not (ours or theirs):
+        texts = ",".join(c.text for c in wanted)
+        raise UsageError("filter", texts, "conditions that some case fulfils")
+    return pairs_of(ours, theirs, by, asked), _reading_text(base, new, reading)
+
+
+def _check_only(
+    side: Side, only: tuple[str, str], terms: Sequence[Condition], cases: Sequence[Measured]
+) -> None:
+    """Raises UsageError if no case has the value that the side is named after."""
+    if not cases or any(all(term.holds(case) for term in terms) for case in cases):
+        return
+    name, value = only
+    values = dict.fromkeys(
+        format_size(case.row.size_bytes_requested)
+        if name == "size"
+        else value_text(name, value_of(case, name))
+        for case in cases
+    )
+    where = literal(side.where or "that side")
+    raise unknown(name, value, values, f"a value that some case of {where} has: {{}}")
+
+
+def _reading_text(base: Side, new: Side, reading: Reading) -> str:
+    ours, theirs = base.read_as(reading), new.read_as(reading)
+    if ours == theirs or not (ours and theirs):
+        return ours or theirs or str(reading)
+    return f"{base.name}: {ours}; {new.name}: {theirs}"
+
+
+def _profiles(
+    rows: Sequence[Compared], base: Side, new: Side
+) -> list[tuple[Pair, Profile, Profile]]:
+    """Each side's own limits in each table, from all of its sizes: the other's do not matter."""
+    profiles = []
+    for table in tables_of([row for row in rows if row.pair.base and row.pair.new]):
+        pair = table[0].pair
+        ours, theirs = sizes_of_sides(pair, [row.pair for row in rows])
+        profiles.append((pair, profile(base, ours), profile(new, theirs)))
+    return profiles
+
+
+def _starts(pairs: Sequence[Pair], base: Side, new: Side) -> tuple[Start, ...]:
+    """The first calls of both sides, each of which has one backend."""
+    ours = start(base, (m.result.case.backend for pair in pairs for m in pair.base))
+    theirs = start(new, (m.result.case.backend for pair in pairs for m in pair.new))
+    return (ours, theirs) if ours and theirs else ()
+
+
+def _chosen_by(base: Side, new: Side) -> str:
+    """The dimension whose values name both sides, such as backend; '' if there is none."""
+    names = {side.only[0] if side.only else "" for side in (base, new)}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _notes(comparison: Comparison, pairs: Sequence[Pair]) -> list[str]:
+    sides = (comparison.base, comparison.new)
+    notes = taken_of(pairs)
+    if not comparison.settings:  # else they are a table
+        name = _chosen_by(*sides)
+        notes = [*separate_of(pairs, name), *notes, *unknown_of(*sides)]
+    alone = [r.reported for s in sides for r in s.results if r.reported and not r.time_ns]
+    if any(reported.statistic == "mean" and not reported.one_cold_call for reported in alone):
+        samples = any(s.keeps_samples for s in sides)
+        like = "; samples are read as means too" if samples else ""
+        notes.append(f"some figures are means, and no single calls are known{like}")
+    notes += hidden_of(comparison.base, comparison.new, comparison.by)
+    if comparison.base.rehearsals:
+        notes.append("all runs are rehearsals: ranks shared a GPU, and no time means anything")
+    notes += _nothing_sent(comparison)
+    notes += _not_verified(pairs, comparison.new)
+    notes += _order_notes(comparison)
+    return notes
+
+
+def _not_verified(pairs: Sequence[Pair], new: Side) -> list[str]:
+    """Says that no result of the new side was verified, where results of the base were."""
+    matched = [pair for pair in pairs if pair.base and pair.new]
+    base_words = {m.row.verified for pair in matched for m in pair.base}
+    new_words = {m.row.verified for pair in matched for m in pair.new}
+    if new_words == {"unchecked"} and base_words - {"unchecked"}:
+        return [f"no result of {new.name} was verified; those of the base were"]
+    return []
+
+
+def _run_name(comparison: Comparison, outlier: Outlier) -> str:
+    side, number = outlier.run
+    run = (comparison.base, comparison.new)[side].runs[number]
+    return str(run.path or f"run {number + 1} of {(comparison.base, comparison.new)[side].name}")
+
+
+def _order_notes(comparison: Comparison) -> list[str]:
+    """What the order of the runs in time leaves open."""
+    if all(case.p_value is None for case in comparison.judged):
+        return []
+    starts = {start_of(part) for s in (comparison.base, comparison.new) for part in s.parts}
+    if None in starts:
+        return [NO_STARTS]
+    return []
+
+
+def _nothing_sent(comparison: Comparison) -> list[str]:
+    """Ratios of what communicates nothing: they are of the cost of a call."""
+    rows = [row.row for row in comparison.rows if row.judged.ratio]
+    lines = []
+    if any(row.ranks == 1 for row in rows):
+        lines.append("one rank, no communication: the times are of the calls alone")
+    for name in dict.fromkeys(row.backend for row in rows if not row.communicates):
+        lines.append(f"{name} backend: nothing was communicated, the times are of the calls alone")
+    return lines

@@ -1,0 +1,111 @@
+"""``--fail-on slower:5%``: which results make the command exit with 1.
+
+A gate always fails on wrong, failed and missing cases of the new side, unless it says otherwise:
+``slower:5%,ignore-missing``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.units import counted, parse_share
+
+if TYPE_CHECKING:
+    from torchcoll.questions.comparison.compare import Comparison
+    from torchcoll.questions.comparison.results import Judged
+
+
+_RESULTS = {"slower": "slower", "inconclusive": "inconclusive", "not-comparable": "not comparable"}
+_FAULTS = ("wrong", "failed", "missing")
+_UNDECIDED = 2.0  # a case that looks so many times slower is never passed
+
+
+@dataclass(frozen=True)
+class Gate:
+    """text: as it was given; results: the least change with which each of them fails; faults: those
+    of _FAULTS that fail.
+    """
+
+    text: str
+    results: dict[str, float]
+    faults: tuple[str, ...] = _FAULTS
+
+
+def parse_gate(text: str) -> Gate:
+    """Raises UsageError for words that are none of a gate."""
+    results: dict[str, float] = {}
+    faults = list(_FAULTS)
+    for part in text.split(","):
+        name, colon, share = (text.strip() for text in part.partition(":"))
+        ignored = name.removeprefix("ignore-")
+        if not colon and ignored != name and ignored in _FAULTS:
+            faults = [fault for fault in faults if fault != ignored]
+        elif name not in _RESULTS or (colon and name != "slower"):
+            expected = "slower, slower:5%, inconclusive, not-comparable, or ignore-"
+            raise UsageError("fail-on", part, f"{expected}wrong, ignore-failed, ignore-missing")
+        else:
+            results[_RESULTS[name]] = parse_share(share, "fail-on slower") if colon else 0.0
+    return Gate(text, results, tuple(faults))
+
+
+def tripped(gate: Gate, comparisons: Sequence[Comparison]) -> dict[str, int]:
+    """How many cases have each fault and each result of the gate, and so large a change."""
+    from torchcoll.questions.comparison.conclusion_show import faults_of_sides
+    from torchcoll.stats.side_faults import entries_of
+
+    faults = entries_of(faults_of_sides(each)[1] for each in comparisons)
+    counts = Counter({name: faults[name] for name in gate.faults if name in faults})
+    for case in (case for each in comparisons for case in each.judged):
+        change = abs(math.log(case.ratio.ratio)) if case.ratio else math.inf
+        if case.result in gate.results and change >= math.log1p(gate.results[case.result]):
+            counts[case.result] += 1
+    return dict(counts)
+
+
+def undecided(gate: Gate, comparisons: Iterable[Comparison]) -> int:
+    """How many cases look at least twice as slow, and are not shown to be: no gate passes them."""
+    from torchcoll.questions.comparison.wording import speed_of
+
+    if "slower" not in gate.results:
+        return 0
+    return sum(
+        item.judged.result == "inconclusive"
+        and item.judged.ratio is not None
+        and speed_of(each, item) <= 1 / _UNDECIDED
+        for each in comparisons
+        for item in each.fitted or each.rows
+    )
+
+
+def slow_runs(gate: Gate, comparisons: Iterable[Comparison]) -> list[str]:
+    """What is said of each new side with an outlier that is at least twice as slow."""
+    from torchcoll.questions.comparison.conclusion_show import faults_of_sides
+
+    if "slower" not in gate.results:
+        return []
+    sides = [faults_of_sides(each)[1] for each in comparisons]
+    return [
+        side.outlier_text
+        for side in sides
+        if any(speed <= 1 / _UNDECIDED for speed in side.outliers)
+    ]
+
+
+def untested(gate: Gate, comparisons: Iterable[Comparison]) -> str:
+    """What a gate on ``slower`` could not see, of the cases that both sides have; '' if nothing.
+
+    With one run on a side it never trips.
+    """
+    cases: list[Judged] = []
+    for each in comparisons:
+        cases += [fit.judged for fit in each.fitted]
+        cases += [row.judged for row in each.rows if row.matched and not each.fitted]
+    unseen = sum(case.p_value is None for case in cases)
+    if "slower" not in gate.results or not unseen:
+        return ""
+    return f"{unseen} of {counted(len(cases), 'case')} could not be judged, and cannot fail it"

@@ -1,0 +1,614 @@
+"""The tables of a comparison: what differs, the cases or the fits; and its JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import (
+    counted,
+    format_bandwidth,
+    format_ns,
+    format_time,
+)
+from torchcoll.questions.comparison.across_hardware_show import (
+    alone_line,
+    is_across_hardware,
+    profile_grid,
+    ranks_texts,
+    settings_grid,
+    shares_grid,
+)
+from torchcoll.questions.comparison.cells import figure_cell, size_cell
+from torchcoll.questions.comparison.conclusion_show import (
+    CHANGED,
+    answer_of,
+    error_text,
+    faults_of_sides,
+    first_calls_notes,
+    start_names,
+)
+from torchcoll.questions.comparison.wording import (
+    BUFFER_REUSE_TEXTS,
+    side_names,
+    speed_cell,
+    speed_interval,
+    speed_of,
+)
+from torchcoll.report.columns import DIMENSIONS, ROW_FIELDS
+from torchcoll.report.formats import Forms, print_results, select_fields
+from torchcoll.report.grid import Grid, Head
+from torchcoll.report.header import common_text
+from torchcoll.report.notes import note_lines, run_problems
+from torchcoll.stats.differences import also_differ
+
+if TYPE_CHECKING:
+    from torchcoll.core.summary import Row
+    from torchcoll.questions.comparison.compare import Comparison
+    from torchcoll.questions.comparison.fits import Fitted
+    from torchcoll.questions.comparison.results import Compared
+    from torchcoll.stats.matching import Pair
+    from torchcoll.stats.sides import Side
+
+
+# The settings of a case that the heading has for both sides.
+_WHAT = (
+    *("dtype", "op", "root", "group", "coalesce", "splits", "in_place"),
+    *("implementation", "buffers", "buffer_reuse", "misalign_bytes", "asynchronous"),
+)
+_RAN = {
+    "backend": "{}",
+    "device": "{}",
+    "ranks": "{} ranks",
+    "mode": "{} mode",
+    "clock": "{} clock",
+}
+_STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow", "not comparable": "dim"}
+
+
+ONLY = ("slower", "changed", "inconclusive")
+
+
+def comparison_grids(
+    comparison: Comparison, only: str = "", every: bool = False, verbose: bool = False
+) -> list[Grid]:
+    """The answer, a table of cases or of fits, and what one must know to read it.
+
+    The tables list the cases that changed or cannot be compared; the same and inconclusive cases
+    of a table are one line. every: all rows; only: those of ONLY. verbose: the statistics too.
+    """
+    from torchcoll.questions.comparison.results import FIRST_CALLS, tables_of
+
+    tables = tables_of([r for r in comparison.rows if r.matched and r.reason != FIRST_CALLS])
+    first = Grid([], [], above=_above(comparison, verbose))
+    last = Grid([], [], below=_below(comparison, verbose), answer=answer_of(comparison))
+    across = is_across_hardware(comparison)
+    settings = [settings_grid(comparison)] if across else []
+    if comparison.fitted:
+        return [first, *settings, _fit_grid(comparison), last]
+    titles = titles_of([table[0].pair for table in tables])
+    every = every or bool(comparison.errors and len(comparison.rows) <= _MOST_CASES and not only)
+    grids = [_errors_grid(comparison)] if comparison.errors else settings
+    notes: dict[str, int] = {}
+    changed: list[tuple[str, Compared]] = []
+    folded: list[tuple[str, list[Compared]]] = []
+    for table, title in zip(tables, titles, strict=True):
+        profiles = next(
+            (
+                sides_profiles
+                for pair, *sides_profiles in comparison.profiles
+                if pair is table[0].pair
+            ),
+            None,
+        )
+        if profiles and not any(row.ratio for row in table):  # other ranks, or another machine
+            grids.append(profile_grid(comparison, profiles[0], profiles[1], title))
+            grids.append(shares_grid(comparison, table, profiles[0], profiles[1]))
+        elif every or not any(row.ratio for row in table):
+            grids.append(case_grid(comparison, table, title, notes))
+        else:
+            shown = [row for row in table if _is_shown(comparison, row, only)]
+            changed += [(title, row) for row in shown]
+            if hidden := [row for row in table if row not in shown]:
+                folded.append((title or hidden[0].row.collective, hidden))
+    if changed:
+        names = _short_titles(changed)
+        grids.append(case_grid(comparison, [row for _, row in changed], "", notes, names))
+    if folded:
+        grids.append(Grid([], [], above=_folded_lines(comparison, folded)))
+    last.below[:0] = [f"[{number}] {text}" for text, number in notes.items()]
+    last.below += _unmatched(comparison, every)
+    return [first, *grids, last]
+
+
+_MOST_CASES = 40  # of a model, of which the scenarios are the answer
+
+
+def _errors_grid(comparison: Comparison) -> Grid:
+    """A line a scenario: how far the model is off."""
+    titles = titles_of([error.pair for error in comparison.errors if error.pair])
+    heads = [Head("scenario", left=True, repeat=True), Head("cases"), Head("geometric", "mean")]
+    heads += [Head("mean"), Head("worst"), Head("at", left=True)]
+    scenarios = comparison.errors[1:]
+    names = [title or scenarios[0].worst.row.collective for title in titles]
+    rows = [
+        [
+            name,
+            str(error.summary.count),
+            *map(error_text, (error.summary.geomean, error.summary.mean, error.summary.worst)),
+            size_cell(error.worst),
+        ]
+        for name, error in zip(names, scenarios, strict=True)
+    ]
+    above = [f"error of the model by scenario, |{comparison.metric} predicted / measured - 1|"]
+    below = ["geometric mean: sizes that are nearly exact pull it down"]
+    return Grid(heads, rows, above, below)
+
+
+def _is_shown(comparison: Comparison, row: Compared, only: str) -> bool:
+    """``only``: one of ONLY, or '' for what has changed and what could not be compared."""
+    from torchcoll.questions.comparison.results import beyond
+
+    ratio = row.judged.ratio
+    untested = ratio is not None and row.judged.p_value is None
+    changed = row.result in CHANGED or bool(
+        untested and ratio and beyond(ratio, comparison.threshold)
+    )
+    if only == "slower":
+        slower = ratio is not None and (ratio.ratio > 1) != comparison.more_is_faster
+        return changed and slower
+    if only == "inconclusive":
+        return row.result == "inconclusive"
+    return changed or (not only and row.result == "not comparable")
+
+
+def _folded_lines(
+    comparison: Comparison, tables: Sequence[tuple[str, list[Compared]]]
+) -> list[str]:
+    """A line a table; a reason that all have is told once."""
+    reasons = {one_line(r.reason) for _, rows in tables for r in rows if r.result == "inconclusive"}
+    once = reasons.pop() if len(reasons) == 1 else ""
+    first = "not shown (--all shows every case):"
+    reason = [f"inconclusive: {once}"] if once else []
+    return [first, *reason, *(_folded(comparison, title, rows, once) for title, rows in tables)]
+
+
+def _folded(comparison: Comparison, title: str, rows: Sequence[Compared], said_above: str) -> str:
+    """``all_reduce: 9 same, speed-up 0.991 to 1.012; 3 inconclusive (8M, 32M, 128M)``."""
+    texts = []
+    for result in dict.fromkeys(row.result for row in rows):
+        rows_of_result = [row for row in rows if row.result == result]
+        speeds = sorted(speed_of(comparison, row) for row in rows_of_result if row.ratio)
+        ends = dict.fromkeys(speed_cell(speed) for speed in (speeds[:1] + speeds[-1:]))
+        reasons = {one_line(row.reason) for row in rows_of_result}
+        text = f"{len(rows_of_result)} {result}"
+        if (
+            len(reasons) == 1
+            and result in ("inconclusive", "not comparable")
+            and said_above not in reasons
+        ):
+            text += f" ({reasons.pop()})"
+        text += f", speed-up {' to '.join(ends)}" if ends else ""
+        texts.append(text)
+    sizes = [size_cell(row) for row in rows if size_cell(row) != "-"]
+    several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1]]
+    where = f" at {', '.join(several)}" if sizes else ""
+    return f"  {title}{where}: {'; '.join(texts)}"
+
+
+_MOST_ALONE = 2  # tables of one side that have a line each
+
+
+def _unmatched(comparison: Comparison, every: bool) -> list[str]:
+    """What only one side has, in short: rows of it would hide the others."""
+    from torchcoll.questions.comparison.results import tables_of
+
+    alone = [row for row in comparison.rows if not row.matched]
+    tables = [
+        t for has in ("base", "new") for t in tables_of([r for r in alone if getattr(r.pair, has)])
+    ]
+    if len(tables) > _MOST_ALONE and not every:
+        return [alone_line(comparison)]
+    lines = []
+    # What tells them from the cases that both have is a part of the answer.
+    pairs = [*(table[0].pair for table in tables), *(r.pair for r in comparison.rows if r.matched)]
+    for table, title in zip(tables, titles_of(pairs), strict=False):
+        sizes = [size_cell(row) for row in table]
+        several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1], f"({len(sizes)})"]
+        side = comparison.base if table[0].pair.base else comparison.new
+        what = title or table[0].row.collective
+        lines.append(f"only in {one_line(side.name)}: {what}: {', '.join(several)}")
+    return lines
+
+
+def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
+    base, new = side_names(comparison)
+    sides = (("base", base, comparison.base), ("new", new, comparison.new))
+    lines = ["; ".join(_side_text(*each) for each in sides)]
+    lines.append("; ".join([common_text(_shared(comparison)), *_in_common(comparison)]))
+    differences = [
+        *comparison.case_differences,
+        *(d for d in comparison.differences if verbose or d.name not in _OF_THE_LOOP),
+    ]
+    if is_across_hardware(comparison):
+        lines += [
+            f"{text}: time and busbw change with the number of ranks, whatever the library"
+            for text in ranks_texts(comparison)
+        ]
+    elif differences:
+        lines += ["differences:", *(f"  {one_line(str(d))}" for d in differences)]
+    elif verbose:
+        lines.append("differences: none recorded between the environments")
+    for side in (comparison.base, comparison.new):
+        for run in side.runs:
+            where = one_line(run.path or run.header.get("run_id") or side.name)
+            lines += [p if where in p else f"{where}: {p}" for p in run_problems(run)]
+    figures = {"time": "time", "algbw": "algbw in GB/s", "busbw": "busbw in GB/s"}[
+        comparison.metric
+    ]
+    figures = (
+        f"latency and bandwidth ({comparison.fitted[0].metric})" if comparison.fitted else figures
+    )
+    many = len(comparison.base.runs) + len(comparison.new.runs) > 2
+    several = "; geometric mean over the runs" if many else ""
+    ratios = (
+        comparison.ranked or comparison.fitted
+    ) and not comparison.errors  # of a model: errors
+    speed = "; speed-up: how many times as fast the new side is" if ratios else ""
+    lines.append(f"{figures}: {comparison.reading}{several}{speed}")
+    if verbose and any(r.judged.ratio and r.judged.ratio.design.in_order for r in comparison.rows):
+        lines.append("steady drift from run to run is taken out of the speed-up")
+    return lines
+
+
+# How the loop ended differs wherever times differ; it is no setting of anybody.
+_OF_THE_LOOP = ("stopped by",)
+
+
+def _shared(comparison: Comparison) -> list[Row]:
+    """Cases that both sides have; None in place of settings that the sides do not share."""
+    matched = [row for row in comparison.rows if row.matched] or comparison.rows
+    differing = _differing(comparison)
+    unshared: dict[str, Any] = {name: None for name in _WHAT if name in differing}
+    return [dataclasses.replace(row.row, **unshared) for row in matched]
+
+
+def _differing(comparison: Comparison) -> set[str]:
+    """The dimensions that both sides do not share in some case that both have."""
+    return {n for row in comparison.rows if row.matched for n in row.pair.side_values[0]}
+
+
+def _in_common(comparison: Comparison) -> list[str]:
+    """Where all cases that both sides have ran, and how, as far as it is the same."""
+    commons = [row.pair.common for row in comparison.rows if row.matched]
+    differing = _differing(comparison)
+    shared = [n for n in _RAN if n not in differing]
+    values = {n: {common.get(n) for common in commons} - {None} for n in shared}
+    constants = {n: next(iter(several)) for n, several in values.items() if len(several) == 1}
+    texts = [_RAN[n].format(constants[n]) for n in shared if n in constants]
+    return [", ".join(texts).replace(" 1 ranks", " 1 rank")] * bool(constants)
+
+
+def _side_text(role: str, name: str, side: Side) -> str:
+    """``base: gloo (runs/gloo, 6 runs)``; what would be said twice is said once."""
+    where = one_line(side.where)
+    inside = [where] * bool(where and where != name) + [counted(len(side.runs), "run")]
+    return (
+        f"{role}: {name} ({', '.join(inside)})" if name != role else f"{role} ({', '.join(inside)})"
+    )
+
+
+def titles_of(pairs: Sequence[Pair]) -> list[str]:
+    """What tells each table from the others; one table needs no title."""
+    names = list(dict.fromkeys(name for pair in pairs for name in pair.common))
+    varying = [n for n in names if len({repr(pair.common.get(n)) for pair in pairs}) > 1]
+    owns = [
+        n for n in DIMENSIONS if len({repr([o.get(n) for o in p.side_values]) for p in pairs}) > 1
+    ]
+    titles = []
+    for pair in pairs:
+        parts = [_word(n, v) for n in varying if (v := pair.common.get(n)) is not None]
+        for name in owns:
+            side_texts = [
+                _word(name, values_of_side[name])
+                for values_of_side in pair.side_values
+                if values_of_side.get(name) is not None
+            ]
+            parts += [" -> ".join(side_texts)] if side_texts else []
+        titles.append(", ".join(parts))
+    return titles
+
+
+def _word(name: str, value: Any) -> str:
+    if name == "in_place":
+        return "in place" if value else "out of place"
+    if name == "collective":
+        return str(value)
+    if name == "buffer_reuse":
+        return BUFFER_REUSE_TEXTS.get(value, f"{name} {value}")
+    if name in ("mode", "clock"):
+        return _RAN[name].format(one_line(value))
+    return one_line(value) if isinstance(value, str) else f"{name} {value}"
+
+
+def interval_text(comparison: Comparison, item: Compared | Fitted) -> str:
+    """The 95 % interval of the speed-up."""
+    ends = speed_interval(comparison, item)
+    return " to ".join(map(speed_cell, ends)) if ends else "-"
+
+
+def _speed_cell(comparison: Comparison, item: Compared | Fitted) -> str:
+    return speed_cell(speed_of(comparison, item) if item.judged.ratio else None)
+
+
+def _short_titles(changed: Sequence[tuple[str, Compared]]) -> list[str]:
+    """The title of each case's table, or the collective alone where that names one table."""
+    titles: dict[str, set[str]] = {}
+    for title, row in changed:
+        titles.setdefault(row.row.collective, set()).add(title)
+    return [
+        row.row.collective if title and len(titles[row.row.collective]) == 1 else title
+        for title, row in changed
+    ]
+
+
+def _points_aligned(cells: list[list[str]], column: int) -> None:
+    """Blanks behind numbers of fewer decimals than others of their column have."""
+    behind = [len(cell[column].partition(".")[2]) + ("." in cell[column]) for cell in cells]
+    for cell, length in zip(cells, behind, strict=True):
+        if cell[column] != "-":
+            cell[column] += " " * (max(behind) - length)
+
+
+def case_grid(
+    comparison: Comparison,
+    cases: Sequence[Compared],
+    title: str,
+    notes: dict[str, int],
+    names: Sequence[str] = (),
+) -> Grid:
+    """names: what tells each case from those of other tables."""
+    sides = side_names(comparison)
+    above = [title] if title else []
+    heads = [Head("size", repeat=True), Head(sides[0]), Head(sides[1])]
+    cells = [[size_cell(row), *_figures(comparison, row)] for row in cases]
+    if any(names):
+        heads.insert(0, Head("case", left=True, repeat=True))
+        cells = [[name, *line] for name, line in zip(names, cells, strict=True)]
+    if comparison.errors:
+        lines = [
+            [*line, _error_cell(comparison, row)] for line, row in zip(cells, cases, strict=True)
+        ]
+        return Grid([*heads, Head("error")], lines, above=above)
+    results = {_result_text(comparison, row, notes) for row in cases}
+    untested = all(row.judged.p_value is None for row in cases)
+    if said_once := len(results) == 1 and len(cases) > 1 and untested:
+        above.append(f"all of these: {results.pop()}")
+    if any(row.ratio for row in cases):
+        column = len(heads)
+        heads.append(Head("speed-up"))
+        cells = [[*c, _speed_cell(comparison, row)] for c, row in zip(cells, cases, strict=True)]
+        _points_aligned(cells, column)
+    if not said_once:
+        heads.append(Head("result", left=True))
+        cells = [
+            [*c, _result_text(comparison, row, notes)] for c, row in zip(cells, cases, strict=True)
+        ]
+    if any(row.judged.ratio and row.judged.ratio.low for row in cases):
+        heads.append(Head("95 % interval"))
+        cells = [[*c, interval_text(comparison, row)] for c, row in zip(cells, cases, strict=True)]
+    styles = [_STYLES.get(row.result, "") for row in cases]
+    return Grid(heads, cells, above=above, styles=styles)
+
+
+def _error_cell(comparison: Comparison, row: Compared) -> str:
+    from torchcoll.questions.comparison.prediction import error_of
+
+    error = error_of(row, comparison.new)
+    return f"{row.result}" if error is None else f"{100 * error:+.1f} %"
+
+
+def _figures(comparison: Comparison, row: Compared) -> list[str]:
+    return [figure_cell(value, comparison.metric) for value in (row.base, row.new)]
+
+
+def _result_text(comparison: Comparison, row: Compared, notes: dict[str, int]) -> str:
+    names = dict(zip(("base", "new"), side_names(comparison), strict=True))
+    texts = []
+    for text in row.notes:
+        side, colon, rest = text.partition(": ")
+        texts.append(f"{names[side]}{colon}{rest}" if side in names else text)
+    numbers = sorted(notes.setdefault(text, len(notes) + 1) for text in texts)
+    marks = "".join(f" [{number}]" for number in numbers)
+    return f"{row.result} ({one_line(row.reason)}){marks}"
+
+
+def _fit_grid(comparison: Comparison) -> Grid:
+    names = side_names(comparison)
+    titles = titles_of([fit.pair for fit in comparison.fitted])
+    heads = [Head("case", left=True, repeat=True), Head("figure", left=True, repeat=True)]
+    heads += [Head(names[0]), Head(names[1])]
+    across = is_across_hardware(comparison)
+    heads += [Head("maximum", "error")] if across else [Head("speed-up"), Head("95 % interval")]
+    heads.append(Head("result", left=True))
+    rows = [
+        [
+            title or str(fit.pair.common.get("collective")),
+            fit.figure,
+            *(_fit_figure(fit, value) for value in (fit.base, fit.new)),
+            *(
+                ["-" if fit.misfit is None else f"{100 * fit.misfit:.0f} %"]
+                if across
+                else [
+                    _speed_cell(comparison, fit),
+                    interval_text(comparison, fit),
+                ]
+            ),
+            f"{fit.judged.result} ({one_line(fit.judged.reason)})",
+        ]
+        for fit, title in zip(comparison.fitted, titles, strict=True)
+    ]
+    if not across:
+        _points_aligned(rows, 4)
+    return Grid(
+        heads, rows, styles=[_STYLES.get(fit.judged.result, "") for fit in comparison.fitted]
+    )
+
+
+def _fit_figure(fit: Fitted, value: float | None) -> str:
+    if fit.figure == "latency":
+        return format_time(value)
+    return "-" if value is None else f"{format_bandwidth(value)} GB/s"
+
+
+def start_lines(comparison: Comparison) -> list[str]:
+    """``first call: gloo 14.9 ms, ccl 963 ms; time to first result: ... (geometric means ...)``"""
+    if not first_calls_notes(comparison):
+        return []
+    lines = []
+    for what, name in (
+        ("first call", "first_call_ns"),
+        ("time to first result", "first_result_ns"),
+    ):
+        durations = [getattr(start, name) for start in comparison.starts]
+        named = zip(start_names(comparison), durations, strict=True)
+        texts = [f"{side} {format_ns(ns, 3)}" for side, ns in named if ns is not None]
+        lines += [f"{what}: {', '.join(texts)}"] if texts else []
+    return [f"{'; '.join(lines)} (geometric means over the runs)"] if lines else []
+
+
+def _below(comparison: Comparison, verbose: bool = False) -> list[str]:
+    from torchcoll.questions.comparison.results import FIRST_CALLS, p_note
+
+    lines = []
+    if cold := sum(row.reason == FIRST_CALLS for row in comparison.rows):
+        lines.append(f"{counted(cold, 'case')} not shown: {FIRST_CALLS}")
+    lines += start_lines(comparison)
+    if comparison.fitted:
+        from torchcoll.questions.comparison.fits import misfit_note
+
+        metric = comparison.fitted[0].metric
+        factor = " (algbw x the bus factor of nccl-tests)" if metric == "busbw" else ""
+        lines.append(f"time = latency + size / bandwidth, as {metric}{factor}")
+        lines += misfit_note(comparison.fitted)
+    # They are among the differences above the table, but not where hardware differs.
+    above = [] if is_across_hardware(comparison) else also_differ(comparison.case_differences)
+    lines += [one_line(note) for note in comparison.notes if note not in above]
+    if verbose:
+        lines += p_note(comparison.judged)
+    return lines
+
+
+SCHEMA = "torchcoll-comparison/1"
+_FOUND = (
+    *("result", "reason", "ratio", "ratio_low", "ratio_high", "p_value"),
+    *("base", "new", "base_runs", "new_runs", "resolution"),
+)
+# `reason` of a Row says why a case did not run; here it says why the result is what it is.
+CASE_NAMES = (*(name for name in ROW_FIELDS if name != "reason"), *_FOUND)
+
+
+def show_comparisons(
+    comparisons: Sequence[Comparison],
+    format: str = "table",
+    file: TextIO | None = None,
+    only: str = "",
+    every: bool = False,
+    verbose: bool = False,
+) -> None:
+    """Print comparisons with one base; only, every, verbose: as ``comparison_grids`` has them.
+    Raises UsageError for an unknown format.
+    """
+    parts = [
+        Forms(
+            comparison_grids(comparison, only, every, verbose),
+            comparison_object(comparison),
+            _records(comparison),
+        )
+        for comparison in comparisons
+    ]
+    print_results(parts, format, file)
+
+
+def notes_of_sides(comparisons: Sequence[Comparison], format: str) -> list[str]:
+    """As ``note_lines`` of all sides."""
+    lines = []
+    for comparison in comparisons:
+        differences = (
+            comparison.settings if is_across_hardware(comparison) else comparison.differences
+        )
+        notes = [f"differs: {each}" for each in differences]
+        notes += [f"note: {text}" for text in comparison.notes] + [answer_of(comparison).text]
+        lines += note_lines(format, [*comparison.base.runs, *comparison.new.runs], notes)
+    return list(dict.fromkeys(lines))
+
+
+_OF_ERRORS = (
+    "cases=summary.count geometric=summary.geomean mean=summary.mean worst=summary.worst "
+    "worst_bytes=worst.pair.size_bytes"
+)
+
+
+def comparison_object(comparison: Comparison) -> dict[str, Any]:
+    """What differs first, then the cases or the fits."""
+    from torchcoll.questions.comparison.prediction import error_of
+
+    fits = {"fits": [item.record for item in comparison.fitted]} if comparison.fitted else {}
+    errors = [
+        {"error": error_of(row, comparison.new)} if comparison.errors else {}
+        for row in comparison.rows
+    ]
+    if comparison.errors:
+        fits["errors"] = [
+            {
+                **(item.pair.common if item.pair else {"scenario": "all"}),
+                **select_fields(item, _OF_ERRORS),
+            }
+            for item in comparison.errors
+        ]
+    return {
+        "schema": SCHEMA,
+        "base": _side_object(comparison.base),
+        "new": _side_object(comparison.new),
+        **select_fields(comparison, "metric threshold reading"),
+        "differences": [vars(item) for item in comparison.differences],
+        "case_differences": [vars(item) for item in comparison.case_differences],
+        "settings": [vars(item) for item in comparison.settings],
+        **select_fields(comparison, "left_out tally notes"),
+        "answer": answer_of(comparison).to_json(),
+        "faults": {
+            name: each.to_json()
+            for name, each in zip(("base", "new"), faults_of_sides(comparison), strict=True)
+        },
+        "modes": vars(comparison.modes) if comparison.modes else None,
+        "profiles": [
+            {**pair.common, "base": vars(ours), "new": vars(theirs)}
+            for pair, ours, theirs in comparison.profiles
+        ],
+        "starts": [vars(item) for item in comparison.starts],
+        "rows": [
+            {**_found(row), **error, "notes": list(row.notes)}
+            for row, error in zip(comparison.rows, errors, strict=True)
+        ],
+        **fits,
+    }
+
+
+def _found(row: Compared) -> dict[str, Any]:
+    record = row.record
+    return {name: record[name] for name in CASE_NAMES}
+
+
+def _side_object(side: Side) -> dict[str, Any]:
+    paths = [None if run.path is None else str(run.path) for run in side.runs]
+    return {"name": side.name, "runs": len(side.runs), "paths": paths}
+
+
+def _records(comparison: Comparison) -> list[dict[str, Any]]:
+    """One object a case or fit, of csv; the first columns name the sides."""
+    names = {"base_name": comparison.base.name, "new_name": comparison.new.name}
+    if comparison.fitted:
+        return [{**names, **fit.record} for fit in comparison.fitted]
+    return [{**names, **_found(row), "notes": "; ".join(row.notes)} for row in comparison.rows]

@@ -1,0 +1,151 @@
+"""The tables of what collectives and work beside them did to each other, and of hours of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.core.units import counted, format_bandwidth, format_size, format_time
+from torchcoll.report.formats import select_fields
+from torchcoll.report.grid import Grid, Head, make_grid
+
+if TYPE_CHECKING:
+    from torchcoll.questions.contention.overlap import Estimate, Overlap
+
+_ALONE = (
+    "call, work alone: measured for this table, in turn with both together; slowdown: together / "
+    "alone [90 % intervals over the blocks of this run]"
+)
+_OVERLAP = (
+    "overlap: of the time that could be hidden the part that was, (calls + work - at once) / "
+    "min(calls, work) [90 % interval]; 1 is all, 0 is one after the other"
+)
+
+
+def concurrent_grid(overlaps: Sequence[Overlap], machine: Sequence[str] = ()) -> Grid:
+    """A row a case, with an offset two; ``found`` is not empty. machine: warnings about the machine
+    while it was measured.
+    """
+    begins: list[tuple[Head, Callable[[Overlap], str]]] = []
+    alone: list[tuple[Head, Callable[[Overlap], str]]] = []
+    of_work = _WORK
+    if any(
+        overlap.offset_ns is not None for overlap in overlaps
+    ):  # then all: it is of the whole sweep
+        begins.append((Head("work", "begins", legend=_BEGINS), _begins))
+        of_work = _WORK_SINGLE
+    else:
+        alone.append((Head("busbw", "alone"), lambda o: _busbw(o, 0)))
+        alone.append((Head("sum", "at once", legend=_SUM), lambda o: _busbw(o, 1)))
+    return make_grid(
+        [
+            (Head("collective", left=True, repeat=True), lambda o: o.case.collective),
+            (Head("size", repeat=True), lambda o: format_size(o.case.size_bytes)),
+            (Head("group", left=True), lambda o: o.case.group or "-"),
+            *begins,
+            (Head("call", "alone", legend=_ALONE), lambda o: format_time(o.calls_ns)),
+            (Head("call", "slowdown"), lambda o: _text(o.slowdown, "x")),
+            (Head("work", "alone"), lambda o: format_time(o.work_ns)),
+            (Head("work", "slowdown", legend=of_work), lambda o: _text(o.work_slowdown, "x")),
+            (Head("overlap", legend=_OVERLAP), _overlap_text),
+            *alone,
+            (Head("", left=True), lambda o: "" if o.covered else "too short"),
+        ],
+        overlaps,
+        above=[*_heads(overlaps), _single_or_row(overlaps)],
+        below=[
+            *_notes(overlaps),
+            *(f"WARN {text}: every figure above contains it" for text in machine),
+        ],
+    )
+
+
+def _heads(overlaps: Sequence[Overlap]) -> list[str]:
+    lines = []
+    for work, threads, bus_bytes in Counter(
+        (o.work, o.threads, o.work_bus_bytes) for o in overlaps
+    ):
+        where = "on every rank, in a stream of its own"
+        if bus_bytes is not None:
+            where = "on groups of its own"
+        elif threads is not None:
+            where = "on every rank, in a thread of its own"
+            if not work.startswith("copy"):
+                where += f"; {counted(threads, 'thread')} a product"
+        lines.append(f"concurrent with {work}, {where}")
+    return list(dict.fromkeys(lines))
+
+
+def _single_or_row(overlaps: Sequence[Overlap]) -> str:
+    """Which of the two times of a case is which."""
+    mode = overlaps[0].case.mode
+    how = "pairs of single calls, each after a pause and a barrier"
+    if overlaps[0].offset_ns is None:
+        least, most = (pick(o.calls for o in overlaps) for pick in (min, max))
+        calls = f"{least}" if least == most else f"{least} to {most}"
+        how = f"runs of {calls} calls with no barrier between them"
+    return (
+        f"call alone: time / calls of {how}, slowest rank, median of {overlaps[0].blocks} blocks; "
+        f"the table above has the median of the {mode} calls, which is another time"
+    )
+
+
+def _notes(overlaps: Sequence[Overlap]) -> list[str]:
+    below = []
+    short = [o for o in overlaps if not o.covered]
+    if short:
+        below.append(
+            f"too short: in {counted(len(short), 'case')} the work of some rank ended before its "
+            "calls, so they were alone for a part of the time: slowdown and overlap are too small"
+        )
+    if any(o.threads is not None for o in overlaps):
+        below.append("on a CPU both take the same cores: no overlap (0) is the usual answer")
+    return below
+
+
+def _overlap_text(overlap: Overlap) -> str:
+    """-: the interval is wider than all that there is, or the work began later."""
+    value = overlap.efficiency
+    if value is None:
+        return "-"
+    wide = value.low is not None and value.high is not None and value.high - value.low > 1
+    return "-" if wide else _text(value)
+
+
+def _busbw(overlap: Overlap, which: int) -> str:
+    return format_bandwidth(overlap.busbw_gbps[which]) if overlap.busbw_gbps else "-"
+
+
+def _begins(overlap: Overlap) -> str:
+    return f"+{format_time(overlap.offset_ns)}" if overlap.offset_ns else "at once"
+
+
+def _text(value: Estimate, unit: str = "") -> str:
+    text = f"{value.value:.2f}{unit}"
+    if value.low is None or value.high is None:
+        return text
+    return f"{text} [{value.low:.2f}, {value.high:.2f}]"
+
+
+_BEGINS = (
+    "work begins: one call and one of the work at a time; how long after the call it began, as "
+    "measured; its time is from there"
+)
+_WORK = "slowdown of the work: while the calls ran; what was left of it then ran alone"
+_WORK_SINGLE = "slowdown of the work: of its whole time"
+_SUM = "busbw in GB/s: alone, of the faster of both collectives; at once, of both together"
+_FIELDS = (
+    "collective=case.collective size_bytes=case.size_bytes dtype=case.dtype "
+    "backend=case.backend group=case.group ranks work threads calls repeats blocks offset_ns "
+    "calls_ns "
+    "work_ns "
+    "slowdown=slowdown.value slowdown_low=slowdown.low slowdown_high=slowdown.high "
+    "work_slowdown=work_slowdown.value work_slowdown_low=work_slowdown.low "
+    "work_slowdown_high=work_slowdown.high efficiency=efficiency.value "
+    "efficiency_low=efficiency.low efficiency_high=efficiency.high uncovered covered"
+)
+
+
+def concurrent_records(overlaps: Sequence[Overlap]) -> list[dict[str, Any]]:
+    return [select_fields(overlap, _FIELDS) for overlap in overlaps]

@@ -1,0 +1,177 @@
+"""The sections of a page that compare sides: versus, forced algorithms, labels, a model."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.result import Run
+from torchcoll.questions.page.page_draft import Drawing, PageDraft
+from torchcoll.reading.inputs import split_label
+from torchcoll.stats.sides import Side
+
+if TYPE_CHECKING:
+    from torchcoll.questions.comparison.compare import Comparison
+
+_TOLD = ("label=cell", "label=run")  # the name of the side, and the number of its run
+_FEW = 6  # files of a side that a command names
+_SIDES = 12  # cells of a matrix that are compared with its first
+
+
+def _sides(runs: Sequence[Run]) -> list[Side]:
+    """A side for each label ``cell``, where all runs have one and there are several; else for each
+    backend, where runs have several.
+    """
+    names = [run.labels.get("cell", "") for run in runs]
+    if not any(names):
+        backends = dict.fromkeys(r.case.backend for run in runs for r in run.results)
+        return [Side(f"backend:{name}", list(runs)) for name in backends] * (len(backends) > 1)
+    if not all(names) or not 2 <= len(set(names)) <= _SIDES:
+        return []
+    return [
+        Side(name, [run for run, side_name in zip(runs, names, strict=True) if side_name == name])
+        for name in dict.fromkeys(names)
+    ]
+
+
+def add_comparisons(document: PageDraft) -> list[Comparison]:
+    """The sides against the first, whatever made them: a versus, forced algorithms, labels."""
+    for folder in document.material.folders:
+        if compared := _versus(document, folder):
+            return compared
+    if _algorithms(document):
+        return []
+    sides = _sides(document.plain)
+    if not sides:
+        return []
+    from torchcoll.questions.comparison.compare import compare
+    from torchcoll.questions.comparison.show import comparison_grids
+
+    compared = []
+    for other in sides[1:]:
+        try:
+            comparison = compare(sides[0], other)
+        except UsageError as error:  # no case in common: the rest of the page stands
+            names = one_line(f"{other.name} against {sides[0].name}")
+            document.notes.append(f"no section on {names}: {error}")
+            continue
+        comparison.differences = [d for d in comparison.differences if d.name not in _TOLD]
+        named = " ".join(
+            shlex.quote(f"{side.name}={run.path or run.source.get('file')}")
+            for side in (sides[0], other)
+            for run in side.runs[:_FEW]
+        )
+        named += " ..." * (max(len(sides[0].runs), len(other.runs)) > _FEW)
+        given = [
+            argument
+            for argument in document.material.arguments.get("runs", [])
+            if split_label(argument)[0] in (sides[0].name, other.name)
+        ]
+        if {split_label(argument)[0] for argument in given} == {sides[0].name, other.name}:
+            named = shlex.join(given)
+        elif all(side.only for side in (sides[0], other)):  # of all files
+            arguments = document.material.arguments.get("runs", [])
+            named = shlex.join(
+                f"{side.name}={path}" for side in (sides[0], other) for path in arguments
+            )
+        title = " against ".join(
+            one_line(side.only[1] if side.only else side.name)
+            for side in (comparison.new, comparison.base)
+        )
+        document.add(
+            title,
+            comparison_grids(comparison, every=True),
+            f"torchcoll compare {named}",
+            _speed_ups(document, comparison),
+        )
+        compared.append(comparison)
+    _errors(document, sides)
+    return compared
+
+
+def _errors(document: PageDraft, sides: Sequence[Side]) -> None:
+    """How wrong a model is, where one side is what it predicts, about each other side."""
+    from torchcoll.parts.curves.validation import validate_predicted
+    from torchcoll.parts.curves.validation_show import errors_figure
+    from torchcoll.questions.comparison.prediction import MODEL
+    from torchcoll.questions.page.finding_charts import errors_charts
+
+    predicted = [run for side in sides if side.name == MODEL for run in side.runs]
+    measured = [side for side in sides if side.name != MODEL]
+
+    def about(side: Side) -> None:
+        validation = validate_predicted(predicted, side.runs)
+        title, whose = "How wrong the model is", "the measured times"
+        if len(measured) > 1:  # an error is of one of them: of several the mean would be of none
+            title += f" about {one_line(side.name)}"
+            whose = f"the times of {one_line(side.name)}"
+        text = f"Error of the predicted times, relative to {whose}"
+        drawing = Drawing(
+            text, lambda: errors_figure(validation), lambda: errors_charts(validation)
+        )
+        document.add(title, [], "", [drawing])
+
+    for measured_side in measured if predicted else ():
+        document.tried(
+            f"how wrong the model is about {measured_side.name}", partial(about, measured_side)
+        )
+
+
+def _speed_ups(document: PageDraft, comparison: Comparison) -> list[Drawing]:
+    """None about a model, whose errors have a section."""
+    from torchcoll.questions.comparison.wording import side_names, speed_interval
+    from torchcoll.questions.page.charts import speed_up_charts
+    from torchcoll.questions.show.figures import speed_up_figure
+
+    if comparison.errors:
+        return []
+    base, new = side_names(comparison)
+    bounded = any(speed_interval(comparison, row) for row in comparison.rows if row.matched)
+    interval = " with its 95 % interval" if bounded else ""
+    return [
+        Drawing(
+            f"Speed-up of each case{interval}: above 1 {new} is faster than {base}; the band is "
+            "what counts as the same",
+            lambda: speed_up_figure(comparison),
+            lambda: speed_up_charts(comparison, document.keys),
+        )
+    ]
+
+
+def _versus(document: PageDraft, folder: str) -> list[Comparison]:
+    """What torchcoll versus has left in the folder, judged as it judges; [] where it was none."""
+    from torchcoll.parts.experiments.versus import read
+    from torchcoll.parts.experiments.versus_show import answer, versus_grids
+
+    state = read(Path(folder))
+    if state is None:
+        return []
+    comparisons = state.comparisons()
+    if not comparisons:
+        document.notes.append(f"{folder}: no round of torchcoll versus is complete")
+        return []
+    grids = versus_grids(state, comparisons, folder, state.stopped)
+    drawings = [
+        drawing for comparison in comparisons for drawing in _speed_ups(document, comparison)
+    ]
+    document.add("A against B", grids, f"torchcoll versus --resume {shlex.quote(folder)}", drawings)
+    document.answers.append(answer(state, comparisons, folder))
+    return comparisons
+
+
+def _algorithms(document: PageDraft) -> bool:
+    from torchcoll.parts.curves.algorithms import algorithms
+    from torchcoll.parts.curves.algorithms_show import algorithms_grids
+
+    if not any(run.labels.get("cell") for run in document.material.runs):
+        return False
+    try:
+        finding = algorithms(document.material.folders or document.material.runs)
+    except UsageError:  # nothing was forced
+        return False
+    document.add("Which algorithm wins", algorithms_grids(finding), document.command("algorithms"))
+    return True

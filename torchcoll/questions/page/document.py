@@ -1,0 +1,475 @@
+"""``torchcoll report``: everything that files and stores tell, as one page. Sections stand where
+there is data.
+
+The tables are those of the commands, and the page begins with the answers that the commands give.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torchcoll.core.case import NATIVE
+from torchcoll.core.errors import TorchcollError, UsageError, one_line
+from torchcoll.core.jsonl import CUT_OFF, TRUNCATED
+from torchcoll.core.result import Run
+from torchcoll.core.run_facts import facts_of
+from torchcoll.core.shell import Name
+from torchcoll.core.summary import Row
+from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
+from torchcoll.parts.experiments.recipe import recipe_of
+from torchcoll.questions.check.judging import Verdict, judge
+from torchcoll.questions.check.limits import FAIL
+from torchcoll.questions.check.show import answer_of, over_all
+from torchcoll.questions.page.comparing_sections import add_comparisons
+from torchcoll.questions.page.page_draft import Drawing, PageDraft, answers_of, short_names
+from torchcoll.questions.page.question_sections import (
+    add_calls,
+    add_curves,
+    add_first_calls,
+    add_further,
+    add_pairs,
+    add_published,
+    add_scaling,
+)
+from torchcoll.questions.show.figures import case_text
+from torchcoll.questions.show.show import has_pairs, table_grid, title_of
+from torchcoll.reading.inputs import Material, read_material
+from torchcoll.report.answer import Answer
+from torchcoll.report.columns import distinct_values
+from torchcoll.report.grid import Grid, Head, make_grid
+from torchcoll.report.many import MOST_RUNS, runs_grids
+from torchcoll.report.notes import runs_lines
+from torchcoll.report.page import (
+    Page,
+    PageCase,
+    Section,
+    TitledGrids,
+    check_charts_available,
+    shorten_repeated_caveats,
+)
+from torchcoll.report.pictures import check_pictures_available
+from torchcoll.stats.filters import conditions
+from torchcoll.stats.sides import Reading, Side
+
+_OPEN = 3  # runs up to which their tables are open
+
+
+def page_of(
+    arguments: Sequence[str],
+    filter: str = "",
+    fabric: str | None = None,
+    command: str = "",
+    inline: bool = True,
+    progress: str = "",
+) -> Page:
+    """The page on everything that these files, folders and ``label=PATH`` hold.
+
+    arguments may be stores of ``torchcoll collect`` too. filter: as of ``compare``; the cases of
+    results that it holds for. fabric: what the verdict is measured by. command: what makes the page
+    again. inline: HTML, with charts in the page; otherwise its pictures are files. progress: how
+    far the runs are, if they go on; then that is the first answer. Raises
+    UnreadableError where there is nothing to report, UsageError for choices that do not exist,
+    UnavailableError without plotly, or without matplotlib if not inline.
+    """
+    from torchcoll.parts.fleet.address import is_store
+
+    if inline:
+        check_charts_available()
+    else:
+        check_pictures_available()
+    stores = [argument for argument in arguments if is_store(argument)]
+    files = [argument for argument in arguments if argument not in stores]
+    material = read_material(files) if files else Material()
+    if wanted := conditions(filter):
+        for run in material.runs:
+            items = Side("", [run]).measured("time", Reading())
+            run.results = [
+                m.result for m in items if all(filter_term.holds(m) for filter_term in wanted)
+            ]
+        material.runs = [run for run in material.runs if run.results]
+        if not material.runs:
+            raise UsageError("filter", filter, "conditions that some case fulfils")
+    if progress:
+        material.runs = list(map(_ended_so_far, material.runs))
+    document = PageDraft(material, fabric, inline, bool(progress))
+    nights = [*stores, *([*files] if _has_nights(material.runs) else [])]
+    if nights:
+        document.tried("nights", lambda: _nights(document, nights))
+    if material.runs:
+        _about_runs(document)
+    if material.traffic:
+        from torchcoll.parts.training.traffic_show import traffic_grids
+        from torchcoll.parts.training.traffic_table import summarise_traffic
+
+        for traffic in document.material.traffic:
+            grids = traffic_grids(traffic, summarise_traffic(traffic))
+            several = len(document.material.traffic) > 1
+            name = f": {one_line(traffic.path or 'traffic')}" if several else ""
+            document.add(f"What a training sends{name}", grids, document.command("show", "traffic"))
+    if material.dumps or material.logs:
+        _about_logs(document)
+    if filter:
+        document.notes.append(
+            f"--filter {filter} left out cases that the commands of the sections show"
+        )
+    _ending(document, command)
+    document.answers.sort(key=lambda answer: answer.level != "bad")  # what failed comes first
+    if progress:
+        document.answers.insert(0, Answer(progress))
+    printed = {*document.printed, *(answer.text for answer in document.answers)}
+    sections = shorten_repeated_caveats(document.sections, printed)
+    title = _title(material) if files else "Nodes over nights"
+    return Page(title, document.answers, sections, *_page_cases(document))
+
+
+def _ended_so_far(run: Run) -> Run:
+    """The run as if it had ended after its last case: no end record is no failure yet, and a record
+    that is being written is no damage.
+    """
+    problems = [
+        problem
+        for problem in run.problems
+        if not problem.startswith(TRUNCATED) and CUT_OFF not in problem
+    ]
+    return replace(run, end={"status": "complete"}, problems=problems, in_flight=None)
+
+
+def _page_cases(document: PageDraft) -> tuple[dict[str, PageCase], list[str]]:
+    """The cases that points of charts lead to, and of each run what prints its calls."""
+    if not document.inline:
+        return {}, []
+    runs, names = document.plain, short_names(document.plain)
+    cases = {}
+    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+        of_run = f" of {name}" if len(runs) > 1 else ""
+        texts: set[str] = set()
+        for result in run.results:
+            text = case_text(result.case)
+            file = shlex.quote(str(run.path))
+            explain = f"torchcoll show {file} --explain {text}" if run.path else ""
+            if text in texts:  # explain would print the row of the first
+                explain = ""
+            texts.add(text)
+            title = f"{text} on {one_line(result.case.backend)}{of_run}"
+            cases[document.keys[id(result)]] = PageCase(title, number, explain)
+    calls = [
+        f"torchcoll show --view calls {shlex.quote(str(run.path))}" if run.path else ""
+        for run in runs
+    ]
+    return cases, calls
+
+
+def _has_nights(runs: Sequence[Run]) -> bool:
+    """Whether the runs are of several nodes over enough days for ``torchcoll history``."""
+    nodes = {(run.members[0].get("host"), run.ranks) for run in runs if run.members}
+    days = {str(run.header.get("start_utc") or "")[:10] for run in runs}
+    return len(nodes) > 1 and len(days - {""}) >= _FEWEST_NIGHTS
+
+
+_FEWEST_NIGHTS = 6
+
+
+def _nights(document: PageDraft, arguments: Sequence[str]) -> None:
+    """Which node differs, and since when, of each device model and number of ranks."""
+    from torchcoll.parts.fleet.changes_over_time import history_of
+    from torchcoll.parts.fleet.history_show import history_grid
+    from torchcoll.parts.fleet.nights import parse_night_start
+    from torchcoll.parts.fleet.panel import panels_of
+    from torchcoll.parts.fleet.sources import summaries_of
+    from torchcoll.questions.page.heat_maps import nights_charts
+
+    # As torchcoll history without options.
+    panels = panels_of(summaries_of(arguments), parse_night_start("12:00"))
+    if not panels:
+        raise UsageError("nights", " ".join(arguments), "runs with dates and times")
+    quoted = shlex.join(arguments)
+    for panel in panels:
+        if len(panel.nodes) < 2:
+            continue
+        history = history_of(panel, 0.03)
+        kind = f"{panel.device_name or 'device not recorded'}, {counted(panel.ranks, 'rank')}"
+        title = f"Nodes over nights{f': {one_line(kind)}' if len(panels) > 1 else ''}"
+        document.add(
+            title,
+            [history_grid(history, False)],
+            f"torchcoll history {quoted}",
+            [
+                Drawing(
+                    "How much slower each node was in each night",
+                    None,
+                    partial(nights_charts, history, f"torchcoll fleet {quoted} --night {{x}}"),
+                    "nodes",
+                )
+            ],
+        )
+
+
+def _title(material: Material) -> str:
+    rows = [result.case for run in material.runs for result in run.results]
+    parts = []
+    if rows:
+        names = distinct_values(rows, "collective")
+        several = f"{len(names)} collectives"
+        parts.append(", ".join(names) if len(names) < 4 else several)
+        ranks = sorted({run.ranks for run in material.runs if run.ranks})
+        backends = [name for name in distinct_values(rows, "backend") if name != "unknown"]
+        on = " and ".join(map(one_line, backends))
+        parts.append(f"on {on}" if on else "")
+        if ranks:
+            span = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+            parts.append(f"with {span} rank{'s' * (ranks[-1] > 1)}")
+        return " ".join(filter(None, parts))
+    return "what a training sends" if material.traffic else "what the logs say"
+
+
+def _about_runs(document: PageDraft) -> None:
+    runs = document.material.runs
+    verdicts = [
+        judge(run, document.fabric, rows=rows)
+        for run, rows in zip(runs, document.rows, strict=True)
+    ]
+    answers = list(map(answer_of, verdicts))
+    if len(runs) == 1 and has_pairs(runs[0]):  # the section of its pairs accuses in better words
+        suspects = {str(e.get("message")) for e in runs[0].events if e.get("kind") == "suspect"}
+        document.printed |= {one_line(f"suspect: {text}") for text in suspects}
+        failures = {phrase.text for phrase in verdicts[0].phrases if phrase.word == FAIL}
+        answers = answers if not suspects or failures - suspects else []
+    if len(answers) > 1:
+        sides = [run.labels.get("cell", "") for run in runs]
+        distinct = all(sides) and len(set(sides)) == len(sides)
+        names = map(one_line, sides) if distinct else map(title_of, runs)
+        answers = [over_all(list(zip(names, answers, strict=True)))]
+    _runs(document, verdicts)
+    compared = add_comparisons(document)
+    # What the page compares, what was reached, the verdicts, and at the end what has none.
+    _peak_answer(document)
+    document.answers += [answer for answer in answers if answer.level]
+    if document.plain:
+        add_curves(document, compared)
+        add_calls(document)
+    for run in runs:
+        if has_pairs(run):
+            add_pairs(document, run)
+    if document.plain:
+        add_first_calls(document)
+    if len({run.ranks for run in document.plain}) > 1:
+        document.tried("the number of ranks", lambda: add_scaling(document))
+    for run in runs:
+        add_further(document, run)
+    add_published(document)
+    _tables(document, verdicts)
+    document.answers += [answer for answer in answers if not answer.level]
+
+
+def _good(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if row.is_right]
+
+
+def _peak_answer(document: PageDraft) -> None:
+    """The largest bus bandwidths, of three collectives, and the shortest time."""
+    # How long a call takes to issue is no bandwidth, and a barrier's time none of data.
+    # What a model predicts was reached by nobody.
+    measured = [
+        (
+            run.labels.get("cell", ""),
+            [
+                row
+                for row, result in zip(rows, run.results, strict=True)
+                if not (result.reported and result.reported.one_cold_call)
+            ],
+        )
+        for run, rows in zip(document.material.runs, document.rows, strict=True)
+        if run.labels.get("cell") != "model"
+    ]
+    sides = {side for side, _ in measured}
+    named = "" not in sides and 1 < len(sides) <= _MOST_PEAKS
+    places: dict[tuple[str, str, str, int, str], list[Row]] = {}
+    for side, rows in measured:
+        for row in _good(rows):
+            place = row.backend, row.implementation, row.device, row.ranks, side if named else ""
+            if row.size_bytes and row.clock != "issue":
+                places.setdefault(place, []).append(row)
+    order = sorted(
+        places, key=lambda place: (-max(r.busbw_gbps or 0.0 for r in places[place]), place[3])
+    )
+    for place in order[:_MOST_PEAKS]:
+        place_parts = [
+            place_part for place_part in place[:3] if place_part not in (NATIVE, "unknown")
+        ]
+        where = (
+            f" on {' '.join(place_parts)}, {place[3] or 'unknown'} ranks" if len(order) > 1 else ""
+        )
+        where = f" in {one_line(place[4])}{where}" if place[4] else where
+        _peak_of(document, places[place], where)
+    if len(order) > _MOST_PEAKS:
+        document.answers.append(Answer(f"... and of {len(order) - _MOST_PEAKS} more, below."))
+
+
+_MOST_PEAKS = 4  # of backends, devices and numbers of ranks
+_MOST_PEAKS_OF_A_PLACE = 3  # collectives
+
+
+def _peak_of(document: PageDraft, rows: Sequence[Row], place: str) -> None:
+    """place: where, if there are several; what is measured in one is none of another's."""
+    wide = [row for row in rows if row.busbw_gbps]
+    best: dict[str, Row] = {}
+    for row in sorted(wide, key=lambda row: row.busbw_gbps or 0.0, reverse=True):
+        best.setdefault(row.collective, row)  # the largest first
+    texts = [
+        f"{name} {row.busbw_gbps:.4g} GB/s of busbw at {format_size(row.size_bytes)}"
+        + ("" if place else f" on {row.ranks} ranks")
+        for name, row in [*best.items()][:_MOST_PEAKS_OF_A_PLACE]
+    ]
+    texts += [f"... ({len(best)} collectives)"] if len(best) > len(texts) else []
+    timed = [row for row in rows if row.median_ns]
+    if texts:
+        clocks = " and ".join(dict.fromkeys(row.clock or "" for row in wide if row.clock))
+        clock = f"; {clocks} clock" if clocks.replace("unknown", "") else ""
+        document.answers.append(Answer(f"Peak{place}: {', '.join(texts)}{clock}."))
+    if timed:
+        least = min(timed, key=lambda row: row.median_ns or 0.0)
+        text = f"Shortest{place}: {format_ns(least.median_ns)}, {least.collective} of "
+        where = f" on {least.ranks} ranks" * bool(least.ranks and not place)
+        size = least.size_bytes
+        size_text = format_size(size) if size >= 1024 else f"{size} bytes"
+        document.answers.append(Answer(f"{text}{size_text}{where}."))
+
+
+def _runs(document: PageDraft, verdicts: Sequence[Verdict]) -> None:
+    """A line a run."""
+    runs = document.material.runs
+    items = list(zip(runs, document.rows, verdicts, short_names(runs), strict=True))
+    Item = tuple[Run, Sequence[Row], Any, str]
+
+    def hosts(item: Item) -> str:
+        names = dict.fromkeys(one_line(m.get("host") or "?") for m in item[0].members)
+        several = list(names)
+        return ", ".join(several if len(several) < 4 else [*several[:2], f"... ({len(several)})"])
+
+    def ended(item: Item) -> str:
+        if item[0].source:
+            return "imported"
+        if document.running:
+            return "running"
+        return one_line((item[0].end or {}).get("status") or "truncated")
+
+    def peak(item: Item) -> str:
+        bandwidths = [row.busbw_gbps for row in _good(item[1]) if row.busbw_gbps]
+        return format_bandwidth(max(bandwidths)) if bandwidths else "-"
+
+    def text(name: str) -> Callable[[Item], str]:
+        return lambda item: ", ".join(map(one_line, distinct_values(item[1], name))) or "-"
+
+    grid = make_grid(
+        [
+            (Head("run", left=True), lambda i: i[3]),
+            (Head("side", left=True), lambda i: one_line(i[0].labels.get("cell") or "-")),
+            (Head("verdict", left=True), lambda i: i[2].word),
+            (Head("start", left=True), lambda i: one_line(i[0].header.get("start_utc") or "-")),
+            (Head("collectives", left=True), text("collective")),
+            (Head("backend", left=True), text("backend")),
+            (Head("device", left=True), text("device")),
+            (Head("library", left=True), text("library")),
+            (Head("ranks"), lambda i: str(i[0].ranks or "-")),
+            (Head("hosts", left=True), lambda i: hosts(i) or "-"),
+            (Head("cases"), lambda i: str(len(i[1]))),
+            (Head("peak busbw", "GB/s"), peak),
+            (Head("ended", left=True), ended),
+        ],
+        items,
+        below=runs_lines(runs),
+    )
+    grid.styles = [
+        {"PASS": "green", "WARN": "yellow", "FAIL": "red"}.get(v.word, "") for v in verdicts
+    ]
+    document.add("What was run", [grid], "")
+
+
+def _tables(document: PageDraft, verdicts: Sequence[Verdict]) -> None:
+    """Every case of every run; of many runs each case over all of them."""
+    judged = zip(document.material.runs, document.rows, verdicts, strict=True)
+    plain = [(run, rows, verdict) for run, rows, verdict in judged if not has_pairs(run)]
+    section = Section("Every case", commands=[document.command("show")], folded=len(plain) > _OPEN)
+    if len(plain) > MOST_RUNS:
+        named = [(title_of(run), answer_of(verdict)) for run, _, verdict in plain]
+        runs, rows_of = [run for run, _, _ in plain], [rows for _, rows, _ in plain]
+        section.tables.append(TitledGrids("", runs_grids(runs, rows_of, named)))
+    else:
+        for run, _, verdict in plain:
+            grid = table_grid(run, verdict=verdict, row_keys=document.keys)
+            section.tables.append(TitledGrids(title_of(run) if len(plain) > 1 else "", [grid]))
+    if plain:
+        document.sections.append(section)
+
+
+def _about_logs(document: PageDraft) -> None:
+    from torchcoll.libraries.job_logs import file_rows, job_log
+    from torchcoll.libraries.log_files import group_jobs
+    from torchcoll.libraries.show import titled_logs
+
+    material = document.material
+    jobs = [job_log(job) for job in group_jobs(material.logs)]
+    section = Section("What the libraries say", commands=[document.command("log", "logs")])
+    for title, grids in titled_logs(jobs, file_rows(material.logs), material.dumps):
+        section.tables.append(TitledGrids(title, grids))
+    document.answers += answers_of(section)
+    document.sections.append(section)
+
+
+def _ending(document: PageDraft, command: str) -> None:
+    """The environment, what the page leaves out, and the commands that made it."""
+    environment = _environment(document.material.runs)
+    if environment.rows:
+        document.sections.append(Section("Environment", tables=[TitledGrids("", [environment])]))
+    notes = [one_line(note) for note in dict.fromkeys(document.notes)]
+    if notes:
+        grid = Grid([], [], below=notes)
+        document.sections.append(Section("Not included", tables=[TitledGrids("", [grid])]))
+    recipes = [_run_command(run) for run in document.material.runs]
+    commands_of_runs = [command for command, _ in recipes if command]
+    commands = [*([command] if command else []), *dict.fromkeys(map(one_line, commands_of_runs))]
+    if commands:
+        texts = ["This page, and the runs it shows:"] if commands_of_runs else ["This page:"]
+        if left_out := dict.fromkeys(name for _, names in recipes for name in names):
+            names = ", ".join(left_out)
+            texts.append(f"Not set, for they name files or code: {names}.")
+        document.sections.append(Section("Commands", texts, ["\n".join(commands)]))
+
+
+def _run_command(run: Run) -> tuple[str, tuple[Name, ...]]:
+    """What makes a run of the same cases with its settings, '' if torchcoll did not make it; and
+    the settings that it leaves out.
+    """
+    argv = run.header.get("argv")
+    if run.source or not isinstance(argv, list):
+        return "", ()
+    try:
+        recipe = recipe_of(run)
+    except TorchcollError:  # of pairs, or without a case
+        return shlex.join(map(str, argv)), ()
+    return recipe.text(), recipe.left_out
+
+
+_VALUES = 3  # of a fact that differs between runs
+
+
+def _environment(runs: Sequence[Run]) -> Grid:
+    facts = [facts_of(run) for run in runs]
+    rows = []
+    for name in dict.fromkeys(name for fact in facts for name in fact):
+        values = [one_line(fact.get(name, "unset")) for fact in facts]
+        several = list(dict.fromkeys(values))
+        if len(several) == 1:
+            text = several[0]
+        else:
+            shown = [
+                f"{value} ({counted(values.count(value), 'run')})" for value in several[:_VALUES]
+            ]
+            more = [f"... ({len(several)} values)"] * (len(several) > _VALUES)
+            text = "; ".join([*shown, *more])
+        rows.append([one_line(name), text, "" if len(several) == 1 else "differs"])
+    return Grid([Head("fact", left=True), Head("value", left=True), Head("", left=True)], rows)

@@ -1,0 +1,154 @@
+"""What a notebook displays: the table of a finding, and its interactive charts below."""
+
+from __future__ import annotations
+
+import html
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.core.errors import UnavailableError, UsageError
+from torchcoll.core.plausibility import summarise_run
+from torchcoll.core.result import Run
+from torchcoll.core.traffic import Traffic
+from torchcoll.core.units import counted
+from torchcoll.parts.curves.scaling import Scaling
+from torchcoll.parts.curves.transitions import Transitions
+from torchcoll.parts.training.projection import Plan
+from torchcoll.questions.comparison.compare import Comparison
+from torchcoll.questions.contention.soaked import soaked
+from torchcoll.questions.page.charts import (
+    calls_chart,
+    curves_charts,
+    first_calls_charts,
+    speed_up_charts,
+)
+from torchcoll.questions.page.finding_charts import (
+    cold_charts,
+    scaling_charts,
+    soak_chart,
+    transitions_charts,
+)
+from torchcoll.questions.page.heat_maps import pairs_charts, ranks_chart
+from torchcoll.questions.page.traffic_charts import plan_charts, traffic_charts
+from torchcoll.questions.pairs.matches import read_pairs
+from torchcoll.questions.show.figures import case_text, chosen
+from torchcoll.questions.show.plot import picture_of
+from torchcoll.questions.show.show import has_pairs, html_of
+from torchcoll.questions.startup.cold import Cold
+from torchcoll.report.chart import Chart, plain
+from torchcoll.stats.sides import Side
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+class RunFigures(Sequence["Figure"]):
+    """The charts of a run as plotly Figures, which a notebook displays below each other.
+
+    Each is a Figure with all of plotly's methods: ``figures[0].write_html("busbw.html")``.
+    """
+
+    def __init__(self, charts: Sequence[Chart]) -> None:
+        self._charts = charts
+        self._figures = [chart.figure() for chart in charts]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._figures[index]
+
+    def __len__(self) -> int:
+        return len(self._figures)
+
+    def __repr__(self) -> str:
+        return f"<{counted(len(self), 'figure')}: {'; '.join(c.title for c in self._charts)}>"
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display as display_output
+
+        if not _in_notebook():
+            print(repr(self))
+            return
+        for chart, figure in zip(self._charts, self._figures, strict=True):
+            display_output(figure)
+            if chart.caption:
+                text = "<br>".join(html.escape(line) for line in chart.caption)
+                display_output({"text/html": f"<small>{text}</small>"}, raw=True)
+
+
+def figures_of(run: Run) -> RunFigures:
+    """Everything that can be drawn of a run: time and bus bandwidth over sizes for each collective,
+    first and second calls, the calls in order of its smallest, middle and largest size, and ranks
+    by sizes.
+
+    Raises UsageError where the run has nothing to draw, UnavailableError without plotly.
+    """
+    charts = charts_of(run)
+    charts += first_calls_charts(run, summarise_run(run))
+    for result in chosen(run):
+        title = f"{case_text(result.case)}: calls in order"
+        charts.append(replace(calls_chart(run, result), title=plain(title)))
+    if chart := ranks_chart(run):
+        charts.append(chart)
+    if not charts:
+        raise UsageError("plot", repr(run), "a run in which a case has a time")
+    return RunFigures(charts)
+
+
+def charts_of(finding: Any) -> list[Chart]:
+    """The charts that answer what the finding is about; [] where there is nothing to draw."""
+    for kind, charts in _CHARTS.items():
+        if isinstance(finding, kind):
+            return charts(finding)
+    return []
+
+
+def _run_charts(run: Run) -> list[Chart]:
+    if has_pairs(run):
+        pairs = read_pairs(run)
+        return pairs_charts(pairs) if pairs else []
+    over_time = soaked(run) if run.windows else None
+    if over_time:
+        return [soak_chart(over_time, run)]
+    with suppress(UsageError):  # no case has both a time and a size
+        return curves_charts(picture_of([Side("", [run])]))
+    return []
+
+
+_CHARTS: dict[type, Callable[[Any], list[Chart]]] = {
+    Run: _run_charts,
+    Comparison: speed_up_charts,
+    Cold: cold_charts,
+    Scaling: scaling_charts,
+    Transitions: transitions_charts,
+    Traffic: traffic_charts,
+    Plan: plan_charts,
+}
+
+
+def display(finding: Any) -> None:
+    """Displays the finding as the result of a cell: as text in a terminal, in a notebook its table
+    and its charts, which need plotly.
+    """
+    from IPython.display import display as display_output
+
+    if not _in_notebook():
+        print(repr(finding))
+        return
+    table = {"text/plain": repr(finding), "text/html": html_of(finding)}
+    display_output(table, raw=True)
+    for figure in _figures(finding):
+        display_output(figure)
+
+
+def _figures(finding: Any) -> Iterator[Any]:
+    with suppress(UnavailableError):  # without plotly the table is all that can be shown
+        for chart in charts_of(finding):
+            yield chart.figure()
+
+
+def _in_notebook() -> bool:
+    """Only a kernel has a front end: in a terminal plotly would open a browser."""
+    shell = sys.modules["IPython"].get_ipython()
+    return getattr(shell, "kernel", None) is not None

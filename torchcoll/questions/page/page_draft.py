@@ -1,0 +1,132 @@
+"""The page of ``torchcoll report`` while it is written: sections, answers, and what is left out."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.plausibility import summarise_run
+from torchcoll.core.result import Run
+from torchcoll.questions.show.show import has_pairs, title_of
+from torchcoll.reading.inputs import Material
+from torchcoll.report.answer import Answer, Caveat
+from torchcoll.report.grid import Grid
+from torchcoll.report.page import ChartGroup, Illustration, Section, TitledGrids
+from torchcoll.report.pictures import svg_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from torchcoll.report.chart import Chart
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One thing to see: as a picture for markdown, or as charts for HTML, of which the page shows
+    one at a time. figure: None where markdown has no picture of it. label: what distinguishes the
+    charts.
+    """
+
+    text: str
+    figure: Callable[[], Figure | None] | None
+    charts: Callable[[], Sequence[Chart]]
+    label: str = "cases"
+
+
+class PageDraft:
+    """Sections and sentences as they are found."""
+
+    def __init__(
+        self, material: Material, fabric: str | None, inline: bool, running: bool = False
+    ) -> None:
+        """running: the runs go on."""
+        self.running = running
+        self.material = material
+        self.fabric = fabric
+        self.inline = inline
+        self.sections: list[Section] = []
+        self.answers: list[Answer] = []
+        self.printed: set[str] = set()  # texts of the caveats that the answers contain
+        self.notes = list(material.notes)
+        self.rows = [summarise_run(run) for run in material.runs]
+        # Pairs have a section of their own: as cases they would be hundreds of lines.
+        self.plain = [run for run in material.runs if not has_pairs(run)]
+        # By which charts lead to cases: id of the result -> numbers of its run and of the case.
+        self.keys = {
+            id(result): f"{number}.{index}"
+            for number, run in enumerate(self.plain if inline else ())
+            for index, result in enumerate(run.results)
+        }
+
+    def command(self, name: str, kind: str = "runs") -> str:
+        return f"torchcoll {name} {shlex.join(self.material.arguments.get(kind, []))}"
+
+    def add(
+        self,
+        title: str,
+        grids: Iterable[Grid],
+        command: str,
+        drawings: Sequence[Drawing] = (),
+    ) -> Section:
+        section = Section(title, commands=[command] if command else [])
+        section.tables.append(TitledGrids("", list(grids)))
+        for drawing in drawings:
+            self.draw(section, drawing)
+        self.sections.append(section)
+        for answer in answers_of(section):
+            if isinstance(answer.headline, Caveat):
+                self.printed.add(answer.headline.text)
+        self.answers += [
+            replace(answer, headline=f"{title}: {answer.headline}")
+            for answer in answers_of(section)
+        ]
+        return section
+
+    def draw(self, section: Section, drawing: Drawing) -> None:
+        if self.inline:
+            if charts := drawing.charts():
+                section.charts.append(ChartGroup(drawing.text, drawing.label, charts))
+            return
+        figure = drawing.figure() if drawing.figure else None
+        if figure is None:
+            return
+        caption = figure.get_label()
+        figure.supxlabel("")
+        texts = [caption] if isinstance(caption, str) else []
+        lines = [" ".join(filter(None, [f"{drawing.text}.", *texts]))]
+        section.pictures.append(Illustration(svg_text(figure), drawing.text, lines))
+
+    def tried(self, what: str, make: Callable[[], None]) -> None:
+        """A section that the files may not have the data for: why not is said at the end."""
+        try:
+            make()
+        except UsageError as error:
+            reason = str(error) if error.what == what else f"{what}: {error}"
+            self.notes.append(f"no section on {reason}")
+
+
+def answers_of(section: Section) -> list[Answer]:
+    """The answers that its tables end with."""
+    grids = [grid for titled in section.tables for grid in titled.grids]
+    return [grid.answer for grid in grids if grid.answer]
+
+
+def short_names(runs: Sequence[Run]) -> list[str]:
+    """Of each run its path without the folder that all are in, or its title."""
+    paths = [os.path.abspath(run.path) for run in runs if run.path]
+    try:
+        folder = os.path.commonpath(map(os.path.dirname, paths)) if paths else ""
+    except ValueError:  # on several drives
+        folder = ""
+    return [
+        one_line(os.path.relpath(os.path.abspath(run.path), folder)) if run.path else title_of(run)
+        for run in runs
+    ]
+
+
+def named(runs: Sequence[Run]) -> list[tuple[str, Run]]:
+    return list(zip(short_names(runs), runs, strict=True))

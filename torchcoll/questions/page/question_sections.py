@@ -1,0 +1,275 @@
+"""The sections of a page with the charts of one question each."""
+
+from __future__ import annotations
+
+import io
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.plausibility import summarise_run
+from torchcoll.core.result import Run
+from torchcoll.questions.page.page_draft import Drawing, PageDraft, named
+from torchcoll.questions.pairs.matches import read_pairs
+from torchcoll.questions.show.figures import case_text
+from torchcoll.questions.show.show import further_grids, title_of
+from torchcoll.report.answer import Answer
+from torchcoll.report.chart import plain
+from torchcoll.stats.sides import Side
+
+if TYPE_CHECKING:
+    from torchcoll.questions.comparison.compare import Comparison
+    from torchcoll.report.chart import Chart
+
+_LINES = 16  # of one panel; more tell nothing apart
+_CURVES = 12  # with transitions
+
+
+def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
+    from torchcoll.questions.page.charts import curves_charts
+    from torchcoll.questions.show.plot import check_lines, lines_figure, picture_of
+
+    sides = [Side("", document.plain)]
+    if compared and not compared[0].base.only:
+        sides = [compared[0].base, *(comparison.new for comparison in compared)]
+
+    def make() -> None:
+        picture = picture_of(sides)
+        check_lines(picture, _LINES)
+        document.add(
+            "Time and bandwidth over sizes", [], document.command("plot"),
+            [
+                Drawing(
+                    "Time and bandwidth over sizes",
+                    lambda: lines_figure(picture),
+                    lambda: curves_charts(picture, keys=document.keys),
+                    "collective",
+                )
+            ],
+        )  # fmt: skip
+
+    document.tried("time over sizes", make)
+    if not compared or compared[0].base.only:
+        document.tried("transitions", lambda: _transitions(document))
+
+
+def _transitions(document: PageDraft) -> None:
+    from torchcoll.parts.curves.transitions import transitions
+    from torchcoll.parts.curves.transitions_show import ranges_figure, transitions_grids
+    from torchcoll.questions.page.finding_charts import transitions_charts
+
+    finding = transitions(document.plain)
+    if all(curve.note and not curve.doubt for curve in finding.curves):
+        document.notes.append(
+            "no section on transitions: too few sizes, or too much scatter, to fit any law"
+        )
+        return
+    if len(finding.curves) > _CURVES:
+        raise UsageError(
+            "curves",
+            len(finding.curves),
+            f"at most {_CURVES}",
+            "--filter collective=NAME,dtype=NAME,... leaves fewer.",
+        )
+    changing = replace(finding, curves=[curve for curve in finding.curves if curve.transitions])
+    text = "Measured and fitted times, and where the fit changes"
+    drawing = Drawing(
+        text, lambda: ranges_figure(changing), lambda: transitions_charts(changing), "curve"
+    )
+    document.add(
+        "Where it switches",
+        transitions_grids([finding]),
+        document.command("curve"),
+        [drawing] * bool(changing.curves),
+    )
+
+
+def add_calls(document: PageDraft) -> None:
+    from torchcoll.questions.page.heat_maps import ranks_chart
+    from torchcoll.questions.show.figures import calls_figure, chosen, ranks_figure
+
+    runs = document.plain
+    run = next((result for result in runs if chosen(result)), None)
+    if run is None:
+        return
+    which = f", of {title_of(run)}" if len(runs) > 1 else ""
+    results = chosen(run)
+
+    def rank_maps() -> list[Chart]:
+        maps = [(name, ranks_chart(run, document.keys)) for name, run in named(runs[:_MAPS])]
+        charts = [replace(chart, title=name) for name, chart in maps if chart]
+        if charts and len(runs) > _MAPS:
+            charts[0].caption.append(f"of the first {_MAPS} of {len(runs)} runs")
+        return charts
+
+    document.add(
+        "Calls and ranks",
+        [],
+        f"torchcoll show --view calls {shlex.quote(str(run.path))}" if run.path else "",
+        [
+            Drawing(
+                "Time of each call, in order" + which * (not document.inline),
+                lambda: calls_figure(run, results),
+                lambda: _calls_charts(document),
+                "case",
+            ),
+            Drawing(
+                "Median time of each rank in each case, relative to the median rank"
+                + which * (not document.inline),
+                lambda: ranks_figure(run),
+                rank_maps,
+                "run",
+            ),
+        ],
+    )
+
+
+_MAPS = 40  # runs whose ranks have a map
+_CALL_CASES = 500  # cases whose calls are in the page
+_CALL_POINTS = 120_000  # calls in the page, about 2 MB
+
+
+def _calls_charts(document: PageDraft) -> list[Chart]:
+    """The calls of as many cases as a page can hold; of many runs the smallest, a middle and the
+    largest size.
+    """
+    from torchcoll.questions.page.charts import MOST_CALLS, calls_chart
+    from torchcoll.questions.show.figures import chosen, sampled
+
+    every = [(run, result) for run in document.plain for result in sampled(run)]
+    shown = every
+    if len(every) > _CALL_CASES:
+        shown = [(run, result) for run in document.plain for result in chosen(run)][:_CALL_CASES]
+    most = len(shown)
+    ranks = 8 if most <= 40 else 4 if most <= 100 else 2 if most <= 200 else 0
+    points = max(100, min(MOST_CALLS, _CALL_POINTS // (len(shown) * (1 + ranks))))
+    names = {id(run): name for name, run in named(document.plain)}
+    charts = []
+    for run, result in shown:
+        chart = calls_chart(run, result, document.keys[id(result)], points, ranks)
+        backends = {r.case.backend for r in run.results}
+        backend = f", {one_line(result.case.backend)}" * (len(backends) > 1)
+        of_run = f", {names[id(run)]}" * (len(document.plain) > 1)
+        charts.append(replace(chart, title=plain(f"{case_text(result.case)}{backend}{of_run}")))
+        if len(shown) < len(every):
+            chart.caption.append(f"{len(shown)} of the {len(every)} cases are in this page")
+    return charts
+
+
+def add_pairs(document: PageDraft, run: Run) -> None:
+    from torchcoll.questions.page.heat_maps import pairs_charts
+    from torchcoll.questions.pairs.show import pairs_grids
+    from torchcoll.questions.pairs.suspects import find_suspects
+    from torchcoll.questions.show.figures import pairs_figure
+    from torchcoll.report.destination import Destination
+
+    pairs = read_pairs(run)
+    assert pairs is not None
+    slow = find_suspects(pairs, pairs.threshold)
+    out = Destination(io.StringIO())
+    grids = pairs_grids(run, pairs, out, slow, pairs.threshold, "markdown")
+    drawing = Drawing(
+        "Each pair: row and column are its two ends",
+        lambda: pairs_figure(pairs),
+        lambda: pairs_charts(pairs),
+        "call",
+    )
+    document.add("Who is slow", grids, document.command("show"), [drawing])
+
+
+def add_first_calls(document: PageDraft) -> None:
+    from torchcoll.questions.page.charts import first_calls_charts
+    from torchcoll.questions.page.finding_charts import cold_charts
+    from torchcoll.questions.startup.cold import cold
+    from torchcoll.questions.startup.show import cold_figure, cold_grids
+
+    def first_calls() -> list[Chart]:
+        rows = {id(run): r for run, r in zip(document.material.runs, document.rows, strict=True)}
+        charts = []
+        for name, run in named(document.plain[:_MAPS]):
+            for chart in first_calls_charts(run, rows[id(run)], document.keys):
+                of_run = f", {plain(name)}" * (len(document.plain) > 1)
+                charts.append(replace(chart, title=f"{chart.title}{of_run}"))
+        return charts
+
+    def make() -> None:
+        finding = cold(document.plain)
+        several = len({scale.ranks for scale in finding.scales}) > 1
+        drawings = [
+            Drawing("First and second call of each case", None, first_calls, "cases"),
+            Drawing(
+                f"First calls {'over the number of ranks' if several else 'of each run'}",
+                (lambda: cold_figure(finding)) if several else None,
+                lambda: cold_charts(finding) if several or len(finding.rows) > 1 else [],
+                "kind of run",
+            ),
+        ]
+        command = document.command("cold")
+        document.add("What the first call costs", cold_grids(finding), command, drawings)
+
+    document.tried("first calls", make)
+
+
+def add_scaling(document: PageDraft) -> None:
+    from torchcoll.parts.curves.scaling import scaling
+    from torchcoll.parts.curves.scaling_show import scaling_figure, scaling_grids
+    from torchcoll.questions.page.finding_charts import scaling_charts
+
+    finding = scaling(document.plain)
+    several = any(len([p for p in curve.points if p.time_ns]) > 1 for curve in finding.curves)
+    drawing = Drawing(
+        "Time and speed-up over the ranks",
+        lambda: scaling_figure(finding),
+        lambda: scaling_charts(finding),
+    )
+    document.add(
+        "Over the number of ranks",
+        scaling_grids(finding),
+        document.command("scaling"),
+        [drawing] * several,
+    )
+
+
+def add_further(document: PageDraft, run: Run) -> None:
+    """What ran beside it, and hours of it."""
+    grids = further_grids(run)
+    if not grids:
+        return
+    drawings = []
+    if run.windows:
+        from torchcoll.questions.contention.soak_show import soak_answer
+        from torchcoll.questions.contention.soaked import soaked
+        from torchcoll.questions.page.finding_charts import soak_chart
+        from torchcoll.questions.show.figures import soak_figure
+
+        if soak := soaked(run):
+            document.answers.append(Answer(soak_answer(soak), "bad" if soak.faults else ""))
+            drawings.append(
+                Drawing(
+                    "Hours of the same cases",
+                    lambda: soak_figure(soak, run),
+                    lambda: [soak_chart(soak, run)],
+                )
+            )
+    title = "Hours of it" if run.windows else "Beside other work"
+    several = f": {title_of(run)}" if len(document.material.runs) > 1 else ""
+    document.add(f"{title}{several}", grids, document.command("show"), drawings)
+
+
+def add_published(document: PageDraft) -> None:
+    """What others publish of the kinds of machine of these runs, a table a kind."""
+    from torchcoll.questions.check.published import standings
+    from torchcoll.questions.check.published_show import published_grid
+
+    first: dict[str, Run] = {}
+    for run in document.plain:
+        if standing := standings(run, summarise_run(run)):
+            first.setdefault(standing[0].published[0][0].kind, run)
+    grids = [grid for run in first.values() if (grid := published_grid(run))]
+    document.answers += [Answer(grid.above[0]) for grid in grids]
+    document.printed |= {grid.above[0] for grid in grids}
+    if grids:
+        tables = [replace(grid, above=grid.above[1:]) for grid in grids]  # [0] is the answer
+        document.add("What others publish", tables, document.command("show --published"))

@@ -1,0 +1,435 @@
+"""Show the pairs of a run: a matrix, a line for each unit, and the suspects.
+
+The matrix has numbers if there are few units, and shades of speed otherwise. Formats: text,
+markdown, CSV, JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from torchcoll.core.errors import UnusableError, one_line
+from torchcoll.core.result import Run
+from torchcoll.core.summary import median, summarise
+from torchcoll.core.units import (
+    format_bandwidth,
+    format_ns,
+    format_ranges,
+    format_size,
+    format_time,
+)
+from torchcoll.questions.pairs.matches import (
+    EXCHANGE,
+    LATENCY,
+    SEND,
+    Pairs,
+    case_key,
+    is_pair,
+    read_pairs,
+)
+from torchcoll.questions.pairs.schedule import Pair
+from torchcoll.questions.pairs.suspects import (
+    Z_LIMIT,
+    Suspect,
+    evidence_text,
+    find_noise,
+    find_suspects,
+    largest_sound_group,
+    noise_summary,
+    noise_text,
+    suspect_name,
+    suspect_text,
+)
+from torchcoll.report.answer import Answer
+from torchcoll.report.destination import Destination
+from torchcoll.report.formats import Forms, print_results, select_fields
+from torchcoll.report.grid import Grid, Head
+
+_NUMBERS = 12  # units: up to so many the cells are numbers, above shades
+MOST_ROWS = 64  # units: of more, only the slowest are shown
+_WORST = 16  # how many
+# The slower a pair, the darker its cell; a fast pair is blank.
+_SHADES, _ASCII = " ░▒▓█", " .:x#"
+_LIMITS = (0.9, 0.8, 0.6, 0.4)  # shares of the median: below each the next shade
+_NONE, _SELF = "?", "\\"
+
+
+def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
+    """The matrix of one kind of call, with a row and a column for each unit.
+
+    The cells are GB/s (us for latency), or shades relative to the median within a node or between
+    nodes.
+    """
+    kind, size_bytes = key
+    if kind == EXCHANGE:
+        per = "node" if pairs.by == "node" else "rank"
+        above = f"{format_size(size_bytes)} both ways at once, GB/s sent by each {per}"
+    else:
+        above = "latency in us"
+    count = len(pairs.units)
+    if count <= _NUMBERS:
+        heads = [Head(pairs.by, repeat=True), *(Head(str(unit)) for unit in range(count))]
+        rows = [
+            [str(a), *(_figure(pairs, key, (a, b)) for b in range(count))] for a in range(count)
+        ]
+        return Grid(heads, rows, [above])
+    relative = _relative(pairs, key)
+    label = max(len(str(count - 1)), len(pairs.by))
+    width = (out.width or 200) - label - 2
+    each = 2 if 2 * count <= width else 1
+    merged = -(-count * each // width)
+    encoding = getattr(out.file, "encoding", None) or "utf-8"
+    shades = _SHADES if out.terminal and encoding.lower().startswith("utf") else _ASCII
+    rows = []
+    for unit in slowest_units(pairs, key):
+        cells = []
+        for peer in range(count):
+            speed = relative.get((unit, peer)) or relative.get((peer, unit))
+            if peer == unit:
+                cells.append(_SELF)
+            elif speed is None:
+                cells.append(_NONE)
+            else:
+                cells.append(shades[sum(speed < limit for limit in _LIMITS)])
+        if merged > 1:
+            order = [_SELF, *shades, _NONE]
+            cells = [
+                max(cells[first : first + merged], key=order.index)
+                for first in range(0, count, merged)
+            ]
+        rows.append([str(unit), "|" + "".join(cell * each for cell in cells) + "|"])
+    steps = ", ".join(f"{s} below {100 * x:g} %" for s, x in zip(shades[1:], _LIMITS, strict=True))
+    lines = [above, f"of the median (within a node, between nodes): {steps}; {_SELF} itself"]
+    if merged > 1:
+        lines.append(f"each character: the slowest of {merged} {pairs.by}s")
+    if len(rows) < count:
+        lines.append(f"the slowest {len(rows)} of {count} {pairs.by}s; --format csv has all")
+    return Grid([Head(pairs.by), Head("", left=True)], rows, lines)
+
+
+def _figure(pairs: Pairs, key: tuple[str, int], pair: Pair) -> str:
+    times = pairs.times[key]
+    timing = times.get(pair) or times.get(pair[::-1])
+    if timing is None:
+        return "" if pair[0] == pair[1] else _NONE
+    ns = timing.median_ns
+    return f"{ns / 1e3:.1f}" if key[0] == LATENCY else format_bandwidth(pairs.gbps(key, pair, ns))
+
+
+def _relative(pairs: Pairs, key: tuple[str, int]) -> dict[Pair, float]:
+    """Each pair's speed over the median of its kind: within a node, between nodes."""
+    kinds: dict[bool, list[float]] = {True: [], False: []}
+    within = {pair: pairs.hosts[pair[0]] == pairs.hosts[pair[1]] for pair in pairs.times[key]}
+    for pair, timing in pairs.times[key].items():
+        kinds[within[pair]].append(1 / timing.median_ns)
+    middles = {kind: median(speeds) for kind, speeds in kinds.items() if speeds}
+    return {
+        pair: 1 / timing.median_ns / middles[within[pair]]
+        for pair, timing in pairs.times[key].items()
+    }
+
+
+def slowest_units(pairs: Pairs, key: tuple[str, int]) -> list[int]:
+    """All units, or the _WORST slowest if there are more than MOST_ROWS, ascending."""
+    count = len(pairs.units)
+    if count <= MOST_ROWS:
+        return list(range(count))
+    relative = _relative(pairs, key)
+    speeds: dict[int, list[float]] = {unit: [] for unit in range(count)}
+    for pair, value in relative.items():
+        for unit in pair:
+            speeds[unit].append(value)
+    order = sorted(speeds, key=lambda unit: (median(speeds[unit]) if speeds[unit] else 0.0, unit))
+    return sorted(order[:_WORST])
+
+
+SCHEMA = "torchcoll-pairs/1"
+
+
+def show_pairs(
+    run: Run, format: str = "table", threshold: float | None = None, file: TextIO | None = None
+) -> bool:
+    """Print the pairs of a run; returns whether there is a suspect, or a pair without a time.
+
+    threshold: None for that of the run.
+    Raises UsageError for an unknown format and for a run without pairs.
+    """
+    pairs = read_pairs(run)
+    if pairs is None:
+        what = run.path or "this run"
+        action = "torchcoll show reads it." if run.results else ""
+        raise UnusableError("pairs", one_line(what), "a result file of torchcoll.pairs", action)
+    threshold = threshold or pairs.threshold
+    suspected = find_suspects(pairs, threshold)
+    document = _object(run, pairs, suspected, threshold)
+    grids = pairs_grids(run, pairs, Destination(file), suspected, threshold, format)
+    print_results([Forms(grids, document)], format, file)
+    return any(suspect.confirmed for suspect in suspected) or bool(
+        _bisect_texts(run) or pairs.failed
+    )
+
+
+def pairs_grids(
+    run: Run,
+    pairs: Pairs,
+    out: Destination,
+    suspected: Sequence[Suspect],
+    threshold: float,
+    format: str = "table",
+) -> list[Grid]:
+    """The tables: the matrix, then a line for each unit with the suspects below it."""
+    grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == EXCHANGE]
+    if not grids:
+        grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == LATENCY]
+    units = _units(pairs, format)
+    first = [*grids, units][0]
+    first.above = [*_title(run, pairs), *first.above]
+    units.below += _below(run, pairs, suspected, threshold)
+    units.answer = _answer(pairs, suspected, _bisect_texts(run))
+    return [*grids, units]
+
+
+def _title(run: Run, pairs: Pairs) -> list[str]:
+    what = f"{len(pairs.units)} {pairs.by}s"
+    if pairs.by == "node":
+        what += f" of {run.ranks} ranks, first with first, second with second, all at once"
+    results = [result for result in run.results if is_pair(result)]
+    case = results[0].case
+    large = [result for result in results if case_key(result.case)[0] != LATENCY]
+    calls = max((len(c) for result in large for c in result.time_ns.get("host", [])), default=0)
+    done = len(pairs.pairs)
+    lines = [
+        f"torchcoll pairs: {one_line(run.path or run.header.get('run_id') or '')}".rstrip(": "),
+        f"{what}, {case.backend} on {case.device}, {case.dtype}: {done} of {pairs.pair_count} "
+        "pairs, in rounds of disjoint pairs at the same time",
+        f"median of {calls} calls after a first one, each until the later of the two ranks is done "
+        "(host clock)",
+    ]
+    if pairs.rehearsal:
+        lines.append("several ranks share one GPU: the figures mean nothing")
+    return lines
+
+
+def _units(pairs: Pairs, format: str) -> Grid:
+    """A line for each unit: the medians over its pairs."""
+    keys = list(pairs.times)
+    heads = [Head(pairs.by), Head("host", left=True)]
+    for kind, size_bytes in keys:
+        if kind == LATENCY:
+            heads.append(Head("latency", repeat=True))
+            continue
+        size = format_size(size_bytes)
+        directions = ("both ways",) if kind == EXCHANGE else ("sends", "receives")
+        heads += [Head(direction, f"{size} (GB/s)") for direction in directions]
+    shown: Sequence[int] = range(len(pairs.units))
+    if format == "table" and len(pairs.units) > MOST_ROWS:
+        shown = slowest_units(pairs, next((k for k in keys if k[0] == EXCHANGE), keys[0]))
+    columns = []
+    for key in keys:
+        text = format_time if key[0] == LATENCY else format_bandwidth
+        for ends in ((0,), (1,)) if key[0] == SEND else ((0, 1),):
+            # The values of each unit, over the pairs that have it at one of these ends.
+            values: dict[int, list[float]] = {}
+            for pair, timing in pairs.times[key].items():
+                ns = timing.median_ns
+                value = ns if key[0] == LATENCY else pairs.gbps(key, pair, ns)
+                for end in ends:
+                    values.setdefault(pair[end], []).append(value)
+            columns.append({unit: text(median(of_unit)) for unit, of_unit in values.items()})
+    rows = [
+        [
+            format_ranges([unit]),
+            one_line(pairs.hosts[unit]),
+            *(column.get(unit, "-") for column in columns),
+        ]
+        for unit in shown
+    ]
+    return Grid(heads, rows, [f"each {pairs.by}: median over its pairs"])
+
+
+def _below(run: Run, pairs: Pairs, suspected: Sequence[Suspect], threshold: float) -> list[str]:
+    lines = []
+    if len(pairs.pairs) < pairs.pair_count:
+        lines.append(f"not complete: {len(pairs.pairs)} of {pairs.pair_count} pairs")
+    if run.ending:
+        lines.append(one_line(run.ending))
+    lines += [one_line(problem) for problem in run.problems]
+    lines += [one_line(e.get("message")) for e in run.events if e.get("kind") != "suspect"]
+    lines += [one_line(text) for text in pairs.failed[:8]]
+    if len(pairs.failed) > 8:
+        lines.append(f"and {len(pairs.failed) - 8} more that failed")
+    for result in run.results:
+        if not is_pair(result):
+            lines.append(_together(result))
+    lines += _conclusion(pairs, suspected, _bisect_texts(run), threshold)
+    return lines
+
+
+def _answer(pairs: Pairs, suspected: Sequence[Suspect], bisect_texts: Sequence[str]) -> Answer:
+    """Which unit or link is slow, in one sentence."""
+    accused = [
+        f"{suspect_name(pairs, suspect)} is slow: {evidence_text(pairs, suspect)}"
+        for suspect in suspected
+        if suspect.confirmed
+    ] + list(bisect_texts)
+    if accused:
+        more = f"; and {len(accused) - 1} more" if len(accused) > 1 else ""
+        return Answer(one_line(f"{accused[0]}{more}"), "bad")
+    if pairs.failed:
+        return Answer(one_line(f"{len(pairs.failed)} failed, the first: {pairs.failed[0]}"), "bad")
+    judged = sum(map(pairs.judged, pairs.pairs))
+    if pairs.rehearsal or not judged or len(pairs.units) == 2:
+        return Answer(f"no {pairs.by} can be judged here", "doubt")
+    kind = "good" if judged == pairs.pair_count else "doubt"
+    return Answer(
+        f"no suspect: no {pairs.by} or link is slow, {judged} of {pairs.pair_count} pairs judged",
+        kind,
+    )
+
+
+def _bisect_texts(run: Run) -> list[str]:
+    """The suspects of --bisect, which were recorded during the run: pairs do not show them."""
+    suspect_events = [e for e in run.events if e.get("kind") == "suspect"]
+    texts = [one_line(event.get("message")) for event in suspect_events]
+    return [text for text in texts if text.startswith("bisect: ")]
+
+
+def _together(result: Any) -> str:
+    row = summarise(result)
+    members = f"ranks {format_ranges(result.members)}" if result.members else "all ranks"
+    what = f"{members} together, {result.case.describe()}"
+    if row.median_ns is None:
+        return f"{what}: {one_line(result.reason)}"
+    busbw = format_bandwidth(row.busbw_gbps)
+    return f"{what}: {format_ns(row.median_ns)}, {busbw} GB/s busbw"
+
+
+def _conclusion(
+    pairs: Pairs, suspected: Sequence[Suspect], bisect_texts: Sequence[str], threshold: float
+) -> list[str]:
+    confirmed = [suspect for suspect in suspected if suspect.confirmed]
+    if pairs.rehearsal:
+        return ["no suspects are sought among ranks that share one GPU"]
+    if not pairs.times:
+        return [f"no pair was measured, so no {pairs.by} can be judged"]
+    if len(pairs.units) == 2:
+        return [f"one pair: there is nothing to compare it with, so no {pairs.by} can be suspected"]
+    judged = {
+        (min(pair), max(pair))
+        for times in pairs.times.values()
+        for pair in times
+        if pairs.judged(pair)
+    }
+    aside = []
+    if pairs.crowded:
+        hosts = [one_line(name) for name in sorted(pairs.crowded)]
+        more = f" and {len(hosts) - 8} more" if len(hosts) > 8 else ""
+        aside = [
+            f"on {', '.join(hosts[:8])}{more} ranks wait for a core: those pairs accuse nobody "
+            "(start no more ranks than cores to judge them)"
+        ]
+    if not judged:
+        return [*aside, *(f"SUSPECT {text}" for text in bisect_texts), "no pair is judged"]
+    rule = (
+        f"slow: {100 * threshold:g} % below the pairs without it (latency: twice their time) and a "
+        f"modified z-score (Iglewicz and Hoaglin 1993) beyond -{Z_LIMIT}, by the lower quartile of "
+        f"the calls; a {pairs.by} is slow where more than half of its pairs are"
+    )
+    lines = [*aside, rule]
+    lines += [f"SUSPECT {one_line(suspect_text(pairs, suspect))}" for suspect in confirmed]
+    lines += [f"SUSPECT {text}" for text in bisect_texts]
+    lines += [
+        f"not alone: {one_line(suspect_text(pairs, suspect))}: not slow in every pass alone"
+        for suspect in suspected
+        if not suspect.confirmed
+    ]
+    if confirmed:
+        sound_units = largest_sound_group(pairs, confirmed)
+        names = format_ranges(rank for unit in sound_units for rank in pairs.units[unit])
+        lines.append(
+            f"largest group without them: {len(sound_units)} {pairs.by}s, ranks {names or 'none'}"
+        )
+    elif not bisect_texts:
+        whole = sum(map(pairs.judged, pairs.pairs))
+        some = "" if whole == pairs.pair_count else f" among the {whole} pairs that were judged"
+        lines.append(f"no suspect{some}")
+    if text := noise_text(pairs, find_noise(pairs, confirmed, threshold)):
+        lines.append(text)
+    if len(pairs.units) == 3 and not confirmed:
+        lines.append("with three there are two other pairs to compare each with: little evidence")
+    return lines
+
+
+def _records(pairs: Pairs) -> list[dict[str, Any]]:
+    """One object for each pair, kind of call and pass (0: in the rounds; 1, 2, ...: alone).
+
+    For one-way calls ``first`` is the sender.
+    """
+    rows = []
+    for number, tables in enumerate([pairs.times, *pairs.alone]):
+        for key, times in tables.items():
+            kind = "one way" if key[0] == SEND else key[0]
+            for pair, timing in sorted(times.items()):
+                latency, ns = key[0] == LATENCY, timing.median_ns
+                rows.append(
+                    {
+                        "kind": kind,
+                        "size_bytes": key[1],
+                        "alone": number > 0,
+                        "pass": number,
+                        "first": pair[0],
+                        "second": pair[1],
+                        "first_host": pairs.hosts[pair[0]],
+                        "second_host": pairs.hosts[pair[1]],
+                        "median_ns": ns,
+                        "good_ns": timing.good_ns,
+                        "gbps": None if latency else pairs.gbps(key, pair, ns),
+                    }
+                )
+    return rows
+
+
+def _object(
+    run: Run, pairs: Pairs, suspected: Sequence[Suspect], threshold: float
+) -> dict[str, Any]:
+    confirmed = [suspect for suspect in suspected if suspect.confirmed]
+    return {
+        "schema": SCHEMA,
+        "file": str(run.path) if run.path else None,
+        "by": pairs.by,
+        "units": [
+            {"unit": unit, "host": host, "ranks": list(ranks)}
+            for unit, (host, ranks) in enumerate(zip(pairs.hosts, pairs.units, strict=True))
+        ],
+        "threshold": threshold,
+        "z_limit": Z_LIMIT,
+        "rows": _records(pairs),
+        "suspects": [_suspect_object(pairs, suspect) for suspect in suspected],
+        "too_noisy": [
+            noise_summary(pairs, noise) for noise in find_noise(pairs, confirmed, threshold)
+        ],
+        "bisected": _bisect_texts(run),
+        "largest_group": largest_sound_group(pairs, suspected),
+        "failed": pairs.failed,
+        "not_judged_hosts": sorted(pairs.crowded),
+    }
+
+
+def _suspect_object(pairs: Pairs, suspect: Suspect) -> dict[str, Any]:
+    evidence = [
+        {
+            **select_fields(e, "kind=what size_bytes within_node=within ratio"),
+            "z": e.z if abs(e.z) != float("inf") else None,
+            **select_fields(e, "slow_pairs=slow pairs alone_ratio stands=confirmed"),
+        }
+        for e in suspect.evidence
+    ]
+    return {
+        "what": "link" if suspect.is_link else pairs.by,
+        "units": list(suspect.units),
+        "hosts": [pairs.hosts[unit] for unit in suspect.units],
+        "stands": suspect.confirmed,
+        "message": suspect_text(pairs, suspect),
+        "evidence": evidence,
+    }

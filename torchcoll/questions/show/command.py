@@ -1,0 +1,419 @@
+"""``torchcoll show``, ``plot`` and ``report``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, printable, tell
+from torchcoll.reading.inputs import IMPORT_OPTIONS, add_filter, add_import_options, add_over_ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torchcoll.core.result import Run
+
+
+def show_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="result or traffic files, folders, quoted globs, output of other tools, or "
+        "label=PATH; - is stdin",
+    )
+    add_import_options(parser)
+    add(
+        "--reference",
+        metavar="FILE",
+        help=(
+            "show the bandwidths of a file of points (results/points.json) or of "
+            "another run next to these"
+        ),
+    )
+    add("--format", default="table", help="table (default), markdown, csv or json")
+    add(
+        "--columns",
+        metavar="NAMES",
+        help="columns to show: names of fields, separated by commas, or all",
+    )
+    add(
+        "--percentiles",
+        metavar="P",
+        help="percentiles to show as further columns, such as 50,90,99.9",
+    )
+    add_over_ranks(parser)
+    add(
+        "--clock",
+        help=(
+            "which clock's times to show: host, device or issue (default: device where "
+            "it was recorded)"
+        ),
+    )
+    add(
+        "--view",
+        metavar="VIEW",
+        help=(
+            "cases: a row for each case (default; on a terminal, several collectives "
+            "over sizes are one table of busbw); ranks: which rank is slow; calls: "
+            "every call in order; pivot:KEY: a row for each size and a column for each "
+            "collective, backend, label=NAME, file, ..."
+        ),
+    )
+    add("--metric", help="what --view pivot:KEY shows: busbw (default), algbw or time")
+    add(
+        "--all",
+        dest="every",
+        action="store_true",
+        help=(
+            "show every table of more than 20 files, every rank of more than 64, "
+            "every case of --view ranks"
+        ),
+    )
+    add(
+        "--topology",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help=(
+            "show the share of what the links allow, from NCCL's topology or graph file "
+            "(NCCL_TOPO_DUMP_FILE, NCCL_GRAPH_DUMP_FILE); once per host (see torchcoll "
+            "log)"
+        ),
+    )
+    add(
+        "--nccl-log",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help=(
+            "show what NCCL's tuning table expected of each case, from its log "
+            "(NCCL_DEBUG_SUBSYS=INIT,TUNING) or a folder of logs"
+        ),
+    )
+    add(
+        "--explain",
+        nargs="*",
+        metavar="WORD",
+        help="show how the figures of one row were computed: a collective, a size, or both "
+        "(all_reduce 8M); time, first, low, high, p99, algbw, busbw, clock, mode or verdict",
+    )
+    add(
+        "--published",
+        action="store_true",
+        help=(
+            "show published figures of such machines with their sources; without a "
+            "FILE: all of them"
+        ),
+    )
+    add(
+        "--verbose",
+        action="store_true",
+        help="show the phases of the start and the cost of measuring too",
+    )
+    add(
+        "--follow",
+        action="store_true",
+        help=("print the rows of a run that is not finished, as its file grows"),
+    )
+    add("-o", "--output", metavar="FILE", help="with --follow: an HTML report, kept up to date")
+    add("--force", action="store_true", help="replace the report")
+
+
+def run_show(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.file import uncollected
+
+    if options.follow:
+        return _followed(options)
+    if options.output is not None:
+        action = (
+            "torchcoll convert FILE -o ROWS.csv and torchcoll report PATH -o PAGE.html write files."
+        )
+        raise UsageError("output", options.output, "--follow with it", action)
+    with uncollected():
+        return _shown(options)
+
+
+def _followed(options: argparse.Namespace) -> ExitCode:
+    from pathlib import Path
+
+    from torchcoll.questions.page.document import page_of
+    from torchcoll.questions.show.follow import follow
+    from torchcoll.report.destination import write_file
+    from torchcoll.report.page import check_charts_available, html_text
+
+    parser = argparse.ArgumentParser()
+    show_arguments(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        if name not in ("files", "follow", "output", "force") and getattr(options, name) != default:
+            raise UsageError(name.replace("_", "-"), getattr(options, name), "none with --follow")
+    if len(options.files) != 1:
+        actual = f"{len(options.files)} files"
+        raise UsageError("follow", actual, "one result file of a run that goes on")
+    (path,) = options.files
+    if options.output is None:
+        follow(path)
+        return ExitCode.OK
+    output = Path(options.output)
+    _check_report(output, (".html",), options.force)
+    check_charts_available()
+    argv = shlex.join(["torchcoll", "show", "--follow", path, "-o", options.output])
+
+    def write_page(progress: str) -> None:
+        page = page_of([path], command=argv, progress=progress)
+        page.reloads = bool(progress)
+        write_file(output, html_text(page), "output", True)
+
+    follow(path, write_page)
+    print(printable(f"report: {output}"))
+    return ExitCode.OK
+
+
+def _shown(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.result import Run
+    from torchcoll.questions.show.show import show
+    from torchcoll.reading.inputs import (
+        load_all,
+        note_traffic,
+        resolve_sources,
+        split_results_and_traffic,
+    )
+    from torchcoll.report.notes import note_lines
+
+    sources = resolve_sources(options.files, options.collective, options.ranks)
+    loaded = [source for source in sources if isinstance(source, Run)]
+    files, traffic = split_results_and_traffic(
+        os.fspath(source) for source in sources if not isinstance(source, Run)
+    )
+    if traffic and not files and not loaded:
+        return _show_traffic(options, traffic)
+    if traffic and not _fits_both(options):
+        note_traffic(traffic)
+        traffic = []
+    runs = load_all([*loaded, *files])
+    for name in ("topology", "nccl_log"):
+        if options.reference and getattr(options, name):
+            value = getattr(options, name)[0]
+            raise UsageError(name.replace("_", "-"), value, "none with --reference")
+    if options.explain is not None:
+        if options.format not in (None, "table"):
+            raise UsageError("format", options.format, "table with --explain")
+        _explain(runs, options.explain)
+        return ExitCode.OK
+    if options.published:
+        from torchcoll.questions.check.published_show import show_published
+
+        show_published(runs, options.format)
+        return ExitCode.OK
+    if options.reference and runs:
+        from torchcoll.report.reference import (
+            figures_of_run,
+            is_points,
+            load_points,
+            show_reference,
+        )
+
+        if options.format not in ("table", "markdown"):
+            expected = "one of table, markdown with --reference"
+            raise UsageError("format", options.format, expected)
+        if is_points(options.reference):
+            points = load_points(options.reference)
+        else:
+            points = [
+                point for run in load_all([options.reference]) for point in figures_of_run(run)
+            ]
+        show_reference(runs, points, options.format)
+        return ExitCode.OK
+    show(*runs, **_choices(options))
+    for text in note_lines(options.format, runs):
+        tell(f"torchcoll: {text}")
+    if traffic:
+        print()
+        _show_traffic(options, traffic)
+    return ExitCode.OK
+
+
+def _explain(runs: Sequence[Run], requested: Sequence[str]) -> None:
+    from torchcoll.questions.check.judging import judge
+    from torchcoll.questions.show.explain import asked, explained
+    from torchcoll.report.destination import Destination
+    from torchcoll.report.grid import print_grids
+
+    question = asked(requested)
+    out = Destination()
+    print_grids([("", [explained(run, question, judge(run))]) for run in runs], "table", out)
+    out.flush()
+
+
+def _fits_both(options: argparse.Namespace) -> bool:
+    """Whether tables of traffic can stand below those of results, under the same options."""
+    choices = {**_choices(options), "over_ranks": options.over_ranks != "max"}
+    choices |= {
+        "format": None,
+        "every": None,
+        "verbose": None,
+        "view": options.view not in (None, "cases"),
+    }
+    asked = [*choices.values(), options.reference]
+    return options.format in ("table", "markdown") and not any(asked)
+
+
+def _choices(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("files", "run", "reference", "explain", "published", "follow", "output", "force")
+    left_out = (*names, *IMPORT_OPTIONS)
+    return {k: v for k, v in vars(options).items() if k not in left_out}
+
+
+def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode:
+    from torchcoll.core.traffic import Traffic
+    from torchcoll.questions.show.show import show
+
+    if options.reference:
+        raise UsageError("reference", options.reference, "result files with it, not traffic")
+    if options.explain is not None:
+        raise UnreadableError("file", paths[0], "results; this is what a training sent")
+    captures = [Traffic.load(path) for path in paths]
+    show(*captures, **_choices(options))
+    for traffic in captures if options.format in ("csv", "json") else ():
+        for problem in traffic.problems:
+            tell(f"torchcoll: warning: {problem}")
+    return ExitCode.OK
+
+
+def plot_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "sides",
+        nargs="+",
+        metavar="SIDE",
+        help=(
+            "a file, a folder, a quoted glob, or label=PATH; files with one label are "
+            "runs of one curve"
+        ),
+    )
+    add(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="a .png, .svg or .pdf (default: torchcoll.png, or torchcoll-2.png, ...)",
+    )
+    add("--force", action="store_true", help="replace the picture")
+    add_over_ranks(parser)
+    add_filter(parser)
+    add(
+        "--fabric",
+        metavar="NAME",
+        help=("draw the limits of this fabric: nvswitch-h200, ib-ndr:8, ..."),
+    )
+    add("--rules", metavar="FILE", action="append", default=[], help="a fabric of your own (TOML)")
+
+
+def run_plot(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.questions.show.plot import plot
+    from torchcoll.reading.inputs import drop_non_results, expand, load_all, split_label
+    from torchcoll.report.destination import free_name
+    from torchcoll.report.pictures import check_path
+
+    path = options.output or ("torchcoll.png" if options.force else free_name("torchcoll.png"))
+    check_path(path, options.force)
+    named: dict[str, list[str]] = {}
+    for argument in drop_non_results(options.sides):
+        label, path_of_side = split_label(argument)
+        named.setdefault(label or _name(argument, named), []).append(path_of_side)
+    sides = {
+        name: load_all(file for path in paths for file in expand(path))
+        for name, paths in named.items()
+    }
+    choices = {name: getattr(options, name) for name in ("over_ranks", "filter", "fabric", "rules")}
+    plot(sides, path, **choices)
+    print(printable(f"picture: {path}"))
+    return ExitCode.OK
+
+
+def _name(path: str, taken: Container[str]) -> str:
+    """The name of the file; of its folder too where that is taken."""
+    whole = os.path.abspath(path)
+    last = os.path.basename(whole).removesuffix(".gz")
+    stem = last.rpartition(".")[0] or last
+    longer = os.path.join(os.path.basename(os.path.dirname(whole)), stem)
+    return next((name for name in (stem, longer) if name not in taken), path)
+
+
+def report_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="result files, traffic, logs, topology files, output of other tools, folders of them "
+        "(of torchcoll matrix and versus too), stores of torchcoll collect; label=PATH makes "
+        "sides, which are compared with the first",
+    )
+    add(
+        "-o",
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="report.html, one page with charts that needs nothing else; or report.md, with its "
+        "pictures in files of their own",
+    )
+    add("--force", action="store_true", help="replace the page and its pictures")
+    add_filter(parser)
+    add("--fabric", metavar="NAME", help="the fabric to judge by: nvswitch-h200, ib-ndr:8, ...")
+
+
+def _check_report(path: Path, suffixes: Sequence[str], force: bool) -> None:
+    from torchcoll.report.destination import check_new
+
+    if path.suffix.lower() not in suffixes:
+        raise UsageError("output", path, f"a file that ends in {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise UsageError("output", path, "a folder that exists")
+    check_new(path, "output", force)
+
+
+def run_report(options: argparse.Namespace) -> ExitCode:
+    from pathlib import Path
+
+    from torchcoll.core.file import uncollected
+    from torchcoll.questions.page.document import page_of
+    from torchcoll.report.destination import check_new, write_file
+    from torchcoll.report.page import html_text, page_markdown
+
+    path = Path(options.output)
+    _check_report(path, (".html", ".md"), options.force)
+    argv = ["torchcoll", "report", *options.files, "-o", options.output]
+    for name in ("filter", "fabric"):
+        if value := getattr(options, name):
+            argv += [f"--{name}", value]
+    inline = path.suffix.lower() == ".html"
+    with uncollected():
+        page = page_of(options.files, options.filter, options.fabric, shlex.join(argv), inline)
+        if inline:
+            write_file(path, html_text(page), "output", options.force)
+            print(printable(f"report: {path}"))
+            return ExitCode.OK
+        pictures = [picture for section in page.sections for picture in section.pictures]
+        names = [f"{path.stem}-{number}.svg" for number in range(1, len(pictures) + 1)]
+        for name in names:
+            check_new(path.with_name(name), "output", options.force)
+        write_file(path, page_markdown(page, names), "output", options.force)
+        for name, picture in zip(names, pictures, strict=True):
+            write_file(path.with_name(name), picture.svg, "output", options.force)
+    print(printable(f"report: {path}" + f", pictures: {', '.join(names)}" * bool(names)))
+    return ExitCode.OK
+
+
+COMMANDS = {
+    "report": (
+        "write everything about some runs as one page",
+        report_arguments,
+        run_report,
+    ),
+    "show": ("print results as tables", show_arguments, run_show),
+    "plot": ("draw time and bus bandwidth over sizes", plot_arguments, run_plot),
+}

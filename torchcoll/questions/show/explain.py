@@ -1,0 +1,225 @@
+"""Where a figure comes from: ``torchcoll show --explain``, a row's numbers in their formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
+from torchcoll.core.errors import UnusableError, UsageError, one_line, unknown
+from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.summary import PERIOD, Row
+from torchcoll.core.units import format_bandwidth, format_ns, format_size, parse_size
+from torchcoll.questions.check.judging import Verdict
+from torchcoll.questions.check.limits import fabric_of, limit_of
+from torchcoll.report.answer import Answer
+from torchcoll.report.grid import Grid
+from torchcoll.report.header import reading, reported_text
+
+METRICS = ("time", "first", "low", "high", "p99", "algbw", "busbw", "clock", "mode", "verdict")
+_MODES = {
+    "synchronized": "a barrier before every call, outside the stamps: a call is timed by itself",
+    "back-to-back": "calls are queued with no barrier between them: the time is their period, and "
+    "what one call hides behind another does not count",
+    "blocking": "each rank waits until its call is complete, then makes the next, with no barrier "
+    "between them: the time is their period",
+    "graph": "calls captured in a CUDA graph and replayed: the host's time to issue them is not "
+    "in it",
+}
+_CLOCKS = {
+    "host": "host: from before the call until it is complete, by the clock of the rank's CPU",
+    "device": "device: between two events on the device's stream; the host's time to issue a call "
+    "is in it only where the device waits for it",
+    "issue": "issue: until the Python call returns; the operation may still run",
+}
+
+
+@dataclass
+class Question:
+    """What the words of a command line name. metric: one of METRICS, or '' for all of them."""
+
+    metric: str = ""
+    collective: str | None = None
+    size_bytes: int | None = None
+
+
+def asked(terms: Sequence[str]) -> Question:
+    """A metric, a collective and a size, in any order. Raises UsageError for other words."""
+    question = Question()
+    for term in " ".join(terms).split():  # "all_reduce 8M" may be quoted
+        if term in METRICS:
+            question.metric = term
+        elif term[:1].isdigit():
+            question.size_bytes = parse_size(term)
+        else:
+            try:
+                question.collective = find_collective(term).name
+            except UsageError:
+                names = (*METRICS, *COLLECTIVES)
+                raise unknown("explain", term, names, "a size, or one of {}") from None
+    return question
+
+
+# Metrics that need samples, which a source may lack.
+_SAMPLED = {"first": "first_call_ns", "low": "low_ns", "high": "high_ns", "p99": "p99_ns"}
+
+
+def explained(run: Run, what: Question, verdict: Verdict) -> Grid:
+    """One row of a run. Raises UsageError where no case is like that."""
+    rows = list(zip(summarise_run(run), run.results, strict=True))
+    fitting = [
+        (row, result)
+        for row, result in rows
+        if what.collective in (None, row.collective)
+        and what.size_bytes in (None, row.size_bytes, row.size_bytes_requested)
+    ]
+    if not rows:
+        raise UnusableError("file", f"{run.path or 'a run'} without cases", "at least one case")
+    if not fitting:
+        lines_of_rows = dict.fromkeys(
+            f"{row.collective} {format_size(row.size_bytes_requested)}" for row, _ in rows
+        )
+        texts = [*lines_of_rows]
+        some = ", ".join(texts if len(texts) < 9 else [*texts[:8], "..."]) or "none"
+        size = format_size(what.size_bytes) if what.size_bytes else ""
+        asked_for = " ".join(filter(None, (what.collective, size)))
+        raise UsageError("case", asked_for or "none", f"one of the file's: {some}")
+    timed = [candidate for candidate in fitting if candidate[0].median_ns] or fitting
+    if not what.collective and not what.size_bytes:  # the row that the verdict is about
+        timed = [
+            candidate for candidate in timed if candidate[0].collective == DEFAULT_COLLECTIVE
+        ] or timed
+    row, result = max(timed, key=lambda candidate: candidate[0].size_bytes)
+    parts = _parts(run, row, result, verdict)
+    unknown = [n for n, field in _SAMPLED.items() if result.reported and not getattr(row, field)]
+    unknown += [n for n in ("clock", "mode") if getattr(row, n) in (None, "unknown")]
+    kept = {name: texts_of_part for name, texts_of_part in parts.items() if name not in unknown}
+    chosen = kept if not what.metric else {what.metric: parts[what.metric]}
+    lines = [f"{name}: {line}" for name, texts_of_part in chosen.items() for line in texts_of_part]
+    if unknown and not what.metric:
+        lines.append(f"not recorded by the source: {', '.join(unknown)}")
+    more = len(fitting) - 1
+    head = one_line(f"{result.case.describe()}, {row.ranks or 'unknown'} ranks, {row.device}")
+    above = [f"{one_line(run.path or 'run')}: {head}"]
+    above += [f"(one of {more + 1} rows: name a collective or a size for another)"] if more else []
+    text, level = _sentence(row, result), ""
+    if row.median_ns and not row.is_right:
+        outcome = "wrong results" if row.outcome == "wrong" else row.outcome
+        text, level = f"{outcome}, so no figure counts: {text}", "bad"
+    return Grid([], [], above=[*above, *lines], answer=Answer(text, level))
+
+
+def _sentence(row: Row, result: CaseResult) -> str:
+    """``busbw 269.2 GB/s = 8388608 B / 54.53 us x 1.75``."""
+    entry = COLLECTIVES[row.collective]
+    if not row.median_ns and row.busbw_gbps:
+        return f"busbw {format_bandwidth(row.busbw_gbps)} GB/s, as the source has it; no time"
+    if not row.median_ns:
+        return f"no figure: {row.status}{f' ({one_line(row.reason)})' if row.reason else ''}"
+    time = format_ns(row.median_ns)
+    if row.algbw_gbps is None:
+        return f"time {time}: no bandwidth where nothing is communicated"
+    if row.busbw_gbps is None:
+        return f"time {time}: no busbw; {_busbw(row, result)[0].removeprefix('none: ')}"
+    text = f"busbw {format_bandwidth(row.busbw_gbps)} GB/s"
+    if _given("busbw_gbps", row, result):
+        return f"{text}, as the source has it"
+    if entry.has_splits:
+        return f"{text} = {_bytes(row, result.busiest_bytes)} of the busiest rank / {time}"
+    moved = f" x {_moved(row):.4g}" if _moved(row) != 1 else ""
+    return f"{text} = {_bytes(row, row.size_bytes)} / {time}{moved} x {_bus_factor(row):.4g}"
+
+
+def _given(name: str, row: Row, result: CaseResult) -> bool:
+    """Whether this bandwidth is the figure of an imported file, and not computed from a time."""
+    given = getattr(result.reported, name, None)
+    return not row.median_ns or (given is not None and getattr(row, name) == given)
+
+
+def _moved(row: Row) -> float:
+    """The share of S that algbw counts; without ranks algbw is computed only where it is 1."""
+    return COLLECTIVES[row.collective].moved(row.ranks) if row.ranks else 1.0
+
+
+def _bus_factor(row: Row) -> float:
+    """Without ranks busbw is computed only where the factor is alike for all numbers of them."""
+    return COLLECTIVES[row.collective].bus_factor(row.ranks or 2)
+
+
+def _bytes(row: Row, size_bytes: int | None) -> str:
+    return f"{row.coalesce} x {size_bytes} B" if row.coalesce > 1 else f"{size_bytes} B"
+
+
+def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str, list[str]]:
+    """The lines of each of METRICS."""
+    entry = COLLECTIVES[row.collective]
+    time = format_ns(row.median_ns)
+    how = reported_text(run) or reading([row], "max")
+    calls = f"{row.calls} steady calls" if row.calls else "a number of calls that is not recorded"
+    what = " (time of the batches / calls)" if row.statistic == PERIOD else ""
+    spread = "percentile of the steady calls of this run: a spread, no confidence interval"
+    lines: dict[str, list[str]] = {
+        "time": [f"{time}, the {one_line(row.statistic or 'time')}{what} of {calls}; {how}"],
+        "first": [f"{format_ns(row.first_call_ns)}: the first cold call of the case, host clock"],
+        "low": [f"{format_ns(row.low_ns)}: the 5th {spread}"],
+        "high": [f"{format_ns(row.high_ns)}: the 95th {spread}"],
+        "p99": [f"{format_ns(row.p99_ns)}: the 99th {spread}; from 100 calls on"],
+    }
+    if row.algbw_gbps is None:
+        why = (
+            "a barrier has no data" if not entry.has_data else "nothing is communicated, or no time"
+        )
+        lines |= {"algbw": [f"none: {why}"], "busbw": [f"none: {why}"]}
+    else:
+        moved, moved_text = _moved(row), ""
+        if moved != 1:
+            moved_text = f" x {moved:.4g} ((n - 1) / n of S, as nccl-tests counts it)"
+        source = " as the source has it"
+        formula = f" = {_bytes(row, row.size_bytes)} / {time}{moved_text}"
+        given = _given("algbw_gbps", row, result)
+        lines["algbw"] = [f"{format_bandwidth(row.algbw_gbps)} GB/s{source if given else formula}"]
+        lines["busbw"] = _busbw(row, result)
+    lines["clock"] = [_CLOCKS.get(row.clock or "", one_line(row.clock or "not recorded"))]
+    lines["mode"] = [f"{one_line(row.mode)}: {_MODES.get(row.mode, 'not recorded')}"]
+    lines["verdict"] = [*_compared(run, row, verdict), verdict.line]
+    return lines
+
+
+def _busbw(row: Row, result: CaseResult) -> list[str]:
+    entry, n = COLLECTIVES[row.collective], row.ranks
+    if row.busbw_gbps is None:
+        unknown = "busiest rank's bytes are" if entry.has_splits else "number of ranks is"
+        return [f"none: the {unknown} not known"]
+    busbw, (formula, why) = format_bandwidth(row.busbw_gbps), entry.factor
+    if _given("busbw_gbps", row, result):
+        return [f"{busbw} GB/s as the source has it; bus factor {formula}: {why}"]
+    if entry.has_splits:
+        bytes_text = _bytes(row, result.busiest_bytes)
+        return [
+            f"{busbw} GB/s = {bytes_text} / {format_ns(row.median_ns)}: what "
+            "the busiest rank sends to the others, or receives"
+        ]
+    numbers = "" if formula == "1" else f", which is {formula} for n = {n} ranks"
+    factor = _bus_factor(row)
+    return [
+        f"{busbw} GB/s = {format_bandwidth(row.algbw_gbps)} x {factor:.4g}{numbers}",
+        f"bus factor: {why}",
+    ]
+
+
+def _compared(run: Run, row: Row, verdict: Verdict) -> list[str]:
+    """What this row would be measured by."""
+    if verdict.fabric is None or not row.busbw_gbps or row.status == IMPLAUSIBLE:
+        return []
+    fabric = fabric_of(run, verdict.fabric, {})
+    limit: Any = fabric and limit_of(row, fabric, run)
+    if limit is None:
+        return [f"{verdict.fabric} has no limit for this collective at this size: not judged"]
+    share = 100 * row.busbw_gbps / limit.busbw_gbps
+    return [
+        f"busbw {format_bandwidth(row.busbw_gbps)} of {limit.busbw_gbps:g} GB/s, the "
+        f"{limit.algorithm} limit of {verdict.fabric} ({limit.source}): {share:.1f} %; the verdict "
+        "reads the largest size of each collective"
+    ]

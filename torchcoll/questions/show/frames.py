@@ -1,0 +1,128 @@
+"""Runs, what a training sends, and findings as pandas tables; rows of runs as Parquet."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections.abc import Sequence
+from typing import BinaryIO
+
+import pandas
+
+from torchcoll.core.display import OneLine
+from torchcoll.core.errors import UnavailableError, UsageError, choice, one_line
+from torchcoll.core.plausibility import summarise_run
+from torchcoll.core.result import Run
+from torchcoll.core.summary import Row, over_ranks_of, stated
+from torchcoll.core.traffic import Traffic
+from torchcoll.parts.training.traffic_table import TrafficRow, summarise_traffic
+from torchcoll.questions.show.show import show
+from torchcoll.report.formats import ORIGIN, View, row_origins
+from torchcoll.report.sample_views import CALL_FIELDS, CALLS
+
+
+def table(
+    source: Run | Traffic | OneLine | Sequence[Run],
+    over_ranks: str = "max",
+    clock: str | None = None,
+) -> pandas.DataFrame:
+    """The rows of what torchcoll measured, or found, in base units.
+
+    Of a Run, or several, one row a case: the fields of core.summary.Row, then what tells runs
+    apart: ``run_id``, ``file``, ``host`` (of rank 0), ``node`` (the label ``node``, else the host
+    if all ranks were on one), ``start_utc`` and ``label_NAME``. Times in ns, bandwidth in GB/s,
+    unknown is NaN or None. over_ranks: max (the slowest rank of a call), mean, min, rank0. clock:
+    None for each case's default.
+
+    By night, where a night begins at 12:00 UTC, and by node:
+
+        frame = torchcoll.table([torchcoll.load(path) for path in glob.glob("nightly/*.jsonl")])
+        start = pandas.to_datetime(frame["start_utc"], utc=True)
+        night = (start - pandas.Timedelta(hours=12)).dt.date.rename("night")
+        frame.groupby([night, "node", "collective", "size_bytes"])["busbw_gbps"].median()
+
+    Of a Traffic one row a collective and size, with the fields of TrafficRow. Of what ``compare``,
+    ``cold``, ``scaling``, ``transitions`` or ``cost`` found the ``rows`` of its JSON.
+    Raises UsageError for other readings of these, and for anything else.
+    """
+    if clock is not None and not isinstance(clock, str):
+        raise UsageError("clock", type(clock).__name__, "host, device or issue")
+    runs = list(source) if isinstance(source, list | tuple) else [source]
+    if runs and all(isinstance(run, Run) for run in runs):
+        frames = [_run_table(run, over_ranks, clock) for run in runs if isinstance(run, Run)]
+        frame: pandas.DataFrame = frames[0]
+        if len(frames) > 1:
+            frame = pandas.concat(frames, ignore_index=True)
+        return frame
+    if over_ranks != "max" or clock is not None:
+        what = "traffic" if isinstance(source, Traffic) else type(source).__name__
+        raise UsageError("table", f"{clock or over_ranks} of {what}", f"no choice with {what}")
+    if isinstance(source, Traffic):
+        names = [field.name for field in dataclasses.fields(TrafficRow)]
+        records = [dataclasses.asdict(row) for row in summarise_traffic(source).rows]
+        frame = pandas.DataFrame(records, columns=names)
+        return frame
+    if isinstance(source, OneLine):
+        text = io.StringIO()
+        show(source, format="json", file=text)
+        rows = json.loads(text.getvalue()).get("rows")
+        if rows is not None:
+            frame = pandas.DataFrame(rows)
+            return frame
+    action = "torchcoll.run returns it on rank 0 alone." if source is None else ""
+    expected = "a Run, several, a Traffic, or what compare, cold, scaling, cost, ... found"
+    raise UsageError("table", type(source).__name__, expected, action)
+
+
+def run_frame(run: Run, each: str) -> pandas.DataFrame:
+    """``Run.frame``."""
+    choice(each, "each", ("case", "call"))
+    if each == "case":
+        return table(run)
+    columns = [{"ns": "time_ns"}.get(name, name) for name in CALL_FIELDS]
+    rows = [tuple(row.values()) for row in CALLS.of(run, View())]
+    frame: pandas.DataFrame = pandas.DataFrame(rows, columns=columns)
+    return frame
+
+
+def _run_table(run: Run, over_ranks: str, clock: str | None) -> pandas.DataFrame:
+    names = [field.name for field in dataclasses.fields(Row)]
+    rows = zip(summarise_run(run, over_ranks, clock), run.results, row_origins(run), strict=True)
+    records = [
+        {name: stated(row, name, result.reported is not None) for name in names} | origin
+        for row, result, origin in rows
+    ]
+    labels = [f"label_{one_line(name)}" for name in run.labels]
+    frame: pandas.DataFrame = pandas.DataFrame(records, columns=[*names, *ORIGIN, *labels])
+    return frame
+
+
+# Types of the columns of a Row by their annotation: without them a column of unknowns would have no
+# type, and files could not be read as one dataset.
+_PARQUET_TYPES = {"str": "string", "bool": "boolean", "int": "Int64", "float": "Float64"}
+
+
+def write_parquet(runs: Sequence[Run], file: BinaryIO) -> None:
+    """One row a case, the columns of ``table``, of which those that name the file and the run
+    come first, and the reading over ranks, as in CSV.
+
+    Raises UnavailableError where no Parquet library is installed.
+    """
+    frames = []
+    for run in runs:
+        frame = table(run)
+        first = {name: frame.pop(name).fillna("") for name in ("run_id", "file")}
+        for name, values in first.items():
+            frame.insert(0, name, values)
+        place = list(frame.columns).index("host")
+        frame.insert(place, "over_ranks", [over_ranks_of(r, "max") for r in run.results])
+        declared = {n: str(Row.__annotations__.get(n, "str")) for n in frame.columns}
+        types = {name: _PARQUET_TYPES[text.split(" | ")[0]] for name, text in declared.items()}
+        frames.append(frame.astype(types))
+    try:
+        pandas.concat(frames, ignore_index=True).to_parquet(file, index=False)
+    except ImportError:
+        raise UnavailableError(
+            "parquet", "no library for it", "pyarrow", "Install torchcoll[parquet]."
+        ) from None

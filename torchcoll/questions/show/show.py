@@ -1,0 +1,484 @@
+"""The table of a run, and ``show``, which prints runs and findings in every form, HTML too."""
+
+from __future__ import annotations
+
+import html
+import importlib
+import io
+import json
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from torchcoll.core.errors import UsageError, choice, literal, one_line, unknown
+from torchcoll.core.file import is_traffic
+from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
+from torchcoll.core.result import Run
+from torchcoll.core.summary import Row
+from torchcoll.questions.check.judging import Verdict, judge
+from torchcoll.questions.check.published_show import published_lines
+from torchcoll.questions.check.show import answer_of, over_all
+from torchcoll.questions.pairs.matches import is_pair
+from torchcoll.reading.inputs import load_all
+from torchcoll.report.answer import Answer, Caveat
+from torchcoll.report.columns import (
+    DIMENSIONS,
+    Entry,
+    columns_for,
+    distinct_values,
+    limit_lines,
+    named_columns,
+    percentile_column,
+)
+from torchcoll.report.destination import Destination, TextWithoutAnswer
+from torchcoll.report.formats import FORMATS, METRICS, View, split_list
+from torchcoll.report.grid import Grid, print_grids
+from torchcoll.report.header import first_lines, header_lines, requested_cases
+from torchcoll.report.notes import Notes, run_lines
+
+Source = Run | str | os.PathLike[str]
+_RUNS = (Run, str, os.PathLike)
+VIEWS = ("cases", "ranks", "calls")
+_PIVOT = "pivot:"
+
+
+# What tells cases apart, but for their size.
+_KINDS = tuple(name for name in DIMENSIONS if not name.startswith("size"))
+_kind_of = operator.attrgetter(*_KINDS)
+
+
+def table_grid(
+    run: Run,
+    view: View | None = None,
+    verdict: Verdict | None = None,
+    row_keys: Mapping[int, str] | None = None,
+) -> Grid:
+    """The table of one run: header lines, one row a case, footnotes, and the verdict.
+
+    verdict: default: by the fabric that the run is known to be of. row_keys: by
+    ``id(result)``, the keys of the Grid.
+    """
+    view = view or View()
+    notes = Notes()
+    entries = in_reading_order(view.entries(run, notes))
+    rows = [entry.row for entry in entries]
+    columns = named_columns(view.columns) if view.columns else columns_for(rows)
+    keys = {column.key for column in columns}
+    # The chosen percentiles stand with the other times, before the number of calls; shares of a
+    # limit stand beside the busbw that they are of.
+    place = next((i for i, column in enumerate(columns) if column.key == "calls"), len(columns))
+    columns = [*columns[:place], *map(percentile_column, view.percentiles), *columns[place:]]
+    place = next((i + 1 for i, c in enumerate(columns) if c.key == "busbw_gbps"), len(columns))
+    columns = [*columns[:place], *view.limit_columns(), *columns[place:]]
+    how, clocks = view.over_ranks, distinct_values(rows, "clock")
+    verdict = verdict or judge(run, rows=rows if view.usual else None)
+    above = header_lines(run, rows or requested_cases(run), how, clocks, view.verbose)
+    below = notes.lines() if "verified" in keys else reason_lines(rows)
+    below += [] if rows else ["no case has ended"]
+    below += limit_lines(entries)
+    below += published_lines(run, rows) if view.usual else []
+    below += run_lines(run, rows, "first_call_ns" in keys)
+    ran = [entry for entry in entries if entry.result.time_ns]
+    if view.clock and (without := sum(view.clock not in e.result.time_ns for e in ran)):
+        below.append(f"{without} of {len(ran)} cases have no {view.clock} clock")
+    return Grid(
+        heads=[column.head for column in columns],
+        rows=[[column.cell(entry) for column in columns] for entry in entries],
+        above=above + first_lines(run, how, total=how != "max", verbose=view.verbose),
+        below=without_verdict(below, verdict),
+        styles=[row_style(entry) for entry in entries],
+        answer=answer_of(verdict),
+        keys=[row_keys.get(id(entry.result), "") for entry in entries] if row_keys else [],
+    )
+
+
+def in_reading_order(entries: Sequence[Entry]) -> list[Entry]:
+    """Sort cases by what varies, each value where it first appears, then by size: in the order of a
+    run that alternates (A B B A) no column can be followed.
+    """
+    first_seen: dict[tuple[str, object], int] = {}
+    kinds = [_kind_of(entry.row) for entry in entries]
+    places = {
+        kind: [
+            first_seen.setdefault(value, len(first_seen))
+            for value in zip(_KINDS, kind, strict=True)
+        ]
+        for kind in dict.fromkeys(kinds)  # few of many entries
+    }
+    keys = [
+        (places[kind], entry.row.size_bytes_requested)
+        for kind, entry in zip(kinds, entries, strict=True)
+    ]
+    return [entries[index] for index in sorted(range(len(entries)), key=keys.__getitem__)]
+
+
+def reason_lines(rows: Sequence[Row]) -> list[str]:
+    """Why cases failed or are not possible, once each, where no column marks them."""
+    reasons = dict.fromkeys((row.status, row.reason) for row in rows if row.status != "ok")
+    return [Caveat(one_line(reason), f"{status}: ") for status, reason in reasons if reason]
+
+
+def without_verdict(lines: Sequence[str], verdict: Verdict) -> list[str]:
+    """The lines below a table, without what the verdict that ends them says too."""
+    texts_said = {phrase.text for phrase in verdict.phrases}
+    # An event has its kind before its text.
+    texts = [line.text if isinstance(line, Caveat) else line for line in lines]
+    return [
+        line
+        for line, text in zip(lines, texts, strict=True)
+        if text not in texts_said and line not in texts_said
+    ]
+
+
+def row_style(entry: Entry) -> str:
+    return {"ok": "", "unsupported": "dim", "skipped": "dim"}.get(entry.row.status, "red")
+
+
+def show(
+    *sources: Source | Any,
+    format: str = "table",
+    columns: str | Sequence[str] | None = None,
+    percentiles: str | Sequence[float] | None = None,
+    over_ranks: str = "max",
+    clock: str | None = None,
+    view: str | None = None,
+    metric: str | None = None,
+    topology: str | Sequence[str] | None = None,
+    nccl_log: str | Sequence[str] | None = None,
+    file: TextIO | None = None,
+    every: bool = False,
+    verbose: bool = False,
+) -> None:
+    """Print runs, the result files at these paths, or what torchcoll found, to stdout.
+
+    format: table, markdown, csv, json. columns: names of Row fields, or ``all``.
+    percentiles: further columns, such as ``50,90,99.9``. over_ranks: max (the slowest rank of a
+    call), mean, min, rank0. clock: host, device, issue; None: each case's default. view: ``cases``,
+    a row each (the default; on a terminal, several collectives over three sizes or more are a table
+    of busbw by size and collective); ``ranks``, each rank's own times; ``calls``, every call in
+    order (both are long tables in csv and json); ``pivot:KEY``, sizes down and one column for each
+    value of KEY (collective, ranks, backend, ... or ``label=NAME``), showing metric (busbw, algbw,
+    time). The table of cases ends with the verdict by the fabric that the run is known to be of;
+    ``check`` judges by another one. topology: files of NCCL_TOPO_DUMP_FILE, and one of
+    NCCL_GRAPH_DUMP_FILE; each row then has its share of what they allow. nccl_log: logs of NCCL,
+    whose tuning table says what it expected. every: all tables of more than 20 runs, all ranks of
+    more than 64, and all cases of a comparison, which are shown in short without it. verbose: the
+    phases of the start and the cost of measuring in the header. Of traffic: format, and columns,
+    which are names of TrafficRow fields. Raises UsageError for choices that do not exist or do not
+    go together, UnreadableError for a file.
+    """
+    sources = tuple(map(_loaded, sources))
+    others: list[Any] = [source for source in sources if not isinstance(source, _RUNS)]
+    if others:
+        reported: dict[str, Any] = {"percentiles": percentiles, "clock": clock, "metric": metric}
+        reported |= {"view": None if view == "cases" else view}
+        reported |= {"over-ranks": None if over_ranks == "max" else over_ranks}
+        reported |= {"nccl-log": ", ".join(split_list(nccl_log, "nccl-log")) or None}
+        reported |= {"topology": ", ".join(split_list(topology, "topology")) or None}
+        _show_others(others, len(sources), format, columns, file, reported, every)
+        return
+    choice(format, "format", FORMATS)
+    if metric is not None:
+        choice(metric, "metric", METRICS)
+    limits = None
+    if topology:
+        from torchcoll.libraries.shares import load_limits
+
+        limits = load_limits(split_list(topology, "topology"))
+    expected = None
+    if nccl_log:
+        from torchcoll.libraries.nccl.expected import TuningTables
+
+        expected = TuningTables(split_list(nccl_log, "nccl-log")).filled
+    readings = View(
+        split_list(columns, "columns"),
+        split_list(percentiles, "percentiles"),
+        over_ranks,
+        clock,
+        limits,
+        expected,
+        verbose,
+    )
+    out = Destination(file)
+    by_collective = view is None and format == "table" and out.terminal
+    view = view or "cases"
+    if not isinstance(view, str):
+        raise UsageError("view", type(view).__name__, f"one of {', '.join(VIEWS)}, {_PIVOT}KEY")
+    if not view.startswith(_PIVOT) and view not in VIEWS:
+        raise unknown("view", view, (*VIEWS, f"{_PIVOT}KEY"))
+    _check_together(readings, format, view, metric)
+    if not sources:
+        raise UsageError("show", "no file", "at least one result file")
+    runs = load_all(sources)
+
+    usual = readings == View(verbose=verbose) and view == "cases"
+    pairs = usual and any(map(has_pairs, runs))
+    by_collective = by_collective and usual and not every
+    if pairs and format in ("table", "markdown"):
+        show_with_pairs(runs, format, out)
+    elif format in ("table", "markdown"):
+        titled, verdict = _titled_grids(
+            runs, readings, view, metric or "busbw", every, by_collective
+        )
+        print_grids(titled, format, out, verdict)
+    else:
+        out.write(_machine_text(runs, readings, format, view))
+    out.flush()
+
+
+# What is no run: its type -> the module that shows it, and the function. By name:
+# importing a type of analysis would load numpy for everyone.
+_OTHERS = {
+    "Algorithms": ("parts.curves.algorithms_show", "show_algorithms"),
+    "BucketPlan": ("parts.training.buckets_show", "show_plans"),
+    "Cold": ("questions.startup.show", "show_cold"),
+    "Comparison": ("questions.comparison.show", "show_comparisons"),
+    "Cost": ("parts.training.cost_show", "show_costs"),
+    "FittedModel": ("parts.curves.model_show", "show_fits"),
+    "LayoutComparison": ("parts.training.layouts_show", "show_layouts"),
+    "Plan": ("parts.training.plan_show", "show_training_plans"),
+    "Scaling": ("parts.curves.scaling_show", "show_scaling"),
+    "ShardPlan": ("parts.training.traffic_show", "show_traffic"),
+    "Traffic": ("parts.training.traffic_show", "show_traffic"),
+    "TrafficComparison": ("parts.training.traffic_comparison_show", "show_traffic_comparisons"),
+    "Transitions": ("parts.curves.transitions_show", "show_transitions"),
+    "Trial": ("parts.training.buckets_show", "show_trials"),
+}
+
+
+def _show_others(
+    others: Sequence[Any],
+    count: int,
+    format: str,
+    columns: str | Sequence[str] | None,
+    file: TextIO | None,
+    reported: dict[str, Any],
+    every: bool,
+) -> None:
+    for name in (name for name, value in reported.items() if value is not None):
+        raise UsageError(name, reported[name], f"none with {type(others[0]).__name__}")
+    kinds = list(dict.fromkeys(type(finding).__name__ for finding in others))
+    if len(kinds) > 1 or len(others) < count:
+        kinds_text = " and ".join([*kinds, *(["a run"] if len(others) < count else [])])
+        raise UsageError("show", kinds_text, "things of one kind", "Show each kind on its own.")
+    if kinds[0] not in _OTHERS:
+        expected = f"a run, a file, or one of {', '.join(_OTHERS)}"
+        raise UsageError("show", kinds[0], expected)
+    if columns and kinds[0] not in ("Traffic", "ShardPlan"):
+        raise UsageError(
+            "columns", ",".join(split_list(columns, "columns")), f"none with {kinds[0]}"
+        )
+    module, name = _OTHERS[kinds[0]]
+    show_them = getattr(importlib.import_module(f"torchcoll.{module}"), name)
+    more: dict[str, Any] = {"columns": split_list(columns, "columns")} if columns else {}
+    more |= {"every": True} if every and kinds[0] == "Comparison" else {}
+    show_them(others, format, file, **more)
+
+
+def _loaded(source: Any) -> Any:
+    """The Traffic in a file of traffic; anything else as it is."""
+    if isinstance(source, (str, os.PathLike)):
+        from torchcoll.core.traffic import Traffic
+
+        return Traffic.load(source) if is_traffic(source) else source
+    return source
+
+
+def _check_together(readings: View, format: str, view: str, metric: str | None) -> None:
+    """Refuses what would have no effect."""
+    pivot = view.startswith(_PIVOT)
+    # Ranks and calls are long tables for machines too.
+    formats = FORMATS[:2] if pivot else FORMATS
+    where = f"--view {view}"
+    if format not in formats:
+        raise unknown("format", format, formats, f"one of {{}} with {literal(where)}")
+    if metric and not pivot:
+        raise UsageError("metric", metric, "--view pivot:KEY with it", "A table has --columns.")
+    if view == "cases":
+        where = ""
+    if where and readings.columns:
+        raise UsageError("columns", ",".join(readings.columns), f"none with {where}")
+    if where and readings.percentiles:
+        percentiles = ",".join(f"{p:g}" for p in readings.percentiles)
+        raise UsageError("percentiles", percentiles, f"none with {where}")
+    for name, value in (("topology", readings.limits), ("nccl-log", readings.expected)):
+        if where and value is not None:
+            raise UsageError(name, "files", f"none with {where}")
+    each = view == "ranks" or (view == "calls" and format in ("csv", "json"))
+    if each and readings.over_ranks != "max":
+        raise UsageError("over-ranks", readings.over_ranks, f"none with {where}: ranks stay apart")
+
+
+def _machine_text(runs: Sequence[Run], readings: View, format: str, view: str) -> str:
+    from torchcoll.report.formats import ROWS, csv_text, json_text, run_object
+    from torchcoll.report.ranks_view import RANKS
+    from torchcoll.report.sample_views import CALLS
+
+    records = {"ranks": RANKS, "calls": CALLS}.get(view, ROWS)
+    if format == "csv":
+        return csv_text(runs, readings, records)
+    objects = []
+    for run in runs:
+        verdict = judge(run)
+        rows = run_object(run, readings, records, verdict)
+        answer = {"answer": answer_of(verdict).to_json()}
+        objects.append({**rows, **_further_object(run), **answer})
+    return json_text(objects)
+
+
+def _titled_grids(
+    runs: Sequence[Run],
+    readings: View,
+    view: str,
+    metric: str,
+    every: bool,
+    by_collective: bool,
+) -> tuple[list[tuple[str, list[Grid]]], Answer | None]:
+    """The tables to print, under the path of the file that they come from, and of several runs that
+    are judged one verdict.
+    """
+    from torchcoll.report.ranks_view import ranks_grids
+    from torchcoll.report.sample_views import calls_grids
+    from torchcoll.report.views import pivot_grids
+
+    if view.startswith(_PIVOT):
+        return [("", pivot_grids(runs, readings, view.removeprefix(_PIVOT), metric))], None
+    from torchcoll.report.many import MOST_RANKS, MOST_RUNS, many_ranks_grids, runs_grids
+
+    def make(run: Run) -> list[Grid]:
+        if view == "ranks":
+            short = run.ranks > MOST_RANKS and not every
+            return many_ranks_grids(run, readings) if short else ranks_grids(run, readings, every)
+        if view == "calls":
+            return calls_grids(run, readings)
+        if by_collective and _compares_collectives(run):
+            return _collectives_grids(run, readings)
+        table, *further = grids = [table_grid(run, readings), *further_grids(run)]
+        if further:  # the answer ends all of them
+            table.answer, further[-1].answer = None, table.answer
+        return grids
+
+    titles = [title_of(run) if len(runs) > 1 else "" for run in runs]
+    if len(runs) > MOST_RUNS and not every and view == "cases":
+        rows_of = [[entry.row for entry in readings.entries(run)] for run in runs]
+        verdicts = [
+            judge(run, rows=rows if readings.usual else None)
+            for run, rows in zip(runs, rows_of, strict=True)
+        ]
+        named = list(zip(titles, map(answer_of, verdicts), strict=True))
+        return [("", runs_grids(runs, rows_of, named, readings.over_ranks))], over_all(named)
+    titled = [(title, make(run)) for title, run in zip(titles, runs, strict=True)]
+    if len(runs) < 2 or view != "cases":
+        return titled, None
+    if len(set(titles)) == 1:  # programs of one file
+        titles = [", ".join(dict.fromkeys(r.case.collective for r in run.results)) for run in runs]
+    answers = [grid.answer for _, grids in titled for grid in grids if grid.answer]
+    return titled, over_all(list(zip(titles, answers, strict=True)))
+
+
+_SIZES = 3  # fewer sizes are read as easily in a list
+
+
+def _compares_collectives(run: Run) -> bool:
+    """Whether a table of busbw by size and collective shows the run, with nothing failed."""
+    sizes: dict[str, set[int]] = {}
+    for result in run.results:
+        if not result.is_right or result.concurrent:
+            return False
+        sizes.setdefault(result.case.collective, set()).add(result.case.size_bytes)
+    several = [name for name, of_collective in sizes.items() if len(of_collective) >= _SIZES]
+    return len(several) > 1 and run.ranks > 1 and not run.windows
+
+
+def _collectives_grids(run: Run, readings: View) -> list[Grid]:
+    """Sizes down and collectives across, with the verdict and the notes of the list of cases."""
+    from torchcoll.report.views import pivot_grids
+
+    table = table_grid(run, readings)
+    *grids, last = pivot_grids([run], readings, "collective", "busbw")
+    # Footnotes belong to cells that are not shown here.
+    notes = [
+        line for line in table.below if not line.startswith(("[", "*")) and line not in last.below
+    ]
+    last.below = [*last.below, *notes, "times and first calls of each case: --view cases"]
+    last.answer = table.answer
+    return [*grids, last]
+
+
+def further_grids(run: Run) -> list[Grid]:
+    """What --concurrent and --soak measured; [] where nothing was."""
+    grids = []
+    if any(result.concurrent for result in run.results):
+        from torchcoll.questions.contention.overlap import overlaps
+        from torchcoll.questions.contention.show import concurrent_grid
+
+        rows = overlaps(run)
+        machine = [e["message"] for e in run.events if e.get("kind") == "machine"]
+        grids = [concurrent_grid(rows, machine)] if rows else []
+    if run.windows:
+        from torchcoll.questions.contention.soak_show import soak_grid
+        from torchcoll.questions.contention.soaked import soaked
+
+        grids += [soak_grid(over_time)] if (over_time := soaked(run)) else []
+    return grids
+
+
+def _further_object(run: Run) -> dict[str, Any]:
+    further: dict[str, Any] = {}
+    if any(result.concurrent for result in run.results):
+        from torchcoll.questions.contention.overlap import overlaps
+        from torchcoll.questions.contention.show import concurrent_records
+
+        further["concurrent"] = concurrent_records(overlaps(run))
+    if run.windows:
+        from torchcoll.questions.contention.soak_show import soak_object
+        from torchcoll.questions.contention.soaked import soaked
+
+        further |= {"soak": soak_object(soak)} if (soak := soaked(run)) else {}
+    return further
+
+
+def title_of(run: Run) -> str:
+    return one_line(run.path or run.header.get("run_id") or "run")
+
+
+def has_pairs(run: Run) -> bool:
+    return any(map(is_pair, run.results))
+
+
+def show_with_pairs(runs: Sequence[Run], format: str, out: Destination) -> None:
+    """Of pairs their matrix, what follows from it and the verdict; of other runs their table."""
+    from torchcoll.questions.pairs.show import show_pairs
+
+    for number, run in enumerate(runs):
+        out.write("\n" if number else "")
+        if has_pairs(run):
+            rows = summarise_run(run)
+            verdict = judge(run, rows=rows)  # raises before anything is printed
+            show_pairs(run, format, file=out.file)
+            doubts = [row for row in rows if row.status == IMPLAUSIBLE]
+            grid = Grid([], [], below=reason_lines(doubts), answer=answer_of(verdict))
+            print_grids([("", [grid])], format, out)
+        else:
+            title = title_of(run) if len(runs) > 1 else ""
+            print_grids([(title, [table_grid(run)])], format, out)
+
+
+# Columns are aligned by blanks: the notebook must neither wrap nor collapse them.
+_STYLE = "white-space: pre; overflow-x: auto; font-family: monospace; line-height: 1.25"
+
+
+def html_of(finding: Any) -> str:
+    """The text of ``show``, as text, below the answer if the finding has one."""
+    record, table = io.StringIO(), TextWithoutAnswer()
+    show(finding, format="json", file=record)
+    show(finding, format="table", file=table)
+    document = json.loads(record.getvalue())
+    answer = (document[0] if isinstance(document, list) else document).get("answer")
+    first = ""
+    if answer:
+        text = Answer(answer["headline"], caveats=answer["caveats"]).text
+        first = f"<p><b>{html.escape(text)}</b></p>"
+    text = table.getvalue().strip("\n")
+    return f'{first}<pre style="{_STYLE}">{html.escape(text)}</pre>'

@@ -1,0 +1,459 @@
+"""What starting costs: set-up, the first calls of each run, and cases that pay again later.
+
+Cases pay again because NCCL connects an algorithm when it is first used, a library may set up
+something at a new size, and --fresh-group makes a communicator for every case. One run cannot
+tell such a call from a hiccup: in how many runs it was cold stands beside it.
+
+The unit is the run. Of its calls the slowest rank is read, the maximum over ranks. Nothing is
+said of growth with the number of ranks here: that needs a law, which is ``torchcoll scaling``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchcoll.core.bounds import MOST_ROWS
+from torchcoll.core.display import Displayed
+from torchcoll.core.errors import UnusableError
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.summary import (
+    SLOW_FIRST,
+    backends_of,
+    cold_by_rank,
+    first_result_ns,
+    first_results,
+    median,
+    over_ranks,
+)
+from torchcoll.questions.startup.repeats import (
+    FIRST_TWO,
+    Placed,
+    RunPairs,
+    in_job,
+    later_of,
+    pairs_of,
+    places_of,
+)
+from torchcoll.reading.inputs import Source
+from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
+from torchcoll.stats.matching import kind_of
+from torchcoll.stats.ratios import geometric
+from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
+
+PHASES = ("import_torch", "rendezvous", "device", "init_process_group", "communicator")
+_INIT = "nccl_init"  # of NCCL's own log (--library-log): the whole, and _INIT_name for each part
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """A duration on each rank: the longest, whose it is, and how far beyond the median of the
+    other ranks.
+
+    rank, host and beyond_ns are None where one rank alone, or no rank, is known.
+    """
+
+    ns: float
+    rank: int | None = None
+    host: str | None = None
+    beyond_ns: float | None = None
+
+
+def slowest(durations: Mapping[int, float], run: Run) -> Slowest | None:
+    """The longest of the durations by rank."""
+    if not durations:
+        return None
+    ns = max(durations.values())
+    if len(durations) < 2:
+        return Slowest(ns)
+    rank = next(rank for rank, duration in durations.items() if duration == ns)
+    member = run.members[rank] if rank < len(run.members) else {}
+    others = [duration for other, duration in durations.items() if other != rank]
+    return Slowest(ns, rank, member.get("host"), ns - median(others))
+
+
+def _set_up_of(run: Run) -> tuple[dict[str, Slowest], dict[str, float]]:
+    """Set-up phases in their order, what measuring costs left out; and NCCL's 'Init timings' by
+    part, ns, of the rank that took longest, {} without its log.
+    """
+    names = [n for n in run.phases if not n.startswith(("cost_", f"{_INIT}_"))]
+    names.sort(key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
+    phases = {}
+    for name in names:
+        longest = slowest(dict(enumerate(run.phases[name])), run)
+        if longest:
+            phases[name] = longest
+    whole = run.phases.get(_INIT) or []
+    if not whole:
+        return phases, {}
+    rank = whole.index(max(whole))
+    parts: dict[str, float] = {
+        name.removeprefix(f"{_INIT}_"): ns[rank]
+        for name, ns in run.phases.items()
+        if name.startswith(f"{_INIT}_") and rank < len(ns)
+    }
+    return phases, parts
+
+
+@dataclass(frozen=True)
+class Late:
+    """One case of runs alike: geometric means over the runs, of the slowest rank, in ns.
+
+    steady_ns: the steady figure (median, or period) or the last cold call, whichever is larger:
+    the steady calls may be on another clock and back to back. cold: of how many ``runs`` the
+    first call took over 3 times that. ordinal: calls on the communicator before it, the fewest.
+    why: what is known of the cause: an algorithm used for the first time, a communicator of its
+    own, or ''.
+    """
+
+    kind: Mapping[str, Any]
+    ranks: int
+    size_bytes: int
+    ordinal: int | None
+    algorithm: str | None
+    why: str
+    first_ns: float
+    steady_ns: float
+    cold: int
+    runs: int
+
+    @property
+    def extra_ns(self) -> float:
+        return self.first_ns - self.steady_ns
+
+
+@dataclass(frozen=True)
+class _Seen:
+    item: Measured
+    first_ns: float
+    steady_ns: float
+    why: str
+
+
+def late_cases(runs: Iterable[Sequence[Measured]], separate: Sequence[str]) -> list[Late]:
+    """Cases that were cold in more than half of their runs, and those that the log shows to
+    use an algorithm first; the first case of each run aside.
+    """
+    groups: dict[str, list[_Seen]] = {}
+    kinds: dict[str, dict[str, Any]] = {}
+    for items in runs:
+        for seen in _seen(items):
+            kind = kind_of(seen.item, separate)
+            key = repr((kind, seen.item.row.ranks, seen.item.row.size_bytes_requested))
+            groups.setdefault(key, []).append(seen)
+            kinds[key] = kind
+    late = [_late(kinds[key], seen) for key, seen in groups.items()]
+    return [case for case in late if 2 * case.cold > case.runs or case.why.startswith("first")]
+
+
+def _seen(items: Sequence[Measured]) -> Iterable[_Seen]:
+    """The cases of one run whose first call can be judged."""
+    starts: list[CaseResult] = []
+    for backend in dict.fromkeys(item.result.case.backend for item in items):
+        results = [item.result for item in items if item.result.case.backend == backend]
+        starts += first_results(results)
+    used: dict[str, set[str]] = {}
+    for item in items:
+        result = item.result
+        labels = [choice.label for choice in result.choices]
+        before = used.setdefault(result.case.backend, set())
+        new = [label for label in dict.fromkeys(labels) if label not in before]
+        before.update(labels)
+        calls = over_ranks(result.cold_ns)
+        if any(result is start for start in starts) or not calls or not result.is_right:
+            continue
+        if result.ranks == 1:
+            continue  # it connects to nobody
+        steady = max(item.figure or 0.0, calls[-1] if len(calls) > 1 else 0.0)
+        if steady <= 0 or calls[0] <= 0:
+            continue
+        why = f"first of {', '.join(new)}" if new else ""
+        if result.ordinal == 0:
+            why = f"a communicator of its own ({result.communicator})"
+        yield _Seen(item, calls[0], steady, why)
+
+
+def _late(kind: dict[str, Any], seen: Sequence[_Seen]) -> Late:
+    rows = [call.item.row for call in seen]
+    ordinals = [n for call in seen if (n := call.item.result.ordinal) is not None]
+    names = dict.fromkeys(row.algorithm for row in rows if row.algorithm)
+    causes = dict.fromkeys(call.why for call in seen if call.why)
+    return Late(
+        kind=kind,
+        ranks=rows[0].ranks,
+        size_bytes=rows[0].size_bytes_requested,
+        ordinal=min(ordinals, default=None),
+        algorithm=", ".join(names) or None,
+        why="; ".join(causes),
+        first_ns=geometric(call.first_ns for call in seen) or 0.0,
+        steady_ns=geometric(call.steady_ns for call in seen) or 0.0,
+        cold=sum(call.first_ns > SLOW_FIRST * call.steady_ns for call in seen),
+        runs=len(seen),
+    )
+
+
+@dataclass(frozen=True)
+class ColdRow:
+    """One run (of several backends: one for each). Durations in ns, None where unknown.
+
+    kind: what its first case is, the number of ranks aside. placed: its scheduler's job, and its
+    place there; in_job: its place among those of its kind, where it matters. calls_ns: its first
+    calls in order; sizes: S of each, in bytes. fresh: False where others had used the communicator
+    before. steady_ns: the figure (median, or period) of the steady calls of the same case, on
+    ``clock``. first: the first call by ranks. parts_ns: of NCCL's 'Init timings', of the rank that
+    took longest.
+    """
+
+    name: str
+    run: Run
+    kind: Mapping[str, Any]
+    ranks: int
+    hosts: int | None
+    placed: Placed
+    calls_ns: tuple[float | None, ...]
+    sizes: tuple[int, ...]
+    fresh: bool
+    steady_ns: float | None
+    clock: str | None
+    status: str
+    first: Slowest | None
+    first_result_ns: float | None
+    phases: Mapping[str, Slowest]
+    parts_ns: Mapping[str, float]
+    facts: Mapping[str, str] = field(repr=False, default_factory=dict)
+    in_job: str = ""
+
+    def call_ns(self, number: int) -> float | None:
+        """The call of this number from 1 on."""
+        return self.calls_ns[number - 1] if len(self.calls_ns) >= number else None
+
+    @property
+    def last_ns(self) -> float | None:
+        """The last cold call, where there are enough to call it one, and all of one size."""
+        return self.calls_ns[-1] if len(self.calls_ns) > 2 and len(self.sizes) == 1 else None
+
+    @property
+    def connect_ns(self) -> float | None:
+        """What the first result cost beyond a steady call: that of a new communicator of several
+        ranks alone.
+        """
+        first = self.first_result_ns or self.call_ns(1)
+        if not (self.fresh and first and self.steady_ns) or self.ranks == 1:
+            return None
+        return first - self.steady_ns if first > self.steady_ns else None
+
+    @property
+    def largest_part(self) -> tuple[str, float] | None:
+        """Name and ns of what took most of NCCL's initialisation."""
+        return max(self.parts_ns.items(), key=lambda part: part[1], default=None)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Runs of one kind and one number of ranks: geometric means over the runs.
+
+    in_job: '', or at which place of their jobs all of them stood, as repeats.in_job tells. low_ns,
+    high_ns: the least and the largest first call of them. again: the second run of a job against
+    the first, beside the second where they are apart.
+    """
+
+    kind: Mapping[str, Any]
+    ranks: int
+    in_job: str
+    hosts: tuple[int, ...]
+    runs: int
+    first_ns: float | None
+    low_ns: float | None
+    high_ns: float | None
+    second_ns: float | None
+    third_ns: float | None
+    steady_ns: float | None
+    first_result_ns: float | None
+    connect_ns: float | None
+    again: RunPairs | None
+
+
+@dataclass(repr=False)
+class Cold(Displayed):
+    """What ``cold`` found. again: second runs against first ones over all numbers of ranks."""
+
+    runs: list[Run]
+    rows: list[ColdRow]
+    scales: list[Scale]
+    again: list[RunPairs]
+    late: list[Late]
+    notes: list[str]
+
+
+def cold(sources: Source | Sequence[Source]) -> Cold:
+    """What starting cost in these Runs, files, folders or globs, run by run.
+
+    Raises UsageError where no run tells its first calls, UnreadableError for a file.
+    """
+    files = side("files", sources)
+    runs = files.parts
+    separate = kept_separate((run.ranks, known_of(run)) for run in runs)
+    measured: list[list[Measured]] = [[] for _ in runs]
+    for item in files.measured("time", Reading()):
+        measured[item.part].append(item)
+    rows = [
+        row
+        for run, items, placed in zip(runs, measured, places_of(runs), strict=True)
+        for row in _rows(run, items, placed, separate)
+    ]
+    if not rows:
+        raise UnusableError(
+            "first calls",
+            f"none in {len(files.runs)} file{'s' if len(files.runs) > 1 else ''}",
+            "runs with cold calls, JSON of nccl-tests -w 0 -I 1, or output of oneCCL's benchmark "
+            "-i 1 -w 0",
+        )
+    rows.sort(key=lambda row: row.placed.order)
+    # A case that was wrong keeps its row, and enters no mean and no comparison.
+    usable = [i for i, row in enumerate(rows) if row.status == "ok" and row.call_ns(1)]
+    likes = []
+    groups: dict[tuple[str, int], list[int]] = {}
+    for i in usable:
+        row = rows[i]
+        ns, figure = row.call_ns(1) or 0.0, "1st call"
+        if row.first_result_ns:
+            ns, figure = row.first_result_ns, "time to first result"
+        likes.append((repr(row.kind), row.ranks, row.placed, ns, figure))
+        groups.setdefault((repr(row.kind), row.ranks), []).append(i)
+    pairs, pooled = pairs_of(likes)
+    later, later_pooled = later_of(likes)
+    for key, members in groups.items():
+        again, after = (
+            [
+                *([each[key]] if key in each else []),
+                *(scale for scale in whole if scale.kind == key[0]),
+            ]
+            for each, whole in ((pairs, pooled), (later, later_pooled))
+        )
+        texts = in_job([rows[i].placed for i in members], again, after)
+        for i, text in zip(members, texts, strict=True):
+            rows[i] = replace(rows[i], in_job=text)
+    scales = _scales([rows[i] for i in usable], pairs)
+    late = late_cases(measured, separate)
+    return Cold(files.runs, rows, scales, pooled, late, _notes(files, rows, separate))
+
+
+def _rows(
+    run: Run, items: Sequence[Measured], placed: Placed, separate: Sequence[str]
+) -> Iterable[ColdRow]:
+    """A row for each backend of the run that tells its first calls."""
+    results = [item.result for item in items]
+    phases, parts_ns = _set_up_of(run)
+    for backend in backends_of(results):
+        mine = [r for r in results if r.case.backend == backend]
+        # The results that hold the first calls, and whether the communicator was new to them.
+        firsts, fresh = first_results(mine), True
+        if not firsts:
+            # Rows of one call each: the process' first calls, as the importer says.
+            firsts = [
+                r for r in mine if r.reported and r.reported.first_call_ns and r.ordinal is not None
+            ]
+            firsts.sort(key=lambda r: r.ordinal or 0)
+        if not firsts:
+            firsts, fresh = [r for r in mine if r.cold_ns and all(r.cold_ns)][:1], False
+        if not firsts:
+            continue
+        measured = [next(item for item in items if item.result is result) for result in firsts]
+        item = measured[0]
+        steady = [ns for item in measured if (ns := item.figure) and item.result.time_ns]
+        by_rank = cold_by_rank(firsts)
+        calls: Sequence[float | None]
+        if by_rank:
+            calls = over_ranks(list(by_rank.values()))
+        else:  # by their numbers: a row that could not be read leaves its place empty
+            by_number = {r.ordinal: r.reported.first_call_ns for r in firsts if r.reported}
+            last = min(max(number or 0 for number in by_number), MOST_ROWS)
+            calls = [by_number.get(number) for number in range(1 + last)]
+        bad = [item.row.outcome for item in measured if not item.result.is_right]
+        result = first_result_ns(run, firsts) if by_rank and fresh else None
+        yield ColdRow(
+            name=_name(run),
+            run=run,
+            kind=kind_of(item, separate) | {"size_bytes": item.row.size_bytes_requested},
+            ranks=run.ranks or item.row.ranks,
+            hosts=len({m["host"] for m in run.members if m.get("host")}) or None,
+            placed=placed,
+            # A broken clock gives durations that have no logarithm.
+            calls_ns=tuple(ns if ns and ns > 0 else None for ns in calls),
+            sizes=tuple(r.size_bytes for r in firsts) if not by_rank else (item.row.size_bytes,),
+            fresh=fresh,
+            # Sub-groups make their calls together: the slowest one tells.
+            steady_ns=max(steady, default=None),
+            clock=item.row.clock if steady else None,
+            status=bad[0] if bad else "ok",
+            first=slowest({r: row[0] for r, row in by_rank.items()}, run),
+            first_result_ns=result if result and result > 0 else None,
+            phases=phases,
+            parts_ns=parts_ns,
+            facts=item.facts,
+        )
+
+
+def _name(run: Run) -> str:
+    if run.path:
+        return run.path.name
+    number = run.source.get("run")
+    name = run.source.get("file") or run.header.get("run_id") or "run"
+    return f"{name} #{number}" if number else str(name)
+
+
+def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], RunPairs]) -> list[Scale]:
+    """The rows, all of which have a first call, by kind, number of ranks and place in the job."""
+    groups: dict[tuple[str, int, str], list[ColdRow]] = {}
+    for row in rows:
+        groups.setdefault((repr(row.kind), row.ranks, row.in_job), []).append(row)
+    kinds = list(dict.fromkeys(kind for kind, *_ in groups))
+    scales = []
+    for key in sorted(groups, key=lambda key: (kinds.index(key[0]), *key[1:])):
+        alike = groups[key]
+        firsts = [ns for row in alike if (ns := row.call_ns(1))]
+        scale = Scale(
+            kind=alike[0].kind,
+            ranks=alike[0].ranks,
+            in_job=alike[0].in_job,
+            hosts=tuple(sorted({row.hosts for row in alike if row.hosts})),
+            runs=len(alike),
+            first_ns=geometric(firsts),
+            low_ns=min(firsts),
+            high_ns=max(firsts),
+            second_ns=geometric(row.call_ns(2) for row in alike),
+            third_ns=geometric(row.call_ns(3) for row in alike),
+            steady_ns=geometric(row.steady_ns for row in alike),
+            first_result_ns=geometric(row.first_result_ns for row in alike),
+            connect_ns=geometric(row.connect_ns for row in alike),
+            # Beside the second of a job, where it stands on a line of its own.
+            again=pairs.get(key[:2]) if key[2] in ("", "2", FIRST_TWO) else None,
+        )
+        scales.append(scale)
+    return scales
+
+
+def _notes(files: Side, rows: Sequence[ColdRow], separate: Sequence[str]) -> list[str]:
+    notes = []
+    silent = len(files.parts) - len({row.placed.order for row in rows})
+    if silent:
+        notes.append(f"{silent} of {len(files.parts)} runs tell no first call")
+    if any(not row.fresh for row in rows):
+        notes.append("(used): the communicator had been used before, so connecting is not included")
+    steady = dict.fromkeys((row.kind["mode"], row.clock) for row in rows if row.clock)
+    for mode, clock in steady:
+        if (mode, clock) != ("synchronized", "host"):
+            notes.append(
+                f"1st, 2nd, 3rd: host clock, one by one; steady: {clock} clock, {mode} mode"
+            )
+    bad = [row for row in rows if row.status != "ok"]
+    if bad:
+        statuses = ", ".join(f"{row.name} {row.status}" for row in bad[:4])
+        notes.append(f"in no mean, as their first case did not end well: {statuses}")
+    notes.append(files.rehearsal_note)
+    kinds: dict[str, list[Mapping[str, str]]] = {}
+    for row in rows:
+        kinds.setdefault(repr(row.kind), []).append(row.facts)
+    notes += [hidden_note(hidden_among(facts, separate)) for facts in kinds.values()]
+    return list(dict.fromkeys(filter(None, notes)))

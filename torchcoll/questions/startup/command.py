@@ -1,0 +1,47 @@
+"""``torchcoll cold``: what starting costs, run by run."""
+
+from __future__ import annotations
+
+import argparse
+
+from torchcoll.core.errors import ExitCode, choice, tell
+
+
+def cold_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="result files or folders; each is a run")
+    add("--format", default="table", help="table (default), markdown, csv or json")
+    add(
+        "--plot",
+        metavar="FILE",
+        help=("write a picture of the first calls over ranks (.png, .svg, .pdf)"),
+    )
+    add("--force", action="store_true", help="replace the picture")
+
+
+def run_cold(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.questions.show.plot import plot
+    from torchcoll.questions.startup.cold import cold
+    from torchcoll.questions.startup.show import show_cold
+    from torchcoll.report.formats import FORMATS, print_notes
+    from torchcoll.report.pictures import check_path
+
+    choice(options.format, "format", FORMATS)
+    if options.plot:
+        check_path(options.plot, options.force)
+    finding = cold(options.files)
+    show_cold([finding], options.format)
+    print_notes(finding, options.format)
+    if options.plot:
+        plot(finding, options.plot)
+        tell(f"torchcoll: picture: {options.plot}")
+    return ExitCode.OK
+
+
+COMMANDS = {
+    "cold": (
+        "show what first calls and set-up cost",
+        cold_arguments,
+        run_cold,
+    ),
+}

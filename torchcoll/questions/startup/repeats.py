@@ -1,0 +1,199 @@
+"""Runs of one scheduler job in order of time: is the second one any better off than the first?
+
+The job is the replicate: each gives the ratio of its second to its first run, and what the nodes
+of a job have in common cancels. One job is a ratio and no evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torchcoll.core.result import Run
+from torchcoll.questions.comparison.results import Judged, judge
+from torchcoll.stats.ratios import geometric, paired_ratio
+
+# A difference of two starts below it is none that anyone would act on.
+THRESHOLD = 0.1
+FIRST_TWO = "1 to 2"  # places in a job that are shown to be the same
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a run stands: its job (None: no scheduler's), its place in it from 1 on, of how
+    many runs; order: by which all runs are listed.
+    """
+
+    job: str | None
+    place: int
+    of: int
+    order: int
+
+
+@dataclass(frozen=True)
+class RunPairs:
+    """Second runs against first runs of their jobs: ``judged.base`` holds the first ones'
+    figures, ``judged.new`` the second ones', a pair a job. figure: what is compared.
+
+    others: pairs of which the first was not the first run of its job: what it found may have
+    been warmed by others.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    figure: str
+    judged: Judged
+    others: int
+
+
+def places_of(runs: Sequence[Run]) -> list[Placed]:
+    """The place of each run. Runs without a job have one of their own.
+
+    By time where it is known (to the second; equal ones stay in the order of reading). Runs
+    whose output is in one file, one after the other, are those of one job script.
+    """
+    # ISO 8601 in UTC: sorts as text.
+    starts = [str(run.header.get("start_utc") or "") for run in runs]
+    jobs: dict[str, list[int]] = {}
+    names: dict[str, str | None] = {}
+    for number, run in enumerate(runs):
+        job = run.header.get("job_id")
+        file, section = run.source.get("file"), run.source.get("run")
+        name: str | None
+        if job:
+            key, name = f"job {job}", str(job)
+        elif file and section:
+            # Files of one name from several folders: their numbers begin again.
+            times = 1
+            while any(
+                runs[earlier].source.get("run") == section
+                for earlier in jobs.get(f"file {file} {times}", ())
+            ):
+                times += 1
+            key, name = f"file {file} {times}", file
+        else:
+            key, name = f"run {number}", None
+        names[key] = name
+        jobs.setdefault(key, []).append(number)
+    for members in jobs.values():
+        members.sort(key=lambda number: starts[number])
+    places: dict[int, Placed] = {}
+    for key, members in sorted(jobs.items(), key=lambda item: starts[item[1][0]]):
+        for place, number in enumerate(members, 1):
+            places[number] = Placed(names[key], place, len(members), len(places))
+    return [places[number] for number in range(len(runs))]
+
+
+def in_job(
+    runs: Sequence[Placed], again: Sequence[RunPairs], later: Sequence[RunPairs] = ()
+) -> list[str]:
+    """Where each of the runs of one kind and number of ranks stands among those of its job:
+    ``1``, ``2``, ``3 to 5`` (later ones are not told apart), ``-`` outside of any. A mean over the
+    places is no run's figure: they are ``1 to 2`` where ``again``, of these runs or of their
+    kind on all numbers of ranks, shows the second to be as the first; and '' for all where
+    ``later`` shows that of the third and those after it too, or no job has several.
+    """
+    numbers: dict[tuple[str, int], list[int]] = {}
+    for placed in runs:
+        if placed.job is not None:
+            numbers.setdefault((placed.job, placed.order - placed.place), []).append(placed.place)
+    most = max(map(len, numbers.values()), default=0)
+    same = _same(again)
+    if most < 2 or (same and (most == 2 or _same(later))):
+        return ["" for _ in runs]
+    rest = "3" if most == 3 else f"3 to {most}"
+    texts = []
+    for placed in runs:
+        if placed.job is None:
+            texts.append("-")
+            continue
+        places = sorted(numbers[placed.job, placed.order - placed.place])
+        number = places.index(placed.place) + 1
+        texts.append(rest if number > 2 else FIRST_TWO if same else str(number))
+    return texts
+
+
+def _same(pairs: Sequence[RunPairs]) -> bool:
+    results = {pair.judged.result for pair in pairs}
+    return "same" in results and not results & {"faster", "slower"}
+
+
+Likes = Sequence[tuple[str, int, Placed, float, str]]
+_Found = dict[tuple[str, int], list[tuple[float, float, str, bool]]]
+
+
+def pairs_of(runs: Likes) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
+    """Of (kind, ranks, place, figure, its name): the pairs of each kind and number of ranks, and
+    those of each kind over all its numbers of ranks.
+
+    Of several runs of one kind in one job the first two are a pair. Holm is over all.
+    """
+    by_kind: _Found = {}
+    for key, firsts in _jobs(runs):
+        if len(firsts) > 1 and firsts[0][2] == firsts[1][2]:
+            pair = (firsts[0][1], firsts[1][1], firsts[0][2], firsts[0][0].place > 1)
+            by_kind.setdefault(key, []).append(pair)
+    return _pairs(by_kind)
+
+
+def later_of(runs: Likes) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
+    """As ``pairs_of``: the third run of each job and those after it against the first two, each
+    by their geometric mean.
+    """
+    by_kind: _Found = {}
+    for key, firsts in _jobs(runs):
+        if len(firsts) > 2 and len({name for *_, name in firsts}) == 1:
+            first, rest = (geometric(ns for _, ns, _ in part) for part in (firsts[:2], firsts[2:]))
+            if first and rest:
+                by_kind.setdefault(key, []).append(
+                    (first, rest, firsts[0][2], firsts[0][0].place > 1)
+                )
+    return _pairs(by_kind)
+
+
+def _jobs(runs: Likes) -> list[tuple[tuple[str, int], list[tuple[Placed, float, str]]]]:
+    """The runs of each kind, number of ranks and job, in their order."""
+    jobs: dict[tuple[str, int, str], list[tuple[Placed, float, str]]] = {}
+    for kind, ranks, placed, ns, name in runs:
+        if placed.job is not None:
+            # Two jobs of one name stand at different places.
+            key = f"{placed.job} {placed.order - placed.place}"
+            jobs.setdefault((kind, ranks, key), []).append((placed, ns, name))
+    return [
+        ((kind, ranks), sorted(firsts, key=lambda first: first[0].place))
+        for (kind, ranks, _), firsts in jobs.items()
+    ]
+
+
+def _pairs(by_kind: _Found) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
+    groups: list[tuple[str, tuple[int, ...], list[tuple[float, float, str, bool]]]] = [
+        (kind, (ranks,), pairs_of_ranks) for (kind, ranks), pairs_of_ranks in by_kind.items()
+    ]
+    for kind in dict.fromkeys(kind for kind, _ in by_kind):
+        several = {
+            ranks: pairs_of_ranks
+            for (name, ranks), pairs_of_ranks in by_kind.items()
+            if name == kind
+        }
+        if len(several) > 1:
+            whole = [pair for pairs_of_ranks in several.values() for pair in pairs_of_ranks]
+            groups.append((kind, tuple(sorted(several)), whole))
+    measures = []
+    for _, _, pairs_of_ranks in groups:
+        base, new = (
+            tuple(pair[0] for pair in pairs_of_ranks),
+            tuple(pair[1] for pair in pairs_of_ranks),
+        )
+        ratio = paired_ratio(base, new)
+        reason = "" if ratio.p_value is not None else "the jobs are equal: no spread to judge by"
+        measures.append(
+            Judged(base, new, "inconclusive", "1 job" if len(base) == 1 else reason, ratio)
+        )
+    pairs = []
+    judged = judge(measures, THRESHOLD, more_is_faster=False)
+    for (kind, ranks, pairs_of_ranks), result in zip(groups, judged, strict=True):
+        of_jobs = replace(result, reason=result.reason.replace(" runs", " jobs"))
+        others = sum(other for *_, other in pairs_of_ranks)
+        pairs.append(RunPairs(kind, ranks, pairs_of_ranks[0][2], of_jobs, others))
+    each = {(pair.kind, pair.ranks[0]): pair for pair in pairs if len(pair.ranks) == 1}
+    return each, [pair for pair in pairs if len(pair.ranks) > 1]

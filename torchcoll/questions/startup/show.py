@@ -1,0 +1,523 @@
+"""How a cold start is shown: tables of runs, numbers of ranks, set-up and cases that are cold
+later; the same as JSON; and a picture over the number of ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, format_ns, format_ratio, format_size, format_time
+from torchcoll.report.answer import Answer
+from torchcoll.report.formats import Forms, print_results, select_fields, without_none
+from torchcoll.report.grid import Grid, Head, make_grid, without_repeated_lines
+from torchcoll.report.header import kind_texts
+from torchcoll.report.notes import footer_lines
+from torchcoll.report.pictures import (
+    draw_band,
+    legend,
+    line_style,
+    literal,
+    new_figure,
+    ranks_axis,
+    time_axis,
+    write_caption,
+)
+from torchcoll.stats.ratios import geometric
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from torchcoll.questions.startup.cold import Cold, ColdRow, Late, Scale
+    from torchcoll.questions.startup.repeats import RunPairs
+
+
+MOST_LATE = 12  # of the late cases, those that cost most; JSON has all
+_WORDS = {
+    "import_torch": "import torch",
+    "init_process_group": "init",
+    "nccl_init": "NCCL init",
+}
+READING = "time = max over ranks, the slowest rank"
+_RESULT = "to first result: connecting before the 1st call, if any, plus the 1st call"
+_CONNECT = "library setup: time to first result minus one steady call"
+_CALLS = (
+    "1st, 2nd, 3rd: the first calls of one case; steady: the median of its steady calls "
+    "(back-to-back: time of all / their number)"
+)
+_ROWS_OF_CALLS = (
+    "1st, 2nd, 3rd: the first rows of the benchmark, each one call of its own size ({sizes}); "
+    "t_max, the max over ranks"
+)
+_BEYOND = "excess over other ranks: the slowest rank's 1st call minus the median of the others"
+_IN_JOB = "position: first, second, ... run within one job, where they differ"
+_LONGEST = (
+    "(rank, +): the rank with that time, and how much longer it took than the median of the "
+    "others. In rendezvous, init and communicator ranks wait for each other, so that may be the "
+    "rank that arrived first"
+)
+
+
+def cold_grids(finding: Cold) -> list[Grid]:
+    groups: dict[str, list[ColdRow]] = {}
+    for row in finding.rows:
+        groups.setdefault(repr(row.kind), []).append(row)
+    titles = kind_texts([rows[0].kind for rows in groups.values()])
+    grids = []
+    for title, (kind, rows) in zip(titles, groups.items(), strict=True):
+        grids.append(_runs(rows, title))
+        scales = [scale for scale in finding.scales if repr(scale.kind) == kind]
+        if len(rows) > 1:
+            grids.append(_by_ranks(scales, [p for p in finding.again if p.kind == kind]))
+    each = {row.placed.order: row for row in finding.rows}  # of several backends: set up once
+    grids.append(_set_up(list(each.values())))
+    grids.append(_late(finding.late))
+    below = footer_lines(finding.notes, finding.runs)
+    grids.append(Grid([], [], below=below, answer=answer_of(finding, list(titles))))
+    return without_repeated_lines(grids)
+
+
+_MOST_KINDS = 3  # in the sentence
+
+
+def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
+    """What the first call costs beside a steady one, on the most ranks of each kind."""
+    by_kind: dict[str, Scale] = {}
+    for scale in sorted(finding.scales, key=lambda scale: scale.ranks):
+        if scale.first_ns:
+            by_kind[repr(scale.kind)] = scale
+    if not by_kind:
+        return Answer("no first call has a time")
+    order = sorted(by_kind.values(), key=lambda scale: -(scale.first_ns or 0.0))
+    titles_of = dict(
+        zip(dict.fromkeys(repr(row.kind) for row in finding.rows), titles, strict=False)
+    )
+    title_parts = [titles_of.get(repr(scale.kind), "").split(", ") for scale in order]
+    common = (
+        set(title_parts[0]).intersection(*title_parts)
+        if len(title_parts) > 1
+        else set(title_parts[0])
+    )
+    texts = []
+    for shown_scale, title_part in list(zip(order, title_parts, strict=True))[:_MOST_KINDS]:
+        name = " ".join(text_part for text_part in title_part if text_part not in common)
+        text = (
+            f"the first call{f' of {name}' * bool(name)} takes {format_ns(shown_scale.first_ns, 3)}"
+        )
+        if ratio := over(shown_scale.first_ns, shown_scale.steady_ns):
+            text += f", {_times(ratio)} times a steady call ({format_ns(shown_scale.steady_ns, 3)})"
+        if shown_scale.first_result_ns:
+            text += f", time to first result {format_ns(shown_scale.first_result_ns, 3)}"
+        texts.append(text)
+    if len(order) > _MOST_KINDS:
+        texts.append(f"{len(order) - _MOST_KINDS} more kinds take less")
+    ranks = dict.fromkeys(scale.ranks for scale in order if scale.ranks)
+    if len(ranks) == 1:
+        texts[0] = f"on {counted(next(iter(ranks)), 'rank')} {texts[0]}"
+    if finding.late:
+        texts.append(f"in {counted(len(finding.late), 'later case')} the first call was slow too")
+    return Answer("; ".join(texts))
+
+
+def _times(ratio: float) -> str:
+    """``10,300``, ``98``, ``2.2``: three digits at most."""
+    return f"{float(f'{ratio:.3g}'):,.0f}" if ratio >= 9.95 else f"{ratio:.2g}"
+
+
+def _runs(rows: Sequence[ColdRow], title: str) -> Grid:
+    """One line a run, in the order of jobs and time."""
+    steady = any(row.steady_ns for row in rows)
+
+    def name(row: ColdRow) -> str:
+        status = "" if row.status == "ok" else f" ({one_line(row.status)})"
+        return one_line(row.name) + ("" if row.fresh else " (used)") + status
+
+    def steady_ns(row: ColdRow) -> float | None:
+        return row.steady_ns if steady else row.last_ns
+
+    def rank(row: ColdRow) -> str:
+        return "-" if row.first is None or row.first.rank is None else str(row.first.rank)
+
+    head = Head("steady") if steady else Head("last", "cold")
+    return make_grid(
+        [
+            (Head("run", left=True, repeat=True, numbered=True), name),
+            # Runs whose output is in one file have its name already.
+            (Head("job", left=True), lambda r: one_line(r.run.header.get("job_id") or "-")),
+            (Head("position", "in job"), lambda r: str(r.placed.place) if r.placed.job else "-"),
+            (Head("cell", left=True), lambda r: one_line(r.run.labels.get("cell", "-"))),
+            (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
+            (Head("hosts", drop=4), lambda r: str(r.hosts or "-")),
+            (Head("1st", "call"), lambda r: format_time(r.call_ns(1))),
+            (Head("2nd", "call"), lambda r: format_time(r.call_ns(2))),
+            (Head("3rd", "call"), lambda r: format_time(r.call_ns(3))),
+            (head, lambda r: format_time(steady_ns(r))),
+            (Head("2nd /", "1st", drop=3), lambda r: _ratio(r.call_ns(2), r.call_ns(1))),
+            (Head("2nd /", "3rd", drop=3), lambda r: _ratio(r.call_ns(2), r.call_ns(3))),
+            (Head("1st /", head.text.split()[0]), lambda r: _ratio(r.call_ns(1), steady_ns(r))),
+            (
+                Head("to first", "result", legend=_RESULT),
+                lambda r: format_time(r.first_result_ns),
+            ),
+            (
+                Head("library", "setup", drop=1, legend=_CONNECT),
+                lambda r: format_time(r.connect_ns),
+            ),
+            (Head("slowest", "rank", drop=2), rank),
+            (
+                Head("excess over", "other ranks", drop=2, legend=_BEYOND),
+                lambda r: format_time(r.first.beyond_ns) if r.first else "-",
+            ),
+        ],
+        rows,
+        above=[title, READING, calls_line(rows)],
+    )
+
+
+def calls_line(rows: Sequence[ColdRow]) -> str:
+    sizes = max((row.sizes for row in rows), key=len)
+    if len(sizes) < 2:
+        return _CALLS
+    named = ", ".join(format_size(size) for size in sizes[:3])
+    return _ROWS_OF_CALLS.format(sizes=f"{named}{', ...' if len(sizes) > 3 else ''} bytes")
+
+
+def _ratio(a: float | None, b: float | None) -> str:
+    return format_ratio(over(a, b))
+
+
+def over(a: float | None, b: float | None) -> float | None:
+    """a / b where both are known."""
+    return a / b if a and b else None
+
+
+def _by_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> Grid:
+    """One line for each number of ranks, as plots of cold starts have it."""
+
+    def spread(scale: Scale) -> str:
+        low, high = (format_ns(ns, 3) for ns in (scale.low_ns, scale.high_ns))
+        return f"{low} to {high}" if scale.runs > 1 else "-"
+
+    return make_grid(
+        [
+            (Head("ranks", repeat=True), lambda s: str(s.ranks or "-")),
+            (Head("position", "in job", legend=_IN_JOB), lambda s: s.in_job or "-"),
+            (Head("hosts", drop=4), lambda s: ", ".join(map(str, s.hosts)) or "-"),
+            (Head("runs"), lambda s: str(s.runs)),
+            (Head("1st", "call"), lambda s: format_time(s.first_ns)),
+            (Head("range", "over runs", left=True, drop=2), spread),
+            (Head("2nd", "call"), lambda s: format_time(s.second_ns)),
+            (Head("3rd", "call"), lambda s: format_time(s.third_ns)),
+            (Head("steady"), lambda s: format_time(s.steady_ns)),
+            (Head("2nd /", "1st", drop=3), lambda s: _ratio(s.second_ns, s.first_ns)),
+            (Head("2nd /", "3rd", drop=3), lambda s: _ratio(s.second_ns, s.third_ns)),
+            (Head("1st /", "steady"), lambda s: _ratio(s.first_ns, s.steady_ns)),
+            (
+                Head("to first", "result", legend=_RESULT),
+                lambda s: format_time(s.first_result_ns),
+            ),
+            (
+                Head("library", "setup", drop=1, legend=_CONNECT),
+                lambda s: format_time(s.connect_ns),
+            ),
+            (Head("2nd run", "/ 1st"), lambda s: _again_cells(s.again)[0]),
+            (Head("95 %"), lambda s: _again_cells(s.again)[1]),
+            (Head("result", left=True), lambda s: _again_cells(s.again)[2]),
+        ],
+        scales,
+        above=["over the runs, by number of ranks (geometric means)"],
+        below=_below_ranks(scales, again),
+    )
+
+
+def _again_cells(pairs: RunPairs | None) -> tuple[str, str, str]:
+    """ratio, interval, result"""
+    if pairs is None:
+        return "-", "-", "-"
+    judged = pairs.judged
+    ratio = format_ratio(judged.ratio.ratio if judged.ratio else None)
+    low, high = (judged.ratio.low, judged.ratio.high) if judged.ratio else (None, None)
+    interval = "-" if low is None else f"{format_ratio(low)} to {format_ratio(high)}"
+    return ratio, interval, f"{judged.result} ({one_line(judged.reason)})"
+
+
+def _below_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> list[str]:
+    """The ratios from the fewest ranks to the most (whether they grow is another question), and
+    what second runs are against first ones.
+    """
+    lines = []
+    for place in dict.fromkeys(scale.in_job for scale in scales):
+        which = {"": "", "-": ", outside of jobs"}.get(place, f", {place} in job")
+        for text, upper, lower in (
+            ("2nd / 1st call", "second_ns", "first_ns"),
+            ("2nd / 3rd call", "second_ns", "third_ns"),
+            ("1st call / steady", "first_ns", "steady_ns"),
+        ):
+            ratios = [
+                (scale.ranks, ratio)
+                for scale in scales
+                if scale.in_job == place
+                and scale.ranks > 1
+                and (ratio := over(getattr(scale, upper), getattr(scale, lower)))
+            ]
+            if len(ratios) < 2:
+                continue
+            first, last = (format_ratio(ratio) for _, ratio in (ratios[0], ratios[-1]))
+            ends = f"{first} on {ratios[0][0]} ranks to {last} on {ratios[-1][0]} ranks"
+            extremes = [format_ratio(pick(ratio for _, ratio in ratios)) for pick in (min, max)]
+            beyond = {*extremes} - {first, last}
+            between = f" (between {' and '.join(extremes)})" if beyond else ""
+            lines.append(f"{text}{which}: {ends}{between}")
+    for pair in again:
+        pooled, interval, result = _again_cells(pair)
+        jobs = f"{len(pair.judged.base)} jobs of {pair.ranks[0]} to {pair.ranks[-1]} ranks"
+        between = f" (95 %: {interval})" if interval != "-" else ""
+        lines.append(f"2nd run / 1st, {jobs}: {pooled}{between}: {result}")
+    pairs = [*(scale.again for scale in scales if scale.again), *again]
+    if pairs:
+        figures = " or ".join(dict.fromkeys(pair.figure for pair in pairs))
+        lines.append(
+            f"2nd run of a job / 1st: {figures}; each job gives one ratio (t on their "
+            "logarithms, Holm over all); within 10 % is the same"
+        )
+    others = sum(scale.again.others for scale in scales if scale.again)
+    if others:
+        lines.append(f"{others} of the 1st runs are not the first of their job")
+    return lines
+
+
+def _set_up(rows: Sequence[ColdRow]) -> Grid:
+    """The phases of each run before its first call."""
+    names = dict.fromkeys(name for row in rows for name in row.phases)
+    if not names:
+        return Grid([], [])
+    titles = {name: _WORDS.get(name, one_line(name).replace("_", " ")) for name in names}
+    return make_grid(
+        [
+            (Head("run", left=True, repeat=True, numbered=True), lambda r: one_line(r.name)),
+            (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
+            *((Head(titles[name], left=True), partial(_phase_cell, name=name)) for name in names),
+            (Head("largest part", "of NCCL init", left=True), _part_cell),
+        ],
+        rows,
+        above=["set-up: the longest time of any rank", _LONGEST],
+    )
+
+
+def _phase_cell(row: ColdRow, name: str) -> str:
+    phase = row.phases.get(name)
+    if phase is None:
+        return "-"
+    beyond = f" (rank {phase.rank}, +{format_ns(phase.beyond_ns, 3)})"
+    return format_ns(phase.ns, 3) + (beyond if phase.rank is not None else "")
+
+
+def _part_cell(row: ColdRow) -> str:
+    part, whole = row.largest_part, row.phases.get("nccl_init")
+    if not part or not whole:
+        return "-"
+    share = f", {100 * part[1] / whole.ns:.0f} %" if whole.ns else ""
+    return f"{one_line(part[0])} {format_ns(part[1], 3)}{share}"
+
+
+def _late(late: Sequence[Late]) -> Grid:
+    """Cases that were cold although the run had called before, the dearest first."""
+    shown = sorted(late, key=lambda case: -case.extra_ns)[:MOST_LATE]
+    titles = kind_texts([case.kind for case in late])
+    several = len(set(titles)) > 1
+    named = {repr(case.kind): title for case, title in zip(late, titles, strict=True) if several}
+    below = [f"{len(late) - len(shown)} more in --format json"] if len(late) > len(shown) else []
+    if any(case.runs == 1 for case in late):
+        below.append("one run cannot tell a call that connects from one that met a hiccup")
+    return make_grid(
+        [
+            (
+                Head("case", left=True, repeat=True),
+                lambda o: named.get(repr(o.kind), "-"),
+            ),
+            (Head("ranks"), lambda o: str(o.ranks or "-")),
+            (Head("size", repeat=True), lambda o: format_size(o.size_bytes)),
+            (
+                Head("calls", "before"),
+                lambda o: "-" if o.ordinal is None else str(o.ordinal),
+            ),
+            (Head("algorithm", left=True), lambda o: one_line(o.algorithm or "-")),
+            (Head("1st", "call"), lambda o: format_time(o.first_ns)),
+            (Head("steady"), lambda o: format_time(o.steady_ns)),
+            (Head("1st /", "steady"), lambda o: _ratio(o.first_ns, o.steady_ns)),
+            (Head("extra"), lambda o: format_time(o.extra_ns)),
+            (Head("cold in", left=True), lambda o: f"{o.cold} of {o.runs}"),
+            (Head("why", left=True), lambda o: one_line(o.why or "not known")),
+        ],
+        shown,
+        above=[
+            "later cases whose 1st call took over 3 times the steady ones, or that use an "
+            f"algorithm first{'' if several or not titles else f': {titles[0]}'}",
+            "steady: the larger of the steady median (or period) and the last cold call",
+        ],
+        below=below,
+    )
+
+
+SCHEMA = "torchcoll-cold/1"
+
+
+def show_cold(findings: Sequence[Cold], format: str = "table", file: TextIO | None = None) -> None:
+    """Print what ``cold`` found. Raises UsageError for an unknown format."""
+    print_results(
+        [Forms(cold_grids(finding), cold_object(finding)) for finding in findings], format, file
+    )
+
+
+def cold_object(finding: Cold) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "rows": [_row_record(row) for row in finding.rows],
+        "by_ranks": [
+            {
+                **dataclasses.asdict(scale),
+                "kind": without_none(scale.kind),
+                "again": _pairs_record(scale.again) if scale.again else None,
+            }
+            for scale in finding.scales
+        ],
+        "second_run": [_pairs_record(pairs) for pairs in finding.again],
+        "late": [
+            {**dataclasses.asdict(case), "kind": without_none(case.kind), "extra_ns": case.extra_ns}
+            for case in finding.late
+        ],
+        "notes": footer_lines(finding.notes, finding.runs),
+    }
+
+
+def _row_record(row: ColdRow) -> dict[str, Any]:
+    """One run, flat: durations in ns, unknown is null."""
+    part = row.largest_part
+    return {
+        "run": row.name,
+        "cell": row.run.labels.get("cell"),
+        "job": row.placed.job,
+        "place_in_job": row.placed.place if row.placed.job else None,
+        "start_utc": row.run.header.get("start_utc"),
+        **without_none(row.kind),
+        **select_fields(row, "ranks hosts"),
+        "first_call_ns": row.call_ns(1),
+        "second_call_ns": row.call_ns(2),
+        "third_call_ns": row.call_ns(3),
+        "last_cold_call_ns": row.last_ns,
+        "steady_ns": row.steady_ns,
+        "steady_clock": row.clock,
+        "second_over_first": over(row.call_ns(2), row.call_ns(1)),
+        "second_over_third": over(row.call_ns(2), row.call_ns(3)),
+        "first_over_steady": over(row.call_ns(1), row.steady_ns),
+        **select_fields(row, "first_result_ns connect_ns new_communicator=fresh status"),
+        **select_fields(
+            row, "first_call_slowest_rank=first.rank first_call_beyond_ns=first.beyond_ns"
+        ),
+        **{
+            f"{name}_{field}": value
+            for name, phase in row.phases.items()
+            for field, value in select_fields(phase, "ns slowest_rank=rank beyond_ns").items()
+        },
+        **{f"nccl_init_{name}_ns": ns for name, ns in row.parts_ns.items()},
+        "nccl_init_largest_part": part[0] if part else None,
+    }
+
+
+def _pairs_record(pairs: RunPairs) -> dict[str, Any]:
+    figures = "ratio=ratio.ratio ratio_low=ratio.low ratio_high=ratio.high p_value result reason"
+    judged = pairs.judged
+    return {
+        **select_fields(pairs, "ranks figure"),
+        "jobs": len(judged.base),
+        **select_fields(judged, figures),
+    }
+
+
+def cold_figure(finding: Cold) -> Figure:
+    """What starting cost over the number of ranks: first, second, third call and the steady figure.
+
+    A panel for each kind of run, and for each place in its job where these are not shown to be
+    the same. Raises UnavailableError without matplotlib.
+    """
+    kinds: dict[str, list[Scale]] = {}
+    for scale in finding.scales:
+        kinds.setdefault(repr((scale.kind, scale.in_job)), []).append(scale)
+    figure, axes = new_figure(-(-len(kinds) // 2), min(2, len(kinds)), shared=True)
+    places = [axis for row in axes for axis in row]
+    several = any(scale.in_job for scale in finding.scales)
+    titles = kind_texts(
+        [
+            {**first_kind.kind, "in job": first_kind.in_job or None}
+            for first_kind, *_ in kinds.values()
+        ],
+        always=("collective", "size_bytes", "dtype", "op", "backend", *(["in job"] * several)),
+    )
+    for axis, title, scales in zip(places, titles, kinds.values(), strict=False):
+        axis.set_title(literal(title), loc="left", fontsize="small")
+        ranks = sorted({scale.ranks for scale in finding.scales})
+        if len(ranks) > 1:
+            _draw_scales(axis, scales, ranks)
+        else:
+            first_kind = (repr(scales[0].kind), scales[0].in_job)
+            _draw_strips(axis, [r for r in finding.rows if (repr(r.kind), r.in_job) == first_kind])
+    strips = len({scale.ranks for scale in finding.scales}) == 1
+    if not strips:
+        legend(places[0], 0)  # the lines are the same in each
+    for axis in places[len(kinds) :]:
+        axis.set_visible(False)
+    most = max(scale.runs for scale in finding.scales)
+    of_runs = (
+        f"{READING}; geometric means over runs, {most} at most; band: the least and the "
+        "largest first call"
+    )
+    if strips:
+        of_runs = f"{READING}; a dot: one run, {most} at most; line: their geometric mean"
+    write_caption(figure, [calls_line(finding.rows), of_runs, *finding.notes])
+    return figure
+
+
+def _draw_strips(axis: Axes, rows: Sequence[ColdRow]) -> None:
+    """Of one number of ranks: every run, side by side for each call."""
+    calls = {"1st call": 1, "2nd call": 2, "3rd call": 3}
+    strips = {name: [row.call_ns(number) for row in rows] for name, number in calls.items()}
+    strips["steady"] = [row.steady_ns for row in rows]
+    measured = {name: [ns for ns in times if ns] for name, times in strips.items()}
+    for place, times in enumerate(measured.values()):
+        middle = (len(times) - 1) / 2
+        width = max(len(times), 8)  # of few runs the dots stand close together
+        dots = [place + 0.6 * (k - middle) / width for k in range(len(times))]
+        axis.plot(dots, times, marker="o", markersize=4, linestyle="", alpha=0.7, color="C0")
+        if mean := geometric(times):
+            axis.hlines([mean], place - 0.35, place + 0.35, color="0.2", linewidth=1.5)
+    axis.set_xticks(range(len(measured)), list(measured))
+    axis.set_xlim(-0.5, len(measured) - 0.5)
+    axis.grid(True, axis="y", color="0.9")
+    axis.tick_params(labelbottom=True, labelleft=True)
+    axis.set_xlabel(f"on {counted(rows[0].ranks, 'rank')}")
+    time_axis(axis)
+
+
+def _draw_scales(axis: Axes, scales: Sequence[Scale], ranks: Sequence[int]) -> None:
+    """ranks: those of all panels, which share their axes."""
+    scales = sorted(scales, key=lambda scale: scale.ranks)
+    titles = {"first": "1st", "second": "2nd", "third": "3rd", "steady": "steady"}
+    for number, (name, title) in enumerate(titles.items()):
+        points = [(s.ranks, ns) for s in scales if (ns := getattr(s, f"{name}_ns"))]
+        if points:
+            axis.plot(
+                *zip(*points, strict=True),
+                marker="o",
+                markersize=4,
+                label=title,
+                **line_style(number),
+            )
+    intervals = [(s.ranks, s.low_ns, s.high_ns) for s in scales if s.low_ns and s.high_ns]
+    draw_band(axis, intervals, "C0")
+    ranks_axis(axis, ranks)
+    axis.tick_params(labelbottom=True, labelleft=True)  # below a panel may be an empty place
+    time_axis(axis)

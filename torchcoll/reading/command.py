@@ -1,0 +1,295 @@
+"""``torchcoll convert``: writes results, of torchcoll or of other tools, in another format."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torchcoll.core.errors import (
+    ExitCode,
+    UnreadableError,
+    UsageError,
+    choice,
+    one_line,
+    printable,
+    tell,
+)
+from torchcoll.core.file import is_ours, save
+from torchcoll.core.opening import not_written
+from torchcoll.core.result import Run
+from torchcoll.core.stdin import from_stdin
+from torchcoll.core.units import counted
+from torchcoll.core.variables import masked_labels
+from torchcoll.reading.base import Imported
+
+TABLES = ("csv", "json", "parquet")  # formats with a row for each case
+
+
+def parse_columns(text: str | None) -> dict[str, str]:
+    """Parse ``size=Size,algbw=Algbw (GB/s)`` as a dictionary. A comma in a name is ``\\,``.
+
+    Raises UsageError for a pair without ``=`` or without a name.
+    """
+    columns: dict[str, str] = {}
+    for pair in (text or "").replace("\\,", "\0").split(","):
+        key, equals, name = pair.replace("\0", ",").partition("=")
+        if pair.strip():
+            if not equals or not name.strip():
+                raise UsageError("map", pair, "KEY=COLUMN pairs with commas, such as size=Size")
+            columns[key.strip()] = name.strip()
+    return columns
+
+
+def parse_labels(texts: Sequence[str]) -> dict[str, str]:
+    """Parse the ``KEY=VALUE`` of each --label. Raises UsageError for a text without both."""
+    for text in texts:
+        if not text.partition("=")[0].strip() or "=" not in text:
+            raise UsageError("label", text, "KEY=VALUE, such as kernel=6.8.0-generic")
+    pairs = (text.partition("=") for text in texts)
+    return masked_labels({key.strip(): value for key, _, value in pairs})
+
+
+def report_lines(path: str, imported: Imported) -> Iterator[str]:
+    """A line about the whole file, one for each reason of a refusal, and one for each warning."""
+    present = imported.rows + len(imported.refused)
+    cases = sum(len(run.results) for run in imported.runs)
+    runs = f" in {len(imported.runs)} runs" if len(imported.runs) > 1 else ""
+    read = f"{imported.rows} of {counted(present, 'row')} read, {counted(cases, 'case')}"
+    yield f"{path}: {imported.importer}: {read}{runs}"
+    for lines, why in imported.refusals():
+        yield f"{path}{f':{lines}' if lines else ''}: refused: {why}"
+    for text in imported.warnings:
+        yield f"{path}: {text}"
+    for ending in dict.fromkeys(run.ending for run in imported.runs if run.ending):
+        yield f"{path}: {ending}"
+
+
+def output_paths(path: str, count: int) -> list[Path]:
+    """The files for ``count`` runs: ``run.jsonl``, ``run-2.jsonl``, ..."""
+    first = Path(path)
+    more = [first.with_name(f"{first.stem}-{n}{first.suffix}") for n in range(2, count + 1)]
+    return [first, *more]
+
+
+def write(runs: Sequence[Run], path: str) -> list[Path]:
+    """Write the runs and return the files; no files for stdout (``-``).
+
+    Raises UsageError before writing anything if one of the files exists, or if several runs should
+    go to stdout.
+    """
+    if path == "-":
+        if len(runs) > 1:
+            action = "A result file has one: name it, the others become RUN-2, ..."
+            raise UsageError("output", f"- for {len(runs)} runs", "a file", action)
+        with tempfile.TemporaryDirectory(prefix="torchcoll-") as folder:
+            file = Path(folder, "run.jsonl")
+            save(runs[0], file)
+            sys.stdout.write(file.read_text(encoding="utf-8"))
+        return []
+    paths = output_paths(path, len(runs))
+    for each in paths:
+        if os.path.lexists(each):
+            raise UsageError(
+                "output", each, "a file that does not exist", "Name another file or remove it."
+            )
+    for run, each in zip(runs, paths, strict=True):
+        save(run, each)
+    return paths
+
+
+def convert_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="output of other tools, also .gz (- is stdin), or result files; or one store of "
+        "torchcoll collect, for .parquet",
+    )
+    add(
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="what it ends in is the format: .jsonl, a result file (several runs become OUT-2, "
+        "...; - is stdout); .csv, .json or .parquet, a row for each case",
+    )
+    add("--from", dest="importer", metavar="NAME", help="the format, if it is not recognised")
+    add("--map", metavar="PAIRS", help="columns of a plain table: size=Size,algbw='Algbw (GB/s)'")
+    add("--ranks", type=int, metavar="N", help="number of ranks, if the file does not say it")
+    add("--collective", metavar="NAME", help="the collective, if the file does not name it")
+    add("--dtype", metavar="NAME", help="the element type, if the file does not name it")
+    add("--backend", metavar="NAME", help="the backend, if the file does not name it")
+    add(
+        "--statistic",
+        metavar="NAME",
+        help=("the statistic of a plain table's times: mean, median, min or max"),
+    )
+    add(
+        "--label",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="a label to record in the result file",
+    )
+    add("--force", action="store_true", help="replace a .csv, .json or .parquet file")
+
+
+def run_convert(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.parts.fleet.address import is_store
+    from torchcoll.report.destination import check_new
+
+    ending = os.path.splitext(options.output or "")[1].removeprefix(".")
+    if options.output:
+        if options.output != "-":
+            choice(ending or "none", "output ends in", ("jsonl", *TABLES))
+        if ending in TABLES:
+            check_new(options.output, "output", options.force)
+    stores = [file for file in options.files if is_store(file)]
+    if stores:
+        return _convert_store(stores[0], options)
+    runs, code = _runs_of(options)
+    if not options.output or not runs:
+        return code
+    if ending in TABLES:
+        _write_rows(runs, ending, options)
+        print(f"written: {one_line(options.output)}")
+        return code
+    for written in write(runs, options.output):
+        print(f"written: {one_line(written)}")
+    return code
+
+
+def _is_result_file(path: str) -> bool:
+    read = from_stdin(path)
+    return os.path.isfile(read) and is_ours(os.fspath(read))
+
+
+def _result_files(paths: Sequence[str], options: argparse.Namespace) -> list[Run]:
+    """The runs of result files, which state all that the options of other tools' output state."""
+    from torchcoll.reading.inputs import load_all
+
+    for name in (
+        "importer",
+        "map",
+        "ranks",
+        "collective",
+        "dtype",
+        "backend",
+        "statistic",
+        "label",
+    ):
+        if value := getattr(options, name):
+            what = "from" if name == "importer" else name
+            raise UsageError(what, value, f"none with {paths[0]}: a result file has its own")
+    runs = load_all(paths)
+    for run in [] if options.output else runs:
+        print(one_line(f"{run.path}: result file: {counted(len(run.results), 'case')}"))
+    return runs
+
+
+def _runs_of(options: argparse.Namespace) -> tuple[list[Run], ExitCode]:
+    """The runs of all files, after a report of what was read of other tools' output."""
+    from torchcoll.reading.base import ImportOptions
+    from torchcoll.reading.registry import (
+        files_of_jobs,
+        import_file,
+        import_together,
+        nothing_read,
+    )
+
+    ours = [path for path in options.files if _is_result_file(path)]
+    runs = _result_files(ours, options) if ours else []
+    files = [path for path in options.files if path not in ours]
+    import_options = ImportOptions(
+        ranks=options.ranks,
+        collective=options.collective,
+        dtype=options.dtype,
+        backend=options.backend,
+        statistic=options.statistic,
+        columns=parse_columns(options.map),
+    )
+    labels = parse_labels(options.label)
+    code = ExitCode.OK
+    for paths in [[p] for p in files] if options.importer else files_of_jobs(files):
+        path = paths[0] if len(paths) == 1 else f"{counted(len(paths), 'file')} from {paths[0]} on"
+        try:
+            if len(paths) > 1:
+                imported = import_together(paths, import_options)
+            else:
+                imported = import_file(path, import_options, options.importer)
+        except UnreadableError as error:
+            tell(error.line())
+            code = ExitCode.UNREADABLE
+            continue
+        # Of a file without rows stdout has nothing, and one refusal is in the error.
+        if imported.runs or len(imported.refusals()) > 1:
+            aside = not imported.runs or options.output == "-"
+            for line in report_lines(path, imported):
+                print(one_line(line), file=sys.stderr if aside else None)
+        if not imported.runs:
+            code = ExitCode.UNREADABLE
+            tell(nothing_read(path, imported).line())
+        for run in imported.runs:
+            if labels:
+                run.header["spec"] = {"labels": labels}
+        runs += imported.runs
+    return runs, code
+
+
+def _write_rows(runs: Sequence[Run], ending: str, options: argparse.Namespace) -> None:
+    from torchcoll.questions.show.frames import write_parquet
+    from torchcoll.questions.show.show import show
+    from torchcoll.report.destination import write_file
+
+    content: str | bytes
+    if ending == "parquet":
+        file = io.BytesIO()
+        write_parquet(runs, file)
+        content = file.getvalue()
+    else:
+        text = io.StringIO()
+        show(*runs, format=ending, file=text)
+        content = text.getvalue()
+    write_file(options.output, content, "output", options.force)
+
+
+def _convert_store(store: str, options: argparse.Namespace) -> ExitCode:
+    """Writes beside the file of -o and renames: a store may be larger than memory."""
+    from torchcoll.parts.fleet.address import parse_address
+    from torchcoll.report.destination import check_new
+
+    address = parse_address(store)
+    if len(options.files) > 1:
+        raise UsageError("files", f"{len(options.files)} arguments", "a store alone")
+    if not (options.output or "").endswith(".parquet"):
+        expected = "a file that ends in .parquet: the samples are in the result files"
+        raise UsageError("output", options.output or "none", expected, "Name one with -o.")
+    from torchcoll.parts.fleet.parquet import write_store_parquet
+
+    part = f"{options.output}.{os.getpid()}"
+    try:
+        with open(part, "xb") as file:
+            cases = write_store_parquet(address, file)
+        check_new(options.output, "output", options.force)
+        os.replace(part, options.output)
+    except OSError as error:
+        raise not_written("output", options.output, error) from None
+    finally:
+        if os.path.lexists(part):
+            os.unlink(part)
+    print(printable(f"{counted(cases, 'case')} of {address.name} written to {options.output}"))
+    return ExitCode.OK
+
+
+COMMANDS = {
+    "convert": (
+        "write other tools' output as a result file, or results as csv, json or parquet",
+        convert_arguments,
+        run_convert,
+    ),
+}

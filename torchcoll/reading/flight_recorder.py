@@ -1,0 +1,236 @@
+"""Reads dumps of torch's Flight Recorder: the pickle that the watchdog writes, or JSON.
+
+A file has one rank: what ``torch._C._distributed_c10d._dump_nccl_trace()`` or
+``_dump_nccl_trace_json()`` returns, in newer torch also ``_dump_fr_trace()`` and
+``_dump_fr_trace_json()``. Layout: ``dump`` and ``dump_json`` of torch/csrc/distributed/c10d/
+FlightRecorderDetail.hpp, versions 2.4 (torch 2.6) to 2.10 (torch 2.15). These fields of each entry
+are read: process_group [name, description], profiling_name, collective_seq_id (from 1, equal on all
+ranks), input_sizes, input_dtypes, output_sizes, output_dtypes, time_created_ns, state, and
+duration_ms, which exists if TORCH_NCCL_ENABLE_TIMING was set. The times at which the watchdog
+noticed that a call had started or ended are not read, because they may be much too late.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.collectives import exchange_with_splits, uneven
+from torchcoll.core.errors import UnreadableError
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.core.units import counted
+from torchcoll.reading.base import itemsize, number, whole
+from torchcoll.reading.torch_names import (
+    Numbers,
+    check_ranks,
+    clock_of_rank,
+    hidden_op,
+    parse_rank_list,
+    product,
+    rank_in_name,
+    torch_collective,
+    torch_dtype,
+)
+
+SOURCE = "flight recorder"
+
+
+def is_dump(data: object) -> bool:
+    """Whether this is a dump, with or without entries."""
+    return isinstance(data, dict) and "pg_config" in data and "version" in data
+
+
+def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
+    """Read the calls of one rank. Raises UnreadableError without entries or without a rank."""
+    listed = data.get("entries")
+    entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
+    if not entries:
+        raise UnreadableError(
+            f"Flight Recorder dump {path}",
+            "no entries",
+            "entries of collectives",
+            "Set TORCH_FR_BUFFER_SIZE=2000 before the start (torch 2.6 to 2.8: "
+            "TORCH_NCCL_TRACE_BUFFER_SIZE).",
+        )
+    rank = rank_in_name(path, bare=True)
+    if rank is None:
+        raise UnreadableError(
+            "Flight Recorder dump", path, "a name that ends in the rank, such as fr_rank0.json"
+        )
+    traffic = Traffic(SOURCE, path=path)
+    traffic.groups = read_groups(data, entries)
+    numbers, calls = Numbers(), []
+    start = min(_created(entry) for entry in entries)
+    for index, entry in enumerate(entries):
+        try:
+            call = _call(entry, traffic.groups, numbers, start)
+        except (KeyError, TypeError, ValueError) as error:
+            traffic.problems.append(f"{path}: entry {index}: unusable: {error}"[:200])
+            continue
+        if call:
+            calls.append(call)
+    traffic.calls = {rank: calls}
+    if start:
+        traffic.clocks = {rank: (clock_of_rank(rank), start)}
+    members = {r for group in traffic.groups.values() for r in group.ranks}
+    check_ranks(members, path)
+    traffic.ranks = max(rank, *members, 0) + 1
+    traffic.notes = [*_notes(entries, calls), *hidden_op(calls)]
+    return traffic
+
+
+def _created(entry: Mapping[str, Any]) -> int:
+    return whole(entry.get("time_created_ns")) or 0
+
+
+def group_name(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """(name, description) of the group of an entry. Raises KeyError, TypeError or ValueError."""
+    group = entry["process_group"]
+    if not isinstance(group, (list, tuple)):
+        raise TypeError("a process group without name and description")
+    name, description = group
+    return str(name), str(description)
+
+
+def _backend(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("profiling_name") or "").partition(":")[0]
+
+
+def read_groups(data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Group]:
+    """The configured groups. On gloo they have no ranks, but the entries have the groups' names."""
+    groups = {}
+    config = data.get("pg_config")
+    for name, entry in config.items() if isinstance(config, dict) else ():
+        if name and isinstance(entry, dict):
+            ranks, description = parse_rank_list(entry.get("ranks")), str(entry.get("desc") or "")
+            groups[name] = Group(name, ranks, description=description)
+    for entry in entries:
+        try:
+            name, description = group_name(entry)
+        except (KeyError, TypeError, ValueError):
+            continue  # ``_call`` reports it
+        group = groups.get(name) or Group(name, description=description)
+        groups[name] = Group(name, group.ranks, group.backend or _backend(entry), group.description)
+    return groups
+
+
+def _call(
+    entry: Mapping[str, Any], groups: Mapping[str, Group], numbers: Numbers, start: int
+) -> TrafficCall | None:
+    """The call of one entry; None for an entry that is not a call, such as a split.
+
+    Raises KeyError, TypeError or ValueError for a broken entry.
+    """
+    name = str(entry["profiling_name"])
+    collective = torch_collective(name)
+    if collective in NO_CALLS:
+        return None
+    group, _ = group_name(entry)
+    dtype = next(map(torch_dtype, [*entry["input_dtypes"], *entry["output_dtypes"]]), None)
+    bytes_in, bytes_out = (
+        _size_bytes(entry[f"{side}_sizes"], dtype) for side in ("input", "output")
+    )
+    if collective == "barrier":
+        bytes_in, bytes_out, dtype = 0, 0, None
+    elif collective in ("send", "recv"):  # input and output of the entry are the same tensor
+        bytes_in, bytes_out = (bytes_in, 0) if collective == "send" else (0, bytes_out)
+    if "coalesced" not in name:
+        collective = _kind_of_call(collective, entry, len(groups[group].ranks))
+    peer = message_peer(name, collective, groups[group].ranks)
+    number_ = whole(entry.get("collective_seq_id"))
+    counted = numbers.next(collective, group, peer)
+    duration = number(entry.get("duration_ms"))
+    return TrafficCall(
+        collective,
+        bytes_in,
+        bytes_out,
+        dtype,
+        peer=peer,
+        group=group,
+        sequence=counted if peer is not None or not number_ else number_ - 1,
+        start_ns=_created(entry) - start,
+        time_ns=None if duration is None else round(duration * 1e6),
+        clock="host" if duration is None else "device",
+        tensors=len(entry["input_sizes"]) if "coalesced" in name else 1,
+    )
+
+
+NO_CALLS = ("coalesced", "split", "new_window", "init")
+
+
+def _kind_of_call(collective: str, entry: Mapping[str, Any], ranks: int) -> str:
+    """The collective, or its uneven variant if the shapes show that. torch gives both one name.
+
+    Splits that the shapes do not show are not detected (see ``_notes``).
+    """
+    sides = [entry[f"{side}_sizes"] for side in ("input", "output")]
+    exchange = exchange_with_splits(collective)
+    if exchange and all(len(shapes) == 1 for shapes in sides):
+        # The rows of a single tensor cannot be split evenly unless their number is a multiple of
+        # the number of ranks.
+        rows = [shape[0] if shape else 1 for shapes in sides for shape in shapes]
+        if ranks and any(count % ranks for count in rows):
+            return exchange
+        return uneven(collective, rows[:1], rows[1:])
+    sent, received = ([product(shape) or 0 for shape in shapes] for shapes in sides)
+    return uneven(collective, sent, received)
+
+
+def _size_bytes(sizes: Sequence[Sequence[int]], dtype: str | None) -> int:
+    counts = [product(shape) for shape in sizes]
+    elements = sum(count for count in counts if count is not None)
+    each = itemsize(dtype)
+    if None in counts or elements * (each or 0) >= 1 << 62:
+        raise ValueError("a shape that is none")
+    if elements and each is None:
+        raise ValueError(f"dtype {dtype} of unknown size")
+    return elements * (each or 0)
+
+
+def message_peer(name: str, collective: str, ranks: Sequence[int]) -> int | None:
+    """The world rank of the peer in ``nccl:send 0->1`` and ``nccl:recv 1<-0``."""
+    match = re.search(r"(?:->|<-)(\d+)", name)
+    peer = whole(match[1]) if match and collective in ("send", "recv") else None
+    if peer is None:
+        return None
+    return ranks[peer] if peer < len(ranks) else peer
+
+
+def _notes(entries: Sequence[Mapping[str, Any]], calls: Sequence[TrafficCall]) -> list[str]:
+    notes = []
+    lost = whole(entries[0].get("record_id")) or 0
+    if lost:
+        kept = counted(len(entries), "call")
+        notes.append(f"the buffer kept the last {kept}, and lost {lost} before")
+    backends = {_backend(entry) for entry in entries}
+    if all(call.time_ns is None for call in calls):
+        # Calls may have no times for another reason than the variable.
+        timed = any(number(entry.get("duration_ms")) is not None for entry in entries)
+        action = ""
+        if not timed and backends != {"gloo"}:
+            action = ": TORCH_NCCL_ENABLE_TIMING=1 records them"
+            if all(call.point_to_point for call in calls):
+                action = (
+                    ": messages that were sent as a group (batch_isend_irecv) have none, others "
+                    "have with TORCH_NCCL_ENABLE_TIMING=1"
+                )
+        notes.append(f"the dump has no durations{action}")
+    if any(exchange_with_splits(c.collective) for c in calls):
+        notes.append(
+            "the Flight Recorder records no splits: an all_to_all whose sizes look even may be an "
+            "uneven one"
+        )
+    if "gloo" in backends:
+        notes.append(
+            "on gloo the Flight Recorder calls a reduce_scatter of one tensor all_reduce, as gloo "
+            "runs it, and leaves out send and recv"
+        )
+    unfinished = [e for e in entries if e.get("state") != "completed" and _backend(e) != "gloo"]
+    if unfinished:
+        count = counted(len(unfinished), "call")
+        notes.append(f"{count} had not completed when the dump was written")
+    if any(torch_collective(str(e.get("profiling_name"))) == "coalesced" for e in entries):
+        notes.append("the time of coalesced calls is known of each group of them as a whole only")
+    return notes

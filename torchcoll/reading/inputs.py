@@ -1,0 +1,558 @@
+"""Resolves the arguments of commands: a file, a folder, a pattern, ``label=PATH`` or stdin.
+
+A file is a result of torchcoll, output of another tool (which becomes runs), captured traffic, the
+manifest of a matrix, or a library's log or topology. All commands use this module to find out which
+of these an argument is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import glob
+import os
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.core.errors import (
+    ForeignError,
+    UnreadableError,
+    UsageError,
+    one_line,
+    path_text,
+    tell,
+)
+from torchcoll.core.file import is_ours, is_traffic, load_own
+from torchcoll.core.merged_samples import add_kept_samples
+from torchcoll.core.opening import open_to_read
+from torchcoll.core.result import Run
+from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
+from torchcoll.core.units import counted
+
+if TYPE_CHECKING:
+    from torchcoll.core.traffic import Traffic
+    from torchcoll.libraries.dumps import Dump
+    from torchcoll.libraries.log_files import LogReader
+
+# `torchcoll matrix` keeps its manifest in the folder of its result files.
+MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
+Source = Run | str | os.PathLike[str]
+# The options that supply what output of another tool may lack.
+IMPORT_OPTIONS = ("collective", "ranks")
+_DISPLAYED = (".md", ".html", ".svg", ".png", ".pdf")
+_NAMED = 5  # at most so many skipped files are named
+_LOOKED_AT = 1000  # at most so many subfolders of a folder without files are searched
+
+
+def load(
+    path: str | os.PathLike[str], *, collective: str | None = None, ranks: int | None = None
+) -> Run | Any:
+    """Load a result file, or the output of another tool, as a Run; a folder or pattern as a list.
+
+    path: a result file, which is read together with its continuations FILE.2, FILE.3, ...
+    (--resume), or output of another tool in a format that an importer reads, compressed or not. For
+    a folder or a glob pattern all runs in it are returned.
+    collective, ranks: what the output of another tool does not state.
+
+    A file without an ``end`` record is loaded as far as it goes, and ``run.problems`` says so.
+    Raises UnreadableError if the file is missing, has an unknown format or another major schema, or
+    holds several runs or nothing usable. Raises UsageError for an impossible collective or ranks,
+    and for either with a result file, which states its own.
+    """
+    path = path_text(path, "file", "a path; runs and traffic need no load")
+    if os.path.isdir(path) or (not os.path.exists(path) and glob.has_magic(os.fspath(path))):
+        runs = load_all(expand(path), collective=collective, ranks=ranks)
+        check_import_options(runs, collective, ranks)
+        return runs
+    return load_one(path, collective, ranks)
+
+
+def load_one(
+    path: str | os.PathLike[str], collective: str | None = None, ranks: int | None = None
+) -> Run:
+    """Load one file, as ``load`` does."""
+    read = os.fspath(from_stdin(path))
+    if is_ours(read):
+        for name, value in (("collective", collective), ("ranks", ranks)):
+            if value is not None:
+                raise UsageError(name, value, f"none with {path}: a result file has its own")
+        return _unnamed(_load_whole(read))
+    runs = _imported(read, collective=collective, ranks=ranks)
+    if len(runs) > 1:
+        hint = (
+            f"torchcoll convert {shlex.quote(os.fspath(path))} -o RUN.jsonl writes a file of each"
+        )
+        action = f"{hint}; compare, show, ... take all."
+        raise UnreadableError("file", f"{len(runs)} runs in {path}", "a file of one run", action)
+    return runs[0]
+
+
+def _load_whole(path: str) -> Run:
+    """The run of a result file, with the samples that its ranks kept beside it."""
+    run = load_own(path)
+    add_kept_samples(run, path)
+    return run
+
+
+def load_traffic(path: str | os.PathLike[str]) -> Traffic:
+    """Loads the calls of one job: a file or folder of a capture, of traces, or of dumps.
+
+    Raises UnreadableError for anything else, UsageError for files of several jobs.
+    """
+    from torchcoll.reading.traces import read_traffic
+
+    return read_traffic([path])
+
+
+def load_all(
+    sources: Iterable[Source], *, collective: str | None = None, ranks: int | None = None
+) -> list[Run]:
+    """Load the runs in these files, each file once. FILE.2 belongs to the run of FILE.
+
+    sources: files, or Runs, which are returned unchanged.
+    collective, ranks: what the output of other tools does not state.
+
+    All runs in the output of another tool are returned. Records that were skipped are listed in the
+    ``problems`` of their run. Skipped files are named on stderr: traffic (a replay writes it next
+    to its results), and files of a folder that no importer reads. Raises UnreadableError for a file
+    that cannot be read, for output of another tool without a usable row, and if all files are
+    traffic or manifests of ``torchcoll matrix``.
+    """
+    runs: dict[str | int, Run] = {}
+    manifest: Source | None = None
+    for number, source in enumerate(_without_traffic(sources, collective, ranks)):
+        if isinstance(source, Run):
+            runs[number] = source
+            continue
+        if is_manifest(source):  # `DIR/*.jsonl` of a matrix
+            manifest = source
+            continue
+        real = os.path.realpath(source)
+        if real in runs:
+            runs[real].problems.append(f"{source} was named twice: it is shown once")
+        else:
+            runs[real] = _load_whole(os.fspath(source))
+    if manifest and not runs:  # no run of the matrix has written a file
+        raise UnreadableError("result files", f"{manifest} alone", "result files of its runs")
+    for run in list(runs.values()):
+        for continuation in run.continuations:
+            if continuation.path and runs.pop(os.path.realpath(continuation.path), None):
+                run.problems.append(
+                    f"{continuation.path} is a part of {run.path}: it is shown once"
+                )
+    return [_unnamed(run) for run in runs.values()]
+
+
+def resolve_sources(
+    arguments: Iterable[str], collective: str | None = None, ranks: int | None = None
+) -> list[Source]:
+    """Resolve the arguments of a command to sources that ``load_all`` accepts.
+
+    A path stays a path, unless it has to be loaded here: ``label=PATH`` becomes Runs with the label
+    ``cell``, and output of another tool becomes Runs if collective or ranks is given.
+    """
+    resolved: list[Source] = []
+    has_options = collective is not None or ranks is not None
+    for argument in arguments:
+        label, path = split_label(argument)
+        files = expand(path) if label or has_options else []
+        if not label and all(isinstance(source, Run) or is_ours(source) for source in files):
+            resolved.append(path)
+            continue
+        runs = load_all(files, collective=collective, ranks=ranks)
+        for run in runs if label else ():
+            # The user's label replaces the one that matrix or versus gave the run.
+            labels = {**_assigned(label), **run.labels, "cell": label}
+            run.header["spec"] = {**(run.header.get("spec") or {}), "labels": labels}
+        resolved += runs
+    if has_options:
+        check_import_options(
+            [source for source in resolved if isinstance(source, Run)], collective, ranks
+        )
+    return resolved
+
+
+def check_import_options(runs: Iterable[Run], collective: str | None, ranks: int | None) -> None:
+    """Raise UsageError if collective or ranks is given and no run comes from another tool."""
+    options = [("collective", collective), ("ranks", ranks)]
+    name, value = next(((n, v) for n, v in options if v is not None), ("", None))
+    # A run that was imported and saved has a path: it is a result file now.
+    if name and not any(run.source and run.path is None for run in runs):
+        raise UsageError(name, value, "output of another tool: a result file has its own")
+
+
+def add_import_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``IMPORT_OPTIONS`` to the options of a command."""
+    add = parser.add_argument
+    add(
+        "--collective",
+        metavar="NAME",
+        help="the collective, for output of another tool that does not name it",
+    )
+    add(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="number of ranks, for output of another tool that does not say it",
+    )
+
+
+def add_over_ranks(parser: argparse.ArgumentParser, default: str | None = "max") -> None:
+    """Add ``--over-ranks``. default: None for what the data asks for, which is max for a call."""
+    parser.add_argument(
+        "--over-ranks",
+        default=default,
+        metavar="HOW",
+        help="how to combine the ranks of a call: max (default), mean, min or rank0",
+    )
+
+
+def add_filter(parser: argparse.ArgumentParser) -> None:
+    """Add ``--filter``."""
+    parser.add_argument(
+        "--filter",
+        default="",
+        metavar="TEXT",
+        help="select cases, such as collective=all_reduce,size>=1M",
+    )
+
+
+def drop_non_results(arguments: Sequence[str], least: int = 1) -> list[str]:
+    """Drop traffic and manifests, which ``DIR/*.jsonl`` matches too; traffic is named on stderr.
+
+    For commands in which each argument is a side. If fewer than ``least`` are left, all arguments
+    are returned, so that the error of reading them says what they are.
+    """
+    traffic = [path for path in arguments if os.path.isfile(path) and is_traffic(path)]
+    results = [path for path in arguments if not (path in traffic or is_manifest(path))]
+    if len(results) < least:
+        return list(arguments)
+    note_traffic(traffic)
+    return results
+
+
+def split_results_and_traffic(paths: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Split paths into files of results (or of other tools' output) and captured traffic.
+
+    A folder that holds only traffic stays one path, since the files of its ranks are joined.
+    """
+    from torchcoll.core.traffic import RANK_FILE
+
+    results: list[str] = []
+    traffic: list[str] = []
+    for path in paths:
+        files = [os.fspath(file) for file in expand(path) if not isinstance(file, Run)]
+        captured = [f for f in files if os.path.basename(f).startswith(RANK_FILE) or is_traffic(f)]
+        results += [file for file in files if file not in captured]
+        traffic += [path] if captured == files and os.path.isdir(path) else captured
+    return results, traffic
+
+
+@dataclass
+class Material:
+    """Everything that the arguments of a command hold.
+
+    folders: the arguments that are folders.
+    notes: why files of folders were skipped, and the problems of files that were read.
+    arguments: kind of content (``runs``, ``traffic`` or ``logs``) -> the arguments that hold it.
+    """
+
+    runs: list[Run] = field(default_factory=list)
+    traffic: list[Traffic] = field(default_factory=list)
+    dumps: list[Dump] = field(default_factory=list)
+    logs: list[LogReader] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    arguments: dict[str, list[str]] = field(default_factory=dict)
+
+
+def read_material(arguments: Sequence[str]) -> Material:
+    """Read result files, output of other tools, traffic, logs and topology files.
+
+    arguments: such files, folders of them, or ``label=PATH``. Raises UnreadableError for a file
+    that is none of these, and if there is nothing to read.
+    """
+    from torchcoll.core.traffic import join_folder
+
+    material = Material()
+    results: list[str] = []
+    for argument in arguments:
+        label, named = split_label(argument)
+        if label:
+            results.append(argument)
+            material.arguments.setdefault("runs", []).append(argument)
+            continue
+        path = str(from_stdin(named))
+        kinds: set[str] = set()
+        if os.path.isdir(path):
+            material.folders.append(path)
+            listed = _results_and_logs_in(path)
+            together = _files_of_jobs(listed)
+            for file in listed:
+                files = [file] if is_ours(file) else together.get(file, [])
+                try:
+                    if len(files) > 1:
+                        material.runs += _imported(*files)
+                        kinds.add("runs")
+                    elif files:
+                        kinds.add(_read_file(file, material, results))
+                except UnreadableError as error:
+                    material.notes.append(f"skipped: {error}")
+        else:
+            kinds = {_read_file(str(file), material, results) for file in expand(path)}
+        for kind in sorted(kinds):
+            material.arguments.setdefault(kind, []).append(argument)
+
+    # The traffic files of a folder are the ranks of one capture, if they fit together. The last of
+    # several captures is taken, as when the folder itself is loaded.
+    ranks_of: dict[Path, list[Traffic]] = {}
+    for traffic in material.traffic:
+        ranks_of.setdefault(Path(traffic.path or "").parent, []).append(traffic)
+    material.traffic = []
+    for folder, ranks in ranks_of.items():
+        try:
+            material.traffic += [join_folder(ranks, folder)] if len(ranks) > 1 else ranks
+        except UsageError:
+            material.traffic += ranks
+
+    material.runs += load_all(resolve_sources(results))
+    if not (material.runs or material.traffic or material.dumps or material.logs):
+        why = one_line(material.notes[0]) if material.notes else ""
+        raise UnreadableError("report", "nothing to report", "results, traffic or logs", why)
+    return material
+
+
+def _results_and_logs_in(folder: str) -> list[str]:
+    """List the result files of a folder (all files if it has none), and its logs."""
+    from torchcoll.libraries.log_files import list_log_files
+
+    files = [str(file) for file in expand(folder)]
+    with contextlib.suppress(UnreadableError):  # none
+        files += list_log_files([folder])
+    # A report may be saved in the folder that it reports on: its tables are not another tool's.
+    return [file for file in dict.fromkeys(files) if not file.endswith(_DISPLAYED)]
+
+
+def _read_file(file: str, material: Material, results: list[str]) -> str:
+    """Add a file to the material, or its path to the results.
+
+    Returns its kind, as in ``Material.arguments``. Raises UnreadableError for an unknown kind.
+    """
+    from torchcoll.core.traffic import Traffic
+    from torchcoll.libraries.dumps import read_dump
+    from torchcoll.libraries.log_files import read_log
+    from torchcoll.libraries.nccl.xml_tree import is_dump
+
+    if is_ours(file):
+        if is_traffic(file):
+            material.traffic.append(Traffic.load(file))
+            return "traffic"
+        results.append(file)
+        return "runs"
+    if is_dump(file):
+        dump, problems = read_dump(file)
+        dump.facts["fabrics"] = []
+        material.dumps.append(dump)
+        material.notes += problems
+        return "logs"
+    try:
+        material.runs += load_all([file])
+        return "runs"
+    except UnreadableError as refused:
+        try:
+            log, problems = read_log(file)
+        except UnreadableError:
+            raise refused from None
+    material.logs.append(log)
+    material.notes += problems
+    return "logs"
+
+
+def expand(source: Source) -> list[Source]:
+    """List the files of a folder or a pattern. Raises UnreadableError if there are none."""
+    if isinstance(source, Run):
+        return [source]
+    source = from_stdin(source)
+    path = Path(source)
+    if path.is_dir():
+        files = _files_in(path)
+        if not files:
+            raise _no_files(path)
+        jsonl_files = [p for p in files if p.name.endswith((".jsonl", ".jsonl.gz"))]
+        return [Inside(p) for p in jsonl_files or files]
+    if not path.exists() and glob.has_magic(str(source)):
+        paths = (Path(p) for p in sorted(glob.glob(str(source), recursive=True)))
+        matches = [p for p in paths if p.is_file() and not is_manifest(p)]
+        if not matches:
+            raise UnreadableError("result files", source, "a pattern that some file matches")
+        return [Inside(p) for p in matches]
+    return [source]
+
+
+def split_label(argument: str) -> tuple[str, str]:
+    """Split ``label=PATH`` into (label, path), and a plain path into ("", path).
+
+    The label may be ``NAME=VALUE``. Raises UsageError if label or path is empty.
+    """
+    label, equals, path = argument.partition("=")
+    if not equals or os.path.exists(argument) or glob.glob(argument):
+        return "", argument
+    while "=" in path and not os.path.exists(path) and not glob.glob(path):
+        more, _, path = path.partition("=")
+        label += f"={more}"
+    if not label or not path:
+        raise UsageError("file", argument, "a path, or label=PATH")
+    return label, path
+
+
+class Inside(str):
+    """A file of a folder or pattern: the user did not name it, so any kind of file is allowed."""
+
+
+def is_manifest(path: str | os.PathLike[str]) -> bool:
+    """Whether the file is the manifest of ``torchcoll matrix``, which is not a result."""
+    if os.path.basename(path) != MANIFEST or not os.path.isfile(path):
+        return False
+    with contextlib.suppress(OSError), open_to_read(path) as file:
+        return file.read(100).startswith(b'{"record":"matrix"')
+    return False
+
+
+def note_traffic(traffic: Sequence[str]) -> None:
+    """Print one line on stderr that names these skipped traffic files, if there are any."""
+    if traffic:
+        names = [*traffic[:3], f"... ({len(traffic)} files)"] if len(traffic) > 4 else traffic
+        text = f"{' '.join(', '.join(names).split())}; torchcoll show FILE shows what it holds"
+        tell(f"torchcoll: note: skipped traffic, which holds no results: {text}")
+
+
+def _without_traffic(
+    sources: Iterable[Source], collective: str | None = None, ranks: int | None = None
+) -> list[Run | str]:
+    """Drop traffic, import the output of other tools as Runs, and keep result files as paths."""
+    kept: list[Run | str] = []
+    traffic: list[str] = []
+    foreign: dict[str, UnreadableError] = {}
+    sources = [source if isinstance(source, Run) else from_stdin(source) for source in sources]
+    together = _files_of_jobs(sources)
+    for source in sources:
+        if isinstance(source, Run):
+            kept.append(source)
+        elif not is_ours(source):
+            if os.fspath(source) not in together:
+                continue  # was read together with the first of its job
+            try:
+                paths = together[os.fspath(source)]
+                kept += _imported(*paths, collective=collective, ranks=ranks)
+            except UnreadableError as error:
+                if not isinstance(source, Inside):
+                    raise
+                foreign[source] = error
+        else:
+            (traffic if is_traffic(source) else kept).append(os.fspath(source))
+    not_results = [path for path, error in foreign.items() if isinstance(error, ForeignError)]
+    broken = [error for error in foreign.values() if not isinstance(error, ForeignError)]
+    if foreign and not kept:
+        raise broken[0] if broken else _none_of(not_results, foreign)
+    for refused in broken[:_NAMED]:
+        tell(f"torchcoll: note: skipped: {refused}")
+    if len(broken) > _NAMED:
+        tell(f"torchcoll: note: skipped: {len(broken) - _NAMED} more files that could not be read")
+    if not_results:
+        number = counted(len(not_results), "file")
+        tell(f"torchcoll: note: skipped {number} without results: {_first_of(not_results)}")
+    if traffic and all(isinstance(source, str) and is_manifest(source) for source in kept):
+        more = f" and {len(traffic) - 1} more" * (len(traffic) > 1)
+        actual = f"traffic alone: {traffic[0]}{more}"
+        raise UnreadableError(
+            "result files",
+            actual,
+            "results",
+            "torchcoll show FILE shows traffic; in Python torchcoll.Traffic.load reads it.",
+        )
+    note_traffic(traffic)
+    return kept
+
+
+def _none_of(paths: Sequence[str], errors: Mapping[str, UnreadableError]) -> UnreadableError:
+    """The error for folders and patterns without a single result."""
+    if len(paths) == 1:
+        return errors[paths[0]]
+    folders = {os.path.dirname(path) or "." for path in paths}
+    nested = [p for folder in folders for p in glob.glob(f"{glob.escape(folder)}/*/*.jsonl")]
+    subfolders = list(dict.fromkeys(os.path.dirname(path) for path in sorted(nested)))
+    return UnreadableError(
+        "result files", _first_of(paths), "a torchcoll result file, or output of another tool",
+        f"Name a folder of them: {_first_of(subfolders)}." if subfolders else "",
+    )  # fmt: skip
+
+
+def _first_of(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _files_in(folder: Path) -> list[Path]:
+    files = (p for p in sorted(folder.iterdir()) if p.is_file())
+    return [p for p in files if p.name[0] != "." and not is_manifest(p)]
+
+
+def _no_files(folder: Path) -> UnreadableError:
+    """The error for a folder without files. It lists the subfolders that have some.
+
+    None of them is read instead: they may be two sides of a comparison, or logs.
+    """
+    subfolders = []
+    # A matrix without a result yet has no result in its subfolders either, only logs.
+    is_matrix = any(is_manifest(p) for p in folder.iterdir() if p.is_file())
+    for visited, (name, folders, _) in enumerate(() if is_matrix else os.walk(folder)):
+        folders[:] = sorted(child for child in folders if child[0] != ".")
+        if visited >= _LOOKED_AT:
+            break
+        if count := len(_files_in(Path(name))):
+            subfolders.append(f"{name} ({count} file{'s' if count > 1 else ''})")
+    names = ", ".join(
+        subfolders if len(subfolders) < 5 else [*subfolders[:3], f"... ({len(subfolders)} folders)"]
+    )
+    return UnreadableError(
+        "folder",
+        folder,
+        "a folder with result files",
+        f"Below it are {names}: name what is meant, or '{folder}/**/*' for all." * bool(subfolders),
+    )
+
+
+def _unnamed(run: Run) -> Run:
+    """Remove the path of the temporary file of ``from_stdin``, which the user cannot open."""
+    if run.path and is_stdin(run.path):
+        run.problems = [text.replace(str(run.path), STDIN) for text in run.problems]
+        run.path = None
+    return run
+
+
+def _assigned(label: str) -> dict[str, str]:
+    """Turn a label such as ``NCCL_ALGO=Ring`` into a setting of the run; {} for other labels."""
+    name, equals, value = label.partition("=")
+    return {name: value} if equals else {}
+
+
+def _imported(
+    *paths: str | os.PathLike[str], collective: str | None = None, ranks: int | None = None
+) -> list[Run]:
+    # Imported here, so that neither ranks nor readers of result files load the importers.
+    from torchcoll.reading.registry import runs_in
+
+    return runs_in(*[os.fspath(path) for path in paths], collective=collective, ranks=ranks)
+
+
+def _files_of_jobs(sources: Iterable[Source]) -> dict[str, list[str]]:
+    """First file -> files that are read together, of those that another tool wrote."""
+    paths = [os.fspath(s) for s in sources if not isinstance(s, Run) and not is_ours(s)]
+    if len(paths) < 2:
+        return {path: [path] for path in paths}
+    from torchcoll.reading.registry import files_of_jobs
+
+    return {group[0]: group for group in files_of_jobs(paths)}

@@ -1,0 +1,474 @@
+"""Reads the records of NCCL Inspector, and sorts them into jobs and communicators.
+
+Inspector writes one file per process (``HOST-pidPID.log``), in JSON lines:
+
+- 2.28 to 2.30 (format v4.0 to v4.2): each record has a header (communicator, rank in it) and
+  metadata (host, pid, time of writing); plugins/profiler/inspector/inspector_json.cc.
+- From v4.3 on only the ``dump_stats`` record has them, before the records of one communicator.
+- Prometheus text of 2.29 has the last call of each communicator, with the same facts as labels.
+
+NCCL counts the calls of a communicator for each collective separately (``comm->seqNumber[func]``),
+so a call is known by communicator, collective and number.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+from torchcoll.core.bounds import MOST_RECORDS
+from torchcoll.core.traffic import POINT_TO_POINT
+from torchcoll.reading.base import (
+    Imported,
+    ImportOptions,
+    Line,
+    collective_named,
+    number,
+    parse_ranks,
+    whole,
+)
+
+PER_RANK = ("all_gather", "reduce_scatter")  # Inspector's size of these is that of one rank
+GPU_CLOCK = "kernel_gpu"  # kernel_cpu and collective_cpu are times of the host's clock
+KERNEL_CLOCKS = (GPU_CLOCK, "kernel_cpu")  # of these the time is that of the kernel
+ENQUEUED = "collective_cpu"  # from the enqueue on, so that waiting in the stream is in it
+_BATCH = ("coll_records", "p2p_records", "proxy_records")
+LOST = (
+    "{n} collectives were overwritten before Inspector wrote them: those here are not all "
+    "(NCCL_INSPECTOR_DUMP_COLL_RING_SIZE)"
+)
+# ensureDir() of inspector.cc, NCCL 2.28 to 2.30: mkdir() fails where another process was faster.
+ALL_FILES = (
+    "Inspector writes a file per process: read the whole folder. If some wrote none, make "
+    "NCCL_INSPECTOR_DUMP_DIR before the job starts: processes that make it at the same time fail, "
+    "and write nothing"
+)
+_UNIT_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)(?:-\d{1,15})?([KMGT]?B)", re.ASCII)
+_METRIC = re.compile(r"(nccl_[a-z0-9_]+)\{(.*)\}\s+(\S+)\s*\Z")
+_LABEL = re.compile(r'([a-z_]\w*)="((?:[^"\\]|\\.)*)"')
+
+
+class Record(NamedTuple):
+    """One call or message as one rank recorded it.
+
+    rank, ranks: in the communicator, and its size. pid: None where not recorded. dumped_us: when
+    it was written, since 1970. name: a collective of torchcoll, ``send`` or ``recv``. number: the
+    count of NCCL. size_bytes: as Inspector prints it. started_us, kernel_us: when the call was
+    enqueued and its kernel began, since 1970 (verbose output); None where not recorded. choice:
+    algorithm and protocol. printed_gbps: busbw in the record. peer: of a message, in the
+    communicator.
+    """
+
+    communicator: str
+    label: str
+    rank: int
+    ranks: int
+    host: str
+    pid: int | None
+    dumped_us: int | None
+    name: str
+    number: int
+    size_bytes: int
+    time_ns: int
+    timing: str
+    choice: str
+    started_us: int | None = None
+    kernel_us: int | None = None
+    printed_gbps: float | None = None
+    peer: int | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """The size S of nccl-tests."""
+        return self.size_bytes * self.ranks if self.name in PER_RANK else self.size_bytes
+
+
+Process = tuple[str, int, int, int]  # host, pid (-1: not recorded), index of its GPU, life
+CallKey = tuple[str, int]  # collective, number
+
+
+@dataclass
+class JobCommunicator:
+    """One communicator of a job.
+
+    hosts, processes: by rank in it. members: rank in it -> rank of the job. calls: of its
+    collectives -> rank in it -> record. messages: sends and receives.
+    """
+
+    identity: str
+    ranks: int
+    label: str = ""
+    hosts: dict[int, str] = field(default_factory=dict)
+    processes: dict[int, Process] = field(default_factory=dict)
+    members: dict[int, int] = field(default_factory=dict)
+    calls: dict[CallKey, dict[int, Record]] = field(default_factory=dict)
+    messages: list[Record] = field(default_factory=list)
+
+
+@dataclass
+class Job:
+    """The communicators of one job, and its processes. ranks: size of the world, as far as seen.
+
+    numbering: how the ranks of the job are numbered. first_us, last_us: of writing, since 1970.
+    """
+
+    communicators: list[JobCommunicator]
+    ranks: int = 0
+    processes: dict[Process, int] = field(default_factory=dict)
+    numbering: str = ""
+    first_us: int | None = None
+    last_us: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The largest communicator, and when it was first written of."""
+        began = f" from {_clock(self.first_us)}" if self.first_us else ""
+        return f"{self.communicators[0].identity} of {self.communicators[0].ranks} ranks{began}"
+
+
+@dataclass
+class Log:
+    """The records of some files. lost: calls that Inspector says it did not write."""
+
+    records: list[Record] = field(default_factory=list)
+    lost: int = 0
+
+
+def is_json(text: str) -> bool:
+    return "coll_exec_time_us" in text or "inspector_output_format_version" in text
+
+
+def is_last_call(text: str) -> bool:
+    """Whether it is a line of the Prometheus text of 2.29."""
+    return text.startswith("nccl_") and 'coll_sn="' in text
+
+
+def add_records(
+    log: Log, lines: Iterable[Line], options: ImportOptions, imported: Imported
+) -> None:
+    """Add the records of one file. Lines that cannot be used are refused in ``imported``."""
+    marker: dict[str, Any] = {}
+    left = 0  # how many further records the marker belongs to
+    for line, text in lines:
+        text = text.strip().rstrip(",")
+        if not text or text in "[]" or text.startswith("#"):
+            continue
+        if text.startswith("nccl_"):
+            flat = _metric(text)
+            if flat is None:
+                imported.refuse(line, "half a row: no whole metric")
+            elif flat:
+                _add(log, flat, line, options, imported)
+            continue
+        for record in _objects(text, line, imported):
+            stats = record.get("dump_stats")
+            if isinstance(stats, Mapping):
+                marker, left = _flat(record), 1 + sum(whole(stats.get(k)) or 0 for k in _BATCH)
+                log.lost += whole(stats.get("coll_dropped_since_last_dump")) or 0
+                continue
+            if "proxy_trace" in record:
+                imported.refuse(line, "network: no call")
+                continue
+            flat = _flat(record)
+            if "n_ranks" not in flat and ("coll" in flat or "p2p" in flat):
+                if not left:
+                    imported.refuse(line, "no header: the dump_stats record before it is missing")
+                    continue
+                flat = {**marker, **flat}
+            _add(log, flat, line, options, imported)
+        left = max(0, left - 1)
+
+
+def _objects(text: str, line: int, imported: Imported) -> Iterator[Mapping[str, Any]]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        imported.refuse(line, "half a row: no whole JSON object")
+        return
+    for record in data if isinstance(data, list) else [data]:
+        if isinstance(record, Mapping):
+            yield record
+        else:
+            imported.refuse(line, "no JSON object")
+
+
+def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """All fields of a record without nesting, as Inspector's exporter also writes them."""
+    flat: dict[str, Any] = {}
+    for key in ("header", "metadata", "coll_perf", "p2p_perf"):
+        group = record.get(key)
+        flat.update(group if isinstance(group, Mapping) else {})
+    flat.update({k: v for k, v in record.items() if not isinstance(v, Mapping)})
+    return flat
+
+
+def metric_of(text: str) -> tuple[str, dict[str, str], float] | None:
+    """(name, labels, value) of a line of Prometheus text; None for another line."""
+    match = _METRIC.match(text)
+    value = number(match[3]) if match else None
+    return (
+        (match[1], dict(_LABEL.findall(match[2])), value) if match and value is not None else None
+    )
+
+
+def range_bytes(text: str) -> int | None:
+    """The lower end of ``4-5GB``, or ``2.00GB``, in bytes; None if it is not a size."""
+    match = _SIZE.fullmatch(text)
+    return round(float(match[1]) * _UNIT_BYTES[match[2]]) if match else None
+
+
+def _metric(text: str) -> dict[str, Any] | None:
+    """The fields of the time in Prometheus text of 2.29; {} for another metric, None for no metric.
+
+    The text names no pid: the number of the GPU takes its place.
+    """
+    metric = metric_of(text)
+    if metric is None:
+        return None
+    name, labels, value = metric
+    if name != "nccl_collective_exec_time_microseconds":
+        return {}
+    stamp = None
+    try:
+        when = datetime.strptime(labels.get("timestamp", ""), "%Y-%m-%dT%H:%M:%SZ")
+        stamp = round(when.replace(tzinfo=timezone.utc).timestamp() * 1e6)
+    except ValueError:
+        pass
+    return {
+        **{key: labels.get(key) for key in ("hostname", "rank", "coll_sn")},
+        "id": labels.get("comm_id"),
+        "n_ranks": labels.get("nranks") or labels.get("n_ranks"),
+        "coll": labels.get("collective", ""),
+        "coll_msg_size_bytes": range_bytes(labels.get("message_size", "")),
+        "coll_exec_time_us": value,
+        "coll_timing_source": labels.get("coll_timing_source"),
+        "dump_timestamp_us": stamp,
+        "pid": labels.get("gpu_device_id", "").removeprefix("GPU"),
+    }
+
+
+def _add(
+    log: Log, flat: Mapping[str, Any], line: int, options: ImportOptions, imported: Imported
+) -> None:
+    """Add one record, or refuse it with the reason."""
+    message = "p2p" in flat
+    if not message and "coll" not in flat:
+        imported.refuse(line, "no collective")
+        return
+    kind = "p2p" if message else "coll"
+    ranks = options.ranks or parse_ranks(flat.get("n_ranks"))
+    rank, count = whole(flat.get("rank")), whole(flat.get(f"{kind}_sn"))
+    size_bytes = whole(flat.get(f"{kind}_msg_size_bytes"))
+    time_us = number(flat.get(f"{kind}_exec_time_us"))
+    source = str(flat.get(f"{kind}_timing_source") or "unknown")[:40]
+    # Every record names its own collective.
+    name = str(flat[kind]).lower() if message else collective_named(str(flat[kind]))
+    name = name if message else name or options.collective
+    why = ""
+    if message and name not in POINT_TO_POINT:
+        why = "point-to-point: neither Send nor Recv"
+    elif name is None:
+        why = f"{flat['coll']} is no collective that torchcoll has"
+    elif not ranks or rank is None or count is None or size_bytes is None or time_us is None:
+        why = "no ranks, rank, sequence number, size or time"
+    elif time_us <= 0:
+        why = f"its time is {time_us:g} us, by {source}"
+    elif rank >= ranks:
+        why = f"rank {rank} of {ranks}"
+    elif not size_bytes:
+        why = "0 bytes: nothing was sent"
+    if why or not (name and ranks and time_us and size_bytes) or rank is None or count is None:
+        imported.refuse(line, why)
+        return
+    label = flat.get("comm_name")
+    stamps = flat.get("event_trace_ts")
+    started = kernel = None
+    if isinstance(stamps, Mapping):
+        started = whole(stamps.get(f"{kind}_start_ts")) or None
+        channels = stamps.get("kernel_events")
+        begins = [
+            whole(channel.get("kernel_start_ts"))
+            for channel in (channels if isinstance(channels, list) else ())
+            if isinstance(channel, Mapping)
+        ]
+        kernel = min((begin for begin in begins if begin), default=None)
+    record = Record(
+        str(flat.get("id"))[:80],
+        label[:80] if isinstance(label, str) and label != "unknown" else "",
+        rank,
+        ranks,
+        str(flat.get("hostname") or "?")[:256],
+        whole(flat.get("pid")),
+        whole(flat.get("dump_timestamp_us")) or None,
+        name,
+        count,
+        size_bytes,
+        round(time_us * 1000),
+        source,
+        " ".join(str(flat[k])[:40] for k in ("coll_algo", "coll_proto") if flat.get(k)),
+        started,
+        kernel,
+        number(flat.get(f"{kind}_busbw_gbs")),
+        whole(flat.get("p2p_peer")) if message else None,
+    )
+    log.records.append(record)
+    imported.take(most=MOST_RECORDS)
+
+
+def _clock(us: int) -> str:
+    try:
+        return datetime.fromtimestamp(us / 1e6, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return f"{us} us"
+
+
+def find_jobs(log: Log, imported: Imported) -> list[Job]:
+    """The jobs of the records, the first to write first.
+
+    Processes are of one job if a communicator connects them. A communicator whose ranks were used
+    by two processes each is two: NCCL_COMM_ID gives every restart of a job the same identity. The
+    older processes are then those of the older job.
+    """
+    lives, repeated = _lives(log.records)
+    if repeated:
+        imported.warn(f"{repeated} records are there twice: each counts once")
+    # (communicator, ranks) -> rank -> its processes -> first and last time of writing
+    users: dict[tuple[str, int], dict[int, dict[Process, tuple[int, int]]]] = {}
+    for record, process in lives:
+        by_rank = users.setdefault((record.communicator, record.ranks), {})
+        spans = by_rank.setdefault(record.rank, {})
+        when = record.dumped_us or 0
+        low, high = spans.get(process, (when, when))
+        spans[process] = min(low, when), max(high, when)
+    turns = {identity: _turns(by_rank) for identity, by_rank in users.items()}
+    communicators: dict[tuple[str, int, int], JobCommunicator] = {}
+    for record, process in lives:
+        identity = (record.communicator, record.ranks)
+        key = (*identity, turns[identity][process])
+        communicator = communicators.setdefault(key, JobCommunicator(*identity))
+        communicator.label = communicator.label or record.label
+        communicator.hosts[record.rank] = record.host
+        communicator.processes[record.rank] = process
+        if record.name in POINT_TO_POINT:
+            communicator.messages.append(record)
+        else:
+            calls = communicator.calls.setdefault((record.name, record.number), {})
+            calls[record.rank] = record
+    jobs = [_job(each) for each in _connected(list(communicators.values()))]
+    return sorted(jobs, key=lambda job: (job.first_us or 0, job.name))
+
+
+def _lives(records: Iterable[Record]) -> tuple[list[tuple[Record, Process]], int]:
+    """(each record with its process, number of records that were there before).
+
+    A process that records a call again with other figures began anew: a container gives the same
+    pid to every restart. The GPUs of a process are told apart by their place among its ranks.
+    """
+    life: dict[tuple[str, int], int] = defaultdict(int)
+    seen: dict[tuple[str, int], dict[tuple[object, ...], Record]] = defaultdict(dict)
+    local: dict[tuple[object, ...], set[int]] = defaultdict(set)
+    kept: list[tuple[Record, tuple[str, int], int]] = []
+    repeated = 0
+    for record in records:
+        owner = (record.host, -1 if record.pid is None else record.pid)
+        whose = (record.communicator, record.ranks, record.rank)
+        call = (*whose, record.name, record.number, record.peer)
+        before = seen[owner].get(call)
+        if before == record._replace(dumped_us=before.dumped_us if before else None):
+            repeated += 1
+            continue
+        if before is not None:
+            life[owner] += 1
+            seen[owner].clear()
+        seen[owner][call] = record
+        kept.append((record, owner, life[owner]))
+        local[owner, life[owner], record.communicator, record.ranks].add(record.rank)
+    places = {
+        key: {rank: place for place, rank in enumerate(sorted(ranks))}
+        for key, ranks in local.items()
+    }
+    return [
+        (
+            record,
+            (*owner, places[owner, turn, record.communicator, record.ranks][record.rank], turn),
+        )
+        for record, owner, turn in kept
+    ], repeated
+
+
+def _turns(by_rank: Mapping[int, Mapping[Process, tuple[int, int]]]) -> dict[Process, int]:
+    """Process -> which use of the communicator it is of, from 0, the oldest first."""
+    most = max(map(len, by_rank.values()))
+    if most == 1:
+        return {process: 0 for spans in by_rank.values() for process in spans}
+    model = next(spans for _, spans in sorted(by_rank.items()) if len(spans) == most)
+    uses = sorted(model.values())
+    turns: dict[Process, int] = {}
+    for spans in by_rank.values():
+        in_order = sorted(spans, key=lambda process: spans[process])
+        if len(in_order) == most:
+            turns.update(zip(in_order, range(most), strict=True))
+            continue
+        free = set(range(most))
+        for process in in_order:
+            begin = spans[process][0]
+            turn = min(free, key=lambda n: (abs(begin - uses[n][0]), n))
+            free.remove(turn)
+            turns[process] = turn
+    return turns
+
+
+def _connected(communicators: list[JobCommunicator]) -> list[list[JobCommunicator]]:
+    """The communicators of each set of processes that they connect."""
+    parent: dict[Process, Process] = {}
+
+    def root(process: Process) -> Process:
+        while parent.setdefault(process, process) != process:
+            parent[process] = parent[parent[process]]
+            process = parent[process]
+        return process
+
+    for communicator in communicators:
+        first, *others = communicator.processes.values()
+        for other in others:
+            parent[root(other)] = root(first)
+    sets: dict[Process, list[JobCommunicator]] = defaultdict(list)
+    for communicator in communicators:
+        sets[root(next(iter(communicator.processes.values())))].append(communicator)
+    return list(sets.values())
+
+
+def _job(communicators: list[JobCommunicator]) -> Job:
+    """The job of these communicators, with its ranks numbered.
+
+    The largest communicator that has all processes is the world. Without one, processes are
+    numbered by host and pid.
+    """
+    job = Job(sorted(communicators, key=lambda c: (-c.ranks, c.identity)))
+    processes = {p for communicator in communicators for p in communicator.processes.values()}
+    worlds = [c for c in job.communicators if set(c.processes.values()) == processes]
+    if worlds:
+        world = worlds[0]
+        job.ranks = world.ranks
+        job.processes = {process: rank for rank, process in world.processes.items()}
+    else:
+        job.ranks = len(processes)
+        job.processes = {process: rank for rank, process in enumerate(sorted(processes))}
+        job.numbering = (
+            "no communicator has all processes: ranks are numbered by the host and the pid"
+        )
+    for communicator in job.communicators:
+        communicator.members = {
+            rank: job.processes[process] for rank, process in communicator.processes.items()
+        }
+    records = (r for c in communicators for call in c.calls.values() for r in call.values())
+    messages = (r for c in communicators for r in c.messages)
+    stamps = [r.dumped_us for each in (records, messages) for r in each if r.dumped_us]
+    job.first_us, job.last_us = min(stamps, default=None), max(stamps, default=None)
+    return job

@@ -1,0 +1,355 @@
+"""Reads the events of a Kineto trace (Chrome's JSON) and finds those that are communication.
+
+Two kinds of events show that a call was issued. ``record_param_comms`` (nccl, xccl and others on
+accelerators) has collective, group, sizes and dtype. ``c10d::*`` operators exist on every backend;
+one that contains a ``record_param_comms`` is the same call. Functional collectives
+(``_c10d_functional::*``) contain the c10d operator that they call. Before torch 2.2 (as in the
+traces of HolisticTraceAnalysis, of 2022 and 2023) record_param_comms has no parameters: the
+annotation within it (``nccl:all_reduce``) has the name and, with record_shapes, the tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import itemgetter
+from sys import intern
+from typing import Any
+
+from torchcoll.core.intervals import Span
+from torchcoll.reading.base import number, whole
+
+PARAM = "record_param_comms"
+# record_param_comms events that are not calls: waiting for a call, and the frame of several calls.
+_NO_CALLS = ("wait", "init", "startCoalescing", "endCoalescing")
+_STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
+_DEEPEST = 1000  # nested operators
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+# Operators whose kernels are FSDP2's copies (reading/kineto_copies.py).
+_COPYING = ("fsdp::", "aten::_foreach_copy_", "aten::_chunk_cat", "aten::split_with_sizes_copy")
+_WANTED = {"cpu_op", "user_annotation", *ON_DEVICE}
+_RUNTIME = ("cuda_runtime", "cuda_driver")  # calls of the host; also the names for ROCm
+_ANNOTATION = re.compile(r"(?:nccl|rccl|xccl|hccl|ucc|mpi):\w")
+# Names of events whose arguments are needed.
+_WITH_ARGS = (PARAM, "c10d::", "_c10d_functional::", "gloo:")
+_NO_ARGS: Mapping[str, Any] = {}
+_LIBRARY = re.compile(r"nccl|rccl|oneccl|xccl", re.IGNORECASE)
+
+
+# Ranges in which FSDP2 issues calls, with the name of the unit (FSDPParamGroup._with_fqn of torch);
+# the outermost module has none.
+_UNIT = re.compile(r"FSDP::(?:all_gather|post_backward_reduce)(?: \((.+)\))?$")
+
+
+@dataclass(eq=False, slots=True)
+class Event:
+    """A complete event. start, end: ns from the first event of the trace."""
+
+    name: str
+    category: str
+    thread: tuple[str, str]
+    start: int
+    end: int
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> object:
+        value = self.args.get("External id")
+        return value if isinstance(value, (int, str)) else None
+
+
+@dataclass(eq=False)
+class IssuedCall:
+    """A call as it was issued.
+
+    event: its record_param_comms if that has parameters, or else its c10d operator.
+    outer: the c10d operator around a record_param_comms.
+    inner: a record_param_comms without parameters.
+    annotation: the annotation of the library's work.
+    """
+
+    event: Event
+    outer: Event | None = None
+    inner: Event | None = None
+    annotation: Event | None = None
+
+    @property
+    def ids(self) -> list[object]:
+        """The External ids with which kernels refer to this call."""
+        params = [event for event in (self.event, self.inner) if event and event.name == PARAM]
+        return [event.id for event in params if event.id is not None]
+
+    @property
+    def has_param(self) -> bool:
+        return "Collective name" in self.event.args
+
+
+def make_event(record: object) -> Event | None:
+    """Make a complete event, with times from ts 0; None for one that is not needed, as most are."""
+    if not isinstance(record, dict) or record.get("ph") != "X":
+        return None
+    category, name = record.get("cat"), record.get("name")
+    if not (isinstance(name, str) and isinstance(category, str)):
+        category, name = str(category), str(name)
+    if category not in _WANTED and not (
+        name.startswith("gloo:") or (category in _RUNTIME and "Launch" in name)
+    ):
+        return None
+    begin, duration, args = record.get("ts"), record.get("dur"), record.get("args")
+    if type(duration) not in (int, float):
+        duration = number(duration)
+    if not isinstance(begin, (int, float)) or not abs(begin) < 1e18:
+        return None
+    if duration is None or not 0 <= duration < 1e18:
+        return None
+    args = _wanted_args(name, category, args) if args and isinstance(args, dict) else _NO_ARGS
+    if category in _RUNTIME and not args:
+        return None
+    start = round(begin * 1000)
+    pid, tid = record.get("pid"), record.get("tid")
+    if type(pid) not in (int, str) or type(tid) not in (int, str):
+        pid, tid = str(pid), str(tid)
+    return Event(
+        intern(name),
+        intern(category),
+        _thread(pid, tid),
+        start,
+        start + round(duration * 1000),
+        args,
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def _thread(pid: int | str, tid: int | str) -> tuple[str, str]:
+    return str(pid), str(tid)
+
+
+def _wanted_args(name: str, category: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of an event that are needed.
+
+    Shapes and stacks of operators that are not communication are dropped: they would need most of
+    the memory of a large trace.
+    """
+    if "Collective name" in args or name.startswith(_WITH_ARGS):
+        return args
+    if category in ON_DEVICE or category in _RUNTIME:
+        # In those old traces an External id is not that of an operator but of the launch.
+        is_correlation = args.get("External id") == args.get("correlation")
+        if category in _RUNTIME:
+            return (
+                {"correlation": args["correlation"]}
+                if is_correlation and "correlation" in args
+                else {}
+            )
+        keys = ("correlation" if is_correlation else "External id", "device")
+        return {key: args[key] for key in keys if key in args}
+    if category == "user_annotation" and _ANNOTATION.match(name):
+        return args
+    if name.startswith(_COPYING) and "External id" in args:
+        return {"External id": args["External id"]}
+    return _NO_ARGS
+
+
+def read_events(data: Mapping[str, Any]) -> list[Event]:
+    """The complete events (``ph`` X), outer events before the events within them.
+
+    Broken events are skipped. ``ts`` and ``dur`` are in microseconds with three decimals.
+    ``traceEvents`` has objects of the JSON, or events that ``make_event`` has made.
+    """
+    listed = data["traceEvents"]
+    made_events = (record if isinstance(record, Event) else make_event(record) for record in listed)
+    events = [event for event in made_events if event]
+    events.sort(key=lambda event: (event.start, -event.end, _within(event.name)))
+    first = events[0].start if events else 0
+    for event in events:
+        event.start, event.end = event.start - first, event.end - first
+    return events
+
+
+def zero_ns(data: Mapping[str, Any]) -> int | None:
+    """When the first event began, since 1970; None if the trace does not say it.
+
+    Since torch 2.4 times are from ``baseTimeNanoseconds``; before, they were since 1970. It must be
+    called before ``read_events``, which changes the times of events.
+    """
+    made_events = (
+        event if isinstance(event, Event) else make_event(event) for event in data["traceEvents"]
+    )
+    first = min((event.start for event in made_events if event), default=None)
+    base = whole(data.get("baseTimeNanoseconds"))
+    if first is None or (base is None and first < _IN_2015_NS):
+        return None
+    return (base or 0) + first
+
+
+_IN_2015_NS = 1_420_070_400_000_000_000
+
+
+def _within(name: str) -> int:
+    """The nesting level among events with the same times."""
+    return 1 if name == PARAM else 2 if _ANNOTATION.match(name) else 0
+
+
+def find_issued(events: Iterable[Event]) -> tuple[list[IssuedCall], list[Span]]:
+    """(all calls by start, spans of operators without communication, in which the host
+    computed).
+    """
+    threads: dict[tuple[str, str], list[Event]] = defaultdict(list)
+    for event in events:
+        if event.category == "cpu_op" or (
+            event.category == "user_annotation" and _ANNOTATION.match(event.name)
+        ):
+            threads[event.thread].append(event)
+    all_calls: list[IssuedCall] = []
+    computing: list[Span] = []
+    for thread_events in threads.values():
+        calls, spans = _thread_calls(thread_events)
+        all_calls += calls
+        computing += spans
+    return sorted(all_calls, key=lambda call: call.event.start), computing
+
+
+def _thread_calls(events: Sequence[Event]) -> tuple[list[IssuedCall], list[Span]]:
+    issued_calls: dict[Event, IssuedCall] = {}
+    open_: list[Event] = []  # operators around the current event
+    calls: list[Event | None] = []  # for each of them the innermost call that it is or is within
+    counted: set[Event] = set()
+    busy: set[Event] = set()  # communication, and the operators around it
+    for event in events:
+        while open_ and open_[-1].end <= event.start:
+            open_.pop()
+            calls.pop()
+        around = calls[-1] if calls else None
+        if event.name == PARAM or event.name.startswith(("c10d::", "_c10d_functional::")):
+            busy.add(event)
+            for outer in reversed(open_):
+                if outer in busy:  # all operators around it are already busy
+                    break
+                busy.add(outer)
+            param = event.name == PARAM
+            if param and event.args.get("Collective name") in _NO_CALLS:
+                pass
+            elif param and "Collective name" not in event.args:  # before torch 2.2
+                if around in issued_calls:
+                    issued_calls[around].inner = issued_calls[around].inner or event
+                elif not around:
+                    issued_calls[event] = IssuedCall(event)
+                    counted.add(event)
+            elif param and around and around.name != PARAM:  # the same call with more information
+                issued_calls.pop(around, None)
+                issued_calls[event] = IssuedCall(event, around)
+                counted.add(event)
+            elif not around and not event.name.startswith("_c10d_functional::"):
+                issued_calls[event] = IssuedCall(event)
+                counted.add(event)
+        elif event.category != "cpu_op":
+            busy.add(event)
+            if around in issued_calls:
+                issued_calls[around].annotation = issued_calls[around].annotation or event
+        if len(open_) < _DEEPEST:
+            open_.append(event)
+            calls.append(event if event in counted else around)
+    calls_made = [
+        outer for outer in issued_calls.values() if outer.event.name != PARAM or _has_call(outer)
+    ]
+    return calls_made, [(e.start, e.end) for e in events if e not in busy]
+
+
+def find_units(events: Iterable[Event], calls: Iterable[IssuedCall]) -> dict[IssuedCall, str]:
+    """The unit of FSDP2 that issued each call, '' for the outermost module.
+
+    It has no calls that no unit issued, and none at all if torch did not name any unit.
+    """
+    ranges: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
+    for event in events:
+        if event.category == "user_annotation" and (match := _UNIT.match(event.name)):
+            ranges[event.thread].append((event.start, event.end, match[1] or ""))
+    if not any(name for of_thread in ranges.values() for _, _, name in of_thread):
+        return {}
+    units = {}
+    for call in calls:
+        of_thread = ranges.get(call.event.thread, [])
+        # They do not contain each other.
+        index = bisect_right(of_thread, call.event.start, key=itemgetter(0)) - 1
+        if index >= 0 and call.event.end <= of_thread[index][1]:
+            units[call] = of_thread[index][2]
+    return units
+
+
+def _has_call(issued: IssuedCall) -> bool:
+    """Whether it is a call. An old record_param_comms may be a wait, or the frame of several
+    calls.
+    """
+    return issued.has_param or issued.annotation is not None
+
+
+def assign_kernels(
+    events: Sequence[Event], calls: Sequence[IssuedCall]
+) -> tuple[dict[IssuedCall, list[Event]], dict[str, list[Span]], list[Event]]:
+    """(kernels of each call, spans of computation by device, other communication kernels).
+
+    A kernel belongs to the call with its External id, or else to the call around its launch. The
+    other communication kernels are those of coalesced calls, which belong to several calls, and
+    those of calls that were issued before the trace began.
+    """
+    ids = {number: call for call in calls for number in call.ids}
+    launched = _launching_calls(events, calls)
+    call_kernels: dict[IssuedCall, list[Event]] = defaultdict(list)
+    computing: dict[str, list[Span]] = defaultdict(list)
+    unassigned: list[Event] = []
+    for event in events:
+        if event.category not in ON_DEVICE:
+            continue
+        number = event.args.get("correlation") if launched else None
+        call = ids.get(event.id) or (launched.get(number) if _plain(number) else None)
+        if call:
+            call_kernels[call].append(event)
+        elif "Collective name" in event.args or _LIBRARY.search(event.name):
+            unassigned.append(event)
+        else:
+            computing[event_device(event)].append((event.start, event.end))
+    return call_kernels, computing, unassigned
+
+
+def _plain(value: object) -> bool:
+    return isinstance(value, (int, str))
+
+
+def _launching_calls(
+    events: Iterable[Event], calls: Sequence[IssuedCall]
+) -> dict[object, IssuedCall]:
+    """Correlation id -> the call around the launch of the kernel in the same thread of the host."""
+    by_thread: dict[tuple[str, str], list[IssuedCall]] = defaultdict(list)
+    for call in calls:
+        by_thread[call.event.thread].append(call)
+    starts = {
+        thread: [call.event.start for call in thread_calls]
+        for thread, thread_calls in by_thread.items()
+    }
+    launched: dict[object, IssuedCall] = {}
+    for event in events:
+        if event.category in _RUNTIME and event.thread in starts:
+            index = bisect_right(starts[event.thread], event.start) - 1
+            call = by_thread[event.thread][index]
+            number = event.args.get("correlation")
+            if index >= 0 and event.end <= call.event.end and _plain(number):
+                launched[number] = call
+    return launched
+
+
+def event_device(event: Event) -> str:
+    """The device of a kernel, or else its process."""
+    return str(event.args.get("device", event.thread[0]))
+
+
+def read_steps(events: Iterable[Event]) -> dict[int, Span]:
+    """Number of the step -> its span, as ``profiler.step()`` marks it."""
+    return {
+        int(match[1]): (event.start, event.end)
+        for event in events
+        if event.category == "user_annotation" and (match := _STEP.match(event.name))
+    }

@@ -1,0 +1,485 @@
+"""Rows of nccl-tests and rccl-tests, for all their formats: checks, ranks, collectives and
+results.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from torchcoll.core.case import BLOCKING, NATIVE, Case
+from torchcoll.core.collectives import COLLECTIVES, Collective
+from torchcoll.core.result import CaseResult, Matrix, Reported
+from torchcoll.core.units import counted, format_size
+from torchcoll.reading.base import Imported, itemsize, make_result, whole
+
+# The largest number of ranks that is tried for busbw / algbw.
+_MOST = 100_000
+_NEAR = 0.02  # relative tolerance for rounded algbw, size and time
+
+
+@dataclass(slots=True)
+class Block:
+    """The figures of a row for one placement (in or out of place).
+
+    algbw, busbw: GB/s. wrong: number of wrong elements; None if not checked.
+    time_step_ns, bw_step: half a unit in the last printed place.
+    """
+
+    in_place: bool | None
+    time_ns: float
+    algbw: float | None
+    busbw: float | None
+    time_step_ns: float = 0.0
+    bw_step: float = 0.0
+    wrong: int | None = None
+    error: float | None = None
+    min_ns: float | None = None
+    max_ns: float | None = None
+    p99_ns: float | None = None
+    samples: Matrix = field(default_factory=list)
+    cold: Matrix = field(default_factory=list)  # first call of each process, where it is known
+    remark: str = ""
+
+
+@dataclass(slots=True)
+class NcclTestsRow:
+    """One row. size: in bytes. root: None for a collective without one."""
+
+    line: int
+    size: int
+    count: int
+    dtype: str
+    op: str | None
+    root: int | None
+    blocks: list[Block]
+
+
+@dataclass
+class NcclTestsRun:
+    """What is known about all rows. ranks: 0 if not known.
+
+    ranks_per_process: the samples of a process are the maximum over so many ranks. over_ranks: how
+    the times of the processes are combined (-a). buffers, implementation: as in Case.
+    unaligned: elements of -u.
+    """
+
+    collective: str | None = None
+    ranks: int = 0
+    backend: str = "nccl"
+    device: str = "cuda"
+    mode: str = "back-to-back"
+    calls: int | None = None
+    checked: bool = True
+    cpu_time: bool = False
+    ranks_per_process: int = 1
+    over_ranks: str = "mean"
+    buffers: str = "default"
+    implementation: str = NATIVE
+    unaligned: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+
+# What -a combines the times of the processes by.
+_OVER_RANKS = {"0": "rank0", "1": "mean", "2": "min", "3": "max"}
+_REGISTRATION = {"1": "registered", "2": "symmetric"}
+# NCCL's own names of the policies of -x (ncclConfig_t.CTAPolicy), as NCCL_CTA_POLICY takes them.
+_CTA_POLICIES = {"0": "DEFAULT", "1": "EFFICIENCY", "2": "ZERO"}
+_LONG_OPTIONS = {
+    "--average": "-a",
+    "--local_register": "-R",
+    "--cta_policy": "-x",
+    "--device_implementation": "-D",
+    "--device_cta_count": "-V",
+    "--unalign": "-u",
+    "--blocking": "-z",
+}
+# What -z does between calls. Before 2.19.2 it was 0 or 1.
+_BLOCKING = {"1": "blocking, barrier", "2": BLOCKING, "3": "synchronized"}
+
+
+def apply_options(run: NcclTestsRun, args: Sequence[str]) -> dict[str, str]:
+    """Set in ``run`` what options of nccl-tests change of the meaning of its times, so that rows
+    with them compare only with rows that have them too. Returns the NCCL variables that they set.
+
+    -D N measures a kernel of nccl-tests in place of NCCL's, -V its number of CTAs. -u N moves the
+    buffers N elements beyond their alignment. -x chooses NCCL's CTA policy. -z N waits for every
+    call. -M reports memory and changes no time. Source: src/common.cu of nccl-tests 2.19.6.
+    """
+    values: dict[str, str] = {}
+    for option, value in pairwise([*args, ""]):
+        name, equals, own_value = option.partition("=")
+        flag = _LONG_OPTIONS.get(name, name)
+        if flag in _LONG_OPTIONS.values():
+            values[flag] = own_value if equals else value
+        elif option[:2] in _LONG_OPTIONS.values() and not option.startswith("--"):
+            values[option[:2]] = option[2:]  # -D2
+    run.over_ranks = _OVER_RANKS.get(values.get("-a", "1"), "unknown")
+    run.buffers = _REGISTRATION.get(values.get("-R", "0"), "default")
+    device_kernel = whole(values.get("-D")) or 0
+    if device_kernel > 0:
+        ctas = values.get("-V", "16")
+        run.implementation = f"nccl-tests-device-{device_kernel}-{ctas}-ctas"
+        run.remarks.append(
+            f"-D {device_kernel}: a kernel of nccl-tests with {ctas} CTAs (-V) in place of NCCL's"
+        )
+    set_unaligned(run, whole(values.get("-u")) or 0)
+    set_blocking(run, values.get("-z", "0"))
+    policy = _CTA_POLICIES.get(values.get("-x", ""))
+    return {"NCCL_CTA_POLICY": f"{policy} (-x)"} if policy else {}
+
+
+def set_unaligned(run: NcclTestsRun, elements: int) -> None:
+    """Record that buffers began so many elements beyond their alignment (-u)."""
+    if elements > 0 and not run.unaligned:
+        run.unaligned = elements
+        run.remarks.append(
+            f"-u {elements}: buffers are moved by {elements} elements beyond their alignment"
+        )
+
+
+def set_blocking(run: NcclTestsRun, value: str) -> None:
+    """Set the mode of the calls that -z chooses. With 1 the times include a barrier, as in no mode
+    of torchcoll.
+    """
+    if value in _BLOCKING and run.mode == "back-to-back":
+        run.mode = _BLOCKING[value]
+        if value == "1":
+            run.remarks.append("-z 1: the time includes a barrier after every call")
+
+
+def judge(row: NcclTestsRow, run: NcclTestsRun) -> str:
+    """Why a row cannot be used; '' if it can. Checks that size and count are consistent."""
+    assert run.collective
+    if not row.size:
+        return "0 bytes: nothing was sent (the size was rounded down to nothing)"
+    size = itemsize(row.dtype)
+    if size is None or not row.count:
+        return ""
+    entry, bytes_of_rank = COLLECTIVES[run.collective], row.count * size
+    if entry.has_splits:
+        return ""
+    quotient = row.size / bytes_of_rank
+    if entry.parts(2) == 1:
+        fits, expected = quotient == 1, "1"
+    else:
+        fits = quotient == run.ranks if run.ranks else quotient == int(quotient) and quotient >= 1
+        expected = f"the ranks ({run.ranks or 'a whole number'})"
+    if fits:
+        return ""
+    return (
+        f"size / (count x {size} bytes) is {quotient:g}, for {run.collective} it is {expected}: "
+        "another collective, type or number of ranks"
+    )
+
+
+def infer_ranks(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str]:
+    """(number of ranks, its origin) by size / count, or else by busbw / algbw; (0, '') if
+    unknown.
+    """
+    entry = COLLECTIVES[collective]
+    if entry.parts(2) != 1:
+        quotients = {
+            row.size / (row.count * size)
+            for row in rows
+            if row.count and row.size and (size := itemsize(row.dtype))
+        }
+        if len(quotients) == 1 and (ranks := quotients.pop()) >= 1 and ranks == int(ranks):
+            return int(ranks), "size / count"
+        return 0, ""
+    if entry.bus_factor(2) == entry.bus_factor(3):
+        return 0, ""
+    low, high = _factors(rows)
+    fit = []
+    for n in range(2, _MOST) if low else ():
+        factor = entry.bus_factor(n)
+        if low <= factor <= high:
+            fit.append(n)
+        if factor > high or len(fit) > 1:
+            break
+    return (fit[0], "busbw / algbw") if len(fit) == 1 else (0, "")
+
+
+def _factors(rows: Iterable[NcclTestsRow]) -> tuple[float, float]:
+    """(lowest, highest) possible busbw / algbw: each pair of rounded figures leaves an interval."""
+    low, high = 0.0, float("inf")
+    for block in _precise_blocks(rows):
+        least, most = _factor(block)
+        if least > low:
+            low = least
+        if most < high:
+            high = most
+    return low, high
+
+
+def _precise_blocks(rows: Iterable[NcclTestsRow]) -> Iterator[Block]:
+    """Yield the blocks whose figures are large in comparison to their rounding."""
+    for row in rows:
+        for block in row.blocks:
+            if block.algbw and block.busbw and block.algbw > 10 * block.bw_step:
+                yield block
+
+
+def _factor(block: Block) -> tuple[float, float]:
+    assert block.algbw and block.busbw is not None
+    step = block.bw_step
+    return (block.busbw - step) / (block.algbw + step), (block.busbw + step) / (block.algbw - step)
+
+
+def contradicts_ranks(rows: Sequence[NcclTestsRow], collective: str, ranks: int) -> bool:
+    """Whether every busbw differs from the one that this number of ranks would have."""
+    factor = COLLECTIVES[collective].bus_factor(ranks)
+    any_told = False
+    for low, high in map(_factor, _precise_blocks(rows)):
+        if low <= factor <= high:
+            return False
+        any_told = True
+    return any_told
+
+
+def fitting_collectives(
+    rows: Sequence[NcclTestsRow], ranks: int = 0, since_2022: bool = False
+) -> dict[str, str]:
+    """Collectives that such rows may belong to -> the evidence.
+
+    ranks: 0 if not known. since_2022: the heading has #wrong instead of error.
+
+    The evidence is the reduction, the root, the elements of one rank, and busbw / algbw. These are
+    equal for all_gather and all_to_all, for gather and scatter, for all_reduce of 2 ranks and
+    sendrecv, and for hypercube and all_gather until June 2020 (commit ec1b5e2), when algbw was
+    busbw.
+    """
+    sent = [row for row in rows if row.size and row.count]
+    low, high = _factors(sent)
+    largest = max(_precise_blocks(sent), key=lambda block: block.algbw or 0, default=None)
+    if not sent or largest is None or low > high:
+        return {}
+    assert largest.algbw and largest.busbw
+    evidence = {}
+    for entry in COLLECTIVES.values():
+        if not entry.has_data or entry.has_splits:
+            continue
+        # sendrecv prints an operation, but does not use it.
+        op = entry.has_op or entry.name == "sendrecv"
+        if any((row.op is None) == op or (row.root is None) == entry.has_root for row in sent):
+            continue
+        inferred = infer_ranks(sent, entry.name)[0]
+        several = entry.parts(2) != 1
+        n = next((n for n in (ranks, inferred) if n and _fits(entry, n, sent, low, high)), 0)
+        # With many ranks busbw / algbw shows that it is an all_reduce, but not how many ranks.
+        factors = entry.bus_factor(2), entry.bus_factor(_MOST)
+        if not n and (several or ranks or inferred or factors[0] > high or factors[1] < low):
+            continue
+        how = [f"busbw / algbw is {largest.busbw / largest.algbw:.4g}"]
+        if several:
+            how.insert(0, f"size / count is that of {n} ranks")
+        if entry.has_root:
+            how.insert(0, f"a root{' and a reduction' * entry.has_op}")
+        evidence[entry.name] = ", ".join(how)
+    if "hypercube" in evidence and not since_2022:
+        evidence["all_gather"] = "until June 2020 its algbw was its busbw"
+    if _unchecked_in_place(sent) and "all_to_all" in evidence:  # nccl-tests never checks that one
+        evidence.pop("all_gather", None)
+    return evidence
+
+
+def _fits(
+    entry: Collective, ranks: int, rows: Sequence[NcclTestsRow], low: float, high: float
+) -> bool:
+    """Whether the figures can be those of this collective on this number of ranks."""
+    run = NcclTestsRun(entry.name, ranks)
+    if not low <= entry.bus_factor(ranks) <= high or any(judge(row, run) for row in rows):
+        return False
+    shares = [
+        (block.algbw * block.time_ns / row.size, block.bw_step / block.algbw)
+        for row in rows
+        for block in row.blocks
+        if block.algbw and block.algbw > 10 * block.bw_step
+    ]
+    near = max(_NEAR, min((rounded for _, rounded in shares), default=0.0))
+    share = median(share for share, _ in shares) if shares else 0.0
+    moved = entry.moved(ranks)  # 0 of one rank
+    return moved > 0 and abs(share / moved - 1) <= near
+
+
+def _unchecked_in_place(rows: Sequence[NcclTestsRow]) -> bool:
+    checked = {
+        bool(block.in_place): block.wrong is not None or block.error is not None
+        for row in rows
+        for block in row.blocks
+    }
+    return checked == {False: True, True: False}
+
+
+def make_results(
+    rows: Iterable[NcclTestsRow], run: NcclTestsRun, imported: Imported
+) -> list[CaseResult]:
+    """Make the results of these rows. Rows that cannot be used are refused in ``imported``."""
+    results: list[CaseResult] = []
+    odd = []
+    disagrees = _checker(run)
+    # There are many rows but few sizes, so everything that depends on the size is computed once.
+    reasons: dict[tuple[int, int, str], str] = {}
+    firsts: dict[tuple[Any, ...], CaseResult] = {}
+    for row in rows:
+        size = (row.size, row.count, row.dtype)
+        why = reasons.get(size)
+        if why is None:
+            why = reasons[size] = judge(row, run)
+        if why:
+            imported.refuse(row.line, why)
+            continue
+        imported.take()
+        for block in row.blocks:
+            plain = not (run.cpu_time or block.samples or block.remark)
+            plain = plain and block.error is None
+            key = (*size, row.op, row.root, block.in_place, block.wrong)
+            if plain and (first := firsts.get(key)):
+                result = replace(first, reported=_reported(block, run), time_ns={}, spent_ns={})
+            else:
+                result = _result(row, block, run)
+                if plain:
+                    firsts[key] = result
+            if disagrees and disagrees(row.size, block):
+                odd.append(row.line)
+                result.warnings = [
+                    *result.warnings,
+                    f"given algbw {block.algbw:g}, busbw {block.busbw:g} do not follow from size, "
+                    "time and ranks",
+                ]
+            results.append(result)
+    if odd:
+        imported.warn(
+            f"{len(odd)} of {len(results)} bandwidths do not follow from size, time and ranks: "
+            f"the first in line {odd[0]}"
+        )
+    return results
+
+
+def _reported(block: Block, run: NcclTestsRun) -> Reported:
+    return Reported(
+        block.time_ns,
+        "mean",
+        run.over_ranks,
+        "issue" if run.cpu_time else "host",
+        run.calls,
+        None,
+        block.min_ns,
+        block.max_ns,
+        block.p99_ns,
+        block.algbw,
+        block.busbw,
+    )
+
+
+def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
+    assert run.collective
+    remarks = [*run.remarks, *([block.remark] if block.remark else [])]
+    if run.cpu_time:
+        remarks.append("the time is that of the call on the CPU (-C), not of the operation")
+    if block.error:
+        remarks.append(f"largest error {block.error:g}, as the source gives it")
+    result = make_result(
+        run.collective,
+        row.size,
+        _reported(block, run),
+        ranks=run.ranks,
+        dtype=row.dtype,
+        op=row.op,
+        root=row.root,
+        in_place=block.in_place,
+        mode=run.mode,
+        backend=run.backend,
+        device=run.device,
+        count=row.count,
+        wrong=0 if block.error == 0 else block.wrong,
+        checked=max(1, row.count),
+        warnings=remarks,
+        buffer_reuse="rotate",  # common.cu, startColl
+    )
+    if (run.buffers, run.implementation, run.unaligned) != ("default", NATIVE, 0):
+        result.case = replace(
+            result.case,
+            buffers=run.buffers,
+            implementation=run.implementation,
+            misalign_bytes=run.unaligned * (itemsize(row.dtype) or 1),
+        )
+    if block.samples:
+        result.time_ns = {"device": block.samples}
+        result.stop = "count"
+        result.cold_ns = block.cold
+        if run.ranks_per_process > 1 and len(block.samples) * run.ranks_per_process == run.ranks:
+            result.members = list(range(0, run.ranks, run.ranks_per_process))
+    return result
+
+
+def _checker(run: NcclTestsRun) -> Callable[[int, Block], bool] | None:
+    """A function (size, block) -> whether a printed bandwidth contradicts the derived one.
+
+    The rounding of all figures is allowed for. None if no bandwidth can be derived.
+    """
+    assert run.collective
+    entry, n = COLLECTIVES[run.collective], run.ranks or 2
+    if run.ranks == 1 or run.cpu_time:
+        return None
+    if not run.ranks and (entry.moved(2) != 1 or entry.bus_factor(2) != entry.bus_factor(3)):
+        return None
+    moved = entry.moved(n)
+    factor = moved * entry.bus_factor(n)
+
+    def disagrees(size: int, block: Block) -> bool:
+        algbw, busbw, time = block.algbw, block.busbw, block.time_ns
+        if algbw is None or busbw is None or not time:
+            return False
+        step, shortest = block.bw_step, time - block.time_step_ns
+        low = size / (time + block.time_step_ns)
+        high = size / (shortest if shortest > 1e-3 else 1e-3)
+        return not (
+            (low * moved - step) * 0.999 <= algbw <= (high * moved + step) * 1.001
+            and (low * factor - step) * 0.999 <= busbw <= (high * factor + step) * 1.001
+        )
+
+    return disagrees
+
+
+def repeats(results: Sequence[CaseResult]) -> str:
+    """A warning about cases with several results; '' if there are none. All results are kept."""
+    # Rows of one case share its object, so comparing ids avoids hashing all fields.
+    cases = {id(result.case): result.case for result in results}
+    rows = Counter([(id(result.case), result.ranks) for result in results])
+    counts: Counter[tuple[Case, int]] = Counter()
+    for (case, ranks), count in rows.items():
+        counts[cases[case], ranks] += count
+    most = max(counts.values(), default=0)
+    if most < 2:
+        return ""
+    sizes = [case.size_bytes for (case, _), n in counts.items() if n > 1]
+    return (
+        f"{counted(len(sizes), 'case')} measured up to {most} times "
+        f"({format_size(min(sizes))} to {format_size(max(sizes))}): all are kept, none is averaged"
+    )
+
+
+def version_text(code: object) -> str:
+    """The version for a code of nccl.h: 22902 is 2.29.2; before 2.9 the form was 2708 for 2.7.8."""
+    try:
+        number = int(str(code))
+    except ValueError:
+        return str(code)
+    if number >= 10000:
+        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+    return f"{number // 1000}.{number // 100 % 10}.{number % 100}"
+
+
+INTERLEAVED = (
+    "{n} outputs of one rank each lie in each other: nccl-tests was built without MPI, so the "
+    "launcher started {n} tests that never met. Build it with MPI=1"
+)
+STEP_1M = (
+    "sizes rise by 1 MiB: nccl-tests reads -f as a whole number, and -f 1.15 as this default step; "
+    "if a factor was meant, the sizes are not those that were asked for"
+)

@@ -1,0 +1,304 @@
+"""Reads nccl-tests' JSON (-J), versions 1 to 3, and files of killed runs.
+
+The file has the shell's whole environment. Only the variables that torchcoll records in its own
+runs are kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.summary import slowest
+from torchcoll.core.variables import kept_variables
+from torchcoll.reading.base import (
+    TRUNCATED,
+    Imported,
+    ImportOptions,
+    Line,
+    collective_in,
+    collective_named,
+    dtype_named,
+    make_run,
+    ns_of_us,
+    number,
+    whole,
+)
+from torchcoll.reading.large_json import decode, document
+from torchcoll.reading.nccl_tests import (
+    STEP_1M,
+    Block,
+    NcclTestsRow,
+    NcclTestsRun,
+    apply_options,
+    infer_ranks,
+    make_results,
+    version_text,
+)
+
+NAME = "nccl-tests-json"
+LONG_LINES = True
+
+
+_MOST_GPUS_OF_PROCESS = 1024  # a damaged file may claim more than fit into memory
+_MOST_OTHER_SIZES = 100  # members named ``size`` that are not rows
+
+
+def sniff(head: Sequence[str]) -> bool:
+    text = "".join(head)[:4096].lstrip()
+    return text.startswith("{") and (
+        '"nccl_version"' in "".join(head)
+        or ('"args"' in text and '"version"' in text and "coll_perf" not in text)
+    )
+
+
+def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
+    imported = Imported()
+    text = document(lines)
+    # Each row has a ``size``. A file with too many is refused before decoding it, which takes
+    # seconds.
+    imported.check_rows(text.count('"size"') - _MOST_OTHER_SIZES)
+    data, cut = decode(text)
+    if cut:
+        imported.warn("the file is cut off: what is whole was read")
+    if not isinstance(data, Mapping):
+        imported.refuse(0, "no JSON object")
+        return imported
+    rows = data.get("results")
+    rows = rows if isinstance(rows, list) else []
+    if not rows:
+        imported.warn("the file holds no results")
+    _read(data, rows, cut, options, imported)
+    return imported
+
+
+def _read(
+    data: Mapping[str, Any],
+    rows: Sequence[Any],
+    cut: bool,
+    options: ImportOptions,
+    imported: Imported,
+) -> None:
+    config = data.get("config")
+    config = config if isinstance(config, Mapping) else {}
+    args = [str(a) for a in data.get("args") or []] if isinstance(data.get("args"), list) else []
+    program = os.path.basename(args[0]) if args else ""
+    recorded = collective_named(program.removesuffix("_mpi"))
+    name = imported.choose("collective", options.collective, recorded)
+    if name is None and (name := collective_in(options.file)):
+        imported.warn(f"collective {name}: taken from the name of the file")
+    if name is None:
+        for number, _ in enumerate(rows, 1):
+            imported.refuse(number, "the file does not name the collective: give --collective")
+        return
+    devices = config.get("devices")
+    devices = [d for d in devices if isinstance(d, Mapping)] if isinstance(devices, list) else []
+    # Only the first GPU of each process is listed.
+    each = (whole(config.get("nthreads")) or 1) * (whole(config.get("ngpus")) or 1)
+    run = NcclTestsRun(
+        name, ranks=imported.choose("ranks", options.ranks, len(devices) * each) or 0
+    )
+    run.mode = "graph" if whole(config.get("graph")) else "back-to-back"
+    set_variables = apply_options(run, args)
+    cold = whole(config.get("warmup_iters")) == 0
+    run.calls = whole(config.get("iterations"))
+    parsed = []
+    for number, row in enumerate(rows, 1):
+        parsed_row = _row(row, number, run, options, cold)
+        if isinstance(parsed_row, str):
+            imported.refuse(number, f"result {number}: {parsed_row}")
+        else:
+            parsed.append(parsed_row)
+    processes = max((len(b.samples) for row in parsed for b in row.blocks), default=0)
+    if processes > 1 and devices and processes > len(devices) and not options.ranks:
+        imported.warn(f"the file lists {len(devices)} devices, but times of {processes} processes")
+        run.ranks = processes * each
+    if not run.ranks:
+        run.ranks, source = infer_ranks(parsed, name)
+        if run.ranks:
+            imported.warn(f"{run.ranks} ranks: recovered from {source}")
+    processes_known = (
+        bool(devices) and each <= _MOST_GPUS_OF_PROCESS and len(devices) * each == run.ranks
+    )
+    _width(parsed, run, len(devices) if processes_known else 0, imported)
+    if any(block.cold for row in parsed for block in row.blocks):
+        imported.warn(
+            "-w 0: iteration 0 is shown as the first call, by CUDA events. nccl-tests makes one "
+            "call of each size and placement before it, without timing it: that call connects"
+        )
+    if skipped := whole(config.get("per_iter_skip")):
+        imported.warn(
+            f"-K {skipped}: the source's own i_min, i_max and i_p99 leave out the first {skipped} "
+            "iterations; the times of all iterations are here"
+        )
+    results = make_results(parsed, run, imported)
+    _fraction(args, imported)
+    if not results:
+        return
+    dump = data.get("env")
+    version = version_text(data.get("nccl_version") or "unknown")
+    environment: dict[str, Any] = {"libraries": {"nccl": f"NCCL {version}"}}
+    texts = [
+        e.replace("\\/", "/")
+        for e in (dump if isinstance(dump, list) else [])
+        if isinstance(e, str) and "=" in e
+    ]
+    named = dict(e.split("=", 1) for e in texts)
+    if variables := kept_variables(named) | set_variables:
+        environment["variables"] = variables
+    end: dict[str, Any] = {"status": "complete"}
+    if cut or not data.get("end_time"):
+        end = {"status": TRUNCATED, "reason": "the run did not end: no end_time"}
+    errors = data.get("errors")
+    errors = [e for e in errors if isinstance(e, str) and e] if isinstance(errors, list) else []
+    imported.runs.append(
+        make_run(
+            results,
+            options,
+            {
+                "tool": "nccl-tests",
+                "version": None,
+                "format": f"JSON {data.get('version', '')}",
+                "environment": "whole" if texts else None,
+            },
+            ranks=run.ranks,
+            environment=environment,
+            start_utc=None,
+            members=_members(devices, each) if processes_known else (),
+            end=end,
+            events=[{"kind": "error", "message": e} for e in errors],
+        )
+    )
+
+
+def _row(
+    row: object, line: int, run: NcclTestsRun, options: ImportOptions, cold: bool
+) -> NcclTestsRow | str:
+    if not isinstance(row, Mapping):
+        return "no object"
+    size, count = whole(row.get("size")), whole(row.get("count"))
+    if size is None or count is None:
+        return "no whole size and count"
+    blocks = []
+    for key, in_place in (("out_of_place", False), ("in_place", True)):
+        figures = row.get(key)
+        if not isinstance(figures, Mapping):
+            continue
+        if "cpu_time" in figures:
+            run.cpu_time = True
+        time = number(figures.get("time", figures.get("cpu_time")))
+        if not time:
+            return f"{key} has no time"
+        block = Block(
+            in_place,
+            time * 1e3,
+            number(figures.get("alg_bw")),
+            number(figures.get("bus_bw")),
+            time_step_ns=5e-4,
+            bw_step=5e-7,
+            wrong=_count(figures.get("nwrong")),
+        )
+        _per_iteration(block, row.get(f"{key}_per_iter"), cold)
+        blocks.append(block)
+    if not blocks:
+        return "neither placement has figures"
+    op = str(row.get("redop") or "").strip()
+    root = str(row.get("root") or "").strip()
+    entry = COLLECTIVES[run.collective or ""]
+    # Root -1 means all ranks one after the other; it is kept as 0.
+    return NcclTestsRow(
+        line,
+        size,
+        count,
+        options.dtype or dtype_named(str(row.get("type") or "")) or "",
+        op if op and op != "none" else None,
+        (0 if root == "-1" else whole(root)) if entry.has_root else None,
+        blocks,
+    )
+
+
+def _count(value: object) -> int | None:
+    wrong = number(value)
+    return None if wrong is None else int(wrong)
+
+
+def _per_iteration(block: Block, data: object, cold: bool) -> None:
+    """Read the times of each iteration (-I 1).
+
+    cold: whether iteration 0 is kept as a first call, because nothing was warmed up (-w 0).
+    """
+    if not isinstance(data, Mapping):
+        return
+    block.min_ns, block.max_ns = ns_of_us(data.get("min_us")), ns_of_us(data.get("max_us"))
+    block.p99_ns = ns_of_us(data.get("p99_us"))
+    each = data.get("per_process_max_times_us")
+    rows = each if isinstance(each, list) and each else [data.get("times_us")]
+    samples: list[list[int]] = []
+    for times in rows:
+        values = [number(t) for t in times] if isinstance(times, list) else []
+        if not values or None in values:
+            return
+        samples.append([round(v * 1000) for v in values if v is not None])
+    if cold and all(len(times) > 1 for times in samples):
+        block.cold = [times[:1] for times in samples]
+        samples = [times[1:] for times in samples]
+    block.samples = samples
+
+
+def _width(
+    rows: Sequence[NcclTestsRow], run: NcclTestsRun, processes: int, imported: Imported
+) -> None:
+    """Say of which ranks the samples are.
+
+    The file has samples of processes, each the maximum over the ranks of the process. If the
+    processes are known, their samples stay apart, under the first rank of each. Otherwise those of
+    the slowest process are kept: calls run back to back, so the maximum over processes for each
+    call would count one stall several times.
+    """
+    ranks = run.ranks
+    widths = {len(b.samples) for row in rows for b in row.blocks if b.samples} - {ranks}
+    if not widths or not ranks:
+        return
+    if processes and widths == {processes}:
+        run.ranks_per_process = ranks // processes
+        imported.warn(
+            f"times of each iteration are of {processes} processes: the maximum over the "
+            f"{run.ranks_per_process} GPUs of each, shown under its first rank"
+        )
+        return
+    imported.warn(
+        f"times of each iteration are of {max(widths)} processes, not of {ranks} ranks: "
+        "kept as those of the process that took longest"
+    )
+    for row in rows:
+        for block in row.blocks:
+            if len(block.samples) != ranks and block.samples:
+                block.samples = [slowest(block.samples)]
+                block.cold = [slowest(block.cold)] if block.cold else []
+
+
+def _members(devices: Sequence[Mapping[str, Any]], each: int) -> list[dict[str, Any]]:
+    """The ranks. The file lists the first GPU of each process; the others follow it (util.cu)."""
+    return [
+        {
+            "rank": process * each + index,
+            "host": str(d.get("hostname") or "?"),
+            "pid": whole(d.get("pid")) or 0,
+            "device": f"cuda:{(whole(d.get('device')) or 0) + index}",
+            "device_name": str(d.get("device_info") or ""),
+        }
+        for process, d in enumerate(devices)
+        for index in range(each)
+    ]
+
+
+def _fraction(args: Sequence[str], imported: Imported) -> None:
+    for flag, value in pairwise(args):
+        if flag in ("-f", "--stepfactor") and "." in value and (n := number(value)) is not None:
+            if n <= 1 or int(n) == 1:
+                imported.warn(f"-f {value}: {STEP_1M}")
+            elif n != int(n):
+                imported.warn(f"-f {value} was read as {int(n)}: nccl-tests takes a whole number")

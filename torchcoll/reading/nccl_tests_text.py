@@ -1,0 +1,602 @@
+"""Reads the text output of nccl-tests, of all versions, and of rccl-tests.
+
+This module groups lines into runs; nccl_tests_rows.py parses the rows. Sources: src/util.cu and
+src/common.cu of nccl-tests 2.0 to 2.19.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchcoll.core.bounds import MOST_RANKS
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.variables import kept_variables
+from torchcoll.libraries.nccl.algorithms import choices_of
+from torchcoll.libraries.nccl.log import NcclLogReader
+from torchcoll.reading.base import (
+    TRUNCATED,
+    Imported,
+    ImportOptions,
+    Line,
+    collective_in,
+    collective_named,
+    make_run,
+    number,
+    whole,
+)
+from torchcoll.reading.nccl_tests import (
+    INTERLEAVED,
+    STEP_1M,
+    NcclTestsRow,
+    NcclTestsRun,
+    apply_options,
+    contradicts_ranks,
+    fitting_collectives,
+    infer_ranks,
+    make_results,
+    set_blocking,
+    set_unaligned,
+    version_text,
+)
+from torchcoll.reading.nccl_tests_rows import RowParser
+from torchcoll.reading.source import without_log
+
+_SET, _CALL = " set by environment to ", " Bytes -> "
+_MOST = 4096  # messages that are remembered, to skip equal ones
+
+
+class Messages:
+    """The messages of NCCL's log in the output of one run."""
+
+    def __init__(self) -> None:
+        self._reader = NcclLogReader()
+        self._seen: set[str] = set()
+
+    def take(self, text: str) -> None:
+        """Read a message with its prefix (``host:pid:thread [0] NCCL INFO ...``).
+
+        Most messages are not needed and are skipped, as this is called for every message. A message
+        about a call is repeated in each iteration; equal ones are read once.
+        """
+        if _CALL in text:
+            message = text.partition(" NCCL ")[2]
+            if message in self._seen:
+                return
+            if len(self._seen) < _MOST:
+                self._seen.add(message)
+        elif _SET not in text and "CCL version" not in text:
+            return
+        self._reader.read([text.encode()])
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables that may be kept, with all values of one that differs between processes."""
+        values: dict[str, dict[str, None]] = {}
+        for process in self._reader.processes:
+            for name, value in process.variables.items():
+                values.setdefault(name, {})[value] = None
+        return kept_variables({name: " | ".join(texts) for name, texts in values.items()})
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """``nccl`` or ``rccl`` -> its version, by the first process that logged it."""
+        processes = reversed(self._reader.processes)
+        return {
+            process.library.lower(): process.version for process in processes if process.version
+        }
+
+    def choose(self, results: Iterable[CaseResult]) -> None:
+        """Set ``choices`` of each result to what the library chose for its size."""
+        calls = dict.fromkeys(call for process in self._reader.processes for call in process.calls)
+        for result in results if calls else ():
+            result.choices = choices_of(result, calls)
+
+
+def begins_run(text: str) -> bool:
+    """Whether a message is from the start of a process, which may precede nccl-tests' first
+    line.
+    """
+    return _SET in text or "CCL version" in text
+
+
+NAME = "nccl-tests"
+
+_START = re.compile(r"Collective test starting:\s*(\S+)")
+_BLOCKING = re.compile(r"^# Blocking Enabled: (.*)")
+_CONCLUDED = re.compile(r"Collective test concluded:\s*(\S*)")
+_PROGRAM = re.compile(
+    r"(?<![a-zA-Z])([a-zA-Z_]+?)_perf(?:_mpi)?\b(?:.*?\s(?:-f|--stepfactor)[ =]?([\d.]+))?"
+)
+_VERSION = re.compile(r"nccl-tests version (\S+)(?:.*?nccl-library=(\d+))?")
+_RCCL = re.compile(r"RCCL version\s*:?\s*(\S+)")
+_NCCL = re.compile(r"NCCL version (\S+)")
+_RCCL_TESTS = re.compile(r"rccl-tests: Version (\S+)")
+_SETTINGS = re.compile(r"nThread (\d+) nGpus (\d+) minBytes")
+_RANK = re.compile(
+    r"Rank\s+(\d+)(?:\s+Group\s+\d+)?(?:\s+Pid\s+(\d+))? on\s+(\S+)\s+device\s+(\d+)"
+    r"(?:\s+\[([^]]*)\])?\s*(.*)"
+)
+_HEADING = re.compile(
+    r"#?\s*(?:size\s+count|bytes\s+N)\s+type\b.*(?:\btime\b.*\bbusbw\b|\bcputime\b)"
+)
+_NUMBERS = r"\d[\d,]*\s+\d[\d,]*\s+"
+_TYPE = r"[a-z][a-z0-9_]*\s+(?:[a-z]+\s+)?-?\d"
+# A row or a heading. The pattern begins with a single character, which makes the search fast.
+STARTS = re.compile(
+    rf"[\d#sb](?:(?<=\d)(?<![\w.,+-]\d)[\d,]*\s+\d[\d,]*\s+{_TYPE}"
+    r"|(?:(?<=#)[ \t]*(?:size|bytes)|(?<=s)ize|(?<=b)ytes)\s+(?:count|N)\s+type\b)"
+)
+# The rest of a row that other output runs into. It cannot be read, but must be reported.
+_HOLDS = re.compile(
+    rf"\d\s+\d[\d,]*\s+{_TYPE}[\d.]*(?:\s+[\d.]+){{2}}|\d\s+{_TYPE}[\d.]*(?:\s+[\d.]+){{5}}"
+)
+_BEGUN = re.compile(r"\s*\d[\d,]*(?:\s+\d[\d,]*)?\s*$")  # the size, and the count, of a row
+_AVERAGE = re.compile(r"Avg bus bandwidth\s*:\s*([\d.eE+-]+)")
+_BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)")
+_REDUCING = re.compile(r"Reducing maxBytes to \d+.*")
+_ROW = re.compile(rf"\s*{_NUMBERS}[a-z]")
+_ROW_HEAD = re.compile(rf"\s*{_NUMBERS}[a-z][a-z0-9_]*\b")
+_PLACEMENTS = re.compile(r"out-of-place|in-place")
+_LEAST = 6  # fields of a row: size, count, type, time, algbw, busbw
+_ABOVE, _TITLE = 8, 80  # lines and characters of titles: longer lines are prose
+# Notes that people append to a row: `<-- here`, `# best`, `| ok`.
+_NOTE = re.compile(r"\s(?=[<#|;(!*]|//|--)")
+_SUFFIXED = re.compile(r"\s*\d[\d.,]*[KMGT]?i?B?\s+\d[\d.,]*[KMGT]?\s+[a-z]\w*\s+\S+(?:\s+\S+){3}")
+SUFFIXES = "sizes or counts with a suffix such as 1M are rounded: nccl-tests prints all digits"
+WRAPPED = "rows are wrapped at the width of a terminal: give the output as nccl-tests printed it"
+SIDE_BY_SIDE = "rows of several tables side by side: put each table into a file of its own"
+RUN_INTO = "a row that other output runs into: where it begins cannot be told"
+_FRACTION = "-f {f} was read as {n}: nccl-tests takes a whole number{then}"
+
+
+def sniff(head: Sequence[str]) -> bool:
+    rows, parser = [], RowParser((), ())
+    for text in head:
+        if _START.search(text) or _SETTINGS.search(text):
+            return True
+        if _HEADING.match(text) and "busbw" in text:
+            return True
+        if _ROW.match(text) and len(text.split()) in range(11, 24):
+            rows.append(text)
+    # An excerpt without a heading, which may be a single row.
+    return len(rows) > 1 or any(not isinstance(parser.row(0, row), str) for row in rows)
+
+
+@dataclass
+class _TestOutput:
+    """The output of one nccl-tests process.
+
+    names: columns of the heading. above: texts above the heading. zeros: number of lines of rank 0.
+    """
+
+    line: int
+    collective: str | None = None
+    names: list[str] = field(default_factory=list)
+    parser: RowParser = field(default_factory=lambda: RowParser((), ()))
+    above: list[Line] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+    args: list[str] = field(default_factory=list)
+    members: dict[int, dict[str, Any]] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    rows: list[NcclTestsRow] = field(default_factory=list)
+    average: float | None = None
+    started: bool = False
+    concluded: bool = False
+    failed: bool = False
+    events: list[str] = field(default_factory=list)
+    zeros: int = 0
+    messages: Messages = field(default_factory=Messages)
+
+    @property
+    def ended(self) -> bool:
+        return self.concluded or self.average is not None or self.failed
+
+
+def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
+    imported = Imported()
+    reader = _TextReader(imported)
+    for line, text in lines:
+        reader.line(line, text)
+    reader.end()
+    outputs = [
+        output for output in reader.outputs if output.rows or output.settings or output.started
+    ]
+    crowd = [output for output in outputs if output.zeros or output.settings]
+    if _interleaved(crowd):
+        for output in outputs:
+            for row in output.rows:
+                imported.refuse(row.line, INTERLEAVED.format(n=max(2, _width(crowd))))
+        if not any(output.rows for output in outputs):
+            imported.refuse(0, INTERLEAVED.format(n=max(2, _width(crowd))))
+        return imported
+    for imported.output, output in enumerate(outputs):
+        runs = _make_runs(output, options, imported)
+        imported.runs += runs
+        imported.run_outputs += [imported.output] * len(runs)
+    imported.output = None
+    alone = [run for run in imported.runs if run.ranks == 1]
+    if len(alone) > 1:
+        imported.warn(
+            f"{len(alone)} outputs of one rank each: if one run was to have {len(alone)} ranks, "
+            "nccl-tests was built without MPI (build it with MPI=1)"
+        )
+    return imported
+
+
+def _width(outputs: Sequence[_TestOutput]) -> int:
+    return max(len(outputs), sum(output.zeros for output in outputs))
+
+
+def _interleaved(outputs: Sequence[_TestOutput]) -> bool:
+    """Whether these are tests without MPI at once: several ranks 0 before a test ends, and no rank
+    1.
+    """
+    if any(set(output.members) - {0} for output in outputs):
+        return False
+    if any(output.zeros > 1 for output in outputs):
+        return True
+    unfinished = [output for output in outputs[:-1] if not output.ended]
+    return (
+        len(outputs) > 1 and len(unfinished) > 0 and all(p.zeros == 1 for p in outputs if p.zeros)
+    )
+
+
+class _TextReader:
+    """Groups lines into outputs. The heading of another test begins the next output."""
+
+    def __init__(self, imported: Imported) -> None:
+        self.imported = imported
+        self.outputs: list[_TestOutput] = []
+        self.pending: tuple[int, str] | None = None  # the begin of a row that a log line has split
+        self.failed: tuple[int, str, str] | None = None  # a row that cannot be read, and why
+        self.next_messages = Messages()  # messages of the next run's ranks before its heading
+        self.placements: tuple[str, ...] = ()  # placements in the line above a heading
+        self.above: deque[Line] = deque(maxlen=_ABOVE)  # texts since the last row
+
+    @property
+    def output(self) -> _TestOutput:
+        if not self.outputs:
+            self.outputs.append(_TestOutput(1))
+        return self.outputs[-1]
+
+    def line(self, line: int, text: str) -> None:
+        if self.failed:
+            self.refuse_failed(text)
+        if "NCCL" in text or "|CCL_" in text:
+            before, logged = without_log(text)
+            if logged:
+                self.message(text[len(before) :])
+                if _HOLDS.search(text, len(before)):
+                    self.add_kept()
+                    self.imported.refuse(line, RUN_INTO)
+                if before.strip():
+                    self.broken(line, before)
+                return
+        if self.pending:
+            first, start = self.pending
+            if not text.strip() or text.lstrip()[:1] == "#" or _ROW.match(text):
+                self.refuse_pending()
+            else:
+                self.pending = None
+                self.row(first, start + text)
+                return
+        if self.output.parser.keep(line, text):
+            return
+        if _ROW.match(text):
+            self.row(line, text)
+        elif text and not text.isspace():
+            self.other(line, text)
+
+    def message(self, text: str) -> None:
+        next_one = self.output.ended and begins_run(text)
+        (self.next_messages if next_one else self.output.messages).take(text)
+
+    def broken(self, line: int, text: str) -> None:
+        """Read the text before a message of a library, which may be a fragment of a row."""
+        self.add_kept()
+        if self.pending:
+            self.pending = (self.pending[0], self.pending[1] + text)
+        elif _ROW_HEAD.match(text):
+            if isinstance(self.output.parser.row(line, text), str):
+                self.pending = (line, text)
+            else:
+                self.row(line, text)
+        elif _BEGUN.match(text) and self.output.names:
+            self.pending = (line, text)
+        else:
+            self.other(line, text)
+
+    def refuse_pending(self) -> None:
+        if self.pending:
+            self.imported.refuse(self.pending[0], "the row is cut off by other output")
+            self.pending = None
+
+    def refuse_failed(self, following: str = "") -> None:
+        """Refuse the row that failed. The next line may be its continuation."""
+        if self.failed:
+            (line, text, why), self.failed = self.failed, None
+            whole_row = RowParser((), ()).row(line, text + following) if following.strip() else ""
+            self.imported.refuse(line, why if isinstance(whole_row, str) else WRAPPED)
+
+    def end(self) -> None:
+        self.refuse_failed()
+        self.add_kept()
+        self.refuse_pending()
+
+    def row(self, line: int, text: str) -> None:
+        self.add_kept()
+        row = self.output.parser.row(line, text)
+        if isinstance(row, str) and _side_by_side(text):
+            row = SIDE_BY_SIDE
+        elif isinstance(row, str) and len(pieces := _NOTE.split(text, maxsplit=1)) > 1:
+            without = self.output.parser.row(line, pieces[0])
+            row = row if isinstance(without, str) else without
+        if isinstance(row, str):
+            self.above.clear()
+            self.failed = line, text, row
+        else:
+            self.add(line, row)
+
+    def add_kept(self) -> None:
+        """Add the rows that the parser has kept. Called before anything else is done with a
+        line.
+        """
+        for line, row in self.output.parser.kept():
+            self.add(line, row)
+
+    def add(self, line: int, row: NcclTestsRow | str) -> None:
+        self.above.clear()
+        if isinstance(row, str):
+            self.imported.refuse(line, row)
+        else:
+            self.output.rows.append(row)
+
+    def other(self, line: int, text: str) -> None:
+        self.add_kept()
+        output = self.output
+        if match := _START.search(text):
+            output = self.next_output(
+                line, output.started or bool(output.rows) or bool(output.settings)
+            )
+            output.started = True
+            output.collective = collective_named(_plain_program(match[1])) or output.collective
+        elif _SETTINGS.search(text):
+            output = self.next_output(line, bool(output.settings or output.rows))
+            output.settings = _settings(text)
+        elif match := _BLOCKING.search(text):
+            output.settings["blocking"] = _blocking(match[1])
+        elif match := _RANK.search(text):
+            # The list of ranks is above its table. In the oldest versions each rank prints its own
+            # line, after the table.
+            next_list = output.ended or whole(match[1]) == 0
+            self.member(self.next_output(line, bool(output.rows) and next_list), match)
+        elif placements := _PLACEMENTS.findall(text):
+            self.placements = tuple(placements)
+        elif _HEADING.match(text):
+            output = self.next_output(line, bool(output.rows))
+            output.above += [line for line in self.above if line not in output.above]
+            output.names = text.lstrip("# ").replace("#wrong", " #wrong").split()
+            output.parser = RowParser(output.names, self.placements)
+        elif match := _AVERAGE.search(text):
+            output.average = number(match[1])
+        elif _BOUNDS.search(text):
+            output.failed = True
+        elif match := _CONCLUDED.search(text):
+            output.concluded = True
+            output.collective = output.collective or collective_named(_plain_program(match[1]))
+        elif match := _VERSION.search(text):
+            if output.started or output.rows:
+                output = self.next_output(line, True)
+            output.versions["nccl-tests"] = match[1]
+            if match[2]:
+                output.versions["nccl"] = version_text(match[2])
+        elif match := _RCCL_TESTS.search(text):
+            output.versions["rccl-tests"] = match[1]
+        elif match := _RCCL.search(text):
+            output.versions["rccl"] = match[1]
+        elif match := _NCCL.search(text):
+            output.versions.setdefault("nccl", match[1])
+        elif match := _REDUCING.search(text):
+            self.imported.warn(f"the sweep ended early on purpose: {match[0].strip()}")
+        elif "# error:" in text or "Test NCCL failure" in text or "Test CUDA failure" in text:
+            output.events.append(text.strip(" #"))
+        elif "_perf" in text and (match := _PROGRAM.search(text)):
+            self.command(line, match)
+        elif output.names and _SUFFIXED.match(text):
+            self.imported.refuse(line, SUFFIXES)
+        elif _HOLDS.search(text):
+            self.imported.refuse(line, RUN_INTO)
+        elif len(text) < _TITLE:
+            self.above.append((line, text))
+
+    def command(self, line: int, match: re.Match[str]) -> None:
+        name = collective_named(match[1].rpartition("/")[2])
+        if name:
+            output = self.next_output(line, bool(self.output.rows))
+            output.collective = name
+            output.args = match.string[match.end(1) :].split()
+        if match[2] and "." in match[2] and (factor := number(match[2])) is not None:
+            n = int(factor)
+            then = "" if n > 1 else ", so that the sizes rise by the default step of 1 MiB"
+            if factor != n:
+                self.imported.warn(_FRACTION.format(f=match[2], n=n, then=then))
+
+    def next_output(self, line: int, needed: bool) -> _TestOutput:
+        if needed:
+            before = self.output
+            self.refuse_pending()
+            self.outputs.append(_TestOutput(line))
+            if not before.rows and not before.settings:  # the output so far is only a version line
+                self.outputs[-1].versions = before.versions
+                self.outputs[-1].messages = before.messages
+            else:
+                self.outputs[-1].messages, self.next_messages = self.next_messages, Messages()
+        return self.output
+
+    def member(self, output: _TestOutput, match: re.Match[str]) -> None:
+        rank = whole(match[1])
+        output.zeros += rank == 0
+        if rank is not None and rank < MOST_RANKS:
+            output.members[rank] = {
+                "rank": rank,
+                "host": match[3],
+                "pid": whole(match[2]) or 0,
+                "device": f"cuda:{match[4]}",
+                "device_name": match[6].strip(),
+            }
+            if match[5] and ":" in match[5]:
+                output.members[rank]["pci"] = match[5]
+
+
+def _side_by_side(text: str) -> bool:
+    """Whether a line has two rows side by side, as ``paste`` and ``diff -y`` print them."""
+    tokens = [token for token in text.split() if token not in ("|", "<", ">")]
+    half, odd = divmod(len(tokens), 2)
+    return not odd and half > _LEAST and bool(_ROW.match(" ".join(tokens[half:])))
+
+
+def _plain_program(name: str) -> str:
+    return os.path.basename(name).removesuffix("_mpi").removesuffix("_perf")
+
+
+def _blocking(text: str) -> str:
+    """The value of -z that a heading describes."""
+    if "no barrier" in text:
+        return "2"
+    return "3" if "time excludes barrier" in text else "1"
+
+
+def _settings(text: str) -> dict[str, str]:
+    settings = dict(re.findall(r"(\w+):? (\d+)", text.replace(" iters:", "_iters:")))
+    if step := re.search(r"step: (\d+)\((\w+)\)", text):
+        settings["step"], settings["step_kind"] = step[1], step[2]
+    if iters := re.search(r"(?<!warmup )(?<!agg )iters: (\d+)", text):
+        settings["iters"] = iters[1]
+    return settings
+
+
+def _make_runs(output: _TestOutput, options: ImportOptions, imported: Imported) -> list[Run]:
+    rows = output.rows
+    if not rows:
+        return []
+    listed = max(output.members, default=-1) + 1
+    name = imported.choose("collective", options.collective, output.collective)
+    if name is None:
+        name = _unnamed(output, options, options.ranks or listed, imported)
+    if name is None:
+        return []
+    run = NcclTestsRun(name, cpu_time="cputime" in output.names)
+    run.ranks = imported.choose("ranks", options.ranks, listed) or 0
+    inferred, source = (0, "") if options.ranks else infer_ranks(rows, name)
+    if inferred and not listed:
+        imported.warn(f"{inferred} ranks: recovered from {source}")
+        run.ranks = inferred
+    elif inferred and contradicts_ranks(rows, name, listed):
+        imported.warn(
+            f"{listed} ranks are listed, but every {source} is that of {inferred}: {inferred} taken"
+        )
+        run.ranks = inferred
+    run.calls = whole(output.settings.get("iters"))
+    if output.settings.get("graph", "0") != "0":
+        run.mode = "graph"
+    set_variables = apply_options(run, output.args)
+    set_unaligned(run, whole(output.settings.get("unalign")) or 0)
+    set_blocking(run, output.settings.get("blocking", "0"))
+    if options.dtype:
+        for row in rows:
+            row.dtype = options.dtype
+    entry = COLLECTIVES[name]
+    for row in rows:
+        row.root = (row.root or 0) if entry.has_root else None
+    results = make_results(rows, run, imported)
+    if output.settings.get("step_kind") == "bytes" and output.settings.get("step") == "1048576":
+        imported.warn(STEP_1M)
+    _check_average(output, imported)
+    output.messages.choose(results)
+    output.versions = output.messages.versions | output.versions
+    rccl = "rccl" in output.versions or "rccl-tests" in output.versions
+    tool = "rccl-tests" if rccl else "nccl-tests"
+    library = output.versions.get("rccl" if rccl else "nccl")
+    environment: dict[str, Any] = {}
+    if library:
+        environment["libraries"] = {"nccl": f"{'RCCL' if rccl else 'NCCL'} {library}"}
+    if variables := output.messages.variables | set_variables:
+        environment["variables"] = variables
+    members = [output.members[r] for r in sorted(output.members)]
+    complete = len(members) == run.ranks
+    if not complete:
+        hosts = list(dict.fromkeys(m["host"] for m in members))
+        environment |= {"host": hosts[0]} if len(hosts) == 1 else {}
+        names = list(dict.fromkeys(m["device_name"] for m in members if m["device_name"]))
+        environment |= {"device_name": names[0]} if len(names) == 1 else {}
+        members = []
+    end: dict[str, Any] = {"status": "complete"}
+    excerpt = not (output.ended or output.started or output.settings or output.members)
+    if not (output.ended or excerpt):
+        end = {"status": TRUNCATED, "reason": "the output stops before its last lines"}
+    if not results:
+        return []
+    return [
+        make_run(
+            results,
+            options,
+            {
+                "tool": tool,
+                "version": output.versions.get(tool),
+                "format": "text, an excerpt" if excerpt else "text",
+            },
+            ranks=run.ranks,
+            environment=environment,
+            members=members,
+            end=end,
+            events=[{"kind": "error", "message": text} for text in output.events],
+        )
+    ]
+
+
+def _unnamed(
+    output: _TestOutput, options: ImportOptions, ranks: int, imported: Imported
+) -> str | None:
+    """The collective of a table that no line of nccl-tests names; None if its rows are refused.
+
+    A title, or the name of the file, is used if the figures can be those of its collective.
+    """
+    fits = fitting_collectives(output.rows, ranks, "#wrong" in output.names)
+    titles = ((f"line {line}", collective_in(text)) for line, text in reversed(output.above))
+    named = [*titles, ("the name of the file", collective_in(options.file))]
+    origin, name = next((source for source in named if source[1]), ("", None))
+    why = ""
+    if name and (name in fits or not fits):
+        imported.warn(f"collective {name}: taken from {origin}")
+        return name
+    if name:
+        why = f"{origin} names {name}, but the figures are those of {' or '.join(fits)}"
+    elif len(fits) == 1:
+        ((name, how),) = fits.items()
+        imported.warn(f"taken for {name}: {how}")
+        return name
+    else:
+        several = f", and its figures fit {' and '.join(fits)}" if fits else ""
+        why = f"the file does not name the collective{several}"
+    for row in output.rows:
+        imported.refuse(row.line, f"{why}: give --collective")
+    return None
+
+
+def _check_average(output: _TestOutput, imported: Imported) -> None:
+    """Warn if the footer's average, which is over all rows, differs: then rows are missing."""
+    bandwidths = [b.busbw for row in output.rows for b in row.blocks if b.busbw is not None]
+    if output.average is None or not bandwidths:
+        return
+    average = sum(bandwidths) / len(bandwidths)
+    if abs(average - output.average) > 0.01 * max(average, output.average) + 0.01:
+        imported.warn(
+            f"average bus bandwidth {output.average:g} given, {average:.6g} of the rows that are "
+            "here: rows are missing, or are another run's"
+        )

@@ -1,0 +1,290 @@
+"""Lists the importers, finds the one for a file, and imports the file.
+
+A third party adds a format with a module as described in reading/base.py and an entry point::
+
+    [options.entry_points]
+    torchcoll.importers =
+        mine = my_package.my_importer
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from importlib.metadata import entry_points
+from typing import cast
+
+from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice
+from torchcoll.core.file import MODEL_START, uncollected
+from torchcoll.core.other_commands import (
+    TRACE,
+    begin_of,
+    reading_command,
+    without_collectives,
+)
+from torchcoll.core.result import Run
+from torchcoll.core.stdin import is_stdin
+from torchcoll.core.units import counted
+from torchcoll.reading.base import Imported, Importer, ImportOptions, Line
+from torchcoll.reading.nccl_tests import repeats
+from torchcoll.reading.prefix import Unprefixed
+from torchcoll.reading.source import Shortened, Source
+
+GROUP = "torchcoll.importers"
+_PLAIN = "plain"
+# In the order of sniffing. Formats that are recognised by less evidence come later.
+BUILT_IN = (
+    "nccl_tests_json",
+    "inspector",
+    "inspector_prom",
+    "nccl_tests_text",
+    "imb",
+    "oneccl",
+    "param",
+    "deepspeed",
+    "osu",
+    "ucc",
+    "astra_sim",
+    "plain",
+)
+
+# How JSON begins. Logs of containers, notebooks and test runners contain a benchmark's text in
+# their members, with escaped line ends.
+_JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*[\[{"])')
+_AROUND = "the text of a benchmark; this is JSON around text"
+
+
+@cache
+def importers() -> dict[str, Importer]:
+    """Name -> importer. Importers of entry points come first and can replace built-in ones.
+
+    Raises UnreadableError for an entry point that cannot be loaded.
+    """
+    by_name: dict[str, Importer] = {}
+    for point in entry_points(group=GROUP):
+        try:
+            module = cast(Importer, point.load())
+            by_name[module.NAME] = module
+        except Exception as error:  # code of others, which must not raise unknown errors here
+            raise UnreadableError(
+                f"entry point {point.name} of {GROUP}",
+                f"{type(error).__name__}: {error}",
+                "a module with NAME, sniff and read",
+                "Repair or uninstall its package.",
+            ) from None
+    for name in BUILT_IN:
+        module = cast(Importer, importlib.import_module(f"torchcoll.reading.{name}"))
+        by_name.setdefault(module.NAME, module)
+    return by_name
+
+
+def sniff_importer(windows: Iterable[Sequence[str]]) -> Importer | None:
+    """The first importer that recognises the format of a file from windows of its lines, or
+    None.
+    """
+    for lines in windows:
+        for each in importers().values():
+            starts = getattr(each, "STARTS", None)
+            unprefixed = [*map(Unprefixed((), starts).strip_prefix, lines)] if starts else lines
+            if each.sniff(unprefixed):
+                return each
+    return None
+
+
+def _names() -> str:
+    return ", ".join(importers())
+
+
+def import_file(
+    path: str, options: ImportOptions | None = None, name: str | None = None
+) -> Imported:
+    """Import a file; ``-`` is stdin.
+
+    name: the importer; by default it is found by sniffing.
+
+    Raises UnreadableError for a file that is missing, empty, binary or of an unknown format, and
+    UsageError for an importer that does not exist.
+    """
+    choice(name, "from", (None, *importers()))
+    if options and options.columns:  # only a plain table has columns to name
+        if name not in (None, _PLAIN):
+            raise UsageError("map", f"columns for {name}", f"them for --from {_PLAIN} alone")
+        name = _PLAIN
+    source = Source(path)
+    try:
+        return _imported(source, path, options, name)
+    finally:
+        source.close()
+
+
+def _imported(
+    source: Source, path: str, options: ImportOptions | None, name: str | None
+) -> Imported:
+    if not source.start.strip():
+        raise UnreadableError("file", source.name, "output of a benchmark; this one is empty")
+    command = reading_command(source.start, path, "show")
+    # Else reading all lines of a trace would take minutes.
+    if not name and TRACE.match(source.start):
+        raise UnreadableError("file", source.name, "results; this is what a training sent", command)
+    if source.binary:
+        raise UnreadableError("file", source.name, "text; this one is binary", command)
+    importer = importers()[name] if name else _sniffed(source)
+    if importer is None:
+        if MODEL_START.search(source.start):
+            action = (
+                "torchcoll model predict reads it; torchcoll model validate --predicted "
+                f"{'FILE' if is_stdin(path) else shlex.quote(path)} RUN says how wrong it is about "
+                "a run."
+            )
+            raise UnreadableError("file", source.name, "results; this is a model", action)
+        tool, instead = without_collectives(source.start)
+        if tool:
+            expected = f"results of collectives; this is output of {tool}"
+            raise ForeignError("file", source.name, expected, instead)
+        raise ForeignError(
+            "file",
+            source.name,
+            f"a torchcoll result file, or output of {_names()}",
+            command
+            or "Force one with torchcoll convert --from; --map names the columns of a table.",
+        )
+    if not name and _reads_text(importer) and _JSON.match(source.start):
+        raise UnreadableError("file", source.name, _AROUND, _unwrapping(source.start))
+    options = options or ImportOptions()
+    file_name = "stdin" if is_stdin(path) else os.path.basename(path)
+    options = ImportOptions(**{**vars(options), "file": options.file or file_name})
+    lines: Iterable[Line] = source.lines()
+    shortened = None if getattr(importer, "LONG_LINES", False) else Shortened(lines)
+    lines = shortened or lines
+    if starts := getattr(importer, "STARTS", None):
+        lines = Unprefixed(lines, starts)
+    with uncollected():  # there are many rows, and they have no reference cycles
+        imported = importer.read(iter(lines), options)
+    if shortened and shortened.warning:
+        imported.warn(shortened.warning)
+    if source.problem:
+        imported.warn(source.problem)
+    refusals = [
+        f"refused: {source.name}{f':{lines}' if lines else ''}: {why}"
+        for lines, why in imported.refusals()
+    ]
+    _finish(imported, importer, options, refusals)
+    return imported
+
+
+def _finish(
+    imported: Imported, importer: Importer, options: ImportOptions, refusals: Sequence[str]
+) -> None:
+    """Add to each run what the importer warned of and refused."""
+    imported.importer = importer.NAME
+    if options.statistic and importer.NAME != _PLAIN:
+        imported.warn(f"--statistic {options.statistic} is for plain tables: not used")
+    for run in imported.runs:
+        if text := repeats(run.results):
+            imported.warn(text)
+    for run, warnings in zip(imported.runs, imported.warnings_by_run(), strict=True):
+        # Events are saved in the result file, problems are not.
+        run.events += [{"kind": "import", "message": text} for text in (*warnings, *refusals)]
+
+
+def _reads_text(importer: Importer) -> bool:
+    """Whether its rows are lines of text, which a JSON document cannot contain unescaped."""
+    in_lines = hasattr(importer, "STARTS") and not getattr(importer, "LONG_LINES", False)
+    return in_lines or importer.NAME == _PLAIN
+
+
+def _unwrapping(start: bytes) -> str:
+    """The command that extracts the text from JSON with this beginning."""
+    if b'"log":' in start:
+        return "Take it out: jq -rj .log FILE > TEXT"
+    if b'"cells":' in start:
+        return "Take it out: jq -rj '.cells[].outputs[]?.text[]?' FILE > TEXT"
+    return "Take it out, for example: jq -r .stdout FILE > TEXT"
+
+
+def _sniffed(source: Source) -> Importer | None:
+    windows = source.windows()
+    try:
+        return sniff_importer(windows)
+    finally:
+        source.rewind()
+
+
+def files_of_jobs(paths: Sequence[str]) -> list[list[str]]:
+    """The paths, with those together that are the files of the processes of jobs."""
+    groups: dict[str | int, list[str]] = {}
+    for number, path in enumerate(paths):
+        importer = _merging(path) if len(paths) > 1 and os.path.isfile(path) else None
+        groups.setdefault(importer.NAME if importer else number, []).append(path)
+    return list(groups.values())
+
+
+def _merging(path: str) -> Importer | None:
+    """The importer of a file whose format has a file for each process of a job."""
+    window = begin_of(path).decode("utf-8", "replace").splitlines()
+    merging = (each for each in importers().values() if hasattr(each, "read_together"))
+    return next((each for each in merging if each.sniff(window)), None)
+
+
+def import_together(paths: Sequence[str], options: ImportOptions | None = None) -> Imported:
+    """Import one list of ``files_of_jobs``: a run for each job. Raises as ``import_file``."""
+    importer = _merging(paths[0]) if len(paths) > 1 else None
+    if importer is None:
+        return import_file(paths[0], options)
+    problems: dict[str, None] = {}
+
+    def files() -> Iterator[Iterator[Line]]:
+        for path in paths:
+            source = Source(path)
+            try:
+                yield source.lines()
+                if source.problem:
+                    problems[f"{path}: {source.problem}"] = None
+            finally:
+                source.close()
+
+    folder = os.path.dirname(paths[0]) or "."
+    options = options or ImportOptions()
+    options = ImportOptions(**{**vars(options), "file": options.file or folder})
+    with uncollected():
+        imported: Imported = importer.read_together(files(), options)  # type: ignore[attr-defined]
+    for problem in problems:
+        imported.warn(problem)
+    counts = Counter(refused.reason for refused in imported.refused)
+    refusals = [
+        f"refused: {counted(count, 'line')} of {len(paths)} files: {why}"
+        for why, count in counts.items()
+    ]
+    _finish(imported, importer, options, refusals)
+    return imported
+
+
+def runs_in(*paths: str, collective: str | None = None, ranks: int | None = None) -> list[Run]:
+    """The runs in another tool's output: a file, or one list of ``files_of_jobs``.
+
+    Raises UnreadableError if nothing could be read.
+    """
+    imported = import_together(paths, ImportOptions(collective=collective, ranks=ranks))
+    if not imported.runs:
+        raise nothing_read(paths[0], imported)
+    return imported.runs
+
+
+def nothing_read(path: str, imported: Imported) -> UnreadableError:
+    """The error for a file without any readable row."""
+    refusals = imported.refusals()
+    if not refusals:
+        text = "; ".join(imported.warnings) or "no rows"
+        return UnreadableError(f"{path} ({imported.importer})", text, "rows of results")
+    lines, why = refusals[0]
+    count = len(imported.refused)
+    location = f"{path}:{lines}" if lines else path
+    more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
+    name = "-" if is_stdin(path) else shlex.quote(path)
+    action = f"torchcoll convert {name} ... -o RUN.jsonl takes it." * (": give --" in why)
+    return UnreadableError(f"{location}: {why}{more}", action=action or imported.action)

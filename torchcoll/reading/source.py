@@ -1,0 +1,241 @@
+"""Reads the lines of another tool's file: unpacked, decoded, without ANSI codes."""
+
+from __future__ import annotations
+
+import collections
+import io
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
+
+from torchcoll.core.bounds import (
+    GZIP,
+    MOST_PROBLEMS,
+    MOST_TEXT,
+    UnpackBudget,
+)
+from torchcoll.core.errors import UnreadableError, nearest_file
+from torchcoll.core.opening import is_descriptor, open_to_read
+from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
+from torchcoll.reading.base import Line
+from torchcoll.reading.prefix import cleaned
+
+# A message of a library, which may begin within a row that another process prints. Hosts begin with
+# a letter here, because `0node7:12:13 [0]` is the last field of a row followed by a host.
+_LOG = re.compile(
+    r"(?:[A-Za-z_][\w.-]{0,255})?:\d+:\d+ \[\S{0,64}\] .*$"
+    r"|\[\S{0,64}\] NCCL (?:INFO|WARN|TRACE|ABORT) .*$"
+    r"|\d{4}:\d\d:\d\d-\d\d:\d\d:\d\d:\s?\(\s*\d+\) \|CCL_\w+\|.*$"
+    r"|NCCL_TESTS_ALLTOALLV\S*.*$"
+)
+_MARKS = ("NCCL", "|CCL_")
+_HEAD = 1 << 16
+_WINDOW = 2000  # lines
+_LONGEST = 1 << 24  # bytes; a longer line is not text
+_CONTROLS = bytes([*range(9), *range(14, 27)])  # characters that no text has
+
+
+class _Unpacked(io.RawIOBase):
+    """The unpacked content of a .gz whose start was already read. A file that was cut off is read
+    up to its end.
+    """
+
+    def __init__(self, start: bytes, remaining: IO[bytes], name: str) -> None:
+        self._growth, self._read = UnpackBudget("file", name), 0
+        self._packed, self._remaining = start, remaining
+        self._unpacker = zlib.decompressobj(31)  # with gzip's header
+        self._ready = memoryview(b"")  # slices of it need no copy
+        self.problem = ""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        while not self._ready and not self.problem:
+            packed = self._packed or self._remaining.read(_HEAD)
+            self._packed = b""
+            if not packed:
+                if not self._unpacker.eof:
+                    self.problem = "cut off: the .gz has no end"
+                break
+            if self._unpacker.eof:  # another compressed file after the first
+                self._unpacker = zlib.decompressobj(31)
+            try:
+                unpacked = self._unpacker.decompress(packed)
+                self._ready = memoryview(unpacked)
+                self._read += len(packed) - len(self._unpacker.unused_data)
+                self._growth.add(len(unpacked), self._read, unpacked.count(b"\n"))
+            except zlib.error as error:
+                self.problem = f"damaged: {error}"
+            self._packed = self._unpacker.unused_data
+        piece = self._ready[: len(target)]
+        self._ready = self._ready[len(piece) :]
+        target[: len(piece)] = piece
+        return len(piece)
+
+
+class Shortened:
+    """Lines of text, cut at the greatest length of a row."""
+
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self._lines = lines
+        self.cut: list[int] = []
+
+    def __iter__(self) -> Iterator[Line]:
+        for number, text in self._lines:
+            if len(text) > MOST_TEXT:
+                if len(self.cut) < MOST_PROBLEMS:
+                    self.cut.append(number)
+                text = text[:MOST_TEXT]
+            yield number, text
+
+    @property
+    def warning(self) -> str:
+        """A warning about lines that were cut; '' if there are none."""
+        if not self.cut:
+            return ""
+        count = f"{len(self.cut)} lines" if len(self.cut) > 1 else "a line"
+        return f"{count} longer than {MOST_TEXT} characters: cut there; the first is {self.cut[0]}"
+
+
+class Source:
+    """A file to import: ``windows`` has its first lines for sniffing, and ``lines`` all of them,
+    once.
+    """
+
+    def __init__(self, path: str) -> None:
+        if is_descriptor(path):  # a shell's <(COMMAND), which cannot be read twice
+            path = str(from_stdin(path))
+        self.name = STDIN if is_stdin(path) else path
+        self._unpacked: _Unpacked | None = None
+        self._disk: IO[bytes] | None = None
+        try:
+            if path != "-":
+                self._disk = open_to_read(path)
+            self._file: IO[bytes] = self._disk or sys.stdin.buffer
+            self.start = self._file.read(_HEAD)
+            if self.start.startswith(GZIP):
+                self._unpacked = _Unpacked(self.start, self._file, self.name)
+                self._file = io.BufferedReader(self._unpacked, _HEAD)
+                self.start = self._file.read(_HEAD)
+            self.start += self._file.readline(_LONGEST)
+            self._kept = collections.deque([self.start])
+        except FileNotFoundError:
+            raise UnreadableError("file", path, "a file that exists", nearest_file(path)) from None
+        except IsADirectoryError:
+            raise UnreadableError("file", path, "a file, not a folder") from None
+        except OSError as error:
+            self.close()
+            raise UnreadableError("file", path, f"a readable file ({error.strerror})") from None
+        if not self.start and self.problem:
+            self.close()
+            raise UnreadableError("file", path, f"a readable file ({self.problem})")
+
+    @property
+    def problem(self) -> str:
+        """What went wrong while reading; '' if nothing."""
+        return self._unpacked.problem if self._unpacked else ""
+
+    @property
+    def binary(self) -> bool:
+        """Whether it is not text: it has null bytes without being UTF-16, or many control
+        characters.
+        """
+        if self.start.startswith((b"\xff\xfe", b"\xfe\xff")):
+            return False
+        odd = len(self.start) - len(self.start.translate(None, _CONTROLS))
+        return b"\0" in self.start or odd > len(self.start) // 10
+
+    def windows(self) -> Iterator[list[str]]:
+        """Yield lists of lines without libraries' messages, for sniffing. Call it before ``lines``.
+
+        The first line of the format may come after megabytes of messages. If the file cannot be
+        rewound, all that was read is kept in memory.
+        """
+        window: list[str] = []
+        for lines in self._cleaned(self._read(keep=True)):
+            for text in lines:
+                if "NCCL INFO" not in text and "|CCL_" not in text:
+                    window.append(text[:MOST_TEXT])
+                    if len(window) >= _WINDOW:
+                        yield window
+                        window = []
+        yield window
+
+    def lines(self) -> Iterator[Line]:
+        """All lines with their numbers, once."""
+        number = 1
+        for lines in self._cleaned(self._read()):
+            yield from enumerate(lines, number)
+            number += len(lines)
+
+    def _cleaned(self, blocks: Iterable[bytes]) -> Iterator[list[str]]:
+        return map(cleaned, _decoded(blocks, self.start))
+
+    def _read(self, keep: bool = False) -> Iterator[bytes]:
+        """Yield whole lines, about 64 KiB at a time, since work for each line would be slow.
+
+        keep: keep the blocks, so that they can be read again after ``rewind``. Lines longer than
+        _LONGEST are cut.
+        """
+        if keep:
+            yield from self._kept
+        else:
+            kept, self._kept = self._kept, collections.deque()
+            while kept:
+                yield kept.popleft()
+        while block := self._file.read(_HEAD):
+            block += self._file.readline(_LONGEST)
+            if keep and not self.seekable:
+                self._kept.append(block)
+            yield block
+
+    @property
+    def seekable(self) -> bool:
+        return self._file is self._disk
+
+    def rewind(self) -> None:
+        """Return to the first line, for ``lines`` after ``windows``."""
+        if self.seekable:
+            self._file.seek(len(self.start))
+
+    def close(self) -> None:
+        if self._disk:
+            self._disk.close()
+
+
+def _decoded(blocks: Iterable[bytes], start: bytes) -> Iterator[str]:
+    """Decode blocks as UTF-8; lines that are not UTF-8 as Latin-1; and UTF-16 by its byte order
+    mark.
+
+    The line end at the end of a block is removed.
+    """
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):  # PowerShell's '>'
+        yield "\n".join(b"".join(blocks).decode("utf-16", "replace").splitlines())
+        return
+    first = True
+    for block in blocks:
+        try:
+            text = block.decode()
+        except UnicodeDecodeError:
+            text = "\n".join(map(_decoded_line, block.split(b"\n")))
+        if first:
+            text, first = text.removeprefix("\ufeff"), False
+        yield text.removesuffix("\n")
+
+
+def _decoded_line(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        return line.decode("latin-1")
+
+
+def without_log(text: str) -> tuple[str, bool]:
+    """(text before a library's message, whether there was one)."""
+    if not any(mark in text for mark in _MARKS) and " [" not in text:
+        return text, False
+    match = _LOG.search(text)
+    return (text[: match.start()], True) if match else (text, False)

@@ -1,0 +1,306 @@
+"""Reads Traffic from captures, Kineto traces, Flight Recorder dumps and NCCL Inspector's files."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.bounds import MOST_RANKS, ByteBudget, EventBudget
+from torchcoll.core.errors import ForeignError, UnreadableError, UsageError
+from torchcoll.core.file import is_traffic
+from torchcoll.core.jsonl import chunks_of
+from torchcoll.core.other_commands import TRACE, begin_of, reading_command
+from torchcoll.core.stdin import from_stdin
+from torchcoll.core.traffic import Group, Traffic, TrafficCall, join, latest
+from torchcoll.core.units import counted, format_ranges
+from torchcoll.reading.flight_recorder import is_dump, read_dump
+from torchcoll.reading.inspector_traffic import is_inspector, read_inspector
+from torchcoll.reading.kineto import fill_from_root, is_trace, read_trace
+from torchcoll.reading.kineto_events import Event, make_event
+from torchcoll.reading.large_json import members
+from torchcoll.reading.safe_pickle import is_pickle, read_pickle
+from torchcoll.reading.traffic_jobs import RankFile, shown_path, split_jobs, with_note
+
+_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+_LISTS = ("traceEvents", "entries")  # the long lists of a trace and of a dump
+_MEMORY_RATIO, _ITEM_BYTES = 3, 400  # memory of objects per character of JSON, and per item
+_EVENT_BYTES = 300  # memory of an event without arguments
+_MOST_DEPTH = 16  # folders below folders
+_MOST_PICKLE = 1 << 28  # bytes: 2000 calls, torch's default, with their stacks are 2 MB
+_KINDS = (
+    "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump or a file of NCCL "
+    "Inspector"
+)
+
+
+def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
+    """Read the files of one job, and join them. Raises as ``read_jobs`` does, and UsageError if
+    they are of several jobs.
+    """
+    jobs = _find_jobs(paths)
+    if len(jobs) > 1:
+        folders = " and ".join(str(shown_path(job)) for job in jobs[:2])
+        value = f"{folders} and more" if len(jobs) > 2 else folders
+        action = "Name its files: torchcoll trace PATH shows which those are."
+        raise UsageError(f"files of {len(jobs)} jobs", value, "those of one", action)
+    return _join_job(jobs[0])
+
+
+def read_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[Traffic]:
+    """Read files and folders with one rank per file, and join the files of each job.
+
+    Of a folder its .json and .jsonl files (also .gz), dumps of the Flight Recorder
+    and files of NCCL Inspector are read, or those of its subfolders if it has none. Only a single
+    folder can have several jobs; NCCL Inspector's files are always told apart. Raises
+    UnreadableError for a file of another format, without communication or without a rank, and
+    UsageError if the files do not belong together.
+    """
+    return [_join_job(job) for job in _find_jobs(paths)]
+
+
+def _find_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[list[RankFile]]:
+    files_of = {path: _files(path) for path in (Path(os.fspath(from_stdin(p))) for p in paths)}
+    inspected = dict.fromkeys(
+        file
+        for files in files_of.values()
+        for file in files
+        if file.is_file() and is_inspector(begin_of(str(file)))
+    )
+    inspected_jobs = [[RankFile(job)] for job in read_inspector([*inspected])] if inspected else []
+    files_of = {
+        path: remaining
+        for path, files in files_of.items()
+        if (remaining := [file for file in files if file not in inspected])
+    }
+    jobs: list[list[RankFile]] = []
+    for path, files in files_of.items():
+        if not path.is_dir():
+            jobs.append([_read(file) for file in files])
+            continue
+        read = _read_folder(files)
+        captures = [file for file in read if file.traffic.source == "capture"]
+        others = [file for file in read if file.traffic.source != "capture"]
+        jobs += split_jobs(others, path)
+        if captures:
+            latest_captures = latest([file.traffic for file in captures], path)
+            jobs.append([RankFile(traffic) for traffic in latest_captures])
+    if len(files_of) > 1:
+        jobs = [[file for job in jobs for file in job]]
+    return [*jobs, *inspected_jobs]
+
+
+def _join_job(files: Sequence[RankFile]) -> Traffic:
+    _check_steps(files)
+    traffics = [file.traffic for file in files]
+    ranks = max(traffic.ranks for traffic in traffics)
+    with_all_ranks = [
+        t if t.source == "capture" else dataclasses.replace(t, ranks=ranks) for t in traffics
+    ]
+    joined = _fill_ranks(join(_share_group_ranks(with_all_ranks)))
+    fill_from_root(joined)
+    joined.path = shown_path(files)
+    return joined
+
+
+def _files(path: Path) -> list[Path]:
+    """The file, or those of a folder that can be read: if there are none, of its subfolders."""
+    if not path.is_dir():
+        return [path]
+    folders = [path]
+    for _ in range(_MOST_DEPTH):
+        entries = sorted(entry for folder in folders for entry in folder.iterdir())
+        files = [entry for entry in entries if entry.is_file()]
+        if fitting := [f for f in files if f.name.endswith(_SUFFIXES) or _begins_as_rank(f)]:
+            return fitting
+        folders = [entry for entry in entries if entry.is_dir() and entry.name[0] != "."]
+    expected = (
+        f"files {', '.join(_SUFFIXES)}, dumps of the Flight Recorder or NCCL Inspector's in it"
+    )
+    raise UnreadableError("folder", path, expected)
+
+
+def _begins_as_rank(path: Path) -> bool:
+    """Whether it can be a dump, which torch writes without a suffix, as pickle or as JSON, or a
+    file of NCCL Inspector.
+    """
+    begin = begin_of(str(path))
+    return is_pickle(begin) or bool(TRACE.match(begin)) or is_inspector(begin)
+
+
+def _read_folder(files: Sequence[Path]) -> list[RankFile]:
+    """What the files of a folder have. Files of other formats are left out, with a note."""
+    read: list[RankFile] = []
+    foreign: dict[Path, ForeignError] = {}
+    for file in files:
+        try:
+            read.append(_read(file))
+        except ForeignError as error:
+            foreign[file] = error
+    if not read:
+        raise next(iter(foreign.values()))
+    if foreign:
+        note = f"left out {counted(len(foreign), 'file')} of other formats: {next(iter(foreign))}"
+        read[0] = with_note(read[0], f"{note}{', ...' * (len(foreign) > 1)}")
+    return read
+
+
+def _read(path: Path) -> RankFile:
+    """Return what one file has."""
+    if is_traffic(path):
+        return RankFile(Traffic.load(path))
+    problems: list[str] = []
+    data = read_document(path, problems)
+    if problems:
+        raise UnreadableError("trace", problems[0], "a whole file")
+    if is_trace(data):
+        return RankFile(*read_trace(data, path))
+    if is_dump(data):
+        return RankFile(read_dump(data, path))
+    raise _foreign(path)
+
+
+def _foreign(path: Path) -> ForeignError:
+    return ForeignError(
+        "trace", path, _KINDS, reading_command(begin_of(str(path)), str(path), "trace")
+    )
+
+
+def read_document(path: Path, problems: list[str]) -> dict[str, Any]:
+    """The outermost object of a trace or a dump, of JSON or a pickle.
+
+    Of a trace it has only the events that are needed. problems: gets a line if the file was cut
+    off; then the object has what the file has. Raises UnreadableError for a file that is neither.
+    """
+    chunks = chunks_of(path, problems, "trace")
+    first = next(chunks, b"")
+    if is_pickle(first):
+        return _pickled(path, itertools.chain([first], chunks), problems)
+    document: dict[str, Any] = {}
+    memory, events = ByteBudget("trace", path), EventBudget(path)
+    try:
+        for key, value, length, item in members(itertools.chain([first], chunks), _LISTS):
+            if item and key == "traceEvents":
+                kept = [event for event in map(make_event, value) if event]
+                events.add(len(kept), len(value) - len(kept))
+                memory.add_bytes(sum(map(_event_bytes, kept)))
+                document[key] += kept
+                continue
+            memory.add_bytes(_MEMORY_RATIO * length + _ITEM_BYTES * (len(value) if item else 1))
+            if item:
+                document[key] += value
+            else:
+                document[key] = value
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+        count = sum(len(document[key]) for key in _LISTS if isinstance(document.get(key), list))
+        if not (problems or count):
+            raise _foreign(path) from None
+        if not problems:
+            problems.append(f"{path}: cut off or damaged after {counted(count, 'item')}")
+    return document
+
+
+def _pickled(path: Path, chunks: Iterable[bytes], problems: list[str]) -> dict[str, Any]:
+    """The dict of a pickle, which is how torch's watchdog writes a dump."""
+    data = bytearray()
+    for chunk in chunks:
+        data += chunk
+        if len(data) > _MOST_PICKLE:
+            raise UnreadableError(f"trace {path}", "a pickle of more than 256 MiB", "a smaller one")
+    value = read_pickle(bytes(data), path, problems)
+    if not isinstance(value, dict):
+        raise _foreign(path)
+    return value
+
+
+def _event_bytes(event: Event) -> int:
+    """Estimated memory of an event. Most events have no arguments."""
+    if not event.args:
+        return _EVENT_BYTES
+    sizes = (
+        _ITEM_BYTES // 4 + (len(v) if isinstance(v, str) else _list_bytes(v))
+        for v in event.args.values()
+    )
+    return _EVENT_BYTES + sum(sizes)
+
+
+def _list_bytes(value: object) -> int:
+    return _MEMORY_RATIO * len(str(value)) if isinstance(value, (list, dict)) else 0
+
+
+def _check_steps(files: Sequence[RankFile]) -> None:
+    """Raise UsageError if traces begin with different steps: calls are counted from the start."""
+    firsts = {file.first_step: file.path for file in files}
+    if len(firsts) > 1:
+        paths = " and ".join(str(path) for path in list(firsts.values())[:2])
+        steps = " and ".join("none" if first is None else str(first) for first in list(firsts)[:2])
+        action = "Read one rank alone, or profile all with one schedule."
+        raise UsageError(f"first step of {paths}", steps, "the same of all ranks", action)
+
+
+def _share_group_ranks(traffics: Sequence[Traffic]) -> list[Traffic]:
+    """Give a group the ranks that other files have for it, since ``join`` compares them."""
+    groups_with_ranks: dict[str, Group] = {}
+    for traffic in traffics:
+        for name, group in traffic.groups.items():
+            if group.ranks:
+                groups_with_ranks.setdefault(name, group)
+    renamed = []
+    for traffic in traffics:
+        groups = {
+            n: g if g.ranks else groups_with_ranks.get(n, g) for n, g in traffic.groups.items()
+        }
+        renamed.append(dataclasses.replace(traffic, groups=groups))
+    return renamed
+
+
+def _fill_ranks(traffic: Traffic) -> Traffic:
+    """Fill in the ranks of groups, which a Flight Recorder on gloo does not have.
+
+    torch's default group has all ranks. Another group has the ranks that made calls in it, if all
+    ranks were read. The dump of a single rank does not have the number of ranks; then it is
+    inferred from the sizes of an all_gather in the default group, if there is one.
+    """
+    if traffic.source != "flight recorder":
+        return traffic
+    alone = len(traffic.calls) == 1 and not any(group.ranks for group in traffic.groups.values())
+    if alone:
+        ranks = max(map(_gathered_from, _default_calls(traffic)), default=0)
+        if ranks <= max(traffic.calls):
+            traffic.notes.append(
+                "the dump does not say how many ranks there are: read those of all ranks together"
+            )
+            return traffic
+        traffic.ranks = ranks
+        traffic.notes.append(f"{ranks} ranks: recovered from the sizes of its all_gather calls")
+    everyone = set(traffic.calls) == set(range(traffic.ranks))
+    for name, group in traffic.groups.items():
+        if group.ranks:
+            continue
+        makers = [r for r, calls in traffic.calls.items() if any(c.group == name for c in calls)]
+        if group.description == "default_pg":
+            traffic.groups[name] = dataclasses.replace(group, ranks=tuple(range(traffic.ranks)))
+        elif everyone:
+            traffic.groups[name] = dataclasses.replace(group, ranks=tuple(sorted(makers)))
+            traffic.notes.append(
+                f"group {name}: its ranks are not known, taken for {format_ranges(makers)}, which "
+                "made calls in it"
+            )
+    return traffic
+
+
+def _default_calls(traffic: Traffic) -> list[TrafficCall]:
+    """All calls in torch's default group."""
+    default = {n for n, group in traffic.groups.items() if group.description == "default_pg"}
+    return [c for calls in traffic.calls.values() for c in calls if c.group in default]
+
+
+def _gathered_from(call: TrafficCall) -> int:
+    """The number of ranks by the sizes of an all_gather; 0 for other calls, or if it is unclear."""
+    if call.collective != "all_gather" or not call.bytes_in or call.bytes_out % call.bytes_in:
+        return 0
+    ranks = call.bytes_out // call.bytes_in
+    return ranks if ranks <= MOST_RANKS else 0
