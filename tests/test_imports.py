@@ -32,7 +32,8 @@ ROOMS = {package_of(path.relative_to(PACKAGE)) for path in PACKAGE.glob("*/**/__
 ROOMS -= NESTED
 
 # What a file may import at its top: our packages, or files of one, and others; and what besides
-# inside a function, or for type checkers only. `torchcoll` itself is free: it loads nothing.
+# inside a function, or for type checkers only. `torchcoll` itself is free: it loads nothing. The
+# kernel's packages import downwards, and none imports a part.
 SCIENCE = {"numpy", "scipy", "pandas"}
 DRAWN = {"rich", "matplotlib", "pandas", "jinja2", "markupsafe", "plotly"}
 NOUNS = {"core", "libraries", "reading"}
@@ -40,6 +41,7 @@ QUESTIONS = {
     *("questions/check", "questions/comparison", "questions/contention", "questions/pairs"),
     *("questions/show", "questions/startup"),
 }
+KERNEL = {*NOUNS, "stats", *QUESTIONS, "questions/page"}
 TABLE = {
     "core": (set(), set(), {"tomli", "tomllib"}),
     "libraries": ({"core"}, {"defusedxml"}, set()),
@@ -53,46 +55,28 @@ TABLE = {
     "reading": ({"core", "libraries"}, set(), set()),
     "report": ({"core"}, set(), {"libraries", "numpy", *DRAWN}),
     "stats": (NOUNS, SCIENCE, set()),
-    "questions/check": ({*NOUNS, "questions/pairs"}, set(), {"parts/fleet"}),
-    "questions/comparison": ({*NOUNS, "stats"}, SCIENCE, {"parts/experiments", "parts/training"}),
+    "questions/check": ({*NOUNS, "questions/pairs"}, set(), set()),
+    "questions/comparison": ({*NOUNS, "stats"}, SCIENCE, set()),
     "questions/contention": ({*NOUNS, "stats"}, SCIENCE, set()),
     "questions/pairs": (NOUNS, SCIENCE, set()),
     "questions/show": (
-        {*NOUNS, "stats", "report", *QUESTIONS, "bench/live", "parts/training"},
+        {*NOUNS, "stats", "report", *QUESTIONS, "bench/live"},
         SCIENCE,
-        {"parts/curves", "questions/page", "pyarrow", *DRAWN},
+        {"pyarrow", *DRAWN},
     ),
     "questions/startup": ({*NOUNS, "stats", "questions/comparison"}, SCIENCE, set()),
-    "questions/page": (
-        {*NOUNS, "stats", "report", *QUESTIONS, "parts/curves", "parts/training"}
-        | {"parts/experiments"},
-        SCIENCE,
-        {"IPython", "parts/fleet", *DRAWN},
-    ),
-    "parts/experiments": (
-        {*NOUNS, "stats", "questions/check", "questions/comparison", "parts/curves"},
-        SCIENCE,
-        {"machine"},
-    ),
-    "parts/curves": (
-        {*NOUNS, "stats", "questions/check", "questions/comparison", "questions/startup"}
-        | {"parts/experiments"},
-        SCIENCE,
-        set(),
-    ),
-    "parts/training": ({*NOUNS, "stats", "parts/curves"}, SCIENCE, {"torch"}),
-    "parts/fleet": ({*NOUNS, "stats"}, {*SCIENCE, "sqlalchemy"}, {"psycopg", "pyarrow"}),
-    "parts/postmortem": (NOUNS, set(), set()),
-    "parts/proof": (
-        {*NOUNS, "parts/curves", "parts/experiments"},
-        set(),
-        {"parts/training", "torch"},
-    ),
+    "questions/page": ({*NOUNS, "stats", "report", *QUESTIONS}, SCIENCE, {"IPython", *DRAWN}),
+    "parts/experiments": ({*KERNEL, "machine"}, SCIENCE, set()),
+    "parts/curves": ({*KERNEL, "parts/experiments"}, SCIENCE, set()),
+    "parts/training": ({*KERNEL, "parts/curves"}, SCIENCE, {"torch"}),
+    "parts/fleet": (KERNEL, {*SCIENCE, "sqlalchemy"}, {"psycopg", "pyarrow"}),
+    "parts/postmortem": (KERNEL, set(), set()),
+    "parts/proof": ({*KERNEL, "machine"}, set(), {"parts/curves", "parts/training", "torch"}),
     "cli": ({"core", "help"}, set(), {"machine", "bench", "report", "shtab"}),
     "help": (set(), set(), set()),
     "pairs": ({"bench", "questions/pairs"}, set(), set()),
     "__main__": ({"cli"}, set(), set()),
-    "__init__": (set(), set(), set()),
+    "__init__": (set(), set(), {"core/parts"}),
 }
 # Files that run on ranks, in packages of questions and parts.
 ON_RANKS = {
@@ -113,7 +97,8 @@ ON_RANKS = {
         )
     ),
 }
-ANYTHING = {*TABLE, *DRAWN}
+DRAWING = ("show", "shown", "charts", "page")  # how the names of files that draw end
+DOORS = {*TABLE} - {name for name in TABLE if name.startswith("parts/")}  # of a command
 LIBRARIES = {("libraries", "nccl"), ("libraries", "oneccl")}
 # Torch's spelling is one too: all_reduce beside nccl-tests' allreduce.
 STUBS = {name for one in COLLECTIVES.values() for name in (one.module, one.name)} | {"suite"}
@@ -129,9 +114,9 @@ def allowed(path):
         return set(), set(), set()
     ours, others, inner = TABLE.get(file, TABLE[package])
     if name.endswith("command") and name != "launch_command":
-        ours, inner = ours | {"report"}, ANYTHING
-    elif name.endswith("show"):
-        ours, inner = ours | {"report"}, inner | DRAWN
+        ours, inner = ours | {"report"}, {*DOORS, *ours, *inner, *DRAWN}
+    elif name.endswith(DRAWING):
+        ours, others, inner = ours | {"report"}, others | {"numpy"}, inner | DRAWN
     elif file in ON_RANKS:
         ours, others = ours | {"bench", "machine"}, others | {"torch"}
         inner = inner | {"report", "rich", f"{package}/show"}
@@ -234,6 +219,9 @@ def test_every_room_is_in_the_table():
         ("report/x.py", "def f():\n    import rich.table", False),
         ("report/x.py", "from torchcoll.questions.show.show import show", True),
         ("report/x.py", "def f():\n    import torch", True),
+        ("questions/show/x.py", "def f():\n    from torchcoll.parts.fleet import address", True),
+        ("questions/show/command.py", "def f():\n    from torchcoll.parts.fleet import read", True),
+        ("parts/fleet/command.py", "def f():\n    from torchcoll.parts.training import cost", True),
         ("cli.py", "from torchcoll.bench import main", True),
         ("cli.py", "def f():\n    from torchcoll.bench import main", False),
         ("allreduce.py", "from torchcoll.bench.main import main", False),
@@ -299,7 +287,7 @@ def test_the_check_sees_circles():
 
 def test_no_two_files_share_a_name():
     """But for the anatomy of a package, and for what all of libraries/*/ have alike."""
-    alike = {"__init__", "__main__", "command", "show"}
+    alike = {"__init__", "__main__", "command", "part", "show", "shown"}
     paths = [path.relative_to(PACKAGE) for path in MODULES if path.stem not in alike]
     names = Counter(path.stem for path in paths if path.parts[:2] not in LIBRARIES)
     assert [name for name, count in names.items() if count > 1] == []

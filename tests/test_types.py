@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import torchcoll
+from torchcoll.core.parts import parts
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -29,7 +30,12 @@ def test_the_stub_has_the_lazy_names():
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     # Only ``import x as x`` is exported.
     names = {alias.asname: node.module for node in imports for alias in node.names}
-    assert names == torchcoll._LAZY
+    of_parts = {
+        name: f"{package}.{module}"
+        for package, part in parts()
+        for name, module in part.public.items()
+    }
+    assert names == torchcoll._LAZY | of_parts
     assert all(alias.asname == alias.name for node in imports for alias in node.names)
     assert (ROOT / "torchcoll/py.typed").exists()
 
@@ -74,7 +80,7 @@ def test_every_public_name_has_a_type(check):
     assert all(text.startswith(("def ", "Overload(")) for text in types.values()), types
     for result in (
         "questions.comparison.compare.Comparison",
-        "parts.training.traffic_comparison.TrafficComparison",
+        "core.display.Displayed",
     ):
         assert f"-> torchcoll.{result}" in types["compare"]
     assert types["run"].endswith("-> torchcoll.core.result.Run | None")

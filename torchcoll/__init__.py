@@ -10,8 +10,8 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Public name -> the module that defines it. No module here shares its name with a public name:
-# importing a module would overwrite the lazy name (tested).
+# Public name of the kernel -> the module that defines it; parts have further ones. No module here
+# shares its name with a public name: importing a module would overwrite the lazy name (tested).
 _LAZY = {
     "Case": "torchcoll.core.case",
     "Spec": "torchcoll.core.spec",
@@ -21,54 +21,37 @@ _LAZY = {
     "load": "torchcoll.reading.inputs",
     "save": "torchcoll.core.file",
     "run": "torchcoll.bench.session",
-    "replay": "torchcoll.parts.training.replay",
     "check": "torchcoll.questions.check.judging",
     "cold": "torchcoll.questions.startup.cold",
     "compare": "torchcoll.questions.comparison.compare",
-    "cost": "torchcoll.parts.training.cost",
-    "plan": "torchcoll.parts.training.planning",
-    "capture": "torchcoll.parts.training.capture",
-    "gradient_buckets": "torchcoll.parts.training.buckets",
-    "shard_traffic": "torchcoll.parts.training.shards",
-    "try_buckets": "torchcoll.parts.training.bucket_trial",
-    "algorithms": "torchcoll.parts.curves.algorithms",
-    "fit_model": "torchcoll.parts.curves.model_fit",
-    "FittedModel": "torchcoll.parts.curves.model_fit",
-    "predict": "torchcoll.parts.curves.named_machines",
-    "Prediction": "torchcoll.parts.curves.predictor",
-    "scaling": "torchcoll.parts.curves.scaling",
     "plot": "torchcoll.questions.show.plot",
     "table": "torchcoll.questions.show.frames",
-    "transitions": "torchcoll.parts.curves.transitions",
     "show": "torchcoll.questions.show.show",
     # What they return:
-    "Algorithms": "torchcoll.parts.curves.algorithms",
-    "BucketPlan": "torchcoll.parts.training.plans",
     "Cold": "torchcoll.questions.startup.cold",
     "Comparison": "torchcoll.questions.comparison.compare",
-    "Cost": "torchcoll.parts.training.cost",
-    "LayoutComparison": "torchcoll.parts.training.config_projection",
-    "Plan": "torchcoll.parts.training.projection",
-    "Scaling": "torchcoll.parts.curves.scaling",
-    "ShardPlan": "torchcoll.parts.training.sharded",
-    "TrafficComparison": "torchcoll.parts.training.traffic_comparison",
-    "Transitions": "torchcoll.parts.curves.transitions",
-    "Trial": "torchcoll.parts.training.plans",
     "Verdict": "torchcoll.questions.check.judging",
 }
 
-__all__ = sorted(_LAZY)
-
 
 def __getattr__(name: str) -> Any:
-    try:
-        module = _LAZY[name]
-    except KeyError:
-        raise AttributeError(f"module 'torchcoll' has no attribute {name!r}") from None
+    if name == "__all__":
+        from torchcoll.core.parts import parts
+
+        return sorted([*_LAZY, *(name for _, part in parts() for name in part.public)])
+    module = None if name.startswith("_") else _LAZY.get(name) or _of_a_part(name)
+    if module is None:
+        raise AttributeError(f"module 'torchcoll' has no attribute {name!r}")
     value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 
 
+def _of_a_part(name: str) -> str | None:
+    from torchcoll.core.parts import modules_of
+
+    return next(modules_of("public", name), None)
+
+
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *__getattr__("__all__")])

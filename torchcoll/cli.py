@@ -33,10 +33,9 @@ from torchcoll.core.errors import (
     unknown,
 )
 from torchcoll.core.opening import DISK_REFUSES, not_written
+from torchcoll.core.parts import first_answer, functions_of, parts
 from torchcoll.help import Formatter, examples_text, groups_text
 
-# A command that a launcher starts on every rank: rank 0 alone prints, and one package is loaded.
-_ON_RANKS = {"replay": "parts.training"}
 # A container with its own torch may lack some of these (launch/ with NO_INSTALL=1).
 _LIBRARIES = ("defusedxml", "numpy", "pandas", "rich", "scipy", "shtab", "torch")
 _INTERRUPTED = 128 + 2  # SIGINT
@@ -73,15 +72,27 @@ class _Parser(argparse.ArgumentParser):
 Commands = dict[str, tuple[str, Callable[..., None], Callable[..., int]]]
 
 
-def commands(*packages: str) -> Commands:
-    """Collect ``COMMANDS`` of the command.py of these packages, or of all packages."""
-    added: Commands = {}
+def commands() -> Commands:
+    """The ``COMMANDS`` of the command.py of each package of the kernel, and those of the parts."""
     root = Path(torchcoll.__path__[0])
-    for file in sorted(root.rglob("*command.py")):
-        package = ".".join(file.parent.relative_to(root).parts)
-        if file.stem != "launch_command" and (not packages or package in packages):
-            added |= importlib.import_module(f"torchcoll.{package}.{file.stem}").COMMANDS
+    files = [*root.glob("*/command.py"), *root.glob("questions/*/command.py")]
+    names = [".".join(file.relative_to(root.parent).with_suffix("").parts) for file in files]
+    names += [f"{package}.{name}" for package, part in parts() for name in part.commands]
+    added: Commands = {}
+    for name in names:
+        added |= importlib.import_module(name).COMMANDS
     return dict(sorted(added.items()))
+
+
+def _commands_on_ranks(command: str) -> Commands | None:
+    """Those of the part that has this command, if a launcher starts it on every rank: rank 0 alone
+    prints, and one package is loaded. None for any other command.
+    """
+    for package, part in parts():
+        if command in part.on_ranks:
+            modules = [importlib.import_module(f"{package}.{name}") for name in part.commands]
+            return {name: entry for module in modules for name, entry in module.COMMANDS.items()}
+    return None
 
 
 _SHELLS = ("bash", "zsh", "tcsh")  # the other shells of shtab have not been tested
@@ -102,12 +113,19 @@ class _PrintCompletion(argparse.Action):
             a for a in main_parser._actions if isinstance(a, argparse._SubParsersAction)
         )
         for name, (_text, add_arguments, _run) in available.items():
-            add_arguments(subparsers.choices[name])
+            _add_options(name, add_arguments, subparsers.choices[name])
             for action in subparsers.choices[name]._actions:
                 if action.metavar in _PATHS:  # shtab completes file names only where told to
                     action.complete = getattr(shtab, _PATHS[action.metavar])
         print(shtab.complete(main_parser, shell))
         parser.exit()
+
+
+def _add_options(
+    name: str, add_arguments: Callable[..., None], parser: argparse.ArgumentParser
+) -> None:
+    for add in (add_arguments, *functions_of("options", name)):
+        add(parser)
 
 
 def _parser(chosen: str, available: Commands) -> _Parser:
@@ -142,7 +160,7 @@ def _parser(chosen: str, available: Commands) -> _Parser:
             formatter_class=Formatter,
         )
         if name == chosen:
-            add_arguments(command)
+            _add_options(name, add_arguments, command)
             command.set_defaults(run=run)
     return parser
 
@@ -150,7 +168,7 @@ def _parser(chosen: str, available: Commands) -> _Parser:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line. Raises UsageError for what is not valid."""
     first = argv[0] if argv else ""
-    available = commands(_ON_RANKS[first]) if first in _ON_RANKS else commands()
+    available = _commands_on_ranks(first) or commands()
     if not argv:
         argv = ["--help"]
     elif first not in available and not first.startswith("-"):
@@ -192,8 +210,9 @@ def _ending_in_order() -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     arguments, rank = list(sys.argv[1:] if argv is None else argv), 0
+    on_ranks = bool(arguments) and _commands_on_ranks(arguments[0]) is not None
     try:
-        if arguments and arguments[0] in _ON_RANKS:
+        if on_ranks:
             from torchcoll.machine.launcher import likely_rank
 
             rank = likely_rank()
@@ -202,18 +221,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = _parse(arguments)
         name = options.command
         del options.command
-        if name in _ON_RANKS:
+        if on_ranks:
             code = options.run(options)
         else:
             from torchcoll.report.waiting import show_waiting
 
             with _ending_in_order(), show_waiting(f"torchcoll {name}"):
-                code = options.run(options)
+                code = first_answer("extends", name, options)
+                code = options.run(options) if code is None else code
         if sys.stdout:  # None if it was closed before the start (`>&-`)
             sys.stdout.flush()
         return int(code)
     except TorchcollError as error:
-        if arguments and arguments[0] in _ON_RANKS:
+        if on_ranks:
             from torchcoll.bench.watchdog import print_error
 
             print_error(error.line(), rank, speaks=rank == 0)
@@ -221,12 +241,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             tell(error.line())
         return int(error.exit_code)
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _LIBRARIES:
+        missing, _, part = (error.name or "").partition(".parts.")
+        action = f"This command needs torchcoll's part {part}." if part else ""
+        missing = missing.partition(".")[0]
+        if missing not in _LIBRARIES and not part:
             raise
-        refusal = UnavailableError(
-            missing, "none", "it installed", f"python -m pip install {missing}."
-        )
+        action = action or f"python -m pip install {missing}."
+        refusal = UnavailableError(part or missing, "none", "it installed", action)
         tell(refusal.line())
         return int(refusal.exit_code)
     except SystemExit as stop:  # --help and --version

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes torchcoll/questions/check/published.toml of the tables here: python results/published/make.py
+"""Makes questions/check/published.toml of the tables here: python results/published/make.py
 
 machines.csv has a line for each run that somebody published, with its source; figures.csv the
 figures of each. What has a reason in left_out stays here and is in no file of the package.

@@ -8,8 +8,8 @@ from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.variables import JOB, RUNTIME, SETTINGS, kept_variables, kind_of
-from torchcoll.parts.experiments.recipe import recipe_of
 from torchcoll.questions.comparison.compare import compare
+from torchcoll.questions.show.recipe import recipe_of
 from torchcoll.stats.differences import differences_of, unknown_of
 
 # (variable, two values that people set). The names are those of the makers' documentation.

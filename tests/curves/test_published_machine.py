@@ -20,13 +20,13 @@ from torchcoll.parts.curves.predictions import predict_all
 from torchcoll.parts.curves.predictor import PlannedCalls, Prediction, bounded, least_ns, sum_of
 from torchcoll.parts.curves.published_law import (
     QUANTILE,
-    MachineLinks,
     PublishedLaw,
     law_point,
     links_of_kind,
     published_points,
 )
 from torchcoll.parts.curves.published_machine import published_machines
+from torchcoll.questions.check.machine_links import MachineLinks
 from torchcoll.questions.check.published import publications
 
 GIB = 1 << 30

@@ -17,8 +17,8 @@ from error_form import error_line, error_text, expecting
 
 from torchcoll import load
 from torchcoll.cli import main
+from torchcoll.machine import processes
 from torchcoll.parts.curves.forced_check import recheck
-from torchcoll.parts.experiments import processes
 from torchcoll.parts.experiments.axes import Cell
 
 FAKE = Path(__file__).parents[1] / "fake_launch.py"

@@ -19,6 +19,7 @@ from torchcoll.core.case import Case
 from torchcoll.core.errors import ExitCode
 from torchcoll.core.file import SCHEMA as CURRENT
 from torchcoll.core.jsonl import rename_old_keys
+from torchcoll.core.parts import functions_of
 from torchcoll.core.result import CaseResult, Choice, ConcurrentBlocks, Reported, Verification
 from torchcoll.core.soak_windows import SoakCase, SoakWindow
 from torchcoll.core.spec import Spec
@@ -47,7 +48,7 @@ def test_every_exit_code_has_its_line():
 
 def commands_that_can_fail() -> set[str]:
     """Those whose function, or another one of a command.py that it refers to, has ExitCode.FAILED
-    or becomes torchrun.
+    or becomes torchrun; or that of a part which extends the command.
     """
     functions: dict[str, list[ast.AST]] = {}
     for path in (ROOT / "torchcoll").rglob("*command.py"):
@@ -63,7 +64,11 @@ def commands_that_can_fail() -> set[str]:
         names = {n.id for n in nodes if isinstance(n, ast.Name)} & functions.keys() - seen
         return any(fails(name, seen) for name in names)
 
-    return {name for name, (_, _, run) in cli.commands().items() if fails(run.__name__, set())}
+    return {
+        name
+        for name, (_, _, run) in cli.commands().items()
+        if any(fails(one.__name__, set()) for one in (run, *functions_of("extends", name)))
+    }
 
 
 def test_exit_code_1_is_documented_for_each_command_that_can_fail():

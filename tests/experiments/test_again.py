@@ -21,7 +21,7 @@ from torchcoll.core.spec import Spec
 from torchcoll.parts.experiments.again_command import _plan
 from torchcoll.parts.experiments.again_show import Rerun, answer_of
 from torchcoll.parts.experiments.agreement import agreement, judge
-from torchcoll.parts.experiments.recipe import (
+from torchcoll.questions.show.recipe import (
     _SPEC_OPTIONS,
     on_this_machine,
     recipe_of,

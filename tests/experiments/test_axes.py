@@ -9,13 +9,14 @@ from error_form import error_text
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
+from torchcoll.core.shell import command_line
 from torchcoll.parts.experiments.axes import (
     axis_dimension,
     combined,
     split_values,
     variable_dimension,
 )
-from torchcoll.parts.experiments.blocks import command_line, make_plan
+from torchcoll.parts.experiments.blocks import make_plan
 from torchcoll.parts.experiments.launch_command import check_program, command_of
 
 MODULE = [sys.executable, "-m", "torchcoll.allreduce"]

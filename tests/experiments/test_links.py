@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from torchcoll.cli import main
-from torchcoll.parts.experiments import processes
+from torchcoll.machine import processes
 
 FAKE = Path(__file__).parents[1] / "fake_launch.py"
 COMMAND = ["--", sys.executable, "-S", str(FAKE)]

@@ -15,7 +15,7 @@ from ranks import busy
 from torchcoll import load
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
-from torchcoll.parts.experiments import processes
+from torchcoll.machine import processes
 from torchcoll.parts.experiments.blocks import make_plan
 from torchcoll.parts.experiments.versus_plan import Sides, asked_of
 

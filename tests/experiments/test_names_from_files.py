@@ -100,7 +100,7 @@ def test_exported_variables_are_no_code(folder, capsys):
 
 def test_a_run_from_python_exports_no_code_either():
     made = run(measured(1000), variables={CODE: "1", "NCCL_ALGO": "Ring"})
-    from torchcoll.parts.experiments.recipe import recipe_of
+    from torchcoll.questions.show.recipe import recipe_of
 
     assert recipe_of(made).text().startswith("NCCL_ALGO=Ring torchrun ")
 

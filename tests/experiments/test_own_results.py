@@ -16,7 +16,7 @@ from ranks import Measured, ticking
 
 from torchcoll.core.file import load_own
 from torchcoll.parts.experiments.agreement import LEAST_RUNS, agreement
-from torchcoll.parts.experiments.recipe import on_this_machine, recipe_of
+from torchcoll.questions.show.recipe import on_this_machine, recipe_of
 from torchcoll.stats.matching import pairs_of
 from torchcoll.stats.sides import Side, reading_of
 

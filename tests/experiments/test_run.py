@@ -17,7 +17,7 @@ from ranks import past
 from torchcoll import load
 from torchcoll.cli import main
 from torchcoll.core.errors import UnreadableError
-from torchcoll.parts.experiments import processes
+from torchcoll.machine import processes
 from torchcoll.parts.experiments.folder import _is_run
 from torchcoll.reading.inputs import load_all
 from torchcoll.stats.sides import side

@@ -25,7 +25,7 @@ from ranks import past
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
-from torchcoll.parts.experiments import processes
+from torchcoll.machine import processes
 from torchcoll.parts.experiments.axes import Cell
 from torchcoll.parts.experiments.blocks import RunPlan
 from torchcoll.parts.experiments.launch_command import command_of

@@ -25,21 +25,21 @@ from torchcoll.bench.verify import Checker
 from torchcoll.core.file import save
 from torchcoll.core.result import Choice
 from torchcoll.machine.devices import Cpu
-from torchcoll.parts.experiments.processes import Ended
+from torchcoll.machine.processes import Ended
 from torchcoll.parts.proof import (
+    claims,
     clock_probe,
     error_probe,
     fault_probe,
     first_call_probe,
     judge,
     other_work,
-    parts,
     prove,
     running,
 )
+from torchcoll.parts.proof.claims import CLAIMS
 from torchcoll.parts.proof.kit import Kit, MachineUnderTest
 from torchcoll.parts.proof.part_result import FAILED, NOT_RUN, NOT_SHOWN, PROVEN
-from torchcoll.parts.proof.parts import PARTS
 from torchcoll.reading.traces import read_traffic
 
 GLOO = MachineUnderTest("gloo", "cpu", 2, False, "", "gloo of torch", facts={"names": []})
@@ -103,7 +103,7 @@ def proven(tmp_path_factory):
     folder = tmp_path_factory.mktemp("proof")
     counted = []
     importlib.import_module("torch._dynamo")  # DDP does: once here, and not in each rank
-    names = [name for name in PARTS if name != "stopped-rank"]
+    names = [name for name in CLAIMS if name != "stopped-rank"]
     report = running.run_parts(kit(folder), names, lambda report: counted.append(len(report.parts)))
     return report, folder, counted
 
@@ -132,7 +132,7 @@ def test_the_parts_on_two_gloo_ranks(proven):
 
 
 def test_a_stopped_rank_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "_STOPPED_S", 5.0)
+    monkeypatch.setattr(claims, "_STOPPED_S", 5.0)
     result = part(tmp_path, "stopped-rank")
     assert result.status == PROVEN, result
     assert result.figures[0].value == 1
@@ -232,7 +232,7 @@ def test_a_part_that_fails_does_not_stop_the_others(tmp_path):
 
 def test_a_part_that_hangs_is_ended_within_its_limit(tmp_path, monkeypatch):
     limit_s = math.ceil(busy())
-    monkeypatch.setitem(PARTS, "clock", replace(PARTS["clock"], limit_s=limit_s))
+    monkeypatch.setitem(CLAIMS, "clock", replace(CLAIMS["clock"], limit_s=limit_s))
 
     def start(module, arguments, variables, limit_s, log):
         from torchcoll.parts.proof.starting import run_command

@@ -13,16 +13,14 @@ from made_runs import run as launch
 
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.parts.fleet.changes_over_time import PanelHistory
+from torchcoll.parts.fleet.nights_charts import nights_charts
 from torchcoll.parts.fleet.panel import Panel, baseline_nights, deviations, split_fleet_and_nodes
 from torchcoll.questions.comparison.compare import compare
-from torchcoll.questions.page.charts import (
-    calls_chart,
-    curves_charts,
-    first_calls_charts,
-    speed_up_charts,
-)
-from torchcoll.questions.page.heat_maps import nights_charts, pairs_charts, ranks_chart
+from torchcoll.questions.comparison.speed_up_charts import speed_up_charts
+from torchcoll.questions.page.charts import calls_chart, curves_charts, first_calls_charts
+from torchcoll.questions.page.heat_maps import ranks_chart
 from torchcoll.questions.pairs.matches import read_pairs
+from torchcoll.questions.pairs.pairs_charts import pairs_charts
 from torchcoll.questions.show.plot import picture_of
 from torchcoll.report.chart import PALETTE, line_style, plain, reduced
 from torchcoll.stats.sides import Side

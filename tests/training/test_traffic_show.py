@@ -238,7 +238,8 @@ def test_things_of_two_kinds_are_refused(shown):
     ):
         shown(sent(), alone())
     with pytest.raises(
-        UsageError, match=error_text("^show", error_tail("int", "a run, a file, or one of Alg"))
+        UsageError,
+        match=error_text("^show", error_tail("int", "a run, a file, or what a function")),
     ):
         shown(3)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NewType, TypeVar
+
+from torchcoll.core.variables import masked_value, masked_words
 
 Name = NewType("Name", str)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -45,3 +47,9 @@ def assignments(variables: Mapping[Name, str | None]) -> str:
 def exports(variables: Mapping[Name, str]) -> list[str]:
     """``export NCCL_ALGO=Ring``: a line for each variable."""
     return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+
+
+def command_line(argv: Sequence[str], variables: Mapping[Name, str | None]) -> str:
+    """As it can be typed, but for secrets: ``env -u NCCL_PROTO NCCL_ALGO=Ring torchrun ...``."""
+    shown = {n: v if v is None else masked_value(n, v) for n, v in variables.items()}
+    return " ".join(filter(None, [assignments(shown), shlex.join(masked_words(argv))]))

@@ -16,11 +16,9 @@ from torchcoll.core.errors import (
     UsageError,
     choice,
     one_line,
-    printable,
     tell,
 )
 from torchcoll.core.file import is_ours, save
-from torchcoll.core.opening import not_written
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import from_stdin
 from torchcoll.core.units import counted
@@ -139,8 +137,8 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
     add("--force", action="store_true", help="replace a .csv, .json or .parquet file")
 
 
-def run_convert(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.parts.fleet.address import is_store
+def check_output(options: argparse.Namespace) -> str:
+    """What the name of the output ends in. Raises UsageError for one that cannot be written."""
     from torchcoll.report.destination import check_new
 
     ending = os.path.splitext(options.output or "")[1].removeprefix(".")
@@ -149,9 +147,11 @@ def run_convert(options: argparse.Namespace) -> ExitCode:
             choice(ending or "none", "output ends in", ("jsonl", *TABLES))
         if ending in TABLES:
             check_new(options.output, "output", options.force)
-    stores = [file for file in options.files if is_store(file)]
-    if stores:
-        return _convert_store(stores[0], options)
+    return ending
+
+
+def run_convert(options: argparse.Namespace) -> ExitCode:
+    ending = check_output(options)
     runs, code = _runs_of(options)
     if not options.output or not runs:
         return code
@@ -256,34 +256,6 @@ def _write_rows(runs: Sequence[Run], ending: str, options: argparse.Namespace) -
         show(*runs, format=ending, file=text)
         content = text.getvalue()
     write_file(options.output, content, "output", options.force)
-
-
-def _convert_store(store: str, options: argparse.Namespace) -> ExitCode:
-    """Writes beside the file of -o and renames: a store may be larger than memory."""
-    from torchcoll.parts.fleet.address import parse_address
-    from torchcoll.report.destination import check_new
-
-    address = parse_address(store)
-    if len(options.files) > 1:
-        raise UsageError("files", f"{len(options.files)} arguments", "a store alone")
-    if not (options.output or "").endswith(".parquet"):
-        expected = "a file that ends in .parquet: the samples are in the result files"
-        raise UsageError("output", options.output or "none", expected, "Name one with -o.")
-    from torchcoll.parts.fleet.parquet import write_store_parquet
-
-    part = f"{options.output}.{os.getpid()}"
-    try:
-        with open(part, "xb") as file:
-            cases = write_store_parquet(address, file)
-        check_new(options.output, "output", options.force)
-        os.replace(part, options.output)
-    except OSError as error:
-        raise not_written("output", options.output, error) from None
-    finally:
-        if os.path.lexists(part):
-            os.unlink(part)
-    print(printable(f"{counted(cases, 'case')} of {address.name} written to {options.output}"))
-    return ExitCode.OK
 
 
 COMMANDS = {

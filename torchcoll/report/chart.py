@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.core.errors import UnavailableError, one_line
+from torchcoll.core.result import CaseResult
 from torchcoll.core.units import format_size
 
 # M. Okabe and K. Ito's colours, which colour-blind people can tell apart, darkened where they would
@@ -22,6 +23,9 @@ NEUTRAL = "#7a7f85"
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "triangle-down")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _MOST_TICKS = 9
+MOST_POINTS = 400  # of one chart: with 600, a choice takes plotly up to 0.1 s
+MOST_LINES = 8  # that can be chosen, or are shown at first
+HOVER = "%{text}<extra></extra>"
 _MARKUP = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
@@ -214,3 +218,7 @@ def reduced(values: Sequence[float], most: int) -> list[int]:
         low, high = (pick(stretch, key=values.__getitem__) for pick in (min, max))
         kept += sorted({low, high})
     return kept
+
+
+def keys_of(results: Sequence[CaseResult], keys: Mapping[int, str]) -> str:
+    return " ".join(dict.fromkeys(key for r in results if (key := keys.get(id(r)))))

@@ -11,6 +11,7 @@ from typing import Any
 
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import APIS, NATIVE, Case
+from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.result import CaseResult, Reported, Run
@@ -476,3 +477,9 @@ def _first_line(run: Run, firsts: Sequence[CaseResult], how: str, total: bool) -
     if total and connects(run, backend) != "unknown":
         parts.append(f"time to first result {format_ns(first + connect, 3)}")
     return ", ".join(parts)
+
+
+def case_text(case: Case) -> str:
+    """``all_reduce 1M``"""
+    has_data = COLLECTIVES[case.collective].has_data
+    return f"{case.collective} {format_size(case.size_bytes)}" if has_data else case.collective

@@ -19,13 +19,13 @@ from torchcoll.parts.curves.predictor import Prediction, Predictor, bounded, lea
 from torchcoll.parts.curves.published_law import (
     PREDICTED,
     QUANTILE,
-    MachineLinks,
     PublishedLaw,
     law_point,
     links_of,
     links_of_kind,
     published_law,
 )
+from torchcoll.questions.check.machine_links import MachineLinks
 from torchcoll.questions.check.published import Publication, publications
 
 # GB (10^9 bytes) of one GPU, by the data sheets; of several sizes of a name the largest.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torchcoll.core.result import Run
     from torchcoll.parts.experiments.again_show import Rerun
     from torchcoll.parts.experiments.blocks import RunPlan
-    from torchcoll.parts.experiments.recipe import Recipe
+    from torchcoll.questions.show.recipe import Recipe
 
 
 def again_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,10 +78,10 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
 
     from torchcoll.parts.experiments.again_show import answer_of, show_rerun
     from torchcoll.parts.experiments.agreement import LEAST_RUNS
-    from torchcoll.parts.experiments.limit_share import plausibility_text
     from torchcoll.parts.experiments.matrix_command import launch, number_of
-    from torchcoll.parts.experiments.recipe import recipe_of, unset_settings
+    from torchcoll.questions.check.limit_share import plausibility_text
     from torchcoll.questions.check.published_run import publication_named, run_of
+    from torchcoll.questions.show.recipe import recipe_of, unset_settings
     from torchcoll.reading.inputs import expand, load_all
     from torchcoll.report.formats import FORMATS
 
@@ -142,7 +142,7 @@ def _here(recipe: Recipe) -> Recipe:
     from torchcoll.machine.doctor_facts import gather
     from torchcoll.machine.launcher import Launch
     from torchcoll.machine.usable import backends
-    from torchcoll.parts.experiments.recipe import on_this_machine
+    from torchcoll.questions.show.recipe import on_this_machine
 
     facts = gather(Launch("again"))
     usable = [entry.name for entry in backends(facts) if entry.usable]
@@ -203,7 +203,7 @@ def _rerun(
     from torchcoll.core.file import load_own
     from torchcoll.parts.experiments.again_show import Rerun
     from torchcoll.parts.experiments.agreement import Agreement, agreement
-    from torchcoll.parts.experiments.limit_share import compared_shares
+    from torchcoll.questions.check.limit_share import compared_shares
     from torchcoll.stats.across_hardware import unlike, unlike_ranks
     from torchcoll.stats.differences import differences_of, dimensions_of
     from torchcoll.stats.matching import pairs_of

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.shell import Name, assignments
-from torchcoll.core.variables import SET_ON_PURPOSE, masked_value, masked_words
+from torchcoll.core.variables import SET_ON_PURPOSE, masked_words
 from torchcoll.libraries.known_variables import FORCING, unknown_variables
 from torchcoll.parts.experiments.axes import (
     AXES_OF_LIBRARIES,
@@ -188,9 +186,3 @@ def _warnings(cells: Sequence[Cell], environ: Mapping[str, str]) -> Iterator[str
             yield f"{name}={environ[name]} is in the environment: it is forced in every cell"
     for name, near in unknown_variables(dict.fromkeys(set_names, "")):
         yield f"no library reads {name}{f': is {near} meant?' if near else ''}"
-
-
-def command_line(argv: Sequence[str], variables: Mapping[Name, str | None]) -> str:
-    """As it can be typed, but for secrets: ``env -u NCCL_PROTO NCCL_ALGO=Ring torchrun ...``."""
-    shown = {n: v if v is None else masked_value(n, v) for n, v in variables.items()}
-    return " ".join(filter(None, [assignments(shown), shlex.join(masked_words(argv))]))

@@ -7,6 +7,7 @@ or damaged is skipped; that run runs again.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import glob
@@ -135,6 +136,14 @@ def stored(folder: Path) -> tuple[dict[str, Any], Stored] | None:
         return None
     header, *records = _lines(path)
     return header, {key: r.get("seconds") for key, r in _kept(folder, records).items()}
+
+
+def cells(folder: str) -> list[str]:
+    """The cells of a matrix that have a result; none of any other path."""
+    with contextlib.suppress(TorchcollError, OSError):
+        if (plan := stored(Path(folder))) is not None:
+            return sorted({cell for cell, _ in plan[1]})
+    return []
 
 
 def stored_records(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:

@@ -231,9 +231,8 @@ def _below(plan: RunPlan, folder: Folder, number: int | None) -> list[str]:
 
 def dry_run(plan: RunPlan, folder: Any, rounds: int = 0) -> ExitCode:
     """Print every run as it could be typed. rounds: of a versus, of which ``plan`` is the first."""
-    from torchcoll.core.shell import named
+    from torchcoll.core.shell import command_line, named
     from torchcoll.machine.environment import variables
-    from torchcoll.parts.experiments.blocks import command_line
     from torchcoll.parts.experiments.run import labels_of
 
     cells, runs = len(plan.cells), plan.runs

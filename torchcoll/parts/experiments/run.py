@@ -25,11 +25,11 @@ from torchcoll.core.variables import (
     masked_words,
 )
 from torchcoll.libraries.nccl import forced as nccl_forced
+from torchcoll.machine.processes import Ended, LoadEnded, end_orphans, launch, under_load
 from torchcoll.parts.experiments.blocks import PlannedRun, RunPlan
 from torchcoll.parts.experiments.folder import Folder, log_bytes, read_log
 from torchcoll.parts.experiments.launch_command import command_of
 from torchcoll.parts.experiments.obeyed import Recorded, check, unverified
-from torchcoll.parts.experiments.processes import Ended, LoadEnded, end_orphans, launch, under_load
 
 _LAST_LINES = 20
 _ERROR = "torchcoll: error: "

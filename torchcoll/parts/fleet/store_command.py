@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, printable, tell
+from torchcoll.core.opening import not_written
 from torchcoll.core.toml_text import toml_table
 from torchcoll.core.units import counted, parse_duration
 from torchcoll.parts.fleet.address import DEFAULT_STORE, parse_address
@@ -141,6 +143,41 @@ def _read_ids(path: str) -> list[str]:
         except (ValueError, KeyError, TypeError, ImportError):
             raise UnreadableError("spare", path, "a file that torchcoll baseline wrote") from None
     return [line for line in lines if line]
+
+
+def convert_store(options: argparse.Namespace) -> ExitCode | None:
+    """``convert`` of a store; None of anything else. Writes beside the file of -o and renames: a
+    store may be larger than memory.
+    """
+    from torchcoll.parts.fleet.address import is_store, parse_address
+    from torchcoll.reading.command import check_output
+    from torchcoll.report.destination import check_new
+
+    store = next(filter(is_store, options.files), None)
+    if store is None:
+        return None
+    check_output(options)
+    address = parse_address(store)
+    if len(options.files) > 1:
+        raise UsageError("files", f"{len(options.files)} arguments", "a store alone")
+    if not (options.output or "").endswith(".parquet"):
+        expected = "a file that ends in .parquet: the samples are in the result files"
+        raise UsageError("output", options.output or "none", expected, "Name one with -o.")
+    from torchcoll.parts.fleet.parquet import write_store_parquet
+
+    part = f"{options.output}.{os.getpid()}"
+    try:
+        with open(part, "xb") as file:
+            cases = write_store_parquet(address, file)
+        check_new(options.output, "output", options.force)
+        os.replace(part, options.output)
+    except OSError as error:
+        raise not_written("output", options.output, error) from None
+    finally:
+        if os.path.lexists(part):
+            os.unlink(part)
+    print(printable(f"{counted(cases, 'case')} of {address.name} written to {options.output}"))
+    return ExitCode.OK
 
 
 COMMANDS = {

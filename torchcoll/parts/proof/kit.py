@@ -12,7 +12,7 @@ from typing import Any
 from torchcoll.core.errors import TorchcollError, one_line
 from torchcoll.core.file import load_own
 from torchcoll.core.result import Run
-from torchcoll.parts.experiments.processes import Ended
+from torchcoll.machine.processes import Ended
 from torchcoll.parts.proof.starting import Starter
 
 LOG = "log.txt"

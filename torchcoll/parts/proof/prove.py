@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 from torchcoll.core.errors import UnavailableError, UsageError, tell, unknown
 from torchcoll.core.opening import check_folder
+from torchcoll.parts.proof.claims import CLAIMS
 from torchcoll.parts.proof.kit import Kit, MachineUnderTest, last_line
-from torchcoll.parts.proof.parts import PARTS
 from torchcoll.parts.proof.running import MOST_S, Report, run_parts
 from torchcoll.parts.proof.starting import Launcher, on_this_host, run_command
 
@@ -59,11 +59,11 @@ def prove(options: argparse.Namespace) -> Report:
 
 def _parse_parts(text: str) -> Sequence[str]:
     if text == ALL:
-        return list(PARTS)
+        return list(CLAIMS)
     names = [name.strip() for name in text.split(",")]
     for name in names:
-        if name not in PARTS:
-            raise unknown("prove", name, (ALL, *PARTS))
+        if name not in CLAIMS:
+            raise unknown("prove", name, (ALL, *CLAIMS))
     return list(dict.fromkeys(names))
 
 

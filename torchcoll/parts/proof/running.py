@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from torchcoll.core.errors import TorchcollError, UnavailableError, one_line
+from torchcoll.parts.proof.claims import CLAIMS
 from torchcoll.parts.proof.kit import ONE_RANK, Kit, MachineUnderTest, PartEnded
 from torchcoll.parts.proof.part_result import FAILED, NOT_RUN, NOT_SHOWN, PartResult
-from torchcoll.parts.proof.parts import PARTS
 
 MOST_S = 20 * 60.0
 
 
 def run_part(kit: Kit, name: str) -> PartResult:
     """Run one part; whatever goes wrong in it becomes its result. KeyboardInterrupt passes."""
-    began, part = time.monotonic(), PARTS[name]
+    began, part = time.monotonic(), CLAIMS[name]
     if time.monotonic() >= kit.deadline:
         return PartResult(name, NOT_RUN, f"the {MOST_S / 60:g} minutes of the proof are over")
     if part.several and kit.machine.ranks == 1:

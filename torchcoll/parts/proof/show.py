@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, TextIO
 
+from torchcoll.parts.proof.claims import CLAIMS
 from torchcoll.parts.proof.part_result import FAILED, NOT_RUN, PROVEN, STATUSES, Figure, PartResult
-from torchcoll.parts.proof.parts import PARTS
 from torchcoll.parts.proof.running import Report
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
@@ -56,7 +56,7 @@ def _grid(report: Report) -> Grid:
 
 
 def _sentence(part: PartResult) -> str:
-    question = PARTS[part.name].question if part.name in PARTS else ""
+    question = CLAIMS[part.name].question if part.name in CLAIMS else ""
     return f"{question} {part.status}: {part.reason}".strip()
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchcoll.parts.experiments.processes import Ended, launch
+from torchcoll.machine.processes import Ended, launch
 
 # (module, arguments, variables, limit in s, log file) -> how it ended. The processes work in the
 # folder of the log file.

@@ -6,9 +6,12 @@ issue to completion, and includes waiting for the last rank; ``cost`` separates 
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import pandas
 
 from torchcoll.core.collectives import has_splits
 from torchcoll.core.intervals import Union
@@ -298,3 +301,12 @@ def group_text(groups: Sequence[Group], index: int) -> str:
         text = groups[0].label
         return f"{text} ({groups[0].name})" if index and text != groups[0].name else text
     return group_description(groups[0]) or ",".join(group.name for group in groups)
+
+
+def traffic_frame(traffic: Traffic) -> pandas.DataFrame:
+    """A row for each collective and size, with the fields of TrafficRow."""
+
+    names = [field.name for field in dataclasses.fields(TrafficRow)]
+    records = [dataclasses.asdict(row) for row in summarise_traffic(traffic).rows]
+    frame: pandas.DataFrame = pandas.DataFrame(records, columns=names)
+    return frame

@@ -4,13 +4,11 @@ limits.
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torchcoll.core.errors import UnusableError, UsageError
-from torchcoll.core.opening import open_to_read
 from torchcoll.core.plausibility import (
     SWEEP,
     summarise_run,
@@ -18,9 +16,8 @@ from torchcoll.core.plausibility import (
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row, median
-from torchcoll.core.units import counted, format_ns, format_percent
+from torchcoll.core.units import counted, format_ns
 from torchcoll.questions.check.limits import (
-    FAIL,
     PASS,
     POOR,
     WARN,
@@ -29,95 +26,29 @@ from torchcoll.questions.check.limits import (
     word_of,
 )
 
-if TYPE_CHECKING:
-    from torchcoll.parts.fleet.baseline_source import BaselineSource, JudgedByGoodRuns
 
-_NAMED = 3  # slow cases
-_FIRST_BYTES = 4096
+class JudgedByBaseline(Protocol):
+    """A run judged by good runs."""
 
+    def phrases(self) -> list[Phrase]:
+        """FAIL with the slow cases, or PASS with what would have been found; and what limits
+        that.
+        """
+        ...
 
-def good_runs_source(path: str | os.PathLike[str]) -> BaselineSource | None:
-    """The good runs of a file of torchcoll baseline, a folder, a glob or a store; None for any
-    other file, which is one run. Raises UnreadableError and UsageError as BaselineSource.read.
-    """
-    from torchcoll.parts.fleet.address import is_store
+    def deviations(self, run: Run, rows: Sequence[Row]) -> dict[int, float]:
+        """Time / usual time - 1, by the id of the row."""
+        ...
 
-    text = os.fspath(path)
-    several = text.endswith(".toml") or os.path.isdir(text) or is_store(text)
-    if not several and (os.path.exists(text) or not glob.has_magic(text)):
-        return None
-    # The statistics need numpy, which is not on the ranks.
-    from torchcoll.parts.fleet.baseline_source import BaselineSource
-
-    return BaselineSource.read(path)
+    def to_json(self) -> dict[str, Any]: ...
 
 
-def is_baseline_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a file says that torchcoll baseline wrote it."""
-    try:
-        with open_to_read(path) as file:
-            return b"\ntorchcoll_baseline = " in file.read(_FIRST_BYTES)
-    except OSError:
-        return False
+class BaselineRuns(Protocol):
+    """What judges a run by many good ones: a part has it of a file, a folder or a store."""
 
-
-def good_runs_phrases(judged_run: JudgedByGoodRuns, name: str) -> list[Phrase]:
-    """FAIL with the slow cases, or PASS with what would have been found; and what limits that.
-
-    name: of the file, folder or store.
-    """
-    from torchcoll.parts.fleet.baseline_show import detectable_text
-    from torchcoll.parts.fleet.baseline_source import good_runs_text
-    from torchcoll.parts.fleet.fleet_show import percent, slower
-
-    judged = judged_run.judged
-    limits, count = judged.limits, len(judged.cases)
-    runs = good_runs_text(judged)
-    texts = [
-        f"{case_name} {slower(case.effect)} ({format_ns(case.time_ns)}, usually "
-        f"{format_ns(case.usual_ns)}, healthy below {percent(case.limit)} slower)"
-        for case, case_name in zip(judged.cases, judged_run.names, strict=True)
-    ]
-    slow = len(judged.slow_cases)
-    named = ", ".join(texts[: min(slow, _NAMED)])
-    more = f" and {counted(slow - _NAMED, 'more case')}" if slow > _NAMED else ""
-    over_all = f"{counted(count, 'case')}" if count == 1 else f"all {count} cases"
-    if judged.slow_overall:
-        text = (
-            f"{slower(judged.effect)} than usual over {over_all} (healthy below "
-            f"{percent(limits.run_limit)} slower; {runs})"
-        )
-        text += f"; {named}{more}" if slow else f"; most in {texts[0]}"
-        phrase = Phrase(FAIL, text)
-    elif slow:
-        verb = "is" if slow == 1 else "are"
-        text = f"{slow} of {counted(count, 'case')} {verb} slower than usual: {named}{more}; "
-        phrase = Phrase(FAIL, f"{text}{slower(judged.effect)} over {over_all} ({runs})")
-    else:
-        slowdown = detectable_text(limits)
-        false_alarms = format_percent(judged.baseline.false_alarms)
-        phrase = Phrase(
-            PASS,
-            f"as usual: {slower(judged.effect)} over {over_all} than {runs}; a run that is "
-            f"{slowdown}, is detected 9 times in 10 (false alarms {false_alarms} per run)",
-        )
-    facts = []
-    if judged_run.differences:
-        facts.append(f"not as in the baseline: {', '.join(judged_run.differences)}")
-    if judged.missing:
-        of = judged.missing + count
-        facts.append(
-            f"{judged.missing} of the baseline's {counted(of, 'case')} not judged: "
-            "the run has no time of them"
-        )
-    if judged_run.further:
-        facts.append(f"{counted(judged_run.further, 'case')} of this run not in the baseline")
-    if judged_run.left_out:
-        facts.append(f"{counted(judged_run.left_out, 'run')} of {name} left out of the baseline")
-    facts += judged_run.notes
-    if judged_run.member:
-        facts.append("this run is one of the baseline's own")
-    return [phrase, *(Phrase("", fact) for fact in facts)]
+    def judge(self, run: Run) -> JudgedByBaseline:
+        """Raises UsageError for a run that these cannot judge."""
+        ...
 
 
 def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:

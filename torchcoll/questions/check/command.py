@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
+from torchcoll.core.parts import first_answer
 from torchcoll.core.units import counted
+from torchcoll.questions.check.baseline import BaselineRuns
 from torchcoll.reading.inputs import add_import_options
-
-if TYPE_CHECKING:
-    from torchcoll.parts.fleet.baseline_source import BaselineSource
 
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +62,6 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.metrics import check_metrics, write_metrics
     from torchcoll.core.opening import not_written
     from torchcoll.core.result import Run
-    from torchcoll.questions.check.baseline import good_runs_source, is_baseline_file
     from torchcoll.questions.check.gates import health_text, junit_text
     from torchcoll.questions.check.judging import judge
     from torchcoll.questions.check.limits import FAIL
@@ -76,15 +73,12 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     for what in ("junit", "health"):
         if path := getattr(options, what):
             check_new(path, what, options.force)
-    baseline: Run | BaselineSource | None = None
-    good_runs: BaselineSource | None = None
-    rules = list(options.rules)
-    if not options.baseline and len(rules) == 1 and is_baseline_file(rules[0]):
-        options.baseline = rules.pop()
+    baseline: Run | BaselineRuns | None = None
+    good_runs: BaselineRuns | None = None
     if options.metrics is not None:
         check_metrics(options.metrics)
     if options.baseline:
-        baseline = good_runs = good_runs_source(options.baseline)
+        baseline = good_runs = first_answer("answers", "baseline", options.baseline)
         if good_runs is None:
             baselines = load_all([options.baseline])
             if len(baselines) != 1:
@@ -93,7 +87,7 @@ def run_check(options: argparse.Namespace) -> ExitCode:
             baseline = baselines[0]
     sources = resolve_sources(options.files, options.collective, options.ranks)
     runs = load_all(file for source in sources for file in expand(source))
-    verdicts = [judge(run, options.fabric, rules, baseline) for run in runs]
+    verdicts = [judge(run, options.fabric, options.rules, baseline) for run in runs]
     show_verdicts(runs, verdicts, options.format)
     for what, path, text_of in (
         ("junit", options.junit, junit_text),

@@ -11,11 +11,12 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.display import OneLine, as_one_line
 from torchcoll.core.errors import UsageError, one_line, path_text
+from torchcoll.core.parts import first_answer
 from torchcoll.core.plausibility import (
     IMPLAUSIBLE,
     link_unused,
@@ -26,7 +27,7 @@ from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, nothing_sent
 from torchcoll.core.units import counted, format_ns
 from torchcoll.questions.check.assumed import assumptions, by_names
-from torchcoll.questions.check.baseline import baseline_phrase, good_runs_phrases, good_runs_source
+from torchcoll.questions.check.baseline import BaselineRuns, JudgedByBaseline, baseline_phrase
 from torchcoll.questions.check.limits import (
     FAIL,
     NO_REFERENCE,
@@ -43,9 +44,6 @@ from torchcoll.questions.check.limits import (
 from torchcoll.questions.check.rules import Fabric, read_rules
 from torchcoll.reading.inputs import load_one
 
-if TYPE_CHECKING:
-    from torchcoll.parts.fleet.baseline_source import BaselineSource, JudgedByGoodRuns
-
 _MOST_TOLD = 3  # events of a kind; the others stand above the verdict
 
 
@@ -59,7 +57,7 @@ class Verdict(OneLine):
     phrases: tuple[Phrase, ...]
     fabric: str | None = None
     judged: bool = True
-    by_good_runs: JudgedByGoodRuns | None = None
+    by_good_runs: JudgedByBaseline | None = None
 
     def __repr__(self) -> str:
         return as_one_line(self.line)
@@ -105,12 +103,12 @@ def check(
     if not isinstance(source, Run | str | os.PathLike):
         raise UsageError("source", type(source).__name__, "a Run or its file")
     run = source if isinstance(source, Run) else load_one(source)
-    reference: Run | BaselineSource | None = None
+    reference: Run | BaselineRuns | None = None
     if isinstance(baseline, Run):
         reference = baseline
     elif baseline is not None:
         path_text(baseline, "baseline", "a Run, or its file")
-        reference = good_runs_source(baseline) or load_one(baseline)
+        reference = first_answer("answers", "baseline", os.fspath(baseline)) or load_one(baseline)
     return judge(run, fabric, rules, reference)
 
 
@@ -118,7 +116,7 @@ def judge(
     run: Run,
     fabric: str | None = None,
     rules: Sequence[str | os.PathLike[str]] = (),
-    baseline: Run | BaselineSource | None = None,
+    baseline: Run | BaselineRuns | None = None,
     rows: Sequence[Row] | None = None,
 ) -> Verdict:
     """The verdict on a run.
@@ -145,7 +143,7 @@ def judge(
             reference = [baseline_phrase(good, run, baseline)]
         else:
             by_good_runs = baseline.judge(run)
-            reference = good_runs_phrases(by_good_runs, baseline.name)
+            reference = by_good_runs.phrases()
     else:
         fabric_found, problem = _fabric(run, fabric, rules)
         if fabric_found is None and not problem and (fabric_found := by_names(run)):

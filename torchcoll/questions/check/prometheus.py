@@ -87,16 +87,7 @@ def _deviations(
 ) -> dict[int, float]:
     """Time / time in the baseline - 1, by the id of the row."""
     if verdict.by_good_runs is not None:
-        from torchcoll.parts.fleet.baseline_source import share
-        from torchcoll.parts.fleet.records import CaseKey
-
-        judged = {case.key: case.effect for case in verdict.by_good_runs.judged.cases}
-        keys = [CaseKey.of(result, row) for result, row in zip(run.results, rows, strict=True)]
-        return {
-            id(row): share(judged[key])
-            for key, row in zip(keys, rows, strict=True)
-            if key in judged
-        }
+        return verdict.by_good_runs.deviations(run, rows)
     if baseline is None:
         return {}
     good = [row for row in rows if row.is_right]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-from torchcoll.core.errors import TorchcollError, UsageError
+from torchcoll.core.errors import UsageError
+from torchcoll.core.parts import first_answer
 from torchcoll.reading.inputs import split_label
 
 
@@ -28,7 +27,7 @@ def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
         name, paths = next(iter(named.items()), ("none", []))
         several = f", {len(paths)} times" if len(paths) > 1 else ""
         action = "Files of one name are runs of one side: before='a/*.jsonl' after='b/*.jsonl'."
-        cells = _cells(Path(paths[0])) if paths else []
+        cells = first_answer("answers", "cells", paths[0]) or [] if paths else []
         if len(cells) > 1:
             suggestion = as_sides(paths[0], cells[:2])
             action = f"Name two of its {len(cells)} cells: torchcoll compare {suggestion}."
@@ -42,16 +41,6 @@ def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
 def as_sides(folder: str, cells: Iterable[str]) -> str:
     """Cells of a folder of matrix or versus, as words of a command: no other cell's runs."""
     return " ".join(shlex.quote(f"{cell}={folder}/{cell}-[0-9]*.jsonl") for cell in cells)
-
-
-def _cells(folder: Path) -> list[str]:
-    """Those of a matrix that have a result; of any other path none."""
-    from torchcoll.parts.experiments.folder import stored
-
-    with contextlib.suppress(TorchcollError, OSError):
-        if (plan := stored(folder)) is not None:
-            return sorted({cell for cell, _ in plan[1]})
-    return []
 
 
 def _check_torn(named: dict[str, list[str]]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, overload
 
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError, choice, did_you_mean, literal, text_items, unknown
+from torchcoll.core.parts import functions_of
 from torchcoll.core.summary import OVER_RANKS
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_size
@@ -62,7 +63,6 @@ from torchcoll.stats.start_modes import StartModes
 from torchcoll.stats.statistics import Outlier
 
 if TYPE_CHECKING:
-    from torchcoll.parts.training.traffic_comparison import TrafficComparison
     from torchcoll.questions.comparison.fits import Fitted
 
 THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
@@ -136,7 +136,7 @@ class Comparison(Displayed):
 
 
 @overload
-def compare(base: Traffic, new: Traffic) -> TrafficComparison: ...
+def compare(base: Traffic, new: Traffic) -> Displayed: ...
 
 
 @overload
@@ -163,7 +163,7 @@ def compare(
     filter: str | Sequence[str] = (),
     by: str | Sequence[str] = (),
     fit: bool = False,
-) -> Comparison | TrafficComparison:
+) -> Comparison | Displayed:
     """``new`` against ``base``: Runs, files, folders or globs; several are the runs of a side.
     As on the command line ``label=PATH`` names a side, and of ``backend:gloo=PATH`` only those
     cases count.
@@ -193,9 +193,8 @@ def compare(
         for name, (value, default) in options.items():
             if value != default:
                 raise UsageError(name, value, "none with captures of a training")
-        from torchcoll.parts.training.traffic_comparison import compare_traffic
-
-        return compare_traffic(base, new)
+        compared: Displayed = next(functions_of("answers", "compares"))(base, new)
+        return compared
     for name, side in (("base", base), ("new", new)):
         if isinstance(side, Traffic):
             action = "Load both: torchcoll.compare(Traffic.load(A), Traffic.load(B))."

@@ -26,13 +26,11 @@ from torchcoll.core.summary import (
 )
 from torchcoll.core.two_modes import two_modes
 from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
-from torchcoll.questions.comparison.compare import Comparison
-from torchcoll.questions.comparison.results import tables_of
-from torchcoll.questions.comparison.show import interval_text, titles_of
-from torchcoll.questions.comparison.wording import side_names, speed_cell, speed_of
-from torchcoll.questions.show.figures import case_text, drawable_interval
 from torchcoll.questions.show.plot import Picture, PlotLine, PlotPoint, line_names, picture_caption
 from torchcoll.report.chart import (
+    HOVER,
+    MOST_LINES,
+    MOST_POINTS,
     NEUTRAL,
     PALETTE,
     SCALES,
@@ -40,6 +38,7 @@ from torchcoll.report.chart import (
     Option,
     Selector,
     band,
+    keys_of,
     line_style,
     plain,
     reduced,
@@ -48,19 +47,13 @@ from torchcoll.report.chart import (
     size_axis,
     time_axis,
 )
+from torchcoll.report.header import case_text
 from torchcoll.report.sample_views import calls_in_order, rank_of
 
 if TYPE_CHECKING:
     from torchcoll.questions.check.rules import Limit
 
-MOST_CALLS = 400  # points of one chart: with 600, a choice takes plotly up to 0.1 s
-MOST_RANKS = 8  # whose calls can be chosen
 _BINS = 48  # of a histogram
-HOVER = "%{text}<extra></extra>"
-
-
-def keys_of(results: Sequence[CaseResult], keys: Mapping[int, str]) -> str:
-    return " ".join(dict.fromkeys(key for r in results if (key := keys.get(id(r)))))
 
 
 def curves_charts(
@@ -202,80 +195,12 @@ def _doubt(row: Row) -> str:
     return "" if row.is_right else row.outcome
 
 
-_RESULT_STYLES = {
-    "slower": ("triangle-down", PALETTE[1]),
-    "faster": ("triangle-up", PALETTE[2]),
-    "same": ("circle", PALETTE[0]),
-    "inconclusive": ("x", NEUTRAL),
-}
-
-
-def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[Chart]:
-    """How many times as fast the new side is over sizes, with the 95 % interval, a chart for each
-    table of the comparison. The shaded band is what counts as the same.
-    """
-    tables = [
-        table
-        for table in tables_of([row for row in comparison.rows if row.matched and row.ratio])
-        if table
-    ]
-    titles = titles_of([table[0].pair for table in tables])
-    base, new = map(plain, side_names(comparison))
-    charts = []
-    for table, title in zip(tables, titles, strict=True):
-        traces = []
-        for result in dict.fromkeys(row.result for row in table):
-            symbol, colour = _RESULT_STYLES.get(result, ("x", NEUTRAL))
-            rows = [row for row in table if row.result == result]
-            x, y, above, below, texts, points = [], [], [], [], [], []
-            for row in rows:
-                speed, interval = speed_of(comparison, row), drawable_interval(comparison, row)
-                low, high = interval or (speed, speed)
-                x.append(max(1, row.pair.size_bytes))
-                y.append(rounded(speed))
-                above.append(rounded(high - speed))
-                below.append(rounded(speed - low))
-                size = format_size(row.pair.size_bytes)
-                ends = f" ({interval_text(comparison, row)})" if interval else ""
-                texts.append(f"{size}: speed-up {speed_cell(speed)}{ends}<br>{plain(result)}")
-                members = [item.result for item in (*row.pair.base, *row.pair.new)]
-                points.append(keys_of(members, keys))
-            traces.append(
-                {
-                    "mode": "markers", "name": plain(result),
-                    "x": x, "y": y, "text": texts, "customdata": points, "hovertemplate": HOVER,
-                    "marker": {"symbol": symbol, "color": colour, "size": 9},
-                    "error_y": {"array": above, "arrayminus": below, "symmetric": False,
-                                "color": colour, "thickness": 1.5, "width": 3},
-                }
-            )  # fmt: skip
-        same = 1 + comparison.threshold
-        sizes = [max(1, row.pair.size_bytes) for row in table]
-        across = {"xref": "paper", "x0": 0, "x1": 1, "yref": "y", "layer": "below"}
-        layout = {
-            "xaxis": size_axis(sizes),
-            "yaxis": {"type": "log", "title": {"text": f"speed-up of {new} over {base}"},
-                      "tickformat": ".3~r",
-                      "nticks": 4},
-            "showlegend": True,
-            "shapes": [
-                {**across, "type": "rect", "y0": 1 / same, "y1": same, "line": {"width": 0},
-                 "fillcolor": "rgba(122,127,133,0.25)"},
-                {**across, "type": "line", "y0": 1, "y1": 1,
-                 "line": {"color": NEUTRAL, "width": 1}},
-            ],
-        }  # fmt: skip
-        name = plain(title or table[0].row.collective)
-        charts.append(Chart(name, traces, layout, [SCALES]))
-    return charts
-
-
 def calls_chart(
     run: Run,
     result: CaseResult,
     key: str = "",
-    most_points: int = MOST_CALLS,
-    most_ranks: int = MOST_RANKS,
+    most_points: int = MOST_POINTS,
+    most_ranks: int = MOST_LINES,
 ) -> Chart:
     """The calls of one case in order, and how the steady calls are distributed.
 

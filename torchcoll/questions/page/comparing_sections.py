@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import UsageError, one_line
@@ -40,12 +38,11 @@ def _sides(runs: Sequence[Run]) -> list[Side]:
 
 def add_comparisons(document: PageDraft) -> list[Comparison]:
     """The sides against the first, whatever made them: a versus, forced algorithms, labels."""
-    for folder in document.material.folders:
-        if compared := _versus(document, folder):
+    for place in ("folders", "sides"):
+        compared: list[Comparison] | None = document.add_of_parts(place)
+        if compared is not None:
             return compared
-    if _algorithms(document):
-        return []
-    sides = _sides(document.plain)
+    sides = document.sides = _sides(document.plain)
     if not sides:
         return []
     from torchcoll.questions.comparison.compare import compare
@@ -86,45 +83,17 @@ def add_comparisons(document: PageDraft) -> list[Comparison]:
             title,
             comparison_grids(comparison, every=True),
             f"torchcoll compare {named}",
-            _speed_ups(document, comparison),
+            speed_ups(document, comparison),
         )
         compared.append(comparison)
-    _errors(document, sides)
+    document.add_of_parts("compared")
     return compared
 
 
-def _errors(document: PageDraft, sides: Sequence[Side]) -> None:
-    """How wrong a model is, where one side is what it predicts, about each other side."""
-    from torchcoll.parts.curves.validation import validate_predicted
-    from torchcoll.parts.curves.validation_show import errors_figure
-    from torchcoll.questions.comparison.prediction import MODEL
-    from torchcoll.questions.page.finding_charts import errors_charts
-
-    predicted = [run for side in sides if side.name == MODEL for run in side.runs]
-    measured = [side for side in sides if side.name != MODEL]
-
-    def about(side: Side) -> None:
-        validation = validate_predicted(predicted, side.runs)
-        title, whose = "How wrong the model is", "the measured times"
-        if len(measured) > 1:  # an error is of one of them: of several the mean would be of none
-            title += f" about {one_line(side.name)}"
-            whose = f"the times of {one_line(side.name)}"
-        text = f"Error of the predicted times, relative to {whose}"
-        drawing = Drawing(
-            text, lambda: errors_figure(validation), lambda: errors_charts(validation)
-        )
-        document.add(title, [], "", [drawing])
-
-    for measured_side in measured if predicted else ():
-        document.tried(
-            f"how wrong the model is about {measured_side.name}", partial(about, measured_side)
-        )
-
-
-def _speed_ups(document: PageDraft, comparison: Comparison) -> list[Drawing]:
+def speed_ups(document: PageDraft, comparison: Comparison) -> list[Drawing]:
     """None about a model, whose errors have a section."""
+    from torchcoll.questions.comparison.speed_up_charts import speed_up_charts
     from torchcoll.questions.comparison.wording import side_names, speed_interval
-    from torchcoll.questions.page.charts import speed_up_charts
     from torchcoll.questions.show.figures import speed_up_figure
 
     if comparison.errors:
@@ -140,38 +109,3 @@ def _speed_ups(document: PageDraft, comparison: Comparison) -> list[Drawing]:
             lambda: speed_up_charts(comparison, document.keys),
         )
     ]
-
-
-def _versus(document: PageDraft, folder: str) -> list[Comparison]:
-    """What torchcoll versus has left in the folder, judged as it judges; [] where it was none."""
-    from torchcoll.parts.experiments.versus import read
-    from torchcoll.parts.experiments.versus_show import answer, versus_grids
-
-    state = read(Path(folder))
-    if state is None:
-        return []
-    comparisons = state.comparisons()
-    if not comparisons:
-        document.notes.append(f"{folder}: no round of torchcoll versus is complete")
-        return []
-    grids = versus_grids(state, comparisons, folder, state.stopped)
-    drawings = [
-        drawing for comparison in comparisons for drawing in _speed_ups(document, comparison)
-    ]
-    document.add("A against B", grids, f"torchcoll versus --resume {shlex.quote(folder)}", drawings)
-    document.answers.append(answer(state, comparisons, folder))
-    return comparisons
-
-
-def _algorithms(document: PageDraft) -> bool:
-    from torchcoll.parts.curves.algorithms import algorithms
-    from torchcoll.parts.curves.algorithms_show import algorithms_grids
-
-    if not any(run.labels.get("cell") for run in document.material.runs):
-        return False
-    try:
-        finding = algorithms(document.material.folders or document.material.runs)
-    except UsageError:  # nothing was forced
-        return False
-    document.add("Which algorithm wins", algorithms_grids(finding), document.command("algorithms"))
-    return True

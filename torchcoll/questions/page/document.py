@@ -9,23 +9,22 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from torchcoll.core.case import NATIVE
 from torchcoll.core.errors import TorchcollError, UsageError, one_line
 from torchcoll.core.jsonl import CUT_OFF, TRUNCATED
+from torchcoll.core.parts import functions_of
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.shell import Name
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
-from torchcoll.parts.experiments.recipe import recipe_of
 from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.limits import FAIL
 from torchcoll.questions.check.show import answer_of, over_all
 from torchcoll.questions.page.comparing_sections import add_comparisons
-from torchcoll.questions.page.page_draft import Drawing, PageDraft, answers_of, short_names
+from torchcoll.questions.page.page_draft import PageDraft, answers_of, short_names
 from torchcoll.questions.page.question_sections import (
     add_calls,
     add_curves,
@@ -33,14 +32,14 @@ from torchcoll.questions.page.question_sections import (
     add_further,
     add_pairs,
     add_published,
-    add_scaling,
 )
-from torchcoll.questions.show.figures import case_text
+from torchcoll.questions.show.recipe import recipe_of
 from torchcoll.questions.show.show import has_pairs, table_grid, title_of
 from torchcoll.reading.inputs import Material, read_material
 from torchcoll.report.answer import Answer
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.grid import Grid, Head, make_grid
+from torchcoll.report.header import case_text
 from torchcoll.report.many import MOST_RUNS, runs_grids
 from torchcoll.report.notes import runs_lines
 from torchcoll.report.page import (
@@ -75,14 +74,13 @@ def page_of(
     UnreadableError where there is nothing to report, UsageError for choices that do not exist,
     UnavailableError without plotly, or without matplotlib if not inline.
     """
-    from torchcoll.parts.fleet.address import is_store
-
     if inline:
         check_charts_available()
     else:
         check_pictures_available()
-    stores = [argument for argument in arguments if is_store(argument)]
-    files = [argument for argument in arguments if argument not in stores]
+    recognise = [*functions_of("answers", "recognises")]
+    others = [argument for argument in arguments if any(of(argument) for of in recognise)]
+    files = [argument for argument in arguments if argument not in others]
     material = read_material(files) if files else Material()
     if wanted := conditions(filter):
         for run in material.runs:
@@ -95,21 +93,12 @@ def page_of(
             raise UsageError("filter", filter, "conditions that some case fulfils")
     if progress:
         material.runs = list(map(_ended_so_far, material.runs))
-    document = PageDraft(material, fabric, inline, bool(progress))
-    nights = [*stores, *([*files] if _has_nights(material.runs) else [])]
-    if nights:
-        document.tried("nights", lambda: _nights(document, nights))
+    document = PageDraft(material, fabric, inline, bool(progress), files, others)
+    document.add_of_parts("nights")
     if material.runs:
         _about_runs(document)
     if material.traffic:
-        from torchcoll.parts.training.traffic_show import traffic_grids
-        from torchcoll.parts.training.traffic_table import summarise_traffic
-
-        for traffic in document.material.traffic:
-            grids = traffic_grids(traffic, summarise_traffic(traffic))
-            several = len(document.material.traffic) > 1
-            name = f": {one_line(traffic.path or 'traffic')}" if several else ""
-            document.add(f"What a training sends{name}", grids, document.command("show", "traffic"))
+        document.add_of_parts("traffic")
     if material.dumps or material.logs:
         _about_logs(document)
     if filter:
@@ -122,7 +111,7 @@ def page_of(
         document.answers.insert(0, Answer(progress))
     printed = {*document.printed, *(answer.text for answer in document.answers)}
     sections = shorten_repeated_caveats(document.sections, printed)
-    title = _title(material) if files else "Nodes over nights"
+    title = _title(material) if files else document.title
     return Page(title, document.answers, sections, *_page_cases(document))
 
 
@@ -161,51 +150,6 @@ def _page_cases(document: PageDraft) -> tuple[dict[str, PageCase], list[str]]:
         for run in runs
     ]
     return cases, calls
-
-
-def _has_nights(runs: Sequence[Run]) -> bool:
-    """Whether the runs are of several nodes over enough days for ``torchcoll history``."""
-    nodes = {(run.members[0].get("host"), run.ranks) for run in runs if run.members}
-    days = {str(run.header.get("start_utc") or "")[:10] for run in runs}
-    return len(nodes) > 1 and len(days - {""}) >= _FEWEST_NIGHTS
-
-
-_FEWEST_NIGHTS = 6
-
-
-def _nights(document: PageDraft, arguments: Sequence[str]) -> None:
-    """Which node differs, and since when, of each device model and number of ranks."""
-    from torchcoll.parts.fleet.changes_over_time import history_of
-    from torchcoll.parts.fleet.history_show import history_grid
-    from torchcoll.parts.fleet.nights import parse_night_start
-    from torchcoll.parts.fleet.panel import panels_of
-    from torchcoll.parts.fleet.sources import summaries_of
-    from torchcoll.questions.page.heat_maps import nights_charts
-
-    # As torchcoll history without options.
-    panels = panels_of(summaries_of(arguments), parse_night_start("12:00"))
-    if not panels:
-        raise UsageError("nights", " ".join(arguments), "runs with dates and times")
-    quoted = shlex.join(arguments)
-    for panel in panels:
-        if len(panel.nodes) < 2:
-            continue
-        history = history_of(panel, 0.03)
-        kind = f"{panel.device_name or 'device not recorded'}, {counted(panel.ranks, 'rank')}"
-        title = f"Nodes over nights{f': {one_line(kind)}' if len(panels) > 1 else ''}"
-        document.add(
-            title,
-            [history_grid(history, False)],
-            f"torchcoll history {quoted}",
-            [
-                Drawing(
-                    "How much slower each node was in each night",
-                    None,
-                    partial(nights_charts, history, f"torchcoll fleet {quoted} --night {{x}}"),
-                    "nodes",
-                )
-            ],
-        )
 
 
 def _title(material: Material) -> str:
@@ -257,7 +201,7 @@ def _about_runs(document: PageDraft) -> None:
     if document.plain:
         add_first_calls(document)
     if len({run.ranks for run in document.plain}) > 1:
-        document.tried("the number of ranks", lambda: add_scaling(document))
+        document.add_of_parts("ranks")
     for run in runs:
         add_further(document, run)
     add_published(document)

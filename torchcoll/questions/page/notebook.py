@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,33 +12,19 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
-from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted
-from torchcoll.parts.curves.scaling import Scaling
-from torchcoll.parts.curves.transitions import Transitions
-from torchcoll.parts.training.projection import Plan
-from torchcoll.questions.comparison.compare import Comparison
+from torchcoll.questions.contention.soak_charts import soak_chart
 from torchcoll.questions.contention.soaked import soaked
-from torchcoll.questions.page.charts import (
-    calls_chart,
-    curves_charts,
-    first_calls_charts,
-    speed_up_charts,
-)
-from torchcoll.questions.page.finding_charts import (
-    cold_charts,
-    scaling_charts,
-    soak_chart,
-    transitions_charts,
-)
-from torchcoll.questions.page.heat_maps import pairs_charts, ranks_chart
-from torchcoll.questions.page.traffic_charts import plan_charts, traffic_charts
+from torchcoll.questions.page.charts import calls_chart, curves_charts, first_calls_charts
+from torchcoll.questions.page.heat_maps import ranks_chart
 from torchcoll.questions.pairs.matches import read_pairs
-from torchcoll.questions.show.figures import case_text, chosen
+from torchcoll.questions.pairs.pairs_charts import pairs_charts
+from torchcoll.questions.show.figures import chosen
 from torchcoll.questions.show.plot import picture_of
 from torchcoll.questions.show.show import has_pairs, html_of
-from torchcoll.questions.startup.cold import Cold
 from torchcoll.report.chart import Chart, plain
+from torchcoll.report.header import case_text
+from torchcoll.report.shown import shown
 from torchcoll.stats.sides import Side
 
 if TYPE_CHECKING:
@@ -98,10 +84,10 @@ def figures_of(run: Run) -> RunFigures:
 
 def charts_of(finding: Any) -> list[Chart]:
     """The charts that answer what the finding is about; [] where there is nothing to draw."""
-    for kind, charts in _CHARTS.items():
-        if isinstance(finding, kind):
-            return charts(finding)
-    return []
+    if isinstance(finding, Run):
+        return _run_charts(finding)
+    how = shown(finding)
+    return how.charts(finding) if how and how.charts else []
 
 
 def _run_charts(run: Run) -> list[Chart]:
@@ -114,17 +100,6 @@ def _run_charts(run: Run) -> list[Chart]:
     with suppress(UsageError):  # no case has both a time and a size
         return curves_charts(picture_of([Side("", [run])]))
     return []
-
-
-_CHARTS: dict[type, Callable[[Any], list[Chart]]] = {
-    Run: _run_charts,
-    Comparison: speed_up_charts,
-    Cold: cold_charts,
-    Scaling: scaling_charts,
-    Transitions: transitions_charts,
-    Traffic: traffic_charts,
-    Plan: plan_charts,
-}
 
 
 def display(finding: Any) -> None:

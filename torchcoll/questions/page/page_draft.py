@@ -6,9 +6,10 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.parts import first_answer
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.questions.show.show import has_pairs, title_of
@@ -17,6 +18,7 @@ from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.grid import Grid
 from torchcoll.report.page import ChartGroup, Illustration, Section, TitledGrids
 from torchcoll.report.pictures import svg_text
+from torchcoll.stats.sides import Side
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,19 +39,36 @@ class Drawing:
     label: str = "cases"
 
 
+# Where parts add sections, in the order of the page: of nodes over nights; of folders or sides that
+# the part compares (these two return the comparisons, None where it compared nothing); below
+# comparisons; below times over sizes; over ranks; and of what a training sends.
+PLACES = ("nights", "folders", "sides", "compared", "sizes", "ranks", "traffic")
+
+
 class PageDraft:
     """Sections and sentences as they are found."""
 
     def __init__(
-        self, material: Material, fabric: str | None, inline: bool, running: bool = False
+        self,
+        material: Material,
+        fabric: str | None,
+        inline: bool,
+        running: bool = False,
+        files: Sequence[str] = (),
+        others: Sequence[str] = (),
     ) -> None:
-        """running: the runs go on."""
+        """running: the runs go on. files: the arguments of the page; others: those that parts
+        read, such as stores.
+        """
+        self.files, self.others = files, others
         self.running = running
         self.material = material
         self.fabric = fabric
         self.inline = inline
         self.sections: list[Section] = []
         self.answers: list[Answer] = []
+        self.sides: list[Side] = []  # that are compared
+        self.title = ""  # of a page without files, from the section that it has
         self.printed: set[str] = set()  # texts of the caveats that the answers contain
         self.notes = list(material.notes)
         self.rows = [summarise_run(run) for run in material.runs]
@@ -85,6 +104,11 @@ class PageDraft:
             for answer in answers_of(section)
         ]
         return section
+
+    def add_of_parts(self, place: str) -> Any:
+        """What parts add at this place (PLACES); the first answer that is not None."""
+        assert place in PLACES
+        return first_answer("sections", place, self)
 
     def draw(self, section: Section, drawing: Drawing) -> None:
         if self.inline:

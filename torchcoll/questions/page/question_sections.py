@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.questions.page.page_draft import Drawing, PageDraft, named
 from torchcoll.questions.pairs.matches import read_pairs
-from torchcoll.questions.show.figures import case_text
 from torchcoll.questions.show.show import further_grids, title_of
 from torchcoll.report.answer import Answer
 from torchcoll.report.chart import plain
+from torchcoll.report.header import case_text
 from torchcoll.stats.sides import Side
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torchcoll.report.chart import Chart
 
 _LINES = 16  # of one panel; more tell nothing apart
-_CURVES = 12  # with transitions
 
 
 def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
@@ -52,38 +51,7 @@ def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
 
     document.tried("time over sizes", make)
     if not compared or compared[0].base.only:
-        document.tried("transitions", lambda: _transitions(document))
-
-
-def _transitions(document: PageDraft) -> None:
-    from torchcoll.parts.curves.transitions import transitions
-    from torchcoll.parts.curves.transitions_show import ranges_figure, transitions_grids
-    from torchcoll.questions.page.finding_charts import transitions_charts
-
-    finding = transitions(document.plain)
-    if all(curve.note and not curve.doubt for curve in finding.curves):
-        document.notes.append(
-            "no section on transitions: too few sizes, or too much scatter, to fit any law"
-        )
-        return
-    if len(finding.curves) > _CURVES:
-        raise UsageError(
-            "curves",
-            len(finding.curves),
-            f"at most {_CURVES}",
-            "--filter collective=NAME,dtype=NAME,... leaves fewer.",
-        )
-    changing = replace(finding, curves=[curve for curve in finding.curves if curve.transitions])
-    text = "Measured and fitted times, and where the fit changes"
-    drawing = Drawing(
-        text, lambda: ranges_figure(changing), lambda: transitions_charts(changing), "curve"
-    )
-    document.add(
-        "Where it switches",
-        transitions_grids([finding]),
-        document.command("curve"),
-        [drawing] * bool(changing.curves),
-    )
+        document.add_of_parts("sizes")
 
 
 def add_calls(document: PageDraft) -> None:
@@ -135,8 +103,9 @@ def _calls_charts(document: PageDraft) -> list[Chart]:
     """The calls of as many cases as a page can hold; of many runs the smallest, a middle and the
     largest size.
     """
-    from torchcoll.questions.page.charts import MOST_CALLS, calls_chart
+    from torchcoll.questions.page.charts import calls_chart
     from torchcoll.questions.show.figures import chosen, sampled
+    from torchcoll.report.chart import MOST_POINTS
 
     every = [(run, result) for run in document.plain for result in sampled(run)]
     shown = every
@@ -144,7 +113,7 @@ def _calls_charts(document: PageDraft) -> list[Chart]:
         shown = [(run, result) for run in document.plain for result in chosen(run)][:_CALL_CASES]
     most = len(shown)
     ranks = 8 if most <= 40 else 4 if most <= 100 else 2 if most <= 200 else 0
-    points = max(100, min(MOST_CALLS, _CALL_POINTS // (len(shown) * (1 + ranks))))
+    points = max(100, min(MOST_POINTS, _CALL_POINTS // (len(shown) * (1 + ranks))))
     names = {id(run): name for name, run in named(document.plain)}
     charts = []
     for run, result in shown:
@@ -159,7 +128,7 @@ def _calls_charts(document: PageDraft) -> list[Chart]:
 
 
 def add_pairs(document: PageDraft, run: Run) -> None:
-    from torchcoll.questions.page.heat_maps import pairs_charts
+    from torchcoll.questions.pairs.pairs_charts import pairs_charts
     from torchcoll.questions.pairs.show import pairs_grids
     from torchcoll.questions.pairs.suspects import find_suspects
     from torchcoll.questions.show.figures import pairs_figure
@@ -181,8 +150,8 @@ def add_pairs(document: PageDraft, run: Run) -> None:
 
 def add_first_calls(document: PageDraft) -> None:
     from torchcoll.questions.page.charts import first_calls_charts
-    from torchcoll.questions.page.finding_charts import cold_charts
     from torchcoll.questions.startup.cold import cold
+    from torchcoll.questions.startup.cold_charts import cold_charts
     from torchcoll.questions.startup.show import cold_figure, cold_grids
 
     def first_calls() -> list[Chart]:
@@ -212,26 +181,6 @@ def add_first_calls(document: PageDraft) -> None:
     document.tried("first calls", make)
 
 
-def add_scaling(document: PageDraft) -> None:
-    from torchcoll.parts.curves.scaling import scaling
-    from torchcoll.parts.curves.scaling_show import scaling_figure, scaling_grids
-    from torchcoll.questions.page.finding_charts import scaling_charts
-
-    finding = scaling(document.plain)
-    several = any(len([p for p in curve.points if p.time_ns]) > 1 for curve in finding.curves)
-    drawing = Drawing(
-        "Time and speed-up over the ranks",
-        lambda: scaling_figure(finding),
-        lambda: scaling_charts(finding),
-    )
-    document.add(
-        "Over the number of ranks",
-        scaling_grids(finding),
-        document.command("scaling"),
-        [drawing] * several,
-    )
-
-
 def add_further(document: PageDraft, run: Run) -> None:
     """What ran beside it, and hours of it."""
     grids = further_grids(run)
@@ -239,9 +188,9 @@ def add_further(document: PageDraft, run: Run) -> None:
         return
     drawings = []
     if run.windows:
+        from torchcoll.questions.contention.soak_charts import soak_chart
         from torchcoll.questions.contention.soak_show import soak_answer
         from torchcoll.questions.contention.soaked import soaked
-        from torchcoll.questions.page.finding_charts import soak_chart
         from torchcoll.questions.show.figures import soak_figure
 
         if soak := soaked(run):

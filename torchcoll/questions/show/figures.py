@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.case import Case
-from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import completions, default_clock, has_period, median
@@ -16,9 +14,11 @@ from torchcoll.core.units import format_ns, format_size
 from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.results import tables_of
 from torchcoll.questions.comparison.show import titles_of
-from torchcoll.questions.comparison.wording import side_names, speed_interval, speed_of
+from torchcoll.questions.comparison.speed_up_charts import drawable_interval
+from torchcoll.questions.comparison.wording import side_names, speed_of
 from torchcoll.questions.contention.soaked import Soaked
 from torchcoll.questions.pairs.matches import EXCHANGE, Pairs
+from torchcoll.report.header import case_text
 from torchcoll.report.pictures import (
     PALETTE,
     line_style,
@@ -40,12 +40,6 @@ _NAMED = 8  # ranks that have a line with a name each; of more the extremes
 _CASES = 3  # of a run: the smallest size, a middle one, the largest
 _CELLS = 64  # ranks of a heat map; more are merged
 _PANELS = 8  # tables of a comparison, and lines of a soak, that are drawn
-
-
-def case_text(case: Case) -> str:
-    """``all_reduce 1M``"""
-    has_data = COLLECTIVES[case.collective].has_data
-    return f"{case.collective} {format_size(case.size_bytes)}" if has_data else case.collective
 
 
 def sampled(run: Run) -> list[CaseResult]:
@@ -272,12 +266,6 @@ _RESULT_MARKS = {
     "same": ("o", PALETTE[0]),
     "inconclusive": ("x", "0.4"),
 }
-
-
-def drawable_interval(comparison: Comparison, row: Compared) -> tuple[float, float] | None:
-    """The 95 % interval of a speed-up; None if there is none, or if it would hide all others."""
-    interval, speed = speed_interval(comparison, row), speed_of(comparison, row)
-    return interval if interval and interval[1] < 100 * speed < 1e4 * interval[0] else None
 
 
 def speed_up_figure(comparison: Comparison) -> Figure | None:

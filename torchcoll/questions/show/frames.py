@@ -16,10 +16,10 @@ from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, over_ranks_of, stated
 from torchcoll.core.traffic import Traffic
-from torchcoll.parts.training.traffic_table import TrafficRow, summarise_traffic
 from torchcoll.questions.show.show import show
 from torchcoll.report.formats import ORIGIN, View, row_origins
 from torchcoll.report.sample_views import CALL_FIELDS, CALLS
+from torchcoll.report.shown import shown
 
 
 def table(
@@ -58,11 +58,9 @@ def table(
     if over_ranks != "max" or clock is not None:
         what = "traffic" if isinstance(source, Traffic) else type(source).__name__
         raise UsageError("table", f"{clock or over_ranks} of {what}", f"no choice with {what}")
-    if isinstance(source, Traffic):
-        names = [field.name for field in dataclasses.fields(TrafficRow)]
-        records = [dataclasses.asdict(row) for row in summarise_traffic(source).rows]
-        frame = pandas.DataFrame(records, columns=names)
-        return frame
+    how = shown(source)
+    if how and how.frame:
+        return how.frame(source)
     if isinstance(source, OneLine):
         text = io.StringIO()
         show(source, format="json", file=text)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError, UsageError, choice
 from torchcoll.core.plausibility import device_of, summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, CaseResult, Run
@@ -29,6 +30,7 @@ from torchcoll.report.pictures import (
     write_caption,
     write_figure,
 )
+from torchcoll.report.shown import shown
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.filters import conditions
 from torchcoll.stats.matching import NAMES, value_of
@@ -40,10 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from torchcoll.parts.curves.scaling import Scaling
-    from torchcoll.parts.curves.transitions import Transitions
     from torchcoll.questions.check.rules import Limit
-    from torchcoll.questions.startup.cold import Cold
     from torchcoll.reading.inputs import Source
 
 
@@ -296,7 +295,7 @@ def picture_caption(picture: Picture, over_ranks: str) -> list[str]:
 
 
 def plot(
-    what: Source | Cold | Transitions | Scaling | Mapping[str, Source | Sequence[Source]],
+    what: Source | Displayed | Mapping[str, Source | Sequence[Source]],
     path: str | os.PathLike[str] | None = None,
     *,
     over_ranks: str = "max",
@@ -319,27 +318,18 @@ def plot(
     Raises UnavailableError without matplotlib, UsageError for choices that do not exist and where
     there is nothing to draw, UnreadableError for a file.
     """
-    from torchcoll.parts.curves.scaling import Scaling
-    from torchcoll.parts.curves.scaling_show import scaling_figure
-    from torchcoll.parts.curves.transitions import Transitions
-    from torchcoll.parts.curves.transitions_show import ranges_figure
-    from torchcoll.questions.startup.cold import Cold
-    from torchcoll.questions.startup.show import cold_figure
     from torchcoll.stats.sides import named_side
 
     path = free_name("torchcoll.png") if path is None else path
     check_path(path)
     choice(over_ranks, "over-ranks", OVER_RANKS)
-    if isinstance(what, Cold | Transitions | Scaling):
-        how = "" if over_ranks == "max" else over_ranks
-        reported = {"over-ranks": how, "filter": filter, "fabric": fabric, "rules": rules}
+    if not isinstance(what, Run) and (how := shown(what)) and how.figure:
+        over = "" if over_ranks == "max" else over_ranks
+        reported = {"over-ranks": over, "filter": filter, "fabric": fabric, "rules": rules}
         for name, value in reported.items():
             if value:
                 raise UsageError(name, value, "runs or files with it, not what was found in them")
-        if isinstance(what, Cold):
-            return write_figure(cold_figure(what), path)
-        draw = ranges_figure(what) if isinstance(what, Transitions) else scaling_figure(what)
-        return write_figure(draw, path)
+        return write_figure(how.figure(what), path)
     named: Mapping[str, Any] = what if isinstance(what, Mapping) else {"": what}
     sides = [named_side(name, sources) for name, sources in named.items()]
     picture = picture_of(sides, over_ranks, filter)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import importlib
 import io
 import json
 import operator
@@ -36,6 +35,7 @@ from torchcoll.report.formats import FORMATS, METRICS, View, split_list
 from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.header import first_lines, header_lines, requested_cases
 from torchcoll.report.notes import Notes, run_lines
+from torchcoll.report.shown import shown
 
 Source = Run | str | os.PathLike[str]
 _RUNS = (Run, str, os.PathLike)
@@ -227,26 +227,6 @@ def show(
     out.flush()
 
 
-# What is no run: its type -> the module that shows it, and the function. By name:
-# importing a type of analysis would load numpy for everyone.
-_OTHERS = {
-    "Algorithms": ("parts.curves.algorithms_show", "show_algorithms"),
-    "BucketPlan": ("parts.training.buckets_show", "show_plans"),
-    "Cold": ("questions.startup.show", "show_cold"),
-    "Comparison": ("questions.comparison.show", "show_comparisons"),
-    "Cost": ("parts.training.cost_show", "show_costs"),
-    "FittedModel": ("parts.curves.model_show", "show_fits"),
-    "LayoutComparison": ("parts.training.layouts_show", "show_layouts"),
-    "Plan": ("parts.training.plan_show", "show_training_plans"),
-    "Scaling": ("parts.curves.scaling_show", "show_scaling"),
-    "ShardPlan": ("parts.training.traffic_show", "show_traffic"),
-    "Traffic": ("parts.training.traffic_show", "show_traffic"),
-    "TrafficComparison": ("parts.training.traffic_comparison_show", "show_traffic_comparisons"),
-    "Transitions": ("parts.curves.transitions_show", "show_transitions"),
-    "Trial": ("parts.training.buckets_show", "show_trials"),
-}
-
-
 def _show_others(
     others: Sequence[Any],
     count: int,
@@ -262,18 +242,17 @@ def _show_others(
     if len(kinds) > 1 or len(others) < count:
         kinds_text = " and ".join([*kinds, *(["a run"] if len(others) < count else [])])
         raise UsageError("show", kinds_text, "things of one kind", "Show each kind on its own.")
-    if kinds[0] not in _OTHERS:
-        expected = f"a run, a file, or one of {', '.join(_OTHERS)}"
-        raise UsageError("show", kinds[0], expected)
-    if columns and kinds[0] not in ("Traffic", "ShardPlan"):
-        raise UsageError(
-            "columns", ",".join(split_list(columns, "columns")), f"none with {kinds[0]}"
-        )
-    module, name = _OTHERS[kinds[0]]
-    show_them = getattr(importlib.import_module(f"torchcoll.{module}"), name)
-    more: dict[str, Any] = {"columns": split_list(columns, "columns")} if columns else {}
-    more |= {"every": True} if every and kinds[0] == "Comparison" else {}
-    show_them(others, format, file, **more)
+    how = shown(others[0])
+    if how is None:
+        raise UsageError("show", kinds[0], "a run, a file, or what a function of torchcoll found")
+    more: dict[str, Any] = {}
+    if columns:
+        more["columns"] = split_list(columns, "columns")
+        if "columns" not in how.options:
+            raise UsageError("columns", ",".join(more["columns"]), f"none with {kinds[0]}")
+    if every and "every" in how.options:
+        more["every"] = True
+    how.show(others, format, file, **more)
 
 
 def _loaded(source: Any) -> Any:

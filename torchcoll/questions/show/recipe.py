@@ -11,12 +11,11 @@ from torchcoll.core.case import NATIVE, Case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnavailableError, UnusableError, UsageError
 from torchcoll.core.result import Run
-from torchcoll.core.shell import Name, named
+from torchcoll.core.shell import Name, command_line, named
 from torchcoll.core.spec import BUFFERS, MODES, Spec
 from torchcoll.core.units import counted, format_size
 from torchcoll.core.variables import MASK, SETTINGS, kind_of
 from torchcoll.libraries.known_variables import names_file
-from torchcoll.parts.experiments.blocks import command_line
 
 # torchrun sets these itself, or they belong to one run.
 _OF_LAUNCHERS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_DEBUG_FILE", "GLOO_SOCKET_IFNAME"}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted, format_bytes, format_ns
-from torchcoll.parts.training.projection import Plan, PlannedRow, PlannedStep
 from torchcoll.parts.training.traffic_table import TrafficRow, summarise_traffic
 from torchcoll.report.chart import (
     NEUTRAL,
@@ -22,6 +21,9 @@ from torchcoll.report.chart import (
     seconds,
     time_axis,
 )
+
+if TYPE_CHECKING:
+    from torchcoll.parts.training.projection import Plan, PlannedRow, PlannedStep
 
 MOST_BARS = 40  # kinds of calls in one chart
 _TITLE = "Communication of a step, by kind of call"

@@ -103,7 +103,7 @@ def _stopped(kit: Kit) -> PartResult:
 
 
 @dataclass(frozen=True)
-class Part:
+class Claim:
     """question: what it answers. limit_s: of each start of ranks. several: needs two ranks."""
 
     run: Callable[[Kit], PartResult]
@@ -113,12 +113,12 @@ class Part:
 
 
 # In the order in which they run; all limits together are below MOST_S.
-PARTS: dict[str, Part] = {
-    "verification": Part(_verification, "does verification see planted errors?", 120),
-    "clock": Part(_clock, "is a time of torchcoll that of a bare loop?", 150),
-    "first-call": Part(_first_call, "is its first call that of a bare script?", 150, True),
-    "forced-algorithms": Part(_forced, "does the library run what is forced?", 75, True),
-    "capture": Part(_capture, "does a capture see what the profiler sees?", 90, True),
-    "killed-rank": Part(_killed, "is a rank named that was killed?", 100, True),
-    "stopped-rank": Part(_stopped, "is a rank named that has stopped?", 100, True),
+CLAIMS: dict[str, Claim] = {
+    "verification": Claim(_verification, "does verification see planted errors?", 120),
+    "clock": Claim(_clock, "is a time of torchcoll that of a bare loop?", 150),
+    "first-call": Claim(_first_call, "is its first call that of a bare script?", 150, True),
+    "forced-algorithms": Claim(_forced, "does the library run what is forced?", 75, True),
+    "capture": Claim(_capture, "does a capture see what the profiler sees?", 90, True),
+    "killed-rank": Claim(_killed, "is a rank named that was killed?", 100, True),
+    "stopped-rank": Claim(_stopped, "is a rank named that has stopped?", 100, True),
 }

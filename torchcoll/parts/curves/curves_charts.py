@@ -1,18 +1,14 @@
-"""Charts of findings: cold, scaling, transitions, model validate, and the hours of a soak."""
+"""Interactive charts of scaling, transitions and the errors of a model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.result import Run
-from torchcoll.core.summary import median
 from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
 from torchcoll.parts.curves.validation_show import error_panels
-from torchcoll.questions.page.charts import HOVER, MOST_CALLS, MOST_RANKS
-from torchcoll.questions.show.figures import case_text
 from torchcoll.report.chart import (
+    HOVER,
     NEUTRAL,
     PALETTE,
     SCALES,
@@ -23,7 +19,6 @@ from torchcoll.report.chart import (
     line_style,
     plain,
     ranks_axis,
-    reduced,
     rounded,
     seconds,
     size_axis,
@@ -35,140 +30,6 @@ if TYPE_CHECKING:
     from torchcoll.parts.curves.scaling import RanksCurve, Scaling
     from torchcoll.parts.curves.transitions import Transitions
     from torchcoll.parts.curves.validation_show import Validated
-    from torchcoll.questions.contention.soaked import Soaked
-    from torchcoll.questions.startup.cold import Cold, ColdRow, Scale
-
-
-def soak_chart(soak: Soaked, run: Run) -> Chart:
-    """The median of each window over that of all windows, a line for each case, over hours."""
-    start = run.windows[0].start_wall_us
-    traces = []
-    for number, case in enumerate(sorted(soak.cases, key=lambda case: -case.worst_over_median)):
-        hours = [
-            ((w.start_wall_us + w.end_wall_us) / 2 - start) / 3.6e9
-            for w in run.windows
-            if any(soak_case.case == case.case for soak_case in w.cases)
-        ]
-        middle = median(list(case.medians_ns)) or 1.0
-        kept = reduced(case.medians_ns, MOST_CALLS // 2)
-        name = plain(case_text(case.case))
-        traces.append(
-            {
-                "mode": "lines+markers" if len(kept) < 60 else "lines",
-                "name": name,
-                "x": [rounded(hours[n], 6) for n in kept],
-                "y": [rounded(case.medians_ns[n] / middle) for n in kept],
-                "text": [f"{name}: {format_ns(case.medians_ns[n], 4)}" for n in kept],
-                "hovertemplate": "%{text}<br>%{y:.3f} of its median<extra></extra>",
-                "visible": True if number < MOST_RANKS else "legendonly",
-                **line_style(number),
-            }
-        )
-    layout = {
-        "xaxis": {"title": {"text": "hours since the first window"}},
-        "yaxis": {"title": {"text": "median time / median of all windows"}},
-        "showlegend": True,
-    }
-    caption = []
-    if len(soak.cases) > MOST_RANKS:
-        caption.append(f"the {MOST_RANKS} cases that vary most are shown at first")
-    windows = max(len(case.medians_ns) for case in soak.cases)
-    if windows > MOST_CALLS // 2:
-        caption.append("reduced: of neighbouring windows the fastest and the slowest are drawn")
-    return Chart("hours of the same cases", traces, layout, [], caption)
-
-
-_STEPS = {"first": "1st call", "second": "2nd call", "third": "3rd call", "steady": "steady"}
-
-
-def cold_charts(finding: Cold) -> list[Chart]:
-    """What starting cost, a chart for each kind of run: over the number of ranks if there are
-    several, otherwise the calls of each run side by side.
-    """
-    kinds: dict[str, list[Scale]] = {}
-    for scale in finding.scales:
-        kinds.setdefault(repr((scale.kind, scale.in_job)), []).append(scale)
-    several = any(scale.in_job for scale in finding.scales)
-    titles = kind_texts(
-        [{**first.kind, "in job": first.in_job or None} for first, *_ in kinds.values()],
-        always=("collective", "size_bytes", "dtype", "op", "backend", *(["in job"] * several)),
-    )
-    charts = []
-    for title, scales in zip(titles, kinds.values(), strict=True):
-        if len({scale.ranks for scale in scales}) > 1:
-            chart = _cold_over_ranks(scales)
-        else:
-            kind = (repr(scales[0].kind), scales[0].in_job)
-            chart = _cold_runs([r for r in finding.rows if (repr(r.kind), r.in_job) == kind])
-        chart.title = plain(title)
-        charts.append(chart)
-    return charts
-
-
-def _cold_over_ranks(scales: Sequence[Scale]) -> Chart:
-    scales = sorted(scales, key=lambda scale: scale.ranks)
-    traces = []
-    intervals = [
-        (s.ranks, seconds(s.low_ns) or 0, seconds(s.high_ns) or 0)
-        for s in scales
-        if s.low_ns and s.high_ns
-    ]
-    if intervals:
-        traces.append(band(intervals, 0, "1st call"))
-    for number, (name, title) in enumerate(_STEPS.items()):
-        points = [(s, ns) for s in scales if (ns := getattr(s, f"{name}_ns"))]
-        traces.append(
-            {
-                "mode": "lines+markers",
-                "name": title,
-                "legendgroup": title,
-                "x": [s.ranks for s, _ in points],
-                "y": [seconds(ns) for _, ns in points],
-                "text": [
-                    f"{title} on {counted(s.ranks, 'rank')}: {format_ns(ns, 4)}<br>"
-                    f"{counted(s.runs, 'run')}"
-                    for s, ns in points
-                ],
-                "hovertemplate": HOVER,
-                **line_style(number),
-            }
-        )
-    layout = {
-        "xaxis": ranks_axis([scale.ranks for scale in scales]),
-        "yaxis": time_axis(),
-        "showlegend": True,
-    }
-    return Chart("", traces, layout, [SCALES])
-
-
-def _cold_runs(rows: Sequence[ColdRow]) -> Chart:
-    drawn = rows[:MOST_CALLS]
-    traces = []
-    for number, name in enumerate(_STEPS.values()):
-        times = [
-            (row, row.steady_ns if name == "steady" else row.call_ns(number + 1)) for row in drawn
-        ]
-        points = [(n, row, ns) for n, (row, ns) in enumerate(times) if ns]
-        traces.append(
-            {
-                "mode": "markers" if len(rows) == 1 else "lines+markers",
-                "name": name,
-                "x": [n + 1 for n, _, _ in points],
-                "y": [seconds(ns) for _, _, ns in points],
-                "text": [
-                    f"{plain(row.name)}<br>{name}: {format_ns(ns, 4)}" for _, row, ns in points
-                ],
-                "hovertemplate": HOVER,
-                **line_style(number),
-            }
-        )
-    layout = {
-        "xaxis": {"title": {"text": "run"}, "tickformat": "d", "nticks": min(12, len(drawn) + 1)},
-        "yaxis": time_axis(),
-        "showlegend": True,
-    }
-    caption = [f"the first {len(drawn)} of {len(rows)} runs"] * (len(drawn) < len(rows))
-    return Chart("", traces, layout, [SCALES], caption)
 
 
 def scaling_charts(finding: Scaling) -> list[Chart]:

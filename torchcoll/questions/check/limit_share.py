@@ -14,7 +14,7 @@ from torchcoll.core.plausibility import (
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.units import format_size
-from torchcoll.parts.curves.published_law import MachineLinks
+from torchcoll.questions.check.machine_links import MachineLinks
 from torchcoll.questions.check.published import Publication
 from torchcoll.questions.check.published_run import run_of
 

@@ -1,0 +1,93 @@
+"""The parts of torchcoll: what plugs into the kernel, which names none of them.
+
+A part is a folder of ``torchcoll/parts``, or a package that an entry point of the group
+``torchcoll.parts`` names. Its module ``part`` has a ``PART``, a table of what the part adds. It
+names modules of its package, and functions as ``module:function``: nothing is imported before it is
+needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+GROUP = "torchcoll.parts"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a part adds.
+
+    - commands: modules whose ``COMMANDS`` are commands of ``torchcoll``.
+    - on_ranks: those commands that a launcher starts on every rank.
+    - public: public name of ``torchcoll`` -> the module that defines it.
+    - options: command of the kernel -> ``function(parser)``, which adds options to it.
+    - extends: command of the kernel -> ``function(options)``, which takes it over where it returns
+      an exit code; None leaves it to the kernel, with the options as the function has left them.
+    - sections: place of a page (``PLACES`` of questions/page/page_draft.py) -> ``function(draft)``.
+    - shows: module of the kernel -> the module with ``SHOWN`` of its findings (report/shown.py).
+    - answers: question of the kernel -> the function that answers it, None if it is not asked:
+      ``recognises(argument)``: whether the argument, such as a store, is one that this part reads;
+      ``compares(base, new)``: the comparison of two Traffics;
+      ``baseline(path)``: the good runs of a path (questions/check/baseline.py, BaselineRuns);
+      ``cells(folder)``: the names of the sides that a folder holds.
+    """
+
+    commands: Sequence[str] = ("command",)
+    on_ranks: Sequence[str] = ()
+    public: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    extends: Mapping[str, str] = field(default_factory=dict)
+    sections: Mapping[str, str] = field(default_factory=dict)
+    shows: Mapping[str, str] = field(default_factory=dict)
+    answers: Mapping[str, str] = field(default_factory=dict)
+
+
+def parts() -> Iterator[tuple[str, Part]]:
+    """(package, its part): those of torchcoll by name, then installed ones. A rank that looks for
+    what is torchcoll's own stops before these: to find them reads a file of each distribution.
+    """
+    yield from _own_parts().items()
+    yield from _installed_parts().items()
+
+
+@cache
+def _own_parts() -> dict[str, Part]:
+    folder = importlib.import_module("torchcoll.parts")
+
+    return _imported(f"{folder.__name__}.{m.name}" for m in pkgutil.iter_modules(folder.__path__))
+
+
+@cache
+def _installed_parts() -> dict[str, Part]:
+    from importlib import metadata
+
+    return _imported(entry.value for entry in metadata.entry_points(group=GROUP))
+
+
+def _imported(packages: Iterable[str]) -> dict[str, Part]:
+    return {name: importlib.import_module(f"{name}.part").PART for name in packages}
+
+
+def modules_of(table: str, name: str) -> Iterator[str]:
+    """The full names of the modules that parts name in ``table`` (a field of Part)."""
+    for package, part in parts():
+        if (module := getattr(part, table).get(name)) is not None:
+            yield f"{package}.{module}"
+
+
+def functions_of(table: str, name: str) -> Iterator[Callable[..., Any]]:
+    """The functions that parts name in ``table`` (a field of Part)."""
+    for reference in modules_of(table, name):
+        module, _, function = reference.partition(":")
+        yield getattr(importlib.import_module(module), function)
+
+
+def first_answer(table: str, name: str, *arguments: Any) -> Any:
+    """The first answer of a part that is not None."""
+    answers = (function(*arguments) for function in functions_of(table, name))
+    return next((answer for answer in answers if answer is not None), None)

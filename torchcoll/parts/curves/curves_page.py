@@ -1,0 +1,109 @@
+"""The sections of a page on sizes, ranks and algorithms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from torchcoll.core.errors import UsageError, one_line
+from torchcoll.parts.curves.algorithms import algorithms
+from torchcoll.parts.curves.algorithms_show import algorithms_grids
+from torchcoll.parts.curves.curves_charts import errors_charts, scaling_charts, transitions_charts
+from torchcoll.parts.curves.scaling import scaling
+from torchcoll.parts.curves.scaling_show import scaling_figure, scaling_grids
+from torchcoll.parts.curves.transitions import transitions
+from torchcoll.parts.curves.transitions_show import ranges_figure, transitions_grids
+from torchcoll.parts.curves.validation import validate_predicted
+from torchcoll.parts.curves.validation_show import errors_figure
+from torchcoll.questions.comparison.compare import Comparison
+from torchcoll.questions.comparison.prediction import MODEL
+from torchcoll.questions.page.page_draft import Drawing, PageDraft
+from torchcoll.stats.sides import Side
+
+_CURVES = 12  # with transitions
+
+
+def add_algorithms(draft: PageDraft) -> list[Comparison] | None:
+    """Algorithms that were forced are compared here; None where none was."""
+    if not any(run.labels.get("cell") for run in draft.material.runs):
+        return None
+    try:
+        finding = algorithms(draft.material.folders or draft.material.runs)
+    except UsageError:  # nothing was forced
+        return None
+    draft.add("Which algorithm wins", algorithms_grids(finding), draft.command("algorithms"))
+    return []
+
+
+def add_errors(draft: PageDraft) -> None:
+    """How wrong a model is, where one side is what it predicts, about each other side."""
+    predicted = [run for side in draft.sides if side.name == MODEL for run in side.runs]
+    measured = [side for side in draft.sides if side.name != MODEL]
+
+    def about(side: Side) -> None:
+        validation = validate_predicted(predicted, side.runs)
+        title, whose = "How wrong the model is", "the measured times"
+        if len(measured) > 1:  # an error is of one of them: of several the mean would be of none
+            title += f" about {one_line(side.name)}"
+            whose = f"the times of {one_line(side.name)}"
+        text = f"Error of the predicted times, relative to {whose}"
+        drawing = Drawing(
+            text, lambda: errors_figure(validation), lambda: errors_charts(validation)
+        )
+        draft.add(title, [], "", [drawing])
+
+    for measured_side in measured if predicted else ():
+        draft.tried(
+            f"how wrong the model is about {measured_side.name}", partial(about, measured_side)
+        )
+
+
+def add_transitions(draft: PageDraft) -> None:
+    draft.tried("transitions", lambda: _add_transitions(draft))
+
+
+def add_scaling(draft: PageDraft) -> None:
+    draft.tried("the number of ranks", lambda: _add_scaling(draft))
+
+
+def _add_transitions(draft: PageDraft) -> None:
+    finding = transitions(draft.plain)
+    if all(curve.note and not curve.doubt for curve in finding.curves):
+        draft.notes.append(
+            "no section on transitions: too few sizes, or too much scatter, to fit any law"
+        )
+        return
+    if len(finding.curves) > _CURVES:
+        raise UsageError(
+            "curves",
+            len(finding.curves),
+            f"at most {_CURVES}",
+            "--filter collective=NAME,dtype=NAME,... leaves fewer.",
+        )
+    changing = replace(finding, curves=[curve for curve in finding.curves if curve.transitions])
+    text = "Measured and fitted times, and where the fit changes"
+    drawing = Drawing(
+        text, lambda: ranges_figure(changing), lambda: transitions_charts(changing), "curve"
+    )
+    draft.add(
+        "Where it switches",
+        transitions_grids([finding]),
+        draft.command("curve"),
+        [drawing] * bool(changing.curves),
+    )
+
+
+def _add_scaling(draft: PageDraft) -> None:
+    finding = scaling(draft.plain)
+    several = any(len([p for p in curve.points if p.time_ns]) > 1 for curve in finding.curves)
+    drawing = Drawing(
+        "Time and speed-up over the ranks",
+        lambda: scaling_figure(finding),
+        lambda: scaling_charts(finding),
+    )
+    draft.add(
+        "Over the number of ranks",
+        scaling_grids(finding),
+        draft.command("scaling"),
+        [drawing] * several,
+    )

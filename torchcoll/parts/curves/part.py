@@ -1,0 +1,25 @@
+"""Time over sizes and ranks, models of machines, forced algorithms."""
+
+from torchcoll.core.parts import Part
+
+PART = Part(
+    commands=("command", "algorithms_command"),
+    public={
+        "Algorithms": "algorithms",
+        "FittedModel": "model_fit",
+        "Prediction": "predictor",
+        "Scaling": "scaling",
+        "Transitions": "transitions",
+        "algorithms": "algorithms",
+        "fit_model": "model_fit",
+        "predict": "named_machines",
+        "scaling": "scaling",
+        "transitions": "transitions",
+    },
+    sections={
+        "sides": "curves_page:add_algorithms",
+        "compared": "curves_page:add_errors",
+        "sizes": "curves_page:add_transitions",
+        "ranks": "curves_page:add_scaling",
+    },
+)

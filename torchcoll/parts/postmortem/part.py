@@ -1,0 +1,5 @@
+"""Why a job died."""
+
+from torchcoll.core.parts import Part
+
+PART = Part()

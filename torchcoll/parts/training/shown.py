@@ -1,0 +1,26 @@
+"""How what a training sends, plans and costs are displayed."""
+
+from torchcoll.parts.training.buckets_show import show_plans, show_trials
+from torchcoll.parts.training.config_projection import LayoutComparison
+from torchcoll.parts.training.cost import Cost
+from torchcoll.parts.training.cost_show import show_costs
+from torchcoll.parts.training.layouts_show import show_layouts
+from torchcoll.parts.training.plan_show import show_training_plans
+from torchcoll.parts.training.plans import BucketPlan, Trial
+from torchcoll.parts.training.projection import Plan
+from torchcoll.parts.training.sharded import ShardPlan
+from torchcoll.parts.training.traffic_charts import plan_charts
+from torchcoll.parts.training.traffic_comparison import TrafficComparison
+from torchcoll.parts.training.traffic_comparison_show import show_traffic_comparisons
+from torchcoll.parts.training.traffic_shown import TRAFFIC
+from torchcoll.report.shown import Shown
+
+SHOWN = {
+    BucketPlan: Shown(show_plans),
+    Cost: Shown(show_costs),
+    LayoutComparison: Shown(show_layouts),
+    Plan: Shown(show_training_plans, charts=plan_charts),
+    ShardPlan: TRAFFIC,
+    TrafficComparison: Shown(show_traffic_comparisons),
+    Trial: Shown(show_trials),
+}

@@ -1,0 +1,53 @@
+"""How findings are displayed: the package of a finding's class has a module ``shown`` that says it.
+
+A part shows findings of the kernel too, where its ``Part.shows`` names their module. So each class
+of findings has one description, from which ``torchcoll.show``, ``plot``, ``table`` and notebooks
+display it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.core.display import Displayed
+from torchcoll.core.parts import modules_of
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+    from torchcoll.report.chart import Chart
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How findings of one class are displayed.
+
+    - show: prints several, ``show(findings, format, file)``; format: table, markdown, csv or json.
+    - options: further arguments that ``show`` takes: ``columns``, ``every``.
+    - figure: the picture of one; charts: the interactive charts that answer what it is about.
+    - frame: the DataFrame of one; without it the ``rows`` of its JSON are one.
+    """
+
+    show: Callable[..., None]
+    options: Sequence[str] = ()
+    figure: Callable[[Any], Figure] | None = None
+    charts: Callable[[Any], list[Chart]] | None = None
+    frame: Callable[[Any], pandas.DataFrame] | None = None
+
+
+def shown(finding: Any) -> Shown | None:
+    """How a finding is displayed; None for what is none."""
+    kind = type(finding)
+    if not isinstance(finding, Displayed):
+        return None
+    package = kind.__module__.rpartition(".")[0]
+    module = next(modules_of("shows", kind.__module__), f"{package}.shown")
+    if importlib.util.find_spec(module) is None:
+        return None
+    table: Mapping[type, Shown] = importlib.import_module(module).SHOWN
+    return table.get(kind)
