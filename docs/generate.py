@@ -27,7 +27,7 @@ from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_size
 from torchcoll.core.variables import JOB, RUNTIME, SETTINGS, prefixes_of
-from torchcoll.help import FAILURES, GROUPS
+from torchcoll.help import GROUPS
 from torchcoll.questions.check.rules import _packaged, packaged
 from torchcoll.questions.pairs import pairs_run
 from torchcoll.report.columns import COLUMNS
@@ -97,21 +97,21 @@ def commands() -> Iterator[str]:
     pairs = pairs_run._parser()
     yield from _options(pairs, pairs._actions)
     known = cli.commands()
-    grouped = {name for names in GROUPS.values() for name in names}
-    groups = {**{group: [*names] for group, names in GROUPS.items()}}
-    groups["other"] = sorted(set(known) - grouped)
+    groups = {
+        group: [name for name, command in known.items() if command.group == group]
+        for group in GROUPS
+    }
     yield from ("## The console command", "", "    torchcoll COMMAND [options]", "")
     rows = [
-        (group, ", ".join(f"[{name}](#torchcoll-{name})" for name in names if name in known))
+        (group, ", ".join(f"[{name}](#torchcoll-{name})" for name in names))
         for group, names in groups.items()
         if names
     ]
     yield from table(("group", "commands"), rows)
     for names in groups.values():
         for name in names:
-            if name in known:
-                whole = cli._parser(name, known)
-                yield from _command(_subparsers(whole)[name], name, known[name][0])
+            parser = _subparsers(cli._parser(name, known))[name]
+            yield from _command(parser, name, known[name].help, known[name].examples)
 
 
 def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -119,13 +119,14 @@ def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
     return dict(groups[0].choices) if groups else {}
 
 
-def _command(parser: argparse.ArgumentParser, name: str, text: str) -> Iterator[str]:
+def _command(
+    parser: argparse.ArgumentParser, name: str, text: str, examples: Sequence[str] = ()
+) -> Iterator[str]:
     text = plain(text[:1].upper() + text[1:]).rstrip(".")
     yield from (f"### torchcoll {name}", "", f"{text}.", "")
     usage = " ".join(parser.format_usage().split()).removeprefix("usage: ")
     yield from (f"    {_short(usage, parser)}", "")
     yield from _options(parser, parser._actions)
-    examples = [line for commands in GROUPS.values() for line in commands.get(name, ())]
     if examples:
         yield from ("Examples:", "", *(f"    {line}" for line in examples), "")
     # The actions of model: fit, predict, validate.
@@ -223,8 +224,8 @@ def exit_codes() -> Iterator[str]:
     yield from ("# Exit codes", "")
     yield from table(("code", "name", "meaning"), _EXIT_CODES)
     yield from (*_ABOUT_EXIT_CODES.splitlines(), "")
-    names = [name for names in GROUPS.values() for name in names]
-    rows = [(f"`{name}`", FAILURES.get(name, "-")) for name in names]
+    ordered = sorted(cli.commands().items(), key=lambda item: GROUPS.index(item[1].group))
+    rows = [(f"`{name}`", command.exit_1 or "-") for name, command in ordered]
     yield from table(("command", "exit code 1"), rows)
 
 

@@ -73,7 +73,7 @@ TABLE = {
     "parts/postmortem": (KERNEL, set(), set()),
     "parts/proof": ({*KERNEL, "machine"}, set(), {"parts/curves", "parts/training", "torch"}),
     "cli": ({"core", "help"}, set(), {"machine", "bench", "report", "shtab"}),
-    "help": (set(), set(), set()),
+    "help": ({"core"}, set(), set()),
     "pairs": ({"bench", "questions/pairs"}, set(), set()),
     "__main__": ({"cli"}, set(), set()),
     "__init__": (set(), set(), {"core/parts"}),

@@ -161,7 +161,8 @@ def test_a_part_from_outside(tmp_path):
         "def add(parser):\n    parser.add_argument('--weather', action='store_true')\n"
     )
     (package / "command.py").write_text(
-        "COMMANDS = {'weather': ('tell it', lambda parser: None, lambda options: print('rain'))}\n"
+        "from torchcoll.core.commands import SubCommand\n"
+        "COMMANDS = {'weather': SubCommand('tell it', lambda parser: None, lambda options: 0)}\n"
     )
     info = tmp_path / "weather-1.dist-info"
     info.mkdir()

@@ -86,8 +86,8 @@ def test_no_private_word_in_the_help():
     parser = cli._parser("", cli.commands())
     (subparsers,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     texts = {"torchcoll": parser.format_help()}
-    for name, (_, add_arguments, _) in cli.commands().items():
-        add_arguments(subparsers.choices[name])
+    for name, command in cli.commands().items():
+        command.add_arguments(subparsers.choices[name])
         texts[name] = subparsers.choices[name].format_help()
     private = re.compile(r"\b(told|tells|stated|beside|behind)\b|" + "|".join(PRIVATE))
     assert {

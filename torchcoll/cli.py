@@ -14,13 +14,12 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-import torchcoll
 from torchcoll import __version__
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import (
     ExitCode,
     TorchcollError,
@@ -68,30 +67,32 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message[:1].lower()}{message[1:]}", action=action)
 
 
-# Command -> (help, ``add_arguments(parser)``, ``run(options) -> ExitCode``)
-Commands = dict[str, tuple[str, Callable[..., None], Callable[..., int]]]
+# The packages of the kernel that have commands, in the order of --help.
+_KERNEL = (
+    *("bench", "machine", "questions.show", "questions.check", "libraries"),
+    *("reading", "questions.comparison", "questions.startup", "questions.pairs"),
+)
 
 
-def commands() -> Commands:
-    """The ``COMMANDS`` of the command.py of each package of the kernel, and those of the parts."""
-    root = Path(torchcoll.__path__[0])
-    files = [*root.glob("*/command.py"), *root.glob("questions/*/command.py")]
-    names = [".".join(file.relative_to(root.parent).with_suffix("").parts) for file in files]
-    names += [f"{package}.{name}" for package, part in parts() for name in part.commands]
-    added: Commands = {}
-    for name in names:
-        added |= importlib.import_module(name).COMMANDS
-    return dict(sorted(added.items()))
+def commands() -> dict[str, SubCommand]:
+    """Name -> command: those of the kernel, then those of the parts."""
+    modules = [f"torchcoll.{package}.command" for package in _KERNEL]
+    modules += [f"{package}.{name}" for package, part in parts() for name in part.commands]
+    return _commands_in(modules)
 
 
-def _commands_on_ranks(command: str) -> Commands | None:
+def _commands_in(modules: Sequence[str]) -> dict[str, SubCommand]:
+    loaded = map(importlib.import_module, modules)
+    return {name: command for module in loaded for name, command in module.COMMANDS.items()}
+
+
+def _commands_on_ranks(command: str) -> dict[str, SubCommand] | None:
     """Those of the part that has this command, if a launcher starts it on every rank: rank 0 alone
     prints, and one package is loaded. None for any other command.
     """
     for package, part in parts():
         if command in part.on_ranks:
-            modules = [importlib.import_module(f"{package}.{name}") for name in part.commands]
-            return {name: entry for module in modules for name, entry in module.COMMANDS.items()}
+            return _commands_in([f"{package}.{name}" for name in part.commands])
     return None
 
 
@@ -112,8 +113,8 @@ class _PrintCompletion(argparse.Action):
         (subparsers,) = (
             a for a in main_parser._actions if isinstance(a, argparse._SubParsersAction)
         )
-        for name, (_text, add_arguments, _run) in available.items():
-            _add_options(name, add_arguments, subparsers.choices[name])
+        for name, command in available.items():
+            _add_options(name, command, subparsers.choices[name])
             for action in subparsers.choices[name]._actions:
                 if action.metavar in _PATHS:  # shtab completes file names only where told to
                     action.complete = getattr(shtab, _PATHS[action.metavar])
@@ -121,14 +122,12 @@ class _PrintCompletion(argparse.Action):
         parser.exit()
 
 
-def _add_options(
-    name: str, add_arguments: Callable[..., None], parser: argparse.ArgumentParser
-) -> None:
-    for add in (add_arguments, *functions_of("options", name)):
+def _add_options(name: str, command: SubCommand, parser: argparse.ArgumentParser) -> None:
+    for add in (command.add_arguments, *functions_of("options", name)):
         add(parser)
 
 
-def _parser(chosen: str, available: Commands) -> _Parser:
+def _parser(chosen: str, available: Mapping[str, SubCommand]) -> _Parser:
     """The parser of all available commands. Only the chosen one gets its options (faster)."""
     parser = _Parser(
         prog="torchcoll",
@@ -136,7 +135,7 @@ def _parser(chosen: str, available: Commands) -> _Parser:
         formatter_class=Formatter,
         description="Benchmark the collectives of torch.distributed, and read, compare and explain "
         f"what was measured. {_TO_MEASURE} (one rank: python -m torchcoll.allreduce).",
-        epilog=f"{groups_text({name: text for name, (text, *_) in available.items()})}\n\n"
+        epilog=f"{groups_text(available)}\n\n"
         "torchcoll COMMAND --help prints the options and examples of a command",
     )
     parser.add_argument("--version", action="version", version=f"torchcoll {__version__}")
@@ -150,18 +149,18 @@ def _parser(chosen: str, available: Commands) -> _Parser:
     subparsers = parser.add_subparsers(
         metavar="COMMAND", required=True, dest="command", help="one of those below"
     )
-    for name, (text, add_arguments, run) in available.items():
-        command = subparsers.add_parser(
+    for name, command in available.items():
+        subparser = subparsers.add_parser(
             name,
-            help=text,
-            description=f"{text[:1].upper()}{text[1:]}.",
-            epilog=examples_text(name),
+            help=command.help,
+            description=f"{command.help[:1].upper()}{command.help[1:]}.",
+            epilog=examples_text(command),
             allow_abbrev=False,
             formatter_class=Formatter,
         )
         if name == chosen:
-            _add_options(name, add_arguments, command)
-            command.set_defaults(run=run)
+            _add_options(name, command, subparser)
+            subparser.set_defaults(run=command.run)
     return parser
 
 
@@ -174,7 +173,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     elif first not in available and not first.startswith("-"):
         if first in _FUNCTIONS:
             raise UsageError("command", first, "a command", _FUNCTIONS[first])
-        raise unknown("command", first, available, action=f"{_TO_MEASURE}.")
+        raise unknown("command", first, sorted(available), action=f"{_TO_MEASURE}.")
     parser = _parser(first, available)
     options, unrecognized = parser.parse_known_args(argv)
     if unrecognized:  # by default argparse would refer to `torchcoll --help`

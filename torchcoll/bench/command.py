@@ -12,6 +12,7 @@ import os
 import sys
 from typing import NoReturn
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import UnavailableError, UsageError
 
 _SUITE = "suite"
@@ -60,9 +61,15 @@ def run_ranks(options: argparse.Namespace) -> NoReturn:
 
 
 COMMANDS = {
-    "run": (
+    "run": SubCommand(
         "measure on the ranks of one host (starts torchrun)",
         run_arguments,
         run_ranks,
+        "measure",
+        examples=(
+            "torchcoll run -n 8 allreduce --sizes 1K,1M,1G",
+            "torchcoll run -n 2 suite --backend gloo -J run.jsonl",
+        ),
+        exit_1="a case failed or was wrong, no case ran, or a rank ended with any other code",
     ),
 }

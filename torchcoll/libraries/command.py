@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, choice, tell
 
 if TYPE_CHECKING:
@@ -115,9 +116,14 @@ def _show_local_topology(format: str) -> ExitCode:
 
 
 COMMANDS = {
-    "log": (
+    "log": SubCommand(
         "read logs of NCCL, RCCL, oneCCL, and what a topology allows",
         log_arguments,
         run_log,
+        "read",
+        examples=(
+            "torchcoll log nccl.log",
+            "torchcoll log topo.xml graph.xml",
+        ),
     ),
 }

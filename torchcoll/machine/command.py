@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode
 
 
@@ -23,9 +24,16 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "doctor": (
+    "doctor": SubCommand(
         "show what this process can use, known problems, and prove what torchcoll claims",
         doctor_arguments,
         run_doctor,
+        "measure",
+        examples=(
+            "torchcoll doctor",
+            "torchcoll doctor --prove",
+            "torchcoll doctor --prove clock,verification --backend nccl -o proof/",
+        ),
+        exit_1="with --prove: a part failed",
     ),
 }

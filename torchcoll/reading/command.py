@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import (
     ExitCode,
     UnreadableError,
@@ -259,9 +260,19 @@ def _write_rows(runs: Sequence[Run], ending: str, options: argparse.Namespace) -
 
 
 COMMANDS = {
-    "convert": (
+    "convert": SubCommand(
         "write other tools' output as a result file, or results as csv, json or parquet",
         convert_arguments,
         run_convert,
+        "read",
+        examples=(
+            "torchcoll convert nccl-tests.log -o run.jsonl",
+            (
+                "torchcoll convert table.md --from plain --map size=Size,algbw=Algbw --ranks 8 -o"
+                " run.jsonl"
+            ),
+            "torchcoll convert run.jsonl -o rows.csv",
+            "torchcoll convert torchcoll.sqlite -o runs.parquet",
+        ),
     ),
 }

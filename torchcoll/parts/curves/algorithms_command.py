@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, TorchcollError, UsageError, choice, printable, tell
 from torchcoll.core.units import parse_share
 from torchcoll.reading.inputs import add_filter, add_import_options, add_over_ranks
@@ -217,9 +218,15 @@ def check(result: Algorithms, exported: Exported, options: argparse.Namespace) -
 
 
 COMMANDS = {
-    "algorithms": (
+    "algorithms": SubCommand(
         "find the fastest forced algorithm at each size",
         algorithms_arguments,
         run_algorithms,
+        "compare",
+        examples=(
+            "torchcoll algorithms matrix/",
+            "torchcoll algorithms matrix/ --export-tuner tuner.csv",
+        ),
+        exit_1="with --check: a run failed, a case is slower or wrong, or another algorithm ran",
     ),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 from torchcoll.reading.inputs import add_over_ranks
 
@@ -229,19 +230,36 @@ def _validate(options: argparse.Namespace) -> ExitCode:
 
 
 COMMANDS = {
-    "model": (
-        "fit, use and validate a model of a machine",
-        model_arguments,
-        run_model,
-    ),
-    "curve": (
+    "curve": SubCommand(
         "find the sizes at which the behaviour changes",
         transitions_arguments,
         run_transitions,
+        "explain times",
+        examples=(
+            "torchcoll curve run.jsonl",
+            "torchcoll curve runs/ --refine",
+        ),
     ),
-    "scaling": (
+    "scaling": SubCommand(
         "show how times and first calls grow with the ranks",
         scaling_arguments,
         run_scaling,
+        "explain times",
+        examples=(
+            "torchcoll scaling runs/",
+            "torchcoll scaling runs/ --plot scaling.png",
+        ),
+    ),
+    "model": SubCommand(
+        "fit, use and validate a model of a machine",
+        model_arguments,
+        run_model,
+        "explain times",
+        examples=(
+            "torchcoll model fit runs/ -o machine.json",
+            "torchcoll model predict machine.json --sizes 1M,1G --ranks 64",
+            "torchcoll model validate runs/",
+        ),
+        exit_1="validate --predicted: the file lacks cases that were measured",
     ),
 }

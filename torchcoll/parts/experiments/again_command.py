@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import (
     ExitCode,
     TorchcollError,
@@ -334,14 +335,33 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
 
 
 COMMANDS = {
-    "bisect": (
+    "bisect": SubCommand(
         "find the version at which a case became slower, faster or wrong",
         bisect_arguments,
         run_bisect,
+        "compare",
+        examples=(
+            (
+                "torchcoll bisect --axis venv=v1,v2,v3,v4 -o search -- torchrun --nproc-per-node "
+                "8 -m torchcoll.allreduce -b 1M -e 1G"
+            ),
+            (
+                "torchcoll bisect --axis v=2.11.0,2.12.0,2.13.0 -o search -- "
+                "venvs/{v}/bin/torchrun --nproc-per-node 8 -m torchcoll.allreduce"
+            ),
+        ),
+        exit_1="there is no single version, or it is not decided",
     ),
-    "again": (
+    "again": SubCommand(
         "run again what a file ran, and judge whether it is reproduced",
         again_arguments,
         run_again,
+        "compare",
+        examples=(
+            "torchcoll again run.jsonl",
+            "torchcoll again run.jsonl --dry-run",
+            "torchcoll again run.jsonl --launcher 'srun --nodes 2 --ntasks-per-node 8 python -m'",
+        ),
+        exit_1="not reproduced, cannot tell, or cannot be compared",
     ),
 }

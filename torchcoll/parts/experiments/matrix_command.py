@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.collectives import DEFAULT_COLLECTIVE
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import (
     ExitCode,
     TorchcollError,
@@ -361,9 +362,21 @@ class RunWatcher:
 
 
 COMMANDS = {
-    "matrix": (
+    "matrix": SubCommand(
         "measure many runs over variables, ranks or libraries",
         matrix_arguments,
         run_matrix,
+        "many runs",
+        examples=(
+            (
+                "torchcoll matrix --env NCCL_ALGO=,Ring,Tree --runs 6 -o matrix -- torchrun "
+                "--nproc-per-node 8 -m torchcoll.allreduce"
+            ),
+            (
+                "torchcoll matrix --preset scaling --up-to 8 --dry-run -o m -- torchrun "
+                "--nproc-per-node {ranks} -m torchcoll.allreduce"
+            ),
+        ),
+        exit_1="a run failed, or took longer than --cell-timeout",
     ),
 }

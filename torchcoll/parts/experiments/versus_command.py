@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 from torchcoll.core.units import parse_duration, parse_share
 
@@ -220,9 +221,19 @@ def compare_folder(options: argparse.Namespace) -> ExitCode | None:
 
 
 COMMANDS = {
-    "versus": (
+    "versus": SubCommand(
         "measure A and B in turn until each case is decided",
         versus_arguments,
         run_versus,
+        "compare",
+        examples=(
+            (
+                "torchcoll versus --env NCCL_ALGO=Ring,Tree -o algo -- torchrun --nproc-per-node "
+                "8 -m torchcoll.allreduce --sizes 1M,64M"
+            ),
+            "torchcoll versus --resume algo",
+        ),
+        exit_1="a run failed twice in a row, a result was wrong or failed, or too few runs to "
+        "judge",
     ),
 }

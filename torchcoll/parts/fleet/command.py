@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UnreadableError, UnusableError, UsageError, choice
 from torchcoll.core.units import parse_share
 
@@ -241,19 +242,36 @@ def run_baseline(options: argparse.Namespace) -> ExitCode:
 
 
 COMMANDS = {
-    "fleet": (
+    "fleet": SubCommand(
         "find the nodes that differ from their peers",
         fleet_arguments,
         run_fleet,
+        "many runs",
+        examples=(
+            "torchcoll fleet nightly/",
+            "torchcoll fleet nightly/ --expected-nodes nodes.txt --junit fleet.xml",
+        ),
+        exit_1="a node failed, is slow or missing, or a group of nodes is slow",
     ),
-    "history": (
+    "history": SubCommand(
         "find when a fleet or a node became slower, and what changed then",
         history_arguments,
         run_history,
+        "many runs",
+        examples=(
+            "torchcoll history nightly/",
+            "torchcoll history nightly/ --accept 2026-11-01",
+        ),
+        exit_1="the times became longer and have not recovered",
     ),
-    "baseline": (
+    "baseline": SubCommand(
         "write the usual times of good runs, for check --baseline",
         baseline_arguments,
         run_baseline,
+        "many runs",
+        examples=(
+            "torchcoll baseline nightly/ -o baseline.toml",
+            "torchcoll baseline nightly/ -o baseline.toml --accept 2026-11-01 --force",
+        ),
     ),
 }

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, printable, tell
 from torchcoll.core.opening import not_written
 from torchcoll.core.toml_text import toml_table
@@ -181,9 +182,15 @@ def convert_store(options: argparse.Namespace) -> ExitCode | None:
 
 
 COMMANDS = {
-    "collect": (
+    "collect": SubCommand(
         "keep results in a store, for fleet and history",
         collect_arguments,
         run_collect,
+        "many runs",
+        examples=(
+            "torchcoll collect runs/",
+            "torchcoll collect --into torchcoll.sqlite --prune 400d --spare baseline.toml",
+            "torchcoll collect 'spool/*/*.jsonl' --into postgresql://torchcoll@db/torchcoll",
+        ),
     ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, choice, unknown
 
 
@@ -39,9 +40,14 @@ def run_postmortem(options: argparse.Namespace) -> ExitCode:
 
 
 COMMANDS = {
-    "postmortem": (
+    "postmortem": SubCommand(
         "find what stopped or ended a job, from the files that it left",
         postmortem_arguments,
         run_postmortem,
+        "jobs that failed",
+        examples=(
+            "torchcoll postmortem job-4711/",
+            "torchcoll postmortem job-4711/ --format json",
+        ),
     ),
 }

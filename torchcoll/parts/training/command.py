@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell, unknown
 
 if TYPE_CHECKING:
@@ -504,24 +505,42 @@ def _parse_positive(text: str, what: str) -> float:
 
 
 COMMANDS = {
-    "plan": (
-        "predict the communication time of a training step",
-        plan_arguments,
-        run_plan,
-    ),
-    "replay": (
-        "run a recorded training step's collectives again",
-        replay_arguments,
-        run_replay,
-    ),
-    "gradients": (
-        "show what a step of a model sends, and what it costs",
-        gradients_arguments,
-        run_gradients,
-    ),
-    "trace": (
+    "trace": SubCommand(
         "show what a training sent, and when",
         trace_arguments,
         run_trace,
+        "training",
+        examples=(
+            "torchcoll trace traffic/",
+            "torchcoll trace profile.json --step typical",
+        ),
+    ),
+    "gradients": SubCommand(
+        "show what a step of a model sends, and what it costs",
+        gradients_arguments,
+        run_gradients,
+        "training",
+        examples=(
+            "torchcoll gradients torchvision.models:resnet50",
+            "torchcoll gradients traffic/ --machine 8xH100",
+        ),
+    ),
+    "plan": SubCommand(
+        "predict the communication time of a training step",
+        plan_arguments,
+        run_plan,
+        "training",
+        examples=(
+            "torchcoll plan --config llama-3-8b --parallel fsdp=64 --machine 8xH100",
+            "torchcoll plan --machine machine.json --traffic traffic/ --ranks 8..512",
+        ),
+    ),
+    "replay": SubCommand(
+        "run a recorded training step's collectives again",
+        replay_arguments,
+        run_replay,
+        "training",
+        examples=("torchrun --nproc-per-node 8 -m torchcoll replay traffic/",),
+        exit_1="the file that is being written was removed",
     ),
 }

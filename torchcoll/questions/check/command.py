@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 from torchcoll.core.parts import first_answer
 from torchcoll.core.units import counted
@@ -124,9 +125,17 @@ def run_check(options: argparse.Namespace) -> ExitCode:
 
 
 COMMANDS = {
-    "check": (
+    "check": SubCommand(
         "judge a run by a fabric, rules or a baseline",
         check_arguments,
         run_check,
+        "read",
+        examples=(
+            "torchcoll check run.jsonl --fabric nvswitch-h200 --gate",
+            "torchcoll check tonight.jsonl --baseline accepted.jsonl --gate --junit check.xml",
+            "torchcoll check tonight.jsonl --baseline baseline.toml",
+            "torchcoll check tonight.jsonl --baseline accepted.jsonl --metrics torchcoll.prom",
+        ),
+        exit_1="with --gate: a verdict is FAIL; with good runs as --baseline: a run is slower",
     ),
 }

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UnusableError, UsageError, choice, nearest_file, tell
 from torchcoll.core.units import counted, parse_share
 from torchcoll.questions.comparison.fail_on import (
@@ -208,9 +209,16 @@ def _check_no_capture(sides: Sequence[tuple[str, Sequence[str]]]) -> None:
 
 
 COMMANDS = {
-    "compare": (
+    "compare": SubCommand(
         "compare two sides case by case, with confidence",
         compare_arguments,
         run_compare,
+        "compare",
+        examples=(
+            "torchcoll compare before/ after/",
+            "torchcoll compare backend:nccl=runs/ backend:gloo=runs/",
+            "torchcoll compare before/ after/ --fail-on slower:5%",
+        ),
+        exit_1="with --fail-on: a case has this result, or is wrong, failed or missing in NEW",
     ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode
 from torchcoll.core.units import parse_share
 
@@ -39,9 +40,12 @@ def run_pairs(options: argparse.Namespace) -> ExitCode:
 
 
 COMMANDS = {
-    "pairs": (
+    "pairs": SubCommand(
         "find the slow rank, host or link in a run of pairs",
         pairs_arguments,
         run_pairs,
+        "explain times",
+        examples=("torchcoll pairs pairs.jsonl",),
+        exit_1="a rank, host or link is suspect, or a pair has no time",
     ),
 }

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, printable, tell
 from torchcoll.reading.inputs import IMPORT_OPTIONS, add_filter, add_import_options, add_over_ranks
 
@@ -409,11 +410,34 @@ def run_report(options: argparse.Namespace) -> ExitCode:
 
 
 COMMANDS = {
-    "report": (
+    "show": SubCommand(
+        "print results as tables",
+        show_arguments,
+        run_show,
+        "read",
+        examples=(
+            "torchcoll show run.jsonl",
+            "torchcoll show nccl-tests.log",
+            "torchcoll show run.jsonl --view ranks",
+            "torchcoll show run.jsonl --explain all_gather 1M",
+            "torchcoll show run.jsonl --columns size_bytes,median_ns,busbw_gbps --format csv",
+        ),
+    ),
+    "plot": SubCommand(
+        "draw time and bus bandwidth over sizes",
+        plot_arguments,
+        run_plot,
+        "read",
+        examples=("torchcoll plot run.jsonl -o curve.png",),
+    ),
+    "report": SubCommand(
         "write everything about some runs as one page",
         report_arguments,
         run_report,
+        "read",
+        examples=(
+            "torchcoll report runs/ -o report.html",
+            "torchcoll report before=a/ after=b/ -o report.md",
+        ),
     ),
-    "show": ("print results as tables", show_arguments, run_show),
-    "plot": ("draw time and bus bandwidth over sizes", plot_arguments, run_plot),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, choice, tell
 
 
@@ -39,9 +40,11 @@ def run_cold(options: argparse.Namespace) -> ExitCode:
 
 
 COMMANDS = {
-    "cold": (
+    "cold": SubCommand(
         "show what first calls and set-up cost",
         cold_arguments,
         run_cold,
+        "explain times",
+        examples=("torchcoll cold runs/",),
     ),
 }
