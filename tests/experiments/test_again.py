@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,6 @@ from torchcoll.parts.experiments.again_command import _plan
 from torchcoll.parts.experiments.again_show import Rerun, answer_of
 from torchcoll.parts.experiments.agreement import agreement, judge
 from torchcoll.questions.show.recipe import (
-    _SPEC_OPTIONS,
     on_this_machine,
     recipe_of,
     unset_settings,
@@ -254,13 +253,6 @@ def test_a_run_from_python_is_run_with_the_spec_of_its_file(changed):
     again = parse(recipe.arguments, collective, recipe.module).spec
     mode = spec.cases(4)[0].mode  # explicit in the command
     assert again == replace(spec, mode=mode)
-
-
-def test_every_field_of_a_spec_has_an_option_in_the_command():
-    """The rest are those that the cases have, and labels, which belong to one run."""
-    of_cases = {"collectives", "sizes", "dtypes", "ops", "mode", "asynchronous", "points"}
-    of_cases |= {"min_bytes", "max_bytes", "factor", "step_bytes"}
-    assert {field.name for field in fields(Spec)} == {*_SPEC_OPTIONS, *of_cases, "labels"}
 
 
 def test_backends_that_are_not_here_are_left_out():

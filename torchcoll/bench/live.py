@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchcoll.core.case import Case, size_case
+from torchcoll.core.case import DIMENSIONS, Case, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import TorchcollError, choice
 from torchcoll.core.plausibility import doubts_of
@@ -34,7 +34,7 @@ from torchcoll.questions.show.show import (
     show,
     without_verdict,
 )
-from torchcoll.report.columns import DIMENSIONS, Column, default_columns, distinct_values
+from torchcoll.report.columns import Column, default_columns, distinct_values
 from torchcoll.report.destination import Destination, ProgressLine, RunProgress
 from torchcoll.report.formats import FORMATS, View
 from torchcoll.report.grid import (

@@ -7,38 +7,64 @@ prefix of one of its own, even behind the module name (tested with torchrun's ow
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from torchcoll.core.collectives import COLLECTIVES, DTYPES, OPS
+from torchcoll.core.case import HOW, WHAT, Field
 from torchcoll.core.errors import UsageError, choice, nearest_option
-from torchcoll.core.spec import ORDERS, Spec
+from torchcoll.core.spec import Spec
 from torchcoll.core.units import format_size, parse_duration, whole_number
 from torchcoll.core.variables import masked_labels
 
-# Options that Spec takes as they are, under their own name.
 SOAK_ITERS = 20  # calls of a case in a round: in short rounds more calls are checked
-_PLAIN = (
-    "mode",
-    "order",
-    "fresh_group",
-    "groups",
-    "init",
-    "communicator_config",
-    "buffers",
-    "buffer_reuse",
-    "misalign_bytes",
-    "implementation",
-    "asynchronous",
-    "rehearse",
-    "concurrent",
-    "mesh",
-    "offset",
-)
 FOLDER_ENDING = ".logs"  # of --library-log: RESULT.jsonl.logs lies beside RESULT.jsonl
 FORMATS = ("table", "markdown", "csv", "json")
+# Options that are not fields of Spec.
+_TRAFFIC = Field(
+    "traffic",
+    "replay the calls of a training, as torchcoll.capture saved them (a file or a folder)",
+    metavar="FILE",
+)
+_RUN = (
+    Field(
+        "soak",
+        "repeat all cases for this long (90s, 30m, 8h) in rounds of 20 calls a case (see -n), "
+        "and check a tenth of the calls; SIGUSR1 ends it",
+        metavar="TIME",
+    ),
+    Field(
+        "metrics",
+        "with --soak: rank 0 keeps NAME.prom up to date, for Prometheus' node_exporter",
+        metavar="FILE",
+    ),
+    Field(
+        "require_idle",
+        "refuse to start while another process uses a device (on cpu: 5%% of the cores)",
+        bool,
+    ),
+    Field(
+        "rendezvous_file",
+        "meet in this file, in a folder that all hosts share, in place of MASTER_ADDR:MASTER_PORT",
+        metavar="PATH",
+    ),
+)
+_OUTPUT = (
+    Field("output", "result file (default: torchcoll-runs/...jsonl)", short="-J"),
+    Field("no_output", "write no result file", bool),
+    Field("resume", "run the cases that FILE lacks", metavar="FILE"),
+    Field(
+        "library_log",
+        "record the log of NCCL or oneCCL too: the table then has algorithms, but calls are slower",
+        bool,
+    ),
+    Field("format", f"{', '.join(FORMATS)} (table)"),
+    Field("quiet", "print no header and no progress", bool),
+    Field("verbose", "print the phases of the start and the cost of measuring too", bool),
+    Field("gate", "exit with 1 if the verdict is FAIL, with 2 if nothing can be judged", bool),
+    Field("dry_run", "print the cases and run nothing", bool),
+    Field("ranks", "number of ranks to assume with --dry-run or --backend fake"),
+)
 
 
 # nccl-tests' ways of saying how many GPUs and threads.
@@ -118,278 +144,50 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, action=hint)
 
 
-def _written(name: str, value: Any) -> str:
-    """The default of a field of Spec, as the command line would have it."""
+def _add(group: argparse._ArgumentGroup, entries: Iterable[Field]) -> None:
+    defaults = {each.name: each.default for each in fields(Spec)}
+    for entry in entries:
+        text = entry.help.replace("{default}", _written(entry, defaults.get(entry.name)))
+        flags = [flag for flag in (entry.short, f"--{entry.flag}") if flag]
+        if entry.takes_value:
+            metavar = entry.metavar or entry.flag.replace("-", "_").upper()
+            group.add_argument(*flags, dest=entry.name, metavar=metavar, help=text)
+        else:
+            group.add_argument(*flags, dest=entry.name, action="store_true", help=text)
+
+
+def _written(entry: Field, value: Any) -> str:
+    """The default of a field, as the command line would have it."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     if isinstance(value, (int, float)):
-        return format_size(int(value)) if name.endswith("_bytes") else f"{value:g}"
+        return format_size(int(value)) if entry.is_size else f"{value:g}"
     return str(value)
 
 
 def _parser(program: str, several: bool) -> argparse.ArgumentParser:
-    default = SimpleNamespace(**{f.name: _written(f.name, f.default) for f in fields(Spec)})
     p = Parser(
         prog=program,
         description="Measure a collective of torch.distributed on all ranks of this run.",
         epilog="Sizes: 8, 1K, 25M, 1.5G (K, M, G, T are powers of 1024). Start with torchrun, "
         "srun or mpiexec; without a launcher there is one rank.",
         allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        argument_default=argparse.SUPPRESS,  # Spec and Options have the defaults
     )
-    text: dict[str, Any] = {"default": argparse.SUPPRESS}
     what = p.add_argument_group("what to measure")
     if several:
-        what.add_argument(
-            "--collectives", help=f"all, or several of {', '.join(COLLECTIVES)}", **text
-        )
-        what.add_argument(
-            "--traffic",
-            metavar="FILE",
-            help=(
-                "replay the calls of a training, as torchcoll.capture saved them (a "
-                "file or a folder)"
-            ),
-            **text,
-        )
-    what.add_argument("-b", "--min-bytes", help=f"smallest size ({default.min_bytes})", **text)
-    what.add_argument("-e", "--max-bytes", help=f"largest size ({default.max_bytes})", **text)
-    what.add_argument(
-        "-f",
-        "--factor",
-        help=f"each size is the one before times this: 2, 4, 1.15 ({default.factor})",
-        **text,
-    )
-    what.add_argument(
-        "-i", "--step-bytes", help="step between sizes in bytes, in place of a factor", **text
-    )
-    what.add_argument("--sizes", help="a list of sizes in place of a range: 1K,1M,25M", **text)
-    what.add_argument(
-        "-d", "--dtype", help=f"all, or of {', '.join(DTYPES)} ({default.dtypes})", **text
-    )
-    what.add_argument("-o", "--op", help=f"all, or of {', '.join(OPS)} ({default.ops})", **text)
-    what.add_argument("-r", "--root", help=f"rank, or ranks with commas ({default.roots})", **text)
-    what.add_argument("--in-place", help="0, 1 or both (each collective's own default)", **text)
-    what.add_argument(
-        "--splits",
-        help=(
-            "of uneven blocks: balanced, zipf:S, hot:K, rotating:K, seed:N, weights 1,2,4 or a "
-            f"matrix file; combine: or pair: may stand before it ({default.splits})"
-        ),
-        **text,
-    )
-    what.add_argument(
-        "--backend",
-        help=(
-            "nccl, xccl, ccl, gloo, fake or another backend of torch; several, "
-            "separated by commas, alternate (default: what the machine has)"
-        ),
-        **text,
-    )
-    what.add_argument("--device", help="cpu, cuda or xpu (default: what the backend uses)", **text)
-    what.add_argument(
-        "--groups",
-        help=("run in several sub-groups at once: mod:2, div:4, or 0,1;2,3 (default: one group)"),
-        **text,
-    )
+        _add(what, WHAT[:1])
+        _add(what, (_TRAFFIC,))
+    _add(what, WHAT[1:])
     how = p.add_argument_group("how to measure")
-    how.add_argument(
-        "--mode",
-        help=(
-            "synchronized: a barrier before every call; back-to-back: no barrier; blocking: each "
-            "rank waits until a call is complete, without a barrier; graph: captured once and "
-            "replayed (default: synchronized on CPU, else back-to-back)"
-        ),
-        **text,
-    )
-    how.add_argument(
-        "-n",
-        "--iters",
-        help=(
-            "number of steady calls per case; 0: only cold calls (default: as "
-            "--precision and --max-time decide)"
-        ),
-        **text,
-    )
-    how.add_argument(
-        "-w", "--warmup", help=f"timed calls between cold and steady ({default.warmup})", **text
-    )
-    how.add_argument("--cold", help=f"at least so many cold calls ({default.cold})", **text)
-    how.add_argument(
-        "--precision",
-        help="without -n, end a case once its median is known to this share: 0.05 is +- 5 %% "
-        f"({default.precision})",
-        **text,
-    )
-    how.add_argument(
-        "--max-time",
-        help=f"without -n, end a case after so many seconds of steady calls ({default.max_time_s})",
-        **text,
-    )
-    how.add_argument(
-        "--fresh-group", action="store_true", help="make a new communicator for every case", **text
-    )
-    how.add_argument("--init", help=f"lazy or eager: when to connect ({default.init})", **text)
-    how.add_argument(
-        "--communicator-config",
-        metavar="NAME=VALUE",
-        help="fields of the configuration of communicators that this torch has for nccl, with "
-        "commas: cta_policy=zero, split_share=1, max_ctas=8, ...",
-        **text,
-    )
-    how.add_argument(
-        "--buffers",
-        help=(
-            "kind of memory: default, or on nccl registered (with the communicator)"
-            " or symmetric (mapped by all GPUs) (default)"
-        ),
-        **text,
-    )
-    how.add_argument(
-        "--buffer-reuse",
-        help="same buffers in every call, rotate through the largest of the sweep, or flush: the "
-        f"same buffers, after the caches were overwritten ({default.buffer_reuse})",
-        **text,
-    )
-    how.add_argument(
-        "--misalign",
-        metavar="BYTES",
-        dest="misalign_bytes",
-        help="begin the buffers so many bytes after an aligned address: 4 (0)",
-        **text,
-    )
-    how.add_argument(
-        "--implementation",
-        help="what makes the calls: own (the backend, or its name), the backend through torch's "
-        "functional collectives (functional) or DTensor (dtensor), or kernels of torch's symmetric "
-        "memory: one_shot, two_shot, multimem, multimem_one_shot; several: each case by each "
-        f"({default.implementation})",
-        **text,
-    )
-    how.add_argument(
-        "--async",
-        action="store_true",
-        dest="asynchronous",
-        help="pass async_op=True, as DDP does",
-        **text,
-    )
-    how.add_argument("--coalesce", help=f"so many calls in one group ({default.coalesce})", **text)
-    how.add_argument(
-        "--rehearse",
-        action="store_true",
-        help=(
-            "try a command for several GPUs on one: the nccl ranks share it, so times mean nothing"
-        ),
-        **text,
-    )
-    how.add_argument(
-        "--concurrent",
-        metavar="WORK",
-        help=(
-            "measure each case alone, the work alone, and both together; work: "
-            "matmul, copy or both, with :SIZE, or COLLECTIVE:GROUPS; "
-            "background:LABEL only records that other work ran"
-        ),
-        **text,
-    )
-    how.add_argument(
-        "--mesh",
-        metavar="AxB",
-        help=(
-            "measure each case in columns of B ranks, once alone and once with the rows running too"
-        ),
-        **text,
-    )
-    how.add_argument(
-        "--offset",
-        metavar="TIME",
-        help=(
-            "with --concurrent COLLECTIVE:GROUPS or --mesh: start the other "
-            "collective this long after each call (2ms)"
-        ),
-        **text,
-    )
-    how.add_argument("-c", "--check", help=f"verify the results, 0 or 1 ({default.check})", **text)
-    how.add_argument("--order", help=f"{' or '.join(ORDERS)} ({default.order})", **text)
-    how.add_argument("--seed", help=f"of --order shuffled ({default.seed})", **text)
-    how.add_argument(
-        "-T",
-        "--timeout",
-        help=f"seconds without progress that are a hang ({default.timeout_s})",
-        **text,
-    )
-    how.add_argument(
-        "--soak",
-        metavar="TIME",
-        help=(
-            "repeat all cases for this long (90s, 30m, 8h) in rounds of 20 calls a case (see -n), "
-            "and check a tenth of the calls; SIGUSR1 ends it"
-        ),
-        **text,
-    )
-    how.add_argument(
-        "--metrics",
-        metavar="FILE",
-        help=("with --soak: rank 0 keeps NAME.prom up to date, for Prometheus' node_exporter"),
-        **text,
-    )
-    how.add_argument(
-        "--require-idle",
-        action="store_true",
-        help=("refuse to start while another process uses a device (on cpu: 5%% of the cores)"),
-        **text,
-    )
-    how.add_argument(
-        "--rendezvous-file",
-        metavar="PATH",
-        help=(
-            "meet in this file, in a folder that all hosts share, in place of "
-            "MASTER_ADDR:MASTER_PORT"
-        ),
-        **text,
-    )
+    _add(how, HOW)
+    _add(how, _RUN)
     out = p.add_argument_group("output")
+    _add(out, _OUTPUT[:3])
     out.add_argument(
-        "-J", "--output", help="result file (default: torchcoll-runs/...jsonl)", **text
+        "--label", action="append", metavar="KEY=VALUE", help="a label to record in the result file"
     )
-    out.add_argument("--no-output", action="store_true", help="write no result file", **text)
-    out.add_argument("--resume", metavar="FILE", help="run the cases that FILE lacks", **text)
-    out.add_argument(
-        "--label",
-        action="append",
-        metavar="KEY=VALUE",
-        help="a label to record in the result file",
-        **text,
-    )
-    out.add_argument(
-        "--library-log",
-        action="store_true",
-        help=(
-            "record the log of NCCL or oneCCL too: the table then has algorithms, "
-            "but calls are slower"
-        ),
-        **text,
-    )
-    out.add_argument("--format", help=f"{', '.join(FORMATS)} (table)", **text)
-    out.add_argument("--quiet", action="store_true", help="print no header and no progress", **text)
-    out.add_argument(
-        "--verbose",
-        action="store_true",
-        help="print the phases of the start and the cost of measuring too",
-        **text,
-    )
-    out.add_argument(
-        "--gate",
-        action="store_true",
-        help="exit with 1 if the verdict is FAIL, with 2 if nothing can be judged",
-        **text,
-    )
-    out.add_argument(
-        "--dry-run", action="store_true", help="print the cases and run nothing", **text
-    )
-    out.add_argument(
-        "--ranks", help="number of ranks to assume with --dry-run or --backend fake", **text
-    )
+    _add(out, _OUTPUT[3:])
     return p
 
 
@@ -399,39 +197,16 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
     for name in ("output", "resume", "backend", "device", "traffic"):
         if given.get(name) == "":  # `--output "$UNSET"` is not the default
             raise UsageError(name, "", "a name")
-    fields: dict[str, Any] = {}
-    if collective or "collectives" in given:
-        fields["collectives"] = collective or given.pop("collectives")
-    renamed = {"dtype": "dtypes", "op": "ops", "max_time": "max_time_s", "timeout": "timeout_s"}
-    for name in ("dtype", "op", "min_bytes", "max_bytes", "sizes", "splits", "backend", "device"):
-        if name in given:
-            fields[renamed.get(name, name)] = given.pop(name)
-    for name in _PLAIN:
-        if name in given:
-            fields[name] = given.pop(name)
-    for name in ("iters", "warmup", "cold", "seed", "coalesce"):
-        if name in given:
-            fields[name] = number(given.pop(name), int)
-    for name in ("factor", "precision", "max_time", "timeout"):
-        if name in given:
-            fields[renamed.get(name, name)] = number(given.pop(name), float)
-    if "step_bytes" in given:
-        fields["step_bytes"] = given.pop("step_bytes")
-    if "root" in given:
-        fields["roots"] = tuple(number(root, int) for root in given.pop("root").split(","))
-    if "in_place" in given:
-        fields["in_place"] = _one_of(
-            "in-place", given.pop("in_place"), {"0": False, "1": True, "both": "both"}
-        )
-    if "check" in given:
-        fields["check"] = _one_of("check", given.pop("check"), {"0": False, "1": True})
+    fields: dict[str, Any] = {"collectives": collective} if collective else {}
+    for entry in (*WHAT, *HOW):
+        if entry.name in given:
+            fields[entry.name] = _value(entry, given.pop(entry.name))
     if "label" in given:
         fields["labels"] = masked_labels(dict(_label(text) for text in given.pop("label")))
     ranks = given.pop("ranks", None)
     if ranks is not None:
         ranks = whole_number(number(ranks, int), "ranks", 1)
-    formats = {name: name for name in FORMATS}
-    given["format"] = _one_of("format", given.get("format", "table"), formats)
+    choice(given.get("format", "table"), "format", FORMATS)
     if "soak" in given and not fields.keys() & {"iters", "precision", "max_time_s"}:
         fields["iters"] = SOAK_ITERS
     spec = Spec(**{"collectives": "all", **fields})
@@ -474,9 +249,13 @@ def number(text: str, kind: type) -> Any:
         return text
 
 
-def _one_of(what: str, text: str, values: dict[str, Any]) -> Any:
-    choice(text, what, values)
-    return values[text]
+def _value(entry: Field, given: Any) -> Any:
+    if entry.texts:
+        choice(given, entry.flag, entry.texts)
+        return entry.texts[given]
+    if entry.kind in (int, float) and not entry.is_size:
+        return number(given, entry.kind)
+    return given
 
 
 def _label(text: str) -> tuple[str, str]:

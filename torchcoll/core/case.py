@@ -1,4 +1,7 @@
-"""One point of a sweep: a Case, its element counts on a number of ranks, and its sub-groups."""
+"""One point of a sweep: a Case, its element counts on a number of ranks, and its sub-groups.
+
+``FIELDS`` is the table of what a Spec asks for and its cases have; docs/extending.md has a recipe.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import NoneType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from torchcoll.core.backends import communicates
-from torchcoll.core.collectives import COLLECTIVES, DTYPES, Layout, busbw_gbps
+from torchcoll.core.collectives import COLLECTIVES, DTYPES, OPS, Layout, busbw_gbps
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import format_size
 
@@ -23,8 +27,10 @@ NATIVE = "own"  # value of ``implementation``: the backend's own collective
 # torch.distributed's functions.
 APIS = FUNCTIONAL, DTENSOR = ("functional", "dtensor")
 
+MODES = ("synchronized", "back-to-back", "blocking", "graph")
 QUEUED = ("back-to-back", "graph")
 BLOCKING = "blocking"  # nccl-tests' -z 2
+ORDERS = ("size", "shuffled", "interleaved")
 
 # The memory that verification takes besides the buffers, temporaries included: it works in chunks
 # of this size. Each element counts as two float64 and a comparison, which is what avg needs (most).
@@ -51,8 +57,272 @@ def flat_dict(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
+@dataclass(frozen=True)
+class Field:
+    """A field of a Spec, and its option on the command line of the ranks.
+
+    name: of the field. One that ends with ``_bytes`` is read as a size: ``1K``.
+    help: of the option; ``{default}`` stands for the default of the field.
+    kind: what a value is. An option of kind bool takes no value, unless there are ``texts``.
+    least: the least number.
+    choices: all values that are allowed; () if any other check decides.
+    texts: the texts that the option takes, and their values; {} for any text.
+    metavar: what the help calls the value; '' for the name of the option.
+    short: the short flag. option: the long flag, if it is not the name: ``--min-bytes``.
+    """
+
+    name: str
+    help: str
+    kind: type = str
+    least: int | None = None
+    choices: tuple[Any, ...] = ()
+    texts: Mapping[str, Any] = field(default_factory=dict)
+    metavar: str = ""
+    short: str = ""
+    option: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The long flag without dashes, as messages name the field: ``min-bytes``."""
+        name = self.option.removeprefix("--") or self.name.removesuffix("_s")
+        return name.replace("_", "-")
+
+    @property
+    def takes_value(self) -> bool:
+        return self.kind is not bool or bool(self.texts)
+
+    @property
+    def is_size(self) -> bool:
+        return self.name.endswith("_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting(Field):
+    """A field that every case of the Spec has too, under the same name: cases differ in it.
+
+    Spec, Case and Row get it, the result file records it, tables have its column, and runs that
+    differ in it are kept apart. kind: str, int or bool.
+
+    default: its value unless asked for.
+    head: the two lines of the heading of its column.
+    compared: sides that have no value in common are compared all the same, with a footnote.
+    title: how JUnit names a value that is not the default; '' if it does not.
+    label: its name in Prometheus, if not that of the field.
+    """
+
+    default: Any
+    head: tuple[str, str]
+    compared: bool = False
+    title: str = "{name} {value}"
+    label: str = ""
+
+
+# What to measure, and how, in the order of the help.
+WHAT = (
+    Field("collectives", f"all, or several of {', '.join(COLLECTIVES)}"),
+    Field("min_bytes", "smallest size ({default})", int, short="-b"),
+    Field("max_bytes", "largest size ({default})", int, short="-e"),
+    Field(
+        "factor",
+        "each size is the one before times this: 2, 4, 1.15 ({default})",
+        float,
+        short="-f",
+    ),
+    Field("step_bytes", "step between sizes in bytes, in place of a factor", int, short="-i"),
+    Field("sizes", "a list of sizes in place of a range: 1K,1M,25M"),
+    Field("dtypes", f"all, or of {', '.join(DTYPES)} ({{default}})", short="-d", option="--dtype"),
+    Field("ops", f"all, or of {', '.join(OPS)} ({{default}})", short="-o", option="--op"),
+    Field("roots", "rank, or ranks with commas ({default})", short="-r", option="--root"),
+    Field(
+        "in_place",
+        "0, 1 or both (each collective's own default)",
+        bool,
+        choices=(None, True, False, "both"),
+        texts={"0": False, "1": True, "both": "both"},
+    ),
+    Field(
+        "splits",
+        "of uneven blocks: balanced, zipf:S, hot:K, rotating:K, seed:N, weights 1,2,4 or a "
+        "matrix file; combine: or pair: may stand before it ({default})",
+    ),
+    Field(
+        "backend",
+        "nccl, xccl, ccl, gloo, fake or another backend of torch; several, "
+        "separated by commas, alternate (default: what the machine has)",
+    ),
+    Field("device", "cpu, cuda or xpu (default: what the backend uses)"),
+    Field(
+        "groups", "run in several sub-groups at once: mod:2, div:4, or 0,1;2,3 (default: one group)"
+    ),
+)
+HOW = (
+    Field(
+        "mode",
+        "synchronized: a barrier before every call; back-to-back: no barrier; blocking: each "
+        "rank waits until a call is complete, without a barrier; graph: captured once and "
+        "replayed (default: synchronized on CPU, else back-to-back)",
+        choices=(None, *MODES),
+    ),
+    Field(
+        "iters",
+        "number of steady calls per case; 0: only cold calls (default: as "
+        "--precision and --max-time decide)",
+        int,
+        least=0,
+        short="-n",
+    ),
+    Field("warmup", "timed calls between cold and steady ({default})", int, 0, short="-w"),
+    Field("cold", "at least so many cold calls ({default})", int, 1),
+    Field(
+        "precision",
+        "without -n, end a case once its median is known to this share: 0.05 is +- 5 %% "
+        "({default})",
+        float,
+    ),
+    Field(
+        "max_time_s",
+        "without -n, end a case after so many seconds of steady calls ({default})",
+        float,
+    ),
+    Field("fresh_group", "make a new communicator for every case", bool),
+    Field("init", "lazy or eager: when to connect ({default})", choices=("lazy", "eager")),
+    Field(
+        "communicator_config",
+        "fields of the configuration of communicators that this torch has for nccl, with "
+        "commas: cta_policy=zero, split_share=1, max_ctas=8, ...",
+        metavar="NAME=VALUE",
+    ),
+    Setting(
+        "buffers",
+        "kind of memory: default, or on nccl registered (with the communicator)"
+        " or symmetric (mapped by all GPUs) (default)",
+        choices=("default", "registered", "symmetric"),
+        default="default",
+        head=("buffers", ""),
+        compared=True,
+        title="{value} buffers",
+    ),
+    Setting(
+        "buffer_reuse",
+        "same buffers in every call, rotate through the largest of the sweep, or flush: the "
+        "same buffers, after the caches were overwritten ({default})",
+        choices=("same", "rotate", "flush"),
+        default="same",
+        head=("buffer", "reuse"),
+        compared=True,
+        title="",
+    ),
+    Setting(
+        "misalign_bytes",
+        "begin the buffers so many bytes after an aligned address: 4 (0)",
+        int,
+        metavar="BYTES",
+        default=0,
+        head=("misaligned", "bytes"),
+        compared=True,
+        title="misaligned by {value}",
+        option="--misalign",
+    ),
+    Field(
+        "implementation",
+        "what makes the calls: own (the backend, or its name), the backend through torch's "
+        "functional collectives (functional) or DTensor (dtensor), or kernels of torch's symmetric "
+        "memory: one_shot, two_shot, multimem, multimem_one_shot; several: each case by each "
+        "({default})",
+    ),
+    Setting(
+        "asynchronous",
+        "pass async_op=True, as DDP does",
+        bool,
+        default=False,
+        head=("async", ""),
+        compared=True,
+        title="async",
+        label="async_op",
+        option="--async",
+    ),
+    Setting(
+        "coalesce",
+        "so many calls in one group ({default})",
+        int,
+        least=1,
+        default=1,
+        head=("calls in", "a group"),
+    ),
+    Field(
+        "rehearse",
+        "try a command for several GPUs on one: the nccl ranks share it, so times mean nothing",
+        bool,
+    ),
+    Field(
+        "concurrent",
+        "measure each case alone, the work alone, and both together; work: "
+        "matmul, copy or both, with :SIZE, or COLLECTIVE:GROUPS; "
+        "background:LABEL only records that other work ran",
+        metavar="WORK",
+    ),
+    Field(
+        "mesh",
+        "measure each case in columns of B ranks, once alone and once with the rows running too",
+        metavar="AxB",
+    ),
+    Field(
+        "offset",
+        "with --concurrent COLLECTIVE:GROUPS or --mesh: start the other "
+        "collective this long after each call (2ms)",
+        metavar="TIME",
+    ),
+    Field(
+        "check",
+        "verify the results, 0 or 1 ({default})",
+        bool,
+        texts={"0": False, "1": True},
+        short="-c",
+    ),
+    Field("order", f"{' or '.join(ORDERS)} ({{default}})", choices=ORDERS),
+    Field("seed", "of --order shuffled ({default})", int, 0),
+    Field("timeout_s", "seconds without progress that are a hang ({default})", float, short="-T"),
+)
+FIELDS = {entry.name: entry for entry in (*WHAT, *HOW)}
+SETTINGS = tuple(entry for entry in FIELDS.values() if isinstance(entry, Setting))
+# What distinguishes cases, in the order of the columns.
+DIMENSIONS = (
+    "collective",
+    "backend",
+    "implementation",
+    "device",
+    "ranks",
+    "dtype",
+    "op",
+    "root",
+    "in_place",
+    "group",
+    *(setting.name for setting in SETTINGS),
+    "rehearsal",
+    "splits",
+    "communicator",
+    "mode",
+    "clock",
+)
+
+_T = TypeVar("_T")
+
+
+def with_settings(cls: type[_T]) -> type[_T]:
+    """Add the settings that a class does not write itself, before ``dataclass`` reads its fields.
+
+    A class writes those that code reads from it, so that checkers and editors know them.
+    """
+    for setting in SETTINGS:
+        if setting.name not in cls.__annotations__:
+            cls.__annotations__[setting.name] = setting.kind.__name__
+            setattr(cls, setting.name, setting.default)
+    return cls
+
+
 # slots=True saves memory: a large file of another tool has a million cases.
 @dataclass(frozen=True, slots=True)
+@with_settings
 class Case:
     """One point of the sweep: hashable, equal on all ranks, the grouping key of every analysis.
 
@@ -111,19 +381,7 @@ class Case:
         Raises ValueError or TypeError for an invalid value, so that nothing fails later.
         """
         case = cls(**{k: v for k, v in data.items() if k in cls.__dataclass_fields__})
-        texts = (case.collective, case.mode, case.backend, case.device)
-        buffers = (case.buffers, case.buffer_reuse, case.implementation)
-        optional = (case.dtype, case.op, case.splits, case.group)
-        root = 0 if case.root is None else case.root
-        numbers = (case.size_bytes, root, case.coalesce, case.misalign_bytes)
-        if not (
-            all(isinstance(text, str) for text in (*texts, *buffers))
-            and all(text is None or isinstance(text, str) for text in optional)
-            and all(type(number) is int for number in numbers)
-            and (case.in_place is None or isinstance(case.in_place, bool))
-            and isinstance(case.asynchronous, bool)
-            and isinstance(case.rehearsal, bool)
-        ):
+        if any(type(getattr(case, name)) not in types for name, types in _TYPES_OF_FIELDS):
             raise TypeError("a case has a field of another type")
         if case.collective not in COLLECTIVES:
             raise ValueError(f"unknown collective {case.collective}")
@@ -183,6 +441,12 @@ class Case:
         maker += f" by {self.implementation}" if self.implementation != NATIVE else ""
         parts = (self.collective, size, self.dtype, self.op, root, maker)
         return " ".join(w for w in parts if w)
+
+
+_TYPES = {"str": str, "int": int, "bool": bool, "None": NoneType}
+_TYPES_OF_FIELDS = [
+    (f.name, [_TYPES[text] for text in str(f.type).split(" | ")]) for f in dataclasses.fields(Case)
+]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.case import BLOCKING, NATIVE, Case
+from torchcoll.core.case import BLOCKING, NATIVE, SETTINGS, Case, Setting
 from torchcoll.core.errors import UsageError
 from torchcoll.core.opening import replace_file
 from torchcoll.core.result import Run
@@ -135,15 +135,16 @@ def case_labels(case: Case) -> dict[str, object]:
         "group": case.group,
         "splits": case.splits,
         "implementation": None if case.implementation == NATIVE else case.implementation,
-        "buffers": None if case.buffers == "default" else case.buffers,
-        "buffer_reuse": case.buffer_reuse if case.buffer_reuse in ("rotate", "flush") else None,
-        "misalign_bytes": case.misalign_bytes or None,
-        "async_op": "true" if case.asynchronous else None,
-        "coalesce": case.coalesce if case.coalesce > 1 else None,
+        **{setting.label or setting.name: _label(setting, case) for setting in SETTINGS},
         "graph": "true" if case.mode == "graph" else None,
         "blocking": "true" if case.mode == BLOCKING else None,
     }
     return _without_empty(labels)
+
+
+def _label(setting: Setting, case: Case) -> object:
+    value = getattr(case, setting.name)
+    return None if value in (setting.default, "unknown") else "true" if value is True else value
 
 
 def unique_labels(several: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from torchcoll.core.case import SETTINGS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.nvlink import AMPERE, BLACKWELL, HOPPER, VOLTA, NvlinkGeneration
 from torchcoll.core.result import CaseResult, Run
@@ -106,8 +107,7 @@ _RACK = re.compile(r"\bG[BH][23]00\b|\bVR\d00\b|\bRUBIN\b|\bMI4\d\d")
 # The fields of a Row that are equal in cases that differ only in the size.
 SWEEP = (
     *("collective", "dtype", "op", "root", "in_place", "mode", "clock", "group", "ranks"),
-    *("backend", "implementation", "buffers", "buffer_reuse", "asynchronous", "coalesce"),
-    *("splits", "misalign_bytes"),
+    *("backend", "implementation", *(setting.name for setting in SETTINGS), "splits"),
 )
 _sweep_of = operator.attrgetter(*SWEEP)
 

@@ -11,17 +11,21 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torchcoll.core.backends import DEFAULT, communicates
 from torchcoll.core.case import (
     BLOCKING,
+    FIELDS,
     NATIVE,
+    SETTINGS,
     SLOT_BYTES,
     Case,
+    Field,
     SizedCase,
     partition,
     size_case,
+    with_settings,
 )
 from torchcoll.core.collectives import (
     BOTH,
@@ -41,24 +45,22 @@ from torchcoll.core.units import counted, format_size, parse_duration, parse_siz
 if TYPE_CHECKING:
     from torchcoll.core.splits import Weights
 
+    Given = TypeVar("Given", contravariant=True)
+    Held = TypeVar("Held", covariant=True)
 
-MODES = ("synchronized", "back-to-back", "blocking", "graph")
-ORDERS = ("size", "shuffled", "interleaved")
-INITS = ("lazy", "eager")
+    class Reads(Generic[Given, Held]):
+        """The type of a field that is given in more forms than the one that it holds."""
+
+        def __get__(self, instance: object, owner: object) -> Held: ...
+        def __set__(self, instance: object, value: Given) -> None: ...
+
+
 SPLIT_FIELD = "split_share"  # of a communicator's configuration: needs a group to split from
-BUFFERS = ("default", "registered", "symmetric")
-BUFFER_REUSES = ("same", "rotate", "flush")
 WORKS = ("matmul", "copy", "both")  # beside a collective; or background:LABEL
 _LEAST_OFFSET_S = 1e-6
 LEAST_WORK = 1024  # bytes: with less, what is timed is how it is issued
 _BACKGROUND = "background:"
 SAME = "same"  # beside a collective: the same one, on other groups
-# Fields of Spec that are numbers, their types and the least value.
-_NUMBERS: tuple[tuple[str, type, int | None], ...] = (
-    *(("factor", float, None), ("iters", int, 0), ("warmup", int, 0), ("cold", int, 1)),
-    *(("precision", float, None), ("max_time_s", float, None), ("timeout_s", float, None)),
-    *(("seed", int, 0), ("coalesce", int, 1)),
-)
 _MOST_S = 1e7  # seconds: 115 days; beyond that clocks overflow and a typing error is likelier
 MAX_SIZES = 100_000  # a longer list is a typing error (`-i 1`), not a benchmark
 
@@ -73,46 +75,35 @@ def _unique(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(values))
 
 
-@dataclass(frozen=True)
-class Spec:
-    """A whole sweep. The fields are the flags of the command line; texts are read as there.
+def _default(value: Any) -> Any:
+    """The default of a field of type ``Reads``."""
+    return value
 
-    collectives, dtypes, ops: names, several as a sequence or with commas; ``all`` for all.
-    sizes: an explicit list; else min_bytes to max_bytes by factor or by step_bytes.
-    in_place: True, False, ``both``, or None for each collective's own default.
-    mode: ``synchronized``, ``back-to-back``, ``blocking`` or ``graph``; None: synchronized on CPU
-    and with flushed caches, back-to-back on accelerators. backend: a name, or several with commas:
-    each case is measured on each of them. init: ``lazy`` (connect in the first call) or ``eager``.
-    buffers: ``default``, ``registered`` or ``symmetric`` (nccl). implementation: ``own`` (the
-    backend's, or its name), ``functional``, ``dtensor``, or another one of core/implementations.py;
-    several with commas: each case by each of them. groups: sub-groups that run at once, see
-    core/case.py. buffer_reuse (``same``, ``rotate`` or ``flush``), asynchronous, coalesce: see
-    Case. misalign_bytes: buffers begin so many bytes after an aligned address, a multiple of the
-    size of every dtype. communicator_config: fields of the configuration that torch gives to the
-    communicators of a backend, such as ``cta_policy=zero,split_share=1``. rehearse: several ranks
-    on one GPU, bandwidth without meaning. iters: a fixed number of steady calls (0: cold calls
-    only); None: until ``precision`` (relative half-width, 0.05 = 5 %) or ``max_time_s`` a case, see
-    bench/stopping.py. cold: at least so many cold calls. check: verify after timing. timeout_s: no
-    progress for so long is a hang. splits: of uneven blocks, a rule as in core/splits.py, such as
-    ``pair:hot:1``. order: ``size``, ``shuffled`` (by seed) or ``interleaved`` (the sizes in order,
-    on several backends A B B A; the default with several). beside: work on the same device that
-    each case is measured beside too, see ``read_work``. mesh: ``4x2``, each case in the columns
-    (``mod:2``) beside itself in the rows (``div:2``). offset: ``2ms``, single calls of a collective
-    that is beside, which begin at once, and so long after each call of the case. points: exact
-    calls in place of the product of collectives, dtypes, ops and sizes, which then hold what the
-    points have.
+
+@dataclass(frozen=True)
+@with_settings
+class Spec:
+    """A whole sweep. The fields are the options of the command line; texts are read as there.
+
+    ``python -m torchcoll.suite --help`` says what each option is; core/case.py has their table.
+
+    collectives, dtypes, ops, sizes, roots: several as a sequence, or as a text with commas.
+    step_bytes, in_place, mode, backend, device, iters: None for what the help calls the default.
+    labels: what to record in the result file.
+    points: exact calls in place of the product of collectives, dtypes, ops and sizes. These four
+    fields then hold what the points have.
     Raises UsageError naming the field.
     """
 
-    collectives: tuple[str, ...] = (DEFAULT_COLLECTIVE,)
-    min_bytes: int = 8
-    max_bytes: int = 128 << 20
+    collectives: Reads[str | Iterable[str], tuple[str, ...]] = _default((DEFAULT_COLLECTIVE,))
+    min_bytes: Reads[int | str, int] = _default(8)
+    max_bytes: Reads[int | str, int] = _default(128 << 20)
     factor: float = 4.0
-    step_bytes: int | None = None
-    sizes: tuple[int, ...] = ()
-    dtypes: tuple[str, ...] = ("float32",)
-    ops: tuple[str, ...] = ("sum",)
-    roots: tuple[int, ...] = (0,)
+    step_bytes: Reads[int | str | None, int | None] = _default(None)
+    sizes: Reads[str | Iterable[int | str], tuple[int, ...]] = _default(())
+    dtypes: Reads[str | Iterable[str], tuple[str, ...]] = _default(("float32",))
+    ops: Reads[str | Iterable[str], tuple[str, ...]] = _default(("sum",))
+    roots: Reads[int | str | Iterable[int | str], tuple[int, ...]] = _default((0,))
     in_place: bool | str | None = None
     mode: str | None = None
     backend: str | None = None
@@ -132,7 +123,7 @@ class Spec:
     communicator_config: str = ""
     buffers: str = "default"
     buffer_reuse: str = "same"
-    misalign_bytes: int = 0
+    misalign_bytes: Reads[int | str, int] = _default(0)
     implementation: str = NATIVE
     groups: str | None = None
     asynchronous: bool = False
@@ -142,52 +133,7 @@ class Spec:
     mesh: str | None = None
     offset: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
-    points: tuple[ExactCall, ...] = ()
-
-    if TYPE_CHECKING:  # what __post_init__ reads, which is more than what the fields hold
-
-        def __init__(
-            self,
-            collectives: str | Iterable[str] = ...,
-            min_bytes: int | str = ...,
-            max_bytes: int | str = ...,
-            factor: float = ...,
-            step_bytes: int | str | None = ...,
-            sizes: str | Iterable[int | str] = ...,
-            dtypes: str | Iterable[str] = ...,
-            ops: str | Iterable[str] = ...,
-            roots: int | str | Iterable[int | str] = ...,
-            in_place: bool | str | None = ...,
-            mode: str | None = ...,
-            backend: str | None = ...,
-            device: str | None = ...,
-            iters: int | None = ...,
-            warmup: int = ...,
-            cold: int = ...,
-            fresh_group: bool = ...,
-            precision: float = ...,
-            max_time_s: float = ...,
-            check: bool = ...,
-            timeout_s: float = ...,
-            order: str = ...,
-            seed: int = ...,
-            splits: str = ...,
-            init: str = ...,
-            communicator_config: str = ...,
-            buffers: str = ...,
-            buffer_reuse: str = ...,
-            misalign_bytes: int | str = ...,
-            implementation: str = ...,
-            groups: str | None = ...,
-            asynchronous: bool = ...,
-            coalesce: int = ...,
-            rehearse: bool = ...,
-            concurrent: str | None = ...,
-            mesh: str | None = ...,
-            offset: str | None = ...,
-            labels: Mapping[str, str] = ...,
-            points: Iterable[object] = ...,
-        ) -> None: ...
+    points: Reads[Iterable[object], tuple[ExactCall, ...]] = _default(())
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
@@ -207,12 +153,10 @@ class Spec:
         names = _names(self.ops)
         names = OPS if names == ("all",) else names
         put("ops", _unique(find_op(name) for name in names))
-        put("min_bytes", parse_size(self.min_bytes, "min-bytes"))
-        put("max_bytes", parse_size(self.max_bytes, "max-bytes"))
-        if self.step_bytes is not None:
-            put("step_bytes", parse_size(self.step_bytes, "step-bytes"))
+        for entry, value in self._entries():
+            if entry.is_size:
+                put(entry.name, parse_size(value, entry.flag))
         put("communicator_config", ",".join(f"{n}={v}" for n, v in self.config_fields.items()))
-        put("misalign_bytes", parse_size(self.misalign_bytes, "misalign"))
         sizes = self.sizes.split(",") if isinstance(self.sizes, str) else self.sizes
         put("sizes", _unique(parse_size(size, "sizes") for size in sizes))
         roots: Any = self.roots
@@ -251,11 +195,17 @@ class Spec:
         for name in ("collectives", "dtypes", "ops", "roots"):
             if not getattr(self, name):
                 raise UsageError(name, "none", "at least one")
-        for name, kind, least in _NUMBERS:
-            value = getattr(self, name)
-            if value is not None or name != "iters":
-                put(name, _number(value, _flag(name), kind, least))
+        for entry, value in self._entries():
+            if entry.kind in (int, float):
+                put(entry.name, _number(value, entry.flag, entry.kind, entry.least))
         self._check_ranges()
+
+    def _entries(self) -> Iterable[tuple[Field, Any]]:
+        """The entries of the table with the values of their fields, except for a default None."""
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if each.name in FIELDS and not (value is None and each.default is None):
+                yield FIELDS[each.name], value
 
     def _check_ranges(self) -> None:
         if self.sizes:
@@ -275,12 +225,9 @@ class Spec:
                     raise UsageError("step-bytes", self.step_bytes, "at least 1 byte")
             elif not (math.isfinite(self.factor) and self.factor > 1):
                 raise UsageError("factor", self.factor, "a number above 1")
-        choice(self.in_place, "in-place", (None, True, False, "both"))
-        choice(self.mode, "mode", (None, *MODES))
-        choice(self.order, "order", ORDERS)
-        choice(self.init, "init", INITS)
-        choice(self.buffers, "buffers", BUFFERS)
-        choice(self.buffer_reuse, "buffer-reuse", BUFFER_REUSES)
+        for entry, value in self._entries():
+            if entry.choices:
+                choice(value, entry.flag, entry.choices)
         if self.buffer_reuse == "rotate" and self.mode == "graph":
             action = "A captured graph keeps the buffers of the call that it captured."
             raise UsageError("buffer-reuse", "rotate with --mode graph", "one of them", action)
@@ -314,7 +261,7 @@ class Spec:
         for name in ("precision", "max_time_s", "timeout_s"):
             value = getattr(self, name)
             if not 0 < value <= _MOST_S:
-                raise UsageError(_flag(name), value, f"above 0, at most {_MOST_S:g}")
+                raise UsageError(FIELDS[name].flag, value, f"above 0, at most {_MOST_S:g}")
         if self.precision >= 1:
             raise UsageError("precision", self.precision, "a number below 1", "5 % is 0.05.")
 
@@ -473,6 +420,10 @@ class Spec:
         mode = self.mode or ("synchronized" if one_by_one else "back-to-back")
         for name, dtype, op, sizes, asynchronous in self._calls():
             entry = COLLECTIVES[name]
+            settings = {setting.name: getattr(self, setting.name) for setting in SETTINGS}
+            settings["asynchronous"] = asynchronous
+            if not entry.has_data:
+                settings["misalign_bytes"] = 0
             if self.in_place is None or not entry.has_data:
                 placements: Sequence[bool | None] = (None,)
             else:
@@ -495,15 +446,11 @@ class Spec:
                                 mode,
                                 backend,
                                 device,
-                                splits,
-                                self.groups,
-                                self.buffers,
-                                asynchronous,
-                                self.coalesce,
-                                self.rehearse,
-                                self.buffer_reuse,
-                                by,
-                                self.misalign_bytes if entry.has_data else 0,
+                                splits=splits,
+                                group=self.groups,
+                                rehearsal=self.rehearse,
+                                implementation=by,
+                                **settings,
                             )
 
     def to_json(self) -> dict[str, Any]:
@@ -567,11 +514,6 @@ def _read_mesh(text: str) -> tuple[int, int]:
     if not (by and rows.isdecimal() and columns.isdecimal() and min(int(rows), int(columns)) > 1):
         raise UsageError("mesh", text, "ROWSxCOLUMNS of at least 2 each, such as 4x2")
     return int(rows), int(columns)
-
-
-def _flag(name: str) -> str:
-    """The field as the command line spells it."""
-    return name.removesuffix("_s").replace("_", "-")
 
 
 def _number(value: Any, what: str, kind: type, least: int | None = None) -> Any:

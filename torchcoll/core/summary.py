@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 from torchcoll.core.backends import communicates
-from torchcoll.core.case import Case, count_samples, split_batch
+from torchcoll.core.case import Case, count_samples, split_batch, with_settings
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_of
 from torchcoll.core.errors import choice
 from torchcoll.core.implementations import IMPLEMENTATIONS
@@ -240,6 +240,7 @@ def over_ranks_of(result: CaseResult, how: str) -> str | None:
 # Slots: see CaseResult, whose fields are as many. Nothing changes a Row, but it is not frozen: with
 # so many fields that took 8 us a row, four times as long, and was most of making a table.
 @dataclass(slots=True, unsafe_hash=True)
+@with_settings
 class Row:
     """One line of a table; the names are those of JSON.
 
@@ -321,6 +322,9 @@ class Row:
         return self.first_call_ns > SLOW_FIRST * self.median_ns
 
 
+# The fields that a row has from its case as they are; its size is the actual one.
+_OF_CASE = tuple(f.name for f in fields(Case) if f.name != "size_bytes")
+_values_of_case = operator.attrgetter(*_OF_CASE)
 # 0 in these is what an imported file does not tell.
 _UNSTATED_AT_0 = ("ranks", "count", "bytes_in", "bytes_out", "calls")
 
@@ -407,26 +411,10 @@ def summarise(
         algorithm = ", ".join(dict.fromkeys(c.label for c in result.choices)) or None
         channels = {choice.channels for choice in result.choices}
     return Row(
-        collective=case.collective,
-        backend=case.backend,
+        **dict(zip(_OF_CASE, _values_of_case(case), strict=True)),
         library=library,
-        device=case.device,
         ranks=result.ranks,
-        dtype=case.dtype,
-        op=case.op,
-        root=case.root,
-        in_place=case.in_place,
-        group=case.group,
-        buffers=case.buffers,
-        buffer_reuse=case.buffer_reuse,
-        misalign_bytes=case.misalign_bytes,
-        implementation=case.implementation,
-        asynchronous=case.asynchronous,
-        coalesce=case.coalesce,
-        rehearsal=case.rehearsal,
-        splits=case.splits,
         communicator=result.communicator if result.cold_ns or result.time_ns else None,
-        mode=case.mode,
         clock=clock,
         size_bytes_requested=case.size_bytes,
         size_bytes=result.size_bytes,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic, TrafficCall
 
 # Fields of a Spec that the points take the place of.
-_OF_POINTS = (
+OF_POINTS = (
     *("points", "collectives", "dtypes", "ops", "asynchronous"),
     *("sizes", "min_bytes", "max_bytes", "factor", "step_bytes"),
 )
@@ -73,7 +73,7 @@ def point_of(call: TrafficCall, ranks: int) -> tuple[ExactCall | None, str]:
 
 def spec_of(traffic: Traffic, groups: str | None, changes: Mapping[str, Any]) -> Spec:
     """``Traffic.spec``."""
-    taken = [name for name in _OF_POINTS if name in changes]
+    taken = [name for name in OF_POINTS if name in changes]
     if taken:
         value = f"{taken[0]} with a traffic, which says what is sent"
         raise UsageError("spec", value, "fields that say how to measure")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.case import Case
+from torchcoll.core.case import DIMENSIONS, SETTINGS, Case, Setting
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.result import CaseResult
@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 
 ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 
-# What distinguishes cases. A value that all rows share stands in the header, others in a column.
-DIMENSIONS = (
-    *("collective", "backend", "implementation", "device", "ranks", "dtype", "op"),
-    *("root", "in_place", "group", "buffers", "buffer_reuse", "misalign_bytes", "asynchronous"),
-    *("coalesce", "rehearsal", "splits", "communicator", "mode", "clock"),
-)
 _SPREAD = "low, high = p5, p95 within this run"
 _EXPECTED = "library expects: what its own cost model says of a call, no measurement"
 _INTERVALS = (
@@ -76,6 +70,16 @@ def _text(key: str, first: str, second: str = "", left: bool = True) -> Column:
         return "-" if value is None else one_line(value)
 
     return Column(key, Head(first, second, left), cell)
+
+
+def _flag(key: str, first: str, second: str = "") -> Column:
+    return Column(key, Head(first, second, left=True), lambda e: _yes_no(getattr(e.row, key)))
+
+
+def _setting(setting: Setting) -> Column:
+    if setting.kind is bool:
+        return _flag(setting.name, *setting.head)
+    return _text(setting.name, *setting.head, left=setting.kind is str)
 
 
 def _time(key: str, first: str, second: str = "", drop: int = 0, legend: str = "") -> Column:
@@ -130,14 +134,10 @@ COLUMNS: dict[str, Column] = {
         _text("dtype", "dtype"),
         _text("op", "op"),
         _text("root", "root", left=False),
-        Column("in_place", Head("in", "place", left=True), lambda e: _yes_no(e.row.in_place)),
+        _flag("in_place", "in", "place"),
         _text("group", "group"),
-        _text("buffers", "buffers"),
-        _text("buffer_reuse", "buffer", "reuse"),
-        _text("misalign_bytes", "misaligned", "bytes", left=False),
-        Column("asynchronous", Head("async", left=True), lambda e: _yes_no(e.row.asynchronous)),
-        _text("coalesce", "calls in", "a group", left=False),
-        Column("rehearsal", Head("rehearsal", left=True), lambda e: _yes_no(e.row.rehearsal)),
+        *map(_setting, SETTINGS),
+        _flag("rehearsal", "rehearsal"),
         _text("splits", "splits"),
         _text("communicator", "communicator"),
         _text("mode", "mode"),

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_ratio, format_size, format_time
 from torchcoll.report.answer import VERDICTS, Answer
-from torchcoll.report.columns import DIMENSIONS, distinct_values
+from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import common_text, header_lines, kind_texts

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
+from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Matrix, Run
 from torchcoll.core.summary import (
@@ -17,7 +18,7 @@ from torchcoll.core.summary import (
     default_clock,
 )
 from torchcoll.core.units import format_ns, format_time
-from torchcoll.report.columns import DIMENSIONS, Entry, distinct_values
+from torchcoll.report.columns import Entry, distinct_values
 from torchcoll.report.formats import Records, View
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import first_lines, header_lines

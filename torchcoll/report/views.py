@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.result import CaseResult, Run
@@ -22,7 +23,7 @@ from torchcoll.core.summary import (
     median,
 )
 from torchcoll.core.units import format_bandwidth, format_size, format_time
-from torchcoll.report.columns import DIMENSIONS, distinct_values
+from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import NOT_ALIGNED, common_text, header_lines, reported_reading

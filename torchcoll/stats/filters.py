@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchcoll.core.case import SETTINGS
 from torchcoll.core.collectives import find_collective
 from torchcoll.core.errors import UsageError, choice, text_items
 from torchcoll.core.units import parse_size
@@ -21,7 +22,8 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-_NUMBERS = ("ranks", "root", "coalesce", "misalign_bytes")
+_NUMBERS = ("ranks", "root", *(setting.name for setting in SETTINGS if setting.kind is int))
+_FLAGS = ("in_place", *(setting.name for setting in SETTINGS if setting.kind is bool))
 _SET = "NAME=VALUE, NAME!=VALUE, size>=1M, ... with commas (VALUE|VALUE for several)"
 
 
@@ -65,7 +67,7 @@ def _value(name: str, text: str) -> Any:
         return parse_size(text, "filter size")
     if name == "collective":
         return find_collective(text).name
-    if name in ("in_place", "asynchronous"):
+    if name in _FLAGS:
         if text not in ("yes", "no", "true", "false"):
             raise UsageError(f"filter {name}", text, "yes or no")
         return text in ("yes", "true")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchcoll.core.case import DIMENSIONS, SETTINGS
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.result import EXPECTED_STATUSES
 from torchcoll.core.summary import Row
@@ -18,12 +19,17 @@ from torchcoll.core.units import format_size
 from torchcoll.stats.sides import Measured, value_of_fact
 
 # Other values here are another question: 2 GB of bfloat16 do not answer for 2 GB of float32.
-_SAME = ("collective", "dtype", "op", "root", "group", "coalesce", "splits")
-# These may be what is compared; a footnote says so.
-_COMPARED = (
-    *("backend", "implementation", "device", "ranks", "in_place", "buffers", "buffer_reuse"),
-    *("misalign_bytes", "asynchronous", "communicator", "mode", "clock"),
+_SAME = (
+    "collective",
+    "dtype",
+    "op",
+    "root",
+    "group",
+    *(setting.name for setting in SETTINGS if not setting.compared),
+    "splits",
 )
+# These may be what is compared; a footnote says so.
+_COMPARED = tuple(name for name in DIMENSIONS if name not in (*_SAME, "rehearsal"))
 # A case that did not run has none of these: it is taken for one like the others.
 _OF_SAMPLES = ("communicator", "clock")
 NAMES = (*_SAME, *_COMPARED)

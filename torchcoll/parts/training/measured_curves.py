@@ -13,6 +13,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from torchcoll.core.backends import backend_of
+from torchcoll.core.case import SETTINGS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.summary import Row
@@ -27,12 +28,9 @@ _SHARED_FIELDS = (
     "device",
     "mode",
     "clock",
-    "asynchronous",
-    "buffers",
-    "buffer_reuse",
+    *(setting.name for setting in SETTINGS),
     "group",
     "implementation",
-    "misalign_bytes",
     "dtype",
     "op",
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
-from torchcoll.core.case import NATIVE
+from torchcoll.core.case import NATIVE, SETTINGS
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import (
     summarise_run,
@@ -60,10 +60,11 @@ def _title(row: Row) -> str:
         f"on {row.backend}",
         f"by {row.implementation}" if row.implementation != NATIVE else None,
         f"group {row.group}" if row.group else None,
-        f"{row.buffers} buffers" if row.buffers != "default" else None,
-        f"misaligned by {row.misalign_bytes}" if row.misalign_bytes else None,
-        "async" if row.asynchronous else None,
-        f"coalesce {row.coalesce}" if row.coalesce > 1 else None,
+        *(
+            setting.title.format(name=setting.name, value=value)
+            for setting in SETTINGS
+            if (value := getattr(row, setting.name)) != setting.default
+        ),
         f"splits {row.splits}" if row.splits else None,
         row.mode if row.mode != "unknown" else None,
     ]

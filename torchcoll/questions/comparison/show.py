@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import (
     counted,
@@ -37,7 +38,7 @@ from torchcoll.questions.comparison.wording import (
     speed_interval,
     speed_of,
 )
-from torchcoll.report.columns import DIMENSIONS, ROW_FIELDS
+from torchcoll.report.columns import ROW_FIELDS
 from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import common_text
@@ -53,11 +54,6 @@ if TYPE_CHECKING:
     from torchcoll.stats.sides import Side
 
 
-# The settings of a case that the heading has for both sides.
-_WHAT = (
-    *("dtype", "op", "root", "group", "coalesce", "splits", "in_place"),
-    *("implementation", "buffers", "buffer_reuse", "misalign_bytes", "asynchronous"),
-)
 _RAN = {
     "backend": "{}",
     "device": "{}",
@@ -65,6 +61,10 @@ _RAN = {
     "mode": "{} mode",
     "clock": "{} clock",
 }
+# The settings of a case that the heading has for both sides.
+_WHAT = tuple(
+    name for name in DIMENSIONS if name not in ("collective", "rehearsal", "communicator", *_RAN)
+)
 _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow", "not comparable": "dim"}
 
 

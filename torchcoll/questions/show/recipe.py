@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from torchcoll.core.case import NATIVE, Case
+from torchcoll.core.case import FIELDS, MODES, Case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnavailableError, UnusableError, UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.shell import Name, command_line, named
-from torchcoll.core.spec import BUFFERS, MODES, Spec
+from torchcoll.core.spec import Spec
+from torchcoll.core.traffic_spec import OF_POINTS
 from torchcoll.core.units import counted, format_size
 from torchcoll.core.variables import MASK, SETTINGS, kind_of
 from torchcoll.libraries.known_variables import names_file
@@ -172,8 +173,9 @@ def _case_options(cases: Sequence[Case]) -> list[str]:
     if len(offsets) > 1:  # -u counts elements, so each dtype has its own number of bytes
         texts = " and ".join(counted(offset, "byte") for offset in offsets)
         raise _not_in_one_run(f"buffers misaligned by {texts}", "one offset for all cases")
-    if len(buffers) > 1 or buffers[0] not in BUFFERS:
-        expected = f"one of {', '.join(BUFFERS)} for all cases"
+    known_buffers = FIELDS["buffers"].choices
+    if len(buffers) > 1 or buffers[0] not in known_buffers:
+        expected = f"one of {', '.join(known_buffers)} for all cases"
         raise _not_in_one_run(f"{' and '.join(buffers)} buffers", expected)
     if foreign := [name for name in implementations if name.startswith("nccl-tests-")]:
         raise _not_in_one_run(f"collectives of {foreign[0]}", "collectives of the library")
@@ -182,27 +184,19 @@ def _case_options(cases: Sequence[Case]) -> list[str]:
         expected = "the same buffers in every call, or no graphs"
         raise _not_in_one_run("graphs with rotating buffers", expected)
     placements = {case.in_place for case in cases if case.in_place is not None}
-    options = []
-    if placements:
-        options += ["--in-place", "both" if len(placements) > 1 else str(int(placements.pop()))]
-    roots = sorted({case.root for case in cases if case.root is not None})
-    if roots not in ([], [0]):
-        options += ["--root", ",".join(map(str, roots))]
-    if offsets[0]:
-        options += ["--misalign", str(offsets[0])]
-    if buffers[0] != "default":
-        options += ["--buffers", buffers[0]]
-    if reuse not in ("", "same"):
-        options += ["--buffer-reuse", reuse]
-    if (implementation := _shared("implementation", implementations)) != NATIVE:
-        options += ["--implementation", implementation]
-    if (coalesce := _shared("coalesce", [str(case.coalesce) for case in cases])) != "1":
-        options += ["--coalesce", coalesce]
-    if (rule := _shared("grouping", [_group_rule(case) or "one group" for case in cases])) != (
-        "one group"
-    ):
-        options += ["--groups", rule]
-    return options
+    rules = [_group_rule(case) or "one group" for case in cases]
+    return _options(
+        {
+            "in_place": "both" if len(placements) > 1 else next(iter(placements), None),
+            "roots": tuple(sorted({case.root for case in cases if case.root is not None})) or (0,),
+            "misalign_bytes": offsets[0],
+            "buffers": buffers[0],
+            "buffer_reuse": reuse or "same",
+            "implementation": _shared("implementation", implementations),
+            "coalesce": int(_shared("coalesce", [str(case.coalesce) for case in cases])),
+            "groups": _shared("grouping", rules).replace("one group", "") or None,
+        }
+    )
 
 
 def _call_options(cases: Sequence[Case]) -> list[str]:
@@ -244,56 +238,25 @@ def _group_rule(case: Case) -> str:
     return match[1] if match else ""
 
 
-# The option of each field of a Spec, except for what the cases have: collectives, sizes, dtypes,
-# ops, mode and asynchronous calls.
-_SPEC_OPTIONS = {
-    "backend": "--backend",
-    "device": "--device",
-    "roots": "--root",
-    "in_place": "--in-place",
-    "splits": "--splits",
-    "groups": "--groups",
-    "mesh": "--mesh",
-    "concurrent": "--concurrent",
-    "offset": "--offset",
-    "buffers": "--buffers",
-    "buffer_reuse": "--buffer-reuse",
-    "misalign_bytes": "--misalign",
-    "implementation": "--implementation",
-    "coalesce": "--coalesce",
-    "init": "--init",
-    "communicator_config": "--communicator-config",
-    "fresh_group": "--fresh-group",
-    "rehearse": "--rehearse",
-    "iters": "--iters",
-    "warmup": "--warmup",
-    "cold": "--cold",
-    "precision": "--precision",
-    "max_time_s": "--max-time",
-    "check": "--check",
-    "timeout_s": "--timeout",
-    "order": "--order",
-    "seed": "--seed",
-}
-_FLAGS = ("--fresh-group", "--rehearse")  # options without a value
-
-
 def _spec_options(spec: Mapping[str, Any]) -> list[str]:
-    """Options for the fields of a file's Spec that do not have their default value."""
+    """Options for the fields of a file's Spec, except for those that come from its cases."""
+    of_cases = (*OF_POINTS, "mode")
+    return _options({name: spec[name] for name in FIELDS if name in spec and name not in of_cases})
+
+
+def _options(values: Mapping[str, Any]) -> list[str]:
+    """Options for the fields of a Spec that do not have their default value."""
     defaults = {field.name: field.default for field in fields(Spec)}
     options = []
-    for name, option in _SPEC_OPTIONS.items():
-        value = spec.get(name, defaults[name])
+    for name, value in values.items():
         if isinstance(value, list):
             value = tuple(value)
         if value == defaults[name]:
             continue
-        options.append(option)
-        if option in _FLAGS:
-            continue
+        options.append(f"--{FIELDS[name].flag}")
         if isinstance(value, tuple):
             options.append(",".join(map(str, value)))
-        else:
+        elif FIELDS[name].takes_value:
             options.append(str(int(value) if isinstance(value, bool) else value))
     return options
 

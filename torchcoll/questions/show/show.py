@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.errors import UsageError, choice, literal, one_line, unknown
 from torchcoll.core.file import is_traffic
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
@@ -22,7 +23,6 @@ from torchcoll.questions.pairs.matches import is_pair
 from torchcoll.reading.inputs import load_all
 from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.columns import (
-    DIMENSIONS,
     Entry,
     columns_for,
     distinct_values,
