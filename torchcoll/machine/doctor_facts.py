@@ -202,6 +202,12 @@ class Facts:
         ]
         return list({library["path"]: library for library in [*of_modules, *self.mapped]}.values())
 
+    @property
+    def nccl_version(self) -> str:
+        """Version of the NCCL in this process, or else the one that torch reports; '' without."""
+        libraries = [m for m in self.mapped if m["name"].startswith(("libnccl.", "librccl."))]
+        return next((m["version"] for m in libraries if m["version"]), self.torch.get(NCCL) or "")
+
     def built(self, backend: str) -> bool:
         return bool(self.torch.get("built", {}).get(backend))
 
