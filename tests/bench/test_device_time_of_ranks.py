@@ -53,7 +53,7 @@ def take_away(way: str, patch: pytest.MonkeyPatch) -> None:
         def unwaited(case, once):
             return partial(once, async_op=True)
 
-        patch.setattr(calls, "_asynchronous", unwaited)
+        patch.setattr(calls, "asynchronous_call", unwaited)
     elif way == "aligned, not synchronised":
         patch.setattr(Communicators, "align", lambda self, name, _=None: self.barrier(None, name))
     elif way == "timed, not synchronised":

@@ -46,8 +46,8 @@ MOST_PLACES = 2048
 
 
 def allocate_mapped(torch: Any, sizing: SizedCase, place: int, device: Device) -> Buffers:
-    """As ``allocate``, in memory that other GPUs can map. Raises RuntimeError with what torch or
-    the device has not.
+    """As ``allocate``, in memory that other GPUs can map. Raises RuntimeError that names what torch
+    or the device lacks.
     """
     missing = lacking(torch, sizing.case, device.index)
     if missing:
@@ -55,15 +55,15 @@ def allocate_mapped(torch: Any, sizing: SizedCase, place: int, device: Device) -
     make = torch._C._distributed_c10d._SymmetricMemory.empty_strided_p2p
 
     def empty(elements: int, dtype: Any, device: str) -> Any:
-        """Not the module's own ``empty``, whose pool keeps the memory when the case is over."""
+        """In place of the module's ``empty``, whose pool keeps the memory after the case."""
         return make((elements,), (1,), dtype, torch.device(device))
 
     return allocate(torch, sizing, place, device.name, empty)
 
 
 def map_together(case: Case, buffers: Buffers, group: Any) -> None:
-    """Each GPU of the group maps the memory of the others. Collective. Raises RuntimeError with
-    what stands against it: GPUs that cannot reach each other, several ranks on one, no multicast.
+    """Let each GPU of the group map the memory of the others. Collective. Raises RuntimeError if
+    GPUs cannot reach each other, several ranks use one, or multicast is missing.
     """
     memory, kernel = importlib.import_module(MEMORY), kernel_of(case)
     assert kernel is not None
@@ -80,8 +80,8 @@ def map_together(case: Case, buffers: Buffers, group: Any) -> None:
 
 
 def allocate_in_pool(torch: Any, sizing: SizedCase, rank: int, device: str, group: Any) -> Buffers:
-    """As ``allocate``, out of a pool that ``register`` takes. Raises RuntimeError with what this
-    torch or GPU lacks.
+    """As ``allocate``, in a pool for ``register``. Raises RuntimeError that names what this torch
+    or GPU lacks.
     """
     backend = group._get_backend(torch.device(device))
     try:
@@ -100,7 +100,7 @@ def allocate_in_pool(torch: Any, sizing: SizedCase, rank: int, device: str, grou
 
 def register(torch: Any, buffers: Buffers, kind: str, device: str, group: Any) -> None:
     """Register with ``group``, which has connected. Collective for ``symmetric`` buffers, so every
-    rank must have its own. Raises RuntimeError with what this torch lacks.
+    rank must have its buffers. Raises RuntimeError that names what this torch lacks.
     """
     backend = group._get_backend(torch.device(device))
     if kind != "symmetric":
@@ -113,7 +113,7 @@ def register(torch: Any, buffers: Buffers, kind: str, device: str, group: Any) -
 
 
 def deregister(torch: Any, buffers: Buffers, device: str, group: Any) -> None:
-    """Before the buffers and the communicator go. Collective."""
+    """Undo ``register``, before the buffers and the communicator are freed. Collective."""
     group._get_backend(torch.device(device)).deregister_mem_pool(buffers.pool)
 
 
@@ -132,14 +132,15 @@ class Cycle:
         return call()
 
     def begin(self, position: int) -> None:
-        """Makes the next call the one of this position, which may be negative."""
+        """Make the next call the one of this position, which may be negative."""
         self._next = position % len(self._calls)
 
 
 class Rotation:
-    """The call of the case: each time on the next place.
+    """The call of the case: each time on the next place in the memory of the buffers.
 
-    ``made`` makes the call on the place where the buffers stand.
+    make_call: makes the call on the present place. It is called beforehand, for each place, because
+    making a call takes longer than many a call.
     """
 
     def __init__(
@@ -171,12 +172,12 @@ class Rotation:
         return self._calls[place]()
 
     def stand(self) -> None:
-        """The buffers stand where the next call will find them: to fill and to verify."""
+        """Move the buffers to the place of the next call, to fill and to verify them."""
         self._buffers.move(self._next)
 
     def refill(self) -> None:
-        """Input everywhere. What the next calls take is filled first, so that the rest drives it
-        out of the caches.
+        """Fill all places with input. Those of the next calls are first, so that the others drive
+        them out of the caches.
         """
         send, recv = self._buffers.rooms
         if not self._filled:  # else the first round would pay for its page faults
@@ -195,8 +196,8 @@ def flush_bytes(torch: Any, device: Device, ranks_here: int, cores: Path = _CORE
     """Bytes that ``flush_call`` writes on each of the ``ranks_here`` ranks of this host."""
     if device.kind == "cpu":
         size_bytes, sharing = _largest_of_core(cores)
-        # Of ranks on all cores so many share one cache; those of a rank that shares it with fewer
-        # are still overwritten.
+        # If the ranks are on all cores, so many of them share one cache. With fewer sharers the
+        # caches are still overwritten.
         sharers = max(1, ranks_here * sharing // (os.cpu_count() or 1))
         return max(_LEAST_BYTES, 2 * (size_bytes or _UNKNOWN_BYTES) // sharers)
     ask = getattr(torch.get_device_module(device.kind), "get_device_properties", None)
@@ -208,7 +209,7 @@ def flush_bytes(torch: Any, device: Device, ranks_here: int, cores: Path = _CORE
 
 
 def flush_call(torch: Any, device: Device, size_bytes: int) -> Call:
-    """A function that overwrites the caches, and returns when that is done on the device too.
+    """A function that overwrites the caches, and returns once that is done, on the device too.
 
     Raises torch's out-of-memory error.
     """
@@ -226,7 +227,7 @@ def flush_call(torch: Any, device: Device, size_bytes: int) -> Call:
 
 def _largest_of_core(cores: Path) -> tuple[int, int]:
     """(bytes of the largest cache of a core of this process, how many cores share it); zeros if
-    the kernel does not tell.
+    that is not known.
     """
     core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     caches = [(0, 0)]

@@ -25,21 +25,16 @@ if TYPE_CHECKING:
     from torchcoll.bench.session import Rank
 
 
-def called(local: Rank, case: Case, once: Call, communicator: Communicator) -> Call:
-    """``once`` as the case makes it; what cannot be made so is refused in the first call."""
-    if case.asynchronous:
-        return _asynchronous(case, once)
-    return _coalesced(local, case, once, communicator) if case.coalesce > 1 else once
-
-
-def _asynchronous(case: Case, once: Call) -> Call:
+def asynchronous_call(case: Case, once: Call) -> Call:
+    """``once`` and a wait. If that is impossible, the first call is refused."""
     if not isinstance(once, partial):
         return _refuse(f"{case.collective} is several calls, which wait for each other")
     issue = partial(once, async_op=True)
     return lambda: issue().wait()
 
 
-def _coalesced(local: Rank, case: Case, once: Call, communicator: Communicator) -> Call:
+def coalesced_call(local: Rank, case: Case, once: Call, communicator: Communicator) -> Call:
+    """Several times ``once`` in a group. If that is impossible, the first call is refused."""
     entry = COLLECTIVES[case.collective]
     if not entry.has_data:
         return _refuse(f"a {case.collective} waits on the host, so several are no group")
@@ -49,7 +44,7 @@ def _coalesced(local: Rank, case: Case, once: Call, communicator: Communicator) 
     device: Any = local.torch.device(local.device.name)
     if case.device in communicator.backend.groups_alone:
         if not entry.collected:
-            # They would be made one by one, which a row of a group must not tell.
+            # They would be made one by one, which is no row of a group.
             return _refuse(f"{case.backend} has no group of {case.collective} on {case.device}")
         device = None
     manage = local.dist._coalescing_manager
@@ -80,20 +75,21 @@ def _refuse(reason: str) -> Call:
     return refuse
 
 
-def called_on(local: Rank, case: Case, buffers: Buffers, group: Any) -> Call:
-    """The call of the case. group: None is the default one."""
+def kernel_call(local: Rank, case: Case, buffers: Buffers, group: Any) -> Call:
+    """The call of a kernel of torch's symmetric memory. group: None is the default one."""
     kernel = kernel_of(case)
     assert kernel is not None
     group = group or local.dist.distributed_c10d._get_default_group()
     return call_of(local.torch, kernel, buffers.send, buffers.recv, group.group_name)
 
 
-def prepare_call(local: Rank, sizing: SizedCase, index: int, buffers: Buffers, group: Any) -> Call:
-    """Return the call of a case on the current buffers. It sets ``buffers.returned``.
+def functional_call(
+    local: Rank, sizing: SizedCase, index: int, buffers: Buffers, group: Any
+) -> Call:
+    """The call of a case through functional collectives or DTensor, which sets
+    ``buffers.returned``. If the installed torch refuses it, the first call is refused.
 
     index: the rank within the group. group: None is the default group.
-
-    What the installed torch refuses is raised by the first call, where the ranks agree on it.
     """
     case = sizing.case
     group = group or local.dist.distributed_c10d._get_default_group()

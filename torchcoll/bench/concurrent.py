@@ -79,8 +79,8 @@ def computation(torch: Any, text: str, device: Device) -> Work:
 def collective(sweep: Sweep, sizing: SizedCase, prepare: Callable[..., Call]) -> Iterator[Work]:
     """Another collective, on groups that last as long as this is open. Collective.
 
-    prepare: ``measure.prepared``, which makes the call of a case. Raises RuntimeError if there is
-    no memory.
+    prepare: ``measure.prepare_call``, which makes the call of a case. Raises RuntimeError without
+    memory.
     """
     local, case = sweep.local, sizing.case
     parsed = other_collective(str(sweep.spec.concurrent))

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import queue
+import select
 import signal
 import socket
 import sys
@@ -113,7 +114,6 @@ class Departure:
     """Ends this rank, once: the first thread that wants to leave does, any other one waits.
 
     store: a client of the store that no other thread uses. final_report: called once.
-    signalled: whether a signal that ends this rank comes within so many seconds.
     progress, sampler, pauses: what the watchdog knows of this rank.
     ask_every_s: how often the store is asked for an alarm at most.
     """
@@ -126,7 +126,6 @@ class Departure:
         progress: Progress,
         sampler: StackSampler,
         pauses: Pauses,
-        signalled: Callable[[float], bool],
         ask_every_s: float,
     ) -> None:
         self.control = control
@@ -136,10 +135,11 @@ class Departure:
         # The exit code once the account of the run is closed: nothing changes it any more.
         self.closed_code: int | None = None
         self.ending = False  # a signal ends this rank
+        self.signals = -1  # the descriptor from which the watchdog reads the numbers of signals
         self._store = store
         self._final_report = final_report
         self._progress, self._sampler, self._pauses = progress, sampler, pauses
-        self._signalled = signalled
+
         self._ask_every_s = ask_every_s
         self._asked = 0.0  # when the store was last asked for an alarm
         self._leaving = threading.RLock()
@@ -150,6 +150,12 @@ class Departure:
     def grace_s(self) -> float:
         """How long to wait for the answers of the other ranks."""
         return exchange.grace_s(self._pauses.latest_s) + self._ask_every_s
+
+    def _signalled(self, limit_s: float = 0.0) -> bool:
+        """Whether a signal that ends this rank has come: the watchdog may be here, and not read
+        it.
+        """
+        return self.ending or readable(self.signals, limit_s) or self.ending
 
     def others_in_trouble(self) -> bool:
         """Whether another rank has raised the alarm, or the next rank of this host has ended."""
@@ -352,7 +358,7 @@ class Departure:
         if "still_s" in status:  # as its store may have, which then reads what the others wrote
             exchange.alarm(self._store, control.rank, status)
             deadline = time.monotonic() + MOMENT_S
-            while time.monotonic() < deadline and not self._signalled(0.0):
+            while time.monotonic() < deadline and not self._signalled():
                 time.sleep(0.05)
         answers = exchange.survey(
             self._store,
@@ -361,7 +367,7 @@ class Departure:
             control.pids,
             status,
             self.grace_s,
-            lambda: self._signalled(0.0),
+            self._signalled,
         )
         first = self._store.get("alarm").decode(errors="replace")
         return answers, int(first) if first.isdecimal() else None
@@ -473,6 +479,15 @@ class Departure:
     def _sleep_until_gone() -> NoReturn:
         while True:  # another thread writes the final report and ends the process
             time.sleep(1)
+
+
+def readable(descriptor: int, limit_s: float) -> bool:
+    """Whether there is something to read within so many seconds. Not by ``select``, which takes no
+    descriptor from 1024 on: rank 0 has two for every other rank.
+    """
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * limit_s))
 
 
 def store_gone(store: Any, this_rank: str, server: str, silent: bool) -> tuple[bool, str]:

@@ -15,16 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.options import Options, parse
 from torchcoll.bench.watchdog import no_progress, print_error
+from torchcoll.core import errors
 from torchcoll.core.case import fingerprint
-from torchcoll.core.errors import (
-    ExitCode,
-    HangError,
-    TorchcollError,
-    UnavailableError,
-    print_traceback,
-    printable,
-    tell,
-)
+from torchcoll.core.errors import ExitCode, TorchcollError
 from torchcoll.core.units import parse_duration
 from torchcoll.machine.launcher import ContradictionOnAllRanks, Launch, detect, likely_rank
 
@@ -99,10 +92,10 @@ def on_ranks(action: Callable[[Launch], int]) -> int:
         if isinstance(error, ContradictionOnAllRanks):
             speaks = rank == 0
         # A HangError that is raised to here is of a rank that cannot reach rank 0.
-        print_error(error.line(), rank, speaks=speaks or isinstance(error, HangError))
+        print_error(error.line(), rank, speaks=speaks or isinstance(error, errors.HangError))
         code = int(error.exit_code)
     except Exception:  # Python would print it with the secrets in its texts
-        print_traceback()
+        errors.print_traceback()
         code = int(ExitCode.FAILED)
     if sys.stdout:  # None where it was closed before the start
         sys.stdout.flush()
@@ -122,9 +115,9 @@ def _run_cases(collective: str | None, launch: Launch, arguments: list[str]) -> 
         if launch.rank == 0:
             ranks = options.ranks or launch.ranks
             spec, notes = options.asked(ranks)
-            print("\n".join(map(printable, plan_lines(plan(spec, ranks)))))
+            print("\n".join(map(errors.printable, plan_lines(plan(spec, ranks)))))
             for note in notes:
-                tell(f"torchcoll: warning: {note}")
+                errors.tell(f"torchcoll: warning: {note}")
         return ExitCode.OK
     return measure(options, launch, arguments, _sweep_cases)
 
@@ -232,7 +225,7 @@ def import_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise UnavailableError(
+        raise errors.UnavailableError(
             "torch", error, "torch 2.6 or newer in this Python", "pip install torch"
         ) from None
     return torch

@@ -241,12 +241,14 @@ class _Calls:
         self.cycle: Cycle | None = None
 
         def make(sizing: SizedCase = sizing) -> Call:
-            call = prepared(local, sizing, place, buffers, communicator.group)
-            if case.asynchronous or case.coalesce > 1:
-                from torchcoll.bench.calls import called
+            call = prepare_call(local, sizing, place, buffers, communicator.group)
+            if not (case.asynchronous or case.coalesce > 1):
+                return call
+            from torchcoll.bench.calls import asynchronous_call, coalesced_call
 
-                return called(local, case, call, communicator)
-            return call
+            if case.asynchronous:
+                return asynchronous_call(case, call)
+            return coalesced_call(local, case, call, communicator)
 
         if sizing.slots > 1:
             from torchcoll.bench.buffers import Rotation
@@ -550,7 +552,7 @@ class _Measurement:
             def make() -> None:
                 nonlocal work
                 if self.spec.concurrent_collective:
-                    other = concurrent.collective(self.sweep, self.sizing, prepared)
+                    other = concurrent.collective(self.sweep, self.sizing, prepare_call)
                     work = stack.enter_context(other)
                 else:
                     work = concurrent.computation(local.torch, str(name), self.device)
@@ -645,17 +647,15 @@ def _time_of_calls(
     return sum(ramp_up) + sum(ns * count for ns, count in zip(samples, calls, strict=True))
 
 
-def prepared(local: Rank, sizing: SizedCase, place: int, buffers: Buffers, group: Any) -> Call:
+def prepare_call(local: Rank, sizing: SizedCase, place: int, buffers: Buffers, group: Any) -> Call:
     """The call of the case on the rank ``place`` of the group."""
     case, op = sizing.case, None
-    if case.through_api:
-        from torchcoll.bench.calls import prepare_call
-
-        return prepare_call(local, sizing, place, buffers, group)
     if case.implementation != NATIVE:
-        from torchcoll.bench.calls import called_on
+        from torchcoll.bench.calls import functional_call, kernel_call
 
-        return called_on(local, case, buffers, group)
+        if case.through_api:
+            return functional_call(local, sizing, place, buffers, group)
+        return kernel_call(local, case, buffers, group)
     if case.op:
         name = "PRODUCT" if case.op == "prod" else case.op.upper()
         op = getattr(local.dist.ReduceOp, name)

@@ -122,7 +122,7 @@ def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
 
 @contextlib.contextmanager
 def opened(torch: Any, options: SessionOptions) -> Iterator[Session]:
-    """The session of a run, closed in any case. If this rank leaves alone, the others are told.
+    """The session of a run, closed in any case. A rank that leaves alone raises the alarm.
 
     The run is complete with exit code 0 unless ``finish`` has recorded another end.
     """

@@ -12,7 +12,6 @@ import json
 import os
 import pickle
 import platform
-import select
 import signal
 import sys
 import threading
@@ -24,7 +23,7 @@ from typing import Any
 
 from torchcoll.bench.control import ALL_ASK, Control
 from torchcoll.bench.culprit import BUSY, CODE, COLLECTIVE, EXCHANGE
-from torchcoll.bench.departure import Departure, FinalReport, state_letter, text_of
+from torchcoll.bench.departure import Departure, FinalReport, readable, state_letter, text_of
 from torchcoll.core.errors import tell
 from torchcoll.core.variables import masked
 
@@ -359,12 +358,12 @@ class Watchdog:
             progress,
             self._sampler,
             self.pauses,
-            self._signalled,
             ask_every_s,
         )
         self._closed = False
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
+        self.departure.signals = self._read
         self._thread = threading.Thread(target=self._watch, name="torchcoll-watchdog", daemon=True)
         try:
             self._thread.start()
@@ -402,7 +401,7 @@ class Watchdog:
         last, since = self._signs(), time.monotonic()
         while not self._closed:
             began = time.monotonic()
-            signalled = _readable(self._read, _POLL_S)
+            signalled = readable(self._read, _POLL_S)
             if self.pauses.look() >= self.control.timeout_s:
                 since = time.monotonic()  # a rank that stood still has waited for nobody
             if signalled:
@@ -430,11 +429,6 @@ class Watchdog:
     def _signs(self) -> tuple[int, int]:
         return self.progress.done, self.progress.beats
 
-    def _signalled(self, limit_s: float) -> bool:
-        """Whether a signal that ends this rank has come: its thread may be here and not read it."""
-        departure = self.departure
-        return departure.ending or _readable(self._read, limit_s) or departure.ending
-
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGUSR1:
             # This thread hears of it also where the other one is blocked in a collective. Some
@@ -443,13 +437,6 @@ class Watchdog:
             if time.monotonic() - self._stop_at <= STOP_S:
                 return
         self.departure.interrupt(number)
-
-
-def _readable(descriptor: int, limit_s: float) -> bool:
-    """Not by ``select``, which takes none from 1024 on: rank 0 has two for every other rank."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(1000 * limit_s))
 
 
 def print_error(line: str, rank: int, speaks: bool) -> None:

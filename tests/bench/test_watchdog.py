@@ -64,7 +64,7 @@ SLEEPING = "sleeps" if sys.version_info >= (3, 11) else "waits"
 def test_a_thread_in_code_of_its_own(monkeypatch, work, how):
     stated = told_of(work, monkeypatch)
     assert stated["place"] == "code"
-    assert stated["text"].startswith(f"{work.__name__}, test_stack_sampler.py:")
+    assert stated["text"].startswith(f"{work.__name__}, test_watchdog.py:")
     assert stated["how"] == how
 
 
