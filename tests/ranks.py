@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed
+from fake_clock import FakeClock
 
 import torchcoll
 from torchcoll import load
@@ -36,7 +37,7 @@ from torchcoll.bench.main import main
 from torchcoll.core import variables
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.machine import devices, state
-from torchcoll.machine.devices import Cpu, FakeClock
+from torchcoll.machine.devices import Cpu
 from torchcoll.questions.pairs.pairs_run import run_pairs
 
 Target = Callable[[], object]

@@ -25,7 +25,7 @@ from error_form import error_line, expecting
 from rank_faults import HANG, around_calls, endless, in_the_last_case, running
 from ranks import Measured, busy, command, past
 
-from torchcoll.bench import control, main, measure, session, watchdog
+from torchcoll.bench import control, departure, main, measure, session, watchdog
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec
 from torchcoll.machine import environment
@@ -77,13 +77,13 @@ def stated_lateness(setup):
     """``setup``, and stderr has how late this rank takes the threads of its machine to be."""
 
     def both(rank: int) -> None:
-        grace_s = watchdog.grace_s
+        grace_s = control.grace_s
 
         def stated(late_s: float) -> float:
             print(f"late by {late_s} s", file=sys.stderr)
             return grace_s(late_s)
 
-        watchdog.grace_s = stated
+        control.grace_s = stated
         setup(rank)
 
     return both
@@ -102,14 +102,14 @@ def import_slowly(rank: int) -> None:
 
 def stop_at_the_start(rank: int) -> None:
     """Rank 0, before it serves a store and before it is watched."""
-    store_of = session.store_of
+    store_of = control.store_of
 
     def stopped(*args):
         stop_for(TIMEOUT_S + 2)(4, lambda: None)
         return store_of(*args)
 
     if rank == 0:
-        session.store_of = stopped
+        control.store_of = stopped
 
 
 def sleep_after(number, call):
@@ -148,7 +148,7 @@ def sees_it_later(rank: int) -> None:
     watch = watchdog.Watchdog._watch
 
     def patient(self):
-        self.control = copy.copy(self.control)
+        self.control = self.departure.control = copy.copy(self.control)
         self.control.timeout_s = 60
         watch(self)
 
@@ -508,7 +508,7 @@ def test_what_one_more_connection_to_the_store_tells(monkeypatch, error, silent,
 
     monkeypatch.setattr(socket, "create_connection", connect)
     store = SimpleNamespace(underlying_store=SimpleNamespace(host="h", port=1))
-    assert control.store_gone(store, "me", "A", silent) == (gone, text)
+    assert departure.store_gone(store, "me", "A", silent) == (gone, text)
 
 
 @pytest.mark.parametrize("first", [None, ConnectionResetError()])
@@ -524,7 +524,7 @@ def test_a_store_that_is_being_killed_does_not_live(monkeypatch, first):
     monkeypatch.setattr(socket, "create_connection", connect)
     store = SimpleNamespace(host="h", port=1)
     gone = (True, "the store is gone, lost A, which serves it?")
-    assert control.store_gone(store, "me", "A", False) == gone
+    assert departure.store_gone(store, "me", "A", False) == gone
 
 
 @pytest.mark.parametrize(
@@ -655,7 +655,7 @@ def test_who_tells_it_is_one_where_the_others_hear_of_it_late(launch):
             environment.member = lambda *args: 1 / 0
             control.GRACE_S = 0.1
         else:
-            watchdog.Watchdog._alarmed = lambda self: False
+            departure.Departure._alarmed = lambda self: False
 
     measured = launch("all_reduce", "--sizes 8 -T 60", 3, setup=setup).ended(HANG, 45)
     (line,) = measured.errors()
@@ -671,14 +671,14 @@ def test_rank_0_serves_the_store_until_the_last_question(launch):
         if rank == 2:
             environment.member = lambda *args: 1 / 0
         if rank == 1:
-            survey = watchdog.survey
+            survey = control.survey
 
             def slow(*args, **options):
                 answers = survey(*args, **options)
                 time.sleep(0.5)
                 return answers
 
-            watchdog.survey = slow
+            control.survey = slow
 
     measured = launch("all_reduce", "--sizes 8 -T 60", 3, setup=setup).ended(HANG, 45)
     (line,) = measured.errors()
@@ -693,13 +693,13 @@ def test_no_room_for_a_thread(launch):
 
     def setup(rank: int) -> None:
         if rank == 1:
-            original = session.own_part
+            original = control.run_stores
 
-            def own_part(*args):
+            def run_stores(*args):
                 threading.Thread.start = refuse
                 return original(*args)
 
-            session.own_part = own_part
+            control.run_stores = run_stores
 
     measured = launch("all_reduce", "--sizes 8 -T 60", 3, setup=setup).ended([HANG, 4, HANG], 45)
     (line,) = measured.errors()
@@ -712,7 +712,7 @@ def test_no_room_for_a_thread(launch):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_ends_the_run_in_order(launch, number, monkeypatch):
     # The others get theirs a moment later; on a busy machine that is no fraction of a second.
-    monkeypatch.setattr(watchdog, "_LINGER_S", 1.0)
+    monkeypatch.setattr(departure, "_LINGER_S", 1.0)
     measured = launch("all_reduce", "--sizes 8,1M -n 2 -T 100", 2, setup=endless)
     in_the_last_case(measured)
     for rank in (0, 1):
@@ -733,9 +733,9 @@ def test_a_signal_ends_the_run_in_order(launch, number, monkeypatch):
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_signal_that_reaches_one_rank_late_is_one_story(launch, victim, monkeypatch):
     """Another rank has left by then, for the same signal: it is not lost."""
-    monkeypatch.setattr(watchdog, "_LINGER_S", 1.0)
+    monkeypatch.setattr(departure, "_LINGER_S", 1.0)
     # It comes for certain, and a busy machine may take its time.
-    monkeypatch.setattr(watchdog, "MOMENT_S", 60.0)
+    monkeypatch.setattr(departure, "MOMENT_S", 60.0)
     monkeypatch.setattr(control, "GRACE_S", 30.0)
     measured = launch("all_reduce", "--sizes 8,1M -n 2 -T 100", 3, setup=endless)
     in_the_last_case(measured)
@@ -752,7 +752,7 @@ def test_a_signal_that_reaches_one_rank_late_is_one_story(launch, victim, monkey
 
 def test_a_signal_names_the_case_in_flight(launch, monkeypatch):
     """Not what would run by the time that the others have said what they know."""
-    monkeypatch.setattr(watchdog, "_LINGER_S", 1.0)
+    monkeypatch.setattr(departure, "_LINGER_S", 1.0)
 
     def setup(rank: int) -> None:
         begin = watchdog.Progress.begin  # of each case

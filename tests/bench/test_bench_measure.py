@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from itertools import takewhile
-from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -131,12 +130,8 @@ def test_time_stamps(launch, monkeypatch):
 
 def test_samples_of_several_calls_are_no_waiting():
     """25 calls in samples of 10, 10 and 5: 4 * 10 + 4 * 10 + 6 * 5 = 110 ns, a lead call of 5."""
-    one = object.__new__(measure._Measurement)
-    one.sizing = SimpleNamespace(case=SimpleNamespace(queued=True))
-    one.device = SimpleNamespace(calls_per_sample=10)
-    one.spent = dict.fromkeys(("ramp_up", "barriers", "gathers"), 0)
-    assert one._account(25, [5], {"device": [4, 4, 6], "issue": [1] * 25}) == 5 + 110
-    assert one.spent == {"ramp_up": 5, "barriers": 0, "gathers": 0}
+    clocks = {"device": [4, 4, 6], "issue": [1] * 25}
+    assert measure._time_of_calls(25, [5], clocks, 10) == 5 + 110
 
 
 def test_where_the_time_went(launch):

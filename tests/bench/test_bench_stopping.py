@@ -8,6 +8,7 @@ import random
 import statistics
 
 import pytest
+from fake_clock import FakeClock
 
 from torchcoll.bench import plan
 from torchcoll.bench.stopping import (
@@ -18,7 +19,7 @@ from torchcoll.bench.stopping import (
     next_look,
     times_of_calls,
 )
-from torchcoll.machine.devices import Cpu, FakeClock
+from torchcoll.machine.devices import Cpu
 
 
 def settle(least: int, durations: list[int]) -> tuple[int, int | None]:

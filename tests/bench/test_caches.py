@@ -9,8 +9,8 @@ import torch
 from rank_faults import around_calls
 from ranks import ticking
 
-from torchcoll.bench import caches
-from torchcoll.bench.caches import flush_bytes
+from torchcoll.bench import buffers
+from torchcoll.bench.buffers import flush_bytes
 from torchcoll.bench.verify import allocate
 from torchcoll.core.case import Case, size_case
 from torchcoll.core.spec import Spec
@@ -77,8 +77,8 @@ def test_the_caches_are_overwritten_before_every_call(launch):
 
     def setup(rank: int) -> None:
         ticking()
-        original, flushed = caches.flush_call, [0]
-        caches.flush_bytes = lambda *_: MIB
+        original, flushed = buffers.flush_call, [0]
+        buffers.flush_bytes = lambda *_: MIB
 
         def counted(torch, device, size_bytes):
             call = original(torch, device, size_bytes)
@@ -94,7 +94,7 @@ def test_the_caches_are_overwritten_before_every_call(launch):
             flushed[0] = 0
             call()
 
-        caches.flush_call = counted
+        buffers.flush_call = counted
         around_calls("all_reduce", called)
 
     options = "--sizes 1K,8K --buffer-reuse flush -w 2 -n 4"

@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 from error_form import error_text
 
-from torchcoll.bench import control, watchdog
+from torchcoll.bench import control
 from torchcoll.bench.control import (
     Control,
     DamagedError,
@@ -229,15 +229,15 @@ def test_the_watchdog_waits_as_it_was_late(monkeypatch):
         asked.append(grace)
         raise RuntimeError("asked")
 
-    monkeypatch.setattr(watchdog, "survey", survey)
+    monkeypatch.setattr(control, "survey", survey)
     store = dist.HashStore()
     for ranks in (2, 16_000):
         dog = Watchdog(Control(store, 0, ranks, 60.0), store, Progress(), lambda *words: None)
         dog.close()  # nothing is measured any more
-        dog._late_s.clear()
-        dog._late_s.extend([0.1, 0.4, 0.0])
+        dog.pauses._late_s.clear()
+        dog.pauses._late_s.extend([0.1, 0.4, 0.0])
         with pytest.raises(RuntimeError, match="asked"):
-            dog._survey({})
+            dog.departure._survey({})
     assert asked == [7.0, 9.0]
 
 
@@ -257,11 +257,11 @@ def test_an_error_after_a_signal_is_no_news(monkeypatch):
 
     def survey(store, rank, ranks, members, status, grace, hurries=None):
         if "signal" in status:
-            in_thread(dog.abort, "Connection reset by peer").join(0.3)
+            in_thread(dog.departure.abort, "Connection reset by peer").join(0.3)
         return [status, status]
 
-    monkeypatch.setattr(watchdog, "survey", survey)
-    monkeypatch.setattr(watchdog.os, "_exit", lambda code: None)
+    monkeypatch.setattr(control, "survey", survey)
+    monkeypatch.setattr(os, "_exit", lambda code: None)
     store = dist.HashStore()
     dog = Watchdog(Control(store, 0, 2, 60.0), store, Progress(), report)
     in_thread(dog._on_signal, signal.SIGINT)

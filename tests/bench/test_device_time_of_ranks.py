@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ranks import Job
 from simulated_device import BACKEND, BARRIER_S, CALL_S, WORK_S, SimulatedTorch
 
-from torchcoll.bench import caches, calls, concurrent
+from torchcoll.bench import buffers, calls, concurrent
 from torchcoll.bench.communicators import Communicators
 from torchcoll.bench.session import SessionOptions, opened
 from torchcoll.bench.sweep import Sweep
@@ -53,7 +53,7 @@ def take_away(way: str, patch: pytest.MonkeyPatch) -> None:
         def unwaited(case, once):
             return partial(once, async_op=True)
 
-        patch.setattr(calls, "_asynchronous", unwaited)
+        patch.setattr(calls, "asynchronous_call", unwaited)
     elif way == "aligned, not synchronised":
         patch.setattr(Communicators, "align", lambda self, name, _=None: self.barrier(None, name))
     elif way == "timed, not synchronised":
@@ -63,7 +63,7 @@ def take_away(way: str, patch: pytest.MonkeyPatch) -> None:
 def rank() -> None:
     """Each way in one process group, which all share; rank 0 keeps what was measured."""
     concurrent.BLOCKS = 3
-    caches._UNKNOWN_BYTES = 1 << 20  # of a device that does not tell its cache
+    buffers._UNKNOWN_BYTES = 1 << 20  # of a device that does not tell its cache
     simulated_device.register()
     torch_, kept = SimulatedTorch(), {}
     dist.init_process_group(BACKEND)

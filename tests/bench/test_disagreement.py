@@ -9,7 +9,7 @@ import torch.distributed as dist
 from error_form import error_text
 
 import torchcoll
-from torchcoll.bench.admission import odd_ranks
+from torchcoll.bench.plan import odd_ranks
 
 HOST = socket.gethostname()
 

@@ -104,15 +104,15 @@ def test_a_wrong_group_is_named(launch):
             return
         once = measure._Measurement._check
 
-        def check(self, samples, name):
-            timed = self.timed
+        def check(self):
+            timed = self.calls.timed
 
             def call():
                 timed()
-                self.checker._buffers.recv[0] += 1
+                self.buffers.recv[0] += 1
 
-            self.timed = call
-            return once(self, samples, name)
+            self.calls.timed = call
+            return once(self)
 
         measure._Measurement._check = check
 

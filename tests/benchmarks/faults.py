@@ -271,7 +271,7 @@ RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK")
 SIZE_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 CONTROL, SESSION = "torchcoll.bench.control:Control", "torchcoll.bench.session:Session"
-STORE = "torchcoll.bench.session:store_of"
+STORE = "torchcoll.bench.control:store_of"
 LAST = "torchcoll.bench.sweep:Sweep.finish"
 
 FAULTS: dict[str, Setup] = {

@@ -16,7 +16,7 @@ from error_form import error_text
 from torchcoll.core.device_identity import device_identity
 from torchcoll.core.errors import UnavailableError
 from torchcoll.core.shared_cores import hosts_with_isolated_gpus
-from torchcoll.machine import amd_gpus
+from torchcoll.machine import gpu_state
 from torchcoll.machine.devices import refuse_shared
 from torchcoll.machine.environment import device_place
 from torchcoll.machine.host_watch import Watch
@@ -177,7 +177,7 @@ STATE = {
     [(STATE, (97, 1205, 2100, 58, 142.0, 750.0)), ({}, (None,) * 6)],
 )
 def test_the_state_of_an_amd_gpu(tmp_path, files, values):
-    (gpu,) = amd_gpus.amd_gpus(["0000:05:00.0"], amd_sysfs(tmp_path, files))
+    (gpu,) = gpu_state.amd_gpus(["0000:05:00.0"], amd_sysfs(tmp_path, files))
     names = ("busy_percent", "sm_clock_mhz", "sm_clock_max_mhz", "temperature_c")
     assert tuple(gpu[name] for name in (*names, "power_w", "power_limit_w")) == values
 

@@ -446,7 +446,8 @@ def communicators(dist, backends="nccl", subgroups=((0, 1),), kind="cuda", exist
     torch = SimpleNamespace(
         __version__="2.99", device=lambda name: name, distributed=dist, cuda=None, xpu=None
     )
-    local = Rank(torch, 0, 2, SimpleNamespace(store=None), Progress(), device, None)
+    progress = Progress()
+    local = Rank(torch, 0, 2, SimpleNamespace(store=None), progress, device, None)
     entries = tuple(BACKENDS[name] for name in backends.split(","))
 
     @contextlib.contextmanager
@@ -455,8 +456,9 @@ def communicators(dist, backends="nccl", subgroups=((0, 1),), kind="cuda", exist
         yield
         dist.log.append(f"{name}]")
 
+    progress.phase = phase
     groups = Communicators(local, Spec(**spec), subgroups, entries, existing)
-    groups.open(phase)
+    groups.open()
     return groups
 
 

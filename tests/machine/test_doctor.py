@@ -18,7 +18,16 @@ from ranks import busy
 from torchcoll.cli import main
 from torchcoll.core.backends import BACKENDS
 from torchcoll.machine import doctor_facts as gathering
-from torchcoll.machine.doctor import CHECKS, findings, interfaces, launchers, rank_map, report
+from torchcoll.machine.doctor import (
+    CHECKS,
+    backends,
+    devices,
+    findings,
+    interfaces,
+    launchers,
+    rank_map,
+    report,
+)
 from torchcoll.machine.doctor_facts import (
     IPEX,
     Facts,
@@ -33,7 +42,6 @@ from torchcoll.machine.launcher import Launch
 from torchcoll.machine.placement import matching
 from torchcoll.machine.setting_traps import TRAPS
 from torchcoll.machine.show import show_doctor
-from torchcoll.machine.usable import backends, devices
 
 BINDINGS = "oneccl_bindings_for_pytorch"
 

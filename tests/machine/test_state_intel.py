@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from torchcoll.machine import intel_gpus as intel
+from torchcoll.machine import gpu_state as intel
 
 PLACE = "0000:3a:00.0"
 
@@ -106,7 +106,7 @@ def test_the_real_command(tmp_path, monkeypatch):
         ("echo '{\"device_util_by_proc_list\": []}'; exit 1", 60, None),
         ("exec sleep 60", 0.1, None),
     ):
-        monkeypatch.setattr(intel, "_TIMEOUT_S", timeout_s)
+        monkeypatch.setattr(intel, "_XPU_SMI_S", timeout_s)
         command.write_text(f"#!/bin/sh\n{script}\n")
         command.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

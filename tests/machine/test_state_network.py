@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from torchcoll.machine import port_counters
+from torchcoll.machine import host_watch
 
 
 def write(root, files):
@@ -26,7 +26,7 @@ def test_ports_of_infiniband_and_interfaces(tmp_path):
         "net/docker0/type": 1,
         "net/bonding_masters": "bond0",
     }
-    assert port_counters.counters(write(tmp_path, files)) == {
+    assert host_watch.counters(write(tmp_path, files)) == {
         "mlx5_0 port 1": {"symbol_error": 3, "link_downed": 0, "out_of_sequence": 7},
         "eth0": {"rx_errors": 1},
     }
@@ -39,8 +39,8 @@ def test_in_a_container_no_interface_is_a_device(tmp_path):
         "net/lo/statistics/tx_errors": 5,
         "net/lo/type": 772,
     }
-    assert port_counters.counters(write(tmp_path, files)) == {"eth0": {"tx_errors": 4}}
+    assert host_watch.counters(write(tmp_path, files)) == {"eth0": {"tx_errors": 4}}
 
 
 def test_without_sysfs(tmp_path):
-    assert port_counters.counters(str(tmp_path)) == {}
+    assert host_watch.counters(str(tmp_path)) == {}

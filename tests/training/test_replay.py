@@ -19,7 +19,7 @@ from torch.distributed.run import get_args_parser
 
 import torchcoll
 from torchcoll import cli
-from torchcoll.bench import control, session, watchdog
+from torchcoll.bench import control, departure
 from torchcoll.core import shared_cores
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
@@ -480,7 +480,7 @@ def test_no_such_file(jobs, tmp_path):
 
 def test_a_rank_that_stops_is_named(jobs, tmp_path, monkeypatch):
     """Nobody waits for longer than the timeout."""
-    for module in (control, watchdog, session):
+    for module in (control, departure):
         monkeypatch.setattr(module, "GRACE_S", 0.5)
 
     def setup(rank: int) -> None:

@@ -1,25 +1,87 @@
-"""Buffers that are not plain ones: registered with NCCL, or places of which each call takes the
-next. Loaded where a case asks for them.
+"""Buffers other than plain ones: mapped by other GPUs, registered with NCCL, rotated, or flushed
+out of the caches. Loaded if a case asks for them.
 
-Registered (user-buffer registration and symmetric memory): the allocator wraps ncclMemAlloc;
-registering the pool lets NCCL use zero-copy and, with ``symm``, its symmetric kernels (NCCL 2.27
-and newer). Places: nccl-tests shifts the buffers of call i by (i mod maxbytes / size) x size bytes
-(common.cu, startColl), so that what is smaller than a cache is not found in it.
+Mapped (torch's symmetric memory): ``rendezvous`` exchanges the handles of the memory through the
+store and maps it, before the first call, as registering does.
+
+Registered (user-buffer registration and symmetric memory of NCCL): the allocator wraps
+ncclMemAlloc; registering the pool lets NCCL use zero-copy and, with ``symm``, its symmetric kernels
+(NCCL 2.27 and newer).
+
+Rotated (--buffer-reuse rotate): nccl-tests shifts the buffers of call i by (i mod maxbytes / size)
+x size bytes (common.cu, startColl), so that buffers smaller than a cache are not found in it.
+
+Flushed (--buffer-reuse flush): twice the bytes of the largest cache are written, because caches do
+not replace their oldest line strictly: a buffer of the size of the cache would leave some of the
+old lines in it. Ranks of a host that share a cache write this together. On AMD GPUs at least 512
+MiB are written: torch knows their L2 cache (4 MiB of each die of an MI300X), but not the 256 MiB of
+Infinity Cache behind it.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torchcoll.bench.verify import Buffers, allocate, input_of, poison
-from torchcoll.core.case import CHECK_CHUNK_BYTES, SizedCase
-from torchcoll.machine.devices import Call
+from torchcoll.core.case import CHECK_CHUNK_BYTES, Case, SizedCase
+from torchcoll.core.errors import UsageError
+from torchcoll.core.implementations import MEMORY, kernel_of, lacking
+from torchcoll.core.units import parse_size
+from torchcoll.machine.devices import Call, Device
+
+_CORES = Path("/sys/devices/system/cpu")
+# If the size of the caches is not known: more than the L2 of an H100 (50 MiB) or B200 (126 MiB).
+_UNKNOWN_BYTES = 128 << 20
+_LEAST_ON_AMD = 512 << 20
+_LEAST_BYTES = 8 << 20  # more than the caches that each core of a CPU has for itself
+
+# More than the most calls of a case, so that only a large `-n` uses a place again before the end of
+# the buffer.
+MOST_PLACES = 2048
+
+
+def allocate_mapped(torch: Any, sizing: SizedCase, place: int, device: Device) -> Buffers:
+    """As ``allocate``, in memory that other GPUs can map. Raises RuntimeError that names what torch
+    or the device lacks.
+    """
+    missing = lacking(torch, sizing.case, device.index)
+    if missing:
+        raise RuntimeError(missing)
+    make = torch._C._distributed_c10d._SymmetricMemory.empty_strided_p2p
+
+    def empty(elements: int, dtype: Any, device: str) -> Any:
+        """In place of the module's ``empty``, whose pool keeps the memory after the case."""
+        return make((elements,), (1,), dtype, torch.device(device))
+
+    return allocate(torch, sizing, place, device.name, empty)
+
+
+def map_together(case: Case, buffers: Buffers, group: Any) -> None:
+    """Let each GPU of the group map the memory of the others. Collective. Raises RuntimeError if
+    GPUs cannot reach each other, several ranks use one, or multicast is missing.
+    """
+    memory, kernel = importlib.import_module(MEMORY), kernel_of(case)
+    assert kernel is not None
+    enable = getattr(memory, "enable_symm_mem_for_group", None)
+    if enable:
+        with warnings.catch_warnings():  # newer torch needs it no more, and warns
+            warnings.simplefilter("ignore", FutureWarning)
+            enable(group.group_name)
+    room = buffers.rooms[kernel.mapped == "recv"]
+    handle = memory.rendezvous(room, group.group_name)
+    if kernel.multicast and not handle.multicast_ptr:
+        text = "needs multicast (NVLink SHARP), which the GPUs of this group have not in common"
+        raise RuntimeError(f"{case.implementation} {text}")
 
 
 def allocate_in_pool(torch: Any, sizing: SizedCase, rank: int, device: str, group: Any) -> Buffers:
-    """As ``allocate``, out of a pool that ``register`` takes. Raises RuntimeError with what this
-    torch or GPU lacks.
+    """As ``allocate``, in a pool for ``register``. Raises RuntimeError that names what this torch
+    or GPU lacks.
     """
     backend = group._get_backend(torch.device(device))
     try:
@@ -38,7 +100,7 @@ def allocate_in_pool(torch: Any, sizing: SizedCase, rank: int, device: str, grou
 
 def register(torch: Any, buffers: Buffers, kind: str, device: str, group: Any) -> None:
     """Register with ``group``, which has connected. Collective for ``symmetric`` buffers, so every
-    rank must have its own. Raises RuntimeError with what this torch lacks.
+    rank must have its buffers. Raises RuntimeError that names what this torch lacks.
     """
     backend = group._get_backend(torch.device(device))
     if kind != "symmetric":
@@ -51,13 +113,8 @@ def register(torch: Any, buffers: Buffers, kind: str, device: str, group: Any) -
 
 
 def deregister(torch: Any, buffers: Buffers, device: str, group: Any) -> None:
-    """Before the buffers and the communicator go. Collective."""
+    """Undo ``register``, before the buffers and the communicator are freed. Collective."""
     group._get_backend(torch.device(device)).deregister_mem_pool(buffers.pool)
-
-
-# A call for each place is made beforehand: making one takes longer than many a call. More than the
-# cap of the calls of a case, so that only a long `-n` comes round before the end of the buffer.
-MOST_PLACES = 2048
 
 
 class Cycle:
@@ -75,14 +132,15 @@ class Cycle:
         return call()
 
     def begin(self, position: int) -> None:
-        """Makes the next call the one of this position, which may be negative."""
+        """Make the next call the one of this position, which may be negative."""
         self._next = position % len(self._calls)
 
 
 class Rotation:
-    """The call of the case: each time on the next place.
+    """The call of the case: each time on the next place in the memory of the buffers.
 
-    ``made`` makes the call on the place where the buffers stand.
+    make_call: makes the call on the present place. It is called beforehand, for each place, because
+    making a call takes longer than many a call.
     """
 
     def __init__(
@@ -114,12 +172,12 @@ class Rotation:
         return self._calls[place]()
 
     def stand(self) -> None:
-        """The buffers stand where the next call will find them: to fill and to verify."""
+        """Move the buffers to the place of the next call, to fill and to verify them."""
         self._buffers.move(self._next)
 
     def refill(self) -> None:
-        """Input everywhere. What the next calls take is filled first, so that the rest drives it
-        out of the caches.
+        """Fill all places with input. Those of the next calls are first, so that the others drive
+        them out of the caches.
         """
         send, recv = self._buffers.rooms
         if not self._filled:  # else the first round would pay for its page faults
@@ -132,3 +190,52 @@ class Rotation:
         first = self._next * self._stride if len(send) else 0
         for part in (send[first:], send[:first]):
             pattern.fill(part, shift, pulse=self._pulse)
+
+
+def flush_bytes(torch: Any, device: Device, ranks_here: int, cores: Path = _CORES) -> int:
+    """Bytes that ``flush_call`` writes on each of the ``ranks_here`` ranks of this host."""
+    if device.kind == "cpu":
+        size_bytes, sharing = _largest_of_core(cores)
+        # If the ranks are on all cores, so many of them share one cache. With fewer sharers the
+        # caches are still overwritten.
+        sharers = max(1, ranks_here * sharing // (os.cpu_count() or 1))
+        return max(_LEAST_BYTES, 2 * (size_bytes or _UNKNOWN_BYTES) // sharers)
+    ask = getattr(torch.get_device_module(device.kind), "get_device_properties", None)
+    properties = ask(device.index) if ask else None
+    # Of CUDA and ROCm, and of XPU.
+    sizes = [getattr(properties, name, 0) for name in ("L2_cache_size", "last_level_cache_size")]
+    size_bytes = 2 * (max(sizes) or _UNKNOWN_BYTES)
+    return max(_LEAST_ON_AMD, size_bytes) if torch.version.hip else size_bytes
+
+
+def flush_call(torch: Any, device: Device, size_bytes: int) -> Call:
+    """A function that overwrites the caches, and returns once that is done, on the device too.
+
+    Raises torch's out-of-memory error.
+    """
+    buffer = torch.zeros(size_bytes, dtype=torch.uint8, device=device.name)
+
+    def flush() -> None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # others would spin for a while after it, on cores of other ranks
+        buffer.add_(1)  # reads and writes each line
+        torch.set_num_threads(threads)
+        device.synchronize()
+
+    return flush
+
+
+def _largest_of_core(cores: Path) -> tuple[int, int]:
+    """(bytes of the largest cache of a core of this process, how many cores share it); zeros if
+    that is not known.
+    """
+    core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    caches = [(0, 0)]
+    for index in (cores / f"cpu{core}/cache").glob("index*"):
+        try:
+            size_bytes = parse_size((index / "size").read_text().strip(), "cache size")
+            mask = (index / "shared_cpu_map").read_text().replace(",", "")
+            caches.append((size_bytes, int(mask, 16).bit_count()))
+        except (OSError, UsageError, ValueError):
+            continue
+    return max(caches)

@@ -1,16 +1,23 @@
-"""Calls as cases make them otherwise than plainly: asynchronous, or several in one group.
+"""Calls other than plain ones: asynchronous, several in a group, through torch's functional
+collectives or DTensor, or of kernels of its symmetric memory. Loaded if a case asks for them.
 
-Loaded where a case asks for it.
+A functional call allocates its result and waits for it, as it does for users of these APIs: both
+are part of the time. Verification copies the result of its own call into the receive buffer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.case import Case
+from torchcoll.bench.verify import Buffers
+from torchcoll.core.case import DTENSOR, Case, SizedCase
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import brief
+from torchcoll.core.implementations import API_CALLS, call_of, kernel_of
 from torchcoll.machine.devices import Call
 
 if TYPE_CHECKING:
@@ -18,21 +25,16 @@ if TYPE_CHECKING:
     from torchcoll.bench.session import Rank
 
 
-def called(local: Rank, case: Case, once: Call, communicator: Communicator) -> Call:
-    """``once`` as the case makes it; what cannot be made so is refused in the first call."""
-    if case.asynchronous:
-        return _asynchronous(case, once)
-    return _coalesced(local, case, once, communicator) if case.coalesce > 1 else once
-
-
-def _asynchronous(case: Case, once: Call) -> Call:
+def asynchronous_call(case: Case, once: Call) -> Call:
+    """``once`` and a wait. If that is impossible, the first call is refused."""
     if not isinstance(once, partial):
         return _refuse(f"{case.collective} is several calls, which wait for each other")
     issue = partial(once, async_op=True)
     return lambda: issue().wait()
 
 
-def _coalesced(local: Rank, case: Case, once: Call, communicator: Communicator) -> Call:
+def coalesced_call(local: Rank, case: Case, once: Call, communicator: Communicator) -> Call:
+    """Several times ``once`` in a group. If that is impossible, the first call is refused."""
     entry = COLLECTIVES[case.collective]
     if not entry.has_data:
         return _refuse(f"a {case.collective} waits on the host, so several are no group")
@@ -42,7 +44,7 @@ def _coalesced(local: Rank, case: Case, once: Call, communicator: Communicator) 
     device: Any = local.torch.device(local.device.name)
     if case.device in communicator.backend.groups_alone:
         if not entry.collected:
-            # They would be made one by one, which a row of a group must not tell.
+            # They would be made one by one, which is no row of a group.
             return _refuse(f"{case.backend} has no group of {case.collective} on {case.device}")
         device = None
     manage = local.dist._coalescing_manager
@@ -71,3 +73,71 @@ def _refuse(reason: str) -> Call:
         raise NotImplementedError(reason)
 
     return refuse
+
+
+def kernel_call(local: Rank, case: Case, buffers: Buffers, group: Any) -> Call:
+    """The call of a kernel of torch's symmetric memory. group: None is the default one."""
+    kernel = kernel_of(case)
+    assert kernel is not None
+    group = group or local.dist.distributed_c10d._get_default_group()
+    return call_of(local.torch, kernel, buffers.send, buffers.recv, group.group_name)
+
+
+def functional_call(
+    local: Rank, sizing: SizedCase, index: int, buffers: Buffers, group: Any
+) -> Call:
+    """The call of a case through functional collectives or DTensor, which sets
+    ``buffers.returned``. If the installed torch refuses it, the first call is refused.
+
+    index: the rank within the group. group: None is the default group.
+    """
+    case = sizing.case
+    group = group or local.dist.distributed_c10d._get_default_group()
+    functional = importlib.import_module("torch.distributed._functional_collectives")
+    make = _dtensor if case.implementation == DTENSOR else partial(_functional, functional)
+    try:
+        issue = make(case, sizing, index, buffers, group)
+    except (ImportError, AttributeError, ValueError, AssertionError, RuntimeError) as error:
+        return _refuse(brief(error))
+    recv, pending_type = buffers.recv, functional.AsyncCollectiveTensor
+
+    def call() -> None:
+        buffers.returned = None  # frees the last result first: no two are held at a time
+        result = issue()
+        if isinstance(result, pending_type):
+            result = result.wait()
+        buffers.returned = recv, result
+
+    return call
+
+
+def _functional(
+    functional: Any, case: Case, sizing: SizedCase, index: int, buffers: Buffers, group: Any
+) -> Callable[[], Any]:
+    entry, send = API_CALLS[case.collective], buffers.send
+    function = next(f for name in entry.functions if (f := getattr(functional, name, None)))
+    sent = received = None
+    if sizing.division:
+        pair, ranks = sizing.division.pair, range(sizing.ranks)
+        sent = [pair(index, peer) for peer in ranks]
+        received = [pair(peer, index) for peer in ranks]
+        send = send.narrow(0, 0, sum(sent))  # the buffer is larger if blocks move on
+    return partial(function, send, *entry.arguments(_op_name(case), received, sent, group))
+
+
+def _dtensor(
+    case: Case, sizing: SizedCase, index: int, buffers: Buffers, group: Any
+) -> Callable[[], Any]:
+    """Return a redistribution between the placements that need this collective."""
+    tensor = importlib.import_module("torch.distributed.tensor")
+    arguments = {"Partial": (_op_name(case),), "Shard": (0,), "Replicate": ()}
+    names = API_CALLS[case.collective].placements
+    assert names is not None
+    before, after = ([getattr(tensor, name)(*arguments[name])] for name in names)
+    mesh = tensor.DeviceMesh.from_group(group, case.device)
+    source = tensor.DTensor.from_local(buffers.send, mesh, before, run_check=False)
+    return lambda: source.redistribute(placements=after).to_local()
+
+
+def _op_name(case: Case) -> str:
+    return "product" if case.op == "prod" else case.op or ""

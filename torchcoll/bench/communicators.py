@@ -21,44 +21,30 @@ if TYPE_CHECKING:
     from torchcoll.core.spec import Spec
 
 
-def _is_field(config: Any, name: str) -> bool:
-    return not name.startswith("_") and not callable(getattr(config, name))
-
-
 @dataclass
 class Communicator:
-    """What one case's calls go through on this rank.
-
-    ``used``: torchcoll has made calls on it, so a barrier takes nothing from the next one.
-    ``group`` None is the default group. ``ranks``: ranks of the run in it. ``calls``: calls that
-    torchcoll has made on it, barriers for alignment aside; None: others had made some before.
-    ``how``: shared, or how a fresh one was made: by new_group, or split off its parent by torch.
-    ``refused``: all ranks were refused a call on it.
-    """
+    """The process group that the calls of a case use on this rank."""
 
     backend: BackendEntry
-    group: Any
-    ranks: tuple[int, ...]
+    group: Any  # None is the default group
+    ranks: tuple[int, ...]  # ranks of the run in it
+    # Calls that torchcoll has made on it, without barriers for alignment; None if others had made
+    # some before.
     calls: int | None = 0
-    how: str = "shared"
+    how: str = "shared"  # or how a fresh one was made: new_group, or split off its parent by torch
     connect_ns: int | None = None
-    used: bool = False
-    refused: bool = False
+    used: bool = False  # torchcoll has made calls on it, so a barrier does not connect it
+    refused: bool = False  # all ranks were refused a call on it
 
 
 class Communicators:
-    """All of one session. ``align`` is a barrier over all ranks on the backend of the case.
+    """All process groups of a session.
 
     parts: the ranks of each sub-group. in_group: the program had a default group before.
     """
 
     def __init__(
-        self,
-        local: Rank,
-        spec: Spec,
-        parts: Parts,
-        entries: Sequence[BackendEntry],
-        in_group: bool,
+        self, local: Rank, spec: Spec, parts: Parts, entries: Sequence[BackendEntry], in_group: bool
     ) -> None:
         self._local, self._dist = local, local.dist
         self._spec, self._parts, self._entries = spec, parts, entries
@@ -66,17 +52,17 @@ class Communicators:
         self._config = spec.config_fields
         self._split = SPLIT_FIELD in self._config
         self._eager = spec.connects_early
-        # Ours comes first and can name the ranks; this one is the last resort.
+        # torchcoll's own timeout is shorter and names ranks; this one is the last resort.
         self._timeout = timedelta(seconds=2 * spec.timeout_s + 30)
         self._whole: dict[str, Any] = {}  # backend -> group of all ranks
         self._made: list[Any] = []  # groups to destroy, None for the default one
         self._shared: dict[str, Communicator] = {}
-        self.growth: dict[str, dict[str, int]] = {}  # backend -> what its making added: _weighed
+        self.growth: dict[str, dict[str, int]] = {}  # backend -> what it added: see _weighed
         self.unusable: dict[str, str] = {}  # backend -> why its first call did not connect
 
-    def open(self, phase: Callable[[str], Any]) -> None:
-        """Make the groups; ``phase`` times each step."""
-        local, there = self._local, None
+    def open(self) -> None:
+        """Make the groups."""
+        local, there, phase = self._local, None, self._local.progress.phase
         self._check_config()
         sizes = {len(part) for part in self._parts}
         for size in sizes - {max(sizes)}:
@@ -85,11 +71,7 @@ class Communicators:
             there = current_backend(local.torch, local.device.kind)
         for index, entry in enumerate(self._entries):
             if index == 0 and not self._in_group:
-                with (
-                    self._weighed(entry),
-                    phase("init_process_group"),
-                    self._device_stated(),
-                ):
+                with self._weighed(entry), phase("init_process_group"), self._device_stated():
                     self._dist.init_process_group(
                         entry.name,
                         store=group_store(local.torch, entry.name, local.control.store),
@@ -116,7 +98,7 @@ class Communicators:
 
     @contextlib.contextmanager
     def _weighed(self, entry: BackendEntry) -> Iterator[None]:
-        """Adds to ``growth`` what this process holds more after than before. A backend that
+        """Add to ``growth`` by how much the footprint of this process grows. A backend that
         connects in its first call takes most of its memory there.
         """
         before = footprint(self._local.device)
@@ -128,9 +110,9 @@ class Communicators:
 
     @contextlib.contextmanager
     def _device_stated(self) -> Iterator[None]:
-        """torch 2.15's NCCL binds device LOCAL_RANK, or the rank modulo the devices: Slurm sets no
-        such variable, and may deal ranks out over the hosts otherwise. A device_id would tell it
-        too, and makes older ones connect.
+        """Set LOCAL_RANK to the index of the device, for torch 2.15's NCCL, which binds that
+        device, or else the rank modulo the devices. Slurm sets no such variable, and may distribute
+        ranks in another order. A device_id would do too, but makes older torch connect.
         """
         index, before = self._local.device.index, os.environ.get("LOCAL_RANK")
         if index is not None:
@@ -144,10 +126,10 @@ class Communicators:
                 del os.environ["LOCAL_RANK"]
 
     def _options(self, entry: BackendEntry) -> Any:
-        """torch 2.15's NCCL connects, or splits its parent, as it is made unless told otherwise.
+        """The options of a new group, with the fields of --communicator-config.
 
-        It is always told, unless it is to split: ``_connect`` connects then, and what that takes is
-        known by itself. The options have the fields of --communicator-config.
+        torch 2.15's NCCL connects, or splits its parent, when it is made, unless it is lazy. So it
+        is lazy unless it is to split: then ``_connect`` connects, and its time is known.
         """
         group_class = getattr(self._dist, entry.options, None) if entry.options else None
         if group_class is None:
@@ -161,8 +143,8 @@ class Communicators:
         return options if is_asked else None
 
     def _check_config(self) -> None:
-        """Raises UnavailableError where no backend of this run, or of this torch, has a field of
-        --communicator-config, and UsageError for a value that it has not.
+        """Raise UnavailableError if no backend of this run, or of this torch, has a field of
+        --communicator-config, and UsageError for an invalid value.
         """
         if not self._config:
             return
@@ -184,7 +166,8 @@ class Communicators:
         """
         config, what = getattr(options, "config", None), "communicator-config"
         if not hasattr(config, name):
-            names = [field for field in dir(config) if _is_field(config, field)]
+            public = (field for field in dir(config) if not field.startswith("_"))
+            names = [field for field in public if not callable(getattr(config, field))]
             torch_version = f"torch {self._local.torch.__version__}"
             expected = f"one of {', '.join(names)}" if names else "no fields"
             raise UnavailableError(what, f"{name} with {torch_version}", expected)
@@ -204,7 +187,7 @@ class Communicators:
         return text
 
     def _connect(self, entry: BackendEntry, group: Any) -> None:
-        """With --init eager: connect now what would connect in the first call."""
+        """With --init eager: connect now, if the backend would connect in the first call."""
         if not self._eager or entry.connects != "first call":
             return
         if not entry.eager:
@@ -224,10 +207,7 @@ class Communicators:
     def _new(self, entry: BackendEntry, ranks: list[int] | None) -> Any:
         with self._device_stated():
             group = self._dist.new_group(
-                ranks,
-                timeout=self._timeout,
-                backend=entry.name,
-                pg_options=self._options(entry),
+                ranks, timeout=self._timeout, backend=entry.name, pg_options=self._options(entry)
             )
         if ranks is None or self._local.rank in ranks:
             self._made.append(group)
@@ -253,16 +233,16 @@ class Communicators:
         return communicator
 
     def over(self, entry: BackendEntry, ranks: tuple[int, ...]) -> Any:
-        """A group of these ranks of the run; None for the default one. All ranks must call it;
-        what those that are not in it get is of no use.
+        """A group of these ranks of the run; None for the default one. Collective. Ranks that are
+        not in it cannot use what they get.
         """
         if len(ranks) == self._local.ranks:
             return self._whole[entry.name]
         return self._new(entry, list(ranks))
 
     def _splits(self, entry: BackendEntry) -> bool:
-        """Whether torch splits a new group off the default one: where that is bound to a device,
-        as the user's own may be, and nothing tells it to be lazy.
+        """Whether torch splits a new group off the default one: if that is bound to a device, as
+        a user's own may be, and the new one is not lazy.
         """
         if not entry.options or not (self._in_group or None in self._made):
             return False
@@ -273,8 +253,8 @@ class Communicators:
 
     @contextlib.contextmanager
     def of(self, backend: str, fresh_parts: Parts = ()) -> Iterator[Communicator]:
-        """The communicator for a case: shared, or over ``fresh_parts`` made for it and destroyed
-        after it.
+        """The communicator for a case: the shared one, or one over ``fresh_parts`` that lasts for
+        this case.
         """
         if not fresh_parts:
             with self._watched(self._shared[backend]) as shared:
@@ -295,11 +275,11 @@ class Communicators:
             del self._made[count:]
 
     def _renewed(self, refused: Communicator) -> Communicator:
-        """The communicator for the cases after one that all ranks were refused. Collective.
+        """The communicator after one on which all ranks were refused a call. Collective.
 
         Part of a refused call may still run: gloo composes reduce_scatter of several calls, and
         raises the first error while the others go on. A barrier would raise their errors on the
-        ranks where they still run, and the other ranks would wait in it for ever. No call tells
+        ranks where they still run, and the other ranks would wait in it for ever. Nothing shows
         whether they have ended, so the next case gets a group of its own.
         """
         entry = refused.backend
@@ -318,32 +298,30 @@ class Communicators:
 
     @contextlib.contextmanager
     def _watched(self, communicator: Communicator) -> Iterator[Communicator]:
-        """The watchdog may ask how many calls torch has counted, barriers of ``align`` too; after
-        an error still, for it may be about a hang.
+        """Let the watchdog ask how many calls torch has counted, barriers of ``align`` too. Also
+        after an error, which may be about a hang.
         """
-        progress = self._local.progress
-        group_object, whole = (
-            self._object(communicator.group),
-            self.whole(communicator.backend.name),
-        )
-        progress.groups = (group_object,) if group_object is whole else (group_object, whole)
+        progress, group = self._local.progress, self._object(communicator.group)
+        whole = self.whole(communicator.backend.name)
+        progress.groups = (group,) if group is whole else (group, whole)
         progress.part = communicator.ranks[0]
         progress.begin()
         yield communicator
         progress.groups = ()
 
     def whole(self, backend: str) -> Any:
-        """The group of all ranks; torch's object for the default one too."""
+        """The group of all ranks; for the default one torch's object."""
         return self._object(self._whole[backend])
 
     def _object(self, group: Any) -> Any:
         return group or self._dist.distributed_c10d._get_default_group()
 
     def align(self, backend: str, communicator: Communicator | None = None) -> Callable[[], object]:
-        """A barrier over all ranks; it completes before it returns, on the device too.
+        """A barrier over all ranks on ``backend``, which is complete when it returns, on the device
+        too.
 
-        communicator: the one that is measured. Where it has all ranks, the barrier goes through it:
-        a barrier on another group leaves the threads of this one asleep.
+        communicator: the one that is measured. If it has all ranks, it makes the barrier, because a
+        barrier on another group leaves its threads asleep.
         """
         group = self._whole[backend]
         if communicator and len(communicator.ranks) == self._local.ranks:

@@ -1,9 +1,9 @@
-"""What a collective and other work on its device do to each other: ``--concurrent``.
+"""How a collective and other work on its device slow each other down: ``--concurrent``.
 
-Three blocks in turn: the calls alone, the work alone, both at once, each begun by all ranks
-together. The order of the three turns from block to block (A W B, W B A, B A W): what drifts with
-time favours none. With ``--offset`` there is a fourth, in which the work begins later. Loaded where
-it is asked for.
+Three kinds of blocks in turn: the calls alone, the work alone, both at once. All ranks begin a
+block together. The order of the kinds rotates from turn to turn (A W B, W B A, B A W), so that a
+drift favours none. With ``--offset`` there is a fourth kind, in which the work begins later. Loaded
+if a case asks for it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 BLOCKS = 12  # a multiple of 3 and of 4: each kind is first, second, ... equally often
 BLOCK_NS = 20_000_000  # that the calls of a block take alone
 LEAST_CALLS, MOST_CALLS = 2, 2000
-OFFSETS_NS = 100_000_000  # that a block waits for its offsets: a watchdog looks on
-COVER = 1.25  # so much longer than the calls the work is, to be there until they end
+OFFSETS_NS = 100_000_000  # that a block waits for its offsets: the watchdog must see progress
+COVER = 1.25  # the work lasts so much longer than the calls, to be there until they end
 MOST_REPEATS = 100_000
 _TRIES = 4
 # Without :SIZE: a matrix product of some ms on one core, and on a GPU of today.
@@ -45,8 +45,8 @@ _CPU_SIZE, _SIZE = "1M", "64M"
 class Work:
     """Work on the device: a call does it once.
 
-    name: with its size. threads: that a matrix product takes on the CPU. bus_bytes: of a
-    collective, what one call counts for busbw. refill: what goes before each block.
+    name: with its size. threads: of a matrix product on the CPU. bus_bytes: of a collective, the
+    bytes of one call for busbw. refill: called before each block.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Work:
 
 
 def computation(torch: Any, text: str, device: Device) -> Work:
-    """``matmul``, ``copy`` or ``both``. Raises RuntimeError where there is no memory."""
+    """``matmul``, ``copy`` or ``both``. Raises RuntimeError if there is no memory."""
     kind, _, size = text.partition(":")
     size_bytes = parse_size(size or (_CPU_SIZE if device.kind == "cpu" else _SIZE))
     makers: dict[str, Callable[[Any, int, str], Call]] = {"matmul": _matmul, "copy": _copy}
@@ -77,9 +77,10 @@ def computation(torch: Any, text: str, device: Device) -> Work:
 
 @contextlib.contextmanager
 def collective(sweep: Sweep, sizing: SizedCase, prepare: Callable[..., Call]) -> Iterator[Work]:
-    """Another collective on groups of its own, which last as long as this is open; all ranks have
-    to come. prepare: measure's own, which makes the call of a case. Raises RuntimeError where
-    there is no memory.
+    """Another collective, on groups that last as long as this is open. Collective.
+
+    prepare: ``measure.prepare_call``, which makes the call of a case. Raises RuntimeError without
+    memory.
     """
     local, case = sweep.local, sizing.case
     parsed = other_collective(str(sweep.spec.concurrent))
@@ -113,7 +114,7 @@ def collective(sweep: Sweep, sizing: SizedCase, prepare: Callable[..., Call]) ->
 
 
 def _threads(torch: Any) -> int:
-    """OpenMP has a number of threads for each thread: that of a new one, as the work runs in."""
+    """OpenMP's number of threads in a new thread, in which the work runs: each has its own."""
     counts: list[int] = []
     worker = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
     worker.start()
@@ -137,9 +138,9 @@ def _copy(torch: Any, size_bytes: int, device: str) -> Call:
 def measure_concurrent(
     local: Rank, once: Call, work: Work, refill: Call, align: Call, name: str
 ) -> dict[str, Any]:
-    """This rank's part of the result's ``beside``; and ``all_calls``, those of finding out too.
+    """This rank's ConcurrentBlocks as JSON, and ``all_calls``, which counts trial calls too.
 
-    refill: what puts the buffers right before a block: sums in place grow with every call.
+    refill: fills the buffers before a block, because sums in place grow with every call.
     """
     device, step, all_calls = local.device, local.progress.step, 0
 
@@ -163,9 +164,7 @@ def measure_concurrent(
         # Short work is timed in many repeats: one alone is mostly how it was started.
         repeats = min(MOST_REPEATS, 4 * repeats)
     repeats = max(1, min(MOST_REPEATS, math.ceil(repeats * target_ns / max(took, 1))))
-    for _ in range(
-        _TRIES
-    ):  # the work slows the calls down, and has to last as long as they then do
+    for _ in range(_TRIES):  # the work slows the calls down, and must last as long as they then do
         of_calls, of_work, _ = block(calls, repeats)
         lasts = local.control.largest(of_calls / max(of_work, 1))
         if lasts <= 1:
@@ -196,25 +195,19 @@ def measure_concurrent(
 
 
 def measure_offset(
-    local: Rank,
-    once: Call,
-    work: Work,
-    refill: Call,
-    align: Call,
-    name: str,
-    offset: str,
+    local: Rank, once: Call, work: Work, refill: Call, align: Call, name: str, offset: str
 ) -> dict[str, Any]:
-    """As ``measure_beside``, of one call and one repeat of the work at a time: in a run of calls
-    an offset would be lost after the first. offset: ``2ms``, which Spec keeps below --timeout.
+    """As ``measure_concurrent``, with one call and one repeat of the work at a time: in a row of
+    calls the offset would be lost after the first. offset: ``2ms``; Spec keeps it below --timeout.
 
-    Every pair waits for the offset, also where nothing comes after it: a call that follows a pause
-    is slower than one in a row, and by more than the work makes it.
+    Every pair waits for the offset, also if nothing follows: a pause slows the next call down by
+    more than the work does.
     """
     device, step, all_calls = local.device, local.progress.step, 0
     offset_ns = round(1e9 * parse_duration(offset, "offset"))
 
     def block(pairs: int, calls: int, other: Call, after_ns: int) -> list[int]:
-        """Sums over the pairs; of when the work began the mean."""
+        """Sums over the pairs, except for the last value, when the work began: its mean."""
         nonlocal all_calls
         all_calls += calls * pairs
         refill()

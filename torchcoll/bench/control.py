@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import errno
 import json
 import os
 import signal
-import socket
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,18 +20,29 @@ from typing import Any
 from torchcoll.core.errors import ExitCode, HangError, TorchcollError
 from torchcoll.machine.launcher import Launch
 
-GRACE_S = 3.0  # how long a rank that suspects trouble waits for the others to say they live
+GRACE_S = 3.0  # how long a rank that suspects trouble waits for the status of the others
 _LONGEST_GRACE_S = 30.0
-# Beside a rank that is gone, for the words of others: those that wait ask for an alarm a second
-# after the last call. Once the launcher has sent its signal it ends all soon, Open MPI in a second;
-# but then all say what they know.
+# How long it waits once a rank of its host has ended: the others look for an alarm a second after
+# the last call. After its signal a launcher soon kills all ranks (Open MPI in a second), but then
+# all of them report at once.
 MOMENT_S, _HURRY_S = 1.75, 0.5
-# Of a watchdog, from trouble elsewhere to its own word: each comes late on a full host.
+# So often a watchdog wakes up between trouble elsewhere and its own status, each time late on a
+# full host.
 _WAKINGS = 10
 
-# Of a start that ranks agree on: how far ahead it lies at least, and how long before it the ranks
-# are awake, because a sleep may end 0.1 ms late.
+# A start that ranks agree on lies at least so far ahead. The ranks stop sleeping so long before it,
+# because a sleep may end 0.1 ms late.
 _LEAST_NOTICE_NS, _AWAKE_NS = 1_000_000, 1_000_000
+
+_NAMED = 16  # ranks, in a message
+_LONG = 1 << 12  # characters: a longer value is compressed
+# Up to ALL_ASK ranks each asks all others. Of more ranks the first ASKERS ask all, and the others
+# only those and the ranks of their own host. Otherwise the questions would grow with the square of
+# the ranks, and keep the store busy for an hour with 16,384 ranks.
+ALL_ASK, ASKERS = 256, 16
+
+_KILLED = 1 << signal.SIGKILL - 1  # of a mask of signals
+_EXITING = 0x4  # PF_EXITING of Linux, in the flags of a process that has begun to end
 
 _runs = 0  # sweeps in this process so far: each needs its own keys in a shared store
 # Kept for the next `run`: a rank that comes back early would find the port of the last one.
@@ -41,8 +50,8 @@ _stores: dict[Launch, Any] = {}
 
 
 def store_of(torch: Any, launch: Launch, timeout_s: float, found_group: bool, fake: bool) -> Any:
-    """The store of the default process group where there is one, else of the run; of a fake
-    world, which has one participant, none that others see.
+    """The store of the default process group if there is one, else that of this run. A fake world,
+    which has one participant, has a store of its own.
     """
     global _runs
     _runs += 1  # on all ranks, also on one that finds no store
@@ -58,15 +67,24 @@ def store_of(torch: Any, launch: Launch, timeout_s: float, found_group: bool, fa
     return store
 
 
-def own_part(dist: Any, store: Any, several: bool) -> tuple[Any, Any]:
-    """The part of the store that belongs to one sweep, and a second client of it. several: there is
-    another participant.
+def run_stores(dist: Any, store: Any, several: bool) -> tuple[Any, Any]:
+    """(the part of the store for this run, a second client of it).
+
+    A client that waits blocks all threads that share it, so the watchdog has the second one.
+    several: there is another participant. Raises HangError if the store is gone.
     """
-    base = cloneable(store)
-    # Where torchrun's own prefix is lost (torch 2.6) a restart would meet the keys of before.
+    base = store
+    # torch 2.6 cannot clone a store with a prefix, nor does it say what the prefix is.
+    while not hasattr(base, "clone") and hasattr(base, "underlying_store"):
+        base = base.underlying_store
+    # Without torchrun's own prefix a restart would meet the keys of the attempt before.
     prefix = f"sweep{_runs}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    second = base  # a FileStore opens its file for each step
     try:
-        second = second_client(dist, base) if several else base
+        if several and hasattr(base, "clone"):
+            second = base.clone()
+        elif several and hasattr(base, "host"):
+            second = dist.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False)
     except RuntimeError:
         raise HangError("rendezvous: lost the store of rank 0 at once") from None
     return dist.PrefixStore(prefix, base), dist.PrefixStore(prefix, second)
@@ -75,7 +93,7 @@ def own_part(dist: Any, store: Any, several: bool) -> tuple[Any, Any]:
 def open_store(torch: Any, launch: Launch, timeout_s: float) -> Any:
     """The store of this run: torchrun's own, else one that rank 0 serves (bench/meeting.py).
 
-    Raises HangError when it cannot be reached within ``timeout_s``.
+    Raises HangError if it cannot be reached within ``timeout_s``.
     """
     dist = torch.distributed
     if launch.rendezvous_file is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -96,71 +114,6 @@ def open_store(torch: Any, launch: Launch, timeout_s: float) -> Any:
     return join(torch, launch, timeout_s)
 
 
-def cloneable(store: Any) -> Any:
-    """``store``, or what lies under its prefixes where this torch (2.6) cannot clone: a second
-    client would need the prefixes, which such a store does not tell.
-    """
-    while not hasattr(store, "clone") and hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    return store
-
-
-_KILLED = 1 << signal.SIGKILL - 1  # of a mask of signals
-_EXITING = 0x4  # PF_EXITING of Linux, in the flags of a process that has begun to end
-_ENDED_S = 0.2  # by then the kernel has closed all of a process that it ends
-
-
-def _knock(host: str, port: int) -> None:
-    """Twice: a process that is being killed loses its connections before it loses the socket that
-    takes new ones, and the store would seem to live.
-    """
-    with contextlib.suppress(ConnectionResetError):
-        socket.create_connection((host, port), timeout=1).close()
-    time.sleep(_ENDED_S)
-    socket.create_connection((host, port), timeout=1).close()
-
-
-def store_gone(store: Any, this_rank: str, server: str, silent: bool) -> tuple[bool, str]:
-    """(whether the store is gone, what a rank knows of it that it fails), by one more connection.
-    own: this rank; server: who serves it. silent: the store said nothing, and no connection broke.
-
-    Where the network is gone on this side the kernel says so; on the other side nobody does.
-    """
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    try:
-        _knock(store.host, store.port)
-    except AttributeError:  # of a file
-        return not silent, f"the store is gone, lost {server}?"
-    except ConnectionRefusedError:
-        return True, f"the store is gone, lost {server}, which serves it?"
-    except OSError as error:
-        gone = f"{this_rank} is cut off from the store: its own connection is gone"
-        if error.errno in (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL):
-            return False, f"{gone} ({error.strerror})"
-        return not silent, f"{gone}, or that of {server}, which serves it"
-    if silent:  # the kernel takes connections for a process that is stopped
-        return False, f"the store does not answer, lost {server}, which serves it?"
-    return False, f"{this_rank} is cut off from the store, which lives: its own connection is gone"
-
-
-def second_client(dist: Any, store: Any) -> Any:
-    """A connection of its own to the same store: one that waits blocks all that share it."""
-    if hasattr(store, "clone"):
-        return store.clone()
-    if hasattr(store, "host"):
-        return dist.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
-    return store  # a FileStore opens its file for each step
-
-
-_NAMED = 16  # ranks, in a message
-_LONG = 1 << 12  # characters: a value from there on is packed
-# All ranks ask all others where there are so few of them. Of more, the first of them ask all, and
-# the others only those and the ranks of their own host: the questions grow with the ranks then, and
-# not with their square. They would keep the store busy for an hour with 16,384 ranks.
-ALL_ASK, ASKERS = 256, 16
-
-
 class Control:
     """Agreement among ``ranks`` ranks over ``store``; with one rank every call is a no-op.
 
@@ -175,15 +128,16 @@ class Control:
         self.timeout_s = timeout_s
         self.hosts: list[str] = []  # of all ranks, from the hello on; names ranks in messages
         self.pids: dict[int, int] = {}  # of the ranks on this host, from the hello on
-        self.came: Callable[[Sequence[Any]], None] | None = None  # told who has come, while waiting
+        # Called on rank 0 with the values that have come, while it waits for the others.
+        self.came: Callable[[Sequence[Any]], None] | None = None
         self.steps = 0
-        self._awaited: list[str] = []  # what this rank waits for
-        # Keys in the store, to be deleted once everyone has read them: a soak makes some in every
+        self._awaited: list[str] = []  # the keys that this rank waits for
+        # Keys in the store, to be deleted once all ranks have read them: a soak makes some in every
         # round. Each rank deletes its own, or rank 0 would make a trip for every rank.
-        self._decided: list[str] = []
-        self._said: list[str] = []
-        self._shared: list[str] = []  # since the last gather
-        self._heard: list[str] = []  # of those before: rank 0 has read them
+        self._decided: list[str] = []  # rank 0's decisions
+        self._shared: list[str] = []  # shared since the last gather
+        self._sent: list[str] = []  # sent since the last decision
+        self._obsolete: list[str] = []  # sent before the last decision, so rank 0 has read them
 
     def gather(self, value: Any, timeout_s: float | None = None) -> list[Any]:
         """Every rank's value, in rank order, on rank 0; an empty list elsewhere."""
@@ -192,18 +146,18 @@ class Control:
             return [value]
         with self._connected():
             if self.rank:
-                for old in self._heard:  # before this word, not after it: nobody leaves later
+                for old in self._obsolete:  # now, because the store may be gone after this value
                     self.store.delete_key(old)
-                self._heard = []
-                self._said += self._shared
+                key = f"g{self.steps}/{self.rank}"
+                self._obsolete = []
+                self._sent += [*self._shared, key]
                 self._shared = []
-                self._said.append(f"g{self.steps}/{self.rank}")
-                self.store.set(self._said[-1], written(self._said[-1], value))
+                self.store.set(key, written(key, value))
                 return []
             keys = [f"g{self.steps}/{rank}" for rank in range(1, self.ranks)]
             self._wait(keys, timeout_s)
             values = list(map(read, keys, _get_all(self.store, keys)))
-            for key in self._decided:  # everyone has passed the decisions before this gather
+            for key in self._decided:  # all ranks have read the decisions before this gather
                 self.store.delete_key(key)
             self._decided.clear()
         return [value, *values]
@@ -221,25 +175,25 @@ class Control:
                 return value
             self._wait([key], timeout_s)
             decision = read(key, self.store.get(key))
-        self._heard += self._said  # rank 0 has passed all that was before its decision
-        self._said = []
+        self._obsolete += self._sent
+        self._sent = []
         return decision
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:
-        """Any step may be the one that finds the store gone."""
+        """Raise HangError if the store is gone, which any step may be the first to notice."""
         try:
             yield
         except RuntimeError as error:
             raise self.cut_off(error) from None
 
     def cut_off(self, error: Exception) -> HangError:
-        """The error of the store's client as one of ours."""
+        """The HangError for an error of the store's client."""
         this_rank = self.name(self.rank)
         return HangError(f"{this_rank} lost its connection to the store ({_first_line(error)})")
 
-    # What follows sends to every rank a digest that rank 0 makes, never the values of all ranks:
-    # rank 0 would send the square of their number.
+    # The methods below send a digest from rank 0 to every rank, never the values of all ranks: that
+    # would be the square of their number.
 
     def largest(self, value: float) -> float:
         """The largest of the values of all ranks, on every rank."""
@@ -247,8 +201,8 @@ class Control:
         return float(self.decide(max(values) if values else None))
 
     def share(self, value: Any, peers: Sequence[int]) -> list[Any]:
-        """The values of ``peers``, in their order, on each of them: for the ranks of a host. Every
-        rank calls it, with the peers that it belongs to.
+        """The values of ``peers``, in their order: the ranks of a host, to which this rank belongs.
+        Every rank of the run calls it.
         """
         self.steps += 1
         if self.ranks == 1:
@@ -256,23 +210,23 @@ class Control:
         with self._connected():
             key = f"s{self.steps}/{self.rank}"
             self.store.set(key, written(key, value))
-            # Who has come to the next gather has read it.
+            # A rank that has come to the next gather has read it.
             (self._shared if self.rank else self._decided).append(key)
             keys = [f"s{self.steps}/{peer}" for peer in peers]
             self._wait(keys, None)
             return list(map(read, keys, _get_all(self.store, keys)))
 
     def share_hosts(self, hosts: Sequence[str]) -> None:
-        """Give every rank the hosts of all ranks, which rank 0 has; each name goes once, and is
-        there once in the memory of a rank.
+        """Give every rank the hosts of all ranks, which rank 0 has. Each name is sent, and held in
+        memory, once.
         """
         indices = {name: index for index, name in enumerate(dict.fromkeys(hosts))}
         names, of_ranks = self.decide([[*indices], [indices[host] for host in hosts]])
         self.hosts = [names[index] for index in of_ranks]
 
     def agree(self, refusal: TorchcollError | None, fact: Any = None) -> list[Any]:
-        """Every rank's fact on rank 0, an empty list elsewhere; or the error of the first rank that
-        has one, raised on all.
+        """Every rank's fact on rank 0, an empty list elsewhere. If some rank has a refusal, all
+        ranks raise that of the first.
         """
         answers = self.gather([refusal and [str(refusal), int(refusal.exit_code)], fact])
         refused = next(((rank, *text) for rank, (text, _) in enumerate(answers) if text), None)
@@ -285,8 +239,8 @@ class Control:
         return [fact for _, fact in answers]
 
     def failed(self, failure: str) -> tuple[str, str] | None:
-        """(the ranks that failed, what the first of them says), None where none did. ``failure``:
-        what this rank says, '' where it did not fail.
+        """(names of the ranks that failed, error of the first of them) on every rank; None if none
+        did. failure: the error of this rank, '' if it did not fail.
         """
         failures = self.gather(failure)
         ranks = [rank for rank, text in enumerate(failures) if text]
@@ -294,7 +248,7 @@ class Control:
         return (failed[0], failed[1]) if failed else None
 
     def align(self) -> None:
-        """No rank leaves before every rank has come. Skew at leaving: about one store round."""
+        """Wait until every rank has come. Ranks return within about one round trip of the store."""
         self.gather(None)
         self.decide()
 
@@ -303,11 +257,11 @@ class Control:
 
         Rank 0 leaves a decision 80 to 120 us before the ranks that read it, so the ranks agree on a
         time in the near future and wait for it. That needs one clock: the monotonic clock of a
-        host. Rank 0 asks each rank for its time between two looks at its own, and clocks whose
-        answers do not lie between the two looks are not the same clock.
+        host. Rank 0 reads its own clock before and after it asks the others for theirs: a time that
+        is not in between is of another clock.
 
-        now: the monotonic clock in ns. Returns the time of the start, or None where the ranks do
-        not share a clock: rank 0 then leaves one trip of the store before the others.
+        now: the monotonic clock in ns. Returns the time of the start, or None if the ranks do not
+        share a clock: then rank 0 returns one round trip of the store before the others.
         """
         if self.ranks == 1:
             return None
@@ -324,15 +278,16 @@ class Control:
         start_ns = self.decide(start_ns)
         if start_ns is None:
             return None
-        # Ranks that share a core need it to read the decision: only the end is spent waiting awake.
+        # Ranks that share a core need it to read the decision: so only the end is a busy wait.
         time.sleep(max(0, start_ns - now() - _AWAKE_NS) / 1e9)
         while now() < start_ns:
             pass
         return start_ns
 
     def leave(self, all_came: Callable[[], None] = lambda: None) -> None:
-        """Align, and let rank 0, which may serve the store, leave last. ``all_came``: called when
-        no rank has anything left to do but to leave.
+        """Align, and let rank 0, which may serve the store, leave last.
+
+        all_came: called once all that is left to do is to leave, on all ranks.
         """
         self.align()
         all_came()
@@ -354,8 +309,8 @@ class Control:
             raise NoWordError(f"no word from {self._missing(keys)} within {limit_s:g} s") from None
 
     def _look(self, keys: list[str], limit_s: float) -> None:
-        """Tell who has come, whenever another has, until all have. Of many ranks a look takes
-        long: the pause grows with it.
+        """Call ``came`` whenever another rank has come, until all have. With many ranks a look
+        takes long, so the pause between looks grows with it.
         """
         assert self.came is not None
         start, values, reported = time.monotonic(), dict[str, Any](), -1
@@ -378,7 +333,7 @@ class Control:
         return self.names([_rank_of(key) for key in keys if key not in arrived]) or "the store"
 
     def lacking(self, store: Any) -> list[int]:
-        """On rank 0 the ranks whose word it waits for, or waited for in vain; asks ``store``."""
+        """On rank 0 the ranks for whose value it waits, or waited in vain. ``store`` is asked."""
         if self.rank:
             return []
         arrived = {*present_keys(store, self._awaited)}
@@ -389,7 +344,7 @@ class Control:
         return f"rank {rank} ({self.hosts[rank]})" if rank < len(self.hosts) else f"rank {rank}"
 
     def names(self, ranks: Sequence[int]) -> str:
-        """Of so many ranks as a line holds, and how many more there are."""
+        """The names of the first ranks, and how many more there are."""
         more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
         return ", ".join(map(self.name, ranks[:_NAMED])) + more
 
@@ -399,9 +354,7 @@ class NoWordError(HangError):
 
 
 class DamagedError(HangError):
-    """A value in the store that no rank of this run has written: neither who should have nor who
-    reads it is at fault.
-    """
+    """A value in the store that no rank of this run has written, so that no rank is at fault."""
 
     def __init__(self, key: str, text: bytes) -> None:
         super().__init__(
@@ -413,8 +366,8 @@ class DamagedError(HangError):
 
 
 def written(key: str, value: Any) -> str:
-    """What stands in the store for ``value``: with its key, by which ``read`` knows it. A long one
-    is packed: what rank 0 decides goes to every rank.
+    """The text for ``value`` in the store. It contains the key, so that ``read`` recognises it. A
+    long value is compressed, because a decision of rank 0 is sent to every rank.
     """
     text = json.dumps([key, value])
     if len(text) < _LONG:
@@ -424,7 +377,7 @@ def written(key: str, value: Any) -> str:
 
 
 def read(key: str, text: bytes) -> Any:
-    """The value that ``written`` has made. Raises DamagedError."""
+    """The value of a text of ``written``. Raises DamagedError for any other text."""
     try:
         name, value, *packed = json.loads(text)
         if name == key:
@@ -435,13 +388,13 @@ def read(key: str, text: bytes) -> Any:
 
 
 def _rank_of(key: str) -> int:
-    """Whose value the key of a gather or a share is for."""
+    """The rank that writes this key of a gather or a share."""
     return int(key.partition("/")[2])
 
 
 def present_keys(store: Any, keys: list[str]) -> list[str]:
-    """Those of ``keys`` that the store has, in order. The store says only whether it has all that
-    it is asked for: of n keys of which m are missing it takes some m log2 n questions.
+    """The keys that the store has, in order. The store only says whether it has all keys of a
+    list, so n keys of which m are missing take some m log2 n questions.
     """
     if not keys or store.check(keys):
         return keys
@@ -458,8 +411,8 @@ def _get_all(store: Any, keys: list[str]) -> list[bytes]:
 
 
 def alarm(store: Any, rank: int, status: dict[str, Any]) -> int:
-    """Say how this rank is and what it met, and wake the watchdogs of the others. Returns the rank
-    that was the first to.
+    """Write the status of this rank, and wake the watchdogs of the others. Returns the rank that
+    raised the alarm first.
     """
     store.set(f"alive/{rank}", written(f"alive/{rank}", status))
     # The first stays: the others may be its consequence.
@@ -476,13 +429,14 @@ def survey(
     grace_s: float = GRACE_S,
     hurries: Callable[[], bool] = lambda: False,
 ) -> list[dict[str, Any] | None]:
-    """Who is alive, asked once trouble is suspected: each rank's word, None for no answer, {} for a
-    rank that this one does not ask (``asked_by``).
+    """The status of each rank, asked once something is wrong: None for a rank that did not answer,
+    {} for one that is not asked (``asked_by``).
 
-    Called by the watchdog of every rank with its own client of the store. Where a rank of this host
-    is gone without a word that is the news, and nobody else is waited for but a moment ({} for
-    them): the launcher, which sees it too, ends this process soon. ``hurries``: whether it has
-    begun to. A rank that ended the other says so meanwhile.
+    The watchdog of every rank calls it with its own client of the store. If a rank of this host
+    has ended without a status, this rank soon stops waiting for the others ({} for them), because
+    the launcher is about to end it too. A rank that made the other one end reports meanwhile.
+
+    hurries: whether the launcher has begun to end this rank.
     """
     first = alarm(store, rank, status)
     asked = asked_by(rank, ranks, [*pids, first])
@@ -491,12 +445,12 @@ def survey(
     ]
     deadline, one_gone, hurried = time.monotonic() + grace_s, False, False
     while True:
-        gone = dead_ranks(pids)  # before the look: who is gone said all it had to say
+        gone = dead_ranks(pids)  # before the look: a rank that is gone has written all it could
         keys = [f"alive/{other}" for other, answer in enumerate(answers) if answer is None]
         arrived = present_keys(store, keys)
         for key, text in zip(arrived, _get_all(store, arrived), strict=True):
             answers[_rank_of(key)] = _answer(key, text)
-        # One that counts more ranks than others would wait for some that nobody started.
+        # A rank that counts more ranks than others do would wait for some that were not started.
         there = min(
             [ranks, *(answer["ranks"] for answer in answers if answer and "ranks" in answer)]
         )
@@ -514,7 +468,7 @@ def survey(
 
 
 def asked_by(rank: int, ranks: int, others: Sequence[int]) -> set[int]:
-    """The ranks whose word ``rank`` asks for; others: of its host, and that raised the alarm."""
+    """The ranks that ``rank`` asks. others: ranks of its host, and the one with the alarm."""
     if ranks <= ALL_ASK or rank < ASKERS:
         return {*range(ranks)}
     return {*range(ASKERS), *others} & {*range(ranks)}
@@ -529,8 +483,8 @@ def _answer(key: str, text: bytes) -> dict[str, Any]:
 
 
 def claim_report(store: Any, rank: int, story: str) -> bool:
-    """Whether no other rank has told this: on a busy machine one may wait in vain for the words of
-    those that hear of its trouble later, tell it and leave. Who has another story tells that too.
+    """Whether no other rank has reported this story. On a busy machine a rank may wait in vain for
+    ranks that hear of its trouble later, and report and leave. Another story is reported too.
     """
     text = store.compare_set("told", "", written("told", [rank, story]))
     try:
@@ -547,8 +501,8 @@ def record_leaving(store: Any, rank: int) -> None:
 
 
 def grace_s(late_s: float) -> float:
-    """How long to wait for the others where threads of this host wake up so much late: those that
-    live are not to be taken for lost because the machine is full.
+    """How long to wait for the status of other ranks if threads of this host wake up so late: on a
+    full host a rank that lives must not be taken for lost.
     """
     return min(GRACE_S + _WAKINGS * late_s, _LONGEST_GRACE_S)
 
@@ -556,7 +510,7 @@ def grace_s(late_s: float) -> float:
 def wait_for_peers(
     store: Any, peers: Sequence[int], pids: Mapping[int, int], grace_s: float
 ) -> None:
-    """Waits until these ranks have left, or have ended on this host: rank 0 may serve the store."""
+    """Wait until these ranks have left, or have ended on this host: rank 0 may serve the store."""
     deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline:
         leaving = [f"left/{rank}" for rank in {*peers} - {0, *dead_ranks(pids)}]
@@ -566,9 +520,10 @@ def wait_for_peers(
 
 
 def dead_ranks(pids: Mapping[int, int]) -> list[int]:
-    """Which of these ranks, all on this host, have ended. A zombie counts as ended, and so does a
-    process that is ending or that SIGKILL has been sent to: one that was killed may stay in the
-    driver of its GPU for seconds. pids: by rank.
+    """The ranks that have ended, of these on this host. pids: rank -> process.
+
+    A zombie has ended, and so has a process that is ending or that was sent SIGKILL: it may stay in
+    the driver of its GPU for seconds.
     """
     return [rank for rank, pid in pids.items() if not _lives(pid)]
 

@@ -1,8 +1,8 @@
-"""Who is to blame, from what all ranks said when nothing moved any more: a pure function of that.
+"""Which rank made a run fail: a pure function of the status that each rank reported.
 
-A rank is named for a difference that can be told: it is in code that waits for nobody, it has made
-another number of calls than its place asks for, it owes the word that rank 0 waits for, its thread
-spins or sleeps where those of the others wait, it is behind. Else nobody is.
+A rank is named if it differs from the others: it is in code that waits for no rank, it has made
+another number of calls than its place requires, rank 0 waits for its value, its thread spins or
+sleeps where the others wait, or it is behind. Otherwise no rank is named.
 """
 
 from __future__ import annotations
@@ -13,18 +13,25 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from torchcoll.bench.stack_sampler import BUSY, CODE, COLLECTIVE, EXCHANGE
-
 # What libraries say of a connection that another rank has closed.
 _BY_OTHERS = ("by peer", "broken pipe")
 ECHO = "another rank reports trouble"
 
-# The status that a rank reports; a field that is not known is absent. steps: how many steps it has
-# done; doing: a description of the current one. place, text, how, s: see StackSampler.stated. part,
-# calls: the sub-group, and the calls that torch has counted in it. lacks: ranks whose answer rank 0
-# waits for. last: see last_calls. ranks: how many there are. still_s: how long its process stood
-# still. cause, signal, hang, damaged: what went wrong, by kind. waited: the hang is an exchange
-# that waited in vain for the answer of a rank. code: the exit code if a user made a mistake.
+# Where a thread is. In user code and in torchcoll's (busy) it waits for no other rank; in the
+# collective and in the control exchange it does.
+CODE, BUSY, COLLECTIVE, EXCHANGE = "code", "busy", "collective", "exchange"
+
+# The status that a rank reports. A field that is not known is absent.
+#   steps, doing: how many steps it has done, and the description of the present one
+#   place, text, how, s: where its thread stalls, the description, sleeps/spins/waits, seconds
+#   part, calls: its sub-group, and the calls that torch has counted in it
+#   lacks: ranks whose value rank 0 waits for
+#   last: the buffers of its last calls (watchdog.last_calls)
+#   ranks: how many there are
+#   still_s: how long its process stood still
+#   cause, signal, hang, damaged: what went wrong, by kind
+#   waited: the hang is an exchange that waited in vain for the value of a rank
+#   code: the exit code of a user's mistake
 Status = dict[str, Any]
 Names = Callable[[Sequence[int]], str]
 
@@ -55,11 +62,12 @@ class Why(Enum):
 class Witness:
     """What the rank that asks knows itself.
 
-    symptom: what it met, None where it has only heard the alarm. kind: of the event, if nothing
-    that others say makes it another. still: whether this rank stood still. here, gone: the ranks of
-    this host, as far as they are known, and those of them whose process has ended. first: the rank
-    that raised the alarm before all others. waited: the symptom is that an exchange waited in vain
-    for the word of a rank.
+    symptom: what it met; None if it has only heard the alarm.
+    kind: of the event, unless the statuses of other ranks make it another one.
+    still: this rank stood still.
+    here, gone: the known ranks of this host, and those of them whose process has ended.
+    first: the rank that raised the alarm before all others.
+    waited: the symptom is that an exchange waited in vain for the value of a rank.
     """
 
     rank: int
@@ -75,9 +83,13 @@ class Witness:
 
 @dataclass(frozen=True)
 class Culprit:
-    """Why a run ends. kind: of the event in the result file; code: an exit code other than that
-    of a hang; clause: who did what, where the reason has no other field; lost: ranks that did not
-    answer; alone: the one that hears of nobody, which may be cut off itself.
+    """Why a run ends.
+
+    kind: of the event in the result file.
+    clause: which ranks did what, for reasons that have no other field.
+    lost: ranks that did not answer.
+    alone: a rank that hears of no other rank, so that it may be cut off itself.
+    code: an exit code other than that of a hang.
     """
 
     why: Why
@@ -89,7 +101,7 @@ class Culprit:
     code: int | None = None
 
     def story(self, names: Names) -> str:
-        """What happened, without the step in which a rank was when it heard of it."""
+        """What happened, without the step in which this rank was: equal on all ranks."""
         if self.why in (Why.BUFFERS, Why.PAUSE):
             return self.clause
         if self.why is Why.LOST:
@@ -100,8 +112,9 @@ class Culprit:
         return self.symptom or ECHO
 
     def text(self, doing: str, names: Names, seen: str = "") -> str:
-        """The message of a rank that was in ``doing``; seen: what the processes of lost ranks do,
-        each clause with its ``; ``.
+        """The message of a rank that was in step ``doing``.
+
+        seen: what the processes of lost ranks do; each clause ends with ``; ``.
         """
         if self.why in (Why.DAMAGED, Why.MISTAKE):
             return self.story(names)
@@ -120,12 +133,13 @@ class Culprit:
 
 
 def find(witness: Witness, statuses: Sequence[Status | None], names: Names) -> Culprit:
-    """The reason that explains most; ``words`` of all ranks, in order: None for one that did not
-    answer, {} for one that was not asked.
+    """The reason that explains most.
+
+    statuses: of each rank; None for a rank that did not answer, {} for one that was not asked.
     """
     symptom, kind, waited = witness.symptom, witness.kind, witness.waited
     hangs = [status for status in statuses if status and status.get("hang")]
-    # Another rank's patience ended first, maybe with this one, whose errors come of it.
+    # Another rank waited too long first, maybe for this one, whose errors are a consequence.
     if hangs and (symptom is None or witness.still):
         symptom, kind, waited = hangs[0]["hang"], "hang", bool(hangs[0].get("waited"))
     damaged = next(
@@ -176,23 +190,25 @@ def find(witness: Witness, statuses: Sequence[Status | None], names: Names) -> C
 
 
 def pause(clause: str, symptom: str | None) -> Culprit:
-    """Of a rank that stood still itself, where the others cannot be asked."""
+    """For a rank that stood still itself and cannot ask the others."""
     return Culprit(Why.PAUSE, "hang", symptom, clause)
 
 
 def odd_one(statuses: Sequence[Status], names: Names) -> str:
-    """One clause; ``words`` of all ranks, in order."""
-    clause = (
-        _not_waiting(statuses, names) or _out_of_step(statuses, names) or _owing(statuses, names)
-    )
-    clause = clause or _other_call(statuses, names)
+    """A clause that names the rank that differs most from the others, if one does."""
     return (
-        clause or _unlike(statuses, names) or _behind(statuses, names) or _nobody(statuses, names)
+        _not_waiting(statuses, names)
+        or _out_of_step(statuses, names)
+        or _owing(statuses, names)
+        or _other_call(statuses, names)
+        or _unlike(statuses, names)
+        or _behind(statuses, names)
+        or _nobody(statuses, names)
     )
 
 
 def other_world(statuses: Sequence[Status | None], names: Names) -> str:
-    """Ranks that were told of another number of ranks; None and {} for those that say nothing."""
+    """Ranks that were started with another number of ranks; None and {} for unknown statuses."""
     ranks_told = [rank for rank, status in enumerate(statuses) if status and status.get("ranks")]
     counts = _grouped(ranks_told, lambda rank: str((statuses[rank] or {})["ranks"]))
     counts.sort(key=lambda count: len(count[1]))
@@ -205,18 +221,19 @@ def other_world(statuses: Sequence[Status | None], names: Names) -> str:
 
 
 def stood_still(statuses: Sequence[Status | None], names: Names) -> str:
-    """Ranks whose clock has jumped: they were away themselves, whatever they see of the others."""
+    """Ranks whose clock has jumped: they stood still themselves, whatever they see of others."""
     ranks = [rank for rank, status in enumerate(statuses) if status and status.get("still_s")]
     seconds = [(statuses[rank] or {})["still_s"] for rank in ranks]
     return f"{names(ranks)} stood still for {max(seconds)} s" if ranks else ""
 
 
 def other_buffers(statuses: Sequence[Status | None], names: Names) -> str:
-    """Ranks that gave their last call another buffer than the calls before, within one case, where
-    not all that are there did.
+    """Ranks that gave their last call another buffer than the calls before, within one case; ''
+    if all ranks did.
 
-    Compared with its own past, not with the others: roots give what others do not. What it sends is
-    too much for who receives it, and gloo ends the receiver: that that one is lost is no news.
+    A rank is compared with its own past and not with other ranks, because a root's buffers differ.
+    A larger buffer is too much for its receiver, which gloo ends: that this rank is lost too is no
+    news.
     """
     last_buffers = {
         rank: last for rank, status in enumerate(statuses) if (last := (status or {}).get("last"))
@@ -237,7 +254,7 @@ def other_buffers(statuses: Sequence[Status | None], names: Names) -> str:
 
 
 def _not_waiting(statuses: Sequence[Status], names: Names) -> str:
-    """Ranks in code of their own while others wait: somebody else's code before torchcoll's."""
+    """Ranks that wait for no rank while others wait. User code is named before torchcoll's."""
     for kind in (CODE, BUSY):
         odd = [rank for rank, status in enumerate(statuses) if status.get("place") == kind]
         waiting = [
@@ -281,8 +298,10 @@ def _grouped(ranks: Iterable[int], key: Callable[[int], str]) -> list[tuple[str,
 
 
 def _out_of_step(statuses: Sequence[Status], names: Names) -> str:
-    """Who is further must have made more calls of the library, as torch counts them. Where that is
-    not so one has left a call out, or made one too many: the fewer who contradict the more.
+    """Ranks that left out a call of the library, or made one too many.
+
+    A rank that is further must have made more calls, as torch counts them. If ranks contradict
+    that, the smaller group is named.
     """
     kinds: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
     for rank, status in enumerate(statuses):
@@ -311,7 +330,7 @@ def _out_of_step(statuses: Sequence[Status], names: Names) -> str:
 
 
 def _owing(statuses: Sequence[Status], names: Names) -> str:
-    """Rank 0 waits for the words of some, which wait for rank 0 as if they had given theirs."""
+    """Ranks whose value rank 0 waits for, but which wait for rank 0 as if they had sent it."""
     lacks = statuses[0].get("lacks") or []
     owing = [rank for rank in lacks if statuses[rank].get("place") == EXCHANGE]
     if not owing or len(owing) == len(statuses) - 1:
@@ -320,7 +339,7 @@ def _owing(statuses: Sequence[Status], names: Names) -> str:
 
 
 def _other_call(statuses: Sequence[Status], names: Names) -> str:
-    """Equally far, and in different calls of the library: the fewer are named, of two both."""
+    """Ranks that are equally far, but in different calls of the library; the fewest first."""
     if len({(status["steps"], status.get("part"), status.get("place")) for status in statuses}) > 1:
         return ""
     if statuses[0].get("place") != COLLECTIVE:
@@ -333,7 +352,7 @@ def _other_call(statuses: Sequence[Status], names: Names) -> str:
 
 
 def _unlike(statuses: Sequence[Status], names: Names) -> str:
-    """Threads that sleep or spin in a place where most of those of the others wait."""
+    """Ranks whose threads sleep or spin while most others wait."""
     calm = [rank for rank, status in enumerate(statuses) if status.get("how") == "waits"]
     odd = [rank for rank, status in enumerate(statuses) if status.get("how") in ("sleeps", "spins")]
     if not odd or len(odd) > len(calm):

@@ -1,7 +1,7 @@
-"""--library-log: the communication library's own log beside the result file, and what it chose.
+"""--library-log: the log of the communication library in a folder of its own, and what it chose.
 
-NCCL reads NCCL_DEBUG once a process, and oneCCL its level, so the log cannot be on for some calls
-and off while others are timed: the lines are written inside the stamps, and an event says so. Logs
+NCCL reads NCCL_DEBUG once a process, and oneCCL its level. So the log cannot be on for some calls
+and off for those that are timed: lines are written between the stamps, and an event says so. Logs
 are read between cases, so that a choice belongs to the case whose calls were made meanwhile.
 """
 
@@ -48,18 +48,22 @@ _NOTHING_CHOSEN = (
 
 
 class LibraryLog:
-    """One rank's part."""
+    """The logs of this rank's libraries."""
 
     def __init__(self) -> None:
         self._libraries: dict[str, str] = {}  # backend -> nccl or oneccl
-        self._kept: list[str] = []  # what the user had set, and is kept
+        self._kept: list[str] = []  # variables that the user had set
         self._logs: dict[str, _Tail] = {}
         self._estimates = True
-        self._stdout: int | None = None  # where descriptor 1 was before oneCCL's went to a file
+        self._stdout: int | None = None  # a copy of descriptor 1, which is oneCCL's file now
         self._recorder: Recorder | None = None  # rank 0's
 
     def ask_for(self, entries: Sequence[BackendEntry]) -> None:
-        """Set the variables, before the library's first call. Raises what stands against it."""
+        """Set the variables, before the library's first call.
+
+        Raises UnavailableError if no library of these backends writes a log, and UsageError if the
+        user has set the variables to other values.
+        """
         families = {entry.name: entry.family for entry in entries}
         self._libraries = {name: library for name, library in families.items() if library}
         if not self._libraries:
@@ -76,14 +80,14 @@ class LibraryLog:
             for name, value in _VARIABLES[library].items():
                 recorded = os.environ.get(name)
                 if recorded is not None:
-                    _check_own(name, recorded)
+                    _check_set(name, recorded)
                     self._kept.append(f"{name}={recorded}")
                 os.environ.setdefault(name, value)
             if os.environ.get(_FILES[library]):
                 raise _refusal(_FILES[library], os.environ[_FILES[library]], "it unset")
 
     def start(self, local: Rank, recorder: Recorder | None) -> None:
-        """After the header: agree on the folder and send the log there. Collective."""
+        """Agree on the folder of the logs, and write them there. Collective, after the header."""
         from torchcoll.core.opening import check_folder
 
         self._recorder = recorder
@@ -124,9 +128,9 @@ class LibraryLog:
         os.close(log)
 
     def join(self, sweep: Sweep, case: Case, results: Sequence[CaseResult]) -> None:
-        """Give the results of a case what the library chose meanwhile. Collective.
+        """Add to the results of a case what the library chose meanwhile. Collective.
 
-        Rank 0 of a communicator has NCCL's lines; oneCCL's are on all ranks alike.
+        NCCL writes on rank 0 of a communicator, oneCCL on all ranks.
         """
         library = self._libraries.get(case.backend)
         if library is None:
@@ -143,11 +147,11 @@ class LibraryLog:
     def expected_ns(
         self, local: Rank, call: Callable[[], object], communicator: Communicator
     ) -> int | None:
-        """What NCCL's own model expects of this call: torch's private ``_time_estimator`` (2.8),
-        which runs nothing (ncclGroupSimulateEnd, NCCL 2.22). None where there is none.
+        """The time that NCCL's own model expects of this call; None without an estimate.
 
-        On all ranks alike: it needs the communicator, and what one lacks all lack. After the calls
-        are timed and checked, so that a failure costs this figure alone.
+        It is from torch's private ``_time_estimator`` (2.8), which runs nothing
+        (ncclGroupSimulateEnd, NCCL 2.22). All ranks or none have it. Called after the calls have
+        been timed and checked, so that a failure costs this figure alone.
         """
         estimator = getattr(local.dist.distributed_c10d, "_time_estimator", None)
         is_nccl = self._libraries.get(communicator.backend.name) == NCCL
@@ -160,7 +164,7 @@ class LibraryLog:
         except NotImplementedError:  # a library without it
             self._estimates = False
             return None
-        except Exception as error:  # private: another torch may have another one
+        except Exception as error:  # a private function: another torch may have another one
             self._estimates = False
             if self._recorder:
                 text = f"NCCL's estimate is not to be had here ({brief(error)})"
@@ -168,7 +172,7 @@ class LibraryLog:
             return None
 
     def keep_timings(self, session: Session) -> None:
-        """NCCL's 'Init timings' of the run's first communicator as phases. Collective."""
+        """Record NCCL's 'Init timings' of the run's first communicator as phases. Collective."""
         if NCCL not in self._libraries.values():
             return
         local = session.local
@@ -185,7 +189,7 @@ class LibraryLog:
         session.on_rank_0(keep)
 
     def close(self) -> None:
-        """Give descriptor 1 back."""
+        """Close the logs and restore descriptor 1."""
         for log in self._logs.values():
             log.close()
         if self._stdout is not None:
@@ -196,7 +200,7 @@ class LibraryLog:
 
 
 class _Tail:
-    """A log that grows; it may not be there yet."""
+    """A log that grows, and may not exist yet."""
 
     def __init__(self, path: str, library: str) -> None:
         self.path, self.library = path, library
@@ -204,7 +208,7 @@ class _Tail:
         self._rest = b""
 
     def calls(self) -> Iterable[LoggedCall]:
-        """The calls in the lines that are new, each once."""
+        """The calls in the new lines, each once."""
         flush_c()
         with contextlib.suppress(FileNotFoundError):
             self._file = self._file or open(self.path, "rb")  # noqa: SIM115
@@ -217,7 +221,7 @@ class _Tail:
         return dict.fromkeys(call for process in reader.processes for call in process.calls)
 
     def timings(self, ranks: int) -> dict[str, float]:
-        """Seconds by part of 'Init timings' of the first communicator of all ranks; {}: none."""
+        """Seconds of each part of 'Init timings' of the first communicator of all ranks, or {}."""
         reader = self._reader()
         with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as lines:
             reader.read(lines)
@@ -235,7 +239,7 @@ class _Tail:
 
 
 def _known(library: str) -> tuple[Any, Any]:
-    """Its Reader, and its choices_of."""
+    """(Reader, choices_of) of the library."""
     if library == ONECCL:
         from torchcoll.libraries.oneccl import log as oneccl
 
@@ -246,8 +250,8 @@ def _known(library: str) -> tuple[Any, Any]:
     return NcclLogReader, choices_of
 
 
-def _check_own(name: str, value: str) -> None:
-    """What the user has set stays, where the log still says what is needed."""
+def _check_set(name: str, value: str) -> None:
+    """Raise UsageError if the log would lack what is needed with the user's value."""
     levels = {level.strip().upper() for level in value.split(",")}
     if name == "NCCL_DEBUG" and levels.isdisjoint({"INFO", "TRACE"}):
         raise _refusal(name, value, "it unset, INFO or TRACE")
@@ -263,6 +267,6 @@ def _refusal(name: str, value: str, expected: str) -> UsageError:
 
 
 def flush_c() -> None:
-    """What C's stdio still holds: it keeps more where descriptor 1 is a file."""
+    """Write what C's stdio still holds; it buffers more if descriptor 1 is a file."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).fflush(None)

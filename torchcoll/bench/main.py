@@ -15,16 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.options import Options, parse
 from torchcoll.bench.watchdog import no_progress, print_error
+from torchcoll.core import errors
 from torchcoll.core.case import fingerprint
-from torchcoll.core.errors import (
-    ExitCode,
-    HangError,
-    TorchcollError,
-    UnavailableError,
-    print_traceback,
-    printable,
-    tell,
-)
+from torchcoll.core.errors import ExitCode, TorchcollError
 from torchcoll.core.units import parse_duration
 from torchcoll.machine.launcher import ContradictionOnAllRanks, Launch, detect, likely_rank
 
@@ -33,9 +26,8 @@ if TYPE_CHECKING:
     from torchcoll.bench.session import Session
 
 
-# torchrun ends rank 0 within 0.1 s when another rank has failed: rank 0 is to have its say first.
+# torchrun ends rank 0 within 0.1 s when another rank has failed: rank 0 must report first.
 _AFTER_RANK_0_S = 0.5
-
 
 Action = Callable[[Launch, list[str]], int]
 
@@ -46,10 +38,9 @@ def main(
     *,
     action: Action | None = None,
 ) -> None:
-    """Measure and exit with the designed code; ``collective`` None is the suite.
+    """Measure and exit with the exit code of the run. collective: None for the suite.
 
-    action: what is done with the run and the words of the command line in place of the cases of
-    a collective.
+    action: called with the launch and the arguments, in place of measuring a collective.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
 
@@ -61,13 +52,13 @@ def main(
     sys.exit(on_ranks(act))
 
 
-def own_stdout() -> None:
-    """Python's stdout becomes a descriptor of its own, and descriptor 1 another name of stderr.
+def separate_stdout() -> None:
+    """Give Python's stdout a descriptor of its own, and make descriptor 1 a copy of stderr.
 
-    oneCCL logs on stdout, from C++ and on every rank, gloo of older torch too: in the middle of the
-    table, or of a JSON document. Kept in a file until the table has ended, such lines would be lost
-    where the rank is killed, which is when they are wanted. Nothing happens where one of the
-    descriptors is closed or is no file (a test that captures it).
+    oneCCL logs on stdout, from C++ and on every rank, and so does gloo of older torch: in the
+    middle of the table, or of a JSON document. If such lines were kept in a file until the table
+    has ended, they would be lost when the rank is killed, which is when they are needed. Nothing
+    happens if a descriptor is closed or is no file (a test that captures it).
     """
     with contextlib.suppress(AttributeError, OSError, io.UnsupportedOperation):
         old = sys.stdout
@@ -88,23 +79,23 @@ def own_stdout() -> None:
 
 def on_ranks(action: Callable[[Launch], int]) -> int:
     """The exit code of ``action``, or of its error, which rank 0 alone prints."""
-    own_stdout()
+    separate_stdout()
     rank = likely_rank()
-    # Where a launcher's variables make no sense on some ranks, rank 0 may not be one of them: each
-    # speaks for itself.
-    alone = True
+    # If a launcher's variables make no sense on some ranks, rank 0 may not be one of them: so each
+    # rank prints its own error.
+    speaks = True
     try:
         launch = detect()
-        rank, alone = launch.rank, launch.rank == 0
+        rank, speaks = launch.rank, launch.rank == 0
         code = action(launch)
     except TorchcollError as error:
         if isinstance(error, ContradictionOnAllRanks):
-            alone = rank == 0
-        # A HangError that comes to here is of a rank that rank 0 cannot hear.
-        print_error(error.line(), rank, speaks=alone or isinstance(error, HangError))
+            speaks = rank == 0
+        # A HangError that is raised to here is of a rank that cannot reach rank 0.
+        print_error(error.line(), rank, speaks=speaks or isinstance(error, errors.HangError))
         code = int(error.exit_code)
     except Exception:  # Python would print it with the secrets in its texts
-        print_traceback()
+        errors.print_traceback()
         code = int(ExitCode.FAILED)
     if sys.stdout:  # None where it was closed before the start
         sys.stdout.flush()
@@ -113,28 +104,25 @@ def on_ranks(action: Callable[[Launch], int]) -> int:
     return int(code)
 
 
-def _program(collective: str | None) -> str:
+def _run_cases(collective: str | None, launch: Launch, arguments: list[str]) -> int:
     from torchcoll.core.collectives import COLLECTIVES
 
-    return f"torchcoll.{COLLECTIVES[collective].module if collective else 'suite'}"
-
-
-def _run_cases(collective: str | None, launch: Launch, arguments: list[str]) -> int:
-    options = parse(arguments, collective, _program(collective))
+    module = COLLECTIVES[collective].module if collective else "suite"
+    options = parse(arguments, collective, f"torchcoll.{module}")
     if options.dry_run:
         from torchcoll.bench.plan import plan, plan_lines
 
         if launch.rank == 0:
             ranks = options.ranks or launch.ranks
             spec, notes = options.asked(ranks)
-            print("\n".join(map(printable, plan_lines(plan(spec, ranks)))))
+            print("\n".join(map(errors.printable, plan_lines(plan(spec, ranks)))))
             for note in notes:
-                tell(f"torchcoll: warning: {note}")
+                errors.tell(f"torchcoll: warning: {note}")
         return ExitCode.OK
     return measure(options, launch, arguments, _sweep_cases)
 
 
-# Measures all there is; the text of what makes the exit code 1, on all ranks alike.
+# Measures everything, and returns the text of what makes the exit code 1, on all ranks.
 Work = Callable[["Session", "Output | None"], "str | None"]
 
 
@@ -158,9 +146,7 @@ def _sweep_cases(session: Session, output: Output | None) -> str | None:
 
 
 def measure(options: Options, launch: Launch, arguments: list[str], work: Work) -> int:
-    """The exit code, equal on all ranks, of a run in which ``work`` measures; raises what ends
-    it before that.
-    """
+    """The exit code, equal on all ranks, of a run in which ``work`` measures."""
     on_progress = _terminal() if launch.rank == 0 and not options.quiet else no_progress
     on_progress("importing torch")
     start = time.perf_counter_ns()
@@ -196,7 +182,7 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
         library_log=options.library_log,
         require_idle=options.require_idle,
         recorder=output.recorder if output else None,
-        on_leaving=output.abandon if output else (lambda: None),
+        on_exit=output.abandon if output else (lambda: None),
         soak_s=None if options.soak is None else parse_duration(options.soak, "soak"),
         on_progress=on_progress,
     )
@@ -209,7 +195,7 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
                 failure = session.local.control.decide(output and output.unjudged())
                 code = ExitCode.USAGE
             session.finish(code if failure else ExitCode.OK, failure or "")
-            # Before this rank leaves with the others: once one has failed torchrun ends the rest.
+            # Before this rank leaves with the others: once one has failed torchrun ends them all.
             if output:
                 output.close()
                 if output.lost and not failure:  # at the very end
@@ -224,9 +210,7 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
 
 
 def _terminal() -> Callable[[str], None]:
-    """What writes a line on rank 0's terminal that the next one takes the place of: nobody is to
-    wonder whether anything happens. '' clears it.
-    """
+    """A function that replaces the last line on rank 0's terminal; '' clears it."""
     from torchcoll.report.destination import ProgressLine, is_terminal
 
     if not (sys.stderr and is_terminal(sys.stderr)):
@@ -236,12 +220,12 @@ def _terminal() -> Callable[[str], None]:
 
 
 def import_torch() -> Any:
-    # torch prints pages of C++ frames about a store that is gone; the message is ours to give.
+    # torch prints pages of C++ frames about a store that is gone; torchcoll prints one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         import torch
     except ImportError as error:
-        raise UnavailableError(
+        raise errors.UnavailableError(
             "torch", error, "torch 2.6 or newer in this Python", "pip install torch"
         ) from None
     return torch

@@ -1,15 +1,15 @@
-"""One case on one rank: buffers, cold calls, steady calls, verification, samples to rank 0."""
+"""One case on one rank: buffers, first call, cold calls, steady calls, verification, samples."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import math
-import operator
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcoll.bench.communicators import Communicator
@@ -29,17 +29,18 @@ if TYPE_CHECKING:
     from torchcoll.core.result import CaseResult, KeptBatches
 
 
-# Ranks that refuse a call do so at once; one that says nothing for so long after this rank was
-# refused is in trouble. Half of a --timeout below twice that: a rank that waits in the library, in
-# vain, is refused too when its group's patience ends, and that must not look as if all were refused
-# alike (as where rank 0 refuses a variable before it has told the others where to find it).
+# Ranks refuse a call at once. A rank that does not answer for so long after this rank was refused
+# is in trouble. Half of a shorter --timeout: a rank that waits in the library in vain is refused
+# too when its group's timeout ends, and that must not look as if all ranks were refused (rank 0 may
+# refuse a variable before it has told the others where to find it).
 REFUSAL_S = 10.0
 # Whatever interrupts the calls (a decision, samples to rank 0, a refill) leaves threads asleep and
 # caches cold: the next two calls are 4 to 15 % slow on an idle machine, up to ten on a loaded one
 # (tests/benchmarks/steady.py). The pause is what counts: a refill alone changes nothing, waiting
-# for 1 ms does. Long calls do not notice: they lead for no more than so long, and one always does.
+# for 1 ms does. Long calls do not notice: ramp-up calls take no more than so long, but one always
+# is made.
 LEAD_CALLS, LEAD_NS = 10, 10_000_000
-# Barriers that wake the ranks before a cold call, where lead calls would be cold calls themselves.
+# Barriers that wake the ranks before a cold call: ramp-up calls would be cold calls themselves.
 # Their number is odd: gloo's two threads take operations by turns, and a thread's first call of a
 # size is slow. Only after an odd number is a call on the thread of the call before it, as in a loop
 # of barrier and call.
@@ -54,8 +55,9 @@ _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "memory
 
 
 class Refusal(NamedTuple):
-    """What all ranks were told by their first call. unsupported: that it does not exist there; else
-    it has failed.
+    """Why the first call failed on all ranks.
+
+    unsupported: the library has no such call; otherwise the call itself failed.
     """
 
     text: str
@@ -63,13 +65,14 @@ class Refusal(NamedTuple):
 
 
 def first_call(local: Rank, what: str, call: Callable[[], object] | None) -> Refusal | None:
-    """The first call of its kind, in which a backend says what it cannot do. Collective; None: this
-    rank has none to make.
+    """Make the first call of its kind, in which a backend reports what it cannot do. Collective.
 
-    What all ranks were refused, None where none was: either way they go on together. Raises
-    TorchcollError with the names of those that were refused alone, and UsageError where the library
-    does not know the value of a variable. Where others do not come back from the call, the run
-    ends.
+    call: None if this rank has none to make.
+
+    Returns why every rank refused the call, or None. All ranks return the same. Raises
+    TorchcollError with the names of the ranks if only some were refused, and UsageError if the
+    library does not know the value of a variable. If other ranks do not return from the call, the
+    run ends.
     """
     refusal: Refusal | None = None
     try:
@@ -79,13 +82,13 @@ def first_call(local: Rank, what: str, call: Callable[[], object] | None) -> Ref
         refusal = Refusal(brief(error), _is_unsupported(error))
     control = local.control
     try:
-        refusal_text = None if call is None else refusal or ""
+        answer = None if call is None else refusal or ""
         limit_s = min(REFUSAL_S, control.timeout_s / 2) if refusal else None
-        answers = control.gather(refusal_text, limit_s)
+        answers = control.gather(answer, limit_s)
         refused = [rank for rank, text in enumerate(answers) if text]
-        # The first refusal, and who was refused where some were not; '' where all were.
-        alone = [rank for rank, text in enumerate(answers) if text == ""] and control.names(refused)
-        first = control.decide([answers[refused[0]], alone or ""] if refused else None, limit_s)
+        # If other ranks made the call, the ranks that were refused are named.
+        names = control.names(refused) if "" in answers else ""
+        first = control.decide([answers[refused[0]], names] if refused else None, limit_s)
     except HangError:
         if not refusal:
             raise
@@ -111,6 +114,18 @@ def _refused_value(text: str) -> UsageError | None:
     from torchcoll.libraries.oneccl.algorithms import refused_value
 
     return refused_value(text, os.environ)
+
+
+def _attempt(
+    local: Rank, action: Callable[[], object], *kinds: type[Exception]
+) -> tuple[str, str] | None:
+    """Do what may fail on some ranks with these kinds of errors; returns as Control.failed."""
+    failure = ""
+    try:
+        action()
+    except kinds as error:
+        failure = brief(error)
+    return local.control.failed(failure)
 
 
 def measure_case(sweep: Sweep, asked: SizedCase, not_run: NotRun | None) -> list[CaseResult]:
@@ -164,43 +179,36 @@ def _cannot_run(sweep: Sweep, case: Case) -> NotRun | None:
 
 @contextlib.contextmanager
 def _buffers(sweep: Sweep, sizing: SizedCase, group: Any) -> Iterator[Buffers | NotRun]:
-    """The buffers, or why not where some rank has none: then no rank goes on."""
-    local = sweep.local
-    torch, device = local.torch, local.device.name
-    buffers, failure = None, ""
-    place = sweep.part.index(local.rank)
-    group = group or sweep.communicators.whole(sizing.case.backend)
-    plain = sizing.case.buffers == "default" and sizing.case.by_backend
-    try:
+    """The buffers, or why not if some rank has none; then no rank goes on."""
+    local, case = sweep.local, sizing.case
+    torch, device, place = local.torch, local.device.name, sweep.part.index(local.rank)
+    group = group or sweep.communicators.whole(case.backend)
+    plain = case.buffers == "default" and case.by_backend
+    buffers: Buffers | None = None
+    if not plain:
+        from torchcoll.bench import buffers as other_buffers
+
+    def make() -> None:
+        nonlocal buffers
         if plain:
             buffers = allocate(torch, sizing, place, device)
-        elif not sizing.case.by_backend:
-            from torchcoll.bench.symmetric import allocate_mapped
-
-            buffers = allocate_mapped(torch, sizing, place, local.device)
+        elif not case.by_backend:
+            buffers = other_buffers.allocate_mapped(torch, sizing, place, local.device)
         else:
-            from torchcoll.bench.buffers import allocate_in_pool, register
-
-            buffers = allocate_in_pool(torch, sizing, place, device, group)
-        if sizing.case.buffer_reuse == "flush":
+            buffers = other_buffers.allocate_in_pool(torch, sizing, place, device, group)
+        if case.buffer_reuse == "flush":
             sweep.flush()  # has its memory from now on
-    except (RuntimeError, MemoryError) as error:
-        failure = brief(error)
-    lacking = local.control.failed(failure)
-    if not sizing.case.by_backend and buffers is not None and not lacking:
-        from torchcoll.bench.symmetric import map_together
 
-        try:
-            map_together(sizing.case, buffers, group)
-        except RuntimeError as error:
-            failure = brief(error)
-        lacking = local.control.failed(failure)
-    elif buffers is not None and buffers.pool is not None and not lacking:
-        try:
-            register(torch, buffers, sizing.case.buffers, device, group)
-        except RuntimeError as error:
-            failure = brief(error)
-        lacking = local.control.failed(failure)
+    def connect() -> None:
+        assert buffers is not None
+        if not case.by_backend:
+            other_buffers.map_together(case, buffers, group)
+        else:
+            other_buffers.register(torch, buffers, case.buffers, device, group)
+
+    lacking = _attempt(local, make, RuntimeError, MemoryError)
+    if not plain and not lacking:
+        lacking = _attempt(local, connect, RuntimeError)
     if lacking:
         names, text = lacking
         memory = plain or _is_memory(text)
@@ -210,133 +218,162 @@ def _buffers(sweep: Sweep, sizing: SizedCase, group: Any) -> Iterator[Buffers | 
         assert buffers is not None
         yield buffers
     if buffers is not None and buffers.pool is not None:
-        from torchcoll.bench.buffers import deregister
-
-        deregister(torch, buffers, device, group)
+        other_buffers.deregister(torch, buffers, device, group)
 
 
-class _Measurement:
+class _Calls:
+    """What a case calls on this rank, and what goes before its calls.
+
+    once: the call. timed: that, or the replay of its captured graph; verification checks it too.
+    refill: fills the buffers before a batch. barrier: over all ranks. flush: overwrites caches.
+    align: goes before each call that is timed alone.
+    rotation, cycle: the same as ``once`` if each call has other buffers or other blocks.
+    """
+
     def __init__(
         self, sweep: Sweep, sizing: SizedCase, buffers: Buffers, communicator: Communicator
     ) -> None:
-        self.sweep = sweep
-        self.local = local = sweep.local
-        self.sizing = sizing
-        self.buffers = buffers
-        self.spec = sweep.spec
-        self.device = local.device
-        self.communicator = communicator
-        self.place = sweep.part.index(local.rank)
-        case = sizing.case
-        beat = local.progress.beat
-        self.rotation: Rotation | None = None
-        self.checker = Checker(local.torch, sizing, self.place, buffers, beat)
+        local, case = sweep.local, sizing.case
+        place, beat = sweep.part.index(local.rank), local.progress.beat
+        self.checker = Checker(local.torch, sizing, place, buffers, beat)
         self.refill = self.checker.refill
+        self.rotation: Rotation | None = None
+        self.cycle: Cycle | None = None
 
-        def made(sizing: SizedCase = sizing) -> Call:
-            call = prepared(local, sizing, self.place, buffers, communicator.group)
-            if case.asynchronous or case.coalesce > 1:
-                from torchcoll.bench.calls import called
+        def make(sizing: SizedCase = sizing) -> Call:
+            call = prepare_call(local, sizing, place, buffers, communicator.group)
+            if not (case.asynchronous or case.coalesce > 1):
+                return call
+            from torchcoll.bench.calls import asynchronous_call, coalesced_call
 
-                return called(local, case, call, communicator)
-            return call
+            if case.asynchronous:
+                return asynchronous_call(case, call)
+            return coalesced_call(local, case, call, communicator)
 
         if sizing.slots > 1:
-            from torchcoll.bench.buffers import Cycle, Rotation
+            from torchcoll.bench.buffers import Rotation
 
-            self.rotation = Rotation(local.torch, sizing, self.place, buffers, made, beat)
+            self.rotation = Rotation(local.torch, sizing, place, buffers, make, beat)
             self.refill = self.rotation.refill
-        self.cycle: Cycle | None = None
         if sizing.positions > 1:
             from torchcoll.bench.buffers import Cycle
 
-            self.cycle = Cycle([made(sizing.at(k)) for k in range(sizing.positions)])
-        self.call = self.rotation or self.cycle or made()
-        self.timed = self.call  # or its captured graph: what is timed is what is verified
+            self.cycle = Cycle([make(sizing.at(k)) for k in range(sizing.positions)])
+        self.once: Call = self.rotation or self.cycle or make()
+        self.timed = self.once
         self.barrier: Call = nothing
         if not sweep.alone:
             self.barrier = sweep.communicators.align(case.backend, communicator)
         self.flush: Call = sweep.flush() if case.buffer_reuse == "flush" else nothing
         # A flush is a pause: barriers wake the ranks after it, as before cold calls.
-        self.align = self.barrier if self.flush is nothing else self._aligned_awake
-        self.cold: list[int] = []
-        self.cold_starts: list[int] = []
-        self.warmup: list[int] = []
-        self.lead: list[int] = []
-        self.batch_starts: list[tuple[int, int]] = []  # monotonic in ns, wall in us
-        self.spent = dict.fromkeys(("ramp_up", "barriers", "gathers"), 0)
-        self.gathered: list[list[dict[str, list[int]]]] = []  # rank 0: [batch][rank][clock]
-        self.batches: list[int] = []  # those gathered
-        self.sizes: list[int] = []  # all
-        self.kept: KeptBatches | None = None
+        self.align = self.barrier if self.flush is nothing else self.align_awake
+
+    def align_awake(self) -> None:
+        self.flush()
+        for _ in range(WAKE_BARRIERS):
+            self.barrier()
+
+
+@dataclass
+class _Steady:
+    """The steady calls of a case, in batches. Batches that are not gathered are kept on disks."""
+
+    sizes: list[int] = field(default_factory=list)  # calls of each batch
+    ramp_up_calls: int = 0
+    gathered_sizes: list[int] = field(default_factory=list)  # of the batches that were gathered
+    starts: list[tuple[int, int]] = field(default_factory=list)  # of those: monotonic ns, wall us
+    # On rank 0, of those: [batch][rank][clock].
+    samples: list[list[dict[str, list[int]]]] = field(default_factory=list)
+    spent_ns: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("ramp_up", "barriers", "gathers"), 0)
+    )
+    kept: KeptBatches | None = None
+    stops: list[str] = field(default_factory=list)  # on rank 0: of each sub-group
+    steady_ns: int | None = None
+
+
+class _Measurement:
+    """One case on this rank, from its first call to its verification.
+
+    samples: what is gathered in the end; durations in ns by kind of call.
+    """
+
+    def __init__(
+        self, sweep: Sweep, sizing: SizedCase, buffers: Buffers, communicator: Communicator
+    ) -> None:
+        self.sweep, self.local, self.spec = sweep, sweep.local, sweep.spec
+        self.device = sweep.local.device
+        self.sizing, self.buffers, self.communicator = sizing, buffers, communicator
+        self.name = sizing.case.describe()
+        self.calls = _Calls(sweep, sizing, buffers, communicator)
+        self.samples: dict[str, Any] = {"cold": [], "cold_start": [], "warmup": [], "ramp_up": []}
+        self.samples["connect"] = communicator.connect_ns
+        self.steady = _Steady()
         self.steady_after: int | None = None
-        self.stops: list[str] = []  # rank 0: of each sub-group
-        self.steady_ns: int | None = None
-        self.concurrent_calls = self.ramp_up_calls = 0
+        self.concurrent_calls = 0
 
     def measure(self) -> list[CaseResult]:
-        local, case = self.local, self.sizing.case
-        name = case.describe()
+        local, case, calls, samples = self.local, self.sizing.case, self.calls, self.samples
         ordinal = self.communicator.calls if case.by_backend else None
-        samples: dict[str, Any] = {"cold": self.cold, "cold_start": self.cold_starts}
-        samples |= {"warmup": self.warmup, "ramp_up": self.lead}
-        samples["connect"] = self.communicator.connect_ns
-        local.progress.step(f"{name}: filling the buffers")
+        self._step("filling the buffers")
         # Poison touches the receive buffer: else call 0 would pay for its page faults.
-        self.checker.prepare()
-        if self.rotation:
-            self.rotation.refill()
-        local.progress.step(f"{name}: first call", self.cold)
-        # A barrier would pay for connecting. Where that is done, barriers take the place of lead
-        # calls: after one alone the first call is 1.3 to 1.4 of the others.
-        align = self._aligned_awake if self.communicator.used else nothing
+        calls.checker.prepare()
+        if calls.rotation:
+            calls.rotation.refill()
+        self._step("first call", samples["cold"])
+        # A barrier would pay for connecting. Once connected, barriers take the place of ramp-up
+        # calls: after a single barrier the first call takes 1.3 to 1.4 times as long as the others.
+        align = calls.align_awake if self.communicator.used else nothing
         if align is nothing:
-            self.flush()
+            calls.flush()
             local.control.start_together()
-        refusal = first_call(local, name, lambda: self._timed_alone(self.cold, 1, align))
+        refusal = first_call(local, self.name, lambda: self._timed_alone("cold", 1, align))
         if refusal:
             self.communicator.refused = True
-            not_run = self._not_run(refusal)
-            return _results(self.sweep, self.sizing, samples, **not_run._asdict())
+            return _results(self.sweep, self.sizing, samples, **self._not_run(refusal)._asdict())
         try:
-            self._cold(name)
-            local.progress.step(f"{name}: warm-up calls", self.warmup)
-            self._timed_alone(self.warmup, self.spec.warmup)
-            refused = self._measure_steady(name) or self._concurrent(samples, name)
+            self._measure_cold()
+            self._step("warm-up calls", samples["warmup"])
+            self._timed_alone("warmup", self.spec.warmup)
+            refused = self._measure_steady() or self._measure_concurrent()
         except RuntimeError as error:
             local.abort(brief(error))
         self.sweep.has_called = self.communicator.used = True
-        failed = refused or self._check(samples, name)
+        failed = refused or self._check()
         expected_ns = None
-        alone = not (case.asynchronous or case.coalesce > 1 or self.rotation or self.cycle)
+        plain = not (case.asynchronous or case.coalesce > 1 or calls.rotation or calls.cycle)
         library_log = self.sweep.library_log
-        if library_log and alone and case.implementation == NATIVE:
-            local.progress.step(f"{name}: what the library expects")
-            expected_ns = library_log.expected_ns(local, self.call, self.communicator)
+        if library_log and plain and case.implementation == NATIVE:
+            self._step("what the library expects")
+            expected_ns = library_log.expected_ns(local, calls.once, self.communicator)
         self._count(self._unchecked_calls * case.coalesce)
+        steady = self.steady
         return _results(
             self.sweep,
             self.sizing,
             samples,
-            steady=self.gathered,
+            steady=steady.samples,
             **(failed._asdict() if failed else {}),
-            batches=self.batches,
-            batch_start_ns=[start for start, _ in self.batch_starts],
-            batch_start_wall_us=[wall for _, wall in self.batch_starts],
-            spent_ns=self.spent,
+            batches=steady.gathered_sizes,
+            batch_start_ns=[start for start, _ in steady.starts],
+            batch_start_wall_us=[wall for _, wall in steady.starts],
+            spent_ns=steady.spent_ns,
             ordinal=ordinal,
             communicator=self.communicator.how,
             steady_after=self.steady_after,
-            stops=self.stops,
-            steady_ns=self.steady_ns,
+            stops=steady.stops,
+            steady_ns=steady.steady_ns,
             calls_per_sample=self._calls_per_sample,
             expected_ns=expected_ns,
-            kept=self.kept,
+            kept=steady.kept,
         )
+
+    def _step(self, doing: str, samples: Sequence[int] = ()) -> None:
+        self.local.progress.step(f"{self.name}: {doing}", samples)
 
     def _not_run(self, refusal: Refusal) -> NotRun:
         """Why the case did not run. A first call that fails on a communicator that has never
-        connected leaves it in no state to be used again: oneCCL's next call waits for ever.
+        connected leaves it unusable: oneCCL's next call waits for ever.
         """
         case, backend = self.sizing.case, self.communicator.backend
         if _is_memory(refusal.text):
@@ -352,8 +389,8 @@ class _Measurement:
         return NotRun("failed", reason)
 
     def _count(self, calls: int) -> None:
-        """Calls that another implementation made are none of the communicator's; but what aligned
-        them may have connected it, so that its own first call to come is not known to be cold.
+        """Add to the calls of the communicator. Calls of another implementation are none of its
+        own, but what aligned them may have connected it: its own first call may not be cold.
         """
         by_backend = self.sizing.case.by_backend
         if by_backend and self.communicator.calls is not None:
@@ -363,62 +400,54 @@ class _Measurement:
 
     @property
     def _unchecked_calls(self) -> int:
-        timed = len(self.cold) + len(self.warmup) + self.ramp_up_calls + sum(self.sizes)
-        return timed + self.concurrent_calls
+        alone = len(self.samples["cold"]) + len(self.samples["warmup"])
+        return alone + self.steady.ramp_up_calls + sum(self.steady.sizes) + self.concurrent_calls
 
     @property
     def _calls_per_sample(self) -> int:
         return self.device.calls_per_sample if self.sizing.case.queued else 1
 
-    def _aligned_awake(self) -> None:
-        self.flush()
-        for _ in range(WAKE_BARRIERS):
-            self.barrier()
-
-    def _timed_alone(self, durations: list[int], calls: int, align: Call | None = None) -> None:
+    def _timed_alone(self, kind: str, calls: int, align: Call | None = None) -> None:
         """Calls one by one on the host clock, the device idle at both stamps."""
-        clocks = {"host": durations, "issue": []}
-        if durations is self.cold:
-            clocks["start"] = self.cold_starts
-        self.device.synchronized(self.call, align or self.align, calls, clocks)
+        clocks = {"host": self.samples[kind], "issue": []}
+        if kind == "cold":
+            clocks["start"] = self.samples["cold_start"]
+        self.device.synchronized(self.calls.once, align or self.calls.align, calls, clocks)
 
-    def _cold(self, name: str) -> None:
-        """Calls 1, 2, ... one by one, in blocks, until rank 0's settling rule is content.
+    def _measure_cold(self) -> None:
+        """Calls 1, 2, ... one by one, in blocks, until rank 0's steady-state rule ends them.
 
         Barriers lie between an exchange through the store, during which threads fall asleep, and
         the next call: a call directly after it takes 1.4 of the steady ones, in a bare loop 1.2.
         """
-        local, cold, rule = self.local, self.cold, None
+        local, cold, rule = self.local, self.samples["cold"], None
         if local.rank == 0:
             from torchcoll.bench.stopping import SteadyStateRule
 
             rule = SteadyStateRule(self.spec.cold)
             rule.add(cold)
         while calls := local.control.decide(rule and rule.next_block()):
-            local.progress.step(f"{name}: cold calls", cold)
-            self._timed_alone(cold, 1, self._aligned_awake)
-            self._timed_alone(cold, calls - 1)
+            self._step("cold calls", cold)
+            self._timed_alone("cold", 1, self.calls.align_awake)
+            self._timed_alone("cold", calls - 1)
             if rule:
                 rule.add(cold[-calls:])
         if rule:
             self.steady_after = rule.steady_after
 
-    def _captured(self, name: str) -> tuple[Call, NotRun | None]:
-        """The replay of the captured call, or why not where some rank has none."""
-        replay, failure = self.call, ""
-        self.local.progress.step(f"{name}: graph capture")
-        try:
-            replay = self.device.graph(self.call)
-        except RuntimeError as error:
-            failure = brief(error)
-        failed = self.local.control.failed(failure)
-        return replay, NotRun("unsupported", f"graph capture: {failed[1]}") if failed else None
+    def _capture(self) -> NotRun | None:
+        """Time the replay of the captured call from now on; why not if some rank has none."""
 
-    def _measure_steady(self, name: str) -> NotRun | None:
-        """Batches until rank 0's stopping rules are content with the times of the calls; why not
-        where no rank began.
-        """
-        local, spec, rule = self.local, self.spec, None
+        def capture() -> None:
+            self.calls.timed = self.device.graph(self.calls.once)
+
+        self._step("graph capture")
+        failed = _attempt(self.local, capture, RuntimeError)
+        return NotRun("unsupported", f"graph capture: {failed[1]}") if failed else None
+
+    def _measure_steady(self) -> NotRun | None:
+        """Batches of calls until rank 0's stopping rules end them; why not if no rank began."""
+        local, spec, rule, steady = self.local, self.spec, None, self.steady
         case, now, every = self.sizing.case, time.perf_counter_ns, 1
         if local.rank == 0:
             from torchcoll.bench.stopping import StoppingRules, present, split_samples
@@ -430,49 +459,48 @@ class _Measurement:
             rule = StoppingRules(
                 [part for part in self.sweep.parts if present(part, local.control.ranks)],
                 *(local.ranks, spec.iters, spec.precision, spec.max_time_s),
-                expected_ns=self.cold[-1],
+                expected_ns=self.samples["cold"][-1],
                 means=case.back_to_back,
                 most_batch=most,
             )
-        if case.mode == "graph":
-            self.timed, refused = self._captured(name)
-            if refused:
-                return refused
-        leads = max(1, min(LEAD_CALLS, LEAD_NS // max(1, self.cold[-1])))
+        if case.mode == "graph" and (refused := self._capture()):
+            return refused
+        leads = max(1, min(LEAD_CALLS, LEAD_NS // max(1, self.samples["cold"][-1])))
         leads, every = local.control.decide([leads, every])
         kept = self.sweep.kept_samples() if every > 1 else None
         began = accounted = now()
         while size := local.control.decide(rule and rule.next_batch(now() - began)):
             decided = now()
-            self.refill()
+            self.calls.refill()
             start = (now(), time.time_ns() // 1000)
-            clocks, lead = self._batch(name, leads, size)
+            clocks, ramp_up = self._batch(leads, size)
             ended = now()
-            number = len(self.sizes)
-            self.sizes.append(size)
-            self.ramp_up_calls += len(lead)
+            number = len(steady.sizes)
+            steady.sizes.append(size)
+            steady.ramp_up_calls += len(ramp_up)
             if kept and number % every:
-                self._keep(kept, number, start, lead, clocks)
+                self._keep(kept, number, start, ramp_up, clocks)
                 if rule:
                     rule.skip(size)
             else:
-                self.batch_starts.append(start)
-                self.lead += lead
-                self.batches.append(size)
+                steady.starts.append(start)
+                self.samples["ramp_up"] += ramp_up
+                steady.gathered_sizes.append(size)
                 everyone = local.control.gather(clocks)
                 if rule:
                     rule.add(everyone, case.back_to_back, size)
-                    self.gathered.append(everyone)
-            steady = self._account(size, lead, clocks)
-            self.spent["gathers"] += decided - accounted + now() - ended
-            self.spent["barriers"] += max(0, ended - start[0] - steady)
+                    steady.samples.append(everyone)
+            calls_ns = _time_of_calls(size, ramp_up, clocks, self._calls_per_sample)
+            steady.spent_ns["ramp_up"] += sum(ramp_up)
+            steady.spent_ns["gathers"] += decided - accounted + now() - ended
+            steady.spent_ns["barriers"] += max(0, ended - start[0] - calls_ns)
             accounted = now()
-        if kept and len(self.sizes) > len(self.batches):
+        if kept and len(steady.sizes) > len(steady.gathered_sizes):
             from torchcoll.core.result import KeptBatches
 
-            self.kept = KeptBatches(kept.cases, tuple(self.sizes), every)
+            steady.kept = KeptBatches(kept.cases, tuple(steady.sizes), every)
         if rule:
-            self.stops, self.steady_ns = rule.reasons, round(rule.elapsed_ns)
+            steady.stops, steady.steady_ns = rule.reasons, round(rule.elapsed_ns)
         return None
 
     def _keep(
@@ -480,129 +508,123 @@ class _Measurement:
         kept: KeptSamples,
         number: int,
         start: tuple[int, int],
-        lead: Sequence[int],
+        ramp_up: Sequence[int],
         clocks: dict[str, list[int]],
     ) -> None:
-        """The samples of a batch to this rank's own file."""
+        """Write the samples of a batch to this rank's own file."""
         failure = ""
         try:
-            kept.write(number, start, lead, clocks)
+            kept.write(number, start, ramp_up, clocks)
         except TorchcollError as error:
             failure = str(error)
         if failed := self.local.control.failed(failure):
             raise TorchcollError("{}: {}".format(*failed))
 
-    def _batch(self, name: str, leads: int, size: int) -> tuple[dict[str, list[int]], list[int]]:
+    def _batch(self, leads: int, size: int) -> tuple[dict[str, list[int]], list[int]]:
         """The samples of ``size`` steady calls, by clock, and of the ramp-up calls before."""
-        case, device, progress = self.sizing.case, self.device, self.local.progress
-        if self.cycle:  # so that steady call k of a batch has position k
-            self.cycle.begin(-leads)
-        clocks, lead = device.clocks(case.mode), list[int]()
+        case, device, calls = self.sizing.case, self.device, self.calls
+        if calls.cycle:  # so that steady call k of a batch has position k
+            calls.cycle.begin(-leads)
+        clocks, ramp_up = device.clocks(case.mode), list[int]()
         live = clocks["issue"] if "issue" in clocks else clocks["host"]
         if case.back_to_back:
-            progress.step(f"{name}: steady calls", live)
-            self.align()
+            self._step("steady calls", live)
+            calls.align()
             measure = device.stream if case.queued else device.blocking
-            measure(self.timed, size, clocks, leads, lead)
+            measure(calls.timed, size, clocks, leads, ramp_up)
         else:
-            progress.step(f"{name}: ramp-up calls", lead)
-            device.synchronized(self.timed, self.align, leads, {"host": lead, "issue": []})
-            progress.step(f"{name}: steady calls", live)
-            device.synchronized(self.timed, self.align, size, clocks)
-        return clocks, lead
+            self._step("ramp-up calls", ramp_up)
+            device.synchronized(calls.timed, calls.align, leads, {"host": ramp_up, "issue": []})
+            self._step("steady calls", live)
+            device.synchronized(calls.timed, calls.align, size, clocks)
+        return clocks, ramp_up
 
-    def _account(self, size: int, lead: Sequence[int], clocks: dict[str, list[int]]) -> int:
-        """The time of the calls of a batch of ``size``, ramp-up calls included, in ns."""
-        steady = next(iter(clocks.values()))  # samples may be means of several calls
-        calls: int = sum(map(operator.mul, steady, split_batch(size, self._calls_per_sample)))
-        self.spent["ramp_up"] += sum(lead)
-        return sum(lead) + calls
-
-    def _concurrent(self, samples: dict[str, Any], name: str) -> NotRun | None:
-        """What --concurrent asks for; why not where some rank has no room for the work."""
+    def _measure_concurrent(self) -> NotRun | None:
+        """What --concurrent asks for; why not if some rank has no room for the work."""
         if not self.spec.works_concurrently:
             return None
-        from torchcoll.bench.concurrent import (
-            collective,
-            computation,
-            measure_concurrent,
-            measure_offset,
-        )
+        from torchcoll.bench import concurrent
 
-        local, failure = self.local, ""
+        local, name = self.local, self.spec.concurrent
+        work: Work | None = None
         with contextlib.ExitStack() as stack:
-            work: Work | None = None
-            try:
+
+            def make() -> None:
+                nonlocal work
                 if self.spec.concurrent_collective:
-                    work = stack.enter_context(collective(self.sweep, self.sizing, prepared))
+                    other = concurrent.collective(self.sweep, self.sizing, prepare_call)
+                    work = stack.enter_context(other)
                 else:
-                    work = computation(local.torch, str(self.spec.concurrent), self.device)
-            except (RuntimeError, MemoryError) as error:
-                failure = brief(error)
-            failed = local.control.failed(failure)
+                    work = concurrent.computation(local.torch, str(name), self.device)
+
+            failed = _attempt(local, make, RuntimeError, MemoryError)
             if failed or work is None:
                 names, text = failed or ("", "")
-                return NotRun("oom", f"no memory for {self.spec.concurrent} on {names}: {text}")
+                return NotRun("oom", f"no memory for {name} on {names}: {text}")
             if self.spec.concurrent_collective:
                 # Connecting two groups at the same time may never end, so this one connects alone.
-                local.progress.step(f"{name}: first call of {work.name}")
+                self._step(f"first call of {work.name}")
                 refusal = first_call(local, work.name, work)
                 self.device.synchronize()
                 if refusal:
                     return NotRun("unsupported", f"{work.name}: {refusal.text}")
-            blocks = (local, self.timed, work, self.refill, self.align, name)
+            calls = self.calls
+            arguments = (local, calls.timed, work, calls.refill, calls.align, self.name)
             if self.spec.offset is None:
-                blocks_measured = measure_concurrent(*blocks)
+                blocks = concurrent.measure_concurrent(*arguments)
             else:
-                blocks_measured = measure_offset(*blocks, self.spec.offset)
-        self.concurrent_calls = blocks_measured.pop("all_calls")
-        samples["concurrent"] = blocks_measured
+                blocks = concurrent.measure_offset(*arguments, self.spec.offset)
+        self.concurrent_calls = blocks.pop("all_calls")
+        self.samples["concurrent"] = blocks
         return None
 
-    def _check(self, samples: dict[str, Any], name: str) -> NotRun | None:
-        """One more call on fresh data, two where one cannot tell; why not where some rank could
-        not check. A soak repeats them until it has checked a tenth of the calls.
+    def _check(self) -> NotRun | None:
+        """Verify one more call on fresh data, two if one call cannot show an error; why not if some
+        rank could not check. A soak repeats that until it has checked a tenth of the calls.
         """
-        local, failure = self.local, ""
-        sizing = self.sizing
-        if not (self.spec.check and self.communicator.backend.communicates):
-            return None
-        if not sizing.size_bytes:
+        local, sizing, calls, samples = self.local, self.sizing, self.calls, self.samples
+        if not (self.spec.check and self.communicator.backend.communicates and sizing.size_bytes):
             return None
         if not sizing.case.verifiable:
             samples["unverified"] = True
             return None
-        local.progress.step(f"{name}: verification")
+        self._step("verification")
+        checker, failure = calls.checker, ""
         checked = wrong = changed = 0
         positions = range(min(sizing.positions, MOST_CHECKED_POSITIONS))
-        once = [*itertools.product(self.checker.turns, positions)]
+        once = [*itertools.product(checker.turns, positions)]
         repeats = 1
         if self.sweep.digested:
             repeats = math.ceil(self._unchecked_calls / (SOAK_CALLS_PER_CHECK - 1) / len(once))
             samples["calls"] = self._unchecked_calls + repeats * len(once)
             samples["checked_calls"] = repeats * len(once)
         for turn, position in once * repeats:
-            if self.rotation:  # which goes on with each call
-                self.rotation.stand()
-            if self.cycle:
-                self.cycle.begin(position)
-                self.checker.check_at(position)
-            self.checker.prepare(turn)
+            if calls.rotation:  # which goes on with each call
+                calls.rotation.stand()
+            if calls.cycle:
+                calls.cycle.begin(position)
+                checker.check_at(position)
+            checker.prepare(turn)
             try:
-                self.align()
-                self.timed()
+                calls.align()
+                calls.timed()
                 self.buffers.receive()
                 self.device.synchronize()
             except RuntimeError as error:
                 local.abort(brief(error))
             self._count(sizing.case.coalesce)
             try:
-                elements, differing = self.checker.count_wrong()
-                changed += self.checker.count_changed()
+                elements, differing = checker.count_wrong()
+                changed += checker.count_changed()
                 if differing and "first_wrong" not in samples:
-                    samples["first_wrong"] = self.checker.first_wrong()
+                    samples["first_wrong"] = checker.first_wrong()
                 if self.sweep.digested:
-                    self._digest(samples, turn, position)
+                    # Keep the digest of each turn and position: the first, or the last that differs
+                    # from the first.
+                    digests = samples.setdefault("digests", {})
+                    digest, key = list(checker.digest()), f"{turn} {position}"
+                    if digests.setdefault(key, digest) != digest:
+                        digests[key] = digest
             except (RuntimeError, MemoryError) as error:
                 failure = failure or brief(error)
             else:
@@ -615,27 +637,25 @@ class _Measurement:
         status = "oom" if _is_memory(text) else "failed"
         return NotRun(status, f"verification on {names}: {text}")
 
-    def _digest(self, samples: dict[str, Any], turn: int, position: int) -> None:
-        """Keep the digest of the output of this turn and position: the first, or the last that is
-        unlike the first.
-        """
-        digests = samples.setdefault("digests", {})
-        digest, name = list(self.checker.digest()), f"{turn} {position}"
-        if digests.setdefault(name, digest) != digest:
-            digests[name] = digest
+
+def _time_of_calls(
+    size: int, ramp_up: Sequence[int], clocks: dict[str, list[int]], calls_per_sample: int
+) -> int:
+    """The time in ns of the calls of a batch of ``size``, ramp-up calls included."""
+    samples = next(iter(clocks.values()))  # may be means of several calls
+    calls = split_batch(size, calls_per_sample)
+    return sum(ramp_up) + sum(ns * count for ns, count in zip(samples, calls, strict=True))
 
 
-def prepared(local: Rank, sizing: SizedCase, place: int, buffers: Buffers, group: Any) -> Call:
-    """The call of the case on that rank of the group."""
+def prepare_call(local: Rank, sizing: SizedCase, place: int, buffers: Buffers, group: Any) -> Call:
+    """The call of the case on the rank ``place`` of the group."""
     case, op = sizing.case, None
-    if case.through_api:
-        from torchcoll.bench.functional import prepare_call
-
-        return prepare_call(local, sizing, place, buffers, group)
     if case.implementation != NATIVE:
-        from torchcoll.bench.symmetric import called_on
+        from torchcoll.bench.calls import functional_call, kernel_call
 
-        return called_on(local, case, buffers, group)
+        if case.through_api:
+            return functional_call(local, sizing, place, buffers, group)
+        return kernel_call(local, case, buffers, group)
     if case.op:
         name = "PRODUCT" if case.op == "prod" else case.op.upper()
         op = getattr(local.dist.ReduceOp, name)
@@ -652,7 +672,7 @@ def _results(
 ) -> list[CaseResult]:
     """Gather every rank's samples; on rank 0 the CaseResult of each sub-group.
 
-    ``steady`` [batch][rank][clock] has been gathered already. facts: as of results_of.
+    steady: [batch][rank][clock], gathered already. facts: see results_of.
     """
     local = sweep.local
     local.progress.step(f"{sizing.case.describe()}: samples to rank 0")

@@ -1,7 +1,7 @@
-"""Where the ranks of a run meet when the launcher does not say it (torchrun does).
+"""Where the ranks of a run meet if the launcher has no store for them, as torchrun has.
 
-All ranks must come to the same answer without a word between them, so it is made only of what the
-launcher gives to all of them alike. Loaded where it is needed, not by every rank.
+All ranks must derive the same address before they can communicate, so it depends only on what the
+launcher gives to all of them alike. Loaded if it is needed, not by every rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchcoll.machine.launcher import BY_HAND, Launch
 _PORTS = range(20000, 30000)
 _TO_PBS = "In the job script: export MASTER_ADDR=$(head -n 1 $PBS_NODEFILE)"
 _OTHER_FILES = 512  # that rank 0 has open: torch's and the library's own
-_NAME_S = 20.0  # a name that does not resolve for so long will not: a typing error, mostly
+_NAME_S = 20.0  # a name that does not resolve for so long is mostly a typing error
 _PROCESSES = ("hydra_pmi_proxy", "mpiexec.hydra", "mpiexec", "mpirun")
 
 
@@ -105,8 +105,8 @@ def _allow_connections(ranks: int) -> None:
 
 
 def _within(timeout_s: float, connect: Callable[[], Any]) -> Any:
-    """torch's client asks the store for an answer and waits for ever where another program listens.
-    Raises RuntimeError then; the thread that waits ends with the process.
+    """The result of ``connect``. Raises RuntimeError after ``timeout_s``: torch's client waits for
+    ever if another program listens. The thread that waits ends with the process.
     """
     results: list[Any] = []
 
@@ -130,7 +130,7 @@ def _within(timeout_s: float, connect: Callable[[], Any]) -> Any:
 
 
 def no_thread(error: RuntimeError) -> UnavailableError:
-    """That this process can have no more threads."""
+    """The error of a process that can have no more threads."""
     return UnavailableError(
         f"threads on {socket.gethostname()}",
         error,
@@ -140,7 +140,7 @@ def no_thread(error: RuntimeError) -> UnavailableError:
 
 
 def _unreachable(launch: Launch, master: Master, timeout_s: float, reason: str) -> HangError:
-    """Names this rank too: where no other says so, it is the one that was told another place."""
+    """The error names this rank too: if no other rank has it, this one has another address."""
     source = f" (of {master.source})" if master.source else ""
     return HangError(
         f"rendezvous of rank {launch.rank} ({socket.gethostname()})",
@@ -175,7 +175,7 @@ def _wait_for_listener(launch: Launch, master: Master, timeout_s: float) -> None
 
 
 def _check_host(master: Master) -> None:
-    """That rank 0 runs where the other ranks derive that it does."""
+    """Raise UsageError if rank 0 does not run on the host that the other ranks derive."""
     hostname = socket.gethostname()
     if master.source and not _is_here(master.host):
         raise UsageError(
@@ -187,8 +187,8 @@ def _check_host(master: Master) -> None:
 
 
 def _is_here(host: str) -> bool:
-    """Whether this is a name or an address of this host, or a name that does not resolve: of that
-    the other ranks say so.
+    """Whether this is a name or an address of this host. True for a name that does not resolve,
+    which the other ranks report.
     """
     if host.split(".")[0] == socket.gethostname().split(".")[0]:
         return True
@@ -204,9 +204,9 @@ def _is_here(host: str) -> bool:
 
 
 def why_none_came(launch: Launch, timeout_s: float, import_s: float) -> str:
-    """What rank 0, for which some ranks did not come in time, should look at on its own side; ''
-    for nothing. A MASTER_ADDR of another host may be right, as the address of a service, and is
-    no error by itself.
+    """Why some ranks may not have come in time, as far as rank 0 can see; '' if it sees nothing. A
+    MASTER_ADDR of another host may be right, as the address of a service, and is no error by
+    itself.
     """
     text = ""
     host = "" if launch.rendezvous_file else os.environ.get("MASTER_ADDR", "")
@@ -218,10 +218,10 @@ def why_none_came(launch: Launch, timeout_s: float, import_s: float) -> str:
 
 
 def find_master(launch: Launch, environ: Mapping[str, str] | None = None) -> Master:
-    """MASTER_ADDR and MASTER_PORT, or what follows from the launcher's and the scheduler's lists.
+    """MASTER_ADDR and MASTER_PORT, or else what the launcher's and the scheduler's lists imply.
 
-    Raises UsageError that says what to set, on a host that lacks a file HangError: there rank 0
-    may have found its own and wait.
+    Raises UsageError that says what to set, and HangError on a host that lacks a file: rank 0 may
+    have its own file and wait.
     """
     env = os.environ if environ is None else environ
     host, port, source = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""), ""
@@ -294,8 +294,8 @@ def _first_host(launch: Launch, env: Mapping[str, str]) -> tuple[str, str, str]:
 def launch_key(launch: Launch, environ: Mapping[str, str] | None = None) -> str | None:
     """A text that is the same on all ranks of this run and on no other, or None.
 
-    Where a launcher has no such variable (MPICH), the scheduler's job; ranks of one host outside
-    a job have their launcher's process above them.
+    If a launcher has no such variable (MPICH), this is the scheduler's job, with the launcher's
+    process id if all ranks are on one host.
     """
     env = os.environ if environ is None else environ
     if launch.launcher == BY_HAND:

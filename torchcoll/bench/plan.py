@@ -1,18 +1,33 @@
-"""What a Spec will do, before anything starts: cases, bytes, memory and an upper bound of time.
+"""What a Spec needs before anything starts: the plan of a dry run, and whether a case may begin.
 
-Pure, without torch. The memory that is checked before a case runs is the memory planned here.
+Without torch. The memory that a dry run prints is the memory that rank 0 checks before each case.
 """
 
 from __future__ import annotations
 
+import json
 import textwrap
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.case import CHECK_CHUNK_BYTES, NATIVE, Case, NotRun, SizedCase, need_bytes
+from torchcoll.core.case import (
+    CHECK_CHUNK_BYTES,
+    NATIVE,
+    Case,
+    NotRun,
+    SizedCase,
+    fingerprint,
+    need_bytes,
+)
 from torchcoll.core.collectives import COLLECTIVES, DTYPES
+from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import format_bytes, format_duration, format_size, whole_number
+
+if TYPE_CHECKING:
+    from torchcoll.bench.control import Control
 
 # The limits of bench/stopping.py (a test holds them together): nothing there may be imported here.
 COLD_LIMIT_S = 5.0
@@ -20,12 +35,20 @@ COLD_CALLS = 20
 PATIENCE = 10  # steady calls end, however few they are, after so many times the time limit
 SLOW_CALL = 0.25  # of the time limit: with slower calls the least number of calls takes longer
 
+FREE_SHARE = 0.8  # of the free memory of a host; the rest is for other processes
+_LONG = 60  # characters of a value
+# Each rank may have made its Spec of what it sent itself.
+_SAME_TRAFFIC = (
+    "The ranks sent different calls: save the traffic of each, and measure all of it with "
+    "torchcoll.suite --traffic FOLDER."
+)
+
 WIDTH = 80
 BITWISE = ("band", "bor", "bxor")
 
 
 def impossible(case: Case, ranks: int) -> NotRun | None:
-    """Why where no backend can run the case on so many ranks, else None."""
+    """Why no backend can run the case on so many ranks; None if one may."""
     entry = COLLECTIVES[case.collective]
     if ranks < entry.min_ranks:
         return NotRun("skipped", f"{entry.name} needs {entry.min_ranks} ranks or more")
@@ -58,6 +81,119 @@ def needs_bytes(sizing: SizedCase, check: bool) -> list[int]:
     return needs
 
 
+def odd_ranks(answers: Sequence[str]) -> list[int]:
+    """The ranks whose answer is not the most frequent one."""
+    usual = Counter(answers).most_common(1)[0][0]
+    return [rank for rank, answer in enumerate(answers) if answer != usual]
+
+
+def arguments_differ(
+    control: Control, hellos: Sequence[Mapping[str, str]], spec: Spec
+) -> UsageError:
+    """The error of ranks that were started with different arguments. Collective.
+
+    hellos: ``asked`` and ``argv`` of every rank, on rank 0. If programs made the Specs, they are
+    sent to rank 0 now, and the fields that differ are named.
+    """
+    specs: list[dict[str, list[str]]] = []
+    if control.decide(not any(hello["argv"] for hello in hellos)):
+        fields = spec.to_json()
+        texts = {name: json.dumps(value) for name, value in fields.items()}
+        texts["points"] = f"{len(spec.points)} calls"
+        short = {
+            name: text if len(text) <= _LONG else f"{text[:_LONG]}..."
+            for name, text in texts.items()
+        }
+        specs = control.gather(
+            {name: [fingerprint(value), short[name]] for name, value in fields.items()}
+        )
+    refusal: list[str] = []
+    if hellos:
+        odd = odd_ranks([hello["asked"] for hello in hellos])
+        others = {*odd}
+        like = next(rank for rank in range(len(hellos)) if rank not in others)
+        argv, expected = hellos[odd[0]]["argv"], hellos[like]["argv"]
+        if specs:
+            argv, expected = (
+                ", ".join(
+                    f"{name} {specs[rank].get(name, ['', 'unknown'])[1]}"
+                    for name in specs[like]
+                    if specs[odd[0]].get(name) != specs[like][name]
+                )
+                or "another Spec"
+                for rank in (odd[0], like)
+            )
+        refusal = [
+            f"arguments of {control.names(odd)}",
+            argv or "no arguments",
+            f"as on {control.name(like)}: {expected or 'no arguments'}",
+        ]
+    what, value, expected = control.decide(refusal)
+    action = _SAME_TRAFFIC if spec.points else "Start all ranks with the same arguments."
+    return UsageError(what, value, expected, action)
+
+
+def admit(
+    sizing: SizedCase,
+    parts: Sequence[Sequence[int]],
+    answers: Sequence[Mapping[str, Any]],
+    check: bool,
+    control: Control,
+) -> tuple[list[str] | None, NotRun | None]:
+    """(arguments of a UsageError, None), (None, why the case cannot run), or two Nones to run it.
+
+    sizing: of the largest of the sub-groups ``parts``.
+    answers: of each rank; ``case`` (a hash of it), ``where`` (the device or host with its buffers)
+        and ``free`` (bytes there).
+    check: whether the results are verified, which needs memory too.
+    """
+    hashes = [answer["case"] for answer in answers]
+    if len(set(hashes)) > 1:
+        refusal = [
+            f"case on {control.names(odd_ranks(hashes))}",
+            "another case than the other ranks",
+            f"the same on all ranks (rank 0: {sizing.case.describe()})",
+            "Start all ranks with the same arguments, files and torchcoll version.",
+        ]
+        return refusal, None
+    for ranks in sorted({len(part) for part in parts}):
+        if refused := impossible(sizing.case, ranks):
+            return None, refused
+    needs = needs_bytes(sizing, check)
+    # With the fake backend this process is the only one of all ranks.
+    of_rank = {
+        rank: needs[place]
+        for part in parts
+        for place, rank in enumerate(part)
+        if rank < len(answers)
+    }
+    text = lacks_memory(of_rank, answers)
+    return None, NotRun("skipped", text) if text else None
+
+
+def lacks_memory(needs: Mapping[int, int], answers: Sequence[Mapping[str, Any]]) -> str:
+    """Why the ranks together need more bytes than they may use; '' if there is enough memory.
+
+    needs: bytes by rank. answers: as of ``admit``.
+    """
+    need: defaultdict[str, int] = defaultdict(int)
+    free: dict[str, int] = {}
+    ranks: Counter[str] = Counter()
+    for rank, size_bytes in needs.items():
+        where = answers[rank]["where"]
+        need[where] += size_bytes
+        free[where] = min(free.get(where, answers[rank]["free"]), answers[rank]["free"])
+        ranks[where] += 1
+    for where, size_bytes in need.items():
+        if size_bytes > FREE_SHARE * free[where]:
+            return (
+                f"needs {format_bytes(size_bytes)} ({size_bytes} bytes, {ranks[where]} ranks) on "
+                f"{where}, "
+                f"80 % of the free {format_bytes(free[where])} ({free[where]} bytes) is less"
+            )
+    return ""
+
+
 def case_limit_s(spec: Spec) -> float | None:
     """Upper bound of the cold and steady calls of a case; None where calls are counted, not timed.
 
@@ -69,7 +205,7 @@ def case_limit_s(spec: Spec) -> float | None:
 
 
 def slow_call_s(spec: Spec) -> float:
-    """Beyond so long a call, the least number of calls overruns ``case_limit_s``."""
+    """If calls take longer than this, the least number of them exceeds ``case_limit_s``."""
     cold = COLD_LIMIT_S / COLD_CALLS
     return cold if spec.iters == 0 else min(cold, SLOW_CALL * spec.max_time_s)
 

@@ -1,5 +1,5 @@
-"""Rank 0's account of a run: header, members, states of the hosts, and of each case what every
-rank has sent, put together. Loaded on rank 0 alone.
+"""Rank 0's records of a run: header, members, states of the hosts, and the result of each case
+from the samples of all ranks. Loaded on rank 0 alone.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Rank 0's account of a run: builds the Run and passes each record on (to the file).
+    """Builds the Run of rank 0, and passes each record to ``emit`` (for the file).
 
-    Secrets are masked here in labels and in texts that may quote an error. The file, the table and
-    the metrics take them from the Run.
+    Secrets in labels and in texts that may quote an error are masked here. The file, the table and
+    the metrics take these from the Run.
     """
 
     def __init__(
@@ -141,8 +141,10 @@ def keep_members(
     gathered: list[dict[str, Any]],
     places: list[tuple[str, str | None]],
 ) -> None:
-    """Record who the ranks are and what is odd about them. gathered: what each says of itself, with
-    its variables, its phases and, from the first rank of each host, the state of the machine.
+    """Record who the ranks are and what is unusual about them.
+
+    gathered: of each rank its member, with its variables, its phases and, from the first rank of
+    each host, the state of the machine. places: host and device of each rank.
     """
     variables = environment.variables()
     phases = [member.pop("phases") for member in gathered]
@@ -162,9 +164,11 @@ def keep_members(
     ):
         recorder.event("warning", f"{host}: {text}")
     _keep_traps(session, recorder, gathered)
-    if states:
+    for state in states:
+        recorder.machine(state)
         # A program that has a group of its own has worked on the device until now.
-        keep_before(recorder, states, looks_busy=not session.found_group)
+        for text in before(state, looks_busy=not session.found_group):
+            recorder.event("machine", text)
     if session.spec.rehearse:
         from torchcoll.bench.rehearsal import MEANINGLESS
 
@@ -172,10 +176,10 @@ def keep_members(
 
 
 def _keep_traps(session: Session, recorder: Recorder, members: Sequence[Mapping[str, Any]]) -> None:
-    """Record the settings that are traps for the backends of this run, of each host.
+    """Record the settings of each host that are traps for the backends of this run.
 
     Variables that torchcoll has set, in this run or as `torchcoll matrix`, are no traps. Notes are
-    left to `torchcoll doctor`, unless a variable is set.
+    recorded only if a variable is set; `torchcoll doctor` has them all.
     """
     from torchcoll.machine.setting_traps import Settings, setting_traps
 
@@ -184,12 +188,12 @@ def _keep_traps(session: Session, recorder: Recorder, members: Sequence[Mapping[
     bindings = kind == "cpu" and any(entry.module and entry.family for entry in session.entries)
     on_purpose = session.environ.get(SET_ON_PURPOSE, "").split(",")
     environ = {k: v for k, v in session.environ.items() if k not in on_purpose}
-    # Who has named the CPU does not miss a GPU.
+    # A user who has named the CPU does not miss a GPU.
     hip, cuda = torch.version.hip, torch.version.cuda
     gpu_build = "" if session.cpu_named else "hip" if hip else "cuda" if cuda else ""
     hosts_of_finding: dict[tuple[str, str], tuple[Finding, list[str]]] = {}
     for host, here in shared_cores.by_host(members).items():
-        cores = len(shared_cores.cores_of(here)) or 2 * len(here)  # unknown: taken for enough
+        cores = len(shared_cores.cores_of(here)) or 2 * len(here)  # if unknown: enough
         settings = Settings(
             environ,
             session.launch.launcher,
@@ -224,7 +228,7 @@ _UNVERIFIED = (
     "not verified: the calls of a group reduce the same buffer in place, so the values depend on "
     "their order"
 )
-_nobody = "no rank of the sub-group is there: a fake world has one"
+_NO_RANK = "no rank of the sub-group is there: a fake world has one"
 
 
 def results_of(
@@ -235,10 +239,11 @@ def results_of(
     stops: Sequence[str] = (),
     **facts: Any,
 ) -> list[CaseResult]:
-    """The result of each sub-group; with one part of all ranks that of the case.
+    """The result of each sub-group; without sub-groups that of the case.
 
-    gathered: [rank] of samples. steady: [batch][rank][clock]. stops: why the calls ended, of each
-    sub-group with a rank that is there; none where there were none. facts: fields of CaseResult.
+    gathered: samples of each rank. steady: [batch][rank][clock].
+    stops: why the calls ended, for each sub-group of which a rank is there; () without calls.
+    facts: fields of CaseResult.
     """
     for rank, facts_of_rank in enumerate(gathered):
         facts_of_rank["time"] = {
@@ -252,11 +257,11 @@ def results_of(
         case = replace(sizing.case, group=f"{sizing.case.group}/{number}")
         sized = size_case(case, len(part))
         there = present(part, len(gathered))
-        if there or facts.get("status", "ok") != "ok":  # refused is a case for all alike
+        if there or facts.get("status", "ok") != "ok":  # a case is refused for all sub-groups
             ranks = [gathered[rank] for rank in there] or [{}]
             result = _result(sized, part, ranks, stop=next(left, ""), **facts)
         else:
-            result = _sized(sized, "skipped", len(part), reason=_nobody)
+            result = _sized(sized, "skipped", len(part), reason=_NO_RANK)
         result.members = list(part)
         results.append(result)
     return results
@@ -291,19 +296,11 @@ def _result(
     if "checked" in first:
         counts = [(s["checked"], s["wrong"], s["changed"]) for s in gathered]
         _verify(result, ranks, counts, tolerance_ulp(sizing.case, sizing.ranks))
-        wrong = next(
-            (
-                answer
-                for answer in zip(ranks, gathered, strict=True)
-                if answer[1].get("first_wrong")
-            ),
-            None,
-        )
-        if wrong:
-            place, measured_value, expected = wrong[1]["first_wrong"]
-            result.reason += (
-                f"; first on rank {wrong[0]}, element {place}: {measured_value} for {expected}"
-            )
+        for rank, of_rank in zip(ranks, gathered, strict=True):
+            if of_rank.get("first_wrong"):
+                place, value, expected = of_rank["first_wrong"]
+                result.reason += f"; first on rank {rank}, element {place}: {value} for {expected}"
+                break
     warnings = [result.kept.note] if result.kept else []
     warnings += [_UNVERIFIED] if first.get("unverified") else []
     if result.steady_after is None:
@@ -318,7 +315,7 @@ def _result(
 
 
 def result_of_pair(case: Case, ranks: list[int], gathered: list[Any]) -> CaseResult:
-    """Of these ranks, two or two nodes' worth. gathered: of each rank its cold and steady
+    """The result of a pair of ranks or of nodes. gathered: of each rank its cold and steady
     durations, and (elements checked, elements wrong) or None.
     """
     result = _sized(
@@ -329,7 +326,7 @@ def result_of_pair(case: Case, ranks: list[int], gathered: list[Any]) -> CaseRes
         time_ns={"host": [steady for _, steady, _ in gathered]},
         batches=[len(gathered[0][1])],
         members=ranks,
-        ordinal=None,  # of a connection nobody counts the calls
+        ordinal=None,  # the calls of a connection are not counted
         stop="count",
     )
     if gathered[0][2]:
@@ -368,16 +365,11 @@ def _verify(
 State = dict[str, Any]
 
 
-def keep_before(recorder: Recorder, states: list[State], looks_busy: bool) -> None:
-    """``looks_busy``: see concerns.before."""
-    for state in states:
-        recorder.machine(state)
-        for text in before(state, looks_busy):
-            recorder.event("machine", text)
-
-
 def keep_after(recorder: Recorder, pairs: list[tuple[State, State]], kind: str) -> None:
-    """The states of each host before and after; kind: of the devices that communicated."""
+    """Record the states of each host after the run.
+
+    pairs: before and after, of each host. kind: of the devices that communicated.
+    """
     for first, last in pairs:
         recorder.machine(last)
         for text in during(first, last, kind):
@@ -387,10 +379,7 @@ def keep_after(recorder: Recorder, pairs: list[tuple[State, State]], kind: str) 
 def tell_links(
     members: list[dict[str, Any]], states: list[State], places: list[tuple[str, str | None]]
 ) -> None:
-    """``nvlinks`` and ``nvlink_to_switch`` of each rank's GPU, where its driver tells them.
-
-    places: host and device of each rank.
-    """
+    """Add ``nvlinks`` and ``nvlink_to_switch`` of each rank's GPU to its member, if known."""
     devices = {(s["host"], device["place"]): device for s in states for device in s["devices"]}
     for member, place in zip(members, places, strict=True):
         device = devices.get(place, {})

@@ -1,10 +1,9 @@
-"""``--soak``: all cases again and again for hours, every round checked, the file bounded.
+"""``--soak``: all cases again and again for hours, with checks in every round and a bounded file.
 
-The first round is kept like every run, sample by sample. Of the later ones each window of time
-(at most WINDOWS of them) keeps, case by case, the median, p99 and maximum of its calls, a
-histogram, and how often each rank was the last. What a checked call put out is held against the
-first round, bit by bit, and against the ranks that should have the same. Loaded where it is asked
-for.
+The first round is recorded like any run, sample by sample. The later rounds are recorded in at most
+WINDOWS windows of time: of each case the median, p99 and maximum of its calls, a histogram, and how
+often each rank was the last. The output of a checked call is compared with that of the first round,
+bit by bit, and with that of ranks that should have the same. Loaded if a run asks for it.
 """
 
 from __future__ import annotations
@@ -17,16 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core import metrics as metrics_file
 from torchcoll.core.errors import UsageError
-from torchcoll.core.metrics import (
-    Metric,
-    case_labels,
-    check_metrics,
-    metrics_name,
-    run_labels,
-    unique_labels,
-    write_metrics,
-)
+from torchcoll.core.metrics import Metric
 from torchcoll.core.units import counted
 
 if TYPE_CHECKING:
@@ -37,27 +29,24 @@ if TYPE_CHECKING:
     from torchcoll.core.soak_windows import SoakWindow
 
 WINDOWS = 240
-FAULTS = 20  # that are recorded one by one; the rest are counted
+FAULTS = 20  # so many are recorded one by one; the rest are counted
 
 
 def soak(
-    sweep: Sweep,
-    seconds: float,
-    tell: Callable[[str], None] | None,
-    metrics: str | None = None,
+    sweep: Sweep, seconds: float, tell: Callable[[str], None] | None, metrics: str | None = None
 ) -> str | None:
-    """What makes the exit code 1, on all ranks alike; None where nothing does.
+    """Repeat the cases; returns what makes the exit code 1, or None, on all ranks.
 
-    tell: on rank 0, how far it is; metrics: a file for it, see core/metrics.py. Ends after the case
-    in which the time is over, the first round aside, or a rank was asked to stop (SIGUSR1).
+    tell: called on rank 0 with the progress. metrics: a file for metrics, see core/metrics.py. Ends
+    after the case in which the time is over, but not in the first round, or a rank got SIGUSR1.
     """
     session, control, began, number = sweep.session, sweep.local.control, time.monotonic(), 0
-    session.on_rank_0(lambda recorder: check_metrics(metrics) if metrics else None)
+    session.on_rank_0(lambda recorder: metrics_file.check_metrics(metrics) if metrics else None)
     account = _Account(sweep, seconds, metrics) if session.recorder else None
     sweep.digested = True
 
     def hold(case: Case, results: Sequence[CaseResult] = ()) -> None:
-        """To rank 0's account. What it alone may fail in (a full disk), all ranks raise."""
+        """Add to rank 0's account. If that fails (a full disk), all ranks raise its error."""
 
         def on_rank_0(recorder: Recorder) -> None:
             assert account
@@ -69,7 +58,7 @@ def soak(
         session.on_rank_0(on_rank_0)
 
     def ends() -> bool:
-        """Rank 0's clock alone, but anybody's signal."""
+        """By rank 0's clock, or a signal to any rank."""
         stops = control.gather(session.asked_to_stop)
         over = number > 1 and time.monotonic() - began >= seconds
         return bool(control.decide(account and (over or any(stops))))
@@ -102,14 +91,14 @@ def soak(
 
 @dataclass
 class _Gathering:
-    """Of one case in the window that is being filled."""
+    """The calls of one case in the present window."""
 
     times: list[int] = field(default_factory=list)
     slowest: Counter[int] = field(default_factory=Counter)
 
 
 class _Account:
-    """Rank 0's: fills windows, and holds what was put out against the first round."""
+    """Rank 0's account of a soak: fills windows, and compares outputs with the first round."""
 
     def __init__(self, sweep: Sweep, seconds: float, metrics: str | None) -> None:
         recorder = sweep.session.recorder
@@ -123,11 +112,11 @@ class _Account:
         self._began_us = self._ended_us = 0
         self._opened = time.monotonic()
         self.faults = self.checked = self.calls = 0
-        self._told = (0, 0, 0)  # checked calls, faults and calls of the windows that are written
-        self._metrics = None if metrics is None else metrics_name(metrics)
+        self._written = (0, 0, 0)  # checked calls, faults and calls of the windows that are written
+        self._metrics = None if metrics is None else metrics_file.metrics_name(metrics)
 
     def first(self, case: Case, gathered: Sequence[dict[str, Any]]) -> None:
-        """Of the first round, whose results the file has."""
+        """Add a case of the first round, whose results are in the file."""
         right = all(answer.get("wrong", 1) == 0 for answer in gathered)
         self._hold(1, case, gathered, right)
 
@@ -167,8 +156,8 @@ class _Account:
     def _hold(
         self, number: int, case: Case, gathered: Sequence[dict[str, Any]], right: bool
     ) -> None:
-        """What was put out against the ranks that should have the same, and against the first round
-        that was right.
+        """Compare the outputs of ranks that should have the same, and those with the first round
+        whose outputs were right.
         """
         self.calls += gathered[0].get("calls", 0)
         self.checked += gathered[0].get("checked_calls", 0)
@@ -185,8 +174,8 @@ class _Account:
                 self._fault(f"round {number}: {case.describe()}: {text}")
 
     def _unlike(self, number: int, case: Case, digests: dict[int, Any]) -> None:
-        """Ranks of a sub-group that should have put out the same and have not, named against the
-        most.
+        """Name the ranks of a sub-group whose output differs from that of most ranks that should
+        have the same.
         """
         of_key: dict[str, list[tuple[int, str]]] = {}
         for rank, digest in digests.items():
@@ -220,9 +209,9 @@ class _Account:
             if measured.times
         ]
         if cases:
-            stamps, reported = (self._began_us, self._ended_us), self._told
-            self._told = (self.checked, self.faults, self.calls)
-            counts = (now - before for now, before in zip(self._told, reported, strict=True))
+            stamps, written = (self._began_us, self._ended_us), self._written
+            self._written = (self.checked, self.faults, self.calls)
+            counts = (now - before for now, before in zip(self._written, written, strict=True))
             window = SoakWindow(*self._rounds, *stamps, tuple(cases), *counts)
             self._recorder.window(window)
             self._write_metrics(window)
@@ -232,8 +221,10 @@ class _Account:
         if self._metrics is None:
             return
         try:
-            labels = run_labels(self._recorder.run)
-            write_metrics(self._metrics, soak_metrics(window, self.checked, self.faults, labels))
+            labels = metrics_file.run_labels(self._recorder.run)
+            metrics_file.write_metrics(
+                self._metrics, soak_metrics(window, self.checked, self.faults, labels)
+            )
         except OSError as error:  # no reason to end hours of measuring
             self._recorder.event("warning", f"metrics {self._metrics}: {error.strerror}")
             self._metrics = None
@@ -253,7 +244,7 @@ class _Account:
 def soak_metrics(
     window: SoakWindow, checked: int, faults: int, common: Mapping[str, object]
 ) -> list[Metric]:
-    """Of the last window, and what the checks found since the first round.
+    """The metrics of the last window, and of all checks since the first round.
 
     common: the labels of the run, which all metrics have.
     """
@@ -262,8 +253,8 @@ def soak_metrics(
     of_cases: dict[str, list[tuple[dict[str, object], float]]] = {
         name: [] for name in ("median", "p99", "max", "slowest")
     }
-    labels_of_cases = unique_labels(
-        [{**common, **case_labels(soak_case.case)} for soak_case in window.cases]
+    labels_of_cases = metrics_file.unique_labels(
+        [{**common, **metrics_file.case_labels(soak_case.case)} for soak_case in window.cases]
     )
     for soak_case, labels in zip(window.cases, labels_of_cases, strict=True):
         for name, ns in (
@@ -292,5 +283,5 @@ def soak_metrics(
 
 
 def _p99(times: Sequence[int]) -> float:
-    """The least time that 99 % of the calls do not pass."""
+    """The shortest time that 99 % of the calls do not exceed."""
     return sorted(times)[math.ceil(0.99 * len(times)) - 1]

@@ -1,7 +1,7 @@
-"""When a case has been measured enough: a plain rule that is fed numbers.
+"""When a case has been measured enough: rules that only see numbers.
 
-Only rank 0 has one. Clocks differ: ranks that each watched their own time disagreed 2 times in 60,
-and a disagreement is a hang.
+Only rank 0 has them. Clocks differ: ranks with a rule each disagreed 2 times in 60, and a
+disagreement is a hang.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from torchcoll.core.summary import median, over_ranks, relative_half_width, slowest
 
-FIRST_BATCH = 5  # where nothing is known of how long a call takes
+FIRST_BATCH = 5  # if it is not known how long a call takes
 MIN_CALLS = 20
 MOST_BATCH = 1000  # calls of one batch: its samples wait on every rank until it has ended
 PATIENCE = 10  # slow calls end before MIN_CALLS when so many times the time limit has passed
@@ -45,9 +45,10 @@ MOST_GATHERED, MOST_SAMPLES = 2_000_000, 8_000_000
 
 
 def split_samples(ranks: int, clocks: int, calls: int | None) -> tuple[int, int]:
-    """(the most calls of a batch, every how many batches one goes to rank 0), for no more samples
-    than that. calls: those asked for, None where a rule ends them. The ranks keep the others
-    (core/kept_samples.py).
+    """(most calls of a batch, n if one in n batches is gathered), so that no more samples than
+    MOST_GATHERED and MOST_SAMPLES go to rank 0. The ranks keep the others (core/kept_samples.py).
+
+    calls: those asked for; None if a rule ends them.
     """
     most = max(MIN_CALLS, min(MOST_BATCH, MOST_GATHERED // (ranks * clocks)))
     return most, max(1, math.ceil((calls or 0) * ranks * clocks / MOST_SAMPLES))
@@ -59,8 +60,8 @@ def cap_calls(ranks: int) -> int:
 
 
 def times_of_calls(everyone: list[dict[str, list[int]]], back_to_back: bool) -> list[float]:
-    """The time of each call of a batch, [rank][clock]: its maximum over ranks. Of calls back to
-    back the periods on the slowest rank: their maxima would count one stall several times.
+    """The time of each call of a batch, [rank][clock]: the maximum over ranks. For calls back to
+    back the periods on the slowest rank: maxima would count one stall several times.
     """
     samples = [next(iter(clocks.values())) for clocks in everyone]
     return list(slowest(samples)) if back_to_back else over_ranks(samples)
@@ -80,18 +81,19 @@ def next_look(calls: int) -> int:
 class StoppingRule:
     """Batches of calls until a reason to stop; ``reason`` is then count, precision, time or cap.
 
-    ``iters`` fixes the number of calls (0: none), ``most_batch`` how many a batch has then. Feed
-    each batch's durations to ``add``, ask ``next_batch`` for the size of the next one, 0 to stop.
-    ``expected_ns``: what a call is likely to take, as the cold calls tell; 0 is unknown. ``means``:
-    the figure of the case is the mean of what is fed (periods of calls back to back), not the
-    median.
+    ``add`` takes the durations of a batch, ``next_batch`` returns the size of the next one, 0 to
+    stop.
 
-    precision: the relative half-width that is asked for. The blocks' medians (or means) are given
-    the 95 % t interval of their mean, inflated by their lag-1 correlation r as in a series of that
-    correlation alone, (1 + r) / (1 - r) in the variance (Law and Carson 1979 and Fishman 1978 grow
-    the blocks until nothing of it is left; the calls of a case are too few). A median of fewer than
-    60 calls is never precise, and a mean of fewer than 260: the second and the third look.
-    tests/benchmarks/precision.py simulates how often the rule is wrong.
+    iters: fixes the number of calls (0: none); then a batch has at most ``most_batch`` calls.
+    expected_ns: the likely duration of a call, from the cold calls; 0 if unknown.
+    means: the figure of the case is the mean of the durations (periods of calls back to back), not
+        the median.
+    precision: the relative half-width that is asked for. The blocks' medians (or means) have the
+        95 % t interval of their mean, inflated by their lag-1 correlation r as in a series of that
+        correlation alone: (1 + r) / (1 - r) in the variance. (Law and Carson 1979 and Fishman 1978
+        grow the blocks until nothing of it is left; the calls of a case are too few.) A median of
+        fewer than 60 calls is never precise, nor a mean of fewer than 260: the second and the third
+        look. tests/benchmarks/precision.py simulates how often the rule is wrong.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class StoppingRule:
         return "cap" if self.calls >= self.cap else ""
 
     def add(self, durations_ns: Sequence[float], calls: int | None = None) -> None:
-        """One batch of ``calls`` calls, read over ranks; None: each duration is a call."""
+        """Add a batch of ``calls`` calls, reduced over ranks; None: each duration is a call."""
         self.calls += len(durations_ns) if calls is None else calls
         self._slowest_ns = max(self._slowest_ns, sum(durations_ns) / len(durations_ns))
         if self.iters is not None:
@@ -158,11 +160,11 @@ class StoppingRule:
             self._precise_looks = self._precise_looks + 1 if self.is_precise() else 0
 
     def is_precise(self) -> bool:
-        """What a look at the calls so far sees."""
+        """Whether the calls so far are precise enough."""
         return self.calls >= FIRST_LOOKS[0] and self.reached_precision() <= self.precision
 
     def reached_precision(self) -> float:
-        """Relative half-width reached so far; infinite where the blocks do not bear one."""
+        """The relative half-width reached so far; infinite if the blocks are not independent."""
         size = len(self._durations) // BLOCKS
         if not size:
             return math.inf
@@ -187,17 +189,19 @@ class StoppingRule:
 
 
 def present(part: Sequence[int], ranks: int) -> list[int]:
-    """The ranks of a sub-group that are there: of a fake world rank 0 alone is."""
+    """The ranks of a sub-group that exist: in a fake world only rank 0 does."""
     return [rank for rank in part if rank < ranks]
 
 
 class StoppingRules:
-    """A rule for each sub-group, fed what its row shows; batches go on until all are content at
-    once. ``reasons`` are then theirs. Sub-groups call at the same time, so none can stop alone; one
-    rule of the slowest rank of all would call a group precise that it has not looked at.
+    """A rule for each sub-group, with the times of its row. Batches go on until all rules stop at
+    the same time; ``reasons`` has their reasons then.
 
-    parts: the ranks of each, some of which are present. ranks: of all, for the cap. The rest as of
-    StoppingRule.
+    Sub-groups call at the same time, so none can stop alone. A single rule for the slowest rank of
+    all would call a group precise that it has not looked at.
+
+    parts: the ranks of each sub-group, some of which exist. ranks: of the run, for the cap. The
+    other arguments are those of StoppingRule.
     """
 
     def __init__(
@@ -207,18 +211,18 @@ class StoppingRules:
         self._rules = [StoppingRule(ranks, *options, **more) for _ in parts]
 
     def next_batch(self, elapsed_ns: float) -> int:
-        """As of one rule: the smallest batch that one of them asks for, 0 when all are content."""
+        """The smallest batch that a rule asks for, 0 when all stop."""
         sizes = [rule.next_batch(elapsed_ns) for rule in self._rules]
         return min(filter(None, sizes), default=0)
 
     def add(self, everyone: list[dict[str, list[int]]], back_to_back: bool, calls: int) -> None:
-        """One batch of ``calls`` calls: the samples of each rank, [rank][clock]."""
+        """Add a batch of ``calls`` calls. everyone: its samples, [rank][clock]."""
         for part, rule in zip(self._parts, self._rules, strict=True):
             times_of_group = [everyone[rank] for rank in present(part, len(everyone))]
             rule.add(times_of_calls(times_of_group, back_to_back), calls)
 
     def skip(self, calls: int) -> None:
-        """One batch whose samples the ranks keep, of calls that were asked for by their number."""
+        """Count a batch whose samples the ranks keep; the number of calls is fixed then."""
         for rule in self._rules:
             rule.calls += calls
 

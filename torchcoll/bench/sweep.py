@@ -1,4 +1,4 @@
-"""The cases of a run one after the other: agreed on, measured, and given to rank 0's account."""
+"""The cases of a run one after the other: agreed on, measured, and recorded on rank 0."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ OnCase = Callable[["CaseResult"], None]
 class Sweep:
     """The cases that run on an open session.
 
-    spec, parts: where they differ from the session's own. on_case: called on rank 0 with each
-    result.
+    spec, parts: None for those of the session. on_case: called on rank 0 with each result.
     """
 
     def __init__(
@@ -47,8 +46,8 @@ class Sweep:
         # Nothing is communicated: one rank, or the fake backend.
         self.alone: bool = self.local.ranks == 1 or not session.entries[0].communicates
         self.has_called = False  # some case has made all of its calls
-        self.digested = False  # --soak: what every checked call put out, bit by bit
-        self.gathered: list[dict[str, Any]] = []  # rank 0: what each rank said of the last case
+        self.digested = False  # --soak: the output of every checked call has a digest
+        self.gathered: list[dict[str, Any]] = []  # rank 0: samples of each rank for the last case
         self._cost_known = False
         self._kept: KeptSamples | None = None
         self._on_case = on_case
@@ -63,14 +62,14 @@ class Sweep:
 
     @property
     def keeps(self) -> bool:
-        """Whether ranks may keep samples on their own disks: the run has a result file, beside
-        which they are looked for. A soak keeps no samples.
+        """Whether ranks may keep samples on their own disks: the run has a result file, and they
+        are looked for in its folder. A soak keeps no samples.
         """
         return self.session.file is not None and self.session.soak_s is None
 
     def kept_samples(self) -> KeptSamples:
         """This rank's file of samples, in which a case begins. Collective. Raises TorchcollError
-        where some rank has none.
+        if some rank has none.
         """
         failure = ""
         if self._kept is None:
@@ -92,7 +91,7 @@ class Sweep:
         out-of-memory error.
         """
         if self._flush is None:
-            from torchcoll.bench.caches import flush_call
+            from torchcoll.bench.buffers import flush_call
 
             local = self.local
             self._flush = flush_call(local.torch, local.device, self.session.flush_bytes)
@@ -106,7 +105,7 @@ class Sweep:
         self.finish(look=which != [])
 
     def finish(self, look: bool = True) -> None:
-        """After the last case: the library's own timings; and a look at the machine."""
+        """After the last case: record the library's own timings and the state of the machine."""
         if self._kept:
             self._kept.close()
         session, local = self.session, self.local
@@ -118,7 +117,7 @@ class Sweep:
         states, failure = None, ""
         try:
             states = session.watch and session.watch.states()
-        except OSError as error:  # no measurement is lost with it
+        except OSError as error:  # the measurement is worth keeping without it
             failure = f"{error}"
         answers = local.control.gather([states, failure])
 
@@ -136,7 +135,7 @@ class Sweep:
         session.on_rank_0(keep)
 
     def one_case(self, sizing: SizedCase) -> None:
-        """Its results go to the recorder and ``on_case``."""
+        """Measure a case; its results go to the recorder and ``on_case``."""
         self.session.on_rank_0(lambda recorder: recorder.started(sizing.case))
         results = self.measured(sizing)
 
@@ -152,7 +151,7 @@ class Sweep:
             self._cost_known = True
 
     def measured(self, sizing: SizedCase) -> list[CaseResult]:
-        """Of each sub-group, on rank 0."""
+        """The result of each sub-group, on rank 0."""
         case = sizing.case
         start_ns, wall_us = time.perf_counter_ns(), time.time_ns() // 1000
         self.local.progress.step(case.describe())
@@ -166,25 +165,24 @@ class Sweep:
         return results
 
     def agree_on_case(self, sizing: SizedCase) -> NotRun | None:
-        """None to run the case: decided by rank 0 for all. Raises UsageError where the ranks are
-        not about to run the same one.
+        """None to run the case, or why not; rank 0 decides for all. Raises UsageError if the ranks
+        are not about to run the same one.
         """
         control = self.local.control
         seen = fingerprint([sizing.case.to_json(), sizing.count, self._weights])
         answers = control.gather({"case": seen, **environment.free_memory(self.local.device)})
-        decision: list[list[str] | None] = [None, None]
+        decision = None
         if self.session.recorder:
-            from torchcoll.bench.admission import admit, disagreement
+            from torchcoll.bench.plan import admit
 
-            not_run = admit(sizing, self.parts, answers, self.spec.check)
-            decision = [disagreement(sizing, answers, control), list(not_run) if not_run else None]
+            decision = admit(sizing, self.parts, answers, self.spec.check, control)
         refusal, reason = control.decide(decision)
         if refusal:
             raise UsageError(*refusal)
         return NotRun(*reason) if reason else None
 
     def _record_cost_of_measuring(self, backend: str) -> None:
-        """Recorded after the first case that ran: a barrier before would pay for its connecting."""
+        """Called after the first case that ran: a barrier before it would pay for connecting."""
         align = None if self.alone else self.communicators.align(backend)
         costs = cost_of_measuring(self.local.device, align)
         gathered = self.local.control.gather(costs)

@@ -1,13 +1,13 @@
-"""Buffers, what is put into them, and whether the answer is right.
+"""Buffers, the patterns in them, and whether the output of a call is right.
 
-Patterns are held exactly by every type; what differs is counted, not only noticed.
+Every type holds the patterns exactly, and wrong elements are counted.
 
 A check is worth what it would find. No rank's own input equals the result, so an element that the
-library left alone is seen; no contribution is void (`Values` says how, and what no pattern can do).
-Every input repeats a table of prime length, so every expected output is one too, whatever the size.
-Rejected: tables of period 3 for sums and 2**k for moves, which cannot fail where the ranks are a
-multiple of 3 or a block lands a multiple of the period away; and sums of -1, 0 and 1, in which a
-quarter of the places, left as they were, passed.
+library did not write is wrong. Every contribution counts (`Values` says how, and what no pattern
+can show). Every input repeats a table of prime length, so every expected output is one too, for any
+size. Rejected: tables of period 3 for sums and 2**k for moves, which cannot fail if the ranks are a
+multiple of 3 or a block is off by a multiple of the period; and sums of -1, 0 and 1, which missed a
+quarter of the elements that were not written.
 """
 
 from __future__ import annotations
@@ -27,19 +27,15 @@ ROW_ELEMENTS = 4096
 
 @dataclass
 class Buffers:
-    """``send`` and ``recv``, flat; in place the smaller is a view of the larger.
-
-    rooms: what they are a place in, where there are several (see bench/buffers.py); ``move`` takes
-    them to another one.
-    returned: the receive buffer and the result of the last call, if calls return new tensors.
-    """
+    """``send`` and ``recv``, flat; in place the smaller is a view of the larger."""
 
     send: Any
     recv: Any
     in_place: bool
-    pool: Any = None  # what the memory was taken from, where that must outlive the buffers
-    rooms: tuple[Any, Any] = (None, None)
-    at: Callable[[int], tuple[Any, Any]] | None = None
+    pool: Any = None  # of the memory, if the pool must outlive the buffers
+    rooms: tuple[Any, Any] = (None, None)  # the memory with several places (bench/buffers.py)
+    at: Callable[[int], tuple[Any, Any]] | None = None  # (send, recv) at another place
+    # The receive buffer and the result of the last call, if calls return new tensors.
     returned: tuple[Any, Any] | None = None
 
     def move(self, place: int) -> None:
@@ -54,11 +50,7 @@ class Buffers:
 
 
 def allocate(
-    torch: Any,
-    sizing: SizedCase,
-    rank: int,
-    device: str,
-    empty: Callable[..., Any] | None = None,
+    torch: Any, sizing: SizedCase, rank: int, device: str, empty: Callable[..., Any] | None = None
 ) -> Buffers:
     """The buffers of this rank, by torch's ``empty`` or another. Raises torch's or Python's
     out-of-memory error.
@@ -136,12 +128,12 @@ class Pattern:
 
 
 def poison(torch: Any, buffer: Any) -> None:
-    """Values that few right answers hold, floats none: NaN."""
+    """Fill the buffer with values that are hardly ever right: NaN if it has floats."""
     buffer.fill_(poison_value(torch, buffer.dtype, torch.empty(0)))
 
 
 def poison_value(torch: Any, dtype: Any, expected: Any) -> float:
-    """What no right answer of ``expected`` holds: NaN, or a whole number that is not among them."""
+    """A value that is not in ``expected``: NaN, or a whole number if there is one."""
     if dtype.is_floating_point:
         return float("nan")
     limits = torch.iinfo(dtype)
@@ -156,23 +148,24 @@ def poison_value(torch: Any, dtype: Any, expected: Any) -> float:
 # computed for each rank and call: keep them short.
 _PERIOD = 65521
 _REDUCED_PERIOD = 4093
-# Moves of rank r begin so many elements further (the period's golden section: small multiples of it
-# lie far from each other and from those of a block), and those of each call so many.
+# The pattern of rank r begins r times so many elements further (the golden section of the period:
+# its small multiples are far from each other and from those of a block), and that of each checked
+# call so many.
 _RANK_STEP = 40495
 _TURN_STEP = 21841
 _CHUNK_ELEMENTS = CHECK_CHUNK_BYTES // CHECK_ELEMENT_BYTES
 _STEPS_BETWEEN = (-1, 3)  # where running sums of the steps stay
 _BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
-# The steady calls have turn 0; a check has others, so that what an earlier call left is no answer.
+# Steady calls have turn 0. A check has other turns, so that the output of an earlier call is wrong.
 FIRST_TURN = 1
 
 
 @cache
 def _places(torch: Any, period: int = _REDUCED_PERIOD) -> tuple[Any, Any]:
-    """i**3 and i**5 modulo the period: two numbers for each place that neither repeat nor mirror.
+    """i**3 and i**5 modulo the period: two numbers for each element.
 
-    The difference of two places a fixed way apart is no constant, so that nothing shifted or
-    swapped falls on itself, whatever it is taken modulo.
+    They neither repeat nor mirror. The difference of two elements at a fixed distance is no
+    constant, so that nothing shifted or swapped equals itself, modulo any number.
     """
     i = torch.arange(period, dtype=torch.int64)
     square = i * i % period
@@ -181,10 +174,10 @@ def _places(torch: Any, period: int = _REDUCED_PERIOD) -> tuple[Any, Any]:
 
 @cache
 def _steps(count: int, total: int) -> tuple[int, ...]:
-    """``count`` steps of 1 and -1, in no order, that sum to ``total``.
+    """``count`` steps of 1 and -1, in random order, whose sum is ``total``.
 
-    Those in a row sum to at most 4: in whatever type, a ring or a tree adds exactly. Rejected:
-    1 and -1 by turns, whose every other one sum to half the count.
+    Steps in a row sum to at most 4, so that a ring or a tree adds exactly in any type. Rejected: 1
+    and -1 in turn, because every other one of these sum to half the count.
     """
     draw, height = random.Random(count), 0
     low, high = _STEPS_BETWEEN
@@ -204,10 +197,10 @@ def _steps(count: int, total: int) -> tuple[int, ...]:
 
 @cache
 def _terms(op: str, ranks: int) -> tuple[int, ...]:
-    """What the ranks add, in one order: none is 0, none is the sum (avg: the mean) of all.
+    """The terms that the ranks add, in one order. None is 0, none is the sum (avg: the mean).
 
-    Sums are 2 of +-1; for odd numbers, whose sums of +-1 are odd and so may be 1, one term is 2 and
-    the sum 4. Means are those of 1 or 2, so less than 1; of two ranks 1/2.
+    Terms of +-1 have the sum 2. An odd number of them has an odd sum, which might be 1, so one term
+    is 2 and the sum 4. For avg the sum is 1 or 2 and the mean less than 1; of two ranks it is 1/2.
     """
     odd = ranks % 2
     if ranks == 1:
@@ -219,18 +212,18 @@ def _terms(op: str, ranks: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Values:
-    """What the ranks put into a reduction and what comes out, one period of places.
+    """Inputs and result of a reduction, for one period of elements.
 
-    Own input is never the result, at no place and on no rank (from two ranks on), and each
-    contribution counts: without it, or with it twice, something else would come out. max and min
-    cannot have that in one call: the rank that wins already holds the result, and nobody else's
-    input counts. So they are checked twice, and another rank wins in the second call. Of band and
-    bor what is doubled changes nothing, and an element has fewer bits than there may be ranks: at
-    each place some of them contribute.
+    With two ranks or more, no element of a rank's own input is the result, and each contribution
+    counts: without it, or with it twice, the result would differ. max and min cannot have that in
+    one call, because the rank that wins already holds the result. So they are checked twice, and
+    another rank wins in the second call. For band and bor a doubled contribution changes nothing,
+    and an element has fewer bits than there may be ranks, so some ranks contribute to each element.
 
-    The ranks' parts are dealt out by place. Sums of bounded terms are exact in any type, products
-    are powers, whose exponents are those sums: of 2, or (whole numbers wrap round) of 3, which has
-    an inverse modulo 2**bits. avg of whole numbers divides the sum and drops the rest.
+    Which rank has which part changes from element to element. Sums of bounded terms are exact in
+    any type. Products are powers with these sums as exponents: of 2, or for whole numbers, which
+    wrap round, of 3, which has an inverse modulo 2**bits. avg of whole numbers divides the sum and
+    drops the rest.
     """
 
     torch: Any
@@ -247,7 +240,7 @@ class Values:
         return self._dtype.kind == "float"
 
     def _part(self, rank: int, turn: int = 0, parts: int = 0) -> Any:
-        """Which part the rank has at each place."""
+        """Which part the rank has for each element."""
         return (_places(self.torch)[0] + rank + turn) % (parts or self.ranks)
 
     @property
@@ -259,7 +252,7 @@ class Values:
         return _places(self.torch)[1] // 2
 
     def input(self, rank: int) -> Any:
-        """float64 or int64, as it is before it becomes the type's (which wraps round)."""
+        """As float64 or int64, before it is converted to the type, which wraps round."""
         torch, op = self.torch, self.case.op or ""
         if op in ("sum", "prod") or (op == "avg" and self._float):
             terms = torch.tensor(_terms(op, self.ranks))
@@ -281,7 +274,7 @@ class Values:
         return self._full ^ bits if op == "band" else bits
 
     def result(self) -> Any:
-        """As ``input``: what the reduction over all ranks is, in numbers that do not round."""
+        """The reduction over all ranks, in numbers that do not round; as ``input``."""
         torch, op = self.torch, self.case.op or ""
         if op in ("sum", "prod"):
             return self._of_exponents(sum(_terms(op, self.ranks)) * self._sign)
@@ -321,7 +314,7 @@ class Values:
 
     @property
     def _mean(self) -> Any:
-        """2 and more, as far as the sum of all ranks fits; where not even 2 does it wraps round."""
+        """2 or more, as long as the sum of all ranks fits; it wraps round if 2 does not fit."""
         kinds = max(1, min(9, self._dtype.exact // self.ranks) - 1)
         return 2 + (self._variety + self.turn) % kinds
 
@@ -334,7 +327,7 @@ class Values:
 
     @property
     def _pair(self) -> tuple[Any, Any]:
-        """Neighbours, away from 0 and 1, in which a sum or a product could be a maximum."""
+        """Neighbours, and not 0 and 1, for which a sum or a product may be the maximum."""
         kinds = min(self._dtype.exact, 100) - 2
         least = 2 + (self._variety + self.turn * (kinds // 3)) % kinds
         if self._dtype.kind == "uint":
@@ -351,8 +344,8 @@ class Values:
 
     @property
     def _masks(self) -> tuple[Any, Any, Any]:
-        """Three that differ. An even number of equal ones would vanish: one rank holds the first,
-        of an odd number of ranks another the second, the rest the last.
+        """Three different masks. An even number of equal masks would cancel: so one rank has the
+        first, the others the last, except for one with the second if the number of ranks is odd.
         """
         kind, turn = self._variety, self.turn
         first, second = 32 + (kind // 31 + 7 * turn) % 32, 64 + (kind // 7 + 5 * turn) % 32
@@ -368,14 +361,14 @@ class Values:
 
     @property
     def _bit_parts(self) -> int:
-        # One more than the ranks, so that some bit is left out: else all places were alike.
+        # One more than the ranks, so that some bit is left out: else all elements were equal.
         return max(self.ranks + 1, self._bits)
 
 
 def moved_values(torch: Any, case: Case) -> Any:
-    """One period; rank r's input is ``values[(move_shift(r, turn) + i) mod period]`` at i.
+    """One period; element i of rank r's input is ``values[(move_shift(r, turn) + i) mod period]``.
 
-    Without 0, whose sign a comparison may not see, and without whole numbers' poison.
+    None is 0, whose sign a comparison may not see, nor the poison of whole numbers.
     """
     dtype = DTYPES[case.dtype or "uint8"]
     if dtype.kind == "uint":
@@ -393,7 +386,7 @@ def move_shift(rank: int, turn: int) -> int:
 def input_of(
     torch: Any, sizing: SizedCase, rank: int, buffer: Any, turn: int = 0
 ) -> tuple[Pattern, int]:
-    """The pattern of the rank's input, of the buffer's type, and where in it the input begins."""
+    """(the pattern of the rank's input in the buffer's type, where in it the input begins)."""
     case = sizing.case
     if not case.op:
         moved = Pattern(torch, moved_values(torch, case), buffer.dtype, buffer.device)
@@ -408,18 +401,18 @@ def turns_of(case: Case) -> tuple[int, ...]:
 
 
 def tolerance_ulp(case: Case, ranks: int) -> int:
-    """0: equal to the bit. avg of floats: one ulp a rank, for a backend may divide before adding,
-    and only a division by a power of two is exact.
+    """0 if all bits must be equal. avg of floats: one ulp a rank, because a backend may divide
+    before it adds, and only a division by a power of two is exact.
     """
     averaged = case.op == "avg" and DTYPES[case.dtype or "uint8"].kind == "float"
     return ranks if averaged and ranks & (ranks - 1) else 0
 
 
 class Checker:
-    """The patterns of one case on one rank. ``pulse`` is called now and then: long fills and
-    comparisons are work, not a hang.
+    """The patterns of one case on one rank.
 
-    ``prepare(turn)``, the call, ``count_wrong`` and ``count_changed``; for each of ``turns``.
+    For each of ``turns``: ``prepare(turn)``, the call, ``count_wrong`` and ``count_changed``.
+    pulse: called often, so that long fills and comparisons do not look like a hang.
     """
 
     def __init__(
@@ -430,31 +423,23 @@ class Checker:
         buffers: Buffers,
         pulse: Callable[[], object] = list,
     ) -> None:
-        self._torch = torch
-        self._sizing = sizing
-        self._case = sizing.case
+        self._torch, self._pulse = torch, pulse
+        self._sizing, self._case = sizing, sizing.case
         self._rank = rank
         self._buffers = buffers
-        self._pulse = pulse
         self.check_at(0)
-        self._first = input_of(torch, sizing, rank, buffers.send)  # is wanted before every batch
+        self._first = input_of(torch, sizing, rank, buffers.send)  # needed before every batch
         self._moved = None if self._case.op else self._first[0]
         self._turn = 0
         self._now = self._first
-        self._expected: Pattern | None = None  # of a reduction in this turn, once it is wanted
+        self._expected: Pattern | None = None  # of a reduction in this turn, once it is needed
+        self.turns = turns_of(self._case)
 
     def check_at(self, position: int) -> None:
-        """Expects the output of the blocks of this position; 0 if blocks do not move on."""
+        """Expect the output of the blocks of this position; 0 if blocks do not move on."""
         sizing = self._sizing.at(position) if position else self._sizing
         layout = sizing.layout(self._rank)
         self._segments = COLLECTIVES[self._case.collective].segments(layout)
-
-    @property
-    def turns(self) -> tuple[int, ...]:
-        return turns_of(self._case)
-
-    def _values(self, turn: int) -> Values:
-        return Values(self._torch, self._case, self._sizing.ranks, turn)
 
     def _input(self, turn: int) -> tuple[Pattern, int]:
         if self._moved:
@@ -466,12 +451,12 @@ class Checker:
         pattern.fill(self._buffers.send, shift, pulse=self._pulse)
 
     def refill(self) -> None:
-        """Fresh input. In place 200 sums of ones are infinite, so every batch begins with this."""
+        """Fresh input, before every batch: in place 200 sums of ones are infinite."""
         self._fill(self._first)
 
     def prepare(self, turn: int = FIRST_TURN) -> None:
-        """Fresh input, other than that of the calls before, and poison wherever the output is not
-        the input. What another rank sends is none here (broadcast).
+        """Fresh input, other than that of the calls before, and poison where the output is
+        expected, except where the input is the output (a broadcast's root).
         """
         recv = self._buffers.recv
         self._turn, self._now, self._expected = turn, self._input(turn), None
@@ -484,62 +469,57 @@ class Checker:
                 self._poison(recv.narrow(0, segment.offset, segment.length))
 
     def _poison(self, buffer: Any) -> None:
-        value = self._poison_value
+        expected = (self._moved or self._reduced).one
+        value = poison_value(self._torch, self._buffers.recv.dtype, expected)
         for start in range(0, len(buffer), _CHUNK_ELEMENTS):
             buffer[start : start + _CHUNK_ELEMENTS].fill_(value)
             self._pulse()
 
     @property
-    def _poison_value(self) -> float:
-        dtype = self._buffers.recv.dtype
-        return poison_value(self._torch, dtype, (self._moved or self._reduced).one)
-
-    @property
     def _reduced(self) -> Pattern:
         if self._expected is None:
-            values = self._values(self._turn).result()
+            values = Values(self._torch, self._case, self._sizing.ranks, self._turn).result()
             buffer = self._buffers.send
             self._expected = Pattern(self._torch, values, buffer.dtype, buffer.device)
         return self._expected
 
+    def _outputs(self) -> Iterator[tuple[int, Any, Pattern, int]]:
+        """(offset, part of the output, its pattern, where in that it begins) of each segment."""
+        pattern = self._moved or self._reduced
+        for segment in self._segments:
+            shift = segment.source_offset
+            if segment.source is not None:
+                shift += move_shift(segment.source, self._turn)
+            part = self._buffers.recv.narrow(0, segment.offset, segment.length)
+            yield segment.offset, part, pattern, shift
+
     def count_wrong(self) -> tuple[int, int]:
         """(elements checked, elements wrong) of this rank's output."""
         allowed, checked, wrong = self._allowed(), 0, 0
-        reduced = None if self._moved else self._reduced
-        for segment in self._segments:
-            pattern, shift = reduced or self._moved, segment.source_offset
-            if segment.source is not None:
-                shift += move_shift(segment.source, self._turn)
-            assert pattern
-            part = self._buffers.recv.narrow(0, segment.offset, segment.length)
+        for _, part, pattern, shift in self._outputs():
             wrong += self._differing(part, pattern, shift, allowed)
-            checked += segment.length
+            checked += len(part)
         return checked, wrong
 
     def first_wrong(self) -> tuple[int, str, str] | None:
-        """(element, what is there, what was expected) of this rank's output."""
+        """(element, its value, the expected value) of the first wrong one of this rank's output."""
         allowed, torch = self._allowed(), self._torch
-        reduced = None if self._moved else self._reduced
-        for segment in self._segments:
-            pattern, shift = reduced or self._moved, segment.source_offset
-            if segment.source is not None:
-                shift += move_shift(segment.source, self._turn)
-            assert pattern
-            part, place = self._buffers.recv.narrow(0, segment.offset, segment.length), 0
+        for offset, part, pattern, shift in self._outputs():
+            place = offset
             for chunk, expected in pattern.chunks(part, shift, _CHUNK_ELEMENTS):
                 # A chunk is rows of the pattern, or less than one.
                 positions = torch.nonzero(_differs(torch, chunk, expected, allowed).flatten())
                 if len(positions):
                     at = int(positions[0])
                     there, wanted = chunk.flatten()[at], expected[at % len(expected)]
-                    return segment.offset + place + at, str(there.item()), str(wanted.item())
+                    return place + at, str(there.item()), str(wanted.item())
                 place += chunk.numel()
                 self._pulse()
         return None
 
     def digest(self) -> tuple[str, int]:
-        """What output is expected, equal for ranks that expect the same; and the sum of the bits of
-        what is there as whole numbers: one bit more or less changes it.
+        """(hash of the expected output, equal for ranks that expect the same; sum of the actual
+        output's bits as whole numbers, which any changed bit changes).
         """
         torch, total = self._torch, 0
         bits = getattr(torch, _BITS[self._buffers.recv.element_size()])
@@ -552,7 +532,7 @@ class Checker:
         return fingerprint(places), total
 
     def count_changed(self) -> int:
-        """Elements of the input that the call has changed, where it may change none."""
+        """Elements of the input that the call has changed; 0 in place, where it may change them."""
         pattern, shift = self._now
         return 0 if self._buffers.in_place else self._differing(self._buffers.send, pattern, shift)
 
@@ -566,7 +546,7 @@ class Checker:
 
     def _allowed(self) -> float:
         """The error allowed in avg: ``tolerance_ulp`` ulp of the largest partial average. Partial
-        sums stay within 4, and within as many as the ranks that add 1.
+        sums are at most 4, and at most the number of ranks that add 1.
         """
         ranks = self._sizing.ranks
         ulp = tolerance_ulp(self._case, ranks)
@@ -582,6 +562,6 @@ def _differs(torch: Any, values: Any, expected: Any, allowed: float) -> Any:
     if allowed:
         # Not `>`: NaN must count as wrong.
         return ~((values.double() - expected.double()).abs() <= allowed)
-    # As bits: NaN is what it is, and float8 has no comparison.
+    # As bits: NaN equals itself then, and float8 has no comparison.
     bits = getattr(torch, _BITS[values.element_size()])
     return values.view(bits) != expected.view(bits)

@@ -1,7 +1,7 @@
 """The table of implementations of collectives other than the backend's own.
 
 ``own`` is the backend's, and ``functional`` and ``dtensor`` call it through other APIs of torch
-(API_CALLS, bench/functional.py). The others are kernels of torch's symmetric
+(API_CALLS, bench/calls.py). The others are kernels of torch's symmetric
 memory, which read and write the memory of all GPUs of the group directly. Inference engines call
 them instead of NCCL for small messages (vllm PR 24111, 24532). The table follows torch's
 CUDASymmetricMemoryOps.cu and has not been tested on hardware. ``lacking`` asks torch whether a

@@ -7,54 +7,19 @@ The names of vendors appear only in the table of backends.
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchcoll.core.case import QUEUED, split_batch
 from torchcoll.core.errors import UnavailableError
 from torchcoll.machine.launcher import Launch
 
-# Timing loops take a function ``now`` that returns nanoseconds. On machines it is
-# ``time.perf_counter_ns`` (monotonic, and never stepped by NTP). FakeClock replaces it in tests, in
-# those of torchcoll and in those of its users.
-
+# Timing loops take a function ``now`` that returns nanoseconds, so that tests can replace it.
+# time.perf_counter_ns is monotonic, and NTP never steps it.
 Now = Callable[[], int]
-
-
-class FakeClock:
-    """A clock that only advances when a call of this class does.
-
-    ``now`` returns the time. ``call(durations)`` returns a function whose n-th call takes the n-th
-    duration in ns. ``noisy(median_ns, spread)`` returns a function with log-normal durations from
-    the seed.
-    """
-
-    def __init__(self, seed: int = 0) -> None:
-        self.time_ns = 0
-        self._random = random.Random(seed)
-
-    def now(self) -> int:
-        return self.time_ns
-
-    def call(self, durations: Iterable[int]) -> Callable[[], None]:
-        remaining = iter(durations)
-
-        def pass_time() -> None:
-            self.time_ns += next(remaining)
-
-        return pass_time
-
-    def noisy(self, median_ns: int, spread: float = 0.1) -> Callable[[], None]:
-        def pass_time() -> None:
-            self.time_ns += round(median_ns * self._random.lognormvariate(0, spread))
-
-        return pass_time
-
-
 Call = Callable[[], object]
 Clocks = dict[str, list[int]]
 

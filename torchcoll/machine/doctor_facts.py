@@ -21,16 +21,9 @@ from typing import Any
 
 from torchcoll.core.backends import BACKENDS, NCCL, installed_version
 from torchcoll.core.errors import UsageError
+from torchcoll.machine import placement
 from torchcoll.machine.launcher import BY_HAND, Launch, detect
-from torchcoll.machine.placement import (
-    cpu_numbers,
-    device_facts,
-    network_interfaces,
-    numa_nodes,
-    pci_facts,
-    rdma_devices,
-    text_in,
-)
+from torchcoll.machine.placement import text_in
 from torchcoll.machine.provenance import mapped_libraries
 
 # The modules that backends need in addition to torch.
@@ -84,8 +77,8 @@ def _devices(torch: Any, kind: str, launch: Launch) -> tuple[list[dict[str, Any]
     text = next((_first_line(w.message) for w in warned), "")
     devices = []
     for index in range(count):
-        facts = device_facts(torch, f"{kind}:{index}")
-        pci = pci_facts(facts["pci_id"]) if facts.get("pci_id") else {}
+        facts = placement.device_facts(torch, f"{kind}:{index}")
+        pci = placement.pci_facts(facts["pci_id"]) if facts.get("pci_id") else {}
         devices.append({"device": f"{kind}:{index}", **facts, **pci})
     if devices:
         local_device = rank_device(launch, devices)
@@ -202,6 +195,12 @@ class Facts:
         ]
         return list({library["path"]: library for library in [*of_modules, *self.mapped]}.values())
 
+    @property
+    def nccl_version(self) -> str:
+        """Version of the NCCL in this process, or else the one that torch reports; '' without."""
+        libraries = [m for m in self.mapped if m["name"].startswith(("libnccl.", "librccl."))]
+        return next((m["version"] for m in libraries if m["version"]), self.torch.get(NCCL) or "")
+
     def built(self, backend: str) -> bool:
         return bool(self.torch.get("built", {}).get(backend))
 
@@ -227,8 +226,8 @@ def gather(launch: Launch, launch_error: str = "") -> Facts:
         cpu=cpu_facts(),
         gpus=gpu_facts(),
         limits=limits(),
-        interfaces=network_interfaces(),
-        rdma=rdma_devices(),
+        interfaces=placement.network_interfaces(),
+        rdma=placement.rdma_devices(),
         commands=command_facts(run),
         mapped=mapped_libraries(torch),
         neighbours=neighbour_cpus,
@@ -277,7 +276,7 @@ def _siblings(launch: Launch, proc: str = "/proc") -> list[tuple[Launch, set[int
         pairs = (text_in(f"{proc}/{pid}/environ") or "").split("\0")
         peer, error = launch_facts(dict(pair.partition("=")[::2] for pair in pairs))
         if not error and (peer.launcher, peer.ranks) == (launch.launcher, launch.ranks):
-            siblings.append((peer, cpu_numbers(fields.get("Cpus_allowed_list", ""))))
+            siblings.append((peer, placement.cpu_numbers(fields.get("Cpus_allowed_list", ""))))
     return siblings
 
 
@@ -360,7 +359,7 @@ def cpu_facts(proc: str = "/proc", sysfs: str = "/sys") -> dict[str, Any]:
     return {
         "model": model[1] if model else None,
         "affinity": sorted(affinity) or list(range(os.cpu_count() or 1)),
-        "numa_nodes": numa_nodes(affinity, sysfs),
+        "numa_nodes": placement.numa_nodes(affinity, sysfs),
         "virtual": "hypervisor" in flags[1].split() if flags else None,
         "steal": steal,
         "governor": text_in(cpufreq / "scaling_governor"),

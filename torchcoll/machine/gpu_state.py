@@ -1,21 +1,25 @@
-"""Reads the state of NVIDIA GPUs from the driver's library NVML with ctypes.
+"""Reads the state of GPUs: of NVIDIA's from NVML, of AMD's and Intel's from sysfs.
 
-The package nvidia-ml-py would save 70 lines here, but torch does not depend on it, and a machine
-whose image lacks it would have no state. The state matters most in runs on an image as it is
-(NO_INSTALL=1).
+NVML is the library of NVIDIA's driver, and is called with ctypes. The package nvidia-ml-py would
+save 70 lines here, but torch does not depend on it, and a machine whose image lacks it would have
+no state. The state matters most in runs on an image as it is (NO_INSTALL=1). Constants and
+structures are those of the public nvml.h (CUDA 11 to 13).
 
-Constants and structures are those of the public nvml.h (CUDA 11 to 13). A value that a driver or a
-GPU does not support is None. Machines without NVIDIA's driver have no libnvidia-ml and so no state.
+A value that a driver or a GPU does not support is None, or absent.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import re
+import subprocess
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from torchcoll.core.plausibility import device_named
+from torchcoll.machine.placement import drm_cards, number_in, text_in
 
 _SUCCESS = 0
 _SM, _MEM = 1, 2  # nvmlClockType_t
@@ -217,3 +221,140 @@ class _Gpu:
             if any(count is not None for count in counts)
         }
         return {"nvlinks": len(active), "nvlink_to": remotes, "nvlink_errors": available or None}
+
+
+def is_amd(device_id: str, sysfs: str = "/sys") -> bool:
+    """Whether the device with this PCI id is AMD's."""
+    return text_in(Path(sysfs, "bus/pci/devices", device_id, "vendor")) == "0x1002"
+
+
+def amd_gpus(device_ids: list[str], sysfs: str = "/sys") -> list[dict[str, Any]]:
+    """The state of each GPU, in the order of ``device_ids`` (PCI ids).
+
+    Keys: place (its PCI id), index, busy_percent, sm_clock_mhz, sm_clock_max_mhz, temperature_c
+    (the highest of its sensors), power_w, power_limit_w. Which processes use a GPU and why it is
+    slowed are not in sysfs.
+
+    Documentation/gpu/amdgpu/thermal.rst of the kernel has the names: gpu_busy_percent, pp_dpm_sclk
+    (a line for each level, the current one with ``*``) and hwmon.
+    """
+    cards = drm_cards(sysfs)
+    gpus = []
+    for number, device_id in enumerate(device_ids):
+        card = cards.get(device_id.lower())
+        facts = _amd_facts(card / "device") if card else {}
+        gpus.append({"place": device_id, "index": number, **facts})
+    return gpus
+
+
+def _amd_facts(device: Path) -> dict[str, Any]:
+    levels = re.findall(r"(\d+)Mhz( \*)?", text_in(device / "pp_dpm_sclk") or "", re.IGNORECASE)
+    clocks = [int(clock) for clock, _ in levels]
+    current = [int(clock) for clock, marked in levels if marked]
+    sensors = sorted(device.glob("hwmon/hwmon*/temp*_input"))
+    millidegrees = [value for path in sensors if (value := number_in(path)) is not None]
+    return {
+        "busy_percent": number_in(device / "gpu_busy_percent"),
+        "sm_clock_mhz": current[0] if current else None,
+        "sm_clock_max_mhz": max(clocks, default=None),
+        "temperature_c": max(millidegrees) // 1000 if millidegrees else None,
+        "power_w": _watts(device, "power1_average", "power1_input"),
+        "power_limit_w": _watts(device, "power1_cap"),
+    }
+
+
+def _watts(device: Path, *names: str) -> float | None:
+    """The first of these values of hwmon, which are in microwatts."""
+    for name in names:
+        for path in sorted(device.glob(f"hwmon/hwmon*/{name}")):
+            microwatts = number_in(path)
+            if microwatts is not None:
+                return microwatts / 1e6
+    return None
+
+
+_XPU_SMI_S = 10.0
+Run = Callable[[list[str]], str | None]
+
+# kernel: Documentation/ABI/testing/sysfs-driver-intel-{i915,xe}-hwmon, i915's gt/gt0 and xe's
+# tile0/gt0/freq0. Both drivers have the same names of reasons, with different prefixes.
+_CLOCKS = (
+    ("gt", "rps_act_freq_mhz", "rps_RP0_freq_mhz", "", "throttle_reason_"),
+    ("device/tile*", "freq0/act_freq", "freq0/rp0_freq", "freq0/throttle", "reason_"),
+)
+
+
+def intel_gpus(
+    device_ids: list[str], sysfs: str = "/sys", run: Run | None = None
+) -> list[dict[str, Any]]:
+    """The state of each GPU, in the order of ``device_ids`` (PCI ids).
+
+    Keys: place (its PCI id), index, sm_clock_mhz and sm_clock_max_mhz (highest of its tiles),
+    reasons (of throttling, as the kernel names them), temperature_c, energy_uj (a counter; the
+    kernel has no power), processes ([{pid, name, size_bytes}]; None without xpu-smi).
+
+    xpu-smi is used only if installed. It takes about a second, because it initialises Level Zero.
+    """
+    cards = drm_cards(sysfs)
+    ask = run or _output
+    gpus = []
+    for number, device_id in enumerate(device_ids):
+        card = cards.get(device_id.lower())
+        facts = _intel_facts(card) if card else {}
+        processes = _intel_processes(device_id, ask)
+        gpus.append({"place": device_id, "index": number, **facts, "processes": processes})
+    return gpus
+
+
+def _intel_facts(card: Path) -> dict[str, Any]:
+    clocks, most, reasons, reported = [], [], [], False
+    for root, clock, clock_max, folder, prefix in _CLOCKS:
+        for tile in sorted(card.glob(f"{root}/gt*")):
+            clocks.append(number_in(tile / clock))
+            most.append(number_in(tile / clock_max))
+            for path in sorted((tile / folder).glob(f"{prefix}*")):
+                reported = True
+                name = path.name.removeprefix(prefix)
+                if name != "status" and number_in(path):
+                    reasons.append(name)
+    hwmon = sorted(card.glob("device/hwmon/hwmon*"))
+    millidegrees = _highest(number_in(p) for h in hwmon for p in h.glob("temp*_input"))
+    return {
+        "sm_clock_mhz": _highest(clocks),
+        "sm_clock_max_mhz": _highest(most),
+        "reasons": list(dict.fromkeys(reasons)) if reported else None,
+        "temperature_c": None if millidegrees is None else millidegrees // 1000,
+        "energy_uj": _highest(number_in(h / "energy1_input") for h in hwmon),
+    }
+
+
+def _highest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _intel_processes(device_id: str, run: Run) -> list[dict[str, Any]] | None:
+    """The processes that ``xpu-smi ps -d BDF -j`` lists (mem_size is in kB), without itself."""
+    text = run(["xpu-smi", "ps", "-d", device_id, "-j"])
+    try:
+        listed = json.loads(text or "")["device_util_by_proc_list"]
+        return [
+            {
+                "pid": int(p["process_id"]),
+                "name": str(p["process_name"]),
+                "size_bytes": int(p["mem_size"]) * 1000,
+            }
+            for p in listed
+            if p["process_name"] != "xpu-smi"
+        ]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_XPU_SMI_S, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout

@@ -1,5 +1,5 @@
 """Reads the state of a host before and after a run, on one rank of each host; never during
-calls.
+calls. The state is that of its CPUs, GPUs and network ports.
 """
 
 from __future__ import annotations
@@ -7,23 +7,34 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+from torchcoll.machine import state as host_state
 from torchcoll.machine.environment import hostname, utc_now
-from torchcoll.machine.port_counters import counters
-from torchcoll.machine.state import (
-    Sample,
-    allowed_cpus,
-    family,
-    process_name,
-    sample,
-    settings,
-    shares,
-    user_name,
-    why_busy,
-)
+from torchcoll.machine.placement import number_in, text_in
+from torchcoll.machine.state import Sample
 
 _WINDOW_S = 0.5
+
+# Error counters of InfiniBand ports.
+_INFINIBAND = (
+    *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors"),
+    *("port_rcv_remote_physical_errors", "port_xmit_discards", "local_link_integrity_errors"),
+    *("excessive_buffer_overrun_errors", "port_xmit_constraint_errors"),
+    *("port_rcv_constraint_errors", "VL15_dropped", "port_xmit_wait"),
+)
+# Counters that rise on a lossy RoCE network (NVIDIA: Understanding mlx5 Linux Counters).
+_RDMA = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err")
+# kernel: Documentation/networking/statistics.rst. rx_dropped counts frames of protocols that this
+# host does not use, such as LLDP, so it rises on every healthy machine (state.py).
+_ETHERNET = (
+    *("rx_errors", "tx_errors", "rx_crc_errors", "rx_missed_errors", "tx_dropped"),
+    *("tx_carrier_errors", "rx_dropped"),
+)
+_LOOPBACK = "772"  # linux/if_arp.h
+
+Counters = dict[str, dict[str, int]]
 
 
 class Watch:
@@ -48,7 +59,7 @@ class Watch:
         self._device_ids = list(device_ids)
         self._pids = set(pids)
         self._proc, self._sysfs, self._library = proc, sysfs, library
-        self._cpus = allowed_cpus(self._pids, proc)
+        self._cpus = host_state.allowed_cpus(self._pids, proc)
         self._first: Sample | None = None
         self._before: dict[str, Any] = {}
 
@@ -57,10 +68,10 @@ class Watch:
 
         Keys: when, host, utc, took_ns, cpu (``state.settings``), devices (``nvidia_gpus``,
         ``amd_gpus`` or ``intel_gpus``; ``others`` are processes of other runs, None if not known)
-        and network (``port_counters.counters``).
+        and network (``counters``).
         """
         self._before = self._look("before")
-        self._first = sample(self._proc)
+        self._first = host_state.sample(self._proc)
         return self._before
 
     def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -72,7 +83,7 @@ class Watch:
         (``state.shares``).
         """
         assert self._first is not None
-        last = sample(self._proc)
+        last = host_state.sample(self._proc)
         state = self._look("after")
         state["cpu"] |= self._shares(self._first, last)
         return state
@@ -84,14 +95,14 @@ class Watch:
         """
         shares = None
         if self._kind == "cpu":
-            first = sample(self._proc)
+            first = host_state.sample(self._proc)
             time.sleep(_WINDOW_S)
-            shares = self._shares(first, sample(self._proc))
-        return why_busy(state, shares)
+            shares = self._shares(first, host_state.sample(self._proc))
+        return host_state.why_busy(state, shares)
 
     def _shares(self, first: Sample, last: Sample) -> dict[str, Any]:
         hz = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-        return shares(first, last, self._pids, self._cpus, hz, self._proc)
+        return host_state.shares(first, last, self._pids, self._cpus, hz, self._proc)
 
     def _look(self, phase: str) -> dict[str, Any]:
         start = time.perf_counter_ns()
@@ -99,30 +110,26 @@ class Watch:
             "when": phase,
             "host": hostname(),
             "utc": utc_now(),
-            "cpu": settings(self._cpus, self._proc, self._sysfs),
+            "cpu": host_state.settings(self._cpus, self._proc, self._sysfs),
             "devices": self._devices(),
             "network": counters(self._sysfs),
         }
         return {**state, "took_ns": time.perf_counter_ns() - start}
 
     def _devices(self) -> list[dict[str, Any]]:
-        from torchcoll.machine.amd_gpus import amd_gpus, is_amd
+        if self._kind not in ("cuda", "xpu"):
+            return []
+        from torchcoll.machine import gpu_state
 
         # Several ranks may use a card: its partitions or tiles, or one device in a rehearsal.
         device_ids = list(dict.fromkeys(self._device_ids))
-        if self._kind == "cuda" and all(is_amd(place, self._sysfs) for place in device_ids):
-            devices = amd_gpus(device_ids, self._sysfs)
-        elif self._kind == "cuda":
-            from torchcoll.machine import gpu_state
-
-            devices = gpu_state.nvidia_gpus(device_ids, self._library or gpu_state.load())
-        elif self._kind == "xpu":
-            from torchcoll.machine.intel_gpus import intel_gpus
-
-            devices = intel_gpus(device_ids, self._sysfs)
+        if self._kind == "xpu":
+            devices = gpu_state.intel_gpus(device_ids, self._sysfs)
+        elif all(gpu_state.is_amd(place, self._sysfs) for place in device_ids):
+            devices = gpu_state.amd_gpus(device_ids, self._sysfs)
         else:
-            return []
-        run_pids = family(self._pids, sample(self._proc).processes)
+            devices = gpu_state.nvidia_gpus(device_ids, self._library or gpu_state.load())
+        run_pids = host_state.family(self._pids, host_state.sample(self._proc).processes)
         for device in devices:
             listed = device.pop("processes", None)
             foreign = foreign_processes(listed, run_pids, self._device_ids.count(device["place"]))
@@ -133,8 +140,8 @@ class Watch:
         pid = process["pid"]
         if pid is None:
             return process
-        name = process.get("name") or process_name(pid, self._proc)
-        return {**process, "name": name, "user": user_name(pid, self._proc)}
+        name = process.get("name") or host_state.process_name(pid, self._proc)
+        return {**process, "name": name, "user": host_state.user_name(pid, self._proc)}
 
 
 def foreign_processes(
@@ -154,3 +161,33 @@ def foreign_processes(
     if any(process["pid"] in run_pids for process in listed):
         return [process for process in listed if process["pid"] not in run_pids]
     return [{"pid": None, "name": None, "size_bytes": None} for _ in listed[ranks:]]
+
+
+def counters(sysfs: str = "/sys") -> Counters:
+    """The counters of each port: ``{"mlx5_0 port 1": {"symbol_error": 0, ...}, "eth0": {...}}``.
+
+    Of the interfaces only physical devices are read. If there are none, as in a container, all
+    interfaces but the loopback are read.
+    """
+    ports: Counters = {}
+    for port in sorted(Path(sysfs, "class/infiniband").glob("*/ports/*")):
+        name = f"{port.parent.parent.name} port {port.name}"
+        read = {**_numbers(port / "counters", _INFINIBAND), **_numbers(port / "hw_counters", _RDMA)}
+        if read:
+            ports[name] = read
+    interfaces = [
+        entry
+        for entry in sorted(Path(sysfs, "class/net").glob("*"))
+        if (entry / "statistics").exists() and text_in(entry / "type") != _LOOPBACK
+    ]
+    physical = [entry for entry in interfaces if (entry / "device").exists()]
+    for entry in physical or interfaces:
+        read = _numbers(entry / "statistics", _ETHERNET)
+        if read:
+            ports[entry.name] = read
+    return ports
+
+
+def _numbers(folder: Path, names: tuple[str, ...]) -> dict[str, int]:
+    read = {name: number_in(folder / name) for name in names}
+    return {name: number for name, number in read.items() if number is not None}

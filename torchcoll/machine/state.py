@@ -11,7 +11,6 @@ from typing import Any
 
 from torchcoll.core.units import format_bytes
 from torchcoll.machine.placement import cpu_numbers, number_in, text_in
-from torchcoll.machine.port_counters import NO_FAULT
 
 # The load of the cores is the difference of two samples of the ticks in /proc, which only increase.
 #
@@ -250,6 +249,9 @@ LIMITED_SHARE = 0.01  # of the duration of the run
 # Ticks of 10 ms are too coarse for a share of a shorter run.
 LEAST_S = 0.5
 
+# Counters of ports that are recorded but never a warning: waiting to send, and frames of protocols
+# that this host does not use, such as LLDP.
+_NO_FAULT_COUNTERS = ("port_xmit_wait", "rx_dropped")
 # Reasons for lower clocks that are not a fault: the GPU is idle, or somebody set the clocks.
 _NO_FAULTS = ("GPU idle", "applications clocks setting", "sync boost", "display clock setting")
 
@@ -299,7 +301,7 @@ def during(first: dict[str, Any], last: dict[str, Any], kind: str) -> Iterator[s
         risen = {
             name: count - earlier[name]
             for name, count in counts.items()
-            if name not in NO_FAULT and count > earlier.get(name, count)
+            if name not in _NO_FAULT_COUNTERS and count > earlier.get(name, count)
         }
         if risen:
             texts = ", ".join(f"{name} +{number}" for name, number in risen.items())

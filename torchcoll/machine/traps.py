@@ -15,8 +15,7 @@ from torchcoll.libraries.nccl import variables as nccl
 from torchcoll.libraries.oneccl import variables as oneccl
 from torchcoll.machine.doctor_facts import IPEX, Facts, rank_device
 from torchcoll.machine.placement import interface_problem, matching
-from torchcoll.machine.setting_traps import MASKS, Finding, Settings, setting_traps
-from torchcoll.machine.usable import ccl_on_cpu, nccl_version
+from torchcoll.machine.setting_traps import MASKS, Finding
 
 _NCCL, _ONECCL = of_family(NCCL), of_family(ONECCL)
 
@@ -289,7 +288,7 @@ def unknown_names(facts: Facts) -> Iterator[Finding]:
 
 
 def names_of_other_versions(facts: Facts) -> Iterator[Finding]:
-    version = nccl_version(facts)
+    version = facts.nccl_version
     # RCCL has NCCL's version numbers, but not all of its variables.
     if not version or facts.torch.get("hip"):
         return
@@ -306,22 +305,6 @@ def names_of_other_versions(facts: Facts) -> Iterator[Finding]:
 
 
 NAME_CHECKS = (interface_names, rdma_names, unknown_names, names_of_other_versions)
-
-
-def settings(facts: Facts) -> Iterator[Finding]:
-    torch, launch = facts.torch or {}, facts.launch
-    yield from setting_traps(
-        Settings(
-            facts.environ,
-            launch.launcher,
-            launch.local_ranks,
-            facts.host_cores,
-            ccl_on_cpu(facts),
-            str(torch.get("version") or ""),
-            next((kind for kind in ("hip", "cuda") if torch.get(kind)), ""),
-            bool(facts.devices("cuda")),
-        )
-    )
 
 
 def nccl_debug_subsys(facts: Facts) -> Iterator[Finding]:
@@ -375,4 +358,4 @@ def preloaded(facts: Facts) -> Iterator[Finding]:
             )
 
 
-VARIABLE_CHECKS = (settings, nccl_debug_subsys, omp_num_threads, preloaded)
+VARIABLE_CHECKS = (nccl_debug_subsys, omp_num_threads, preloaded)

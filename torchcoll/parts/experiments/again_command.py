@@ -140,9 +140,9 @@ def _check_exists(name: str) -> None:
 def _here(recipe: Recipe) -> Recipe:
     """What this machine can run of it. Raises UsageError or UnavailableError."""
     from torchcoll.core.backends import BACKENDS
+    from torchcoll.machine.doctor import backends
     from torchcoll.machine.doctor_facts import gather
     from torchcoll.machine.launcher import Launch
-    from torchcoll.machine.usable import backends
     from torchcoll.questions.show.recipe import on_this_machine
 
     facts = gather(Launch("again"))

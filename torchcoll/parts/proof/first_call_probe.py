@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torchcoll.bench.control import Control, own_part, store_of
+from torchcoll.bench.control import Control, run_stores, store_of
 from torchcoll.bench.rehearsal import rehearse
 from torchcoll.machine.devices import open_device
 from torchcoll.machine.launcher import Launch
@@ -59,7 +59,7 @@ def _bare(torch: Any, launch: Launch, options: ProbeOptions, is_over: bool) -> t
     """
     dist = torch.distributed
     store = store_of(torch, launch, TIMEOUT_S, found_group=False, fake=False)
-    subgroup_store, client = own_part(dist, store, launch.ranks > 1)
+    subgroup_store, client = run_stores(dist, store, launch.ranks > 1)
     control = Control(subgroup_store, launch.rank, launch.ranks, TIMEOUT_S)
     device = open_device(torch, options.device, launch, options.rehearse)
     undo = rehearse(options.backend, device.kind, launch.rank) if options.rehearse else None

@@ -238,7 +238,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
         asked=fingerprint(asked),
         argv=sys.argv[1:],
         recorder=recorder,
-        on_leaving=file.close,
+        on_exit=file.close,
     )
 
     try:

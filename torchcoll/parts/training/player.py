@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.bench.measure import prepared
+from torchcoll.bench.measure import prepare_call
 from torchcoll.bench.verify import allocate
 from torchcoll.core.case import Case, SizedCase, size_case
 from torchcoll.core.collectives import COLLECTIVES
@@ -155,7 +155,7 @@ class Player:
         buffers = allocate(self._local.torch, sizing, rank, self._local.device.name)
         for side, buffer in (("sent", buffers.send), ("received", buffers.recv)):
             self._buffers[side, case, members] = buffer.zero_()
-        return prepared(self._local, sizing, rank, buffers, self._groups[members])
+        return prepare_call(self._local, sizing, rank, buffers, self._groups[members])
 
     def _bytes(self, side: str, size_bytes: int) -> Any:
         torch, key = self._local.torch, (side, size_bytes)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchcoll.bench.admission import lacks_memory
 from torchcoll.bench.measure import first_call
+from torchcoll.bench.plan import lacks_memory
 from torchcoll.bench.session import Session, SessionOptions, opened
 from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, brief

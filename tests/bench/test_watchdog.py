@@ -11,12 +11,9 @@ from types import SimpleNamespace
 import pytest
 from ranks import past
 
-from torchcoll.bench import stack_sampler
-from torchcoll.bench.stack_sampler import (
-    StackSampler,
-    place_of,
-    seen_from_outside,
-)
+from torchcoll.bench import watchdog
+from torchcoll.bench.departure import seen_from_outside
+from torchcoll.bench.watchdog import StackSampler, place_of
 
 # -- what a thread is seen to do -------------------------------------------------------------------
 
@@ -28,7 +25,7 @@ def told_of(work, monkeypatch, until=0.4):
     names = ("clock_gettime", "pthread_getcpuclockid")
     clock = SimpleNamespace(**{name: getattr(time, name, None) for name in names})
     clock.monotonic = time.process_time
-    monkeypatch.setattr(stack_sampler, "time", clock)
+    monkeypatch.setattr(watchdog, "time", clock)
     seen, over = {}, threading.Event()
 
     def run():
@@ -67,7 +64,7 @@ SLEEPING = "sleeps" if sys.version_info >= (3, 11) else "waits"
 def test_a_thread_in_code_of_its_own(monkeypatch, work, how):
     stated = told_of(work, monkeypatch)
     assert stated["place"] == "code"
-    assert stated["text"].startswith(f"{work.__name__}, test_stack_sampler.py:")
+    assert stated["text"].startswith(f"{work.__name__}, test_watchdog.py:")
     assert stated["how"] == how
 
 
@@ -118,6 +115,7 @@ def frame_of(module, source, name):
         ("torchcoll.machine.devices", ("collective", "wanted")),
         ("torchcoll.bench.verify", ("busy", "bench.verify, wanted")),
         ("torchcoll.bench.watchdog", None),
+        ("torchcoll.bench.departure", None),
     ],
 )
 def test_places(module, place):
