@@ -440,6 +440,49 @@ def runs_of_ranks(
     return [make_run(each, options, source, ranks=ranks, **more) for ranks, each in results.items()]
 
 
+class TableReader:
+    """Reads the text of a benchmark line by line. A subclass has ``line`` and ``end``.
+
+    results: of the rows that were read, by the number of ranks of their run.
+    """
+
+    def __init__(self, options: ImportOptions) -> None:
+        self.options, self.imported = options, Imported()
+        self.results: dict[Any, list[CaseResult]] = {}
+
+    @classmethod
+    def read(cls, lines: Iterable[Line], options: ImportOptions) -> Imported:
+        reader = cls(options)
+        for line, text in lines:
+            reader.line(line, text)
+        reader.end()
+        return reader.imported
+
+    def line(self, line: int, text: str) -> None:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        raise NotImplementedError
+
+    def add(self, line: int, result: CaseResult | str) -> None:
+        """Keep the result of a row, or refuse the row for the reason that is given in its place."""
+        if isinstance(result, str):
+            self.imported.refuse(line, result)
+        else:
+            self.imported.take()
+            self.results.setdefault(self.run_of(result), []).append(result)
+
+    def run_of(self, result: CaseResult) -> Any:
+        """The key in ``results``."""
+        return result.ranks
+
+    def add_runs_without_ranks(self, source: Mapping[str, str | None]) -> None:
+        """Add the run of an output that does not have the number of ranks."""
+        self.imported.runs += runs_of_ranks(self.results, self.options, source)
+        if self.results and not self.options.ranks:
+            self.imported.warn("the file does not tell the ranks: give --ranks for bus bandwidth")
+
+
 def number_runs(imported: Imported, runs: int) -> None:
     """Warn if a file has the outputs of several runs, one after the other.
 

@@ -16,14 +16,7 @@ from datetime import datetime, timezone
 from torchcoll.core.collectives import COLLECTIVES, busbw_gbps
 from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Reported, Run
 from torchcoll.core.units import format_ranges
-from torchcoll.reading.base import (
-    Imported,
-    ImportOptions,
-    Line,
-    contradiction,
-    make_result,
-    make_run,
-)
+from torchcoll.reading import base
 from torchcoll.reading.inspector_records import (
     ALL_FILES,
     ENQUEUED,
@@ -58,13 +51,15 @@ def sniff(head: Sequence[str]) -> bool:
     return any(is_json(text) or is_last_call(text) for text in head)
 
 
-def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
+def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Imported:
     return read_together([lines], options)
 
 
-def read_together(files: Iterable[Iterable[Line]], options: ImportOptions) -> Imported:
+def read_together(
+    files: Iterable[Iterable[base.Line]], options: base.ImportOptions
+) -> base.Imported:
     """The runs in several files: one for each job."""
-    imported, log = Imported(), Log()
+    imported, log = base.Imported(), Log()
     for lines in files:
         add_records(log, lines, options, imported)
     if log.lost:
@@ -82,7 +77,7 @@ def read_together(files: Iterable[Iterable[Line]], options: ImportOptions) -> Im
     return imported
 
 
-def _warn(job: Job, imported: Imported) -> None:
+def _warn(job: Job, imported: base.Imported) -> None:
     if job.numbering:
         imported.warn(job.numbering)
     messages = sum(len(communicator.messages) for communicator in job.communicators)
@@ -99,7 +94,7 @@ def _warn(job: Job, imported: Imported) -> None:
             )
 
 
-def _run(job: Job, results: Sequence[CaseResult], options: ImportOptions) -> Run:
+def _run(job: Job, results: Sequence[CaseResult], options: base.ImportOptions) -> Run:
     hosts = {
         member: communicator.hosts[rank]
         for communicator in job.communicators
@@ -111,11 +106,13 @@ def _run(job: Job, results: Sequence[CaseResult], options: ImportOptions) -> Run
     start = None
     if job.first_us and job.first_us < 1 << 52:
         start = datetime.fromtimestamp(job.first_us / 1e6, timezone.utc).isoformat()
-    return make_run(results, options, source, ranks=job.ranks, members=members, start_utc=start)
+    return base.make_run(
+        results, options, source, ranks=job.ranks, members=members, start_utc=start
+    )
 
 
 def _results(
-    communicator: JobCommunicator, job: Job, options: ImportOptions
+    communicator: JobCommunicator, job: Job, options: base.ImportOptions
 ) -> Iterable[CaseResult]:
     """A result for each collective and size of a communicator."""
     calls_by_case: dict[tuple[str, int], list[dict[int, Record]]] = defaultdict(list)
@@ -140,7 +137,7 @@ def _result(
     communicator: JobCommunicator,
     calls: Sequence[Mapping[int, Record]],
     group: str | None,
-    options: ImportOptions,
+    options: base.ImportOptions,
 ) -> CaseResult:
     ranks = communicator.ranks
     records = [record for call in calls for record in call.values()]
@@ -190,9 +187,9 @@ def _result(
     ]
     if pairs:
         printed, expected = (sum(figures) / len(pairs) for figures in zip(*pairs, strict=True))
-        text = contradiction("busbw", printed, expected, "size, time and ranks", 0.0)
+        text = base.contradiction("busbw", printed, expected, "size, time and ranks", 0.0)
         remarks += [text] if text else []
-    result = make_result(
+    result = base.make_result(
         name,
         size_bytes,
         reported,
