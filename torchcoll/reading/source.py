@@ -17,7 +17,7 @@ from torchcoll.core.bounds import (
     UnpackBudget,
 )
 from torchcoll.core.errors import UnreadableError, nearest_file
-from torchcoll.core.opening import is_descriptor, open_to_read
+from torchcoll.core.opening import is_descriptor, open_to_read, unpack
 from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
 from torchcoll.reading.base import Line
 from torchcoll.reading.prefix import cleaned
@@ -43,9 +43,7 @@ class _Unpacked(io.RawIOBase):
     """
 
     def __init__(self, start: bytes, remaining: IO[bytes], name: str) -> None:
-        self._growth, self._read = UnpackBudget("file", name), 0
-        self._packed, self._remaining = start, remaining
-        self._unpacker = zlib.decompressobj(31)  # with gzip's header
+        self._pieces = unpack(remaining, UnpackBudget("file", name), start, lined=True)
         self._ready = memoryview(b"")  # slices of it need no copy
         self.problem = ""
 
@@ -54,26 +52,19 @@ class _Unpacked(io.RawIOBase):
 
     def readinto(self, target: Any) -> int:
         while not self._ready and not self.problem:
-            packed = self._packed or self._remaining.read(_HEAD)
-            self._packed = b""
-            if not packed:
-                if not self._unpacker.eof:
-                    self.problem = "cut off: the .gz has no end"
-                break
-            if self._unpacker.eof:  # another compressed file after the first
-                self._unpacker = zlib.decompressobj(31)
             try:
-                unpacked = self._unpacker.decompress(packed)
-                self._ready = memoryview(unpacked)
-                self._read += len(packed) - len(self._unpacker.unused_data)
-                self._growth.add(len(unpacked), self._read, unpacked.count(b"\n"))
+                piece = next(self._pieces, None)
+            except EOFError:
+                self.problem = "cut off: the .gz has no end"
             except zlib.error as error:
                 self.problem = f"damaged: {error}"
-            self._packed = self._unpacker.unused_data
-        piece = self._ready[: len(target)]
-        self._ready = self._ready[len(piece) :]
-        target[: len(piece)] = piece
-        return len(piece)
+            else:
+                if piece is None:
+                    break
+                self._ready = memoryview(piece)
+        size = min(len(target), len(self._ready))
+        target[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size
 
 
 class Shortened:
