@@ -178,9 +178,7 @@ def _odd_links(gpus: list[Gpu]) -> list[Row]:
 
 
 def _links(topo: Topology) -> tuple[int, bool, float] | None:
-    """``Dump.links``, for one host only: links within a host do not identify a fabric between
-    hosts.
-    """
+    """``Dump.links``, of one host only: links within a host identify no fabric between hosts."""
     if topo.cut or topo.hosts > 1 or not topo.described_gpus:
         return None
     distinct = set()

@@ -81,9 +81,7 @@ _OF_FILES = frozenset(
 
 
 def names_file(name: str, value: str) -> bool:
-    """Whether a variable may name a file, from which a library then loads code, or which it reads
-    or writes.
-    """
+    """Whether a variable may name a file that a library loads code from, reads or writes."""
     tokens = name.upper().split("_")
     return (
         not _OF_FILES.isdisjoint(tokens)

@@ -196,9 +196,7 @@ def _share(row: Row, limits: Sequence[AlgorithmLimit], reach: Reach) -> RowLimit
 
 
 def _direct(row: Row, reach: Reach) -> AlgorithmLimit | None:
-    """The limit of sends and receives over hosts: the bytes through the busiest host's
-    interfaces.
-    """
+    """The limit of sends and receives between hosts: the interfaces of the busiest host."""
     hosts = [str(rank // reach.gpus) for rank in range(reach.ranks)]
     share = crossing(row.collective, hosts, row.root)
     if reach.hosts < 2 or reach.nics_gbps is None or not share:
@@ -216,9 +214,7 @@ _ALSO_EXTREMES = ("float16", "bfloat16", "int32", "int64", "uint32", "uint64")
 
 
 def _takes(limit: AlgorithmLimit, row: Row) -> bool:
-    """Whether the algorithm supports the row's type and reduction (NVSwitches do not support
-    all).
-    """
+    """Whether the algorithm supports the type and reduction. NVSwitches do not support all."""
     in_switch = limit.algorithm in (NVLS, NVLS_TREE)
     if not in_switch or not COLLECTIVES[row.collective].has_op:
         return True

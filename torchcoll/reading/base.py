@@ -124,9 +124,7 @@ class Imported:
         return requested or recorded
 
     def warnings_by_run(self) -> list[list[str]]:
-        """For each run its warnings. A warning about an output without a run is given to all
-        runs.
-        """
+        """The warnings of each run. One about an output without a run is given to all runs."""
         with_run = set(self.run_outputs)
         everywhere: list[int] = []  # indices of warnings, so that they keep their order
         by_output: dict[int, list[int]] = {}
@@ -186,9 +184,7 @@ def no_figure(name: str, text: str) -> str:
 
 
 def numbers(*texts: str) -> Sequence[float | None]:
-    """``number`` of each text. Faster than single calls if all are plain numbers, as in most
-    rows.
-    """
+    """``number`` of each text, faster than single calls if all are plain, as in most rows."""
     try:
         values = [*map(float, texts)]
     except ValueError:
@@ -434,9 +430,7 @@ def runs_of_ranks(
     source: Mapping[str, str | None],
     **more: Any,
 ) -> list[Run]:
-    """Make a run for each number of ranks, the keys of ``results``. more: arguments of
-    ``make_run``.
-    """
+    """A run for each number of ranks, the keys of ``results``. more: arguments of ``make_run``."""
     return [make_run(each, options, source, ranks=ranks, **more) for ranks, each in results.items()]
 
 

@@ -80,9 +80,7 @@ def make_case(
     remarks: Sequence[str] = (),
     printed: Bandwidth | None = None,
 ) -> CaseResult | str:
-    """Make the result for an operation, by DeepSpeed's name and size; or the reason why it
-    cannot.
-    """
+    """The result for an operation, by DeepSpeed's name and size, or why there is none."""
     name = base.collective_named(operation) or options.collective  # every row names its own
     if name is None:
         return f"{operation or '(no name)'} is no collective that torchcoll has"

@@ -30,9 +30,7 @@ def time_unit(heading: str) -> Unit:
 
 
 def bandwidth_unit(heading: str) -> Unit:
-    """GB/s in one unit of the heading. K, M, G are powers of 1000, Ki, Mi, Gi of 1024; b is a
-    bit.
-    """
+    """GB/s in one unit. K, M, G are powers of 1000, Ki, Mi, Gi of 1024; b is a bit."""
     if heading in _OURS:
         return 1.0, ""
     for token in _SPLIT.split(heading):
@@ -49,9 +47,7 @@ def bandwidth_unit(heading: str) -> Unit:
 
 
 def size_unit(heading: str) -> tuple[int, str]:
-    """(bytes in one unit of the heading, in powers of 1024; why the sizes cannot be used, or
-    '').
-    """
+    """(bytes in one unit, in powers of 1024; why the sizes cannot be used, or '')."""
     tokens = _SPLIT.split(heading)
     if not _ELEMENTS.isdisjoint(token.lower() for token in tokens):
         return 1, f"the sizes under {heading!r} are no bytes"

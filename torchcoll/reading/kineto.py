@@ -198,9 +198,7 @@ def _data_index(collective: str) -> int:
 
 
 def _asynchronous(issued: IssuedCall) -> bool | None:
-    """Whether the call is asynchronous, by its operator, or by record_param_comms of newer
-    torch.
-    """
+    """Whether the call is asynchronous, by its operator, or by newer torch's record_param_comms."""
     values = _Arguments(issued.outer or issued.event).values
     values = [*values, str(issued.event.args.get("Is asynchronized op")).capitalize()]
     recorded = next((value for value in values if value in ("True", "False")), None)
@@ -430,9 +428,7 @@ def _assign_works(
 
 
 def _fits(work: Event, sizes: set[int]) -> bool:
-    """Whether the numbers of elements agree, for all tensors together or for one; True if
-    unknown.
-    """
+    """Whether the numbers of elements agree, of all tensors or of one; True if unknown."""
     dims = work.args.get("Input Dims")
     if not sizes or not isinstance(dims, list) or not dims:
         return True

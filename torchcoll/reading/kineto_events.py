@@ -195,9 +195,7 @@ def _within(name: str) -> int:
 
 
 def find_issued(events: Iterable[Event]) -> tuple[list[IssuedCall], list[Span]]:
-    """(all calls by start, spans of operators without communication, in which the host
-    computed).
-    """
+    """(all calls by start, spans of operators without communication: the host computed)."""
     threads: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in events:
         if event.category == "cpu_op" or (
@@ -281,9 +279,7 @@ def find_units(events: Iterable[Event], calls: Iterable[IssuedCall]) -> dict[Iss
 
 
 def _has_call(issued: IssuedCall) -> bool:
-    """Whether it is a call. An old record_param_comms may be a wait, or the frame of several
-    calls.
-    """
+    """Whether it is a call: an old record_param_comms may be a wait, or the frame of several."""
     return issued.has_param or issued.annotation is not None
 
 

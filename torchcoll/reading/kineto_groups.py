@@ -43,9 +43,7 @@ def make_groups(info: Mapping[str, Any], calls: Iterable[IssuedCall]) -> dict[st
 
 
 def _merge_groups(groups: dict[str, Group]) -> dict[str, Group]:
-    """Merge groups with the same ranks and backend into one, as c10d operators do not name
-    theirs.
-    """
+    """Merge groups with the same ranks and backend, as c10d operators do not name theirs."""
     if len(groups) < 2 or len({(g.ranks, g.backend) for g in groups.values()}) > 1:
         return groups
     first = next(iter(groups.values()))
@@ -60,9 +58,7 @@ def _complete(ranks: object, size: object) -> tuple[int, ...]:
 
 
 def _regular(args: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ranks from start, stride and size, which torch records along with the possibly shortened
-    list.
-    """
+    """Ranks from start, stride and size, which torch records beside the list."""
     start, stride = whole(args.get("Global rank start")), whole(args.get("Global rank stride"))
     size = whole(args.get("Group size"))
     if start is None or not stride or not size or size > MOST_RANKS:

@@ -97,9 +97,7 @@ class RowParser:
     # third of the time. If one of them is unusual, ``row`` parses them one by one.
 
     def keep(self, line: int, text: str) -> bool:
-        """Whether the line looks like the row before. Then it is kept for ``kept``, which parses
-        it.
-        """
+        """Whether the line looks like the row before, and is kept for ``kept`` to parse."""
         if self._before is None or len(self._kept) == _AT_ONCE:
             return False
         tokens = text.split()
@@ -125,9 +123,7 @@ class RowParser:
             return [(line, self.row(line, text)) for line, text in kept]
 
     def _rows(self, lines: Sequence[int], columns: Sequence[Column]) -> list[NcclTestsRow]:
-        """Parse kept rows column by column. Raises ValueError or IndexError for an unusual
-        field.
-        """
+        """Parse kept rows by column. Raises ValueError or IndexError for an unusual field."""
         assert self._before
         like, width = self._before, self._width
         first = 2 + len(self._labels)
@@ -159,9 +155,7 @@ class RowParser:
         return map(Block, repeat(in_place), *figures, wrong)
 
     def _possible(self, heads: int, tokens: Sequence[str]) -> bool:
-        """Whether a row can have this number of fields before the time. If a row lacks its last
-        field the number differs.
-        """
+        """Whether a row can have so many fields before the time, and lacks none at its end."""
         if not 3 <= heads <= 5:
             return False
         if self._heads:

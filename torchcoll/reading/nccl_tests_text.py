@@ -89,9 +89,7 @@ class Messages:
 
 
 def begins_run(text: str) -> bool:
-    """Whether a message is from the start of a process, which may precede nccl-tests' first
-    line.
-    """
+    """Whether a message is from the start of a process, and may precede nccl-tests' first line."""
     return _SET in text or "CCL version" in text
 
 
@@ -224,9 +222,7 @@ def _width(outputs: Sequence[_TestOutput]) -> int:
 
 
 def _interleaved(outputs: Sequence[_TestOutput]) -> bool:
-    """Whether these are tests without MPI at once: several ranks 0 before a test ends, and no rank
-    1.
-    """
+    """Whether tests without MPI ran at once: several ranks 0 before one ends, and no rank 1."""
     if any(set(output.members) - {0} for output in outputs):
         return False
     if any(output.zeros > 1 for output in outputs):
@@ -334,9 +330,7 @@ class _TextReader:
             self.add(line, row)
 
     def add_kept(self) -> None:
-        """Add the rows that the parser has kept. Called before anything else is done with a
-        line.
-        """
+        """Add the rows that the parser has kept: before anything else is done with a line."""
         for line, row in self.output.parser.kept():
             self.add(line, row)
 

@@ -161,9 +161,7 @@ class _OneCclReader(base.TableReader):
 
     @property
     def first_calls(self) -> bool:
-        """Whether each row is one call, from the process's first on. A CSV does not have the
-        warm-up.
-        """
+        """Whether each row is one call, the process's first included. A CSV has no warm-up."""
         iterations = (self.settings.get("iters"), self.settings.get("warmup_iters"))
         return not self.csv and iterations == ("1", "0")
 

@@ -22,9 +22,7 @@ _BLANKS = re.compile(r"(?:\\\s|\s)+")
 
 
 def cleaned(text: str) -> list[str]:
-    """The lines of a text without ANSI codes and mpirun's tags. Of a progress bar's line only the
-    last state is kept.
-    """
+    """The lines of a text without ANSI codes, mpirun's tags, and earlier states of a bar."""
     lines = text.split("\n")
     # Most texts have none of these, and a check of many lines at once is cheap.
     if "\x1b" in text:
@@ -67,8 +65,6 @@ class Unprefixed:
 
 
 def _shape(prefix: str) -> re.Pattern[str]:
-    """A pattern for prefixes like this one, with any numbers and blanks, since time stamps
-    change.
-    """
+    """A pattern for such prefixes with any numbers and blanks, since time stamps change."""
     blanks = _BLANKS.sub(r"\\s+", re.escape(prefix.lstrip()))
     return re.compile(r"\s*" + _NUMBER.sub(r"\\d+", blanks))

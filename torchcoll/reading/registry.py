@@ -84,9 +84,7 @@ def importers() -> dict[str, Importer]:
 
 
 def sniff_importer(windows: Iterable[Sequence[str]]) -> Importer | None:
-    """The first importer that recognises the format of a file from windows of its lines, or
-    None.
-    """
+    """The first importer that recognises the format in windows of a file's lines, or None."""
     for lines in windows:
         for each in importers().values():
             starts = getattr(each, "STARTS", None)

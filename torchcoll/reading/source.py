@@ -38,9 +38,7 @@ _CONTROLS = bytes([*range(9), *range(14, 27)])  # characters that no text has
 
 
 class _Unpacked(io.RawIOBase):
-    """The unpacked content of a .gz whose start was already read. A file that was cut off is read
-    up to its end.
-    """
+    """The unpacked content of a .gz whose start was read, up to its end or its damage."""
 
     def __init__(self, start: bytes, remaining: IO[bytes], name: str) -> None:
         self._pieces = unpack(remaining, UnpackBudget("file", name), start, lined=True)
@@ -92,9 +90,7 @@ class Shortened:
 
 
 class Source:
-    """A file to import: ``windows`` has its first lines for sniffing, and ``lines`` all of them,
-    once.
-    """
+    """A file to import. ``windows`` has its first lines, for sniffing; ``lines`` all, once."""
 
     def __init__(self, path: str) -> None:
         if is_descriptor(path):  # a shell's <(COMMAND), which cannot be read twice
@@ -131,9 +127,7 @@ class Source:
 
     @property
     def binary(self) -> bool:
-        """Whether it is not text: it has null bytes without being UTF-16, or many control
-        characters.
-        """
+        """Whether it has null bytes without being UTF-16, or many control characters."""
         if self.start.startswith((b"\xff\xfe", b"\xfe\xff")):
             return False
         odd = len(self.start) - len(self.start.translate(None, _CONTROLS))

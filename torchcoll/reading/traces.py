@@ -38,9 +38,7 @@ _KINDS = (
 
 
 def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
-    """Read the files of one job, and join them. Raises as ``read_jobs`` does, and UsageError if
-    they are of several jobs.
-    """
+    """Read and join the files of one job. Raises as ``read_jobs``, UsageError for several jobs."""
     jobs = _find_jobs(paths)
     if len(jobs) > 1:
         folders = " and ".join(str(shown_path(job)) for job in jobs[:2])
@@ -124,9 +122,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _begins_as_rank(path: Path) -> bool:
-    """Whether it can be a dump, which torch writes without a suffix, as pickle or as JSON, or a
-    file of NCCL Inspector.
-    """
+    """Whether it can be a dump, a pickle or JSON without a suffix, or a file of NCCL Inspector."""
     begin = begin_of(str(path))
     return is_pickle(begin) or bool(TRACE.match(begin)) or is_inspector(begin)
 

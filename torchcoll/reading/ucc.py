@@ -83,9 +83,7 @@ class _UccReader(base.TableReader):
             self.calls.append(match[1])
 
     def finish(self) -> None:
-        """Add the results of a table that has ended. Its last rows may show what its sizes refer
-        to.
-        """
+        """Add the results of a table that has ended: its last rows may show what sizes are of."""
         for line, fields in self.rows:
             self.add(line, self.result(fields))
 
@@ -159,9 +157,7 @@ class _UccReader(base.TableReader):
         return self.settings.get("Iteration mode") == "streaming"
 
     def size_is_of_one_rank(self, ranks: int) -> bool | None:
-        """Whether the size is one rank's, for collectives where release 1.5 changed it; None if
-        unknown.
-        """
+        """Whether the size is one rank's, where release 1.5 changed that; None if unknown."""
         assert self.heading is not None
         if self.heading[1] == "Bus Bandwidth" or "Iteration mode" in self.settings:
             return False  # 1.6 and later

@@ -119,9 +119,7 @@ class AlgorithmLimit:
 
 
 def make_reach(topologies: Sequence[Topology], hosts: int | None = None) -> Reach:
-    """What the hosts of these topologies have together; ``hosts``: so many hosts like the only
-    one.
-    """
+    """What these hosts have together; ``hosts``: so many hosts like the only one."""
     links = [ring_ceiling(topo) for topo in topologies]
     unknown = next((link for link in links if link.gbps is None), None)
     link_speeds = [_gpu_gbps(gpu) for topo in topologies for gpu in topo.described_gpus]
@@ -153,9 +151,7 @@ def _gpu_gbps(gpu: Gpu) -> float | None:
 
 
 def algorithm_limits(reach: Reach, graphs: Sequence[SearchGraph] = ()) -> list[AlgorithmLimit]:
-    """The limit of every algorithm. One that these hosts cannot use has the reason in
-    ``formula``.
-    """
+    """The limit of every algorithm, or in ``formula`` the reason why these hosts cannot use it."""
     if reach.hosts == 1:
         limits = _within(reach)
     elif reach.nics_gbps is None or not reach.gpus:
@@ -197,9 +193,7 @@ def _within(reach: Reach) -> list[AlgorithmLimit]:
 
 
 def _tree(reach: Reach, b: float) -> AlgorithmLimit:
-    """The limit of a tree within a host, where it is a chain (tuning.cc: half the bus
-    bandwidth).
-    """
+    """The limit of a tree within a host: a chain with half the bus bandwidth (tuning.cc)."""
     n = reach.gpus
     gpu_gbps, source = reach.gpu_gbps or b, reach.links.source
     if n == 2:

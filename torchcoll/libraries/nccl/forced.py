@@ -59,9 +59,7 @@ def missing(one_host: bool, nvls: bool | None, sharp: bool = True) -> dict[str, 
 def forcings(
     collectives: Sequence[str], version: str, without: Iterable[str] = ()
 ) -> list[Forcing]:
-    """Every combination of algorithm and protocol that exists for one of ``collectives``, except
-    those of the algorithms ``without``.
-    """
+    """Every algorithm and protocol of ``collectives``, but for the algorithms ``without``."""
     combinations = []
     prefixed = version_key(version) >= _FUNCTION_PREFIX
     functions = {name: FUNCTIONS[name] for name in collectives if name in FUNCTIONS}
@@ -109,9 +107,7 @@ def unknown_word(name: str, value: str) -> str | None:
 
 
 def misread(variables: Mapping[str, str | None], version: str) -> str | None:
-    """The variable whose value names a function although NCCL ``version`` (``2.21.5``) ignores
-    that.
-    """
+    """The variable whose value names a function, which NCCL ``version`` (``2.21.5``) ignores."""
     if not version or version_key(version) >= _FUNCTION_PREFIX:
         return None
     return next((name for name in VARIABLES if ":" in (variables.get(name) or "")), None)

@@ -68,9 +68,7 @@ class SearchGraph:
 
     @property
     def together_gbps(self) -> float | None:
-        """Bandwidth of all channels; for a ring, the busbw that NCCL expects. None without any
-        link.
-        """
+        """Of all channels; of a ring, the busbw that NCCL expects. None without any link."""
         speeds = [self.intra_gbps, *([self.inter_gbps] if self.leaves_host else [])]
         counted = self.whole and not self.alone and not self.fallback
         if not self.channels or not counted or any(speed is None for speed in speeds):

@@ -144,9 +144,7 @@ def read_communicator(reader: NcclLogReader, message: str) -> bool:
 
 
 def read_timings(reader: NcclLogReader, message: str) -> bool:
-    """Read ``Init timings - ncclCommInitRank: rank 0 nranks 8 total 1.58 (kernels 0.26,
-    ...)``.
-    """
+    """Read ``Init timings - ncclCommInitRank: rank 0 nranks 8 total 1.58 (...)``."""
     if not message.startswith("Init timings"):
         return False
     match = re.search(r"rank (\d+) nranks (\d+) total \d", message)
@@ -243,9 +241,7 @@ def read_nvls(reader: NcclLogReader, message: str) -> bool:
 
 
 def read_choice(reader: NcclLogReader, message: str) -> bool:
-    """Read a TUNING line, ``AllReduce: 1024 Bytes -> Algo RING ...``, or a row of the tuning
-    table.
-    """
+    """Read ``AllReduce: 1024 Bytes -> Algo RING ...``, or a row of the tuning table."""
     chosen = _parse_call(message) if " Bytes -> " in message else None
     if chosen:
         reader.process.calls[chosen] += 1
@@ -415,9 +411,7 @@ def _host(raw: bytes, first: int, end: int) -> bytes:
 
 
 class NcclLogReader:
-    """Reads one file. ``read`` takes its lines and can be called repeatedly; ``processes`` has the
-    result.
-    """
+    """Reads one file: ``read`` takes lines, repeatedly, and ``processes`` has the result."""
 
     def __init__(self, file: str = "") -> None:
         self.file = file
@@ -488,9 +482,7 @@ class NcclLogReader:
                 self.tally.note(raw)
 
     def _read_unprefixed(self, raw: bytes) -> str:
-        """The kind of a line without a process; NCCL prints its version and tables also without
-        one.
-        """
+        """The kind of a line without a process: NCCL may print its version and tables so."""
         if b"NCCL version " in raw and (match := _BARE_VERSION.search(raw)):
             self.version = self.version or match[1].decode()
             return "understood"
@@ -499,9 +491,7 @@ class NcclLogReader:
         return "other"
 
     def _read_spliced(self, raw: bytes) -> str:
-        """Read a line with messages of several processes. Each message ends where the next
-        begins.
-        """
+        """Read a line with messages of several processes, each up to the next."""
         positions, past = [], 0
         for match in _INSIDE.finditer(raw):
             name = match.start()
@@ -567,9 +557,7 @@ class NcclLogReader:
         return "known" if is_known(first_word, message) else "cut"
 
     def _read_prefix(self, prefix: bytes, inside: bool) -> tuple[NcclProcess, int, str]:
-        """The process, thread and host of a line. Lines without a prefix (edited away) share one
-        unnamed process.
-        """
+        """The process, thread and host of a line. Lines without a prefix share a process."""
         cached = self.prefixes.get(prefix)
         if cached:
             return cached

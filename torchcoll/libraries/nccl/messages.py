@@ -11,9 +11,7 @@ from torchcoll.libraries.nccl.graphs import pattern_name
 
 
 class Tuned(NamedTuple):
-    """A cell of the tuning table: what NCCL's cost model expects. An algbw of 0 means: never
-    used.
-    """
+    """A cell of the tuning table, NCCL's cost model. An algbw of 0 means: never used."""
 
     function: str
     algorithm: str

@@ -58,9 +58,7 @@ def gpu_path(source: Gpu, target: Gpu) -> GpuPath:
 
 
 def _links(source: Gpu, target: Gpu) -> list[tuple[Gpu, list[Link]]]:
-    """The links between two GPUs; of GPUs that switches connect, the links of each GPU up to
-    them.
-    """
+    """The links between two GPUs; where switches connect them, the links of each up to these."""
     direct = [link for link in source.links if link.peer is target]
     if direct:
         return [(source, direct)]
@@ -127,9 +125,7 @@ def rails(topologies: Sequence[Topology]) -> list[Rail]:
 
 
 def tree_lines(topo: Topology) -> list[str]:
-    """The tree of CPUs, switches, interfaces and GPUs with their links; in ASCII, for any
-    terminal.
-    """
+    """The tree of CPUs, switches, interfaces and GPUs with their links, in ASCII."""
     devices: dict[Node, list[Gpu | Nic]] = {}
     for gpu in topo.gpus:
         devices.setdefault(gpu.node, []).append(gpu)

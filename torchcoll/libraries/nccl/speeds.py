@@ -131,9 +131,7 @@ def outward(gpu: Gpu) -> list[Link]:
 
 
 def sum_gbps(gpu: Gpu) -> float | None:
-    """GB/s of all links over which a GPU reaches others; None without any, or if one is not
-    known.
-    """
+    """GB/s of all links over which a GPU reaches others; None without any, or if one is unknown."""
     speeds = [(link.count, link_gbps(gpu, link)) for link in outward(gpu)]
     if not speeds or any(gbps is None for _, gbps in speeds):
         return None
@@ -163,9 +161,7 @@ def islands(gpus: list[Gpu]) -> list[list[Gpu]]:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The busbw in GB/s that no ring can exceed, and its source; or None and why it is not
-    known.
-    """
+    """The busbw in GB/s that no ring can exceed and its source, or None and why it is unknown."""
 
     gbps: float | None
     source: str
@@ -173,9 +169,7 @@ class Ceiling:
 
 
 def ring_ceiling(topo: Topology) -> Ceiling:
-    """The ceiling of a ring: each GPU sends all data once, so the GPU with the slowest links bounds
-    it.
-    """
+    """The ceiling of a ring. Each GPU sends all data once, so the slowest GPU bounds it."""
     gpus = topo.described_gpus
     what = "XGMI" if topo.library == "RCCL" else "NVLink"
     if topo.cut:

@@ -190,9 +190,7 @@ def _cpu(node: Node, hashes: dict[str, int]) -> TopologyCpu:
 
 
 def _cores(mask: str) -> Iterator[int]:
-    """Numbers of the cores in a mask like ``00000000,00ffffff``: words of 32 bits, highest
-    first.
-    """
+    """Numbers of the cores in a mask like ``00000000,00ffffff``: 32 bits each, highest first."""
     for index, chunk in enumerate(reversed(mask.split(","))):
         try:
             bits = int(chunk, 16) & 0xFFFFFFFF
@@ -202,9 +200,7 @@ def _cores(mask: str) -> Iterator[int]:
 
 
 def _bare(node: Node, classes: tuple[str, ...]) -> bool:
-    """Whether this is a PCI device of these classes without a ``<gpu>`` or ``<nic>`` in the
-    file.
-    """
+    """Whether this is a PCI device of these classes without ``<gpu>`` or ``<nic>`` in the file."""
     described = any(node.each("gpu", "nic"))
     return node.text("class").lower().startswith(classes) and not described
 

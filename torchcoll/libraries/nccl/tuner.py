@@ -60,9 +60,7 @@ class TunerRule:
         return self.function == function and inside and self.ranks in (None, ranks)
 
     def line(self) -> str:
-        """The text of the line. Raises ValueError for a name that the plugin would silently
-        misread.
-        """
+        """The text of the line. Raises ValueError for a name that the plugin would misread."""
         if (
             self.function not in FUNCTIONS.values()
             or self.algorithm not in ALGORITHMS

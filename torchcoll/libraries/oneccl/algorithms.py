@@ -126,9 +126,7 @@ def selection(spans: Iterable[tuple[str, int, int | None]]) -> str:
 
 
 def algorithm_at(value: str, size_bytes: int) -> str | None:
-    """The algorithm that a value of ``CCL_<COLLECTIVE>`` selects for a size; None if it has
-    none.
-    """
+    """The algorithm that a value of ``CCL_<COLLECTIVE>`` selects for a size, or None."""
     for clause in value.split(";"):
         if match := re.fullmatch(r"(\w+)(?::(\d+)-(?:(\d+)|max))?", clause):
             name, low, high = match.groups()
