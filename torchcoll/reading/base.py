@@ -12,7 +12,7 @@ An importer is a module, built in or named by an entry point of the group ``torc
                                                      if the processes of a job write a file each:
                                                      a run for each job in the files
 
-``lines`` are (line number, text) without ANSI codes and, by STARTS, without prefixes (prefix.py);
+``lines`` are (line number, text) without ANSI codes and, by STARTS, without prefixes (source.py);
 the lines for ``sniff`` are alike. ``read`` never raises for the content of a file: a row that it
 cannot use, or cannot separate from other text, is refused with its line number and a reason.
 """

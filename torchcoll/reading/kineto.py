@@ -25,20 +25,20 @@ from torchcoll.core.intervals import Span, Union, exposed, merged
 from torchcoll.core.traffic import ROOT, Group, Traffic, TrafficCall
 from torchcoll.libraries.nccl.algorithms import kernel_choice
 from torchcoll.reading.base import itemsize, whole
-from torchcoll.reading.kineto_copies import find_copies
 from torchcoll.reading.kineto_events import (
     PARAM,
     Event,
     IssuedCall,
     assign_kernels,
     event_device,
+    find_copies,
     find_issued,
     find_units,
+    make_groups,
     read_events,
     read_steps,
     zero_ns,
 )
-from torchcoll.reading.kineto_groups import make_groups
 from torchcoll.reading.torch_names import (
     Numbers,
     check_ranks,

@@ -32,8 +32,7 @@ from torchcoll.core.stdin import is_stdin
 from torchcoll.core.units import counted
 from torchcoll.reading.base import Imported, Importer, ImportOptions, Line
 from torchcoll.reading.nccl_tests import repeats
-from torchcoll.reading.prefix import Unprefixed
-from torchcoll.reading.source import Shortened, Source
+from torchcoll.reading.source import Shortened, Source, Unprefixed
 
 GROUP = "torchcoll.importers"
 _PLAIN = "plain"

@@ -18,7 +18,7 @@ from torchcoll.core.stdin import from_stdin
 from torchcoll.core.traffic import Group, Traffic, TrafficCall, join, latest
 from torchcoll.core.units import counted, format_ranges
 from torchcoll.reading.flight_recorder import is_dump, read_dump
-from torchcoll.reading.inspector_traffic import is_inspector, read_inspector
+from torchcoll.reading.inspector import is_inspector, read_inspector
 from torchcoll.reading.kineto import fill_from_root, is_trace, read_trace
 from torchcoll.reading.kineto_events import Event, make_event
 from torchcoll.reading.large_json import members
