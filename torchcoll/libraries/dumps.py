@@ -11,14 +11,18 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.plausibility import device_named
 from torchcoll.core.units import format_ranges
 from torchcoll.libraries.nccl import speeds
-from torchcoll.libraries.nccl.graphs import IDS, Channel, SearchGraph, pattern_name, read_graphs
 from torchcoll.libraries.nccl.topology import (
+    IDS,
     PATHS,
+    Channel,
     Gpu,
     Nic,
+    SearchGraph,
     Topology,
     TopologyDevice,
     distance,
+    pattern_name,
+    read_graphs,
     read_topology,
 )
 from torchcoll.libraries.nccl.xml_tree import Node, read_tree

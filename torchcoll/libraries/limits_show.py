@@ -10,7 +10,7 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bandwidth
 from torchcoll.libraries.nccl import speeds
 from torchcoll.libraries.nccl.ceilings import AlgorithmLimit, Reach, algorithm_limits
-from torchcoll.libraries.nccl.paths import GpuPath, Rail, gpu_path, nearest, rails, tree_lines
+from torchcoll.libraries.nccl.speeds import GpuPath, Rail, gpu_path, nearest, rails, tree_lines
 from torchcoll.libraries.nccl.topology import Gpu, Topology
 from torchcoll.libraries.shares import Machine
 from torchcoll.report.answer import Answer

@@ -27,8 +27,7 @@ from torchcoll.libraries.nccl.ceilings import (
     algorithm_limits,
     make_reach,
 )
-from torchcoll.libraries.nccl.graphs import SearchGraph, read_graphs
-from torchcoll.libraries.nccl.topology import Topology, read_topology
+from torchcoll.libraries.nccl.topology import SearchGraph, Topology, read_graphs, read_topology
 from torchcoll.libraries.nccl.xml_tree import read_tree
 
 _SLACK = 1.02  # versions of NCCL assume slightly different speeds of a link

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -248,11 +249,8 @@ def read_inspector(paths: Sequence[Path]) -> list[Traffic]:
 
 def _lines(paths: Iterable[Path]) -> Iterator[Iterable[base.Line]]:
     for path in paths:
-        source = Source(str(path))
-        try:
+        with closing(Source(str(path))) as source:
             yield source.lines()
-        finally:
-            source.close()
 
 
 def _traffic(job: Job, notes: Sequence[str], path: Path) -> Traffic:

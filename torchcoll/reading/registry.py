@@ -15,6 +15,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import cache
 from importlib.metadata import entry_points
 from typing import cast
@@ -112,11 +113,8 @@ def import_file(
         if name not in (None, _PLAIN):
             raise UsageError("map", f"columns for {name}", f"them for --from {_PLAIN} alone")
         name = _PLAIN
-    source = Source(path)
-    try:
+    with closing(Source(path)) as source:
         return _imported(source, path, options, name)
-    finally:
-        source.close()
 
 
 def _imported(
@@ -237,13 +235,10 @@ def import_together(paths: Sequence[str], options: ImportOptions | None = None) 
 
     def files() -> Iterator[Iterator[Line]]:
         for path in paths:
-            source = Source(path)
-            try:
+            with closing(Source(path)) as source:
                 yield source.lines()
                 if source.problem:
                     problems[f"{path}: {source.problem}"] = None
-            finally:
-                source.close()
 
     folder = os.path.dirname(paths[0]) or "."
     options = options or ImportOptions()

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS
-from torchcoll.libraries.nccl.graphs import SearchGraph
 from torchcoll.libraries.nccl.speeds import (
     Ceiling,
     host_gbps,
@@ -26,7 +25,7 @@ from torchcoll.libraries.nccl.speeds import (
     sum_gbps,
     unique_nics,
 )
-from torchcoll.libraries.nccl.topology import Gpu, Topology
+from torchcoll.libraries.nccl.topology import Gpu, SearchGraph, Topology
 
 RING, TREE, NVLS, NVLS_TREE, COLLNET = "RING", "TREE", "NVLS", "NVLS_TREE", "COLLNET"
 DIRECT = "sends and receives"  # all that NCCL has no algorithm for
@@ -52,7 +51,7 @@ _NVLS_TREE_CHANNEL = {9: (0.0, 57.7, 45.5), 10: (0.0, 96.0, 80.0)}
 _OF_A_RING = "the busbw of a ring is what each GPU sends"
 _OF_TREE = 0.92  # of its bus bandwidth (AllReduce)
 _OF_PATTERN_TREE = 0.85  # where the graph is no balanced or split tree
-_RING_GRAPH, _TREE_GRAPH, _CHAIN_GRAPH, _NVLS_GRAPH = range(4)  # graphs.IDS
+_RING_GRAPH, _TREE_GRAPH, _CHAIN_GRAPH, _NVLS_GRAPH = range(4)  # topology.IDS
 _PATTERN_TREE = 3
 
 

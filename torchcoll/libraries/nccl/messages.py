@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from torchcoll.libraries.nccl.algorithms import PROTOCOLS, canonical
-from torchcoll.libraries.nccl.graphs import pattern_name
+from torchcoll.libraries.nccl.topology import pattern_name
 
 
 class Tuned(NamedTuple):
