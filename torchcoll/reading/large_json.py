@@ -14,12 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from torchcoll.core.bounds import (
-    MOST_DEPTH,
-    MOST_LINE,
-    MOST_MEMBER,
-    ByteBudget,
-)
+from torchcoll.core.bounds import MOST_DEPTH, MOST_LINE, MOST_MEMBER, ByteBudget
 from torchcoll.core.errors import UnreadableError
 from torchcoll.reading.base import Line
 

@@ -14,18 +14,8 @@ from typing import Any
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.summary import slowest
 from torchcoll.core.variables import kept_variables
-from torchcoll.reading import base
+from torchcoll.reading import base, nccl_tests
 from torchcoll.reading.large_json import decode, document
-from torchcoll.reading.nccl_tests import (
-    STEP_1M,
-    Block,
-    NcclTestsRow,
-    NcclTestsRun,
-    apply_options,
-    infer_ranks,
-    make_results,
-    version_text,
-)
 
 NAME = "nccl-tests-json"
 LONG_LINES = True
@@ -86,11 +76,11 @@ def _read(
     devices = [d for d in devices if isinstance(d, Mapping)] if isinstance(devices, list) else []
     # Only the first GPU of each process is listed.
     each = (base.whole(config.get("nthreads")) or 1) * (base.whole(config.get("ngpus")) or 1)
-    run = NcclTestsRun(
+    run = nccl_tests.NcclTestsRun(
         name, ranks=imported.choose("ranks", options.ranks, len(devices) * each) or 0
     )
     run.mode = "graph" if base.whole(config.get("graph")) else "back-to-back"
-    set_variables = apply_options(run, args)
+    set_variables = nccl_tests.apply_options(run, args)
     cold = base.whole(config.get("warmup_iters")) == 0
     run.calls = base.whole(config.get("iterations"))
     parsed = []
@@ -105,7 +95,7 @@ def _read(
         imported.warn(f"the file lists {len(devices)} devices, but times of {processes} processes")
         run.ranks = processes * each
     if not run.ranks:
-        run.ranks, source = infer_ranks(parsed, name)
+        run.ranks, source = nccl_tests.infer_ranks(parsed, name)
         if run.ranks:
             imported.warn(f"{run.ranks} ranks: recovered from {source}")
     processes_known = (
@@ -122,12 +112,12 @@ def _read(
             f"-K {skipped}: the source's own i_min, i_max and i_p99 leave out the first {skipped} "
             "iterations; the times of all iterations are here"
         )
-    results = make_results(parsed, run, imported)
+    results = nccl_tests.make_results(parsed, run, imported)
     _fraction(args, imported)
     if not results:
         return
     dump = data.get("env")
-    version = version_text(data.get("nccl_version") or "unknown")
+    version = nccl_tests.version_text(data.get("nccl_version") or "unknown")
     environment: dict[str, Any] = {"libraries": {"nccl": f"NCCL {version}"}}
     texts = [
         e.replace("\\/", "/")
@@ -163,8 +153,8 @@ def _read(
 
 
 def _row(
-    row: object, line: int, run: NcclTestsRun, options: base.ImportOptions, cold: bool
-) -> NcclTestsRow | str:
+    row: object, line: int, run: nccl_tests.NcclTestsRun, options: base.ImportOptions, cold: bool
+) -> nccl_tests.NcclTestsRow | str:
     if not isinstance(row, Mapping):
         return "no object"
     size, count = base.whole(row.get("size")), base.whole(row.get("count"))
@@ -180,7 +170,7 @@ def _row(
         time = base.number(figures.get("time", figures.get("cpu_time")))
         if not time:
             return f"{key} has no time"
-        block = Block(
+        block = nccl_tests.Block(
             in_place,
             time * 1e3,
             base.number(figures.get("alg_bw")),
@@ -197,7 +187,7 @@ def _row(
     root = str(row.get("root") or "").strip()
     entry = COLLECTIVES[run.collective or ""]
     # Root -1 means all ranks one after the other; it is kept as 0.
-    return NcclTestsRow(
+    return nccl_tests.NcclTestsRow(
         line,
         size,
         count,
@@ -213,7 +203,7 @@ def _count(value: object) -> int | None:
     return None if wrong is None else int(wrong)
 
 
-def _per_iteration(block: Block, data: object, cold: bool) -> None:
+def _per_iteration(block: nccl_tests.Block, data: object, cold: bool) -> None:
     """Read the times of each iteration (-I 1).
 
     cold: whether iteration 0 is kept as a first call, because nothing was warmed up (-w 0).
@@ -240,7 +230,10 @@ def _per_iteration(block: Block, data: object, cold: bool) -> None:
 
 
 def _width(
-    rows: Sequence[NcclTestsRow], run: NcclTestsRun, processes: int, imported: base.Imported
+    rows: Sequence[nccl_tests.NcclTestsRow],
+    run: nccl_tests.NcclTestsRun,
+    processes: int,
+    imported: base.Imported,
 ) -> None:
     """Say of which ranks the samples are.
 
@@ -294,6 +287,6 @@ def _fraction(args: Sequence[str], imported: base.Imported) -> None:
             and (n := base.number(value)) is not None
         ):
             if n <= 1 or int(n) == 1:
-                imported.warn(f"-f {value}: {STEP_1M}")
+                imported.warn(f"-f {value}: {nccl_tests.STEP_1M}")
             elif n != int(n):
                 imported.warn(f"-f {value} was read as {int(n)}: nccl-tests takes a whole number")

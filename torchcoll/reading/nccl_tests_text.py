@@ -19,21 +19,7 @@ from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.variables import kept_variables
 from torchcoll.libraries.nccl.algorithms import choices_of
 from torchcoll.libraries.nccl.log import NcclLogReader
-from torchcoll.reading import base
-from torchcoll.reading.nccl_tests import (
-    INTERLEAVED,
-    STEP_1M,
-    NcclTestsRow,
-    NcclTestsRun,
-    apply_options,
-    contradicts_ranks,
-    fitting_collectives,
-    infer_ranks,
-    make_results,
-    set_blocking,
-    set_unaligned,
-    version_text,
-)
+from torchcoll.reading import base, nccl_tests
 from torchcoll.reading.nccl_tests_rows import RowParser
 from torchcoll.reading.source import without_log
 
@@ -172,7 +158,7 @@ class _TestOutput:
     args: list[str] = field(default_factory=list)
     members: dict[int, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    rows: list[NcclTestsRow] = field(default_factory=list)
+    rows: list[nccl_tests.NcclTestsRow] = field(default_factory=list)
     average: float | None = None
     started: bool = False
     concluded: bool = False
@@ -199,9 +185,9 @@ def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Import
     if _interleaved(crowd):
         for output in outputs:
             for row in output.rows:
-                imported.refuse(row.line, INTERLEAVED.format(n=max(2, _width(crowd))))
+                imported.refuse(row.line, nccl_tests.INTERLEAVED.format(n=max(2, _width(crowd))))
         if not any(output.rows for output in outputs):
-            imported.refuse(0, INTERLEAVED.format(n=max(2, _width(crowd))))
+            imported.refuse(0, nccl_tests.INTERLEAVED.format(n=max(2, _width(crowd))))
         return imported
     for imported.output, output in enumerate(outputs):
         runs = _make_runs(output, options, imported)
@@ -334,7 +320,7 @@ class _TextReader:
         for line, row in self.output.parser.kept():
             self.add(line, row)
 
-    def add(self, line: int, row: NcclTestsRow | str) -> None:
+    def add(self, line: int, row: nccl_tests.NcclTestsRow | str) -> None:
         self.above.clear()
         if isinstance(row, str):
             self.imported.refuse(line, row)
@@ -379,7 +365,7 @@ class _TextReader:
                 output = self.next_output(line, True)
             output.versions["nccl-tests"] = match[1]
             if match[2]:
-                output.versions["nccl"] = version_text(match[2])
+                output.versions["nccl"] = nccl_tests.version_text(match[2])
         elif match := _RCCL_TESTS.search(text):
             output.versions["rccl-tests"] = match[1]
         elif match := _RCCL.search(text):
@@ -477,13 +463,13 @@ def _make_runs(
         name = _unnamed(output, options, options.ranks or listed, imported)
     if name is None:
         return []
-    run = NcclTestsRun(name, cpu_time="cputime" in output.names)
+    run = nccl_tests.NcclTestsRun(name, cpu_time="cputime" in output.names)
     run.ranks = imported.choose("ranks", options.ranks, listed) or 0
-    inferred, source = (0, "") if options.ranks else infer_ranks(rows, name)
+    inferred, source = (0, "") if options.ranks else nccl_tests.infer_ranks(rows, name)
     if inferred and not listed:
         imported.warn(f"{inferred} ranks: recovered from {source}")
         run.ranks = inferred
-    elif inferred and contradicts_ranks(rows, name, listed):
+    elif inferred and nccl_tests.contradicts_ranks(rows, name, listed):
         imported.warn(
             f"{listed} ranks are listed, but every {source} is that of {inferred}: {inferred} taken"
         )
@@ -491,18 +477,18 @@ def _make_runs(
     run.calls = base.whole(output.settings.get("iters"))
     if output.settings.get("graph", "0") != "0":
         run.mode = "graph"
-    set_variables = apply_options(run, output.args)
-    set_unaligned(run, base.whole(output.settings.get("unalign")) or 0)
-    set_blocking(run, output.settings.get("blocking", "0"))
+    set_variables = nccl_tests.apply_options(run, output.args)
+    nccl_tests.set_unaligned(run, base.whole(output.settings.get("unalign")) or 0)
+    nccl_tests.set_blocking(run, output.settings.get("blocking", "0"))
     if options.dtype:
         for row in rows:
             row.dtype = options.dtype
     entry = COLLECTIVES[name]
     for row in rows:
         row.root = (row.root or 0) if entry.has_root else None
-    results = make_results(rows, run, imported)
+    results = nccl_tests.make_results(rows, run, imported)
     if output.settings.get("step_kind") == "bytes" and output.settings.get("step") == "1048576":
-        imported.warn(STEP_1M)
+        imported.warn(nccl_tests.STEP_1M)
     _check_average(output, imported)
     output.messages.choose(results)
     output.versions = output.messages.versions | output.versions
@@ -553,7 +539,7 @@ def _unnamed(
 
     A title, or the name of the file, is used if the figures can be those of its collective.
     """
-    fits = fitting_collectives(output.rows, ranks, "#wrong" in output.names)
+    fits = nccl_tests.fitting_collectives(output.rows, ranks, "#wrong" in output.names)
     titles = ((f"line {line}", base.collective_in(text)) for line, text in reversed(output.above))
     named = [*titles, ("the name of the file", base.collective_in(options.file))]
     origin, name = next((source for source in named if source[1]), ("", None))

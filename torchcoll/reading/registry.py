@@ -22,12 +22,7 @@ from typing import cast
 
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice
 from torchcoll.core.file import MODEL_START, uncollected
-from torchcoll.core.other_commands import (
-    TRACE,
-    begin_of,
-    reading_command,
-    without_collectives,
-)
+from torchcoll.core.other_commands import TRACE, begin_of, reading_command, without_collectives
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import is_stdin
 from torchcoll.core.units import counted

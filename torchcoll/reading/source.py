@@ -16,12 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
-from torchcoll.core.bounds import (
-    GZIP,
-    MOST_PROBLEMS,
-    MOST_TEXT,
-    UnpackBudget,
-)
+from torchcoll.core.bounds import GZIP, MOST_PROBLEMS, MOST_TEXT, UnpackBudget
 from torchcoll.core.errors import UnreadableError, nearest_file
 from torchcoll.core.opening import is_descriptor, open_to_read, unpack
 from torchcoll.core.stdin import STDIN, from_stdin, is_stdin

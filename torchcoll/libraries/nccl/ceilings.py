@@ -16,15 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.libraries.nccl import speeds
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS
-from torchcoll.libraries.nccl.speeds import (
-    Ceiling,
-    host_gbps,
-    pci_gbps,
-    ring_ceiling,
-    sum_gbps,
-    unique_nics,
-)
 from torchcoll.libraries.nccl.topology import Gpu, SearchGraph, Topology
 
 RING, TREE, NVLS, NVLS_TREE, COLLNET = "RING", "TREE", "NVLS", "NVLS_TREE", "COLLNET"
@@ -72,7 +65,7 @@ class Reach:
 
     hosts: int
     gpus: int
-    links: Ceiling
+    links: speeds.Ceiling
     gpu_gbps: float | None
     nics_gbps: float | None
     nics: int
@@ -119,11 +112,12 @@ class AlgorithmLimit:
 
 def make_reach(topologies: Sequence[Topology], hosts: int | None = None) -> Reach:
     """What these hosts have together; ``hosts``: so many hosts like the only one."""
-    links = [ring_ceiling(topo) for topo in topologies]
+    links = [speeds.ring_ceiling(topo) for topo in topologies]
     unknown = next((link for link in links if link.gbps is None), None)
     link_speeds = [_gpu_gbps(gpu) for topo in topologies for gpu in topo.described_gpus]
     networks = [
-        (None if topo.cut else host_gbps(topo), len(unique_nics(topo.nics))) for topo in topologies
+        (None if topo.cut else speeds.host_gbps(topo), len(speeds.unique_nics(topo.nics)))
+        for topo in topologies
     ]
     with_speed = [(gbps, count) for gbps, count in networks if gbps is not None]
     nics_gbps, nics = min(with_speed) if len(with_speed) == len(networks) else (None, 0)
@@ -146,7 +140,7 @@ def make_reach(topologies: Sequence[Topology], hosts: int | None = None) -> Reac
 
 
 def _gpu_gbps(gpu: Gpu) -> float | None:
-    return sum_gbps(gpu) or pci_gbps(gpu.node)
+    return speeds.sum_gbps(gpu) or speeds.pci_gbps(gpu.node)
 
 
 def algorithm_limits(reach: Reach, graphs: Sequence[SearchGraph] = ()) -> list[AlgorithmLimit]:

@@ -14,13 +14,7 @@ import string
 from collections.abc import Iterable
 
 from torchcoll.libraries.logged import Tally
-from torchcoll.libraries.nccl.messages import (
-    LONGEST,
-    TABLE_ROWS,
-    MessageReader,
-    NcclProcess,
-    is_known,
-)
+from torchcoll.libraries.nccl import messages
 
 _MARK = b" NCCL "
 _MOST_HOSTS = 64  # hosts with the same process id that are compared
@@ -47,7 +41,7 @@ def _host(raw: bytes, first: int, end: int) -> bytes:
     return before[len(before.rstrip(_NAME)) :]
 
 
-class NcclLogReader(MessageReader):
+class NcclLogReader(messages.MessageReader):
     """Reads one file: ``read`` takes lines, repeatedly, and ``processes`` has the result."""
 
     def __init__(self, file: str = "") -> None:
@@ -60,7 +54,7 @@ class NcclLogReader(MessageReader):
         self._hosts: set[str] = set()
 
     @property
-    def processes(self) -> list[NcclProcess]:
+    def processes(self) -> list[messages.NcclProcess]:
         """The processes of the file, in the order of their first lines.
 
         Where the outputs of several processes run into each other, fragments of lines look like
@@ -109,7 +103,7 @@ class NcclLogReader(MessageReader):
         if b"NCCL version " in raw and (match := _BARE_VERSION.search(raw)):
             self.version = self.version or match[1].decode()
             return "understood"
-        if b" | " in raw and raw.split(None, 1)[0].decode("latin-1") in TABLE_ROWS:
+        if b" | " in raw and raw.split(None, 1)[0].decode("latin-1") in messages.TABLE_ROWS:
             return "known"
         return "other"
 
@@ -144,7 +138,7 @@ class NcclLogReader(MessageReader):
         if whole and not inside:
             self.process.names[host] += 1
         message = raw[position + 6 :].partition(b" ")[2].decode("utf-8", "replace").rstrip()
-        if len(message) > LONGEST:
+        if len(message) > messages.LONGEST:
             return "cut"
         if level == b"WARN":
             source = raw[:position].rsplit(b"]", 1)[-1].strip().decode("utf-8", "replace")
@@ -159,16 +153,16 @@ class NcclLogReader(MessageReader):
         handler = self.HANDLERS.get(first_word)
         if handler is None:
             if " set by environment to " in message:
-                handler = MessageReader.read_variable
+                handler = messages.MessageReader.read_variable
             elif " coll channels" in message:
-                handler = MessageReader.read_channel_counts
+                handler = messages.MessageReader.read_channel_counts
             elif " Bytes -> " in message:
-                handler = MessageReader.read_choice
+                handler = messages.MessageReader.read_choice
             elif "comm 0x" in message and first_word.startswith(("ncclComm", "[Rank")):
-                handler = MessageReader.read_communicator
+                handler = messages.MessageReader.read_communicator
             else:
                 traced = level == b"TRAC"  # there is no list of TRACE messages
-                kind = "known" if traced or is_known(first_word, message) else "unknown"
+                kind = "known" if traced or messages.is_known(first_word, message) else "unknown"
                 if not inside and whole and len(raw) - position <= _MOST_SKIPPED_BYTES:
                     if len(self._skipped) >= _MOST_SKIPPED:
                         self._skipped.clear()
@@ -177,9 +171,9 @@ class NcclLogReader(MessageReader):
         # An interrupted message may have lost its end: only handlers that check the end take it.
         if (whole or handler in self.CHECK_THEIR_END) and handler(self, message):
             return "understood"
-        return "known" if is_known(first_word, message) else "cut"
+        return "known" if messages.is_known(first_word, message) else "cut"
 
-    def _read_prefix(self, prefix: bytes, inside: bool) -> tuple[NcclProcess, int, str]:
+    def _read_prefix(self, prefix: bytes, inside: bool) -> tuple[messages.NcclProcess, int, str]:
         """The process, thread and host of a line. Lines without a prefix share a process."""
         cached = self._prefixes.get(prefix)
         if cached:
@@ -205,7 +199,7 @@ class NcclLogReader(MessageReader):
         self._prefixes[prefix] = process, thread, host
         return process, thread, host
 
-    def _match_damaged(self, host: str, pid: int) -> NcclProcess | None:
+    def _match_damaged(self, host: str, pid: int) -> messages.NcclProcess | None:
         """The process with this id whose host's name a cut line has changed: `47node1` (after the
         number of another line) and `de1` are node1. None where there is none.
         """

@@ -22,10 +22,7 @@ _ALGORITHMS: dict[str, tuple[tuple[str, ...], str]] = {
         ("CCL_ALLREDUCE",),
         "direct rabenseifner nreduce ring double_tree recursive_doubling 2d topo",
     ),
-    "all_gather": (
-        ("CCL_ALLGATHER", "CCL_ALLGATHERV"),
-        "direct naive flat multi_bcast ring topo",
-    ),
+    "all_gather": (("CCL_ALLGATHER", "CCL_ALLGATHERV"), "direct naive flat multi_bcast ring topo"),
     "reduce": (("CCL_REDUCE",), "direct rabenseifner tree double_tree topo"),
     "reduce_scatter": (("CCL_REDUCE_SCATTER",), "direct naive ring topo"),
     "broadcast": (("CCL_BCAST", "CCL_BROADCAST"), "direct ring double_tree naive topo"),
