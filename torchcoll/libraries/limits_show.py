@@ -53,7 +53,9 @@ def limits_view(machine: Machine) -> LimitsView:
     several = len(machine.hosts) > 1
     titled: list[tuple[str, list[Grid]]] = []
     for topo in machine.hosts:
-        titled.append((one_line(topo.file) if several else "", _host_grids(topo)))
+        tree = Grid([], [], above=tree_lines(topo))
+        title = one_line(topo.file) if several else ""
+        titled.append((title, [tree, _matrix(topo), _sums(topo)]))
     titled.append(("", _between(machine)))
     for reach, reach_limits in limits:
         titled.append(
@@ -110,11 +112,6 @@ def _scope_text(reach: Reach, like: bool = False) -> str:
     else:
         text = f"over {reach.hosts} hosts" + " like it" * like
     return f"{text}, {counted(reach.ranks, 'GPU')}" if reach.gpus else text
-
-
-def _host_grids(topo: Topology) -> list[Grid]:
-    tree = Grid([], [], above=tree_lines(topo))
-    return [tree, _matrix(topo), _sums(topo)]
 
 
 def _matrix(topo: Topology) -> Grid:

@@ -254,10 +254,15 @@ _COLUMNS: dict[str, list[tuple[Head, Cell]]] = {
 def _grids(job: JobLog) -> list[Grid]:
     grids = [Grid([], [], above=_about_job(job))]
     for name, rows in job.tables.items():
-        columns = [c for c in _COLUMNS[name] if len(rows) > 0 and not _empty(c[1], rows)]
+        columns = [
+            (head, cell)
+            for head, cell in _COLUMNS[name]
+            if not {cell(row).strip() for row in rows} <= {"-", ""}
+        ]
         cells = [[cell(row) for _, cell in columns] for row in rows]
         grids.append(Grid([head for head, _ in columns], cells, below=_notes(name, rows)))
-    texts = [f"{one_line(t)}{f' ({n} times)' if n > 1 else ''}" for t, n in _worst(job)]
+    worst = job.warnings.most_common(_MOST_WARNINGS)
+    texts = [f"{one_line(t)}{f' ({n} times)' if n > 1 else ''}" for t, n in worst]
     more = len(job.warnings) - len(texts)
     if texts:
         lines = [*(f"warning: {text}" for text in texts)]
@@ -265,17 +270,10 @@ def _grids(job: JobLog) -> list[Grid]:
     return grids
 
 
-def _worst(job: JobLog) -> list[tuple[str, int]]:
-    return job.warnings.most_common(_MOST_WARNINGS)
-
-
-def _empty(cell: Cell, rows: Sequence[LogRow]) -> bool:
-    return {cell(row).strip() for row in rows} <= {"-", ""}
-
-
 def _notes(name: str, rows: Sequence[LogRow]) -> list[str]:
     if name == "choices":
-        bases = dict.fromkeys(row["size_basis"] for row in rows if _counts_by_rank(row))
+        by_rank = ("AllGather", "ReduceScatter", None)
+        bases = dict.fromkeys(row["size_basis"] for row in rows if row["function"] in by_rank)
         notes = [_BASIS.format(" or ".join(bases))] if any(bases) else []
         if any(row["unit"] == "elements" for row in rows):
             notes.append("sizes are counts of elements, as oneCCL logs them")
@@ -284,10 +282,6 @@ def _notes(name: str, rows: Sequence[LogRow]) -> list[str]:
         present = {key for row in rows for key, value in row.items() if value is not None}
         return [text for key, text in _COMMUNICATOR_NOTES.items() if key in present]
     return [_NOTES[name]] if name in _NOTES else []
-
-
-def _counts_by_rank(row: LogRow) -> bool:
-    return row["function"] in ("AllGather", "ReduceScatter", None)
 
 
 def _about_job(job: JobLog) -> list[str]:

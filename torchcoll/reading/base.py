@@ -235,21 +235,14 @@ def collective_in(text: str) -> str | None:
     """
     plain = re.sub(r"[^a-z0-9]+", "_", text.lower())
     names = set()
-    spellings = sorted(
-        {s for c in COLLECTIVES.values() for n in (c.name, *c.aliases) for s in _spellings(n)},
-        key=len,
-        reverse=True,
-    )
-    for spelling in spellings:
+    spellings = {name for c in COLLECTIVES.values() for name in (c.name, *c.aliases)}
+    spellings |= {name.replace("_", "") for name in spellings}
+    for spelling in sorted(spellings, key=len, reverse=True):
         pattern = rf"(?<![a-z]){spelling}(?![a-z])"
         if re.search(pattern, plain):
             names.add(find_collective(spelling).name)
             plain = re.sub(pattern, "#", plain)
     return names.pop() if len(names) == 1 else None
-
-
-def _spellings(name: str) -> tuple[str, str]:
-    return name, name.replace("_", "")
 
 
 @lru_cache(maxsize=64)

@@ -103,7 +103,7 @@ class Calls:
         root = arguments.whole(_ROOT_INDEX[collective]) if collective in _ROOT_INDEX else None
         root = self._world(root, group)
         if sent:  # older torch has no shapes of lists, but the annotation has those of all inputs
-            dtype = sent.dtype_of_all() or dtype
+            dtype = (torch_dtype(sent.types[0]) if sent.types else None) or dtype
             sizes[0] = sent.all_elements() if sizes[0] is None else sizes[0]
             if collective in _SAME_BOTH and sizes[1] is None:
                 sizes[1] = sizes[0]
@@ -224,21 +224,12 @@ class _Arguments:
         return shapes if good else []
 
     def elements(self, index: int) -> int | None:
-        shapes = self.dims(index)
-        counts = [product(shape) for shape in shapes]
-        known_counts = [count for count in counts if count is not None]
-        return sum(known_counts) if shapes and len(known_counts) == len(counts) else None
+        return _total(self.dims(index))
 
     def all_elements(self) -> int | None:
         """Elements of all arguments, for an annotation: they are the tensors that were sent."""
-        counts = [
-            product(shape) if isinstance(shape, list) and shape else None for shape in self._dims
-        ]
-        known_counts = [count for count in counts if count is not None]
-        return sum(known_counts) if counts and len(known_counts) == len(counts) else None
-
-    def dtype_of_all(self) -> str | None:
-        return torch_dtype(self.types[0]) if self.types else None
+        good = all(isinstance(shape, list) and shape for shape in self._dims)
+        return _total(self._dims) if good else None
 
     def dtype(self, index: int) -> str | None:
         return (
@@ -258,6 +249,13 @@ class _Arguments:
             return lists
         shapes = [tuple(product(s) or 0 for s in self.dims(index)) for index in (1, 0)]
         return shapes if len({*shapes[0], *shapes[1]}) > 1 else [(), ()]
+
+
+def _total(shapes: Sequence[Sequence[int]]) -> int | None:
+    """Elements of all shapes; None without any, or if one is not valid."""
+    counts = [product(shape) for shape in shapes]
+    valid = [count for count in counts if count is not None]
+    return sum(valid) if valid and len(valid) == len(counts) else None
 
 
 SOURCE = "kineto"

@@ -254,8 +254,11 @@ def _thread_calls(events: Sequence[Event]) -> tuple[list[IssuedCall], list[Span]
         if len(open_) < _DEEPEST:
             open_.append(event)
             calls.append(event if event in counted else around)
+    # An old record_param_comms may be a wait, or the frame of several calls.
     calls_made = [
-        outer for outer in issued_calls.values() if outer.event.name != PARAM or _has_call(outer)
+        call
+        for call in issued_calls.values()
+        if call.event.name != PARAM or call.has_param or call.annotation is not None
     ]
     return calls_made, [(e.start, e.end) for e in events if e not in busy]
 
@@ -279,11 +282,6 @@ def find_units(events: Iterable[Event], calls: Iterable[IssuedCall]) -> dict[Iss
         if index >= 0 and call.event.end <= of_thread[index][1]:
             units[call] = of_thread[index][2]
     return units
-
-
-def _has_call(issued: IssuedCall) -> bool:
-    """Whether it is a call: an old record_param_comms may be a wait, or the frame of several."""
-    return issued.has_param or issued.annotation is not None
 
 
 def assign_kernels(

@@ -74,11 +74,6 @@ class Messages:
             result.choices = choices_of(result, calls)
 
 
-def begins_run(text: str) -> bool:
-    """Whether a message is from the start of a process, and may precede nccl-tests' first line."""
-    return _SET in text or "CCL version" in text
-
-
 NAME = "nccl-tests"
 
 _START = re.compile(r"Collective test starting:\s*(\S+)")
@@ -266,7 +261,8 @@ class _TextReader:
             self.other(line, text)
 
     def message(self, text: str) -> None:
-        next_one = self.output.ended and begins_run(text)
+        # Messages from the start of a process may precede nccl-tests' first line.
+        next_one = self.output.ended and (_SET in text or "CCL version" in text)
         (self.next_messages if next_one else self.output.messages).take(text)
 
     def broken(self, line: int, text: str) -> None:

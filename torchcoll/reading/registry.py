@@ -123,7 +123,8 @@ def _imported(
         raise UnreadableError("file", source.name, "results; this is what a training sent", command)
     if source.binary:
         raise UnreadableError("file", source.name, "text; this one is binary", command)
-    importer = importers()[name] if name else _sniffed(source)
+    importer = importers()[name] if name else sniff_importer(source.windows())
+    source.rewind()
     if importer is None:
         if MODEL_START.search(source.start):
             action = (
@@ -195,14 +196,6 @@ def _unwrapping(start: bytes) -> str:
     if b'"cells":' in start:
         return "Take it out: jq -rj '.cells[].outputs[]?.text[]?' FILE > TEXT"
     return "Take it out, for example: jq -r .stdout FILE > TEXT"
-
-
-def _sniffed(source: Source) -> Importer | None:
-    windows = source.windows()
-    try:
-        return sniff_importer(windows)
-    finally:
-        source.rewind()
 
 
 def files_of_jobs(paths: Sequence[str]) -> list[list[str]]:

@@ -216,15 +216,10 @@ def _event_bytes(event: Event) -> int:
     """Estimated memory of an event. Most events have no arguments."""
     if not event.args:
         return _EVENT_BYTES
-    sizes = (
-        _ITEM_BYTES // 4 + (len(v) if isinstance(v, str) else _list_bytes(v))
-        for v in event.args.values()
-    )
-    return _EVENT_BYTES + sum(sizes)
-
-
-def _list_bytes(value: object) -> int:
-    return _MEMORY_RATIO * len(str(value)) if isinstance(value, (list, dict)) else 0
+    texts = sum(len(v) for v in event.args.values() if isinstance(v, str))
+    lists = sum(len(str(v)) for v in event.args.values() if isinstance(v, (list, dict)))
+    items = _ITEM_BYTES // 4 * len(event.args)
+    return _EVENT_BYTES + items + texts + _MEMORY_RATIO * lists
 
 
 def _check_steps(files: Sequence[RankFile]) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.libraries.nccl import speeds
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS
-from torchcoll.libraries.nccl.topology import Gpu, SearchGraph, Topology
+from torchcoll.libraries.nccl.topology import SearchGraph, Topology
 
 RING, TREE, NVLS, NVLS_TREE, COLLNET = "RING", "TREE", "NVLS", "NVLS_TREE", "COLLNET"
 DIRECT = "sends and receives"  # all that NCCL has no algorithm for
@@ -114,14 +114,14 @@ def make_reach(topologies: Sequence[Topology], hosts: int | None = None) -> Reac
     """What these hosts have together; ``hosts``: so many hosts like the only one."""
     links = [speeds.ring_ceiling(topo) for topo in topologies]
     unknown = next((link for link in links if link.gbps is None), None)
-    link_speeds = [_gpu_gbps(gpu) for topo in topologies for gpu in topo.described_gpus]
+    gpus = [gpu for topo in topologies for gpu in topo.described_gpus]
+    link_speeds = [speeds.sum_gbps(gpu) or speeds.pci_gbps(gpu.node) for gpu in gpus]
     networks = [
         (None if topo.cut else speeds.host_gbps(topo), len(speeds.unique_nics(topo.nics)))
         for topo in topologies
     ]
     with_speed = [(gbps, count) for gbps, count in networks if gbps is not None]
     nics_gbps, nics = min(with_speed) if len(with_speed) == len(networks) else (None, 0)
-    gpus = [gpu for topo in topologies for gpu in topo.described_gpus]
     sms = [gpu.sm for gpu in gpus if gpu.sm]
     return Reach(
         hosts=len(topologies) if hosts is None else hosts,
@@ -137,10 +137,6 @@ def make_reach(topologies: Sequence[Topology], hosts: int | None = None) -> Reac
         in_network=all(any(nic.coll for nic in topo.nics) for topo in topologies),
         library=topologies[0].library,
     )
-
-
-def _gpu_gbps(gpu: Gpu) -> float | None:
-    return speeds.sum_gbps(gpu) or speeds.pci_gbps(gpu.node)
 
 
 def algorithm_limits(reach: Reach, graphs: Sequence[SearchGraph] = ()) -> list[AlgorithmLimit]:

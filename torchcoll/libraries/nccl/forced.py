@@ -66,7 +66,10 @@ def forcings(
     combinations = []
     prefixed = version_key(version) >= _FUNCTION_PREFIX
     functions = {name: FUNCTIONS[name] for name in collectives if name in FUNCTIONS}
-    for algorithm, protocol in _combinations(prefixed):
+    everywhere = dict.fromkeys(a for names in _EVERYWHERE.values() for a in names)
+    somewhere = dict.fromkeys(a for names in _SOMEWHERE.values() for a in names)
+    pairs = [(algorithm, protocol) for algorithm in everywhere for protocol in _PROTOCOLS]
+    for algorithm, protocol in pairs + [(name, "simple") for name in somewhere if prefixed]:
         if algorithm in without:
             continue
         supported = tuple(
@@ -83,13 +86,6 @@ def forcings(
             settings = dict(zip(VARIABLES, values, strict=True))
             combinations.append(Forcing(f"{algorithm}-{protocol}", supported, settings))
     return combinations
-
-
-def _combinations(prefixed: bool) -> list[tuple[str, str]]:
-    everywhere = dict.fromkeys(a for names in _EVERYWHERE.values() for a in names)
-    pairs = [(algorithm, protocol) for algorithm in everywhere for protocol in _PROTOCOLS]
-    somewhere = dict.fromkeys(a for names in _SOMEWHERE.values() for a in names)
-    return pairs + [(algorithm, "simple") for algorithm in somewhere if prefixed]
 
 
 def _value(functions: Iterable[str], setting: str) -> str:
