@@ -27,7 +27,7 @@ from error_form import error_line
 from torchcoll import load
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.libraries.nccl.tuner import TunerRule, tuner_csv
+from torchcoll.libraries.nccl.forced import TunerRule, tuner_csv
 
 try:
     import pytest

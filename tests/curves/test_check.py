@@ -6,7 +6,7 @@ import pytest
 from made_runs import measured, run
 
 from torchcoll.core.result import Choice
-from torchcoll.libraries.nccl.tuner import TunerRule
+from torchcoll.libraries.nccl.forced import TunerRule
 from torchcoll.libraries.oneccl.algorithms import algorithm_at
 from torchcoll.parts.curves.forced_check import LoggedCase, logged_cases
 

@@ -17,9 +17,8 @@ from torchcoll.libraries.nccl.ceilings import (
     algorithm_limits,
     make_reach,
 )
-from torchcoll.libraries.nccl.graphs import read_graphs
-from torchcoll.libraries.nccl.paths import gpu_path, nearest, rails, tree_lines
-from torchcoll.libraries.nccl.topology import read_topology
+from torchcoll.libraries.nccl.speeds import gpu_path, nearest, rails, tree_lines
+from torchcoll.libraries.nccl.topology import read_graphs, read_topology
 from torchcoll.libraries.nccl.xml_tree import read_tree
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.libraries.nccl.graphs import SearchGraph, pattern_name, read_graphs
+from torchcoll.libraries.nccl.topology import SearchGraph, pattern_name, read_graphs
 from torchcoll.libraries.nccl.xml_tree import read_tree
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.libraries.nccl.tuner import TunerRule, tuner_csv
+from torchcoll.libraries.nccl.forced import TunerRule, tuner_csv
 from torchcoll.libraries.oneccl.algorithms import selection
 
 RULES = [

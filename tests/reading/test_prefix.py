@@ -8,7 +8,7 @@ import pytest
 from foreign_files import HEAD, NAMES, ROW, SMALL, text
 
 from torchcoll.reading.base import COMMAS
-from torchcoll.reading.prefix import Unprefixed, cleaned
+from torchcoll.reading.source import Unprefixed, cleaned
 
 PREFIXES = (
     "   [1,0]<stdout>:",

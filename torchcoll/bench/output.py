@@ -27,6 +27,7 @@ from torchcoll.core.errors import (
 from torchcoll.core.file import Writer, load_own, records_of
 from torchcoll.core.result import CaseResult, stated_shortfall
 from torchcoll.core.spec import Spec
+from torchcoll.core.units import parse_utc
 
 if TYPE_CHECKING:
     from torchcoll.bench.session import Session
@@ -271,7 +272,7 @@ def of_restart(options: Options) -> Options:
     if began_s is None or options.resume or not path.is_file():
         return options
     try:
-        start_utc = datetime.fromisoformat(load_own(path).header["start_utc"])
+        start_utc = parse_utc(load_own(path).header["start_utc"])
     except (KeyError, ValueError, UnreadableError):
         return options
     if start_utc.timestamp() < int(began_s):  # a file that was there before this run

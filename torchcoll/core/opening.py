@@ -13,11 +13,13 @@ import os
 import re
 import signal
 import stat
+import zlib
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
+from torchcoll.core.bounds import UnpackBudget
 from torchcoll.core.errors import DiskFullError, TorchcollError, UsageError
 
 # Windows has neither: there nothing but the checks of os.fstat remains.
@@ -41,6 +43,7 @@ MAKE_ROOM = "Make room, then run the same command again."
 
 # Characters of the 255 bytes that a name may have.
 _LONGEST = 60
+_PACKED_BYTES = 1 << 16  # of a compressed file, that are read at once
 
 
 @contextlib.contextmanager
@@ -116,6 +119,30 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     """All of a regular file. Raises as ``open_to_read`` does."""
     with open_to_read(path) as file:
         return file.read()
+
+
+def unpack(
+    file: IO[bytes], budget: UnpackBudget, begun: bytes = b"", lined: bool = False
+) -> Iterator[bytes]:
+    """Yield what a gzip file unpacks to, in pieces of at most 1 MiB.
+
+    begun: what was read of it already. lined: whether its lines count towards the budget.
+    Raises zlib.error for a damaged file, and EOFError at the end of one that was cut off; each
+    after what comes before. Raises UnreadableError for more than real files unpack to.
+    """
+    unpacker, packed = zlib.decompressobj(31), 0  # with gzip's header
+    while data := begun or file.read(_PACKED_BYTES):
+        begun = b""
+        packed += len(data)
+        while data:
+            if unpacker.eof:  # another compressed file after the first
+                unpacker = zlib.decompressobj(31)
+            piece = unpacker.decompress(data, 1 << 20)
+            budget.add(len(piece), packed, piece.count(b"\n") if lined else 0)
+            yield piece
+            data = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
+    if not unpacker.eof:
+        raise EOFError
 
 
 _DESCRIPTOR = re.compile(r"/dev/(?:stdin|fd/\d+)|/proc/(?:self|\d+)/fd/\d+")

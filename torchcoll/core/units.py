@@ -1,4 +1,5 @@
-"""Formats sizes, times and bandwidths as text, and parses sizes, durations and numbers of ranks.
+"""Formats sizes, times and bandwidths as text, and parses sizes, durations, times of day and
+numbers of ranks.
 
 ``parse_size`` reads back the exact size that ``format_size`` wrote. ``K M G T`` are binary (1K is
 1024 bytes), as in nccl-tests. ``1KB`` is refused, because some people read it as 1000 bytes and
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from fractions import Fraction
 from functools import lru_cache
 
@@ -129,6 +131,11 @@ def parse_duration(text: str, what: str) -> float:
     except (ValueError, KeyError):
         pass
     raise UsageError(what, text, "a time above 0 with its unit: 90s, 30m, 8h, 2ms")
+
+
+def parse_utc(text: str) -> datetime:
+    """Parse an ISO time. Python 3.10 does not read the Z of UTC. Raises ValueError."""
+    return datetime.fromisoformat(f"{text[:-1]}+00:00" if text.endswith("Z") else text)
 
 
 def parse_share(text: str, what: str) -> float:

@@ -10,17 +10,7 @@ from typing import Any
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.plausibility import device_named
 from torchcoll.core.units import format_ranges
-from torchcoll.libraries.nccl import speeds
-from torchcoll.libraries.nccl.graphs import IDS, Channel, SearchGraph, pattern_name, read_graphs
-from torchcoll.libraries.nccl.topology import (
-    PATHS,
-    Gpu,
-    Nic,
-    Topology,
-    TopologyDevice,
-    distance,
-    read_topology,
-)
+from torchcoll.libraries.nccl import speeds, topology
 from torchcoll.libraries.nccl.xml_tree import Node, read_tree
 
 Row = dict[str, Any]
@@ -64,7 +54,7 @@ def _topology_dump(root: Node, path: str) -> Dump:
     if max(tags["gpu"], tags["net"]) > _MOST_DEVICES:
         expected = f"at most {_MOST_DEVICES} GPUs and interfaces"
         raise UnreadableError(f"XML {path}", "more", expected)
-    topo = read_topology(root, path)
+    topo = topology.read_topology(root, path)
     ceiling = speeds.ring_ceiling(topo)
     facts = {
         "library": topo.library,
@@ -106,7 +96,7 @@ def _filled(tables: dict[str, list[Row]]) -> dict[str, list[Row]]:
     return {name: rows for name, rows in tables.items() if rows}
 
 
-def _gpu(gpu: Gpu) -> Row:
+def _gpu(gpu: topology.Gpu) -> Row:
     outward = speeds.outward(gpu)
     each = {speeds.link_gbps(gpu, link) for link in outward}
     whole = gpu.whole or not gpu.described
@@ -124,7 +114,7 @@ def _gpu(gpu: Gpu) -> Row:
     }
 
 
-def _place(device: TopologyDevice) -> Row:
+def _place(device: topology.TopologyDevice) -> Row:
     speed, width = device.node.text("link_speed"), device.node.whole_number("link_width")
     device_gbps, narrowest = speeds.pci_gbps(device.node), speeds.narrowest_pci_gbps(device)
     return {
@@ -137,7 +127,7 @@ def _place(device: TopologyDevice) -> Row:
     }
 
 
-def _ends(gpu: Gpu) -> str | None:
+def _ends(gpu: topology.Gpu) -> str | None:
     """All links of a GPU and where they end: ``12 to 6 NVSwitches``, ``1 each to GPU 1 2``."""
     texts = []
     switches = [link for link in gpu.links if link.to == "switch"]
@@ -164,7 +154,7 @@ def _ends(gpu: Gpu) -> str | None:
     return ", ".join(texts) or None
 
 
-def _odd_links(gpus: list[Gpu]) -> list[Row]:
+def _odd_links(gpus: list[topology.Gpu]) -> list[Row]:
     """GPUs with fewer links than most GPUs have. A link that is down is not in the file."""
     counts = {
         gpu.name: sum(link.count for link in gpu.links if link.kind != "c2c")
@@ -177,10 +167,8 @@ def _odd_links(gpus: list[Gpu]) -> list[Row]:
     return [{"gpu": name, "links": n, "usual": usual} for name, n in counts.items() if n < usual]
 
 
-def _links(topo: Topology) -> tuple[int, bool, float] | None:
-    """``Dump.links``, for one host only: links within a host do not identify a fabric between
-    hosts.
-    """
+def _links(topo: topology.Topology) -> tuple[int, bool, float] | None:
+    """``Dump.links``, of one host only: links within a host identify no fabric between hosts."""
     if topo.cut or topo.hosts > 1 or not topo.described_gpus:
         return None
     distinct = set()
@@ -197,9 +185,9 @@ def _links(topo: Topology) -> tuple[int, bool, float] | None:
     return (count, switch, gbps) if not distinct and gbps is not None else None
 
 
-def _nic(nic: Nic, topo: Topology) -> Row:
-    paths = [(distance(nic, gpu), gpu) for gpu in topo.gpus]
-    near = min((PATHS.index(path) for path, _ in paths if path), default=None)
+def _nic(nic: topology.Nic, topo: topology.Topology) -> Row:
+    paths = [(topology.distance(nic, gpu), gpu) for gpu in topo.gpus]
+    near = min((topology.PATHS.index(path) for path, _ in paths if path), default=None)
     return {
         "nic": nic.name or nic.busid,
         "dev": nic.dev,
@@ -208,13 +196,13 @@ def _nic(nic: Nic, topo: Topology) -> Row:
         "gbits": None if nic.speed_mbps is None else nic.speed_mbps / 1000,
         "gdr": nic.gdr,
         **_place(nic),
-        "nearest_gpus": [g.name for p, g in paths if p and PATHS.index(p) == near],
-        "path": None if near is None else PATHS[near],
+        "nearest_gpus": [g.name for p, g in paths if p and topology.PATHS.index(p) == near],
+        "path": None if near is None else topology.PATHS[near],
     }
 
 
 def _graph_dump(root: Node, path: str) -> Dump:
-    parsed = read_graphs(root)
+    parsed = topology.read_graphs(root)
     used = [graph for graph in parsed if graph.channels or graph.orders]
     rings = [graph for graph in used if graph.id == 0 and graph.whole]
     facts: Row = {
@@ -230,7 +218,7 @@ def _graph_dump(root: Node, path: str) -> Dump:
         "graphs": [
             {
                 "graph": _name(graph),
-                "pattern": pattern_name(graph.pattern) or None,
+                "pattern": topology.pattern_name(graph.pattern) or None,
                 "channels": graph.channels,
                 "channels_read": len(graph.orders),
                 "gpus": max((len(c.gpus) for c in graph.orders), default=None),
@@ -249,16 +237,16 @@ def _graph_dump(root: Node, path: str) -> Dump:
     return Dump("graphs", path, facts, _filled(tables))
 
 
-def _name(graph: SearchGraph) -> str:
+def _name(graph: topology.SearchGraph) -> str:
     number = graph.id
     if number is None:
         return "?"
-    return IDS[number] if 0 <= number < len(IDS) else f"graph {number}"
+    return topology.IDS[number] if 0 <= number < len(topology.IDS) else f"graph {number}"
 
 
-def _orders(graph: SearchGraph) -> list[Row]:
+def _orders(graph: topology.SearchGraph) -> list[Row]:
     """A row for each distinct order of GPUs, with the channels that have it."""
-    orders: dict[Channel, list[int]] = {}
+    orders: dict[topology.Channel, list[int]] = {}
     for number, channel in enumerate(graph.orders):
         orders.setdefault(channel, []).append(number)
     return [

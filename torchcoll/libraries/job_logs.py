@@ -51,9 +51,7 @@ def job_log(job: Job) -> JobLog:
 
 
 def file_rows(readers: Sequence[LogReader]) -> list[Row]:
-    """A row for each file: how many of its lines were understood, and examples of those that were
-    not.
-    """
+    """A row for each file: its lines by kind, and examples of those that were not understood."""
     return [
         {
             "file": reader.file,
@@ -162,9 +160,7 @@ def _rings(number: int, group: NcclCommunicator) -> list[Row]:
 
 
 def _trees(number: int, group: NcclCommunicator) -> list[Row]:
-    """A row for each (root, depth) of the channels' trees, where the log has all ranks of a
-    tree.
-    """
+    """A row for each (root, depth) of the channels' trees that the log has with all ranks."""
     channels_by_tree: dict[tuple[int, int], list[int]] = {}
     ups: dict[int, dict[int, int]] = {}
     for member in group.members:

@@ -56,34 +56,15 @@ def unknown_variables(environ: Mapping[str, str]) -> list[tuple[str, str | None]
 
 # Parts of the names of variables that name a library, a program, a file or a folder, such as
 # NCCL_NET_PLUGIN, FI_PROVIDER_PATH, UCX_MODULE_DIR, UCX_GDB_COMMAND, ZE_ENABLE_ALT_DRIVERS.
-_OF_FILES = frozenset(
-    {
-        "COMMAND",
-        "DIR",
-        "DRIVERS",
-        "EXEC",
-        "FILE",
-        "LIB",
-        "LIBRARIES",
-        "LIBRARY",
-        "LIBS",
-        "PATH",
-        "PATHS",
-        "PLUGIN",
-        "PLUGINS",
-        "PRELOAD",
-        "PROGRAM",
-        "ROOT",
-        "TOOL",
-        "TOOLS",
-    }
-)
+_TEXT = """
+    COMMAND DIR DRIVERS EXEC FILE LIB LIBRARIES LIBRARY LIBS PATH PATHS PLUGIN PLUGINS PRELOAD
+    PROGRAM ROOT TOOL TOOLS
+"""
+_OF_FILES = frozenset(_TEXT.split())
 
 
 def names_file(name: str, value: str) -> bool:
-    """Whether a variable may name a file, from which a library then loads code, or which it reads
-    or writes.
-    """
+    """Whether a variable may name a file that a library loads code from, reads or writes."""
     tokens = name.upper().split("_")
     return (
         not _OF_FILES.isdisjoint(tokens)
@@ -102,9 +83,8 @@ def _nearest(name: str, prefix: str) -> str | None:
     if name.upper() in _ALL:
         return name.upper()
     stem = name.upper()[len(prefix) :]
-    for (
-        family
-    ) in _NAMES_BY_PREFIX:  # NCCL_ENABLE_MONITORING is one of torch's: TORCH_NCCL_ENABLE_MONITORING
+    # NCCL_ENABLE_MONITORING is one of torch's: TORCH_NCCL_ENABLE_MONITORING.
+    for family in _NAMES_BY_PREFIX:
         if family + stem in _ALL:
             return family + stem
     candidates = [n[len(prefix) :] for n in sorted(_NAMES_BY_PREFIX[prefix])]

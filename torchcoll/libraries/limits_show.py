@@ -10,7 +10,7 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bandwidth
 from torchcoll.libraries.nccl import speeds
 from torchcoll.libraries.nccl.ceilings import AlgorithmLimit, Reach, algorithm_limits
-from torchcoll.libraries.nccl.paths import GpuPath, Rail, gpu_path, nearest, rails, tree_lines
+from torchcoll.libraries.nccl.speeds import GpuPath, Rail, gpu_path, nearest, rails, tree_lines
 from torchcoll.libraries.nccl.topology import Gpu, Topology
 from torchcoll.libraries.shares import Machine
 from torchcoll.report.answer import Answer
@@ -53,7 +53,9 @@ def limits_view(machine: Machine) -> LimitsView:
     several = len(machine.hosts) > 1
     titled: list[tuple[str, list[Grid]]] = []
     for topo in machine.hosts:
-        titled.append((one_line(topo.file) if several else "", _host_grids(topo)))
+        tree = Grid([], [], above=tree_lines(topo))
+        title = one_line(topo.file) if several else ""
+        titled.append((title, [tree, _matrix(topo), _sums(topo)]))
     titled.append(("", _between(machine)))
     for reach, reach_limits in limits:
         titled.append(
@@ -110,11 +112,6 @@ def _scope_text(reach: Reach, like: bool = False) -> str:
     else:
         text = f"over {reach.hosts} hosts" + " like it" * like
     return f"{text}, {counted(reach.ranks, 'GPU')}" if reach.gpus else text
-
-
-def _host_grids(topo: Topology) -> list[Grid]:
-    tree = Grid([], [], above=tree_lines(topo))
-    return [tree, _matrix(topo), _sums(topo)]
 
 
 def _matrix(topo: Topology) -> Grid:

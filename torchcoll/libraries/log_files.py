@@ -22,7 +22,7 @@ Job = nccl_jobs.NcclJob | oneccl.OneCclJob
 _NCCL = re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) ")
 _ONECCL = re.compile(rb"\d\)?(?::\[\d+\])? \|CCL_[A-Z]+\||^\|[A-Z]+\| \[\w+:\d+\]")
 
-_LOG_FOLDER = ".jsonl.logs"
+_LOG_FOLDER, _RESULTS = ".jsonl.logs", (".jsonl", ".jsonl.gz")
 _WRITES = "A run with --library-log writes such a log."
 
 
@@ -42,20 +42,16 @@ def list_log_files(paths: Iterable[str]) -> list[str]:
         entries = sorted(os.scandir(path), key=_by_number)
         folders = [e for e in entries if e.is_dir() and e.name.endswith(_LOG_FOLDER)]
         inside = [e for folder in folders for e in sorted(os.scandir(folder), key=_by_number)]
-        inside = inside or [e for e in entries if e.name[0] != "." and not _is_result(e.name)]
-        inside = [entry for entry in inside if entry.is_file()]
-        files += [entry.path for entry in inside]
-        if not inside:
+        shown = [e for e in entries if e.name[0] != "." and not e.name.endswith(_RESULTS)]
+        logs = [entry.path for entry in inside or shown if entry.is_file()]
+        files += logs
+        if not logs:
             raise UnreadableError("log", path, "a file, or a folder with logs", _WRITES)
     return list(dict.fromkeys(files))
 
 
 def _by_number(entry: os.DirEntry[str]) -> tuple[int, str]:
     return len(entry.name), entry.name
-
-
-def _is_result(name: str) -> bool:
-    return name.endswith((".jsonl", ".jsonl.gz"))
 
 
 def read_log(path: str) -> tuple[LogReader, list[str]]:

@@ -17,18 +17,8 @@ from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted
-from torchcoll.libraries.nccl.ceilings import (
-    COLLNET,
-    DIRECT,
-    NVLS,
-    NVLS_TREE,
-    AlgorithmLimit,
-    Reach,
-    algorithm_limits,
-    make_reach,
-)
-from torchcoll.libraries.nccl.graphs import SearchGraph, read_graphs
-from torchcoll.libraries.nccl.topology import Topology, read_topology
+from torchcoll.libraries.nccl import ceilings
+from torchcoll.libraries.nccl.topology import SearchGraph, Topology, read_graphs, read_topology
 from torchcoll.libraries.nccl.xml_tree import read_tree
 
 _SLACK = 1.02  # versions of NCCL assume slightly different speeds of a link
@@ -46,9 +36,9 @@ class Machine:
     graphs: list[SearchGraph] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def reach(self, hosts: int) -> Reach:
+    def reach(self, hosts: int) -> ceilings.Reach:
         """What ``hosts`` hosts have: all hosts of the files, or so many like the only one."""
-        return make_reach(self.hosts, hosts)
+        return ceilings.make_reach(self.hosts, hosts)
 
 
 def read_machine(paths: Sequence[str]) -> Machine:
@@ -102,8 +92,8 @@ class RowLimit:
     reason: why a limit is None.
     """
 
-    limit: AlgorithmLimit | None = None
-    best: AlgorithmLimit | None = None
+    limit: ceilings.AlgorithmLimit | None = None
+    best: ceilings.AlgorithmLimit | None = None
     limit_share: float | None = None
     best_share: float | None = None
     reason: str = ""
@@ -130,7 +120,7 @@ def row_limits(machine: Machine, run: Run, rows: Sequence[Row]) -> list[RowLimit
     if device and link_gbps and machine.reach(1).switched and link_gbps > _SLACK * device.ring_gbps:
         actual = f"GPUs with {link_gbps:g} GB/s of links in {files}"
         raise UsageError("topology", actual, f"at most the {device.ring_gbps:g} of a {device.name}")
-    reaches: dict[tuple[int, int], list[AlgorithmLimit]] = {}
+    reaches: dict[tuple[int, int], list[ceilings.AlgorithmLimit]] = {}
     limits = []
     for row in rows:
         reach, reason = _reach(machine, row, hosts)
@@ -139,12 +129,12 @@ def row_limits(machine: Machine, run: Run, rows: Sequence[Row]) -> list[RowLimit
             continue
         key = (reach.hosts, reach.gpus)
         if key not in reaches:
-            reaches[key] = algorithm_limits(reach, machine.graphs)
+            reaches[key] = ceilings.algorithm_limits(reach, machine.graphs)
         limits.append(_share(row, reaches[key], reach))
     return limits
 
 
-def _reach(machine: Machine, row: Row, hosts: int) -> tuple[Reach | None, str]:
+def _reach(machine: Machine, row: Row, hosts: int) -> tuple[ceilings.Reach | None, str]:
     """(what the ranks of a row have, ''), or (None, why that is not known)."""
     if row.device == "cpu" or backend_of(row.backend).staged:
         return None, "not over the links of the GPUs"
@@ -168,7 +158,7 @@ def _reach(machine: Machine, row: Row, hosts: int) -> tuple[Reach | None, str]:
     return replace(reach, gpus=local_ranks), ""
 
 
-def _share(row: Row, limits: Sequence[AlgorithmLimit], reach: Reach) -> RowLimit:
+def _share(row: Row, limits: Sequence[ceilings.AlgorithmLimit], reach: ceilings.Reach) -> RowLimit:
     if row.collective not in {name for candidate in limits for name in candidate.collectives}:
         limit = _direct(row, reach)
         usable = [limit] if limit else []
@@ -184,7 +174,7 @@ def _share(row: Row, limits: Sequence[AlgorithmLimit], reach: Reach) -> RowLimit
     best = max(usable, key=lambda candidate: candidate.gbps or 0.0)
     used = _used(row, usable)
 
-    def share(candidate: AlgorithmLimit | None) -> float | None:
+    def share(candidate: ceilings.AlgorithmLimit | None) -> float | None:
         return (
             None
             if candidate is None or not candidate.gbps
@@ -195,10 +185,8 @@ def _share(row: Row, limits: Sequence[AlgorithmLimit], reach: Reach) -> RowLimit
     return RowLimit(used, best, share(used), share(best), reason)
 
 
-def _direct(row: Row, reach: Reach) -> AlgorithmLimit | None:
-    """The limit of sends and receives over hosts: the bytes through the busiest host's
-    interfaces.
-    """
+def _direct(row: Row, reach: ceilings.Reach) -> ceilings.AlgorithmLimit | None:
+    """The limit of sends and receives between hosts: the interfaces of the busiest host."""
     hosts = [str(rank // reach.gpus) for rank in range(reach.ranks)]
     share = crossing(row.collective, hosts, row.root)
     if reach.hosts < 2 or reach.nics_gbps is None or not share:
@@ -207,7 +195,7 @@ def _direct(row: Row, reach: Reach) -> AlgorithmLimit | None:
     each = reach.nics_gbps / reach.gpus
     gbps = each / share * entry.moved(row.ranks) * entry.bus_factor(row.ranks)
     text = f"what must leave a host over {reach.nics_gbps:g} GB/s of its interfaces"
-    return AlgorithmLimit(DIRECT, (row.collective,), gbps, text, "bytes counted")
+    return ceilings.AlgorithmLimit(ceilings.DIRECT, (row.collective,), gbps, text, "bytes counted")
 
 
 # ncclNvlsSupported() of NCCL's src/include/device.h.
@@ -215,11 +203,9 @@ _SUMMED = ("float32", "float64")
 _ALSO_EXTREMES = ("float16", "bfloat16", "int32", "int64", "uint32", "uint64")
 
 
-def _takes(limit: AlgorithmLimit, row: Row) -> bool:
-    """Whether the algorithm supports the row's type and reduction (NVSwitches do not support
-    all).
-    """
-    in_switch = limit.algorithm in (NVLS, NVLS_TREE)
+def _takes(limit: ceilings.AlgorithmLimit, row: Row) -> bool:
+    """Whether the algorithm supports the type and reduction. NVSwitches do not support all."""
+    in_switch = limit.algorithm in (ceilings.NVLS, ceilings.NVLS_TREE)
     if not in_switch or not COLLECTIVES[row.collective].has_op:
         return True
     sums = row.op in (None, "sum")
@@ -228,12 +214,12 @@ def _takes(limit: AlgorithmLimit, row: Row) -> bool:
     return supported and (sums or extremes)
 
 
-def _used(row: Row, usable: Sequence[AlgorithmLimit]) -> AlgorithmLimit | None:
+def _used(row: Row, usable: Sequence[ceilings.AlgorithmLimit]) -> ceilings.AlgorithmLimit | None:
     if len({limit.algorithm for limit in usable}) == 1 and not row.algorithm:
         return usable[0]
     names = {choice.partition("/")[0].strip() for choice in (row.algorithm or "").split(",")}
     if len(names) != 1:
         return None
     (name,) = names
-    name = COLLNET if name.startswith(COLLNET) else name
+    name = ceilings.COLLNET if name.startswith(ceilings.COLLNET) else name
     return next((limit for limit in usable if limit.algorithm == name), None)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import format_bandwidth, format_ns, format_size, format_time
-from torchcoll.libraries.topology_show import dump_grids, plural
+from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size, format_time
+from torchcoll.libraries.topology_show import dump_grids
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head
@@ -87,7 +87,7 @@ def _answer(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> Answer | None:
     for dump in dumps:
         odd = dump.facts.get("odd_links") or []
         problems += [
-            f"GPU {row['gpu']} has {plural(row['links'], 'link')}, most have {row['usual']}"
+            f"GPU {row['gpu']} has {counted(row['links'], 'link')}, most have {row['usual']}"
             for row in odd
         ]
         problems += [f"{dump.file} is cut off"] if dump.facts.get("cut") else []
@@ -98,7 +98,7 @@ def _answer(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> Answer | None:
     warnings = [text for job in jobs for text, _ in job.warnings.most_common()]
     if warnings and not crashes:
         more = f", and {len(warnings) - 1} more" if len(warnings) > 1 else ""
-        problems.append(f"{plural(len(warnings), 'warning')} of the library: {warnings[0]}{more}")
+        problems.append(f"{counted(len(warnings), 'warning')} of the library: {warnings[0]}{more}")
     return Answer(one_line("; ".join(problems)), "doubt") if problems else None
 
 
@@ -254,10 +254,15 @@ _COLUMNS: dict[str, list[tuple[Head, Cell]]] = {
 def _grids(job: JobLog) -> list[Grid]:
     grids = [Grid([], [], above=_about_job(job))]
     for name, rows in job.tables.items():
-        columns = [c for c in _COLUMNS[name] if len(rows) > 0 and not _empty(c[1], rows)]
+        columns = [
+            (head, cell)
+            for head, cell in _COLUMNS[name]
+            if not {cell(row).strip() for row in rows} <= {"-", ""}
+        ]
         cells = [[cell(row) for _, cell in columns] for row in rows]
         grids.append(Grid([head for head, _ in columns], cells, below=_notes(name, rows)))
-    texts = [f"{one_line(t)}{f' ({n} times)' if n > 1 else ''}" for t, n in _worst(job)]
+    worst = job.warnings.most_common(_MOST_WARNINGS)
+    texts = [f"{one_line(t)}{f' ({n} times)' if n > 1 else ''}" for t, n in worst]
     more = len(job.warnings) - len(texts)
     if texts:
         lines = [*(f"warning: {text}" for text in texts)]
@@ -265,17 +270,10 @@ def _grids(job: JobLog) -> list[Grid]:
     return grids
 
 
-def _worst(job: JobLog) -> list[tuple[str, int]]:
-    return job.warnings.most_common(_MOST_WARNINGS)
-
-
-def _empty(cell: Cell, rows: Sequence[LogRow]) -> bool:
-    return {cell(row).strip() for row in rows} <= {"-", ""}
-
-
 def _notes(name: str, rows: Sequence[LogRow]) -> list[str]:
     if name == "choices":
-        bases = dict.fromkeys(row["size_basis"] for row in rows if _counts_by_rank(row))
+        by_rank = ("AllGather", "ReduceScatter", None)
+        bases = dict.fromkeys(row["size_basis"] for row in rows if row["function"] in by_rank)
         notes = [_BASIS.format(" or ".join(bases))] if any(bases) else []
         if any(row["unit"] == "elements" for row in rows):
             notes.append("sizes are counts of elements, as oneCCL logs them")
@@ -286,10 +284,6 @@ def _notes(name: str, rows: Sequence[LogRow]) -> list[str]:
     return [_NOTES[name]] if name in _NOTES else []
 
 
-def _counts_by_rank(row: LogRow) -> bool:
-    return row["function"] in ("AllGather", "ReduceScatter", None)
-
-
 def _about_job(job: JobLog) -> list[str]:
     facts = dict(job.facts)
     hosts = facts.pop("hosts", [])
@@ -297,13 +291,13 @@ def _about_job(job: JobLog) -> list[str]:
     if git := facts.pop("git", ""):
         first += f" ({git})"
     processes, threads = facts.pop("processes", None), facts.pop("threads", None)
-    counts = [_counted(processes, "process", "processes")] if processes else []
-    counts += [_counted(threads, "thread", "threads")] if threads else []
+    counts = [f"{processes} process{'es' if processes > 1 else ''}"] if processes else []
+    counts += [counted(threads, "thread")] if threads else []
     if hosts:
         names = hosts if len(hosts) <= 4 else [hosts[0], "...", hosts[-1]]
-        counts[0] += f" on {_counted(len(hosts), 'host', 'hosts')} ({' '.join(names)})"
+        counts[0] += f" on {counted(len(hosts), 'host')} ({' '.join(names)})"
     if ranks := facts.pop("ranks", None):
-        counts.append(_counted(ranks, "rank", "ranks"))
+        counts.append(counted(ranks, "rank"))
     lines = [f"{first}: {', '.join(counts)}"]
     if facts:
         lines.append("; ".join(f"{name.replace('_', ' ')} {v}" for name, v in facts.items()))
@@ -312,10 +306,6 @@ def _about_job(job: JobLog) -> list[str]:
         what = "not the default" if first.startswith("oneCCL") else "set by the environment"
         lines.append(f"{what}: {', '.join(pairs)}")
     return [one_line(line) for line in lines]
-
-
-def _counted(count: int, singular: str, plural_form: str) -> str:
-    return f"{count} {singular if count == 1 else plural_form}"
 
 
 def _title(number: int, job: JobLog, shown: int) -> str:

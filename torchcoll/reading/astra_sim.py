@@ -15,16 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from torchcoll.core.result import CaseResult, Reported
-from torchcoll.reading.base import (
-    Imported,
-    ImportOptions,
-    Line,
-    collective_named,
-    make_result,
-    make_run,
-    parse_ranks,
-    whole,
-)
+from torchcoll.reading import base
 
 NAME = "astra_sim"
 _CASE = re.compile(r"torchcoll case: collective=(\w+) size_bytes=(\d+) ranks=(\d+)\s*$")
@@ -39,8 +30,8 @@ def sniff(head: Sequence[str]) -> bool:
     return any(_CASE.search(text) or _FINISHED.search(text) for text in head)
 
 
-def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    imported = Imported()
+def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Imported:
+    imported = base.Imported()
     results: list[CaseResult] = []
     case: tuple[str, int, int] | None = None
     began = 0
@@ -57,7 +48,7 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
         imported.take()
         reported = Reported(float(max(cycles.values())), "simulated", over_ranks="max")
         results.append(
-            make_result(
+            base.make_result(
                 name, size_bytes, reported, ranks=ranks, dtype=options.dtype, device="unknown"
             )
         )
@@ -68,7 +59,7 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
             cycles, began = {}, line
             case = _case(match, imported, line)
         elif finished := _FINISHED.search(text):
-            number, ticks = whole(finished[1]), whole(finished[2])
+            number, ticks = base.whole(finished[1]), base.whole(finished[2])
             if case is None:
                 imported.refuse(line, _NO_CASE)
             elif number is not None and ticks and number < case[2]:
@@ -79,13 +70,17 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     if results:
         source = {"tool": "ASTRA-sim", "format": "text"}
         ranks = max(result.ranks for result in results)
-        imported.runs.append(make_run(results, options, source, ranks=ranks))
+        imported.runs.append(base.make_run(results, options, source, ranks=ranks))
         imported.warn("times of a simulator, the last NPU to finish; 1 cycle is taken for 1 ns")
     return imported
 
 
-def _case(match: re.Match[str], imported: Imported, line: int) -> tuple[str, int, int] | None:
-    name, size_bytes, ranks = collective_named(match[1]), whole(match[2]), parse_ranks(match[3])
+def _case(match: re.Match[str], imported: base.Imported, line: int) -> tuple[str, int, int] | None:
+    name, size_bytes, ranks = (
+        base.collective_named(match[1]),
+        base.whole(match[2]),
+        base.parse_ranks(match[3]),
+    )
     if name is None or not size_bytes or ranks is None:
         imported.refuse(line, f"{match[1]} of {match[2]} bytes on {match[3]} ranks is no case")
         return None

@@ -12,7 +12,7 @@ An importer is a module, built in or named by an entry point of the group ``torc
                                                      if the processes of a job write a file each:
                                                      a run for each job in the files
 
-``lines`` are (line number, text) without ANSI codes and, by STARTS, without prefixes (prefix.py);
+``lines`` are (line number, text) without ANSI codes and, by STARTS, without prefixes (source.py);
 the lines for ``sniff`` are alike. ``read`` never raises for the content of a file: a row that it
 cannot use, or cannot separate from other text, is refused with its line number and a reason.
 """
@@ -124,9 +124,7 @@ class Imported:
         return requested or recorded
 
     def warnings_by_run(self) -> list[list[str]]:
-        """For each run its warnings. A warning about an output without a run is given to all
-        runs.
-        """
+        """The warnings of each run. One about an output without a run is given to all runs."""
         with_run = set(self.run_outputs)
         everywhere: list[int] = []  # indices of warnings, so that they keep their order
         by_output: dict[int, list[int]] = {}
@@ -186,9 +184,7 @@ def no_figure(name: str, text: str) -> str:
 
 
 def numbers(*texts: str) -> Sequence[float | None]:
-    """``number`` of each text. Faster than single calls if all are plain numbers, as in most
-    rows.
-    """
+    """``number`` of each text, faster than single calls if all are plain, as in most rows."""
     try:
         values = [*map(float, texts)]
     except ValueError:
@@ -239,21 +235,14 @@ def collective_in(text: str) -> str | None:
     """
     plain = re.sub(r"[^a-z0-9]+", "_", text.lower())
     names = set()
-    spellings = sorted(
-        {s for c in COLLECTIVES.values() for n in (c.name, *c.aliases) for s in _spellings(n)},
-        key=len,
-        reverse=True,
-    )
-    for spelling in spellings:
+    spellings = {name for c in COLLECTIVES.values() for name in (c.name, *c.aliases)}
+    spellings |= {name.replace("_", "") for name in spellings}
+    for spelling in sorted(spellings, key=len, reverse=True):
         pattern = rf"(?<![a-z]){spelling}(?![a-z])"
         if re.search(pattern, plain):
             names.add(find_collective(spelling).name)
             plain = re.sub(pattern, "#", plain)
     return names.pop() if len(names) == 1 else None
-
-
-def _spellings(name: str) -> tuple[str, str]:
-    return name, name.replace("_", "")
 
 
 @lru_cache(maxsize=64)
@@ -434,10 +423,51 @@ def runs_of_ranks(
     source: Mapping[str, str | None],
     **more: Any,
 ) -> list[Run]:
-    """Make a run for each number of ranks, the keys of ``results``. more: arguments of
-    ``make_run``.
-    """
+    """A run for each number of ranks, the keys of ``results``. more: arguments of ``make_run``."""
     return [make_run(each, options, source, ranks=ranks, **more) for ranks, each in results.items()]
+
+
+class TableReader:
+    """Reads the text of a benchmark line by line. A subclass has ``line`` and ``end``.
+
+    results: of the rows that were read, by the number of ranks of their run.
+    """
+
+    def __init__(self, options: ImportOptions) -> None:
+        self.options, self.imported = options, Imported()
+        self.results: dict[Any, list[CaseResult]] = {}
+
+    @classmethod
+    def read(cls, lines: Iterable[Line], options: ImportOptions) -> Imported:
+        reader = cls(options)
+        for line, text in lines:
+            reader.line(line, text)
+        reader.end()
+        return reader.imported
+
+    def line(self, line: int, text: str) -> None:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        raise NotImplementedError
+
+    def add(self, line: int, result: CaseResult | str) -> None:
+        """Keep the result of a row, or refuse the row for the reason that is given in its place."""
+        if isinstance(result, str):
+            self.imported.refuse(line, result)
+        else:
+            self.imported.take()
+            self.results.setdefault(self.run_of(result), []).append(result)
+
+    def run_of(self, result: CaseResult) -> Any:
+        """The key in ``results``."""
+        return result.ranks
+
+    def add_runs_without_ranks(self, source: Mapping[str, str | None]) -> None:
+        """Add the run of an output that does not have the number of ranks."""
+        self.imported.runs += runs_of_ranks(self.results, self.options, source)
+        if self.results and not self.options.ranks:
+            self.imported.warn("the file does not tell the ranks: give --ranks for bus bandwidth")
 
 
 def number_runs(imported: Imported, runs: int) -> None:

@@ -11,24 +11,12 @@ depending on the accelerator (utils/timer.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchcoll.core.collectives import busbw_gbps
 from torchcoll.core.result import CaseResult, Reported
-from torchcoll.reading.base import (
-    Imported,
-    ImportOptions,
-    Line,
-    collective_named,
-    contradiction,
-    make_result,
-    make_run,
-    number,
-    parse_ranks,
-    rounding,
-    whole,
-)
+from torchcoll.reading import base
 
 NAME = "deepspeed"
 _TITLE = re.compile(r"-{4} Performance of (\S+) on (\d+) devices -{4}")
@@ -54,17 +42,6 @@ def sniff(head: Sequence[str]) -> bool:
     return any(_TITLE.search(text) or _LOGGER.search(text) for text in head)
 
 
-def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    imported = Imported()
-    reader = _DeepSpeedReader(options, imported)
-    for line, text in lines:
-        reader.line(line, text.rstrip())
-    for (ranks, kind), results in reader.results.items():
-        source = {"tool": "DeepSpeed", "format": kind}
-        imported.runs.append(make_run(results, options, source, ranks=ranks))
-    return imported
-
-
 @dataclass(frozen=True)
 class Bandwidth:
     """A busbw that DeepSpeed printed, and the rounding of it and of the time.
@@ -87,24 +64,24 @@ class Bandwidth:
         if unit is None:
             return None
         scale = 0.125 if unit[1].endswith("b") else 1.0
-        busbw_value, value = number(busbw), number(time)
+        busbw_value, value = base.number(busbw), base.number(time)
         gbps = None if busbw_value is None else busbw_value * scale
-        return cls(gbps, rounding(busbw) * scale, rounding(time) / value if value else 0.0)
+        return cls(
+            gbps, base.rounding(busbw) * scale, base.rounding(time) / value if value else 0.0
+        )
 
 
 def make_case(
     operation: str,
     size_bytes: int,
     reported: Reported,
-    options: ImportOptions,
+    options: base.ImportOptions,
     ranks: int,
     remarks: Sequence[str] = (),
     printed: Bandwidth | None = None,
 ) -> CaseResult | str:
-    """Make the result for an operation, by DeepSpeed's name and size; or the reason why it
-    cannot.
-    """
-    name = collective_named(operation) or options.collective  # every row names its own
+    """The result for an operation, by DeepSpeed's name and size, or why there is none."""
+    name = base.collective_named(operation) or options.collective  # every row names its own
     if name is None:
         return f"{operation or '(no name)'} is no collective that torchcoll has"
     if name in _PER_RANK:
@@ -116,8 +93,8 @@ def make_case(
         expected = busbw_gbps(name, size_bytes, ranks, reported.time_ns)
         step = printed.step_gbps + printed.time_step * (expected or 0.0)
         basis = "size, time and ranks"
-        remarks = [*remarks, contradiction("busbw", printed.gbps, expected, basis, step)]
-    return make_result(
+        remarks = [*remarks, base.contradiction("busbw", printed.gbps, expected, basis, step)]
+    return base.make_result(
         name,
         size_bytes,
         reported,
@@ -128,20 +105,26 @@ def make_case(
     )
 
 
-class _DeepSpeedReader:
-    """Reads the lines of one file and collects results by (ranks, format)."""
-
-    def __init__(self, options: ImportOptions, imported: Imported) -> None:
-        self.options, self.imported = options, imported
+class _DeepSpeedReader(base.TableReader):
+    def __init__(self, options: base.ImportOptions) -> None:
+        super().__init__(options)
         self.title, self.ranks, self.raw_unit = "", options.ranks or 0, ""
         self.logger, self.figures = False, [""]  # figures: names of the columns of figures
         self.heading = ""
-        self.results: dict[tuple[int, str], list[CaseResult]] = {}
+
+    def run_of(self, result: CaseResult) -> tuple[int, str]:
+        return self.ranks, "comms logger" if self.logger else "bench"
+
+    def end(self) -> None:
+        for (ranks, kind), results in self.results.items():
+            source = {"tool": "DeepSpeed", "format": kind}
+            self.imported.runs.append(base.make_run(results, self.options, source, ranks=ranks))
 
     def line(self, line: int, text: str) -> None:
+        text = text.rstrip()
         if match := _TITLE.search(text):
             self.title, self.logger = match[1], False
-            self.ranks = self.options.ranks or parse_ranks(match[2]) or 0
+            self.ranks = self.options.ranks or base.parse_ranks(match[2]) or 0
         elif _LOGGER.search(text):
             self.logger, self.title, self.heading = True, "", text
             names = re.split(r"(?<=\))\s+|\s{2,}", text[text.index("Comm. Op") :].strip())
@@ -152,14 +135,7 @@ class _DeepSpeedReader:
         elif self.logger:
             self.logged(line, text)
         elif self.title and text.lstrip()[:1].isdigit():
-            self.add(line, self.bench(re.split(r"\s{2,}", text.strip())), "bench")
-
-    def add(self, line: int, result: CaseResult | str, kind: str) -> None:
-        if isinstance(result, str):
-            self.imported.refuse(line, result)
-        else:
-            self.imported.take()
-            self.results.setdefault((self.ranks, kind), []).append(result)
+            self.add(line, self.bench(re.split(r"\s{2,}", text.strip())))
 
     def bench(self, fields: Sequence[str]) -> CaseResult | str:
         if len(fields) < 5:
@@ -169,12 +145,12 @@ class _DeepSpeedReader:
             return f"the description {fields[1]} has no elements x bytes"
         value, _, unit = fields[2].partition(" ")
         scale = _SCALES.get(unit or self.raw_unit or "us")
-        time = number(value)
+        time = base.number(value)
         if not time or scale is None:
             return f"duration is {fields[2]}"
         reported = Reported(time * scale, "mean", "rank0", "host")
-        count, each = whole(elements[1]), whole(elements[2])
-        size_bytes = whole((count or 0) * (each or 0))
+        count, each = base.whole(elements[1]), base.whole(elements[2])
+        size_bytes = base.whole((count or 0) * (each or 0))
         if not size_bytes:
             return f"the description {fields[1]} has no elements x bytes"
         printed = Bandwidth.parse(self.heading, fields[4], value)
@@ -191,7 +167,7 @@ class _DeepSpeedReader:
                 self.imported.refuse(line, "half a row")
             return
         figures = dict(zip(self.figures, match[4].split(), strict=False))
-        size, latency = number(match[1]), number(figures.get(_MEAN))
+        size, latency = base.number(match[1]), base.number(figures.get(_MEAN))
         if not size or not latency:
             why = f"size is {match[1]} {match[2]}, average latency is {figures.get(_MEAN)}"
             straggler = _MEAN not in figures and any("straggler" in name for name in self.figures)
@@ -200,8 +176,8 @@ class _DeepSpeedReader:
         remarks = []
         if match[2] != "B":
             remarks.append(f"the size was printed as {match[1]} {match[2]}: rounded")
-        reported = Reported(latency * 1e6, TRIMMED, "rank0", calls=whole(match[3]))
-        size_bytes = whole(float(round(size * _UNITS[match[2]])))
+        reported = Reported(latency * 1e6, TRIMMED, "rank0", calls=base.whole(match[3]))
+        size_bytes = base.whole(float(round(size * _UNITS[match[2]])))
         if size_bytes is None:
             self.imported.refuse(line, f"size is {match[1]} {match[2]}")
             return
@@ -210,4 +186,7 @@ class _DeepSpeedReader:
         result = make_case(
             self.title, size_bytes, reported, self.options, self.ranks, remarks, printed
         )
-        self.add(line, result, "comms logger")
+        self.add(line, result)
+
+
+read = _DeepSpeedReader.read

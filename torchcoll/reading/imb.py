@@ -17,32 +17,13 @@ several groups of processes run at once, each in its own row (-multi 1) or all i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.other_commands import PAIRS
 from torchcoll.core.result import CaseResult
-from torchcoll.reading.base import (
-    NOTHING_SENT,
-    TRUNCATED,
-    Imported,
-    ImportOptions,
-    Line,
-    collective_named,
-    half_row,
-    host_mean,
-    itemsize,
-    make_result,
-    mpi_dtype,
-    no_figure,
-    ns_of_us,
-    number,
-    number_runs,
-    parse_ranks,
-    runs_of_ranks,
-    whole,
-)
+from torchcoll.reading import base
 
 NAME = "imb"
 _TITLE = re.compile(
@@ -87,20 +68,9 @@ def sniff(head: Sequence[str]) -> bool:
     )
 
 
-def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    imported = Imported()
-    reader = _ImbReader(options, imported)
-    for line, text in lines:
-        reader.line(line, text.strip())
-    reader.end()
-    return imported
-
-
-class _ImbReader:
-    """Reads the lines of one file, table by table."""
-
-    def __init__(self, options: ImportOptions, imported: Imported) -> None:
-        self.options, self.imported = options, imported
+class _ImbReader(base.TableReader):
+    def __init__(self, options: base.ImportOptions) -> None:
+        super().__init__(options)
         self.runs = 0
         self.begin()
 
@@ -112,7 +82,7 @@ class _ImbReader:
         self.types: dict[str, str] = {}
         self.ended = False
         self.read_from: dict[str, str] = {}  # collective -> benchmark that it is read from
-        self.results: dict[int, list[CaseResult]] = {}  # by the number of ranks in all groups
+        self.results = {}
         self.start_table("")
 
     def start_table(self, benchmark: str) -> None:
@@ -122,6 +92,7 @@ class _ImbReader:
         self.members: dict[int, list[int]] = {}  # group -> ranks; IMB shortens long lists
 
     def line(self, line: int, text: str) -> None:
+        text = text.strip()
         if text[:1].isdigit():
             if self.columns:
                 self.row(line, text)
@@ -133,11 +104,14 @@ class _ImbReader:
         elif match := _BENCHMARK.match(text):
             self.start_table(match[1])
         elif match := _PROCESSES.match(text):
-            self.ranks = parse_ranks(match[1]) or 0
+            self.ranks = base.parse_ranks(match[1]) or 0
         elif match := _GROUPS.match(text):
-            self.groups, self.ranks = parse_ranks(match[1]) or 1, parse_ranks(match[2]) or 0
+            self.groups, self.ranks = (
+                base.parse_ranks(match[1]) or 1,
+                base.parse_ranks(match[2]) or 0,
+            )
         elif match := _GROUP.match(text):
-            self.members[int(match[1])] = [whole(rank) or 0 for rank in match[2].split()]
+            self.members[int(match[1])] = [base.whole(rank) or 0 for rank in match[2].split()]
         elif match := _TYPE.match(text):
             self.types[match[1]] = match[2]
         elif _NO_BARRIERS.match(text):
@@ -150,23 +124,22 @@ class _ImbReader:
     def row(self, line: int, text: str) -> None:
         fields = text.split()
         if match := _FAILED.match(text):
-            result: CaseResult | str = f"IMB did not measure this size: {match[1]}"
+            self.imported.refuse(line, f"IMB did not measure this size: {match[1]}")
         elif len(fields) != len(self.columns):
-            result = half_row(fields, self.columns)
+            self.imported.refuse(line, base.half_row(fields, self.columns))
         else:
-            result = self.result(dict(zip(self.columns, fields, strict=True)))
-        if isinstance(result, str):
-            self.imported.refuse(line, result)
-        else:
-            self.imported.take()
-            self.results.setdefault(result.ranks * self.groups, []).append(result)
+            self.add(line, self.result(dict(zip(self.columns, fields, strict=True))))
+
+    def run_of(self, result: CaseResult) -> int:
+        """The number of ranks in all groups."""
+        return result.ranks * self.groups
 
     def result(self, record: dict[str, str]) -> CaseResult | str:
         options, choose = self.options, self.imported.choose
         if _PAIRS.fullmatch(self.benchmark):
             self.imported.action = PAIRS
             return f"{self.benchmark}: between pairs of ranks, no collective"
-        name = choose("collective", options.collective, collective_named(self.benchmark))
+        name = choose("collective", options.collective, base.collective_named(self.benchmark))
         if name is None:
             if not self.benchmark:
                 return "the table names no benchmark: give --collective"
@@ -177,19 +150,19 @@ class _ImbReader:
         entry = COLLECTIVES[name]
         ranks = choose("ranks", options.ranks, self.ranks) or 0
         of_reductions = " for reductions" * entry.has_op
-        recorded = mpi_dtype(self.types.get(f"Datatype{of_reductions}", ""))
+        recorded = base.mpi_dtype(self.types.get(f"Datatype{of_reductions}", ""))
         dtype = choose("dtype", options.dtype, recorded)
 
-        printed = whole(record.get("bytes", "0" if not entry.has_data else None))
-        time = number(record.get("t_avg[usec]"))
+        printed = base.whole(record.get("bytes", "0" if not entry.has_data else None))
+        time = base.number(record.get("t_avg[usec]"))
         if printed is None:
             return f"bytes is {record['bytes']}" if "bytes" in record else "no column of bytes"
         if not time:
             cell = record.get("t_avg[usec]")
-            return no_figure("t_avg[usec]", cell) if cell else "no column t_avg[usec]"
-        sent = printed - printed % (itemsize(dtype) or 1)
+            return base.no_figure("t_avg[usec]", cell) if cell else "no column t_avg[usec]"
+        sent = printed - printed % (base.itemsize(dtype) or 1)
         if entry.has_data and not sent:
-            return "less than one element: nothing was sent" if printed else NOTHING_SENT
+            return "less than one element: nothing was sent" if printed else base.NOTHING_SENT
         per_rank: bool | None = name in _PER_RANK
         if self.benchmark == "Reduce_scatter":
             per_rank = self.reduce_scatter_per_rank
@@ -205,18 +178,18 @@ class _ImbReader:
         group = self.group(record.get("Group"))
         if self.groups > 1 and "Group" not in record:
             remarks.append(f"{self.groups} groups at once: the times are those of all groups")
-        defects = number(record.get("defects"))
-        result = make_result(
+        defects = base.number(record.get("defects"))
+        result = base.make_result(
             name,
             size_bytes,
-            host_mean(
+            base.host_mean(
                 name,
                 time,
                 size_bytes,
                 sent,
-                calls=whole(record.get("repetitions")),
-                min_ns=ns_of_us(record.get("t_min[usec]")),
-                max_ns=ns_of_us(record.get("t_max[usec]")),
+                calls=base.whole(record.get("repetitions")),
+                min_ns=base.ns_of_us(record.get("t_min[usec]")),
+                max_ns=base.ns_of_us(record.get("t_max[usec]")),
             ),
             ranks=ranks,
             dtype=dtype,
@@ -264,14 +237,17 @@ class _ImbReader:
 
     def end(self) -> None:
         self.finish()
-        number_runs(self.imported, self.runs)
+        base.number_runs(self.imported, self.runs)
 
     def finish(self) -> None:
         """Add a Run for each number of ranks in the output that has ended."""
         end: dict[str, Any] = {"status": "complete"}
         if self.version and not self.ended:
             reason = "the output stops before '# All processes entering MPI_Finalize'"
-            end = {"status": TRUNCATED, "reason": reason}
+            end = {"status": base.TRUNCATED, "reason": reason}
         source = {"tool": "Intel MPI Benchmarks", "version": self.version, "format": "text"}
         source["run"] = str(self.runs)
-        self.imported.runs += runs_of_ranks(self.results, self.options, source, end=end)
+        self.imported.runs += base.runs_of_ranks(self.results, self.options, source, end=end)
+
+
+read = _ImbReader.read

@@ -165,7 +165,8 @@ def resolve_sources(
         runs = load_all(files, collective=collective, ranks=ranks)
         for run in runs if label else ():
             # The user's label replaces the one that matrix or versus gave the run.
-            labels = {**_assigned(label), **run.labels, "cell": label}
+            name, equals, value = label.partition("=")  # NCCL_ALGO=Ring is a setting of the run
+            labels = {**({name: value} if equals else {}), **run.labels, "cell": label}
             run.header["spec"] = {**(run.header.get("spec") or {}), "labels": labels}
         resolved += runs
     if has_options:
@@ -531,12 +532,6 @@ def _unnamed(run: Run) -> Run:
         run.problems = [text.replace(str(run.path), STDIN) for text in run.problems]
         run.path = None
     return run
-
-
-def _assigned(label: str) -> dict[str, str]:
-    """Turn a label such as ``NCCL_ALGO=Ring`` into a setting of the run; {} for other labels."""
-    name, equals, value = label.partition("=")
-    return {name: value} if equals else {}
 
 
 def _imported(

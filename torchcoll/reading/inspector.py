@@ -3,33 +3,34 @@
 The ranks of a job do not begin a call together, and each rank's time includes its waiting for the
 others. So a call takes as long as it does on the rank that arrived last, whose time is the
 shortest, and its bandwidth is computed from that. This needs the records of all ranks of the
-communicator. What the records say of jobs is in inspector_records.py.
+communicator. For ``torchcoll trace`` the calls of a job become Traffic. What the records say of
+jobs is in inspector_records.py.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 
-from torchcoll.core.collectives import COLLECTIVES, busbw_gbps
+from torchcoll.core.collectives import COLLECTIVES, Layout, busbw_gbps
+from torchcoll.core.errors import UnreadableError
 from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Reported, Run
-from torchcoll.core.units import format_ranges
-from torchcoll.reading.base import (
-    Imported,
-    ImportOptions,
-    Line,
-    contradiction,
-    make_result,
-    make_run,
-)
+from torchcoll.core.traffic import POINT_TO_POINT, Group, Traffic, TrafficCall
+from torchcoll.core.units import counted, format_ranges
+from torchcoll.reading import base
 from torchcoll.reading.inspector_records import (
     ALL_FILES,
     ENQUEUED,
     GPU_CLOCK,
+    KERNEL_CLOCKS,
     LOST,
     PER_RANK,
+    CallKey,
     Job,
     JobCommunicator,
     Log,
@@ -39,6 +40,7 @@ from torchcoll.reading.inspector_records import (
     is_json,
     is_last_call,
 )
+from torchcoll.reading.source import Source
 
 NAME = "nccl-inspector"
 LONG_LINES = True
@@ -58,13 +60,15 @@ def sniff(head: Sequence[str]) -> bool:
     return any(is_json(text) or is_last_call(text) for text in head)
 
 
-def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
+def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Imported:
     return read_together([lines], options)
 
 
-def read_together(files: Iterable[Iterable[Line]], options: ImportOptions) -> Imported:
+def read_together(
+    files: Iterable[Iterable[base.Line]], options: base.ImportOptions
+) -> base.Imported:
     """The runs in several files: one for each job."""
-    imported, log = Imported(), Log()
+    imported, log = base.Imported(), Log()
     for lines in files:
         add_records(log, lines, options, imported)
     if log.lost:
@@ -82,7 +86,7 @@ def read_together(files: Iterable[Iterable[Line]], options: ImportOptions) -> Im
     return imported
 
 
-def _warn(job: Job, imported: Imported) -> None:
+def _warn(job: Job, imported: base.Imported) -> None:
     if job.numbering:
         imported.warn(job.numbering)
     messages = sum(len(communicator.messages) for communicator in job.communicators)
@@ -99,7 +103,7 @@ def _warn(job: Job, imported: Imported) -> None:
             )
 
 
-def _run(job: Job, results: Sequence[CaseResult], options: ImportOptions) -> Run:
+def _run(job: Job, results: Sequence[CaseResult], options: base.ImportOptions) -> Run:
     hosts = {
         member: communicator.hosts[rank]
         for communicator in job.communicators
@@ -111,11 +115,13 @@ def _run(job: Job, results: Sequence[CaseResult], options: ImportOptions) -> Run
     start = None
     if job.first_us and job.first_us < 1 << 52:
         start = datetime.fromtimestamp(job.first_us / 1e6, timezone.utc).isoformat()
-    return make_run(results, options, source, ranks=job.ranks, members=members, start_utc=start)
+    return base.make_run(
+        results, options, source, ranks=job.ranks, members=members, start_utc=start
+    )
 
 
 def _results(
-    communicator: JobCommunicator, job: Job, options: ImportOptions
+    communicator: JobCommunicator, job: Job, options: base.ImportOptions
 ) -> Iterable[CaseResult]:
     """A result for each collective and size of a communicator."""
     calls_by_case: dict[tuple[str, int], list[dict[int, Record]]] = defaultdict(list)
@@ -140,7 +146,7 @@ def _result(
     communicator: JobCommunicator,
     calls: Sequence[Mapping[int, Record]],
     group: str | None,
-    options: ImportOptions,
+    options: base.ImportOptions,
 ) -> CaseResult:
     ranks = communicator.ranks
     records = [record for call in calls for record in call.values()]
@@ -190,9 +196,9 @@ def _result(
     ]
     if pairs:
         printed, expected = (sum(figures) / len(pairs) for figures in zip(*pairs, strict=True))
-        text = contradiction("busbw", printed, expected, "size, time and ranks", 0.0)
+        text = base.contradiction("busbw", printed, expected, "size, time and ranks", 0.0)
         remarks += [text] if text else []
-    result = make_result(
+    result = base.make_result(
         name,
         size_bytes,
         reported,
@@ -208,3 +214,141 @@ def _result(
         result.time_ns = {clock: [[call[rank].time_ns for call in timed] for rank in range(ranks)]}
         result.members = [communicator.members[rank] for rank in range(ranks)]
     return result
+
+
+# The calls of each rank as Traffic, joined by communicator.
+
+SOURCE = "nccl inspector"
+
+
+def is_inspector(begin: bytes) -> bool:
+    """Whether a file that begins so has calls of NCCL Inspector."""
+    return sniff(begin.decode("utf-8", "replace").splitlines())
+
+
+def read_inspector(paths: Sequence[Path]) -> list[Traffic]:
+    """The traffic of each job in the files, the oldest first.
+
+    Raises UnreadableError if they have no call.
+    """
+    imported, log = base.Imported(), Log()
+    for lines in _lines(paths):
+        add_records(log, lines, base.ImportOptions(), imported)
+    jobs = find_jobs(log, imported)
+    if not jobs:
+        refused = next((reason for _, reason in imported.refusals()), "no call")
+        raise UnreadableError("NCCL Inspector", f"{paths[0]}: {refused}", "calls of collectives")
+    notes = list(imported.warnings)
+    if log.lost:
+        notes.append(LOST.format(n=log.lost))
+    if imported.refused:
+        notes.append(f"{counted(len(imported.refused), 'line')} of Inspector's were not read")
+    folder = paths[0] if len(paths) == 1 else Path(os.path.commonpath(paths))
+    return [_traffic(job, notes, folder) for job in jobs]
+
+
+def _lines(paths: Iterable[Path]) -> Iterator[Iterable[base.Line]]:
+    for path in paths:
+        with closing(Source(str(path))) as source:
+            yield source.lines()
+
+
+def _traffic(job: Job, notes: Sequence[str], path: Path) -> Traffic:
+    traffic = Traffic(SOURCE, job.ranks, notes=[*notes], path=path)
+    if job.numbering:
+        traffic.notes.append(job.numbering)
+    hosts: dict[int, str] = {}
+    calls: dict[int, list[tuple[int, int, TrafficCall]]] = {}
+    started: dict[str, int] = {}  # host -> the first stamp of its ranks: the 0 of its clock
+    for communicator in job.communicators:
+        for record in _records(communicator):
+            if record.started_us:
+                first = started.setdefault(record.host, record.started_us)
+                started[record.host] = min(first, record.started_us)
+    for communicator in job.communicators:
+        seen = communicator.members
+        complete = len(seen) == communicator.ranks
+        if not complete:
+            traffic.notes.append(
+                f"communicator {communicator.identity}: records of rank {format_ranges(seen)} of "
+                f"{communicator.ranks} only: who came last is not known. {ALL_FILES}"
+            )
+        members = [seen[rank] for rank in range(communicator.ranks)] if complete else []
+        name = traffic.add_group(
+            Group(communicator.identity, tuple(members), "nccl", communicator.label)
+        )
+        hosts |= {m: communicator.hosts[rank] for rank, m in communicator.members.items()}
+        numbers = _numbers(communicator)
+        for record in _records(communicator):
+            rank = communicator.members[record.rank]
+            sequence = numbers.get((record.name, record.number), record.number)
+            zero = started.get(record.host)
+            call = _call(record, communicator, name, sequence, zero)
+            stamp = record.started_us or record.dumped_us or 0
+            of_rank = calls.setdefault(rank, [])
+            of_rank.append((stamp, len(of_rank), call))
+    traffic.calls = {
+        rank: [call for *_, call in sorted(each, key=lambda item: item[:2])]
+        for rank, each in sorted(calls.items())
+    }
+    traffic.clocks = {
+        rank: (host, 1000 * started[host]) for rank, host in hosts.items() if host in started
+    }
+    traffic.environment = {"hosts": {str(rank): hosts[rank] for rank in sorted(hosts)}}
+    if job.first_us:
+        traffic.environment["written"] = job.name
+    return traffic
+
+
+def _records(communicator: JobCommunicator) -> Iterator[Record]:
+    for by_rank in communicator.calls.values():
+        yield from by_rank.values()
+    yield from communicator.messages
+
+
+def _numbers(communicator: JobCommunicator) -> dict[CallKey, int]:
+    """Each call of a communicator -> its number among those of all collectives.
+
+    NCCL counts each collective separately. The order between them is that of writing on the rank
+    with the lowest number; calls that were written together keep their order in the file.
+    """
+
+    def order(key: CallKey) -> int:
+        record = communicator.calls[key][min(communicator.calls[key])]
+        return record.started_us or record.dumped_us or 0
+
+    return {key: number for number, key in enumerate(sorted(communicator.calls, key=order))}
+
+
+def _call(
+    record: Record, communicator: JobCommunicator, group: str, sequence: int, zero: int | None
+) -> TrafficCall:
+    """zero: the first stamp of the host, in us; None where there is no stamp."""
+    bytes_in = bytes_out = record.size_bytes
+    peer = None
+    if record.name in POINT_TO_POINT:
+        bytes_in = record.size_bytes if record.name == "send" else 0
+        bytes_out = record.size_bytes - bytes_in
+        peer = communicator.members.get(-1 if record.peer is None else record.peer)
+    elif not (entry := COLLECTIVES[record.name]).has_splits and not entry.has_root:
+        count = record.total_bytes // entry.parts(record.ranks)
+        bytes_in, bytes_out = entry.elements(Layout(record.rank, record.ranks, count, 0))
+    relative = None if zero is None else 1000 * zero
+    start = (
+        None if relative is None or not record.started_us else 1000 * record.started_us - relative
+    )
+    began = None if relative is None or not record.kernel_us else 1000 * record.kernel_us - relative
+    return TrafficCall(
+        record.name,
+        bytes_in,
+        bytes_out,
+        group=group,
+        sequence=sequence,
+        start_ns=start,
+        time_ns=record.time_ns,
+        clock="device" if record.timing in KERNEL_CLOCKS else "host",
+        algorithm=record.choice.replace(" ", "/"),
+        began_ns=began,
+        logged_ns=1000 * record.dumped_us if record.dumped_us else None,
+        peer=peer,
+    )

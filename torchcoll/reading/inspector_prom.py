@@ -17,16 +17,7 @@ from dataclasses import dataclass, field
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import CaseResult, Reported
-from torchcoll.reading.base import (
-    Imported,
-    ImportOptions,
-    Line,
-    collective_named,
-    make_result,
-    make_run,
-    parse_ranks,
-    whole,
-)
+from torchcoll.reading import base
 from torchcoll.reading.inspector_records import PER_RANK, is_last_call, metric_of, range_bytes
 
 NAME = "nccl-inspector-prom"
@@ -53,7 +44,7 @@ class MetricBucket:
     @property
     def low_bytes(self) -> int | None:
         """The lower end of the range, or the size where the text has it, as S of nccl-tests."""
-        exact = whole(self.size)
+        exact = base.whole(self.size)
         size_bytes = range_bytes(self.size) if exact is None else exact
         per_rank = self.collective in PER_RANK
         return size_bytes * self.ranks if per_rank and size_bytes else size_bytes
@@ -71,13 +62,15 @@ def sniff(head: Sequence[str]) -> bool:
     return any(text.startswith((_TIME, _BUSBW)) and not is_last_call(text) for text in head)
 
 
-def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
+def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Imported:
     return read_together([lines], options)
 
 
-def read_together(files: Iterable[Iterable[Line]], options: ImportOptions) -> Imported:
+def read_together(
+    files: Iterable[Iterable[base.Line]], options: base.ImportOptions
+) -> base.Imported:
     """The runs in the files of several GPUs: one for each job."""
-    imported = Imported()
+    imported = base.Imported()
     buckets: dict[MetricBucket, BucketTimes] = {}
     for lines in files:
         read_buckets(lines, buckets, imported)
@@ -95,7 +88,7 @@ def read_together(files: Iterable[Iterable[Line]], options: ImportOptions) -> Im
         if results:
             source = {"tool": "NCCL Inspector", "format": "Prometheus text", "job": job}
             members = [{"rank": rank, "host": node} for rank, (node, _) in enumerate(gpus)]
-            run = make_run(results, options, source, ranks=len(gpus), members=members)
+            run = base.make_run(results, options, source, ranks=len(gpus), members=members)
             imported.runs.append(run)
     if imported.runs:
         imported.warn(_MEANS)
@@ -104,7 +97,7 @@ def read_together(files: Iterable[Iterable[Line]], options: ImportOptions) -> Im
 
 
 def read_buckets(
-    lines: Iterable[Line], buckets: dict[MetricBucket, BucketTimes], imported: Imported
+    lines: Iterable[base.Line], buckets: dict[MetricBucket, BucketTimes], imported: base.Imported
 ) -> None:
     """Add the metrics of one file."""
     for line, text in lines:
@@ -118,8 +111,8 @@ def read_buckets(
         name, labels, value = metric
         if name not in (_TIME, _BUSBW):
             continue
-        collective = collective_named(labels.get("collective", ""))
-        ranks = parse_ranks(labels.get("nranks"))
+        collective = base.collective_named(labels.get("collective", ""))
+        ranks = base.parse_ranks(labels.get("nranks"))
         size = labels.get("message_size_bytes") or labels.get("message_size", "")
         node, gpu = labels.get("node", ""), labels.get("gpu", "")
         job = labels.get("slurm_job_id", "unknown")[:80]
@@ -140,7 +133,7 @@ def read_buckets(
 
 
 def _result(
-    bucket: MetricBucket, values: BucketTimes, options: ImportOptions, grouped: bool
+    bucket: MetricBucket, values: BucketTimes, options: base.ImportOptions, grouped: bool
 ) -> CaseResult:
     times, size_bytes = values.times_us, bucket.low_bytes or 0
     last = min(times, key=lambda gpu: times[gpu])
@@ -169,7 +162,7 @@ def _result(
         "device",
         contradictory=True,  # no bandwidth
     )
-    return make_result(
+    return base.make_result(
         bucket.collective,
         size_bytes,
         reported,

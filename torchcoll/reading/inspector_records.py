@@ -23,15 +23,7 @@ from typing import Any, NamedTuple
 
 from torchcoll.core.bounds import MOST_RECORDS
 from torchcoll.core.traffic import POINT_TO_POINT
-from torchcoll.reading.base import (
-    Imported,
-    ImportOptions,
-    Line,
-    collective_named,
-    number,
-    parse_ranks,
-    whole,
-)
+from torchcoll.reading import base
 
 PER_RANK = ("all_gather", "reduce_scatter")  # Inspector's size of these is that of one rank
 GPU_CLOCK = "kernel_gpu"  # kernel_cpu and collective_cpu are times of the host's clock
@@ -150,7 +142,7 @@ def is_last_call(text: str) -> bool:
 
 
 def add_records(
-    log: Log, lines: Iterable[Line], options: ImportOptions, imported: Imported
+    log: Log, lines: Iterable[base.Line], options: base.ImportOptions, imported: base.Imported
 ) -> None:
     """Add the records of one file. Lines that cannot be used are refused in ``imported``."""
     marker: dict[str, Any] = {}
@@ -169,8 +161,8 @@ def add_records(
         for record in _objects(text, line, imported):
             stats = record.get("dump_stats")
             if isinstance(stats, Mapping):
-                marker, left = _flat(record), 1 + sum(whole(stats.get(k)) or 0 for k in _BATCH)
-                log.lost += whole(stats.get("coll_dropped_since_last_dump")) or 0
+                marker, left = _flat(record), 1 + sum(base.whole(stats.get(k)) or 0 for k in _BATCH)
+                log.lost += base.whole(stats.get("coll_dropped_since_last_dump")) or 0
                 continue
             if "proxy_trace" in record:
                 imported.refuse(line, "network: no call")
@@ -185,7 +177,7 @@ def add_records(
         left = max(0, left - 1)
 
 
-def _objects(text: str, line: int, imported: Imported) -> Iterator[Mapping[str, Any]]:
+def _objects(text: str, line: int, imported: base.Imported) -> Iterator[Mapping[str, Any]]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -211,7 +203,7 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
 def metric_of(text: str) -> tuple[str, dict[str, str], float] | None:
     """(name, labels, value) of a line of Prometheus text; None for another line."""
     match = _METRIC.match(text)
-    value = number(match[3]) if match else None
+    value = base.number(match[3]) if match else None
     return (
         (match[1], dict(_LABEL.findall(match[2])), value) if match and value is not None else None
     )
@@ -254,7 +246,11 @@ def _metric(text: str) -> dict[str, Any] | None:
 
 
 def _add(
-    log: Log, flat: Mapping[str, Any], line: int, options: ImportOptions, imported: Imported
+    log: Log,
+    flat: Mapping[str, Any],
+    line: int,
+    options: base.ImportOptions,
+    imported: base.Imported,
 ) -> None:
     """Add one record, or refuse it with the reason."""
     message = "p2p" in flat
@@ -262,13 +258,13 @@ def _add(
         imported.refuse(line, "no collective")
         return
     kind = "p2p" if message else "coll"
-    ranks = options.ranks or parse_ranks(flat.get("n_ranks"))
-    rank, count = whole(flat.get("rank")), whole(flat.get(f"{kind}_sn"))
-    size_bytes = whole(flat.get(f"{kind}_msg_size_bytes"))
-    time_us = number(flat.get(f"{kind}_exec_time_us"))
+    ranks = options.ranks or base.parse_ranks(flat.get("n_ranks"))
+    rank, count = base.whole(flat.get("rank")), base.whole(flat.get(f"{kind}_sn"))
+    size_bytes = base.whole(flat.get(f"{kind}_msg_size_bytes"))
+    time_us = base.number(flat.get(f"{kind}_exec_time_us"))
     source = str(flat.get(f"{kind}_timing_source") or "unknown")[:40]
     # Every record names its own collective.
-    name = str(flat[kind]).lower() if message else collective_named(str(flat[kind]))
+    name = str(flat[kind]).lower() if message else base.collective_named(str(flat[kind]))
     name = name if message else name or options.collective
     why = ""
     if message and name not in POINT_TO_POINT:
@@ -290,10 +286,10 @@ def _add(
     stamps = flat.get("event_trace_ts")
     started = kernel = None
     if isinstance(stamps, Mapping):
-        started = whole(stamps.get(f"{kind}_start_ts")) or None
+        started = base.whole(stamps.get(f"{kind}_start_ts")) or None
         channels = stamps.get("kernel_events")
         begins = [
-            whole(channel.get("kernel_start_ts"))
+            base.whole(channel.get("kernel_start_ts"))
             for channel in (channels if isinstance(channels, list) else ())
             if isinstance(channel, Mapping)
         ]
@@ -304,8 +300,8 @@ def _add(
         rank,
         ranks,
         str(flat.get("hostname") or "?")[:256],
-        whole(flat.get("pid")),
-        whole(flat.get("dump_timestamp_us")) or None,
+        base.whole(flat.get("pid")),
+        base.whole(flat.get("dump_timestamp_us")) or None,
         name,
         count,
         size_bytes,
@@ -314,8 +310,8 @@ def _add(
         " ".join(str(flat[k])[:40] for k in ("coll_algo", "coll_proto") if flat.get(k)),
         started,
         kernel,
-        number(flat.get(f"{kind}_busbw_gbs")),
-        whole(flat.get("p2p_peer")) if message else None,
+        base.number(flat.get(f"{kind}_busbw_gbs")),
+        base.whole(flat.get("p2p_peer")) if message else None,
     )
     log.records.append(record)
     imported.take(most=MOST_RECORDS)
@@ -328,7 +324,7 @@ def _clock(us: int) -> str:
         return f"{us} us"
 
 
-def find_jobs(log: Log, imported: Imported) -> list[Job]:
+def find_jobs(log: Log, imported: base.Imported) -> list[Job]:
     """The jobs of the records, the first to write first.
 
     Processes are of one job if a communicator connects them. A communicator whose ranks were used

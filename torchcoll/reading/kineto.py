@@ -24,21 +24,8 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.intervals import Span, Union, exposed, merged
 from torchcoll.core.traffic import ROOT, Group, Traffic, TrafficCall
 from torchcoll.libraries.nccl.algorithms import kernel_choice
+from torchcoll.reading import kineto_events
 from torchcoll.reading.base import itemsize, whole
-from torchcoll.reading.kineto_copies import find_copies
-from torchcoll.reading.kineto_events import (
-    PARAM,
-    Event,
-    IssuedCall,
-    assign_kernels,
-    event_device,
-    find_issued,
-    find_units,
-    read_events,
-    read_steps,
-    zero_ns,
-)
-from torchcoll.reading.kineto_groups import make_groups
 from torchcoll.reading.torch_names import (
     Numbers,
     check_ranks,
@@ -70,7 +57,7 @@ class Calls:
     groups: Mapping[str, Group]
     unknown: Counter[str] = field(default_factory=Counter)
 
-    def make(self, issued: IssuedCall, dtype: str | None) -> TrafficCall:
+    def make(self, issued: kineto_events.IssuedCall, dtype: str | None) -> TrafficCall:
         """Make a call without time, step and number. Both sizes are UNKNOWN if one is not known.
 
         dtype: for operators that do not record it themselves.
@@ -79,7 +66,7 @@ class Calls:
             return self._from_param(issued)
         return self._from_operator(issued, dtype)
 
-    def _from_param(self, issued: IssuedCall) -> TrafficCall:
+    def _from_param(self, issued: kineto_events.IssuedCall) -> TrafficCall:
         args = issued.event.args
         name = str(args["Collective name"])
         collective = torch_collective(name)
@@ -100,9 +87,13 @@ class Calls:
             collective, sizes, dtype, group, root, peer, splits, _asynchronous(issued), tensors
         )
 
-    def _from_operator(self, issued: IssuedCall, dtype: str | None) -> TrafficCall:
+    def _from_operator(self, issued: kineto_events.IssuedCall, dtype: str | None) -> TrafficCall:
         event, sent = issued.event, _Arguments(issued.annotation) if issued.annotation else None
-        name = issued.annotation.name if issued.annotation and event.name == PARAM else event.name
+        name = (
+            issued.annotation.name
+            if issued.annotation and event.name == kineto_events.PARAM
+            else event.name
+        )
         collective = torch_collective(name)
         arguments = _Arguments(event)
         group = next(iter(self.groups)) if len(self.groups) == 1 else ""
@@ -112,7 +103,7 @@ class Calls:
         root = arguments.whole(_ROOT_INDEX[collective]) if collective in _ROOT_INDEX else None
         root = self._world(root, group)
         if sent:  # older torch has no shapes of lists, but the annotation has those of all inputs
-            dtype = sent.dtype_of_all() or dtype
+            dtype = (torch_dtype(sent.types[0]) if sent.types else None) or dtype
             sizes[0] = sent.all_elements() if sizes[0] is None else sizes[0]
             if collective in _SAME_BOTH and sizes[1] is None:
                 sizes[1] = sizes[0]
@@ -197,17 +188,15 @@ def _data_index(collective: str) -> int:
     return 1 if collective in _OUT_FIRST else 0
 
 
-def _asynchronous(issued: IssuedCall) -> bool | None:
-    """Whether the call is asynchronous, by its operator, or by record_param_comms of newer
-    torch.
-    """
+def _asynchronous(issued: kineto_events.IssuedCall) -> bool | None:
+    """Whether the call is asynchronous, by its operator, or by newer torch's record_param_comms."""
     values = _Arguments(issued.outer or issued.event).values
     values = [*values, str(issued.event.args.get("Is asynchronized op")).capitalize()]
     recorded = next((value for value in values if value in ("True", "False")), None)
     return None if recorded is None else bool(recorded == "True")
 
 
-def operator_elements(event: Event) -> set[int]:
+def operator_elements(event: kineto_events.Event) -> set[int]:
     """Numbers of elements in the input and output of a c10d operator, if recorded."""
     arguments = _Arguments(event)
     return {n for i in (0, 1) if (n := arguments.elements(i)) is not None}
@@ -216,7 +205,7 @@ def operator_elements(event: Event) -> set[int]:
 class _Arguments:
     """The arguments of an operator as record_shapes records them."""
 
-    def __init__(self, event: Event) -> None:
+    def __init__(self, event: kineto_events.Event) -> None:
         names = ("Input type", "Input Dims", "Concrete Inputs")
         lists = (event.args.get(name) for name in names)
         self.types, self._dims, self.values = (
@@ -235,21 +224,12 @@ class _Arguments:
         return shapes if good else []
 
     def elements(self, index: int) -> int | None:
-        shapes = self.dims(index)
-        counts = [product(shape) for shape in shapes]
-        known_counts = [count for count in counts if count is not None]
-        return sum(known_counts) if shapes and len(known_counts) == len(counts) else None
+        return _total(self.dims(index))
 
     def all_elements(self) -> int | None:
         """Elements of all arguments, for an annotation: they are the tensors that were sent."""
-        counts = [
-            product(shape) if isinstance(shape, list) and shape else None for shape in self._dims
-        ]
-        known_counts = [count for count in counts if count is not None]
-        return sum(known_counts) if counts and len(known_counts) == len(counts) else None
-
-    def dtype_of_all(self) -> str | None:
-        return torch_dtype(self.types[0]) if self.types else None
+        good = all(isinstance(shape, list) and shape for shape in self._dims)
+        return _total(self._dims) if good else None
 
     def dtype(self, index: int) -> str | None:
         return (
@@ -271,6 +251,13 @@ class _Arguments:
         return shapes if len({*shapes[0], *shapes[1]}) > 1 else [(), ()]
 
 
+def _total(shapes: Sequence[Sequence[int]]) -> int | None:
+    """Elements of all shapes; None without any, or if one is not valid."""
+    counts = [product(shape) for shape in shapes]
+    valid = [count for count in counts if count is not None]
+    return sum(valid) if valid and len(valid) == len(counts) else None
+
+
 SOURCE = "kineto"
 
 
@@ -290,15 +277,15 @@ def read_trace(
     Raises UnreadableError for a trace without communication, without a rank, or without sizes
     unless ``without_sizes``.
     """
-    zero = zero_ns(data)
-    events = read_events(data)
-    calls, computing = find_issued(events)
-    kernels, on_device, unassigned = assign_kernels(events, calls)
+    zero = kineto_events.zero_ns(data)
+    events = kineto_events.read_events(data)
+    calls, computing = kineto_events.find_issued(events)
+    kernels, on_device, unassigned = kineto_events.assign_kernels(events, calls)
     if not any(call.has_param for call in calls):
         # Without events of the host the kernels themselves have the parameters.
         alone = [event for event in unassigned if "Collective name" in event.args]
         only = set(alone)
-        calls += map(IssuedCall, alone)
+        calls += map(kineto_events.IssuedCall, alone)
         kernels.update((call, [call.event]) for call in calls if call.event in only)
         unassigned = [event for event in unassigned if event not in only]
     if not calls:
@@ -310,17 +297,17 @@ def read_trace(
     if rank is None:
         expected = "distributedInfo in it, or a name such as trace_rank0.json"
         raise _unreadable(path, "no rank", expected)
-    maker = Calls(rank, make_groups(info, calls))
+    maker = Calls(rank, kineto_events.make_groups(info, calls))
     ranks = max((len(group.ranks) for group in maker.groups.values()), default=1)
     works = _assign_works(calls, [e for e in events if e.name.startswith("gloo:")], ranks)
     pairs = [(issued, maker.make(issued, _dtype(works.get(issued, ())))) for issued in calls]
     if not without_sizes and all(call.bytes_in == UNKNOWN for _, call in pairs):
         reasons = "; ".join(maker.unknown)
         raise _unreadable(path, reasons, "sizes of its calls", "Profile with record_shapes=True.")
-    steps = sorted(read_steps(events).items())
+    steps = sorted(kineto_events.read_steps(events).items())
     spans = [span for _, span in steps]
     timed = _timed(pairs, works, computing, kernels, on_device)
-    units = find_units(events, calls)
+    units = kineto_events.find_units(events, calls)
     timed = [
         dataclasses.replace(call, module=units[issued] or ROOT) if issued in units else call
         for call, (issued, _) in zip(timed, pairs, strict=True)
@@ -342,7 +329,7 @@ def read_trace(
     if not busy and all(call.clock == "host" for call in traffic_calls):
         busy = list(computing)
     traffic.computing = {rank: merged(busy)} if busy else {}
-    copies = find_copies(events)
+    copies = kineto_events.find_copies(events)
     traffic.copies = {rank: merged(copies)} if copies else {}
     # The time of dropped calls, and of kernels that belong to no single call.
     left = [call.span for call in timed if call.bytes_in == UNKNOWN and not _awaited(call, rank)]
@@ -396,23 +383,23 @@ def _unreadable(path: Path, problem: str, expected: str, action: str = "") -> Un
     return UnreadableError(f"trace {path}", problem, expected, action)
 
 
-def _dtype(works: Sequence[Event]) -> str | None:
+def _dtype(works: Sequence[kineto_events.Event]) -> str | None:
     types = works[0].args.get("Input type") if works else None
     return torch_dtype(types[0]) if isinstance(types, list) and types else None
 
 
 def _assign_works(
-    calls: Sequence[IssuedCall], works: Sequence[Event], ranks: int
-) -> dict[IssuedCall, list[Event]]:
+    calls: Sequence[kineto_events.IssuedCall], works: Sequence[kineto_events.Event], ranks: int
+) -> dict[kineto_events.IssuedCall, list[kineto_events.Event]]:
     """The gloo events of each c10d operator: the first ones after it with its operation and size.
 
     gloo has no reduce_scatter. It runs an all_reduce of the whole input, or one for each of the
     ``ranks`` tensors in a list.
     """
-    waiting: dict[str, deque[Event]] = defaultdict(deque)
+    waiting: dict[str, deque[kineto_events.Event]] = defaultdict(deque)
     for work in works:
         waiting[torch_collective(work.name)].append(work)
-    works_by_call: dict[IssuedCall, list[Event]] = {}
+    works_by_call: dict[kineto_events.IssuedCall, list[kineto_events.Event]] = {}
     for issued in calls:
         if issued.has_param:
             continue
@@ -429,10 +416,8 @@ def _assign_works(
     return {call: events for call, events in works_by_call.items() if events}
 
 
-def _fits(work: Event, sizes: set[int]) -> bool:
-    """Whether the numbers of elements agree, for all tensors together or for one; True if
-    unknown.
-    """
+def _fits(work: kineto_events.Event, sizes: set[int]) -> bool:
+    """Whether the numbers of elements agree, of all tensors or of one; True if unknown."""
     dims = work.args.get("Input Dims")
     if not sizes or not isinstance(dims, list) or not dims:
         return True
@@ -441,14 +426,14 @@ def _fits(work: Event, sizes: set[int]) -> bool:
     return bool(sizes & {sum(each), *each})
 
 
-Pair = tuple[IssuedCall, TrafficCall]
+Pair = tuple[kineto_events.IssuedCall, TrafficCall]
 
 
 def _timed(
     pairs: Sequence[Pair],
-    works: Mapping[IssuedCall, Sequence[Event]],
+    works: Mapping[kineto_events.IssuedCall, Sequence[kineto_events.Event]],
     computing: Sequence[Span],
-    kernels: Mapping[IssuedCall, Sequence[Event]],
+    kernels: Mapping[kineto_events.IssuedCall, Sequence[kineto_events.Event]],
     on_device: Mapping[str, Sequence[Span]],
 ) -> list[TrafficCall]:
     """The calls with start, duration and exposed part, if the trace has them."""
@@ -459,7 +444,7 @@ def _timed(
         call_kernels = kernels.get(issued, ())
         if call_kernels:
             spans[index] = min(k.start for k in call_kernels), max(k.end for k in call_kernels)
-            devices[index] = event_device(call_kernels[0])
+            devices[index] = kineto_events.event_device(call_kernels[0])
             algorithms[index] = _algorithm(call_kernels)
         elif issued in works:
             spans[index] = issued.event.start, max(work.end for work in works[issued])
@@ -482,7 +467,7 @@ def _timed(
     ]
 
 
-def _algorithm(kernels: Sequence[Event]) -> str:
+def _algorithm(kernels: Sequence[kineto_events.Event]) -> str:
     choices = (kernel_choice(kernel.name) for kernel in kernels)
     return ", ".join(dict.fromkeys(choice.label for choice in choices if choice))
 
@@ -524,8 +509,8 @@ def _numbered(pairs: Sequence[Pair], calls: Sequence[TrafficCall]) -> list[Traff
 def _notes(
     calls: Sequence[TrafficCall],
     maker: Calls,
-    works: Mapping[IssuedCall, Sequence[Event]],
-    unassigned: Sequence[Event],
+    works: Mapping[kineto_events.IssuedCall, Sequence[kineto_events.Event]],
+    unassigned: Sequence[kineto_events.Event],
 ) -> list[str]:
     notes = [
         f"left out: {count} call{'s' * (count > 1)} of {why}"

@@ -1,4 +1,4 @@
-"""Reads the events of a Kineto trace (Chrome's JSON) and finds those that are communication.
+"""Reads the events of a Kineto trace (Chrome's JSON): issued calls, their groups, kernels, copies.
 
 Two kinds of events show that a call was issued. ``record_param_comms`` (nccl, xccl and others on
 accelerators) has collective, group, sizes and dtype. ``c10d::*`` operators exist on every backend;
@@ -20,8 +20,11 @@ from operator import itemgetter
 from sys import intern
 from typing import Any
 
+from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.intervals import Span
+from torchcoll.core.traffic import Group
 from torchcoll.reading.base import number, whole
+from torchcoll.reading.torch_names import parse_rank_list
 
 PARAM = "record_param_comms"
 # record_param_comms events that are not calls: waiting for a call, and the frame of several calls.
@@ -29,7 +32,7 @@ _NO_CALLS = ("wait", "init", "startCoalescing", "endCoalescing")
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
 _DEEPEST = 1000  # nested operators
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-# Operators whose kernels are FSDP2's copies (reading/kineto_copies.py).
+# Operators whose kernels are FSDP2's copies.
 _COPYING = ("fsdp::", "aten::_foreach_copy_", "aten::_chunk_cat", "aten::split_with_sizes_copy")
 _WANTED = {"cpu_op", "user_annotation", *ON_DEVICE}
 _RUNTIME = ("cuda_runtime", "cuda_driver")  # calls of the host; also the names for ROCm
@@ -195,9 +198,7 @@ def _within(name: str) -> int:
 
 
 def find_issued(events: Iterable[Event]) -> tuple[list[IssuedCall], list[Span]]:
-    """(all calls by start, spans of operators without communication, in which the host
-    computed).
-    """
+    """(all calls by start, spans of operators without communication: the host computed)."""
     threads: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in events:
         if event.category == "cpu_op" or (
@@ -253,8 +254,11 @@ def _thread_calls(events: Sequence[Event]) -> tuple[list[IssuedCall], list[Span]
         if len(open_) < _DEEPEST:
             open_.append(event)
             calls.append(event if event in counted else around)
+    # An old record_param_comms may be a wait, or the frame of several calls.
     calls_made = [
-        outer for outer in issued_calls.values() if outer.event.name != PARAM or _has_call(outer)
+        call
+        for call in issued_calls.values()
+        if call.event.name != PARAM or call.has_param or call.annotation is not None
     ]
     return calls_made, [(e.start, e.end) for e in events if e not in busy]
 
@@ -278,13 +282,6 @@ def find_units(events: Iterable[Event], calls: Iterable[IssuedCall]) -> dict[Iss
         if index >= 0 and call.event.end <= of_thread[index][1]:
             units[call] = of_thread[index][2]
     return units
-
-
-def _has_call(issued: IssuedCall) -> bool:
-    """Whether it is a call. An old record_param_comms may be a wait, or the frame of several
-    calls.
-    """
-    return issued.has_param or issued.annotation is not None
 
 
 def assign_kernels(
@@ -353,3 +350,96 @@ def read_steps(events: Iterable[Event]) -> dict[int, Span]:
         for event in events
         if event.category == "user_annotation" and (match := _STEP.match(event.name))
     }
+
+
+# FSDP2 copies the shards of a unit into one buffer before its all_gather, the gathered buffer into
+# the parameters after it, and the gradients into one buffer before the reduce_scatter
+# (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+
+_COPIES = ("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chunk_cat")
+
+
+def find_copies(events: Sequence[Event]) -> list[Span]:
+    """Returns when the copies ran: on the device their kernels, on a CPU the operators.
+
+    - events: of a trace, by start.
+    """
+    copies: dict[object, list[Event]] = defaultdict(list)  # by thread
+    for event in events:
+        if event.category == "cpu_op" and event.name in _COPIES:
+            copies[event.thread].append(event)
+    if not copies:
+        return []
+    starts = {thread: [copy.start for copy in ran] for thread, ran in copies.items()}
+    ids = set()  # of the operators in them, which a kernel has as its External id
+    for event in events:
+        if event.category != "cpu_op" or event.thread not in copies:
+            continue
+        index = bisect_right(starts[event.thread], event.start) - 1
+        if index >= 0 and event.end <= copies[event.thread][index].end:
+            ids.add(event.id)
+    kernels = [e for e in events if e.category in ON_DEVICE]
+    if kernels:
+        return [(e.start, e.end) for e in kernels if e.id is not None and e.id in ids]
+    return [(copy.start, copy.end) for ran in copies.values() for copy in ran]
+
+
+def make_groups(info: Mapping[str, Any], calls: Iterable[IssuedCall]) -> dict[str, Group]:
+    """The groups that the profiler lists, and those that are only named by calls.
+
+    A group may have a backend for each type of device. If calls have record_param_comms the
+    accelerator's backend is used.
+    """
+    calls = list(calls)
+    on_device = any(call.has_param for call in calls)
+    listed = info.get("pg_config")
+    groups = {}
+    for config in listed if isinstance(listed, list) else ():
+        if isinstance(config, dict) and isinstance(config.get("pg_name"), str):
+            ranks = _complete(config.get("ranks"), config.get("pg_size"))
+            backend = _backend(str(config.get("backend_config") or ""), on_device)
+            groups[config["pg_name"]] = Group(
+                config["pg_name"], ranks, backend, str(config.get("pg_desc") or "")
+            )
+    for call in calls:
+        args = call.event.args
+        name = args.get("Process Group Name")
+        group = groups.get(name) if isinstance(name, str) else None
+        if isinstance(name, str) and (group is None or not group.ranks):
+            ranks = _complete(args.get("Process Group Ranks"), args.get("Group size"))
+            description = str(args.get("Process Group Description") or "")
+            groups[name] = Group(
+                name, ranks or _regular(args), group.backend if group else "", description
+            )
+    return _merge_groups(groups) if not on_device else groups
+
+
+def _merge_groups(groups: dict[str, Group]) -> dict[str, Group]:
+    """Merge groups with the same ranks and backend, as c10d operators do not name theirs."""
+    if len(groups) < 2 or len({(g.ranks, g.backend) for g in groups.values()}) > 1:
+        return groups
+    first = next(iter(groups.values()))
+    name = " or ".join(groups)
+    return {name: Group(name, first.ranks, first.backend)}
+
+
+def _complete(ranks: object, size: object) -> tuple[int, ...]:
+    """The ranks; () if the profiler has shortened the list."""
+    listed = parse_rank_list(ranks)
+    return listed if whole(size) in (None, len(listed)) else ()
+
+
+def _regular(args: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ranks from start, stride and size, which torch records beside the list."""
+    start, stride = whole(args.get("Global rank start")), whole(args.get("Global rank stride"))
+    size = whole(args.get("Group size"))
+    if start is None or not stride or not size or size > MOST_RANKS:
+        return ()
+    return tuple(range(start, start + size * stride, stride))
+
+
+def _backend(config: str, on_device: bool) -> str:
+    """The backend in a text like ``cpu:gloo,cuda:nccl`` for calls on the device, or on the host."""
+    pairs = [entry.split(":") for entry in config.split(",") if ":" in entry]
+    fitting = [pair[1] for pair in pairs if (pair[0] != "cpu") == on_device]
+    return (fitting or [pair[1] for pair in pairs] or [config])[0]

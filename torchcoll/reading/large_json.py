@@ -14,12 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from torchcoll.core.bounds import (
-    MOST_DEPTH,
-    MOST_LINE,
-    MOST_MEMBER,
-    ByteBudget,
-)
+from torchcoll.core.bounds import MOST_DEPTH, MOST_LINE, MOST_MEMBER, ByteBudget
 from torchcoll.core.errors import UnreadableError
 from torchcoll.reading.base import Line
 
@@ -171,9 +166,7 @@ _LAST = 20  # positions at which the end of a document that was cut off is tried
 
 
 def document(lines: Iterable[Line]) -> str:
-    """The text of these lines. Raises UnreadableError if it is too long or needs too much
-    memory.
-    """
+    """The text of these lines. Raises UnreadableError if it is too long, or takes much memory."""
     texts, length = [], 0
     for _, text in lines:
         texts.append(text)
@@ -206,9 +199,7 @@ def decode(text: str) -> tuple[Any, bool]:
 
 
 def _ends(text: str) -> list[tuple[int, str]]:
-    """(position after a closed object, text that closes all open brackets) for the last
-    positions.
-    """
+    """The last positions after a closed object, each with the text that closes all brackets."""
     ends: collections.deque[tuple[int, str]] = collections.deque(maxlen=_LAST)
     closing = ""  # what closes the open brackets, the innermost first
     for token in _TOKEN.finditer(text):

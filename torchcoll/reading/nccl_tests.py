@@ -143,9 +143,7 @@ def set_unaligned(run: NcclTestsRun, elements: int) -> None:
 
 
 def set_blocking(run: NcclTestsRun, value: str) -> None:
-    """Set the mode of the calls that -z chooses. With 1 the times include a barrier, as in no mode
-    of torchcoll.
-    """
+    """Set the mode that -z chooses. With 1 times include a barrier, as in no mode of torchcoll."""
     if value in _BLOCKING and run.mode == "back-to-back":
         run.mode = _BLOCKING[value]
         if value == "1":
@@ -178,9 +176,7 @@ def judge(row: NcclTestsRow, run: NcclTestsRun) -> str:
 
 
 def infer_ranks(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str]:
-    """(number of ranks, its origin) by size / count, or else by busbw / algbw; (0, '') if
-    unknown.
-    """
+    """(number of ranks, its origin) by size / count or else busbw / algbw; (0, '') if unknown."""
     entry = COLLECTIVES[collective]
     if entry.parts(2) != 1:
         quotients = {

@@ -14,30 +14,8 @@ from typing import Any
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.summary import slowest
 from torchcoll.core.variables import kept_variables
-from torchcoll.reading.base import (
-    TRUNCATED,
-    Imported,
-    ImportOptions,
-    Line,
-    collective_in,
-    collective_named,
-    dtype_named,
-    make_run,
-    ns_of_us,
-    number,
-    whole,
-)
+from torchcoll.reading import base, nccl_tests
 from torchcoll.reading.large_json import decode, document
-from torchcoll.reading.nccl_tests import (
-    STEP_1M,
-    Block,
-    NcclTestsRow,
-    NcclTestsRun,
-    apply_options,
-    infer_ranks,
-    make_results,
-    version_text,
-)
 
 NAME = "nccl-tests-json"
 LONG_LINES = True
@@ -55,8 +33,8 @@ def sniff(head: Sequence[str]) -> bool:
     )
 
 
-def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    imported = Imported()
+def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Imported:
+    imported = base.Imported()
     text = document(lines)
     # Each row has a ``size``. A file with too many is refused before decoding it, which takes
     # seconds.
@@ -79,16 +57,16 @@ def _read(
     data: Mapping[str, Any],
     rows: Sequence[Any],
     cut: bool,
-    options: ImportOptions,
-    imported: Imported,
+    options: base.ImportOptions,
+    imported: base.Imported,
 ) -> None:
     config = data.get("config")
     config = config if isinstance(config, Mapping) else {}
     args = [str(a) for a in data.get("args") or []] if isinstance(data.get("args"), list) else []
     program = os.path.basename(args[0]) if args else ""
-    recorded = collective_named(program.removesuffix("_mpi"))
+    recorded = base.collective_named(program.removesuffix("_mpi"))
     name = imported.choose("collective", options.collective, recorded)
-    if name is None and (name := collective_in(options.file)):
+    if name is None and (name := base.collective_in(options.file)):
         imported.warn(f"collective {name}: taken from the name of the file")
     if name is None:
         for number, _ in enumerate(rows, 1):
@@ -97,14 +75,14 @@ def _read(
     devices = config.get("devices")
     devices = [d for d in devices if isinstance(d, Mapping)] if isinstance(devices, list) else []
     # Only the first GPU of each process is listed.
-    each = (whole(config.get("nthreads")) or 1) * (whole(config.get("ngpus")) or 1)
-    run = NcclTestsRun(
+    each = (base.whole(config.get("nthreads")) or 1) * (base.whole(config.get("ngpus")) or 1)
+    run = nccl_tests.NcclTestsRun(
         name, ranks=imported.choose("ranks", options.ranks, len(devices) * each) or 0
     )
-    run.mode = "graph" if whole(config.get("graph")) else "back-to-back"
-    set_variables = apply_options(run, args)
-    cold = whole(config.get("warmup_iters")) == 0
-    run.calls = whole(config.get("iterations"))
+    run.mode = "graph" if base.whole(config.get("graph")) else "back-to-back"
+    set_variables = nccl_tests.apply_options(run, args)
+    cold = base.whole(config.get("warmup_iters")) == 0
+    run.calls = base.whole(config.get("iterations"))
     parsed = []
     for number, row in enumerate(rows, 1):
         parsed_row = _row(row, number, run, options, cold)
@@ -117,7 +95,7 @@ def _read(
         imported.warn(f"the file lists {len(devices)} devices, but times of {processes} processes")
         run.ranks = processes * each
     if not run.ranks:
-        run.ranks, source = infer_ranks(parsed, name)
+        run.ranks, source = nccl_tests.infer_ranks(parsed, name)
         if run.ranks:
             imported.warn(f"{run.ranks} ranks: recovered from {source}")
     processes_known = (
@@ -129,17 +107,17 @@ def _read(
             "-w 0: iteration 0 is shown as the first call, by CUDA events. nccl-tests makes one "
             "call of each size and placement before it, without timing it: that call connects"
         )
-    if skipped := whole(config.get("per_iter_skip")):
+    if skipped := base.whole(config.get("per_iter_skip")):
         imported.warn(
             f"-K {skipped}: the source's own i_min, i_max and i_p99 leave out the first {skipped} "
             "iterations; the times of all iterations are here"
         )
-    results = make_results(parsed, run, imported)
+    results = nccl_tests.make_results(parsed, run, imported)
     _fraction(args, imported)
     if not results:
         return
     dump = data.get("env")
-    version = version_text(data.get("nccl_version") or "unknown")
+    version = nccl_tests.version_text(data.get("nccl_version") or "unknown")
     environment: dict[str, Any] = {"libraries": {"nccl": f"NCCL {version}"}}
     texts = [
         e.replace("\\/", "/")
@@ -151,11 +129,11 @@ def _read(
         environment["variables"] = variables
     end: dict[str, Any] = {"status": "complete"}
     if cut or not data.get("end_time"):
-        end = {"status": TRUNCATED, "reason": "the run did not end: no end_time"}
+        end = {"status": base.TRUNCATED, "reason": "the run did not end: no end_time"}
     errors = data.get("errors")
     errors = [e for e in errors if isinstance(e, str) and e] if isinstance(errors, list) else []
     imported.runs.append(
-        make_run(
+        base.make_run(
             results,
             options,
             {
@@ -175,11 +153,11 @@ def _read(
 
 
 def _row(
-    row: object, line: int, run: NcclTestsRun, options: ImportOptions, cold: bool
-) -> NcclTestsRow | str:
+    row: object, line: int, run: nccl_tests.NcclTestsRun, options: base.ImportOptions, cold: bool
+) -> nccl_tests.NcclTestsRow | str:
     if not isinstance(row, Mapping):
         return "no object"
-    size, count = whole(row.get("size")), whole(row.get("count"))
+    size, count = base.whole(row.get("size")), base.whole(row.get("count"))
     if size is None or count is None:
         return "no whole size and count"
     blocks = []
@@ -189,14 +167,14 @@ def _row(
             continue
         if "cpu_time" in figures:
             run.cpu_time = True
-        time = number(figures.get("time", figures.get("cpu_time")))
+        time = base.number(figures.get("time", figures.get("cpu_time")))
         if not time:
             return f"{key} has no time"
-        block = Block(
+        block = nccl_tests.Block(
             in_place,
             time * 1e3,
-            number(figures.get("alg_bw")),
-            number(figures.get("bus_bw")),
+            base.number(figures.get("alg_bw")),
+            base.number(figures.get("bus_bw")),
             time_step_ns=5e-4,
             bw_step=5e-7,
             wrong=_count(figures.get("nwrong")),
@@ -209,36 +187,39 @@ def _row(
     root = str(row.get("root") or "").strip()
     entry = COLLECTIVES[run.collective or ""]
     # Root -1 means all ranks one after the other; it is kept as 0.
-    return NcclTestsRow(
+    return nccl_tests.NcclTestsRow(
         line,
         size,
         count,
-        options.dtype or dtype_named(str(row.get("type") or "")) or "",
+        options.dtype or base.dtype_named(str(row.get("type") or "")) or "",
         op if op and op != "none" else None,
-        (0 if root == "-1" else whole(root)) if entry.has_root else None,
+        (0 if root == "-1" else base.whole(root)) if entry.has_root else None,
         blocks,
     )
 
 
 def _count(value: object) -> int | None:
-    wrong = number(value)
+    wrong = base.number(value)
     return None if wrong is None else int(wrong)
 
 
-def _per_iteration(block: Block, data: object, cold: bool) -> None:
+def _per_iteration(block: nccl_tests.Block, data: object, cold: bool) -> None:
     """Read the times of each iteration (-I 1).
 
     cold: whether iteration 0 is kept as a first call, because nothing was warmed up (-w 0).
     """
     if not isinstance(data, Mapping):
         return
-    block.min_ns, block.max_ns = ns_of_us(data.get("min_us")), ns_of_us(data.get("max_us"))
-    block.p99_ns = ns_of_us(data.get("p99_us"))
+    block.min_ns, block.max_ns = (
+        base.ns_of_us(data.get("min_us")),
+        base.ns_of_us(data.get("max_us")),
+    )
+    block.p99_ns = base.ns_of_us(data.get("p99_us"))
     each = data.get("per_process_max_times_us")
     rows = each if isinstance(each, list) and each else [data.get("times_us")]
     samples: list[list[int]] = []
     for times in rows:
-        values = [number(t) for t in times] if isinstance(times, list) else []
+        values = [base.number(t) for t in times] if isinstance(times, list) else []
         if not values or None in values:
             return
         samples.append([round(v * 1000) for v in values if v is not None])
@@ -249,7 +230,10 @@ def _per_iteration(block: Block, data: object, cold: bool) -> None:
 
 
 def _width(
-    rows: Sequence[NcclTestsRow], run: NcclTestsRun, processes: int, imported: Imported
+    rows: Sequence[nccl_tests.NcclTestsRow],
+    run: nccl_tests.NcclTestsRun,
+    processes: int,
+    imported: base.Imported,
 ) -> None:
     """Say of which ranks the samples are.
 
@@ -286,8 +270,8 @@ def _members(devices: Sequence[Mapping[str, Any]], each: int) -> list[dict[str, 
         {
             "rank": process * each + index,
             "host": str(d.get("hostname") or "?"),
-            "pid": whole(d.get("pid")) or 0,
-            "device": f"cuda:{(whole(d.get('device')) or 0) + index}",
+            "pid": base.whole(d.get("pid")) or 0,
+            "device": f"cuda:{(base.whole(d.get('device')) or 0) + index}",
             "device_name": str(d.get("device_info") or ""),
         }
         for process, d in enumerate(devices)
@@ -295,10 +279,14 @@ def _members(devices: Sequence[Mapping[str, Any]], each: int) -> list[dict[str, 
     ]
 
 
-def _fraction(args: Sequence[str], imported: Imported) -> None:
+def _fraction(args: Sequence[str], imported: base.Imported) -> None:
     for flag, value in pairwise(args):
-        if flag in ("-f", "--stepfactor") and "." in value and (n := number(value)) is not None:
+        if (
+            flag in ("-f", "--stepfactor")
+            and "." in value
+            and (n := base.number(value)) is not None
+        ):
             if n <= 1 or int(n) == 1:
-                imported.warn(f"-f {value}: {STEP_1M}")
+                imported.warn(f"-f {value}: {nccl_tests.STEP_1M}")
             elif n != int(n):
                 imported.warn(f"-f {value} was read as {int(n)}: nccl-tests takes a whole number")

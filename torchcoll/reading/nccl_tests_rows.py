@@ -11,19 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import repeat
 
-from torchcoll.reading.base import (
-    COMMAS,
-    HALVES,
-    MOST_NUMBER,
-    MOST_WHOLE,
-    dtype_named,
-    no_figure,
-    ns_of_us,
-    number,
-    numbers,
-    rounding,
-    whole,
-)
+from torchcoll.reading import base
 from torchcoll.reading.nccl_tests import Block, NcclTestsRow
 
 _CHOICE = re.compile(r"(?!inf|nan)[A-Za-z][\w*/]*\s+(?!inf|nan)[A-Za-z][\w*/]*\s+(?:\d+|N/A)\s*$")
@@ -62,7 +50,7 @@ class RowParser:
         self._more = [
             (index, _PER_ITERATION[n]) for n, index in indices.items() if n in _PER_ITERATION
         ]
-        self._steps = [half * self._scale for half in HALVES]
+        self._steps = [half * self._scale for half in base.HALVES]
         self._before: NcclTestsRow | None = None  # the last row with two placements
         self._labels: list[str] = []  # its type, operation and root
         self._fields = 0  # how many fields it has
@@ -90,7 +78,7 @@ class RowParser:
                 more = "" if self._heads or self._seen else " or more"
                 return f"half a row: {field_count} fields of {expected}{more}"
             placements = [(not self._only_out, heads)]
-        size, count = whole(tokens[0]), whole(tokens[1])
+        size, count = base.whole(tokens[0]), base.whole(tokens[1])
         if size is None or count is None:
             return f"half a row: size and count are {tokens[0]} and {tokens[1]}"
         op, root = _op_and_root(*tokens[3:heads])
@@ -98,9 +86,9 @@ class RowParser:
         for in_place, first in placements:
             block = self._block(tokens[first : first + width], in_place)
             if isinstance(block, str):
-                return block if block == COMMAS else f"half a row: {block}"
+                return block if block == base.COMMAS else f"half a row: {block}"
             blocks.append(block)
-        row = NcclTestsRow(line, size, count, dtype_named(tokens[2]) or "", op, root, blocks)
+        row = NcclTestsRow(line, size, count, base.dtype_named(tokens[2]) or "", op, root, blocks)
         if len(blocks) == 2 and not (self._trailing or self._error or self._more):
             self._before, self._labels, self._fields = row, tokens[2:heads], field_count
         return row
@@ -109,9 +97,7 @@ class RowParser:
     # third of the time. If one of them is unusual, ``row`` parses them one by one.
 
     def keep(self, line: int, text: str) -> bool:
-        """Whether the line looks like the row before. Then it is kept for ``kept``, which parses
-        it.
-        """
+        """Whether the line looks like the row before, and is kept for ``kept`` to parse."""
         if self._before is None or len(self._kept) == _AT_ONCE:
             return False
         tokens = text.split()
@@ -137,9 +123,7 @@ class RowParser:
             return [(line, self.row(line, text)) for line, text in kept]
 
     def _rows(self, lines: Sequence[int], columns: Sequence[Column]) -> list[NcclTestsRow]:
-        """Parse kept rows column by column. Raises ValueError or IndexError for an unusual
-        field.
-        """
+        """Parse kept rows by column. Raises ValueError or IndexError for an unusual field."""
         assert self._before
         like, width = self._before, self._width
         first = 2 + len(self._labels)
@@ -166,14 +150,12 @@ class RowParser:
                 raise ValueError("no number of elements")
             wrong = map(counts.get, column)
         steps = [self._steps[len(text.partition(".")[2])] for text in times]
-        bw_steps = [HALVES[len(text.partition(".")[2])] for text in busbw]
+        bw_steps = [base.HALVES[len(text.partition(".")[2])] for text in busbw]
         figures = (durations, _figures(algbw), _figures(busbw), steps, bw_steps)
         return map(Block, repeat(in_place), *figures, wrong)
 
     def _possible(self, heads: int, tokens: Sequence[str]) -> bool:
-        """Whether a row can have this number of fields before the time. If a row lacks its last
-        field the number differs.
-        """
+        """Whether a row can have so many fields before the time, and lacks none at its end."""
         if not 3 <= heads <= 5:
             return False
         if self._heads:
@@ -185,13 +167,13 @@ class RowParser:
 
     def _block(self, figures: Sequence[str], in_place: bool) -> Block | str:
         raw, alg, bus = figures[self._time], figures[self._algbw], figures[self._busbw]
-        time, algbw, busbw = numbers(raw, alg, bus)
+        time, algbw, busbw = base.numbers(raw, alg, bus)
         if not time:
-            return no_figure(self._body[self._time], raw)
+            return base.no_figure(self._body[self._time], raw)
         if algbw is None and alg not in _NO_NUMBER:
-            return no_figure("algbw", alg)
+            return base.no_figure("algbw", alg)
         if busbw is None and bus not in _NO_NUMBER:
-            return no_figure("busbw", bus)
+            return base.no_figure("busbw", bus)
         wrong: int | None = None
         if self._wrong and (text := figures[self._wrong]) != "N/A":
             count = _elements(text)
@@ -199,11 +181,11 @@ class RowParser:
                 return f"{self._body[self._wrong]} is {text}"
             wrong = count
         scale = self._scale
-        error = number(figures[self._error]) if self._error else None
-        steps = rounding(raw) * scale, rounding(bus)
+        error = base.number(figures[self._error]) if self._error else None
+        steps = base.rounding(raw) * scale, base.rounding(bus)
         block = Block(in_place, time * scale, algbw, busbw, *steps, wrong, error)
         for index, name in self._more:
-            setattr(block, name, ns_of_us(figures[index]))
+            setattr(block, name, base.ns_of_us(figures[index]))
         return block
 
 
@@ -214,7 +196,7 @@ Column = Sequence[str]
 def _sizes(column: Column) -> list[int]:
     """``whole`` of each text. Raises ValueError if one is too large."""
     values = [*map(int, column)]
-    if max(values) >= MOST_WHOLE:
+    if max(values) >= base.MOST_WHOLE:
         raise ValueError("no plain sizes")
     return values
 
@@ -224,7 +206,7 @@ def _figures(column: Column) -> list[float]:
     point: Python also accepts 1_0, nan and +5.
     """
     values = [*map(float, column)]
-    if "".join(column).strip("0123456789.") or max(values) >= MOST_NUMBER:
+    if "".join(column).strip("0123456789.") or max(values) >= base.MOST_NUMBER:
         raise ValueError("no plain figures")
     return values
 
@@ -235,7 +217,7 @@ _PER_ITERATION = {"i_min": "min_ns", "i_max": "max_ns", "i_p99": "p99_ns"}
 @lru_cache(maxsize=64)  # most values are 0
 def _elements(text: str) -> int | None:
     """The number in #wrong; None if it is not a whole number. rccl-tests appends a star."""
-    count = number(text.rstrip("*"))
+    count = base.number(text.rstrip("*"))
     return None if count is None or count % 1 else int(count)
 
 
@@ -244,7 +226,7 @@ def _op_and_root(*tokens: str) -> tuple[str | None, int | None]:
     op, root = None, None
     for token in tokens:
         if token.removeprefix("-").isdecimal():
-            root = whole(token)  # -1 becomes None
+            root = base.whole(token)  # -1 becomes None
         elif token != "none":
             op = token
     return op, root

@@ -19,31 +19,7 @@ from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.variables import kept_variables
 from torchcoll.libraries.nccl.algorithms import choices_of
 from torchcoll.libraries.nccl.log import NcclLogReader
-from torchcoll.reading.base import (
-    TRUNCATED,
-    Imported,
-    ImportOptions,
-    Line,
-    collective_in,
-    collective_named,
-    make_run,
-    number,
-    whole,
-)
-from torchcoll.reading.nccl_tests import (
-    INTERLEAVED,
-    STEP_1M,
-    NcclTestsRow,
-    NcclTestsRun,
-    apply_options,
-    contradicts_ranks,
-    fitting_collectives,
-    infer_ranks,
-    make_results,
-    set_blocking,
-    set_unaligned,
-    version_text,
-)
+from torchcoll.reading import base, nccl_tests
 from torchcoll.reading.nccl_tests_rows import RowParser
 from torchcoll.reading.source import without_log
 
@@ -96,13 +72,6 @@ class Messages:
         calls = dict.fromkeys(call for process in self._reader.processes for call in process.calls)
         for result in results if calls else ():
             result.choices = choices_of(result, calls)
-
-
-def begins_run(text: str) -> bool:
-    """Whether a message is from the start of a process, which may precede nccl-tests' first
-    line.
-    """
-    return _SET in text or "CCL version" in text
 
 
 NAME = "nccl-tests"
@@ -179,12 +148,12 @@ class _TestOutput:
     collective: str | None = None
     names: list[str] = field(default_factory=list)
     parser: RowParser = field(default_factory=lambda: RowParser((), ()))
-    above: list[Line] = field(default_factory=list)
+    above: list[base.Line] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
     args: list[str] = field(default_factory=list)
     members: dict[int, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    rows: list[NcclTestsRow] = field(default_factory=list)
+    rows: list[nccl_tests.NcclTestsRow] = field(default_factory=list)
     average: float | None = None
     started: bool = False
     concluded: bool = False
@@ -198,8 +167,8 @@ class _TestOutput:
         return self.concluded or self.average is not None or self.failed
 
 
-def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    imported = Imported()
+def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Imported:
+    imported = base.Imported()
     reader = _TextReader(imported)
     for line, text in lines:
         reader.line(line, text)
@@ -211,9 +180,9 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     if _interleaved(crowd):
         for output in outputs:
             for row in output.rows:
-                imported.refuse(row.line, INTERLEAVED.format(n=max(2, _width(crowd))))
+                imported.refuse(row.line, nccl_tests.INTERLEAVED.format(n=max(2, _width(crowd))))
         if not any(output.rows for output in outputs):
-            imported.refuse(0, INTERLEAVED.format(n=max(2, _width(crowd))))
+            imported.refuse(0, nccl_tests.INTERLEAVED.format(n=max(2, _width(crowd))))
         return imported
     for imported.output, output in enumerate(outputs):
         runs = _make_runs(output, options, imported)
@@ -234,9 +203,7 @@ def _width(outputs: Sequence[_TestOutput]) -> int:
 
 
 def _interleaved(outputs: Sequence[_TestOutput]) -> bool:
-    """Whether these are tests without MPI at once: several ranks 0 before a test ends, and no rank
-    1.
-    """
+    """Whether tests without MPI ran at once: several ranks 0 before one ends, and no rank 1."""
     if any(set(output.members) - {0} for output in outputs):
         return False
     if any(output.zeros > 1 for output in outputs):
@@ -250,14 +217,14 @@ def _interleaved(outputs: Sequence[_TestOutput]) -> bool:
 class _TextReader:
     """Groups lines into outputs. The heading of another test begins the next output."""
 
-    def __init__(self, imported: Imported) -> None:
+    def __init__(self, imported: base.Imported) -> None:
         self.imported = imported
         self.outputs: list[_TestOutput] = []
         self.pending: tuple[int, str] | None = None  # the begin of a row that a log line has split
         self.failed: tuple[int, str, str] | None = None  # a row that cannot be read, and why
         self.next_messages = Messages()  # messages of the next run's ranks before its heading
         self.placements: tuple[str, ...] = ()  # placements in the line above a heading
-        self.above: deque[Line] = deque(maxlen=_ABOVE)  # texts since the last row
+        self.above: deque[base.Line] = deque(maxlen=_ABOVE)  # texts since the last row
 
     @property
     def output(self) -> _TestOutput:
@@ -294,7 +261,8 @@ class _TextReader:
             self.other(line, text)
 
     def message(self, text: str) -> None:
-        next_one = self.output.ended and begins_run(text)
+        # Messages from the start of a process may precede nccl-tests' first line.
+        next_one = self.output.ended and (_SET in text or "CCL version" in text)
         (self.next_messages if next_one else self.output.messages).take(text)
 
     def broken(self, line: int, text: str) -> None:
@@ -344,13 +312,11 @@ class _TextReader:
             self.add(line, row)
 
     def add_kept(self) -> None:
-        """Add the rows that the parser has kept. Called before anything else is done with a
-        line.
-        """
+        """Add the rows that the parser has kept: before anything else is done with a line."""
         for line, row in self.output.parser.kept():
             self.add(line, row)
 
-    def add(self, line: int, row: NcclTestsRow | str) -> None:
+    def add(self, line: int, row: nccl_tests.NcclTestsRow | str) -> None:
         self.above.clear()
         if isinstance(row, str):
             self.imported.refuse(line, row)
@@ -365,7 +331,7 @@ class _TextReader:
                 line, output.started or bool(output.rows) or bool(output.settings)
             )
             output.started = True
-            output.collective = collective_named(_plain_program(match[1])) or output.collective
+            output.collective = base.collective_named(_plain_program(match[1])) or output.collective
         elif _SETTINGS.search(text):
             output = self.next_output(line, bool(output.settings or output.rows))
             output.settings = _settings(text)
@@ -374,7 +340,7 @@ class _TextReader:
         elif match := _RANK.search(text):
             # The list of ranks is above its table. In the oldest versions each rank prints its own
             # line, after the table.
-            next_list = output.ended or whole(match[1]) == 0
+            next_list = output.ended or base.whole(match[1]) == 0
             self.member(self.next_output(line, bool(output.rows) and next_list), match)
         elif placements := _PLACEMENTS.findall(text):
             self.placements = tuple(placements)
@@ -384,18 +350,18 @@ class _TextReader:
             output.names = text.lstrip("# ").replace("#wrong", " #wrong").split()
             output.parser = RowParser(output.names, self.placements)
         elif match := _AVERAGE.search(text):
-            output.average = number(match[1])
+            output.average = base.number(match[1])
         elif _BOUNDS.search(text):
             output.failed = True
         elif match := _CONCLUDED.search(text):
             output.concluded = True
-            output.collective = output.collective or collective_named(_plain_program(match[1]))
+            output.collective = output.collective or base.collective_named(_plain_program(match[1]))
         elif match := _VERSION.search(text):
             if output.started or output.rows:
                 output = self.next_output(line, True)
             output.versions["nccl-tests"] = match[1]
             if match[2]:
-                output.versions["nccl"] = version_text(match[2])
+                output.versions["nccl"] = nccl_tests.version_text(match[2])
         elif match := _RCCL_TESTS.search(text):
             output.versions["rccl-tests"] = match[1]
         elif match := _RCCL.search(text):
@@ -416,12 +382,12 @@ class _TextReader:
             self.above.append((line, text))
 
     def command(self, line: int, match: re.Match[str]) -> None:
-        name = collective_named(match[1].rpartition("/")[2])
+        name = base.collective_named(match[1].rpartition("/")[2])
         if name:
             output = self.next_output(line, bool(self.output.rows))
             output.collective = name
             output.args = match.string[match.end(1) :].split()
-        if match[2] and "." in match[2] and (factor := number(match[2])) is not None:
+        if match[2] and "." in match[2] and (factor := base.number(match[2])) is not None:
             n = int(factor)
             then = "" if n > 1 else ", so that the sizes rise by the default step of 1 MiB"
             if factor != n:
@@ -440,13 +406,13 @@ class _TextReader:
         return self.output
 
     def member(self, output: _TestOutput, match: re.Match[str]) -> None:
-        rank = whole(match[1])
+        rank = base.whole(match[1])
         output.zeros += rank == 0
         if rank is not None and rank < MOST_RANKS:
             output.members[rank] = {
                 "rank": rank,
                 "host": match[3],
-                "pid": whole(match[2]) or 0,
+                "pid": base.whole(match[2]) or 0,
                 "device": f"cuda:{match[4]}",
                 "device_name": match[6].strip(),
             }
@@ -481,7 +447,9 @@ def _settings(text: str) -> dict[str, str]:
     return settings
 
 
-def _make_runs(output: _TestOutput, options: ImportOptions, imported: Imported) -> list[Run]:
+def _make_runs(
+    output: _TestOutput, options: base.ImportOptions, imported: base.Imported
+) -> list[Run]:
     rows = output.rows
     if not rows:
         return []
@@ -491,32 +459,32 @@ def _make_runs(output: _TestOutput, options: ImportOptions, imported: Imported) 
         name = _unnamed(output, options, options.ranks or listed, imported)
     if name is None:
         return []
-    run = NcclTestsRun(name, cpu_time="cputime" in output.names)
+    run = nccl_tests.NcclTestsRun(name, cpu_time="cputime" in output.names)
     run.ranks = imported.choose("ranks", options.ranks, listed) or 0
-    inferred, source = (0, "") if options.ranks else infer_ranks(rows, name)
+    inferred, source = (0, "") if options.ranks else nccl_tests.infer_ranks(rows, name)
     if inferred and not listed:
         imported.warn(f"{inferred} ranks: recovered from {source}")
         run.ranks = inferred
-    elif inferred and contradicts_ranks(rows, name, listed):
+    elif inferred and nccl_tests.contradicts_ranks(rows, name, listed):
         imported.warn(
             f"{listed} ranks are listed, but every {source} is that of {inferred}: {inferred} taken"
         )
         run.ranks = inferred
-    run.calls = whole(output.settings.get("iters"))
+    run.calls = base.whole(output.settings.get("iters"))
     if output.settings.get("graph", "0") != "0":
         run.mode = "graph"
-    set_variables = apply_options(run, output.args)
-    set_unaligned(run, whole(output.settings.get("unalign")) or 0)
-    set_blocking(run, output.settings.get("blocking", "0"))
+    set_variables = nccl_tests.apply_options(run, output.args)
+    nccl_tests.set_unaligned(run, base.whole(output.settings.get("unalign")) or 0)
+    nccl_tests.set_blocking(run, output.settings.get("blocking", "0"))
     if options.dtype:
         for row in rows:
             row.dtype = options.dtype
     entry = COLLECTIVES[name]
     for row in rows:
         row.root = (row.root or 0) if entry.has_root else None
-    results = make_results(rows, run, imported)
+    results = nccl_tests.make_results(rows, run, imported)
     if output.settings.get("step_kind") == "bytes" and output.settings.get("step") == "1048576":
-        imported.warn(STEP_1M)
+        imported.warn(nccl_tests.STEP_1M)
     _check_average(output, imported)
     output.messages.choose(results)
     output.versions = output.messages.versions | output.versions
@@ -539,11 +507,11 @@ def _make_runs(output: _TestOutput, options: ImportOptions, imported: Imported) 
     end: dict[str, Any] = {"status": "complete"}
     excerpt = not (output.ended or output.started or output.settings or output.members)
     if not (output.ended or excerpt):
-        end = {"status": TRUNCATED, "reason": "the output stops before its last lines"}
+        end = {"status": base.TRUNCATED, "reason": "the output stops before its last lines"}
     if not results:
         return []
     return [
-        make_run(
+        base.make_run(
             results,
             options,
             {
@@ -561,15 +529,15 @@ def _make_runs(output: _TestOutput, options: ImportOptions, imported: Imported) 
 
 
 def _unnamed(
-    output: _TestOutput, options: ImportOptions, ranks: int, imported: Imported
+    output: _TestOutput, options: base.ImportOptions, ranks: int, imported: base.Imported
 ) -> str | None:
     """The collective of a table that no line of nccl-tests names; None if its rows are refused.
 
     A title, or the name of the file, is used if the figures can be those of its collective.
     """
-    fits = fitting_collectives(output.rows, ranks, "#wrong" in output.names)
-    titles = ((f"line {line}", collective_in(text)) for line, text in reversed(output.above))
-    named = [*titles, ("the name of the file", collective_in(options.file))]
+    fits = nccl_tests.fitting_collectives(output.rows, ranks, "#wrong" in output.names)
+    titles = ((f"line {line}", base.collective_in(text)) for line, text in reversed(output.above))
+    named = [*titles, ("the name of the file", base.collective_in(options.file))]
     origin, name = next((source for source in named if source[1]), ("", None))
     why = ""
     if name and (name in fits or not fits):
@@ -589,7 +557,7 @@ def _unnamed(
     return None
 
 
-def _check_average(output: _TestOutput, imported: Imported) -> None:
+def _check_average(output: _TestOutput, imported: base.Imported) -> None:
     """Warn if the footer's average, which is over all rows, differs: then rows are missing."""
     bandwidths = [b.busbw for row in output.rows for b in row.blocks if b.busbw is not None]
     if output.average is None or not bandwidths:

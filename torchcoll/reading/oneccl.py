@@ -14,28 +14,12 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import CaseResult
-from torchcoll.reading.base import (
-    Imported,
-    ImportOptions,
-    Line,
-    collective_named,
-    dtype_named,
-    half_row,
-    host_mean,
-    itemsize,
-    make_result,
-    ns_of_us,
-    number,
-    number_runs,
-    parse_ranks,
-    runs_of_ranks,
-    whole,
-)
+from torchcoll.reading import base
 from torchcoll.reading.source import without_log
 
 NAME = "oneccl"
@@ -77,20 +61,9 @@ def sniff(head: Sequence[str]) -> bool:
     )
 
 
-def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    imported = Imported()
-    reader = _OneCclReader(options, imported)
-    for line, text in lines:
-        reader.line(line, text)
-    reader.end()
-    return imported
-
-
-class _OneCclReader:
-    """Reads the lines of one file, run by run."""
-
-    def __init__(self, options: ImportOptions, imported: Imported) -> None:
-        self.options, self.imported = options, imported
+class _OneCclReader(base.TableReader):
+    def __init__(self, options: base.ImportOptions) -> None:
+        super().__init__(options)
         self.runs = 0
         self.begin()
 
@@ -103,7 +76,7 @@ class _OneCclReader:
         self.csv = False
         self.ended = False
         self.rows = 0
-        self.results: dict[int, list[CaseResult]] = {}
+        self.results = {}
         self.equal_rows: list[tuple[int, Mapping[str, str]]] = []  # CSV rows with equal figures
 
     def line(self, line: int, text: str) -> None:
@@ -145,14 +118,14 @@ class _OneCclReader:
         fields = next(csv.reader([text])) if self.csv else text.split()
         if len(fields) != len(self.names):
             if "," in text or len(fields) > 3:
-                self.imported.refuse(line, half_row(fields, self.names))
+                self.imported.refuse(line, base.half_row(fields, self.names))
             return
         record = dict(zip(self.names, fields, strict=True))
         if not self.csv:
             if len(self.collectives) > 1:
                 self.imported.refuse(line, SUMMED.format(names=", ".join(self.collectives)))
                 return
-            self.add(line, self.text_record(record))
+            self.add_record(line, self.text_record(record))
             return
         if self.equal_rows and not _same_timing(self.equal_rows[0][1], record):
             self.flush()
@@ -183,18 +156,16 @@ class _OneCclReader:
             if len(names) > 1:
                 self.imported.refuse(line, SUMMED.format(names=", ".join(names)))
             else:
-                self.add(line, {k.lstrip("#"): v for k, v in record.items()})
+                self.add_record(line, {k.lstrip("#"): v for k, v in record.items()})
         self.equal_rows = []
 
     @property
     def first_calls(self) -> bool:
-        """Whether each row is one call, from the process's first on. A CSV does not have the
-        warm-up.
-        """
+        """Whether each row is one call, the process's first included. A CSV has no warm-up."""
         iterations = (self.settings.get("iters"), self.settings.get("warmup_iters"))
         return not self.csv and iterations == ("1", "0")
 
-    def add(self, line: int, record: Mapping[str, str]) -> None:
+    def add_record(self, line: int, record: Mapping[str, str]) -> None:
         result = self.result(record)
         if self.first_calls:
             self.imported.warn(FIRST_CALLS)
@@ -203,24 +174,23 @@ class _OneCclReader:
             if isinstance(result, CaseResult):
                 result.ordinal = self.rows
         self.rows += 1
-        if isinstance(result, str):
-            self.imported.refuse(line, result)
-            if "does nothing" in result:
-                self.imported.warn("rows of an empty reduce_scatter are dropped")
-            return
-        self.imported.take()
-        self.results.setdefault(result.ranks, []).append(result)
+        self.add(line, result)
+        if isinstance(result, str) and "does nothing" in result:
+            self.imported.warn("rows of an empty reduce_scatter are dropped")
 
     def result(self, record: Mapping[str, str]) -> CaseResult | str:
         choose, recorded = self.imported.choose, re.sub(r"gatherv$", "gather", record["collective"])
-        name = choose("collective", self.options.collective, collective_named(recorded))
-        ranks = choose("ranks", self.options.ranks, parse_ranks(record["ranks"])) or 0
-        dtype = choose("dtype", self.options.dtype, dtype_named(record["dtype"]))
-        count, size_bytes = whole(record["elements/buffer"]), whole(record["message_size"])
+        name = choose("collective", self.options.collective, base.collective_named(recorded))
+        ranks = choose("ranks", self.options.ranks, base.parse_ranks(record["ranks"])) or 0
+        dtype = choose("dtype", self.options.dtype, base.dtype_named(record["dtype"]))
+        count, size_bytes = (
+            base.whole(record["elements/buffer"]),
+            base.whole(record["message_size"]),
+        )
         if not record["elements/buffer"] and size_bytes is not None:
-            count = size_bytes // (itemsize(dtype) or 1)
-        time = number(record.get("t_avg[usec]"))
-        buffers = whole(record.get("buffers")) or 1
+            count = size_bytes // (base.itemsize(dtype) or 1)
+        time = base.number(record.get("t_avg[usec]"))
+        buffers = base.whole(record.get("buffers")) or 1
         if name is None:
             return f"unknown collective {record['collective'] or '(none named)'}"
         if count is None:
@@ -238,7 +208,7 @@ class _OneCclReader:
             return EMPTY.format(count=count, ranks=ranks)
         remarks = []
         printed = size_bytes
-        size = itemsize(dtype) or 1
+        size = base.itemsize(dtype) or 1
         per_call = count
         if name in _PER_RANK:
             if not ranks:
@@ -252,21 +222,21 @@ class _OneCclReader:
         if record.get("collective") in ("allgatherv", "alltoallv"):
             remarks.append(f"measured as {record['collective']} with equal parts")
         reduction = record.get("reduction") or None
-        reported = host_mean(
+        reported = base.host_mean(
             name,
             time,
             size_bytes,
             printed,
-            calls=whole(record.get("repetitions")),
-            first_call_ns=ns_of_us(record.get("t_max[usec]")) if self.first_calls else None,
-            min_ns=ns_of_us(record.get("t_min[usec]")),
-            max_ns=ns_of_us(record.get("t_max[usec]")),
+            calls=base.whole(record.get("repetitions")),
+            first_call_ns=base.ns_of_us(record.get("t_max[usec]")) if self.first_calls else None,
+            min_ns=base.ns_of_us(record.get("t_min[usec]")),
+            max_ns=base.ns_of_us(record.get("t_max[usec]")),
         )
         if buffers > 1:
             remarks.append(f"{buffers} buffers in flight: the time is of all of them")
         placement = self.settings.get("inplace")
         backend = self.settings.get("backend", "")
-        return make_result(
+        return base.make_result(
             name,
             size_bytes,
             reported,
@@ -283,7 +253,7 @@ class _OneCclReader:
 
     def end(self) -> None:
         self.finish()
-        number_runs(self.imported, self.runs)
+        base.number_runs(self.imported, self.runs)
 
     def finish(self) -> None:
         """Add a Run for each number of ranks in the output that has ended."""
@@ -295,9 +265,12 @@ class _OneCclReader:
         source = {"tool": "oneCCL benchmark", "format": "CSV" if self.csv else "text"}
         source["run"] = str(self.runs)
         environment = {"libraries": {"ccl": "oneCCL"}}
-        self.imported.runs += runs_of_ranks(
+        self.imported.runs += base.runs_of_ranks(
             self.results, self.options, source, environment=environment, end=done
         )
+
+
+read = _OneCclReader.read
 
 
 def _same_timing(a: Mapping[str, str], b: Mapping[str, str]) -> bool:

@@ -8,27 +8,12 @@ input.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.other_commands import PAIRS
 from torchcoll.core.result import CaseResult
-from torchcoll.reading.base import (
-    NOTHING_SENT,
-    Imported,
-    ImportOptions,
-    Line,
-    collective_named,
-    half_row,
-    host_mean,
-    make_result,
-    make_run,
-    mpi_dtype,
-    no_figure,
-    ns_of_us,
-    number,
-    whole,
-)
+from torchcoll.reading import base
 
 NAME = "osu"
 _TITLE = re.compile(
@@ -57,20 +42,9 @@ def sniff(head: Sequence[str]) -> bool:
     return any(text.startswith(("# OSU MPI", "# OMB Python MPI")) for text in head)
 
 
-def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    imported = Imported()
-    reader = _OsuReader(options, imported)
-    for line, text in lines:
-        reader.line(line, text.rstrip())
-    reader.end()
-    return imported
-
-
-class _OsuReader:
-    """Reads the lines of one file, table by table."""
-
-    def __init__(self, options: ImportOptions, imported: Imported) -> None:
-        self.options, self.imported = options, imported
+class _OsuReader(base.TableReader):
+    def __init__(self, options: base.ImportOptions) -> None:
+        super().__init__(options)
         self.start("", None, None)
 
     def start(self, name: str, kind: str | None, version: str | None) -> None:
@@ -78,15 +52,16 @@ class _OsuReader:
         self.whole_title = ""
         self.names: list[str] = []
         self.dtype: str | None = None
-        self.results: list[CaseResult] = []
+        self.results = {}
 
     def line(self, line: int, text: str) -> None:
+        text = text.rstrip()
         if match := _TITLE.match(text):
             self.end()
             self.start(match[2], match[1], match[3])
             self.whole_title = text.strip("# \t")
         elif match := _DATATYPE.match(text):
-            self.dtype = mpi_dtype(match[1])
+            self.dtype = base.mpi_dtype(match[1])
         elif text.startswith("#") and any(unit in text for unit in _UNITS):
             self.names = re.split(
                 r"\s{2,}", re.sub(r"^#\s*(Size)(?: \(B\))?\s*", r"\1  ", text).lstrip("# ")
@@ -100,19 +75,14 @@ class _OsuReader:
             named = f"the heading names {len(self.names)}"
             self.imported.warn(f"rows have {len(fields)} fields, {named}: the others are not read")
         elif more or not self.names:
-            self.imported.refuse(line, half_row(fields, self.names))
+            self.imported.refuse(line, base.half_row(fields, self.names))
             return
-        result = self.result(dict(zip(self.names, fields, strict=False)))
-        if isinstance(result, str):
-            self.imported.refuse(line, result)
-        else:
-            self.imported.take()
-            self.results.append(result)
+        self.add(line, self.result(dict(zip(self.names, fields, strict=False))))
 
     def result(self, record: dict[str, str]) -> CaseResult | str:
         title = _PERSONALIZED.sub("", self.title)
         blocking_title = title.removeprefix("I") if title[:2] != "In" else title
-        recorded = collective_named(title) or collective_named(blocking_title)
+        recorded = base.collective_named(title) or base.collective_named(blocking_title)
         if recorded is None and self.whole_title and _PAIRS.fullmatch(title):
             self.imported.action = PAIRS
             return f"{self.whole_title}: between pairs of ranks, no collective"
@@ -121,15 +91,15 @@ class _OsuReader:
             return f"{title or 'a test without a title'} is no collective that torchcoll has"
         entry = COLLECTIVES[name]
         ranks = self.options.ranks or 0
-        printed_bytes = whole(record.get("Size", "0" if not entry.has_data else None))
+        printed_bytes = base.whole(record.get("Size", "0" if not entry.has_data else None))
         column = next((n for n in _TIMES if n in record), None)
-        time = number(record[column]) if column else None
+        time = base.number(record[column]) if column else None
         if printed_bytes is None:
             return f"size is {record['Size']}" if "Size" in record else "no size"
         if not time:
-            return no_figure(column, record[column]) if column else "no column of times"
+            return base.no_figure(column, record[column]) if column else "no column of times"
         if entry.has_data and not printed_bytes:
-            return NOTHING_SENT
+            return base.NOTHING_SENT
         if name in _PER_RANK and not ranks:
             return f"OSU's size of {name} is for one rank, and the file has no ranks: give --ranks"
         size_bytes = printed_bytes * ranks if name in _PER_RANK else printed_bytes
@@ -137,17 +107,17 @@ class _OsuReader:
         if "Overall(us)" in record:
             remarks.append("non-blocking: the time includes computation that overlaps")
         check = record.get("Validation")
-        reported = host_mean(
+        reported = base.host_mean(
             name,
             time,
             size_bytes,
             printed_bytes,
-            calls=whole(record.get("Iterations")),
-            min_ns=ns_of_us(record.get("Min Latency(us)")),
-            max_ns=ns_of_us(record.get("Max Latency(us)")),
-            p99_ns=ns_of_us(record.get("P99 Tail Lat(us)")),
+            calls=base.whole(record.get("Iterations")),
+            min_ns=base.ns_of_us(record.get("Min Latency(us)")),
+            max_ns=base.ns_of_us(record.get("Max Latency(us)")),
+            p99_ns=base.ns_of_us(record.get("P99 Tail Lat(us)")),
         )
-        return make_result(
+        return base.make_result(
             name,
             size_bytes,
             reported,
@@ -162,11 +132,7 @@ class _OsuReader:
         )
 
     def end(self) -> None:
-        if self.results:
-            source = {"tool": "OSU", "version": self.version, "format": "text"}
-            ranks = self.options.ranks or 0
-            self.imported.runs.append(make_run(self.results, self.options, source, ranks=ranks))
-            if not ranks:
-                self.imported.warn(
-                    "the file does not tell the ranks: give --ranks for bus bandwidth"
-                )
+        self.add_runs_without_ranks({"tool": "OSU", "version": self.version, "format": "text"})
+
+
+read = _OsuReader.read

@@ -10,19 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from torchcoll.core.result import CaseResult, Reported
-from torchcoll.reading.base import (
-    Imported,
-    ImportOptions,
-    Line,
-    collective_named,
-    dtype_named,
-    make_result,
-    make_run,
-    ns_of_us,
-    number,
-    parse_ranks,
-    whole,
-)
+from torchcoll.reading import base
 
 NAME = "param"
 _ROW = re.compile(
@@ -40,8 +28,8 @@ def sniff(head: Sequence[str]) -> bool:
     return any("COMMS-RES" in text or "PARAM COMM environment" in text for text in head)
 
 
-def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    imported = Imported()
+def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Imported:
+    imported = base.Imported()
     listed, ranks = None, options.ranks or 0
     backend, device = options.backend or "unknown", "unknown"
     pairs = False
@@ -50,7 +38,7 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
         if "COMMS-RES" not in text:
             if match := _WORLD.search(text):
                 # A group that is smaller than the world is printed after it; the group ran.
-                listed = parse_ranks(match[1] or match[2])
+                listed = base.parse_ranks(match[1] or match[2])
             if not options.backend and (match := _BACKEND.search(text)):
                 backend = match[1]
             if match := _DEVICE.search(text):
@@ -80,27 +68,27 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
             results.append(result)
     if results:
         source = {"tool": "PARAM", "format": "text"}
-        imported.runs.append(make_run(results, options, source, ranks=ranks))
+        imported.runs.append(base.make_run(results, options, source, ranks=ranks))
     return imported
 
 
 def _result(
     match: re.Match[str],
-    options: ImportOptions,
+    options: base.ImportOptions,
     ranks: int,
     backend: str,
     device: str,
-    imported: Imported,
+    imported: base.Imported,
 ) -> CaseResult | str:
     fields = match["figures"].split()
-    recorded = collective_named(match["coll"].removesuffix("_base"))
+    recorded = base.collective_named(match["coll"].removesuffix("_base"))
     name = imported.choose("collective", options.collective, recorded)
     if name is None:
         return f"{match['coll']} is no collective that torchcoll has"
     if len(fields) != _FIGURES:
         return f"half a row: {len(fields)} figures of {_FIGURES}"
-    figures = [number(field) for field in fields]
-    size_bytes, count = whole(fields[0]), whole(fields[1])
+    figures = [base.number(field) for field in fields]
+    size_bytes, count = base.whole(fields[0]), base.whole(fields[1])
     time = figures[2]
     if size_bytes is None:
         return f"the size is {fields[0]}"
@@ -113,17 +101,17 @@ def _result(
         statistic="mean",
         over_ranks="median",
         clock="host",
-        min_ns=ns_of_us(fields[5]),
-        max_ns=ns_of_us(fields[6]),
+        min_ns=base.ns_of_us(fields[5]),
+        max_ns=base.ns_of_us(fields[6]),
         algbw_gbps=figures[7],
         busbw_gbps=figures[8],
     )
-    return make_result(
+    return base.make_result(
         name,
         size_bytes,
         reported,
         ranks=ranks,
-        dtype=imported.choose("dtype", options.dtype, dtype_named(match["dtype"])),
+        dtype=imported.choose("dtype", options.dtype, base.dtype_named(match["dtype"])),
         backend=backend,
         device=device,
         count=count,

@@ -18,22 +18,7 @@ from torchcoll.core.collectives import COLLECTIVES, algbw_gbps
 from torchcoll.core.errors import choice
 from torchcoll.core.result import CaseResult, Reported
 from torchcoll.core.units import counted
-from torchcoll.reading.base import (
-    COMMAS,
-    Imported,
-    ImportOptions,
-    Line,
-    collective_in,
-    collective_named,
-    contradiction,
-    dtype_named,
-    make_result,
-    make_run,
-    number,
-    parse_ranks,
-    whole,
-)
-from torchcoll.reading.heading_units import Unit, bandwidth_unit, size_unit, time_unit
+from torchcoll.reading import base
 
 NAME = "plain"
 ODD = "bandwidths do not follow from size, time and ranks"
@@ -68,28 +53,10 @@ def sniff(head: Sequence[str]) -> bool:
     return False
 
 
-def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
+def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Imported:
     for key in options.columns:
         choice(key, "map", KEYS)
-    imported = Imported()
-    reader = _TableReader(options, imported)
-    for line, text in lines:
-        reader.line(line, text)
-    if not reader.tables:
-        named = ", ".join(options.columns.values())
-        imported.refuse(
-            0,
-            f"no table has the columns {named}"
-            if named
-            else "no table with one column each of size and time or bandwidth: name them by --map",
-        )
-    if reader.contradictory_lines:
-        count = f"{len(reader.contradictory_lines)} of {counted(imported.rows, 'row')}: {ODD}"
-        imported.warn(f"{count}: the first in line {reader.contradictory_lines[0]}")
-    for ranks, results in reader.results.items():
-        source = {"tool": "a published table", "format": f"({reader.form})"}
-        imported.runs.append(make_run(results, options, source, ranks=ranks))
-    return imported
+    return _PlainTableReader.read(lines, options)
 
 
 def _fields(text: str, heading: str = "") -> list[str]:
@@ -149,10 +116,10 @@ def parse_size(text: str, unit: int = 1) -> int | None:
     unit: bytes in one unit of a number without a suffix.
     """
     match = _SIZE_CELL.fullmatch(text.strip().replace(",", ""))
-    value = number(match[1]) if match else None
+    value = base.number(match[1]) if match else None
     if match is None or value is None:
         return None
-    return whole(value * (1024 ** _SCALE[match[2].lower()] if match[2] or match[4] else unit))
+    return base.whole(value * (1024 ** _SCALE[match[2].lower()] if match[2] or match[4] else unit))
 
 
 def _figures(record: Mapping[str, str]) -> dict[str, float | None] | str:
@@ -163,30 +130,91 @@ def _figures(record: Mapping[str, str]) -> dict[str, float | None] | str:
     for key, text in texts.items():
         if pointed and _THOUSANDS.fullmatch(text):
             text = text.replace(",", "")
-        figures[key] = None if text.lower() in _NONE else number(text)
+        figures[key] = None if text.lower() in _NONE else base.number(text)
         if figures[key] is None and text.lower() not in _NONE:
-            return COMMAS if "," in text else f"{key} is no number from 0 on: {text}"
+            return base.COMMAS if "," in text else f"{key} is no number from 0 on: {text}"
     return figures if any(figures.values()) else "no figure"
 
 
-class _TableReader:
-    """Reads the tables of one file and collects results by number of ranks."""
+# Units in the headings of columns. Case matters: GBps is not Gbps.
 
-    def __init__(self, options: ImportOptions, imported: Imported) -> None:
-        self.options, self.imported = options, imported
+_SPLIT = re.compile(r"[\s()\[\]_,;:-]+")
+_TIMES = {
+    **dict.fromkeys(("ns", "nsec", "nanoseconds"), 1.0),
+    **dict.fromkeys(("us", "µs", "μs", "usec", "microseconds"), 1e3),
+    **dict.fromkeys(("ms", "msec", "milliseconds"), 1e6),
+    **dict.fromkeys(("s", "sec", "secs", "seconds"), 1e9),
+}
+_BANDWIDTH = re.compile(r"([kKmMgGtT])(i?)(B|b|[Bb]ytes?|[Bb]its?)(?:/s|/sec|/second|ps)")
+_SIZE_HEADING = re.compile(r"([KMGT]?)(i?)(B|bytes?)", re.IGNORECASE)
+_ELEMENTS = {"elements", "elems", "elem", "count", "items"}
+# torchcoll's own names, where _gbps is 10^9 bytes per second (docs/glossary.md).
+_OURS = ("algbw_gbps", "busbw_gbps")
+
+Unit = tuple[float, str]  # (scale, a warning if the unit is uncertain, or '')
+
+
+def time_unit(heading: str) -> Unit:
+    """Nanoseconds in one unit of the heading."""
+    for token in _SPLIT.split(heading.lower()):
+        if token in _TIMES:
+            return _TIMES[token], ""
+    return 1e3, f"the heading {heading!r} names no unit: taken as us"
+
+
+def bandwidth_unit(heading: str) -> Unit:
+    """GB/s in one unit. K, M, G are powers of 1000, Ki, Mi, Gi of 1024; b is a bit."""
+    if heading in _OURS:
+        return 1.0, ""
+    for token in _SPLIT.split(heading):
+        if match := _BANDWIDTH.fullmatch(token):
+            prefix, binary, unit = match.groups()
+            scale = (1024 if binary else 1000) ** _SCALE[prefix.lower()] / 1e9
+            # All lower case: the case says nothing.
+            if token.islower() and unit == "b" and prefix != "k":
+                bits = token.endswith("ps")
+                taken = "bits" if bits else "bytes"
+                return scale / (8 if bits else 1), f"{token} in {heading!r}: taken as {taken}"
+            return scale / (8 if unit in ("b", "bit", "bits", "Bit", "Bits") else 1), ""
+    return 1.0, f"the heading {heading!r} names no unit: taken as GB/s"
+
+
+def size_unit(heading: str) -> tuple[int, str]:
+    """(bytes in one unit, in powers of 1024; why the sizes cannot be used, or '')."""
+    tokens = _SPLIT.split(heading)
+    if not _ELEMENTS.isdisjoint(token.lower() for token in tokens):
+        return 1, f"the sizes under {heading!r} are no bytes"
+    for token in tokens:
+        if match := _SIZE_HEADING.fullmatch(token):
+            return 1024 ** _SCALE[match[1].lower()], ""
+    return 1, ""
+
+
+class _PlainTableReader(base.TableReader):
+    def __init__(self, options: base.ImportOptions) -> None:
+        super().__init__(options)
         self.heading: str | None = None
         self.columns: dict[str, int] = {}
         self.names: list[str] = []
         self.tables, self.form, self.delimiter = 0, "table", ""
-        self.contradictory_lines: list[
-            int
-        ] = []  # lines whose bandwidths do not follow from size, time and ranks
-        self.results: dict[int, list[CaseResult]] = {}
+        self.contradictory_lines: list[int] = []  # of rows with ODD bandwidths
+
+    def end(self) -> None:
+        odd = self.contradictory_lines
+        if not self.tables:
+            named = ", ".join(self.options.columns.values())
+            why = "no table with one column each of size and time or bandwidth: name them by --map"
+            self.imported.refuse(0, f"no table has the columns {named}" if named else why)
+        if odd:
+            count = f"{len(odd)} of {counted(self.imported.rows, 'row')}: {ODD}"
+            self.imported.warn(f"{count}: the first in line {odd[0]}")
+        source = {"tool": "a published table", "format": f"({self.form})"}
+        self.imported.runs += base.runs_of_ranks(self.results, self.options, source)
 
     def line(self, line: int, text: str) -> None:
         plain = text.lstrip("> \t").rstrip()
         if plain.startswith("#") and "|" not in plain and "," not in plain:
-            self.heading, self.columns = collective_in(plain), {}
+            self.heading, self.columns = base.collective_in(plain), {}
             return
         fields = _fields(text, self.delimiter)
         if len(fields) < 2 or self.is_rule(plain, fields):
@@ -203,15 +231,9 @@ class _TableReader:
         if not self.columns:
             return
         if len(fields) != len(self.names):
-            why = f"half a row: {len(fields)} fields, the heading has {len(self.names)}"
-            self.imported.refuse(line, why)
+            self.imported.refuse(line, base.half_row(fields, self.names))
             return
-        result = self.result(line, {key: fields[i] for key, i in self.columns.items()})
-        if isinstance(result, str):
-            self.imported.refuse(line, result)
-        else:
-            self.imported.take()
-            self.results.setdefault(result.ranks, []).append(result)
+        self.add(line, self.result(line, {key: fields[i] for key, i in self.columns.items()}))
 
     def is_rule(self, text: str, fields: Sequence[str]) -> bool:
         """Whether this is the line below a heading of Markdown: ``|---|:--|``, also quoted."""
@@ -232,11 +254,11 @@ class _TableReader:
         cell = record.get("collective", "")
         recorded = self.heading
         if not _NUMBERED.fullmatch(cell):
-            recorded = collective_named(cell) or collective_in(cell)
+            recorded = base.collective_named(cell) or base.collective_in(cell)
             if recorded is None and not options.collective:
                 return f"{cell} is no collective that torchcoll has: give --collective"
         name = self.imported.choose("collective", options.collective, recorded)
-        if name is None and (name := collective_in(options.file)):
+        if name is None and (name := base.collective_in(options.file)):
             self.imported.warn(f"collective {name}: taken from the name of the file")
         if name is None:
             return "the table does not name the collective: give --collective"
@@ -244,7 +266,9 @@ class _TableReader:
         size_bytes = parse_size(record.get("size", ""), scale)
         if why or not size_bytes:
             return why or f"no size: {record.get('size')!r}"
-        ranks = self.imported.choose("ranks", options.ranks, parse_ranks(record.get("ranks"))) or 0
+        ranks = (
+            self.imported.choose("ranks", options.ranks, base.parse_ranks(record.get("ranks"))) or 0
+        )
         if not ranks and record.get("ranks", "").lower() not in _NONE:
             return f"ranks: {record['ranks']!r}"
         figures = _figures(record)
@@ -264,13 +288,13 @@ class _TableReader:
                 algbw = busbw / entry.bus_factor(ranks)
             if algbw:
                 time, derived = _expected_time(name, size_bytes, ranks, algbw), True
-        if derived and not number(time):  # 0, or too large for a time
+        if derived and not base.number(time):  # 0, or too large for a time
             time, derived = None, False
         follow = by_time or algbw  # the busbw that follows from either
         busbw_expected = follow * entry.bus_factor(ranks) if follow and ranks > 1 else None
         contradictions = [
-            *filter(None, [contradiction("algbw", algbw, by_time, _BASIS, _STEP)]),
-            *filter(None, [contradiction("busbw", busbw, busbw_expected, _BASIS, _STEP)]),
+            *filter(None, [base.contradiction("algbw", algbw, by_time, _BASIS, _STEP)]),
+            *filter(None, [base.contradiction("busbw", busbw, busbw_expected, _BASIS, _STEP)]),
         ]
         if contradictions:
             self.contradictory_lines.append(line)
@@ -283,12 +307,14 @@ class _TableReader:
             derived=derived,
             contradictory=bool(contradictions),
         )
-        return make_result(
+        return base.make_result(
             name,
             size_bytes,
             reported,
             ranks=ranks,
-            dtype=self.imported.choose("dtype", options.dtype, dtype_named(record.get("dtype"))),
+            dtype=self.imported.choose(
+                "dtype", options.dtype, base.dtype_named(record.get("dtype"))
+            ),
             op=record.get("op") or None,
             backend=options.backend or "unknown",
             device=only_device(options.backend) or "unknown",

@@ -15,25 +15,20 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import cache
 from importlib.metadata import entry_points
 from typing import cast
 
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice
 from torchcoll.core.file import MODEL_START, uncollected
-from torchcoll.core.other_commands import (
-    TRACE,
-    begin_of,
-    reading_command,
-    without_collectives,
-)
+from torchcoll.core.other_commands import TRACE, begin_of, reading_command, without_collectives
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import is_stdin
 from torchcoll.core.units import counted
 from torchcoll.reading.base import Imported, Importer, ImportOptions, Line
 from torchcoll.reading.nccl_tests import repeats
-from torchcoll.reading.prefix import Unprefixed
-from torchcoll.reading.source import Shortened, Source
+from torchcoll.reading.source import Shortened, Source, Unprefixed
 
 GROUP = "torchcoll.importers"
 _PLAIN = "plain"
@@ -84,9 +79,7 @@ def importers() -> dict[str, Importer]:
 
 
 def sniff_importer(windows: Iterable[Sequence[str]]) -> Importer | None:
-    """The first importer that recognises the format of a file from windows of its lines, or
-    None.
-    """
+    """The first importer that recognises the format in windows of a file's lines, or None."""
     for lines in windows:
         for each in importers().values():
             starts = getattr(each, "STARTS", None)
@@ -115,11 +108,8 @@ def import_file(
         if name not in (None, _PLAIN):
             raise UsageError("map", f"columns for {name}", f"them for --from {_PLAIN} alone")
         name = _PLAIN
-    source = Source(path)
-    try:
+    with closing(Source(path)) as source:
         return _imported(source, path, options, name)
-    finally:
-        source.close()
 
 
 def _imported(
@@ -133,7 +123,8 @@ def _imported(
         raise UnreadableError("file", source.name, "results; this is what a training sent", command)
     if source.binary:
         raise UnreadableError("file", source.name, "text; this one is binary", command)
-    importer = importers()[name] if name else _sniffed(source)
+    importer = importers()[name] if name else sniff_importer(source.windows())
+    source.rewind()
     if importer is None:
         if MODEL_START.search(source.start):
             action = (
@@ -207,14 +198,6 @@ def _unwrapping(start: bytes) -> str:
     return "Take it out, for example: jq -r .stdout FILE > TEXT"
 
 
-def _sniffed(source: Source) -> Importer | None:
-    windows = source.windows()
-    try:
-        return sniff_importer(windows)
-    finally:
-        source.rewind()
-
-
 def files_of_jobs(paths: Sequence[str]) -> list[list[str]]:
     """The paths, with those together that are the files of the processes of jobs."""
     groups: dict[str | int, list[str]] = {}
@@ -240,13 +223,10 @@ def import_together(paths: Sequence[str], options: ImportOptions | None = None) 
 
     def files() -> Iterator[Iterator[Line]]:
         for path in paths:
-            source = Source(path)
-            try:
+            with closing(Source(path)) as source:
                 yield source.lines()
                 if source.problem:
                     problems[f"{path}: {source.problem}"] = None
-            finally:
-                source.close()
 
     folder = os.path.dirname(paths[0]) or "."
     options = options or ImportOptions()

@@ -1,4 +1,10 @@
-"""Reads the lines of another tool's file: unpacked, decoded, without ANSI codes."""
+"""Reads the lines of another tool's file: unpacked, decoded, without ANSI codes and prefixes.
+
+There are too many launchers for a list of their prefixes, and wiki pages also indent and quote. So
+an importer's STARTS tells how its rows, headings and titles begin, and all text before a match is a
+prefix. Lines without a match (half a row, a row with only numbers) lose a prefix that looks like
+the last one that was found.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +16,11 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
-from torchcoll.core.bounds import (
-    GZIP,
-    MOST_PROBLEMS,
-    MOST_TEXT,
-    UnpackBudget,
-)
+from torchcoll.core.bounds import GZIP, MOST_PROBLEMS, MOST_TEXT, UnpackBudget
 from torchcoll.core.errors import UnreadableError, nearest_file
-from torchcoll.core.opening import is_descriptor, open_to_read
+from torchcoll.core.opening import is_descriptor, open_to_read, unpack
 from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
 from torchcoll.reading.base import Line
-from torchcoll.reading.prefix import cleaned
 
 # A message of a library, which may begin within a row that another process prints. Hosts begin with
 # a letter here, because `0node7:12:13 [0]` is the last field of a row followed by a host.
@@ -38,14 +38,10 @@ _CONTROLS = bytes([*range(9), *range(14, 27)])  # characters that no text has
 
 
 class _Unpacked(io.RawIOBase):
-    """The unpacked content of a .gz whose start was already read. A file that was cut off is read
-    up to its end.
-    """
+    """The unpacked content of a .gz whose start was read, up to its end or its damage."""
 
     def __init__(self, start: bytes, remaining: IO[bytes], name: str) -> None:
-        self._growth, self._read = UnpackBudget("file", name), 0
-        self._packed, self._remaining = start, remaining
-        self._unpacker = zlib.decompressobj(31)  # with gzip's header
+        self._pieces = unpack(remaining, UnpackBudget("file", name), start, lined=True)
         self._ready = memoryview(b"")  # slices of it need no copy
         self.problem = ""
 
@@ -54,26 +50,19 @@ class _Unpacked(io.RawIOBase):
 
     def readinto(self, target: Any) -> int:
         while not self._ready and not self.problem:
-            packed = self._packed or self._remaining.read(_HEAD)
-            self._packed = b""
-            if not packed:
-                if not self._unpacker.eof:
-                    self.problem = "cut off: the .gz has no end"
-                break
-            if self._unpacker.eof:  # another compressed file after the first
-                self._unpacker = zlib.decompressobj(31)
             try:
-                unpacked = self._unpacker.decompress(packed)
-                self._ready = memoryview(unpacked)
-                self._read += len(packed) - len(self._unpacker.unused_data)
-                self._growth.add(len(unpacked), self._read, unpacked.count(b"\n"))
+                piece = next(self._pieces, None)
+            except EOFError:
+                self.problem = "cut off: the .gz has no end"
             except zlib.error as error:
                 self.problem = f"damaged: {error}"
-            self._packed = self._unpacker.unused_data
-        piece = self._ready[: len(target)]
-        self._ready = self._ready[len(piece) :]
-        target[: len(piece)] = piece
-        return len(piece)
+            else:
+                if piece is None:
+                    break
+                self._ready = memoryview(piece)
+        size = min(len(target), len(self._ready))
+        target[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size
 
 
 class Shortened:
@@ -101,9 +90,7 @@ class Shortened:
 
 
 class Source:
-    """A file to import: ``windows`` has its first lines for sniffing, and ``lines`` all of them,
-    once.
-    """
+    """A file to import. ``windows`` has its first lines, for sniffing; ``lines`` all, once."""
 
     def __init__(self, path: str) -> None:
         if is_descriptor(path):  # a shell's <(COMMAND), which cannot be read twice
@@ -140,9 +127,7 @@ class Source:
 
     @property
     def binary(self) -> bool:
-        """Whether it is not text: it has null bytes without being UTF-16, or many control
-        characters.
-        """
+        """Whether it has null bytes without being UTF-16, or many control characters."""
         if self.start.startswith((b"\xff\xfe", b"\xfe\xff")):
             return False
         odd = len(self.start) - len(self.start.translate(None, _CONTROLS))
@@ -239,3 +224,60 @@ def without_log(text: str) -> tuple[str, bool]:
         return text, False
     match = _LOG.search(text)
     return (text[: match.start()], True) if match else (text, False)
+
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+# Tags of mpirun --tag-output and prterun; also within a line, if two writes end up in one line.
+_TAG = re.compile(r"\[(?:[\w.-]{1,255}@)?\d+,\d+\]<\w+>:[ \t]?")
+_LONGEST_PREFIX = 256  # characters of a prefix; longer texts are not prefixes
+_NUMBER = re.compile(r"\d+")
+_BLANKS = re.compile(r"(?:\\\s|\s)+")
+
+
+def cleaned(text: str) -> list[str]:
+    """The lines of a text without ANSI codes, mpirun's tags, and earlier states of a bar."""
+    lines = text.split("\n")
+    # Most texts have none of these, and a check of many lines at once is cheap.
+    if "\x1b" in text:
+        lines = [_ANSI.sub("", line) for line in lines]
+    if "\r" in text:
+        lines = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+    if "<" in text:
+        lines = [_TAG.sub("", line) if "]<" in line else line for line in lines]
+    return lines
+
+
+class Unprefixed:
+    """Lines without their prefixes."""
+
+    def __init__(self, lines: Iterable[Line], starts: re.Pattern[str]) -> None:
+        self._lines, self._search = lines, starts.search
+        self._prefix = ""
+        self._shape: re.Pattern[str] | None = None
+
+    def __iter__(self) -> Iterator[Line]:
+        for number, text in self._lines:
+            yield number, self.strip_prefix(text)
+
+    def strip_prefix(self, text: str) -> str:
+        begin = self._search(text)
+        if begin is None:
+            if self._shape and (match := self._shape.match(text)):
+                return text[match.end() :]
+            return text
+        start = begin.start()
+        # Blanks before a number are kept, because columns of fixed width begin with them.
+        blanks = text[start].isdigit()
+        if not start or text[:start].isspace():
+            return text if blanks else text[start:]
+        prefix = text[:start].rstrip()
+        if prefix != self._prefix:
+            self._prefix = prefix
+            self._shape = _shape(prefix) if len(prefix) <= _LONGEST_PREFIX else None
+        return text[len(prefix) if blanks else start :]
+
+
+def _shape(prefix: str) -> re.Pattern[str]:
+    """A pattern for such prefixes with any numbers and blanks, since time stamps change."""
+    blanks = _BLANKS.sub(r"\\s+", re.escape(prefix.lstrip()))
+    return re.compile(r"\s*" + _NUMBER.sub(r"\\d+", blanks))

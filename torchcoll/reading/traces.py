@@ -18,7 +18,7 @@ from torchcoll.core.stdin import from_stdin
 from torchcoll.core.traffic import Group, Traffic, TrafficCall, join, latest
 from torchcoll.core.units import counted, format_ranges
 from torchcoll.reading.flight_recorder import is_dump, read_dump
-from torchcoll.reading.inspector_traffic import is_inspector, read_inspector
+from torchcoll.reading.inspector import is_inspector, read_inspector
 from torchcoll.reading.kineto import fill_from_root, is_trace, read_trace
 from torchcoll.reading.kineto_events import Event, make_event
 from torchcoll.reading.large_json import members
@@ -38,9 +38,7 @@ _KINDS = (
 
 
 def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
-    """Read the files of one job, and join them. Raises as ``read_jobs`` does, and UsageError if
-    they are of several jobs.
-    """
+    """Read and join the files of one job. Raises as ``read_jobs``, UsageError for several jobs."""
     jobs = _find_jobs(paths)
     if len(jobs) > 1:
         folders = " and ".join(str(shown_path(job)) for job in jobs[:2])
@@ -124,9 +122,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _begins_as_rank(path: Path) -> bool:
-    """Whether it can be a dump, which torch writes without a suffix, as pickle or as JSON, or a
-    file of NCCL Inspector.
-    """
+    """Whether it can be a dump, a pickle or JSON without a suffix, or a file of NCCL Inspector."""
     begin = begin_of(str(path))
     return is_pickle(begin) or bool(TRACE.match(begin)) or is_inspector(begin)
 
@@ -220,15 +216,10 @@ def _event_bytes(event: Event) -> int:
     """Estimated memory of an event. Most events have no arguments."""
     if not event.args:
         return _EVENT_BYTES
-    sizes = (
-        _ITEM_BYTES // 4 + (len(v) if isinstance(v, str) else _list_bytes(v))
-        for v in event.args.values()
-    )
-    return _EVENT_BYTES + sum(sizes)
-
-
-def _list_bytes(value: object) -> int:
-    return _MEMORY_RATIO * len(str(value)) if isinstance(value, (list, dict)) else 0
+    texts = sum(len(v) for v in event.args.values() if isinstance(v, str))
+    lists = sum(len(str(v)) for v in event.args.values() if isinstance(v, (list, dict)))
+    items = _ITEM_BYTES // 4 * len(event.args)
+    return _EVENT_BYTES + items + texts + _MEMORY_RATIO * lists
 
 
 def _check_steps(files: Sequence[RankFile]) -> None:

@@ -15,29 +15,12 @@ which the output does not have.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import sqrt
 
 from torchcoll.core.collectives import COLLECTIVES, busbw_gbps
 from torchcoll.core.result import CaseResult
-from torchcoll.reading.base import (
-    NOTHING_SENT,
-    Imported,
-    ImportOptions,
-    Line,
-    collective_named,
-    contradiction,
-    dtype_named,
-    half_row,
-    host_mean,
-    make_result,
-    make_run,
-    no_figure,
-    ns_of_us,
-    number,
-    rounding,
-    whole,
-)
+from torchcoll.reading import base
 
 NAME = "ucc"
 _HEADING = re.compile(r"\s*Count\s+Size\s+Time, us(?:\s+((?:Bus )?Bandwidth), GB/s)?\s*$")
@@ -71,21 +54,9 @@ def sniff(head: Sequence[str]) -> bool:
     return any(_HEADING.match(text) for text in head)
 
 
-def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
-    imported = Imported()
-    reader = _UccReader(options, imported)
-    for line, text in lines:
-        reader.line(line, text)
-    reader.end()
-    return imported
-
-
-class _UccReader:
-    """Reads the lines of one file, table by table."""
-
-    def __init__(self, options: ImportOptions, imported: Imported) -> None:
-        self.options, self.imported = options, imported
-        self.results: list[CaseResult] = []
+class _UccReader(base.TableReader):
+    def __init__(self, options: base.ImportOptions) -> None:
+        super().__init__(options)
         self.begin()
 
     def begin(self) -> None:
@@ -112,21 +83,14 @@ class _UccReader:
             self.calls.append(match[1])
 
     def finish(self) -> None:
-        """Add the results of a table that has ended. Its last rows may show what its sizes refer
-        to.
-        """
+        """Add the results of a table that has ended: its last rows may show what sizes are of."""
         for line, fields in self.rows:
-            result = self.result(fields)
-            if isinstance(result, str):
-                self.imported.refuse(line, result)
-            else:
-                self.imported.take()
-                self.results.append(result)
+            self.add(line, self.result(fields))
 
     def result(self, fields: Sequence[str]) -> CaseResult | str:
         options, choose, settings = self.options, self.imported.choose, self.settings
         recorded = settings.get("Collective", "")
-        name = choose("collective", options.collective, collective_named(recorded))
+        name = choose("collective", options.collective, base.collective_named(recorded))
         if name is None:
             return f"{recorded or 'the table'} is no collective that torchcoll has"
         entry, ranks = COLLECTIVES[name], options.ranks or 0
@@ -135,15 +99,15 @@ class _UccReader:
         assert self.heading is not None
         columns = _COLUMNS if self.heading[1] else _COLUMNS[:5]
         if len(fields) != len(columns):
-            return half_row(fields, columns)
-        printed = whole(fields[1]) if entry.has_data else 0
-        time = number(fields[2])
+            return base.half_row(fields, columns)
+        printed = base.whole(fields[1]) if entry.has_data else 0
+        time = base.number(fields[2])
         if printed is None:
             return f"size is {fields[1]}"
         if not time:
-            return no_figure("time", fields[2])
+            return base.no_figure("time", fields[2])
         if entry.has_data and not printed:
-            return NOTHING_SENT
+            return base.NOTHING_SENT
         per_rank: bool | None = name in _PER_RANK
         if name in _CHANGED:
             per_rank = self.size_is_of_one_rank(ranks)
@@ -153,30 +117,30 @@ class _UccReader:
             return NO_RANKS.format(name=name)
         size_bytes = printed * ranks if per_rank else printed
 
-        busbw = number(fields[5]) if self.heading[1] else None
+        busbw = base.number(fields[5]) if self.heading[1] else None
         remarks = []
         if busbw is not None and ranks and not entry.has_splits:
             expected = busbw_gbps(name, size_bytes, ranks, time * 1e3)
-            if text := contradiction(
-                "busbw", busbw, expected, "size, time and ranks", rounding(fields[5])
+            if text := base.contradiction(
+                "busbw", busbw, expected, "size, time and ranks", base.rounding(fields[5])
             ):
                 remarks.append(text)
         placement, op = settings.get("Inplace"), settings.get("Reduction")
-        result = make_result(
+        result = base.make_result(
             name,
             size_bytes,
-            host_mean(
+            base.host_mean(
                 name,
                 time,
                 size_bytes,
                 printed,
-                calls=whole(self.calls[0]) if len({*self.calls}) == 1 else None,
-                min_ns=ns_of_us(fields[3]),
-                max_ns=ns_of_us(fields[4]),
+                calls=base.whole(self.calls[0]) if len({*self.calls}) == 1 else None,
+                min_ns=base.ns_of_us(fields[3]),
+                max_ns=base.ns_of_us(fields[4]),
                 busbw_gbps=busbw,
             ),
             ranks=ranks,
-            dtype=choose("dtype", options.dtype, dtype_named(settings.get("Datatype"))),
+            dtype=choose("dtype", options.dtype, base.dtype_named(settings.get("Datatype"))),
             op=None if op == "N/A" else op,
             in_place=placement == "1" if placement in ("0", "1") else None,
             mode="back-to-back" if self.streaming else "synchronized",
@@ -193,16 +157,14 @@ class _UccReader:
         return self.settings.get("Iteration mode") == "streaming"
 
     def size_is_of_one_rank(self, ranks: int) -> bool | None:
-        """Whether the size is one rank's, for collectives where release 1.5 changed it; None if
-        unknown.
-        """
+        """Whether the size is one rank's, where release 1.5 changed that; None if unknown."""
         assert self.heading is not None
         if self.heading[1] == "Bus Bandwidth" or "Iteration mode" in self.settings:
             return False  # 1.6 and later
         for _, fields in reversed(self.rows):
             if not ranks or not self.heading[1] or len(fields) != len(_COLUMNS):
                 continue
-            size, time, _, _, average = map(number, fields[1:6])
+            size, time, _, _, average = map(base.number, fields[1:6])
             if size and time and average and average >= _LEAST:
                 # busbw is (n - 1) / n times size / time if the size is S, and n times as much if it
                 # is S / n.
@@ -211,11 +173,7 @@ class _UccReader:
 
     def end(self) -> None:
         self.finish()
-        if self.results:
-            source = {"tool": "UCC perftest", "format": "text"}
-            ranks = self.options.ranks or 0
-            self.imported.runs.append(make_run(self.results, self.options, source, ranks=ranks))
-            if not ranks:
-                self.imported.warn(
-                    "the file does not tell the ranks: give --ranks for bus bandwidth"
-                )
+        self.add_runs_without_ranks({"tool": "UCC perftest", "format": "text"})
+
+
+read = _UccReader.read

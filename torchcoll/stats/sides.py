@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import timezone
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from torchcoll.core.summary import (
     mean_time,
     summarise,
 )
+from torchcoll.core.units import parse_utc
 from torchcoll.libraries.known_variables import NCCL_CHOICES
 from torchcoll.reading.inputs import Source, expand, load_all, split_label
 
@@ -207,8 +208,7 @@ def start_of(run: Run) -> float | None:
     """When a run began, in seconds of UTC; None where its file does not tell it."""
     text = str(run.header.get("start_utc") or "")
     try:
-        # Python 3.10 reads no Z.
-        when = datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
+        when = parse_utc(text)
         return (when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp()
     except (ValueError, OverflowError):
         return None

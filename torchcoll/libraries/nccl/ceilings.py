@@ -16,17 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.libraries.nccl import speeds
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS
-from torchcoll.libraries.nccl.graphs import SearchGraph
-from torchcoll.libraries.nccl.speeds import (
-    Ceiling,
-    host_gbps,
-    pci_gbps,
-    ring_ceiling,
-    sum_gbps,
-    unique_nics,
-)
-from torchcoll.libraries.nccl.topology import Gpu, Topology
+from torchcoll.libraries.nccl.topology import SearchGraph, Topology
 
 RING, TREE, NVLS, NVLS_TREE, COLLNET = "RING", "TREE", "NVLS", "NVLS_TREE", "COLLNET"
 DIRECT = "sends and receives"  # all that NCCL has no algorithm for
@@ -52,7 +44,7 @@ _NVLS_TREE_CHANNEL = {9: (0.0, 57.7, 45.5), 10: (0.0, 96.0, 80.0)}
 _OF_A_RING = "the busbw of a ring is what each GPU sends"
 _OF_TREE = 0.92  # of its bus bandwidth (AllReduce)
 _OF_PATTERN_TREE = 0.85  # where the graph is no balanced or split tree
-_RING_GRAPH, _TREE_GRAPH, _CHAIN_GRAPH, _NVLS_GRAPH = range(4)  # graphs.IDS
+_RING_GRAPH, _TREE_GRAPH, _CHAIN_GRAPH, _NVLS_GRAPH = range(4)  # topology.IDS
 _PATTERN_TREE = 3
 
 
@@ -73,7 +65,7 @@ class Reach:
 
     hosts: int
     gpus: int
-    links: Ceiling
+    links: speeds.Ceiling
     gpu_gbps: float | None
     nics_gbps: float | None
     nics: int
@@ -119,18 +111,17 @@ class AlgorithmLimit:
 
 
 def make_reach(topologies: Sequence[Topology], hosts: int | None = None) -> Reach:
-    """What the hosts of these topologies have together; ``hosts``: so many hosts like the only
-    one.
-    """
-    links = [ring_ceiling(topo) for topo in topologies]
+    """What these hosts have together; ``hosts``: so many hosts like the only one."""
+    links = [speeds.ring_ceiling(topo) for topo in topologies]
     unknown = next((link for link in links if link.gbps is None), None)
-    link_speeds = [_gpu_gbps(gpu) for topo in topologies for gpu in topo.described_gpus]
+    gpus = [gpu for topo in topologies for gpu in topo.described_gpus]
+    link_speeds = [speeds.sum_gbps(gpu) or speeds.pci_gbps(gpu.node) for gpu in gpus]
     networks = [
-        (None if topo.cut else host_gbps(topo), len(unique_nics(topo.nics))) for topo in topologies
+        (None if topo.cut else speeds.host_gbps(topo), len(speeds.unique_nics(topo.nics)))
+        for topo in topologies
     ]
     with_speed = [(gbps, count) for gbps, count in networks if gbps is not None]
     nics_gbps, nics = min(with_speed) if len(with_speed) == len(networks) else (None, 0)
-    gpus = [gpu for topo in topologies for gpu in topo.described_gpus]
     sms = [gpu.sm for gpu in gpus if gpu.sm]
     return Reach(
         hosts=len(topologies) if hosts is None else hosts,
@@ -148,14 +139,8 @@ def make_reach(topologies: Sequence[Topology], hosts: int | None = None) -> Reac
     )
 
 
-def _gpu_gbps(gpu: Gpu) -> float | None:
-    return sum_gbps(gpu) or pci_gbps(gpu.node)
-
-
 def algorithm_limits(reach: Reach, graphs: Sequence[SearchGraph] = ()) -> list[AlgorithmLimit]:
-    """The limit of every algorithm. One that these hosts cannot use has the reason in
-    ``formula``.
-    """
+    """The limit of every algorithm, or in ``formula`` the reason why these hosts cannot use it."""
     if reach.hosts == 1:
         limits = _within(reach)
     elif reach.nics_gbps is None or not reach.gpus:
@@ -197,9 +182,7 @@ def _within(reach: Reach) -> list[AlgorithmLimit]:
 
 
 def _tree(reach: Reach, b: float) -> AlgorithmLimit:
-    """The limit of a tree within a host, where it is a chain (tuning.cc: half the bus
-    bandwidth).
-    """
+    """The limit of a tree within a host: a chain with half the bus bandwidth (tuning.cc)."""
     n = reach.gpus
     gpu_gbps, source = reach.gpu_gbps or b, reach.links.source
     if n == 2:

@@ -69,9 +69,7 @@ class TuningTables:
     """The tuning tables in some logs, by the number of ranks of their communicator."""
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
-        """Read the logs. Raises UnreadableError for a file that is not a log, and UsageError if no
-        log has a table.
-        """
+        """Raises UnreadableError for a file that is no log, UsageError if no log has a table."""
         self.files = list_log_files(map(str, paths))
         readers = [read_log(path)[0] for path in self.files]
         jobs = [job for job in group_jobs(readers) if isinstance(job, NcclJob)]
@@ -92,9 +90,7 @@ class TuningTables:
         ]
 
     def expected(self, row: Row) -> Expected | None:
-        """The expected time of the algorithm that ran, or of the fastest one where the row does not
-        name it; None where no table applies.
-        """
+        """The time of the algorithm that ran, or else of the fastest; None without a table."""
         group = self._of.get(row.ranks)
         function = FUNCTIONS.get(row.collective)
         if group is None or function is None or row.size_bytes < 1 or row.coalesce > 1:

@@ -1,4 +1,4 @@
-"""What NCCL_ALGO and NCCL_PROTO can force, by function and version (NCCL's src/graph/tuning.cc).
+"""What NCCL_ALGO, NCCL_PROTO and a tuner plugin can force (NCCL's src/graph/tuning.cc).
 
 Up to 2.23 a value is one list for all functions. NCCL silently ignores unknown names, and
 silently runs Ring if the list leaves a function no algorithm. From 2.24 on a clause of the value
@@ -11,10 +11,13 @@ that is measured.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from torchcoll.core.units import MAX_BYTES
 from torchcoll.libraries.known_variables import NCCL_CHOICES, Forcing
-from torchcoll.libraries.nccl.algorithms import FUNCTIONS
+from torchcoll.libraries.nccl.algorithms import ALGORITHMS, FUNCTIONS, PROTOCOLS
 
 VARIABLES = NCCL_CHOICES
 _FUNCTION_PREFIX = (2, 24)
@@ -59,13 +62,14 @@ def missing(one_host: bool, nvls: bool | None, sharp: bool = True) -> dict[str, 
 def forcings(
     collectives: Sequence[str], version: str, without: Iterable[str] = ()
 ) -> list[Forcing]:
-    """Every combination of algorithm and protocol that exists for one of ``collectives``, except
-    those of the algorithms ``without``.
-    """
+    """Every algorithm and protocol of ``collectives``, but for the algorithms ``without``."""
     combinations = []
     prefixed = version_key(version) >= _FUNCTION_PREFIX
     functions = {name: FUNCTIONS[name] for name in collectives if name in FUNCTIONS}
-    for algorithm, protocol in _combinations(prefixed):
+    everywhere = dict.fromkeys(a for names in _EVERYWHERE.values() for a in names)
+    somewhere = dict.fromkeys(a for names in _SOMEWHERE.values() for a in names)
+    pairs = [(algorithm, protocol) for algorithm in everywhere for protocol in _PROTOCOLS]
+    for algorithm, protocol in pairs + [(name, "simple") for name in somewhere if prefixed]:
         if algorithm in without:
             continue
         supported = tuple(
@@ -82,13 +86,6 @@ def forcings(
             settings = dict(zip(VARIABLES, values, strict=True))
             combinations.append(Forcing(f"{algorithm}-{protocol}", supported, settings))
     return combinations
-
-
-def _combinations(prefixed: bool) -> list[tuple[str, str]]:
-    everywhere = dict.fromkeys(a for names in _EVERYWHERE.values() for a in names)
-    pairs = [(algorithm, protocol) for algorithm in everywhere for protocol in _PROTOCOLS]
-    somewhere = dict.fromkeys(a for names in _SOMEWHERE.values() for a in names)
-    return pairs + [(algorithm, "simple") for algorithm in somewhere if prefixed]
 
 
 def _value(functions: Iterable[str], setting: str) -> str:
@@ -109,9 +106,7 @@ def unknown_word(name: str, value: str) -> str | None:
 
 
 def misread(variables: Mapping[str, str | None], version: str) -> str | None:
-    """The variable whose value names a function although NCCL ``version`` (``2.21.5``) ignores
-    that.
-    """
+    """The variable whose value names a function, which NCCL ``version`` (``2.21.5``) ignores."""
     if not version or version_key(version) >= _FUNCTION_PREFIX:
         return None
     return next((name for name in VARIABLES if ":" in (variables.get(name) or "")), None)
@@ -136,3 +131,79 @@ FACTORS: dict[str, dict[str, str]] = {
     "gdr-everywhere": {"NCCL_NET_GDR_LEVEL": "SYS"},
     "no-nvls": {"NCCL_NVLS_ENABLE": "0"},
 }
+
+
+# The CSV file of NCCL's example tuner plugin (in its sources: ext-tuner/example, from 2.30 on
+# plugins/tuner/example). The plugin uses the first line that matches. Both ends of a range of sizes
+# belong to it; -1 is any number of nodes or ranks. The plugin silently reads a name that it does
+# not know as allreduce, ring or simple, so only names that it knows are written. Calls with
+# ``channels=-1``, and calls that no line matches, run on ONE channel, whatever its README says
+# (plugin.c of 2.27.5 to 2.30.7). Hence every line has a number of channels, and the last lines
+# match all other calls.
+
+MOST_CHANNELS = 64  # NCCL's MAXCHANNELS
+_WIDTH = 98  # the plugin reads 255 characters of a line
+_HEAD = (
+    "For the example tuner plugin in NCCL's sources:",
+    "NCCL_TUNER_PLUGIN=<path of libnccl-tuner-example.so> NCCL_TUNER_CONFIG_FILE=<this file>",
+    "Plugin versions: 2.30.3 and later, with any NCCL from 2.28. In those of 2.27.5 to 2.29.7 a",
+    "line that matches reads invalid memory: ranks die of SIGSEGV. Earlier ones read no such file.",
+    "2.28.3 and later also change constants of NCCL's cost model (Blackwell), with any file.",
+    "Sizes: bytes, both ends inside; for allgather and reducescatter those of all ranks together.",
+    "The first line that matches counts. What none matches would run on one channel.",
+)
+_REST = "Not measured: without these lines other calls would run on one channel."
+
+
+@dataclass(frozen=True)
+class TunerRule:
+    """One line of the file.
+
+    function: NCCL's name (AllReduce).
+    low, high: sizes in bytes, both included; high None is no end.
+    algorithm, protocol: names as in NCCL's log (NVLS_TREE, LL).
+    nodes, ranks: None is any number.
+    """
+
+    function: str
+    low: int
+    high: int | None
+    algorithm: str
+    protocol: str
+    channels: int
+    nodes: int | None = None
+    ranks: int | None = None
+
+    def matches(self, function: str, size_bytes: int, ranks: int) -> bool:
+        """Whether the plugin would use this line, given the number of nodes that it is for."""
+        inside = self.low <= size_bytes <= (MAX_BYTES if self.high is None else self.high)
+        return self.function == function and inside and self.ranks in (None, ranks)
+
+    def line(self) -> str:
+        """The text of the line. Raises ValueError for a name that the plugin would misread."""
+        if (
+            self.function not in FUNCTIONS.values()
+            or self.algorithm not in ALGORITHMS
+            or self.protocol not in PROTOCOLS
+            or not 1 <= self.channels <= MOST_CHANNELS
+        ):
+            raise ValueError(f"no line of a tuner file: {self}")
+        fields = (
+            *(self.function.lower(), self.low, MAX_BYTES if self.high is None else self.high),
+            *(self.algorithm.lower(), self.protocol.lower(), self.channels),
+            *(-1 if number is None else number for number in (self.nodes, self.ranks)),
+        )
+        return ",".join(map(str, fields))
+
+
+def tuner_csv(rules: Sequence[TunerRule], comments: Sequence[str]) -> str:
+    """The content of the file: comments, the rules, and last Ring/Simple for every function."""
+    channels = max(rule.channels for rule in rules)
+    fallbacks = [
+        TunerRule(name, 0, None, "RING", "SIMPLE", channels) for name in FUNCTIONS.values()
+    ]
+    wrapped = [piece for text in (*_HEAD, *comments) for piece in textwrap.wrap(text, _WIDTH)]
+    lines = [f"# {text}" for text in wrapped]
+    lines.append("# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks")
+    lines += [rule.line() for rule in rules]
+    return "\n".join([*lines, f"# {_REST}", *(rule.line() for rule in fallbacks), ""])

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from torchcoll.core.units import counted
 from torchcoll.libraries.logged import LoggedCall
-from torchcoll.libraries.nccl.log import Member, NcclLogReader, NcclProcess
-from torchcoll.libraries.nccl.messages import Graph, Tuned
+from torchcoll.libraries.nccl.log import NcclLogReader
+from torchcoll.libraries.nccl.messages import Graph, Member, NcclProcess, Tuned
 
 Key = tuple[object, ...]
 Counted = TypeVar("Counted")

@@ -1,397 +1,24 @@
-"""Reads NCCL's and RCCL's own log (NCCL_DEBUG=INFO) into processes and communicators.
+"""Reads NCCL's and RCCL's own log (NCCL_DEBUG=INFO), line by line, into its messages.
 
-Each kind of message has a handler. It takes the reader, which knows the process of the line, and
-the message; it returns False if the message is cut off, or is of another kind that begins alike.
+No pattern is anchored, because launchers prepend their own texts. A line may contain a part of
+another process's line (stdout of a node), be cut (a buffer of 1024 bytes, a full disk) or edited.
+The reader takes what is complete in it, and counts each line once.
+
+Formats: src/debug.cc, init.cc, graph/tuning.cc and transport/*.cc of NCCL 2.8 to 2.32.
 """
 
 from __future__ import annotations
 
 import re
 import string
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import islice
+from collections.abc import Iterable
 
-from torchcoll.core.bounds import MOST_PROCESSES, ByteBudget, CommunicatorBudget
-from torchcoll.core.errors import UnreadableError
-from torchcoll.libraries.logged import LoggedCall, Tally
-from torchcoll.libraries.nccl.algorithms import FUNCTIONS, parse_call
-from torchcoll.libraries.nccl.messages import (
-    Column,
-    Graph,
-    Tuned,
-    is_known,
-    parse_bandwidths,
-    parse_channels,
-    parse_columns,
-    parse_connection,
-    parse_graph,
-    parse_parents,
-    parse_ring,
-    parse_row,
-    parse_wide_columns,
-)
-
-
-@dataclass(eq=False)
-class Member:
-    """One rank of one communicator, as its process logged it. None and '' mean not known.
-
-    comm_id: equal on all ranks (NCCL >= 2.18; of a split only where it is logged).
-    parent, split: the handle that it was split from, and (number of the split, color).
-    timings: phases of 'Init timings' (>= 2.22) and ``total``, in seconds. Without ``rest`` the line
-        was cut.
-    bootstrap: phases of 'Bootstrap timings' (>= 2.23), in seconds.
-    channels: kind (coll, collnet, nvls, p2p) -> number of channels.
-    rings: channel -> ranks in order.
-    up: channel -> parent of this rank in the tree; -1 for the root.
-    max_gbps: the best path from a GPU of this host to another GPU, or to a network interface where
-        the communicator has several hosts, by NCCL's own figures.
-    total_gbps: all NVLinks of a GPU, or its PCI link where that is faster (src/graph/search.cc,
-        ncclTopoSearchInit), by NCCL's own figures.
-    """
-
-    rank: int | None = None
-    nranks: int | None = None
-    handle: str = ""
-    made_by: str = ""
-    comm_id: str = ""
-    parent: str = ""
-    split: tuple[int, int] | None = None
-    cuda_dev: int | None = None
-    bus_id: str = ""
-    nodes: int | None = None
-    local_ranks: int | None = None
-    started: bool = False
-    complete: bool = False
-    ended: str = ""
-    nvls: bool = False
-    timings: dict[str, float] = field(default_factory=dict)
-    bootstrap: dict[str, float] = field(default_factory=dict)
-    channels: dict[str, int] = field(default_factory=dict)
-    rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    up: dict[int, int] = field(default_factory=dict)
-    max_gbps: float | None = None
-    total_gbps: float | None = None
-    graphs: list[Graph] = field(default_factory=list)
-    tuning: list[Tuned] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class NcclProcess:
-    """What one process logged.
-
-    transports: kind -> number of connections.
-    pairs: kind -> (from, to) ranks.
-    names: spelling of the host -> number of complete lines with it. Damaged lines spell it
-        differently.
-    """
-
-    host: str
-    pid: int
-    file: str = ""
-    library: str = "NCCL"
-    version: str = ""
-    git: str = ""
-    driver: str = ""
-    network: str = ""
-    tuner: str = ""
-    nvls: str = ""
-    variables: dict[str, str] = field(default_factory=dict)
-    members: list[Member] = field(default_factory=list)
-    transports: Counter[str] = field(default_factory=Counter)
-    pairs: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
-    calls: Counter[LoggedCall] = field(default_factory=Counter)
-    warnings: Counter[str] = field(default_factory=Counter)
-    names: Counter[str] = field(default_factory=Counter)
-
-
-_FIELD = re.compile(
-    r"\b(comm|rank|n[rR]anks|cudaDev|busId|commId|parent|splitCount|childCount|color|nNodes|"
-    r"localRanks) (0x[0-9a-f]+|-?[0-9a-f]+)(?=[ ,-]|$)"
-)
-_PART = re.compile(r"(\w+) (\d+\.\d+)")
-_SET = re.compile(r"(\w+) set by environment to (.*)")
-_FUNCTION_ROWS = frozenset(FUNCTIONS.values())
-
-Handler = Callable[["NcclLogReader", str], bool]
-
-
-def read_communicator(reader: NcclLogReader, message: str) -> bool:
-    """Read ``ncclCommInitRank comm 0x.. rank 3 nranks 8 .. commId 0x.. - Init START``."""
-    fields = dict(_FIELD.findall(message))
-    start, complete = "Init START" in message, "Init COMPLETE" in message
-    ended = next((w for w in ("Destroy", "Abort", "Revoke") if f"{w} COMPLETE" in message), "")
-    informative = start or complete or ended or "nNodes" in fields
-    if not informative and fields and message.endswith(list(fields.values())[-1]):
-        fields.popitem()  # the line was cut, so its last number may be incomplete
-    if "comm" not in fields or not fields.get("rank", "-").isdecimal():
-        return " coll channels" in message and read_channel_counts(reader, message)
-    member = reader.find_member(fields["comm"])
-    if start or member is None or (member.ended and not ended):
-        member = reader.begin_member(fields, start)
-    if ended:
-        member.ended = ended
-    made_by = re.search(r"(nccl\w+) comm ", message)
-    member.made_by = member.made_by or (made_by[1] if made_by else "")
-    _update(member, fields)
-    if complete:
-        member.complete = True
-        reader.completed.add(reader.process)
-    return bool(informative)
-
-
-def read_timings(reader: NcclLogReader, message: str) -> bool:
-    """Read ``Init timings - ncclCommInitRank: rank 0 nranks 8 total 1.58 (kernels 0.26,
-    ...)``.
-    """
-    if not message.startswith("Init timings"):
-        return False
-    match = re.search(r"rank (\d+) nranks (\d+) total \d", message)
-    if not match:
-        return False
-    rank, nranks = int(match[1]), int(match[2])
-    member = reader.open.get((reader.process, reader.thread)) or Member()
-    if (member.rank, member.nranks) != (rank, nranks):
-        recent = islice(reversed(reader.process.members), _RECENT)
-        recent_member = next((m for m in recent if (m.rank, m.nranks) == (rank, nranks)), None)
-        member = recent_member or reader.begin_member({"comm": ""}, False)
-        member.rank, member.nranks = rank, nranks
-    member.timings = {name: float(value) for name, value in _PART.findall(message)}
-    reader.account(len(member.timings))
-    return "rest" in member.timings
-
-
-def read_bootstrap(reader: NcclLogReader, message: str) -> bool:
-    """Read ``Bootstrap timings total 0.12 (create 0.00, ..., delay 0.00)``."""
-    if not message.startswith("Bootstrap timings"):
-        return False
-    phases = {name: float(value) for name, value in _PART.findall(message)}
-    reader.member().bootstrap = phases
-    reader.account(len(phases))
-    return "delay" in phases
-
-
-def read_channel(reader: NcclLogReader, message: str) -> bool:
-    """Read ``Channel 00/02 : 0 1``, a ring, or a connection that begins alike."""
-    if " via " in message:
-        return read_connection(reader, message)
-    ring = parse_ring(message)
-    if ring:
-        reader.member().rings[ring[0]] = ring[1]
-        reader.account(1, 36 * len(ring[1]))
-    return ring is not None
-
-
-def read_connection(reader: NcclLogReader, message: str) -> bool:
-    """Read ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``."""
-    parsed = parse_connection(message)
-    if not parsed:
-        return False
-    kind, pair = parsed
-    reader.process.transports[kind] += 1
-    if pair:
-        reader.process.pairs.setdefault(kind, set()).add(pair)
-    return True
-
-
-def read_trees(reader: NcclLogReader, message: str) -> bool:
-    """Read ``Trees [0] 1/-1/-1->0->-1 ...``."""
-    parents = parse_parents(message)
-    up = reader.member().up
-    before = len(up)
-    up.update(parents)
-    reader.account(len(up) - before)
-    return bool(parents)
-
-
-def read_channel_counts(reader: NcclLogReader, message: str) -> bool:
-    """Read ``24 coll channels, 16 nvls channels, ...``."""
-    reader.member().channels = parse_channels(message)
-    return True
-
-
-def read_pattern(reader: NcclLogReader, message: str) -> bool:
-    """Read ``Pattern 4, crossNic 0, nChannels 12, ...``, a graph of the search."""
-    graph = parse_graph(message)
-    if graph:
-        reader.member().graphs.append(graph)
-        reader.account(2)
-    return graph is not None
-
-
-def read_bandwidths(reader: NcclLogReader, message: str) -> bool:
-    """Read ``=== System : maxBw ...``, a line of the GRAPH subsystem."""
-    bandwidths = parse_bandwidths(message)
-    if bandwidths:
-        member = reader.member()
-        member.max_gbps, member.total_gbps = bandwidths
-    return bandwidths is not None
-
-
-def read_nvls(reader: NcclLogReader, message: str) -> bool:
-    """Read ``NVLS multicast support is available`` and ``NVLS comm 0x..``."""
-    if message.startswith("NVLS multicast support is "):
-        reader.process.nvls = "no" if " not available" in message else "yes"
-        return True
-    if message.startswith("NVLS comm ") and (match := re.search(r"comm (0x[0-9a-f]+)", message)):
-        (reader.find_member(match[1]) or reader.member()).nvls = True
-        return True
-    return False
-
-
-def read_choice(reader: NcclLogReader, message: str) -> bool:
-    """Read a TUNING line, ``AllReduce: 1024 Bytes -> Algo RING ...``, or a row of the tuning
-    table.
-    """
-    chosen = _parse_call(message) if " Bytes -> " in message else None
-    if chosen:
-        reader.process.calls[chosen] += 1
-    elif "|" in message:
-        return read_tuning_row(reader, message)
-    return chosen is not None
-
-
-def read_columns(reader: NcclLogReader, message: str) -> bool:
-    """Read ``Algorithm | Tree | Ring | ...``, the head of a block of the tuning table."""
-    return reader.start_table(*parse_columns(message))
-
-
-def read_wide_columns(reader: NcclLogReader, message: str) -> bool:
-    """Read ``Latency/AlgBw | Tree/ LL | ...``, the head of the tuning table up to 2.17."""
-    return reader.start_table(*parse_wide_columns(message))
-
-
-def read_tuning_row(reader: NcclLogReader, message: str) -> bool:
-    """Read a row of the tuning table."""
-    member = reader.member()
-    cells = parse_row(message, reader.columns.get(member, ()))
-    member.tuning += cells
-    reader.account(len(cells))
-    return bool(cells)
-
-
-def read_version(reader: NcclLogReader, message: str) -> bool:
-    """Read ``NCCL version 2.27.5+cuda12.9`` and ``NCCL git version ...``."""
-    if match := re.match(r"NCCL git version (\S+) (\S+)", message):
-        reader.process.git = f"{match[1]} {match[2]}"
-        return True
-    match = re.match(r"(NCCL|RCCL) version ?:? ?(\d\S+)", message)
-    if not match:
-        return False
-    if reader.process.version and reader.process in reader.completed:
-        # A process prints its version once, so this is another process with the same id, as
-        # containers have.
-        reader.process = reader.add_process(reader.process.host, reader.process.pid)
-        reader.process.names[reader.process.host] += 1
-        reader.prefixes.clear()
-    reader.process.library, reader.process.version = match[1], match[2]
-    return True
-
-
-def read_driver(reader: NcclLogReader, message: str) -> bool:
-    """Read ``cudaDriverVersion 12090``."""
-    reader.process.driver = message.split()[-1]
-    return True
-
-
-def read_network(reader: NcclLogReader, message: str) -> bool:
-    """Read ``Using network IB``."""
-    match = re.match(r"Using network (.+)", message)
-    if match:
-        reader.process.network = match[1]
-    return bool(match)
-
-
-def read_tuner(reader: NcclLogReader, message: str) -> bool:
-    """Read ``TUNER/Plugin: Using ...``."""
-    match = re.match(r"TUNER/Plugin: Using (?:tuner plugin )?(.+)", message)
-    if match:
-        reader.process.tuner = match[1]
-    return bool(match)
-
-
-def read_loaded_tuner(reader: NcclLogReader, message: str) -> bool:
-    """Read ``Successfully loaded external tuner plugin ...``."""
-    match = re.match(r"Successfully loaded external tuner plugin (\S+)", message)
-    if match and len(reader.process.tuner) < _LONGEST:
-        reader.process.tuner = f"{reader.process.tuner} {match[1]}".strip()
-    return bool(match)
-
-
-def read_variable(reader: NcclLogReader, message: str) -> bool:
-    """Read ``NCCL_ALGO set by environment to Ring.``."""
-    match = _SET.search(message)
-    if match:
-        value = match[2].rstrip(".") if match[2].rstrip(".").lstrip("-").isdecimal() else match[2]
-        if reader.process.variables.get(match[1]) != value:
-            reader.account(1, 4 * len(message))
-        reader.process.variables[match[1]] = value
-    return bool(match)
-
-
-def _update(member: Member, fields: dict[str, str]) -> None:
-    """Set the fields of ``member`` that a line has, and keep the others."""
-    member.rank = int(fields["rank"])
-    member.nranks = _int(fields.get("nranks") or fields.get("nRanks"), member.nranks)
-    member.cuda_dev = _int(fields.get("cudaDev"), member.cuda_dev)
-    member.nodes = _int(fields.get("nNodes"), member.nodes)
-    member.local_ranks = _int(fields.get("localRanks"), member.local_ranks)
-    member.bus_id = fields.get("busId", member.bus_id)
-    member.comm_id = fields.get("commId", member.comm_id)
-    member.parent = fields.get("parent", member.parent)
-    if "color" in fields:
-        number = _int(fields.get("splitCount") or fields.get("childCount"), 0)
-        member.split = number or 0, _int(fields["color"], 0) or 0
-
-
-def _int(text: str | None, otherwise: int | None) -> int | None:
-    return int(text) if text and text.removeprefix("-").isdecimal() else otherwise
-
-
-_parse_call = lru_cache(maxsize=4096)(parse_call)  # equal lines are repeated for each call
-
-TABLE_ROWS = _FUNCTION_ROWS | {"Function"}
-CHECK_THEIR_END = (read_communicator, read_timings, read_bootstrap, read_choice)
-HANDLERS: dict[str, Handler] = {
-    "comm": read_communicator,
-    "Init": read_timings,
-    "Bootstrap": read_bootstrap,
-    "Channel": read_channel,
-    "CollNet": read_connection,
-    "Trees": read_trees,
-    "===": read_bandwidths,
-    "Pattern": read_pattern,
-    "NVLS": read_nvls,
-    "NCCL": read_version,
-    "RCCL": read_version,
-    "cudaDriverVersion": read_driver,
-    "Using": read_network,
-    "TUNER/Plugin:": read_tuner,
-    "Successfully": read_loaded_tuner,
-    "Algorithm": read_columns,
-    "Latency/AlgBw": read_wide_columns,
-    **dict.fromkeys(_FUNCTION_ROWS, read_choice),
-    **{f"{name}:": read_choice for name in _FUNCTION_ROWS},
-}
-
-
-# The reader goes line by line. No pattern is anchored, because launchers prepend their own texts.
-# A line may contain a part of another process's line (stdout of a node), be cut (a buffer of 1024
-# bytes, a full disk) or edited. The reader takes what is complete in it, and counts each line once.
-#
-# Formats: src/debug.cc, init.cc, graph/tuning.cc and transport/*.cc of NCCL 2.8 to 2.32.
+from torchcoll.libraries.logged import Tally
+from torchcoll.libraries.nccl import messages
 
 _MARK = b" NCCL "
 _MOST_HOSTS = 64  # hosts with the same process id that are compared
-_LONGEST = 4096  # NCCL's own buffer has 1024
 _FEW_LINES, _MANY_LINES = 2, 20  # complete lines of a process; see ``processes``
-_RECENT = 64  # a process's latest communicators, among which that of a timings line is searched
-# Memory by measurement: a cell has 145 bytes, an entry of a dictionary 100, a Member with its row
-# 1600, which are 11 entries.
-_ENTRY_BYTES, _MEMBER_ENTRIES = 150, 11
 # How many messages are remembered whose kind does not depend on the process, and their length.
 _MOST_SKIPPED, _MOST_SKIPPED_BYTES = 4096, 512
 _LEVELS = frozenset((b"INFO", b"WARN", b"TRAC", b"CALL"))
@@ -414,36 +41,20 @@ def _host(raw: bytes, first: int, end: int) -> bytes:
     return before[len(before.rstrip(_NAME)) :]
 
 
-class NcclLogReader:
-    """Reads one file. ``read`` takes its lines and can be called repeatedly; ``processes`` has the
-    result.
-    """
+class NcclLogReader(messages.MessageReader):
+    """Reads one file: ``read`` takes lines, repeatedly, and ``processes`` has the result."""
 
     def __init__(self, file: str = "") -> None:
-        self.file = file
+        super().__init__(file)
         self.tally = Tally()
-        self._budget = ByteBudget("log", file)
-        self._communicators = CommunicatorBudget(file)
-        self._processes: list[NcclProcess] = []
         self.version = ""  # of a line without a process: NCCL <= 2.23 prints it so, once per job
-        self._process_by_id: dict[tuple[str, int], NcclProcess] = {}
-        # (process, thread) -> its last communicator
-        self.open: dict[tuple[NcclProcess, int], Member] = {}
-        self._by_handle: dict[tuple[NcclProcess, str], Member] = {}
-        self.completed: set[NcclProcess] = set()  # processes with a communicator that is complete
-        self.columns: dict[Member, list[Column]] = {}  # columns of its tuning table
-        # Text before ' NCCL ' -> process, thread, the host as it is spelled there.
-        self.prefixes: dict[bytes, tuple[NcclProcess, int, str]] = {}
         # Text of a line from ' NCCL ' on -> its kind in the tally, for lines that have nothing of
         # interest whatever their process is. A log has many of them, and most are equal.
         self._skipped: dict[bytes, str] = {}
         self._hosts: set[str] = set()
-        self._hosts_of: dict[int, list[str]] = {}  # by process number
-        self.process = NcclProcess("", 0)
-        self.thread = 0
 
     @property
-    def processes(self) -> list[NcclProcess]:
+    def processes(self) -> list[messages.NcclProcess]:
         """The processes of the file, in the order of their first lines.
 
         Where the outputs of several processes run into each other, fragments of lines look like
@@ -464,7 +75,7 @@ class NcclLogReader:
 
     def read(self, lines: Iterable[bytes]) -> None:
         mark, levels, counts = _MARK, _LEVELS, self.tally.counts
-        prefixes, passed = self.prefixes, self._skipped
+        prefixes, passed = self._prefixes, self._skipped
         for raw in lines:
             position = raw.find(mark)
             if position < 0 or raw[position + 6 : position + 10] not in levels:
@@ -488,20 +99,16 @@ class NcclLogReader:
                 self.tally.note(raw)
 
     def _read_unprefixed(self, raw: bytes) -> str:
-        """The kind of a line without a process; NCCL prints its version and tables also without
-        one.
-        """
+        """The kind of a line without a process: NCCL may print its version and tables so."""
         if b"NCCL version " in raw and (match := _BARE_VERSION.search(raw)):
             self.version = self.version or match[1].decode()
             return "understood"
-        if b" | " in raw and raw.split(None, 1)[0].decode("latin-1") in TABLE_ROWS:
+        if b" | " in raw and raw.split(None, 1)[0].decode("latin-1") in messages.TABLE_ROWS:
             return "known"
         return "other"
 
     def _read_spliced(self, raw: bytes) -> str:
-        """Read a line with messages of several processes. Each message ends where the next
-        begins.
-        """
+        """Read a line with messages of several processes, each up to the next."""
         positions, past = [], 0
         for match in _INSIDE.finditer(raw):
             name = match.start()
@@ -527,11 +134,11 @@ class NcclLogReader:
         end was not interrupted.
         """
         level = raw[position + 6 : position + 10]
-        self.process, self.thread, host = self._read_prefix(raw[:position], inside)
+        self.process, self._thread, host = self._read_prefix(raw[:position], inside)
         if whole and not inside:
             self.process.names[host] += 1
         message = raw[position + 6 :].partition(b" ")[2].decode("utf-8", "replace").rstrip()
-        if len(message) > _LONGEST:
+        if len(message) > messages.LONGEST:
             return "cut"
         if level == b"WARN":
             source = raw[:position].rsplit(b"]", 1)[-1].strip().decode("utf-8", "replace")
@@ -543,34 +150,32 @@ class NcclLogReader:
         if level == b"CALL":
             return "known"
         first_word = message.split(None, 1)[0] if message else ""
-        handler = HANDLERS.get(first_word)
+        handler = self.HANDLERS.get(first_word)
         if handler is None:
             if " set by environment to " in message:
-                handler = read_variable
+                handler = messages.MessageReader.read_variable
             elif " coll channels" in message:
-                handler = read_channel_counts
+                handler = messages.MessageReader.read_channel_counts
             elif " Bytes -> " in message:
-                handler = read_choice
+                handler = messages.MessageReader.read_choice
             elif "comm 0x" in message and first_word.startswith(("ncclComm", "[Rank")):
-                handler = read_communicator
+                handler = messages.MessageReader.read_communicator
             else:
                 traced = level == b"TRAC"  # there is no list of TRACE messages
-                kind = "known" if traced or is_known(first_word, message) else "unknown"
+                kind = "known" if traced or messages.is_known(first_word, message) else "unknown"
                 if not inside and whole and len(raw) - position <= _MOST_SKIPPED_BYTES:
                     if len(self._skipped) >= _MOST_SKIPPED:
                         self._skipped.clear()
                     self._skipped[raw[position:]] = kind
                 return kind
         # An interrupted message may have lost its end: only handlers that check the end take it.
-        if (whole or handler in CHECK_THEIR_END) and handler(self, message):
+        if (whole or handler in self.CHECK_THEIR_END) and handler(self, message):
             return "understood"
-        return "known" if is_known(first_word, message) else "cut"
+        return "known" if messages.is_known(first_word, message) else "cut"
 
-    def _read_prefix(self, prefix: bytes, inside: bool) -> tuple[NcclProcess, int, str]:
-        """The process, thread and host of a line. Lines without a prefix (edited away) share one
-        unnamed process.
-        """
-        cached = self.prefixes.get(prefix)
+    def _read_prefix(self, prefix: bytes, inside: bool) -> tuple[messages.NcclProcess, int, str]:
+        """The process, thread and host of a line. Lines without a prefix share a process."""
+        cached = self._prefixes.get(prefix)
         if cached:
             return cached
         # A line that was cut within its prefix is followed by another prefix: the message's own.
@@ -589,12 +194,12 @@ class NcclLogReader:
             process = self.add_process(host, pid)
         if not inside:
             self._hosts.add(process.host)
-        if len(self.prefixes) > 65536:  # with time stamps no two prefixes are equal
-            self.prefixes.clear()
-        self.prefixes[prefix] = process, thread, host
+        if len(self._prefixes) > 65536:  # with time stamps no two prefixes are equal
+            self._prefixes.clear()
+        self._prefixes[prefix] = process, thread, host
         return process, thread, host
 
-    def _match_damaged(self, host: str, pid: int) -> NcclProcess | None:
+    def _match_damaged(self, host: str, pid: int) -> messages.NcclProcess | None:
         """The process with this id whose host's name a cut line has changed: `47node1` (after the
         number of another line) and `de1` are node1. None where there is none.
         """
@@ -608,58 +213,3 @@ class NcclLogReader:
                 self._process_by_id[host, pid] = process
                 return process
         return None
-
-    def add_process(self, host: str, pid: int) -> NcclProcess:
-        """Add a process. Raises UnreadableError for more than MOST_PROCESSES."""
-        if max(len(self._process_by_id), len(self._processes)) >= MOST_PROCESSES:
-            raise UnreadableError("log", self.file, f"at most {MOST_PROCESSES} processes")
-        process = self._process_by_id[host, pid] = NcclProcess(host, pid, self.file)
-        self._hosts_of.setdefault(pid, []).append(host)
-        self._processes.append(process)
-        return process
-
-    def member(self) -> Member:
-        """The communicator that this thread is creating, or created last."""
-        key = self.process, self.thread
-        member = self.open.get(key)
-        if member is None and self.process.members:
-            # NCCL connects late and in separate threads, which did not begin a communicator.
-            return self.process.members[-1]
-        # Without 'Init START' (<= 2.17) a new communicator begins after one that is complete.
-        if member is None or (member.complete and not member.started):
-            member = self._add_member()
-        return member
-
-    def _add_member(self) -> Member:
-        """Add a communicator of this thread."""
-        self._communicators.add()
-        self.account(_MEMBER_ENTRIES)
-        member = self.open[self.process, self.thread] = Member()
-        self.process.members.append(member)
-        return member
-
-    def start_table(self, columns: list[Column], whole: bool) -> bool:
-        """Set the columns of the tuning table's rows that follow, and return ``whole``."""
-        self.columns[self.member()] = columns
-        self.account(len(columns))
-        return whole
-
-    def account(self, entries: int, text_bytes: int = 0) -> None:
-        """Account for the memory of so many entries of dictionaries or tables, and of text.
-
-        Raises UnreadableError where the file needs too much.
-        """
-        self._budget.add_bytes(_ENTRY_BYTES * entries + text_bytes)
-
-    def find_member(self, handle: str) -> Member | None:
-        """The latest communicator of this process with this handle; None where there is none."""
-        return self._by_handle.get((self.process, handle))
-
-    def begin_member(self, fields: dict[str, str], start: bool) -> Member:
-        """The communicator of a new handle. start: its line is 'Init START'."""
-        member = self.open.get((self.process, self.thread))
-        if start or member is None or member.handle:
-            member = self._add_member()
-        member.handle, member.started = fields["comm"], start
-        self._by_handle[self.process, member.handle] = member
-        return member

@@ -1,19 +1,27 @@
-"""What a single message of NCCL's or RCCL's log says, whatever process it is of."""
+"""What each message of NCCL's or RCCL's log says of its process and its communicators.
+
+A message may be cut off, or be of another kind that begins alike.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from typing import ClassVar, NamedTuple
 
-from torchcoll.libraries.nccl.algorithms import PROTOCOLS, canonical
-from torchcoll.libraries.nccl.graphs import pattern_name
+from torchcoll.core.bounds import MOST_PROCESSES, ByteBudget, CommunicatorBudget
+from torchcoll.core.errors import UnreadableError
+from torchcoll.libraries.logged import LoggedCall
+from torchcoll.libraries.nccl.algorithms import FUNCTIONS, PROTOCOLS, canonical, parse_call
+from torchcoll.libraries.nccl.topology import pattern_name
 
 
 class Tuned(NamedTuple):
-    """A cell of the tuning table: what NCCL's cost model expects. An algbw of 0 means: never
-    used.
-    """
+    """A cell of the tuning table, NCCL's cost model. An algbw of 0 means: never used."""
 
     function: str
     algorithm: str
@@ -31,6 +39,79 @@ class Graph(NamedTuple):
     inter_gbps: float
     intra_type: str
     inter_type: str
+
+
+@dataclass(eq=False)
+class Member:
+    """One rank of one communicator, as its process logged it. None and '' mean not known.
+
+    comm_id: equal on all ranks (NCCL >= 2.18; of a split only where it is logged).
+    parent, split: the handle that it was split from, and (number of the split, color).
+    timings: phases of 'Init timings' (>= 2.22) and ``total``, in seconds. Without ``rest`` the line
+        was cut.
+    bootstrap: phases of 'Bootstrap timings' (>= 2.23), in seconds.
+    channels: kind (coll, collnet, nvls, p2p) -> number of channels.
+    rings: channel -> ranks in order.
+    up: channel -> parent of this rank in the tree; -1 for the root.
+    max_gbps: the best path from a GPU of this host to another GPU, or to a network interface where
+        the communicator has several hosts, by NCCL's own figures.
+    total_gbps: all NVLinks of a GPU, or its PCI link where that is faster (src/graph/search.cc,
+        ncclTopoSearchInit), by NCCL's own figures.
+    """
+
+    rank: int | None = None
+    nranks: int | None = None
+    handle: str = ""
+    made_by: str = ""
+    comm_id: str = ""
+    parent: str = ""
+    split: tuple[int, int] | None = None
+    cuda_dev: int | None = None
+    bus_id: str = ""
+    nodes: int | None = None
+    local_ranks: int | None = None
+    started: bool = False
+    complete: bool = False
+    ended: str = ""
+    nvls: bool = False
+    timings: dict[str, float] = field(default_factory=dict)
+    bootstrap: dict[str, float] = field(default_factory=dict)
+    channels: dict[str, int] = field(default_factory=dict)
+    rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    up: dict[int, int] = field(default_factory=dict)
+    max_gbps: float | None = None
+    total_gbps: float | None = None
+    graphs: list[Graph] = field(default_factory=list)
+    tuning: list[Tuned] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class NcclProcess:
+    """What one process logged.
+
+    transports: kind -> number of connections.
+    pairs: kind -> (from, to) ranks.
+    names: spelling of the host -> number of complete lines with it. Damaged lines spell it
+        differently.
+    """
+
+    host: str
+    pid: int
+    file: str = ""
+    library: str = "NCCL"
+    version: str = ""
+    git: str = ""
+    driver: str = ""
+    network: str = ""
+    tuner: str = ""
+    nvls: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
+    members: list[Member] = field(default_factory=list)
+    transports: Counter[str] = field(default_factory=Counter)
+    pairs: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
+    calls: Counter[LoggedCall] = field(default_factory=Counter)
+    warnings: Counter[str] = field(default_factory=Counter)
+    names: Counter[str] = field(default_factory=Counter)
 
 
 # Known messages with nothing that a table here shows.
@@ -75,10 +156,6 @@ def is_known(first_word: str, message: str) -> bool:
     )
 
 
-# Parsers of a communicator's paths: rings, trees, connections and graphs.
-#
-# Each takes a message and returns its values; None, or an empty dict, if the line was cut.
-
 # A ring ends with the ranks, or with what RCCL appends. Any other line that begins so is a
 # connection that was cut.
 _RING = re.compile(r"Channel (\d+)/\d+ :((?: +\d+)+)(?: *\.\.\.)?(?: comm .*)?$")
@@ -96,86 +173,345 @@ _PATTERN = re.compile(
 _SYSTEM = re.compile(
     r"=== System : max(?:Bw|Width) (\d+\.\d+)(?: total(?:Bw|Width) (\d+\.\d+))? ==="
 )
-
-
-def parse_ring(message: str) -> tuple[int, tuple[int, ...]] | None:
-    """(channel, ranks in order) of ``Channel 00/02 : 0 1``."""
-    match = _RING.search(message)
-    return (int(match[1]), tuple(map(int, match[2].split()))) if match else None
-
-
-def parse_connection(message: str) -> tuple[str, tuple[int, int] | None] | None:
-    """(transport, pair of ranks) of ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``, without the
-    numbers of devices and channels: NET/IB/0/GDRDMA is NET/IB/GDRDMA.
-    """
-    match = _CONNECTION.search(message)
-    if not match:
-        return None
-    pair = (int(match[2]), int(match[3])) if match[3] else None
-    return _NUMBERS.sub("", match[4]), pair
-
-
-def parse_parents(message: str) -> dict[int, int]:
-    """Channel -> parent of this rank, of ``Trees [0] 1/-1/-1->0->-1``."""
-    return {int(channel): int(up) for channel, _, up in _TREE.findall(message)}
-
-
-def parse_channels(message: str) -> dict[str, int]:
-    """Kind -> number, of ``24 coll channels, 16 nvls channels, ...``."""
-    return {kind: int(number) for number, kind in _KINDS.findall(message)}
-
-
-def parse_graph(message: str) -> Graph | None:
-    """Parse ``Pattern 4, crossNic 0, nChannels 12, bw 30.0/20.5, type NVL/PIX, sameChannels 1``."""
-    match = _PATTERN.search(message)
-    if not match:
-        return None
-    pattern = pattern_name(int(match[1]))
-    return Graph(pattern, int(match[2]), float(match[3]), float(match[4]), match[5], match[6])
-
-
-def parse_bandwidths(message: str) -> tuple[float, float | None] | None:
-    """(max_gbps, total_gbps) of a Member, of ``=== System : maxBw 240.0 totalBw 240.0 ===``."""
-    match = _SYSTEM.match(message)
-    return (float(match[1]), float(match[2]) if match[2] else None) if match else None
-
-
-# Parsers of the tuning table: what the cost model expects of each algorithm and protocol.
-#
-# Up to 2.17 one table, ``Latency/AlgBw | Tree/ LL | Tree/ LL128 |``; from 2.18 on blocks of
-# algorithms, ``Algorithm | Tree | Ring | CollNetDirect |``, with three columns each. Both are
-# followed by a row for each function.
-
-Column = tuple[str, str]  # (algorithm, protocol)
 _CELL = re.compile(r"(\d+\.\d+)/(\d+\.\d+)$")
+_FIELD = re.compile(
+    r"\b(comm|rank|n[rR]anks|cudaDev|busId|commId|parent|splitCount|childCount|color|nNodes|"
+    r"localRanks) (0x[0-9a-f]+|-?[0-9a-f]+)(?=[ ,-]|$)"
+)
+_PART = re.compile(r"(\w+) (\d+\.\d+)")
+_SET = re.compile(r"(\w+) set by environment to (.*)")
+_FACTS = (
+    ("driver", re.compile(r"cudaDriverVersion (?:.* )?(\S+)")),
+    ("network", re.compile(r"Using network (.+)")),
+    ("tuner", re.compile(r"TUNER/Plugin: Using (?:tuner plugin )?(.+)")),
+)
+LONGEST = 4096  # NCCL's own buffer has 1024
+_RECENT = 64  # a process's latest communicators, among which that of a timings line is searched
+# Memory by measurement: a cell has 145 bytes, an entry of a dictionary 100, a Member with its row
+# 1600, which are 11 entries.
+_ENTRY_BYTES, _MEMBER_ENTRIES = 150, 11
+
+_FUNCTIONS = frozenset(FUNCTIONS.values())
+TABLE_ROWS = _FUNCTIONS | {"Function"}
+Column = tuple[str, str]  # (algorithm, protocol) of the tuning table
+_parse_call = lru_cache(maxsize=4096)(parse_call)  # equal lines are repeated for each call
 
 
-def parse_columns(message: str) -> tuple[list[Column], bool]:
-    """The columns of a block (>= 2.18), and whether all of its algorithms are known."""
-    names = [canonical(cell.strip()) for cell in message.split("|")[1:-1]]
-    columns = [(name, protocol) for name in names if name for protocol in PROTOCOLS]
-    return columns, bool(columns) and None not in names
+class MessageReader:
+    """Reads messages of ``process`` and its current thread. A method returns False for a message
+    that is cut off, or of another kind.
+    """
+
+    def __init__(self, file: str = "") -> None:
+        self.file = file
+        self._budget = ByteBudget("log", file)
+        self._communicators = CommunicatorBudget(file)
+        self._processes: list[NcclProcess] = []
+        self._process_by_id: dict[tuple[str, int], NcclProcess] = {}
+        self._hosts_of: dict[int, list[str]] = {}  # by process number
+        # (process, thread) -> its last communicator
+        self._open: dict[tuple[NcclProcess, int], Member] = {}
+        self._by_handle: dict[tuple[NcclProcess, str], Member] = {}
+        self._completed: set[NcclProcess] = set()  # processes with a communicator that is complete
+        self._columns: dict[Member, list[Column]] = {}  # columns of its tuning table
+        # Text before ' NCCL ' -> process, thread, the host as it is spelled there.
+        self._prefixes: dict[bytes, tuple[NcclProcess, int, str]] = {}
+        self.process = NcclProcess("", 0)
+        self._thread = 0
+
+    def add_process(self, host: str, pid: int) -> NcclProcess:
+        """Add a process. Raises UnreadableError for more than MOST_PROCESSES."""
+        if max(len(self._process_by_id), len(self._processes)) >= MOST_PROCESSES:
+            raise UnreadableError("log", self.file, f"at most {MOST_PROCESSES} processes")
+        process = self._process_by_id[host, pid] = NcclProcess(host, pid, self.file)
+        self._hosts_of.setdefault(pid, []).append(host)
+        self._processes.append(process)
+        return process
+
+    def member(self) -> Member:
+        """The communicator that this thread is creating, or created last."""
+        key = self.process, self._thread
+        member = self._open.get(key)
+        if member is None and self.process.members:
+            # NCCL connects late and in separate threads, which did not begin a communicator.
+            return self.process.members[-1]
+        # Without 'Init START' (<= 2.17) a new communicator begins after one that is complete.
+        if member is None or (member.complete and not member.started):
+            member = self._add_member()
+        return member
+
+    def _add_member(self) -> Member:
+        """Add a communicator of this thread."""
+        self._communicators.add()
+        self.account(_MEMBER_ENTRIES)
+        member = self._open[self.process, self._thread] = Member()
+        self.process.members.append(member)
+        return member
+
+    def account(self, entries: int, text_bytes: int = 0) -> None:
+        """Account for the memory of so many entries of dictionaries or tables, and of text.
+
+        Raises UnreadableError where the file needs too much.
+        """
+        self._budget.add_bytes(_ENTRY_BYTES * entries + text_bytes)
+
+    def find_member(self, handle: str) -> Member | None:
+        """The latest communicator of this process with this handle; None where there is none."""
+        return self._by_handle.get((self.process, handle))
+
+    def begin_member(self, fields: dict[str, str], start: bool) -> Member:
+        """The communicator of a new handle. start: its line is 'Init START'."""
+        member = self._open.get((self.process, self._thread))
+        if start or member is None or member.handle:
+            member = self._add_member()
+        member.handle, member.started = fields["comm"], start
+        self._by_handle[self.process, member.handle] = member
+        return member
+
+    def read_communicator(self, message: str) -> bool:
+        """Read ``ncclCommInitRank comm 0x.. rank 3 nranks 8 .. commId 0x.. - Init START``."""
+        fields = dict(_FIELD.findall(message))
+        start, complete = "Init START" in message, "Init COMPLETE" in message
+        ended = next((w for w in ("Destroy", "Abort", "Revoke") if f"{w} COMPLETE" in message), "")
+        informative = start or complete or ended or "nNodes" in fields
+        if not informative and fields and message.endswith(list(fields.values())[-1]):
+            fields.popitem()  # the line was cut, so its last number may be incomplete
+        if "comm" not in fields or not fields.get("rank", "-").isdecimal():
+            return " coll channels" in message and self.read_channel_counts(message)
+        member = self.find_member(fields["comm"])
+        if start or member is None or (member.ended and not ended):
+            member = self.begin_member(fields, start)
+        if ended:
+            member.ended = ended
+        made_by = re.search(r"(nccl\w+) comm ", message)
+        member.made_by = member.made_by or (made_by[1] if made_by else "")
+        _update(member, fields)
+        if complete:
+            member.complete = True
+            self._completed.add(self.process)
+        return bool(informative)
+
+    def read_timings(self, message: str) -> bool:
+        """Read ``Init timings - ncclCommInitRank: rank 0 nranks 8 total 1.58 (...)``."""
+        if not message.startswith("Init timings"):
+            return False
+        match = re.search(r"rank (\d+) nranks (\d+) total \d", message)
+        if not match:
+            return False
+        rank, nranks = int(match[1]), int(match[2])
+        member = self._open.get((self.process, self._thread)) or Member()
+        if (member.rank, member.nranks) != (rank, nranks):
+            recent = islice(reversed(self.process.members), _RECENT)
+            recent_member = next((m for m in recent if (m.rank, m.nranks) == (rank, nranks)), None)
+            member = recent_member or self.begin_member({"comm": ""}, False)
+            member.rank, member.nranks = rank, nranks
+        member.timings = {name: float(value) for name, value in _PART.findall(message)}
+        self.account(len(member.timings))
+        return "rest" in member.timings
+
+    def read_bootstrap(self, message: str) -> bool:
+        """Read ``Bootstrap timings total 0.12 (create 0.00, ..., delay 0.00)``."""
+        if not message.startswith("Bootstrap timings"):
+            return False
+        phases = {name: float(value) for name, value in _PART.findall(message)}
+        self.member().bootstrap = phases
+        self.account(len(phases))
+        return "delay" in phases
+
+    def read_channel(self, message: str) -> bool:
+        """Read ``Channel 00/02 : 0 1``, a ring, or a connection that begins alike."""
+        if " via " in message:
+            return self.read_connection(message)
+        if match := _RING.search(message):
+            ranks = tuple(map(int, match[2].split()))
+            self.member().rings[int(match[1])] = ranks
+            self.account(1, 36 * len(ranks))
+        return match is not None
+
+    def read_connection(self, message: str) -> bool:
+        """Read ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``.
+
+        The transport is without numbers of devices: NET/IB/0/GDRDMA is NET/IB/GDRDMA.
+        """
+        if match := _CONNECTION.search(message):
+            kind = _NUMBERS.sub("", match[4])
+            self.process.transports[kind] += 1
+            if match[3]:
+                pair = int(match[2]), int(match[3])
+                self.process.pairs.setdefault(kind, set()).add(pair)
+        return match is not None
+
+    def read_trees(self, message: str) -> bool:
+        """Read ``Trees [0] 1/-1/-1->0->-1 ...``."""
+        parents = {int(channel): int(up) for channel, _, up in _TREE.findall(message)}
+        up = self.member().up
+        before = len(up)
+        up.update(parents)
+        self.account(len(up) - before)
+        return bool(parents)
+
+    def read_channel_counts(self, message: str) -> bool:
+        """Read ``24 coll channels, 16 nvls channels, ...``."""
+        self.member().channels = {kind: int(count) for count, kind in _KINDS.findall(message)}
+        return True
+
+    def read_pattern(self, message: str) -> bool:
+        """Read ``Pattern 4, crossNic 0, nChannels 12, bw 30.0/20.5, type NVL/PIX, ...``."""
+        if match := _PATTERN.search(message):
+            name = pattern_name(int(match[1]))
+            figures = int(match[2]), float(match[3]), float(match[4])
+            self.member().graphs.append(Graph(name, *figures, match[5], match[6]))
+            self.account(2)
+        return match is not None
+
+    def read_bandwidths(self, message: str) -> bool:
+        """Read ``=== System : maxBw 240.0 totalBw 240.0 ===``, of the GRAPH subsystem."""
+        if match := _SYSTEM.match(message):
+            member = self.member()
+            member.max_gbps = float(match[1])
+            member.total_gbps = float(match[2]) if match[2] else None
+        return match is not None
+
+    def read_nvls(self, message: str) -> bool:
+        """Read ``NVLS multicast support is available`` and ``NVLS comm 0x..``."""
+        if message.startswith("NVLS multicast support is "):
+            self.process.nvls = "no" if " not available" in message else "yes"
+            return True
+        match = re.search(r"comm (0x[0-9a-f]+)", message)
+        if match is None or not message.startswith("NVLS comm "):
+            return False
+        (self.find_member(match[1]) or self.member()).nvls = True
+        return True
+
+    def read_choice(self, message: str) -> bool:
+        """Read ``AllReduce: 1024 Bytes -> Algo RING ...``, or a row of the tuning table."""
+        chosen = _parse_call(message) if " Bytes -> " in message else None
+        if chosen:
+            self.process.calls[chosen] += 1
+        elif "|" in message:
+            return self.read_tuning_row(message)
+        return chosen is not None
+
+    def read_columns(self, message: str) -> bool:
+        """Read ``Algorithm | Tree | Ring | ...``, the head of a block of the table (>= 2.18)."""
+        names = [canonical(cell.strip()) for cell in message.split("|")[1:-1]]
+        columns = [(name, protocol) for name in names if name for protocol in PROTOCOLS]
+        self.start_table(columns)
+        return bool(columns) and None not in names
+
+    def read_wide_columns(self, message: str) -> bool:
+        """Read ``Latency/AlgBw | Tree/ LL | ...``, the head of the only table (<= 2.17)."""
+        cells = [cell.split("/") for cell in message.split("|")[1:-1]]
+        # Before 2.14 CollNet was a single algorithm; 2.14 added the chain.
+        columns = [
+            (canonical(a.strip()) or a.strip().upper(), canonical(p.strip()) or "")
+            for a, p in (cell for cell in cells if len(cell) == 2)
+        ]
+        self.start_table(columns)
+        return bool(columns) and len(columns) == len(cells)
+
+    def start_table(self, columns: list[Column]) -> None:
+        """Set the columns of the tuning table's rows that follow."""
+        self._columns[self.member()] = columns
+        self.account(len(columns))
+
+    def read_tuning_row(self, message: str) -> bool:
+        """Read ``AllReduce | 16.8/ 0.5 | ...``, a row of the tuning table."""
+        member = self.member()
+        name, *cells = (cell.strip() for cell in message.split("|"))
+        values = [_CELL.match(cell.replace(" ", "")) for cell in cells[:-1]]
+        columns = self._columns.get(member, ())
+        if len(values) != len(columns) or not all(values):
+            return False
+        member.tuning += [
+            Tuned(name, *column, float(value[1]), float(value[2]))
+            for column, value in zip(columns, values, strict=True)
+            if value
+        ]
+        self.account(len(values))
+        return bool(values)
+
+    def read_version(self, message: str) -> bool:
+        """Read ``NCCL version 2.27.5+cuda12.9`` and ``NCCL git version ...``."""
+        if match := re.match(r"NCCL git version (\S+) (\S+)", message):
+            self.process.git = f"{match[1]} {match[2]}"
+            return True
+        match = re.match(r"(NCCL|RCCL) version ?:? ?(\d\S+)", message)
+        if not match:
+            return False
+        if self.process.version and self.process in self._completed:
+            # A process prints its version once, so this is another process with the same id, as
+            # containers have.
+            self.process = self.add_process(self.process.host, self.process.pid)
+            self.process.names[self.process.host] += 1
+            self._prefixes.clear()
+        self.process.library, self.process.version = match[1], match[2]
+        return True
+
+    def read_fact(self, message: str) -> bool:
+        """Read ``cudaDriverVersion 12090``, ``Using network IB``, ``TUNER/Plugin: Using ...``."""
+        for name, pattern in _FACTS:
+            if match := pattern.match(message):
+                setattr(self.process, name, match[1])
+                return True
+        return False
+
+    def read_loaded_tuner(self, message: str) -> bool:
+        """Read ``Successfully loaded external tuner plugin ...``."""
+        match = re.match(r"Successfully loaded external tuner plugin (\S+)", message)
+        if match and len(self.process.tuner) < LONGEST:
+            self.process.tuner = f"{self.process.tuner} {match[1]}".strip()
+        return bool(match)
+
+    def read_variable(self, message: str) -> bool:
+        """Read ``NCCL_ALGO set by environment to Ring.``."""
+        match = _SET.search(message)
+        if match:
+            number = match[2].rstrip(".")
+            value = number if number.lstrip("-").isdecimal() else match[2]
+            if self.process.variables.get(match[1]) != value:
+                self.account(1, 4 * len(message))
+            self.process.variables[match[1]] = value
+        return bool(match)
+
+    CHECK_THEIR_END = (read_communicator, read_timings, read_bootstrap, read_choice)
+    # By the first word of a message.
+    HANDLERS: ClassVar[dict[str, Callable[[MessageReader, str], bool]]] = {
+        "comm": read_communicator,
+        "Init": read_timings,
+        "Bootstrap": read_bootstrap,
+        "Channel": read_channel,
+        "CollNet": read_connection,
+        "Trees": read_trees,
+        "===": read_bandwidths,
+        "Pattern": read_pattern,
+        "NVLS": read_nvls,
+        "NCCL": read_version,
+        "RCCL": read_version,
+        "cudaDriverVersion": read_fact,
+        "Using": read_fact,
+        "TUNER/Plugin:": read_fact,
+        "Successfully": read_loaded_tuner,
+        "Algorithm": read_columns,
+        "Latency/AlgBw": read_wide_columns,
+        **dict.fromkeys((*_FUNCTIONS, *(f"{name}:" for name in _FUNCTIONS)), read_choice),
+    }
 
 
-def parse_wide_columns(message: str) -> tuple[list[Column], bool]:
-    """The columns of the only table (<= 2.17), and whether each was complete."""
-    cells = [cell.split("/") for cell in message.split("|")[1:-1]]
-    # Before 2.14 CollNet was a single algorithm; 2.14 added the chain.
-    columns = [
-        (canonical(a.strip()) or a.strip().upper(), canonical(p.strip()) or "")
-        for a, p in (cell for cell in cells if len(cell) == 2)
-    ]
-    return columns, bool(columns) and len(columns) == len(cells)
+def _update(member: Member, fields: dict[str, str]) -> None:
+    """Set the fields of ``member`` that a line has, and keep the others."""
+    member.rank = int(fields["rank"])
+    member.nranks = _int(fields.get("nranks") or fields.get("nRanks"), member.nranks)
+    member.cuda_dev = _int(fields.get("cudaDev"), member.cuda_dev)
+    member.nodes = _int(fields.get("nNodes"), member.nodes)
+    member.local_ranks = _int(fields.get("localRanks"), member.local_ranks)
+    member.bus_id = fields.get("busId", member.bus_id)
+    member.comm_id = fields.get("commId", member.comm_id)
+    member.parent = fields.get("parent", member.parent)
+    if "color" in fields:
+        number = _int(fields.get("splitCount") or fields.get("childCount"), 0)
+        member.split = number or 0, _int(fields["color"], 0) or 0
 
 
-def parse_row(message: str, columns: Sequence[Column]) -> list[Tuned]:
-    """Parse ``AllReduce | 16.8/ 0.5 | ...``; [] for a row that is cut off, or of another table."""
-    name, *cells = (cell.strip() for cell in message.split("|"))
-    values = [_CELL.match(cell.replace(" ", "")) for cell in cells[:-1]]
-    if len(values) != len(columns) or not all(values):
-        return []
-    return [
-        Tuned(name, *column, float(value[1]), float(value[2]))
-        for column, value in zip(columns, values, strict=True)
-        if value
-    ]
+def _int(text: str | None, otherwise: int | None) -> int | None:
+    return int(text) if text and text.removeprefix("-").isdecimal() else otherwise

@@ -22,10 +22,7 @@ _ALGORITHMS: dict[str, tuple[tuple[str, ...], str]] = {
         ("CCL_ALLREDUCE",),
         "direct rabenseifner nreduce ring double_tree recursive_doubling 2d topo",
     ),
-    "all_gather": (
-        ("CCL_ALLGATHER", "CCL_ALLGATHERV"),
-        "direct naive flat multi_bcast ring topo",
-    ),
+    "all_gather": (("CCL_ALLGATHER", "CCL_ALLGATHERV"), "direct naive flat multi_bcast ring topo"),
     "reduce": (("CCL_REDUCE",), "direct rabenseifner tree double_tree topo"),
     "reduce_scatter": (("CCL_REDUCE_SCATTER",), "direct naive ring topo"),
     "broadcast": (("CCL_BCAST", "CCL_BROADCAST"), "direct ring double_tree naive topo"),
@@ -126,9 +123,7 @@ def selection(spans: Iterable[tuple[str, int, int | None]]) -> str:
 
 
 def algorithm_at(value: str, size_bytes: int) -> str | None:
-    """The algorithm that a value of ``CCL_<COLLECTIVE>`` selects for a size; None if it has
-    none.
-    """
+    """The algorithm that a value of ``CCL_<COLLECTIVE>`` selects for a size, or None."""
     for clause in value.split(";"):
         if match := re.fullmatch(r"(\w+)(?::(\d+)-(?:(\d+)|max))?", clause):
             name, low, high = match.groups()

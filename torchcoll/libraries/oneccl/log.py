@@ -109,9 +109,7 @@ _INSIDE_BLOCK = (b" ", b"{", b"}", b"\t", b"attr:", b"cpuset:", b"nodeset:")
 
 
 class OneCclLogReader:
-    """Reads one file. ``read`` takes its lines and can be called repeatedly; ``processes`` has the
-    result.
-    """
+    """Reads one file: ``read`` takes lines, repeatedly, and ``processes`` has the result."""
 
     def __init__(self, file: str = "") -> None:
         self.file = file
@@ -144,9 +142,7 @@ class OneCclLogReader:
         return next(kind for kind in ("cut", "understood", "known") if kind in kinds)
 
     def _read_unprefixed(self, raw: bytes) -> str:
-        """The kind of a line without a prefix: it continues the message before it, or is of another
-        program.
-        """
+        """The kind of a line without a prefix: of the message before it, or of another program."""
         text = raw.decode("utf-8", "replace").strip()[:_LONGEST]
         process = self._process
         if process and self._collective and text:

@@ -21,7 +21,7 @@ from torchcoll.core.units import format_size
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.libraries.nccl import forced as nccl_forced
 from torchcoll.libraries.nccl.algorithms import ALGORITHMS, FUNCTIONS
-from torchcoll.libraries.nccl.tuner import MOST_CHANNELS, TunerRule, tuner_csv
+from torchcoll.libraries.nccl.forced import MOST_CHANNELS, TunerRule, tuner_csv
 from torchcoll.libraries.oneccl import algorithms as oneccl
 from torchcoll.libraries.oneccl.algorithms import selection
 from torchcoll.parts.curves.forced_cells import requested

@@ -16,7 +16,7 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.result import Choice, Run
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS
-from torchcoll.libraries.nccl.tuner import TunerRule
+from torchcoll.libraries.nccl.forced import TunerRule
 from torchcoll.libraries.oneccl.algorithms import algorithm_at, variables_of
 from torchcoll.parts.curves.forced_cells import find_mismatches, requested
 from torchcoll.parts.experiments.axes import (

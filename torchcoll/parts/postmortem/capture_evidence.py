@@ -6,7 +6,6 @@ import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 from torchcoll.core.backends import backend_of
@@ -17,6 +16,7 @@ from torchcoll.core.errors import UnreadableError, one_line
 from torchcoll.core.file import load_own
 from torchcoll.core.jsonl import lines_of
 from torchcoll.core.traffic import POINT_TO_POINT, Group, Traffic
+from torchcoll.core.units import parse_utc
 from torchcoll.parts.postmortem.complaint_texts import facts_of, kind_of
 from torchcoll.parts.postmortem.evidence import (
     CallSeen,
@@ -244,7 +244,7 @@ def _frames(lines: list[str]) -> list[Frame]:
 
 def _since_1970(utc: str) -> int | None:
     try:
-        return int(datetime.fromisoformat(utc).timestamp() * 1e6) * 1000
+        return int(parse_utc(utc).timestamp() * 1e6) * 1000
     except (ValueError, OverflowError, OSError):
         return None
 

@@ -8,13 +8,14 @@ call that completed.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.parts.postmortem.evidence import FileRead, GroupSeen, JobEvidence
 from torchcoll.reading.base import Imported, ImportOptions
+from torchcoll.reading.inspector import is_inspector
 from torchcoll.reading.inspector_records import Job, Log, add_records, find_jobs
-from torchcoll.reading.inspector_traffic import is_inspector
 from torchcoll.reading.source import Source
 
 _CALLS = "NCCL Inspector"
@@ -31,12 +32,9 @@ def recognizes(path: Path, begin: bytes) -> bool:
 def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     """The jobs in a file. Raises UnreadableError for a file without a call."""
     imported, log = Imported(), Log()
-    source = Source(str(path))
-    try:
+    with closing(Source(str(path))) as source:
         add_records(log, source.lines(), ImportOptions(), imported)
-        jobs = [_of_job(job, shown) for job in find_jobs(log, imported)]
-    finally:
-        source.close()
+    jobs = [_of_job(job, shown) for job in find_jobs(log, imported)]
     if not jobs:
         why = next((reason for _, reason in imported.refusals()), "no record")
         raise UnreadableError(_CALLS, f"{shown}: {why}", "calls of collectives")

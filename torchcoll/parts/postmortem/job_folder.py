@@ -22,7 +22,7 @@ from types import ModuleType
 
 from torchcoll.core.bounds import GZIP, UnpackBudget
 from torchcoll.core.errors import TorchcollError, UnreadableError, brief, nearest_file, one_line
-from torchcoll.core.opening import open_to_read, signals_held
+from torchcoll.core.opening import open_to_read, signals_held, unpack
 from torchcoll.core.units import counted
 from torchcoll.parts.postmortem.evidence import CallSeen, FileRead, JobEvidence
 from torchcoll.parts.postmortem.jobs import FileEvidence, jobs_of
@@ -197,21 +197,9 @@ def _plain(path: str, shown: str) -> Iterator[str]:
 
 
 def _unpacked(source: BufferedReader, shown: str) -> Iterator[bytes]:
-    """What a gzip file unpacks to. Raises UnreadableError for more than real files unpack to."""
-    budget = UnpackBudget("file", shown)
-    unpacker = zlib.decompressobj(31)
-    packed = 0
-    # A job that was killed leaves a .gz without an end: what it has is read.
-    with contextlib.suppress(zlib.error):
-        while data := source.read(_BEGIN_BYTES):
-            packed += len(data)
-            while data:
-                plain = unpacker.decompress(data, 1 << 20)
-                budget.add(len(plain), packed)
-                yield plain
-                data = unpacker.unconsumed_tail
-                if unpacker.eof:  # another member may follow
-                    data, unpacker = unpacker.unused_data, zlib.decompressobj(31)
+    """What a gzip file unpacks to; of a damaged one, or one without an end, what it has."""
+    with contextlib.suppress(zlib.error, EOFError):
+        yield from unpack(source, UnpackBudget("file", shown))
 
 
 def _empty_logs(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 
 from torchcoll.core.metrics import (
     Labels,
@@ -22,6 +21,7 @@ from torchcoll.core.metrics import (
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, CaseResult, Run
 from torchcoll.core.summary import Row, bandwidths, default_clock, steady_figure
+from torchcoll.core.units import parse_utc
 from torchcoll.questions.check.baseline import baseline_pairs
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.questions.check.limits import FAIL, NO_REFERENCE, PASS, WARN
@@ -145,6 +145,6 @@ def _label_name(name: str) -> str:
 def _start_s(run: Run) -> float | None:
     text = run.header.get("start_utc")
     try:
-        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+        return parse_utc(str(text)).timestamp()
     except (ValueError, OverflowError, OSError):
         return None

@@ -20,6 +20,7 @@ from torchcoll.bench.live import Reporter, reporter, slowest_in_calls, slowest_i
 from torchcoll.core.errors import UnreadableError, UsageError, one_line, tell
 from torchcoll.core.file import files_of_run
 from torchcoll.core.result import Run
+from torchcoll.core.units import parse_utc
 from torchcoll.reading.inputs import load_one
 from torchcoll.report.destination import ProgressLine, RunProgress
 
@@ -159,7 +160,7 @@ def _monotonic_start(run: Run) -> float | None:
     """When the run began, on this process's monotonic clock; None if the header does not say."""
     text = run.header.get("start_utc")
     try:
-        began = datetime.fromisoformat(str(text).replace("Z", "+00:00"))
+        began = parse_utc(str(text))
     except ValueError:
         return None
     age_s = (datetime.now(timezone.utc) - began.astimezone(timezone.utc)).total_seconds()
