@@ -82,11 +82,7 @@ TABLE = {
 ON_RANKS = {
     *("questions/pairs/bisect", "questions/pairs/pairs_run"),
     *(f"parts/training/integrations/{name}" for name in ("driven", "hugging_face", "lightning")),
-    *(
-        f"parts/proof/{name}_probe"
-        for name in ("capture", "clock", "error", "fault", "first_call", "machine")
-    ),
-    *("parts/proof/probe", "parts/proof/other_work"),
+    *(f"parts/proof/{name}" for name in ("fault_probe", "probe", "probes")),
     *(
         f"parts/training/{name}"
         for name in (
