@@ -44,7 +44,7 @@ EXCEPTIONS = {
         {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"},
         "derived from all_reduce by the ring's algebra",
     ),
-    "parts/postmortem/call_differences.py": (
+    "parts/postmortem/standing.py": (
         {"all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "barrier"},
         "which calls must have equal sizes, and what gloo records under another name",
     ),
