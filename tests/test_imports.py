@@ -86,10 +86,8 @@ ON_RANKS = {
     *(
         f"parts/training/{name}"
         for name in (
-            *("bucket_trial", "buckets", "capture", "decode", "device_times"),
-            *("ddp_buckets", "group_names", "meta_model", "module_names", "player"),
-            *("recorded_calls", "replay", "replay_file", "ring_file", "shards", "stall_watch"),
-            *("stamps", "waits"),
+            *("bucket_trial", "buckets", "call_ends", "capture", "decode", "ddp_buckets"),
+            *("meta_model", "module_names", "player", "recorded_calls", "replay", "ring_file"),
         )
     ),
 }
