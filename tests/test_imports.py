@@ -82,18 +82,12 @@ TABLE = {
 ON_RANKS = {
     *("questions/pairs/bisect", "questions/pairs/pairs_run"),
     *(f"parts/training/integrations/{name}" for name in ("driven", "hugging_face", "lightning")),
-    *(
-        f"parts/proof/{name}_probe"
-        for name in ("capture", "clock", "error", "fault", "first_call", "machine")
-    ),
-    *("parts/proof/probe", "parts/proof/other_work"),
+    *(f"parts/proof/{name}" for name in ("fault_probe", "probe", "probes")),
     *(
         f"parts/training/{name}"
         for name in (
-            *("bucket_trial", "buckets", "capture", "decode", "device_times"),
-            *("ddp_buckets", "group_names", "meta_model", "module_names", "player"),
-            *("recorded_calls", "replay", "replay_file", "ring_file", "shards", "stall_watch"),
-            *("stamps", "waits"),
+            *("bucket_trial", "buckets", "call_ends", "capture", "decode", "ddp_buckets"),
+            *("meta_model", "module_names", "player", "recorded_calls", "replay", "ring_file"),
         )
     ),
 }

@@ -140,7 +140,7 @@ def test_a_part_names_places_and_commands_of_the_kernel():
 
 
 def test_tables_are_read_in_the_order_of_the_parts():
-    assert next(modules_of("shows", "torchcoll.core.traffic")).endswith(".traffic_shown")
+    assert next(modules_of("shows", "torchcoll.core.traffic")).endswith(".traffic_show")
     assert [*modules_of("shows", "torchcoll.core.result")] == []
     recognise = next(functions_of("answers", "recognises"))
     assert recognise("postgresql://user@host/name")

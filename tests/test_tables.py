@@ -44,7 +44,7 @@ EXCEPTIONS = {
         {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"},
         "derived from all_reduce by the ring's algebra",
     ),
-    "parts/postmortem/call_differences.py": (
+    "parts/postmortem/standing.py": (
         {"all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "barrier"},
         "which calls must have equal sizes, and what gloo records under another name",
     ),
@@ -68,7 +68,7 @@ EXCEPTIONS = {
         {"all_gather", "reduce_scatter", "all_reduce", "broadcast"},
         "what DDP, FSDP and ZeroRedundancyOptimizer call",
     ),
-    "parts/training/layer_calls.py": (
+    "parts/training/layouts.py": (
         {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "sendrecv"},
         "what tensor, context and expert parallel layers call",
     ),
@@ -78,7 +78,7 @@ EXCEPTIONS = {
     ),
     "parts/training/config_projection.py": ({"all_reduce"}, "what DDP calls"),
     "parts/training/projection.py": ({"sendrecv", "all_gather"}, "what stands for a message"),
-    "parts/training/measured_curves.py": (
+    "parts/training/isolated.py": (
         {"all_reduce"},
         "what the halves of which FSDP calls follow from",
     ),

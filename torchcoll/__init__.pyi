@@ -19,6 +19,7 @@ from torchcoll.parts.curves.transitions import Transitions as Transitions
 from torchcoll.parts.curves.transitions import transitions as transitions
 from torchcoll.parts.training.bucket_trial import try_buckets as try_buckets
 from torchcoll.parts.training.buckets import gradient_buckets as gradient_buckets
+from torchcoll.parts.training.buckets import shard_traffic as shard_traffic
 from torchcoll.parts.training.capture import capture as capture
 from torchcoll.parts.training.config_projection import LayoutComparison as LayoutComparison
 from torchcoll.parts.training.cost import Cost as Cost
@@ -28,8 +29,7 @@ from torchcoll.parts.training.plans import BucketPlan as BucketPlan
 from torchcoll.parts.training.plans import Trial as Trial
 from torchcoll.parts.training.projection import Plan as Plan
 from torchcoll.parts.training.replay import replay as replay
-from torchcoll.parts.training.sharded import ShardPlan as ShardPlan
-from torchcoll.parts.training.shards import shard_traffic as shard_traffic
+from torchcoll.parts.training.step_program import ShardPlan as ShardPlan
 from torchcoll.parts.training.traffic_comparison import TrafficComparison as TrafficComparison
 from torchcoll.questions.check.judging import Verdict as Verdict
 from torchcoll.questions.check.judging import check as check

@@ -40,11 +40,10 @@ from scipy import stats
 
 from torchcoll.core.case import Case
 from torchcoll.parts.fleet.changes_over_time import history_of
-from torchcoll.parts.fleet.drain import NIGHTS as DRAIN_NIGHTS
-from torchcoll.parts.fleet.drain import SLOW_NIGHTS
-from torchcoll.parts.fleet.nights import format_night
+from torchcoll.parts.fleet.node_report import DRAIN_NIGHTS, SLOW_NIGHTS
 from torchcoll.parts.fleet.panel import Panel
 from torchcoll.parts.fleet.records import CaseKey
+from torchcoll.parts.fleet.series import format_night
 from torchcoll.parts.fleet.slow_nodes import Peers, judge_peers
 
 NIGHTS, CASES, THRESHOLD, WEEK, RACK = 365, 10, 0.01, 7, 8

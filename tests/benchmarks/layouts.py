@@ -63,8 +63,7 @@ from torchcoll.parts.curves.model_fit import fit_model
 from torchcoll.parts.training.architectures import Architecture, parse_config
 from torchcoll.parts.training.config_plan import TrainingOptions
 from torchcoll.parts.training.config_projection import LayoutRow, compare_layouts
-from torchcoll.parts.training.layer_calls import Batch, LayerOptions
-from torchcoll.parts.training.layouts import ParallelLayout, parse_layout
+from torchcoll.parts.training.layouts import Batch, LayerOptions, ParallelLayout, parse_layout
 
 COUNTS, RATES = (2, 4, 8), (100, 300)  # ranks; Mbit/s
 LAYOUTS = {

@@ -42,8 +42,7 @@ from torchcoll.core.traffic import Traffic
 from torchcoll.parts.training.architectures import ARCHITECTURES, parse_config
 from torchcoll.parts.training.buckets import describe
 from torchcoll.parts.training.config_plan import TrainingOptions, in_order_of_gradients, plan_config
-from torchcoll.parts.training.layer_calls import LayerOptions, parse_batch
-from torchcoll.parts.training.layouts import parse_layout
+from torchcoll.parts.training.layouts import LayerOptions, parse_batch, parse_layout
 from torchcoll.parts.training.sent_by_wrappers import (
     Parameter,
     assign_buckets,

@@ -36,8 +36,7 @@ from torchcoll.core.case import Case
 from torchcoll.parts.fleet.address import StoreAddress, parse_address
 from torchcoll.parts.fleet.connecting import Database
 from torchcoll.parts.fleet.records import CaseKey, CaseSummary, RunSummary
-from torchcoll.parts.fleet.schema import CASE_KEYS, CASES, ENVIRONMENTS, RUNS
-from torchcoll.parts.fleet.sql_views import mark_nights
+from torchcoll.parts.fleet.schema import CASE_KEYS, CASES, ENVIRONMENTS, RUNS, mark_nights
 from torchcoll.parts.fleet.writer import StoreWriter, sha256_of
 
 DAY_US = 86_400_000_000

@@ -13,8 +13,8 @@ from made_fleet import made_fleet
 
 import torchcoll
 from torchcoll.cli import main
-from torchcoll.parts.fleet.drain import DrainList
 from torchcoll.parts.fleet.fleet_show import DrainCommands
+from torchcoll.parts.fleet.node_report import DrainList
 
 TEMPLATE = "scontrol update nodename={node} state=drain reason={reason}"
 REASON = "torchcoll: slow or wrong in 4 of 5 nights"

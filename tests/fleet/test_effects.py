@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from torchcoll.parts.fleet.critical import HEAVIEST, critical_value, degrees_of_freedom
 from torchcoll.parts.fleet.effects import (
+    HEAVIEST,
     common_cases,
+    critical_value,
+    degrees_of_freedom,
     grouped_medians,
     robust_scale,
     two_way,

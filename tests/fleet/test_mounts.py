@@ -8,8 +8,8 @@ import pytest
 from made_stores import made_files
 
 from torchcoll.cli import main
-from torchcoll.parts.fleet import mounts
-from torchcoll.parts.fleet.mounts import network_file_system
+from torchcoll.parts.fleet import address
+from torchcoll.parts.fleet.address import network_file_system
 
 MOUNTS = """\
 proc /proc proc rw,relatime 0 0
@@ -54,13 +54,13 @@ def test_collect_warns_in_one_line_and_collects(tmp_path, monkeypatch, capsys):
     made_files(tmp_path / "runs", 1)
     table = tmp_path / "mounts"
     arguments = ["collect", str(tmp_path / "runs"), "--into", str(tmp_path / "store.sqlite")]
-    monkeypatch.setattr(mounts, "_MOUNTS", table)
+    monkeypatch.setattr(address, "_MOUNTS", table)
     for kind, warnings in (("nfs", 1), ("ext4", 0)):
         table.write_text(f"x / {kind} rw 0 0\n")
         assert main(arguments) == 0
         err = capsys.readouterr().err
         assert err.count("\n") == err.count("torchcoll: warning: ") == warnings
-    monkeypatch.setattr(mounts, "_MOUNTS", tmp_path / "missing")
+    monkeypatch.setattr(address, "_MOUNTS", tmp_path / "missing")
     assert main(arguments) == 0
     assert capsys.readouterr().err == ""
 

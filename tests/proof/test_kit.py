@@ -26,20 +26,10 @@ from torchcoll.core.file import save
 from torchcoll.core.result import Choice
 from torchcoll.machine.devices import Cpu
 from torchcoll.machine.processes import Ended
-from torchcoll.parts.proof import (
-    claims,
-    clock_probe,
-    error_probe,
-    fault_probe,
-    first_call_probe,
-    judge,
-    other_work,
-    prove,
-    running,
-)
-from torchcoll.parts.proof.claims import CLAIMS
+from torchcoll.parts.proof import fault_probe, judge, probes, prove
+from torchcoll.parts.proof.judge import FAILED, NOT_RUN, NOT_SHOWN, PROVEN
 from torchcoll.parts.proof.kit import Kit, MachineUnderTest
-from torchcoll.parts.proof.part_result import FAILED, NOT_RUN, NOT_SHOWN, PROVEN
+from torchcoll.parts.proof.prove import CLAIMS
 from torchcoll.reading.traces import read_traffic
 
 GLOO = MachineUnderTest("gloo", "cpu", 2, False, "", "gloo of torch", facts={"names": []})
@@ -51,13 +41,12 @@ def steady_time(rank: int, extra_look: bool = False) -> None:
     extra_look: torchcoll's own loop looks once more within its stamps.
     """
     clock = Ticking()
-    for probe in (clock_probe, first_call_probe):
-        names = {"perf_counter_ns": staticmethod(clock.now), "monotonic": staticmethod(monotonic)}
-        probe.time = type("Time", (), names)
+    names = {"perf_counter_ns": staticmethod(clock.now), "monotonic": staticmethod(monotonic)}
+    probes.time = type("Time", (), names)
     Cpu.__init__.__defaults__ = (clock.now,)
     watchdog._QUIET_S = 0.3
-    other_work.describe = lambda first: ""
-    error_probe.TYPES = ("bfloat16",)
+    probes.describe_other_work = lambda first: ""
+    probes.VERIFIED_TYPES = ("bfloat16",)
     if extra_look:
         synchronized = Cpu.synchronized
 
@@ -92,7 +81,7 @@ def kit(folder: Path, start=None, machine: MachineUnderTest = GLOO) -> Kit:
 
 
 def part(folder: Path, name: str, start=None, machine: MachineUnderTest = GLOO):
-    return running.run_part(kit(folder, start, machine), name)
+    return prove.run_part(kit(folder, start, machine), name)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +93,7 @@ def proven(tmp_path_factory):
     counted = []
     importlib.import_module("torch._dynamo")  # DDP does: once here, and not in each rank
     names = [name for name in CLAIMS if name != "stopped-rank"]
-    report = running.run_parts(kit(folder), names, lambda report: counted.append(len(report.parts)))
+    report = prove.run_parts(kit(folder), names, lambda report: counted.append(len(report.parts)))
     return report, folder, counted
 
 
@@ -132,7 +121,7 @@ def test_the_parts_on_two_gloo_ranks(proven):
 
 
 def test_a_stopped_rank_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(claims, "_STOPPED_S", 5.0)
+    monkeypatch.setattr(prove, "_STOPPED_S", 5.0)
     result = part(tmp_path, "stopped-rank")
     assert result.status == PROVEN, result
     assert result.figures[0].value == 1
@@ -225,7 +214,7 @@ def test_a_part_that_fails_does_not_stop_the_others(tmp_path):
         raise RuntimeError("planted")
 
     names = ["clock", "forced-algorithms"]
-    report = running.run_parts(kit(tmp_path, start), names, lambda report: None)
+    report = prove.run_parts(kit(tmp_path, start), names, lambda report: None)
     assert [result.status for result in report.parts] == [FAILED, NOT_SHOWN]
     assert report.parts[0].reason == "the part itself failed: RuntimeError: planted"
 
@@ -235,7 +224,7 @@ def test_a_part_that_hangs_is_ended_within_its_limit(tmp_path, monkeypatch):
     monkeypatch.setitem(CLAIMS, "clock", replace(CLAIMS["clock"], limit_s=limit_s))
 
     def start(module, arguments, variables, limit_s, log):
-        from torchcoll.parts.proof.starting import run_command
+        from torchcoll.parts.proof.kit import run_command
 
         return run_command(["sh", "-c", "echo waiting; exec sleep 99"], variables, limit_s, log)
 
@@ -249,14 +238,14 @@ def test_ctrl_c_leaves_the_parts_that_were_run(tmp_path):
         raise KeyboardInterrupt
 
     names = ["forced-algorithms", "clock", "capture"]
-    report = running.run_parts(kit(tmp_path, start), names, lambda report: None)
+    report = prove.run_parts(kit(tmp_path, start), names, lambda report: None)
     assert report.status == "interrupted"
     assert [result.status for result in report.parts] == [NOT_SHOWN, NOT_RUN, NOT_RUN]
 
 
 def test_no_part_begins_after_the_20_minutes(tmp_path):
     late = replace_deadline(kit(tmp_path))
-    result = running.run_part(late, "clock")
+    result = prove.run_part(late, "clock")
     assert (result.status, result.reason) == (NOT_RUN, "the 20 minutes of the proof are over")
 
 

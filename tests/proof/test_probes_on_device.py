@@ -13,10 +13,8 @@ from ranks import Job
 from simulated_device import BACKEND, CALL_S, SimulatedTorch
 
 from torchcoll.machine.launcher import detect
-from torchcoll.parts.proof import clock_probe, error_probe, first_call_probe
-from torchcoll.parts.proof.judge import judge_verification
-from torchcoll.parts.proof.part_result import PROVEN
-from torchcoll.parts.proof.probe import ProbeOptions
+from torchcoll.parts.proof import probes
+from torchcoll.parts.proof.judge import PROVEN, judge_verification
 
 CALL_NS = CALL_S * 1e9
 
@@ -25,13 +23,13 @@ def rank() -> None:
     """What each probe measures, on rank 0 into kept.json."""
     simulated_device.register()
     torch_, kept, launch = SimulatedTorch(), {}, detect()
-    clock_probe.CALLS, clock_probe.LEADS, clock_probe.SIZES = 3, 1, (4096,)
-    error_probe.TYPES = ("int32",)
-    options = ProbeOptions(BACKEND, "cuda", False, 1, Path())
-    kept["clock"] = clock_probe.measure(torch_, launch, options)
-    kept["first-call"] = first_call_probe.measure(torch_, launch, options)
+    probes.CALLS, probes.LEADS, probes.CLOCK_SIZES = 3, 1, (4096,)
+    probes.VERIFIED_TYPES = ("int32",)
+    options = probes.ProbeOptions(BACKEND, "cuda", False, 1, Path())
+    kept["clock"] = probes.measure_clock(torch_, launch, options)
+    kept["first-call"] = probes.measure_first_calls(torch_, launch, options)
     simulated_device.CALL_S = simulated_device.BARRIER_S = 0.001  # no more times are looked at
-    kept["verification"] = error_probe.measure(torch_, launch, options)
+    kept["verification"] = probes.measure_verification(torch_, launch, options)
     if launch.rank == 0:
         Path("kept.json").write_text(json.dumps(kept))
 

@@ -13,7 +13,7 @@ from made_runs import run as launch
 
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.parts.fleet.changes_over_time import PanelHistory
-from torchcoll.parts.fleet.nights_charts import nights_charts
+from torchcoll.parts.fleet.nights_page import nights_charts
 from torchcoll.parts.fleet.panel import Panel, baseline_nights, deviations, split_fleet_and_nodes
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.comparison.speed_up_charts import speed_up_charts

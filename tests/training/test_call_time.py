@@ -8,7 +8,7 @@ import pytest
 from made_curves import MIB, MS, curve, line
 
 from torchcoll.core.errors import UsageError
-from torchcoll.parts.training.measured_curves import MeasuredCurves
+from torchcoll.parts.training.isolated import MeasuredCurves
 from torchcoll.stats.sides import side
 
 

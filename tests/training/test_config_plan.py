@@ -21,12 +21,17 @@ from torchcoll.parts.training.config_plan import (
     stage_blocks,
 )
 from torchcoll.parts.training.config_projection import compare_layouts, plan_layout, project_config
-from torchcoll.parts.training.layer_calls import LayerOptions, parse_batch
-from torchcoll.parts.training.layouts import parse_layout
+from torchcoll.parts.training.layouts import LayerOptions, parse_batch, parse_layout
 from torchcoll.parts.training.projection import dominant
 from torchcoll.parts.training.sent_by_wrappers import Parameter, deepspeed_buckets
-from torchcoll.parts.training.sharded import BACKWARD, FORWARD
-from torchcoll.parts.training.step_program import BLOCKS, BeginCall, Idle, PassWork
+from torchcoll.parts.training.step_program import (
+    BACKWARD,
+    BLOCKS,
+    FORWARD,
+    BeginCall,
+    Idle,
+    PassWork,
+)
 
 BF16 = TrainingOptions("bfloat16")
 FP32 = TrainingOptions("float32", layers=LayerOptions("float32"))

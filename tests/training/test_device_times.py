@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from planned_models import on_ranks
 
+from torchcoll.parts.training.call_ends import DeviceTimes
 from torchcoll.parts.training.capture import capture
-from torchcoll.parts.training.device_times import DeviceTimes
 from torchcoll.parts.training.recorded_calls import RecordedCall
 
 REFUSED = "{} calls have no duration: the backend does not time them"

@@ -17,7 +17,7 @@ from sent import MS, call, traffic
 from torchcoll import Traffic, capture
 from torchcoll.core.traffic import Group
 from torchcoll.parts.training.exposed import ModuleRow
-from torchcoll.parts.training.perfetto_show import traffic_trace
+from torchcoll.parts.training.step_show import traffic_trace
 from torchcoll.parts.training.traffic_table import summarise_traffic
 
 

@@ -30,8 +30,7 @@ from torch.distributed.tensor.experimental._context_parallel._attention import s
 from torchcoll import capture
 from torchcoll.parts.training.architectures import parse_config
 from torchcoll.parts.training.config_plan import TrainingOptions, plan_config
-from torchcoll.parts.training.layer_calls import LayerOptions, parse_batch
-from torchcoll.parts.training.layouts import check_layout, parse_layout
+from torchcoll.parts.training.layouts import LayerOptions, check_layout, parse_batch, parse_layout
 from torchcoll.parts.training.step_program import BeginCall
 
 LAYERS = 3

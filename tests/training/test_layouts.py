@@ -8,8 +8,7 @@ from error_form import error_text
 import torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.parts.training.architectures import read_architecture
-from torchcoll.parts.training.layer_calls import parse_batch
-from torchcoll.parts.training.layouts import check_layout, parse_layout, parse_layouts
+from torchcoll.parts.training.layouts import check_layout, parse_batch, parse_layout, parse_layouts
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,9 @@ from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.parts.curves.model_file import model_object
 from torchcoll.parts.curves.model_fit import fit_model
 from torchcoll.parts.curves.predictor import Prediction
-from torchcoll.parts.training.corrected_machine import CorrectedMachine, corrected
 from torchcoll.parts.training.measured_step import CallKind, match_kinds, measure_step
-from torchcoll.parts.training.projection import PlannedRow
-from torchcoll.parts.training.traffic_projection import plan_traffic
+from torchcoll.parts.training.planning import plan_traffic
+from torchcoll.parts.training.projection import CorrectedMachine, PlannedRow, corrected
 
 MS = 1_000_000
 # fully_shard of torch 2.6 needs a device that has streams.

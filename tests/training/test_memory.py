@@ -13,8 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 from torchcoll.parts.training.architectures import parse_config
 from torchcoll.parts.training.config_plan import TrainingOptions, plan_config
-from torchcoll.parts.training.layer_calls import LayerOptions, parse_batch
-from torchcoll.parts.training.layouts import parse_layout
+from torchcoll.parts.training.layouts import LayerOptions, parse_batch, parse_layout
 
 RANKS = 3  # divides none of the sizes: shards are padded
 LAYERS, WIDTHS = 2, Widths(64, 8, 8, 192, 256)

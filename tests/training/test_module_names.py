@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from torchcoll import Traffic, capture, gradient_buckets, shard_traffic
-from torchcoll.parts.training.bucket_names import bucket_names
+from torchcoll.parts.training.ddp_buckets import bucket_names
 from torchcoll.parts.training.traffic_table import summarise_traffic
 from torchcoll.reading.traces import read_traffic
 

@@ -21,7 +21,7 @@ import torchcoll
 from torchcoll.cli import main as torchcoll_command
 from torchcoll.core.call_ring import CAPACITY, read_ring
 from torchcoll.core.errors import UsageError
-from torchcoll.parts.training import stall_watch
+from torchcoll.parts.training import ring_file
 from torchcoll.parts.training.capture import capture
 
 
@@ -232,7 +232,7 @@ def test_an_exception_of_the_program(alone):
 
 def quick(rank):
     """A setup: stacks after 0.2 s without progress."""
-    stall_watch.LONGEST_WAIT_S = 0.2
+    ring_file.LONGEST_WAIT_S = 0.2
 
 
 def rings_of(folder, ranks):

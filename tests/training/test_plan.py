@@ -24,10 +24,15 @@ from torchcoll.parts.curves.model_fit import fit_model
 from torchcoll.parts.curves.predictions import predict_all
 from torchcoll.parts.training.config_projection import project_parameters
 from torchcoll.parts.training.plan_show import show_training_plans
+from torchcoll.parts.training.planning import StepStage, plan_traffic, stage_program
 from torchcoll.parts.training.projection import STRONG, WEAK, Plan, PlannedStep, dominant
-from torchcoll.parts.training.sharded import BACKWARD, FORWARD
-from torchcoll.parts.training.step_program import ProgramWriter, SentCall, StepProgram
-from torchcoll.parts.training.traffic_projection import StepStage, plan_traffic, stage_program
+from torchcoll.parts.training.step_program import (
+    BACKWARD,
+    FORWARD,
+    ProgramWriter,
+    SentCall,
+    StepProgram,
+)
 
 MS = 1e6
 

@@ -24,10 +24,10 @@ from torchcoll.core.metrics import Metric, check_metrics, write_metrics
 from torchcoll.core.result import Run
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.parts.training import sampled
-from torchcoll.parts.training.over_time import Stretch, over_time
 from torchcoll.parts.training.recorded_calls import CallRecorder
 from torchcoll.parts.training.sampled import Sampling, StepMetrics, split_step, step_metrics
 from torchcoll.parts.training.traffic_show import show_traffic
+from torchcoll.parts.training.traffic_table import Stretch, over_time
 
 FSDP_ON_CPU = hasattr(torch.cpu.Stream(), "record_event")  # not in torch 2.6
 

@@ -9,7 +9,7 @@ from error_form import error_text
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.parts.training.shrink import shrink
+from torchcoll.parts.training.replay import shrink
 
 WORLD = tuple(range(4))
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from fake_machine import Machine
 
-from torchcoll.parts.training.stamps import DeviceStamps, HostStamps
+from torchcoll.parts.training.player import DeviceStamps, HostStamps
 
 
 def test_events_of_a_call_that_is_waited_for_at_once():

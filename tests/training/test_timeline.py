@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.parts.training.timeline import Compute, Mark, Send, Wait, step_ns
+from torchcoll.parts.training.step_program import Compute, Mark, Send, Wait, step_ns
 
 
 @pytest.mark.parametrize(

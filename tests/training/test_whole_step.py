@@ -14,17 +14,16 @@ from sent import MS, call, traffic, world
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, join
-from torchcoll.parts.training.clocks import measure_offsets
-from torchcoll.parts.training.drawn_show import (
+from torchcoll.parts.training.joined import join_ranks, measure_offsets
+from torchcoll.parts.training.step_show import (
     MAX_RANKS_DRAWN,
     _group_overlapping,
     _label,
     _ranks_to_draw,
+    answer_lines,
     draw_step,
+    traffic_trace,
 )
-from torchcoll.parts.training.joined import join_ranks
-from torchcoll.parts.training.perfetto_show import traffic_trace
-from torchcoll.parts.training.step_show import answer_lines
 from torchcoll.parts.training.whole_step import whole_step
 from torchcoll.reading.traces import read_traffic
 

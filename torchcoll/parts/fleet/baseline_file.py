@@ -1,6 +1,7 @@
-"""The file of ``torchcoll baseline``: TOML with a table per kind of machine, which people can read.
+"""The baseline of ``check``: a file of ``torchcoll baseline``, TOML with a table per kind of
+machine, which people can read; or the good runs of a folder, a glob or a store.
 
-Times are in us, spreads and changes in percent of the time.
+Times in the file are in us, spreads and changes in percent of the time.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,20 @@ from typing import Any
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UnreadableError, UsageError, one_line
 from torchcoll.core.opening import open_to_read
+from torchcoll.core.result import Run
 from torchcoll.core.toml_text import toml_key, toml_string, toml_table
-from torchcoll.parts.fleet.good_runs import Baseline, CaseUsual, NodeUsual, limits_of
+from torchcoll.core.units import counted
+from torchcoll.parts.fleet import good_runs
+from torchcoll.parts.fleet.baseline_runs import (
+    Selection,
+    machine_text,
+    select_baselines,
+    versions_of,
+)
 from torchcoll.parts.fleet.node_report import case_names
-from torchcoll.parts.fleet.records import CaseKey
+from torchcoll.parts.fleet.records import OK, CaseKey, RunSummary, summarise_run
+from torchcoll.parts.fleet.series import Summaries
+from torchcoll.parts.fleet.sources import summaries_of
 
 MARK = "torchcoll_baseline"  # the first key of the file: its version
 VERSION = 1
@@ -48,7 +60,7 @@ def _change(effect: float) -> str:
     return _number(100 * math.expm1(effect))
 
 
-def format_baselines(baselines: Sequence[Baseline], paths: Sequence[str] = ()) -> str:
+def format_baselines(baselines: Sequence[good_runs.Baseline], paths: Sequence[str] = ()) -> str:
     """The text of the file. paths: where the runs were read, for a comment."""
     first = baselines[0]
     lines = [
@@ -67,8 +79,8 @@ def format_baselines(baselines: Sequence[Baseline], paths: Sequence[str] = ()) -
     return "\n".join(lines) + "\n"
 
 
-def _machine_lines(baseline: Baseline) -> list[str]:
-    limits = limits_of(baseline)
+def _machine_lines(baseline: good_runs.Baseline) -> list[str]:
+    limits = good_runs.limits_of(baseline)
     lines = [
         "[[machine]]",
         f"device_name = {toml_string(baseline.device_name)}",
@@ -137,7 +149,7 @@ def _inline_case(key: CaseKey) -> str:
     return f"{{ {', '.join(texts)} }}"
 
 
-def read_baselines(path: str | os.PathLike[str]) -> tuple[Baseline, ...]:
+def read_baselines(path: str | os.PathLike[str]) -> tuple[good_runs.Baseline, ...]:
     """The baselines of a file. Raises UnreadableError for one that cannot be read, or that
     ``torchcoll baseline`` did not write.
     """
@@ -198,12 +210,14 @@ def _whole(value: object) -> int:
     return int(value)  # type: ignore[call-overload,no-any-return]
 
 
-def _baseline(machine: Mapping[str, Any], threshold: float, false_alarms: float) -> Baseline:
+def _baseline(
+    machine: Mapping[str, Any], threshold: float, false_alarms: float
+) -> good_runs.Baseline:
     """Raises KeyError, TypeError, ValueError or AttributeError for what cannot be."""
     ranks = _whole(machine["ranks"])
     by_node = machine["by_node"] is True
     cases = tuple(
-        CaseUsual(
+        good_runs.CaseUsual(
             CaseKey.from_json({**_key_fields(case["case"]), "ranks": ranks}),
             1e3 * _positive(case["usual_us"]),
             _positive(case["spread_percent"]) / 100,
@@ -219,13 +233,13 @@ def _baseline(machine: Mapping[str, Any], threshold: float, false_alarms: float)
         changes = node["slower_percent"] if by_node else [0.0] * len(cases)
         if len(changes) != len(cases):
             raise ValueError(f"{len(changes)} changes of node {name} for {len(cases)} cases")
-        nodes[name] = NodeUsual(
+        nodes[name] = good_runs.NodeUsual(
             tuple(math.log1p(change / 100) for change in changes), _whole(node["runs"])
         )
     if not nodes:
         raise ValueError("no node")
     times = [_time_us(machine.get(name, "")) for name in ("first_run", "last_run")]
-    return Baseline(
+    return good_runs.Baseline(
         device_name=str(machine["device_name"]),
         ranks=ranks,
         run_ids=tuple(map(str, machine["runs"]["ids"])),
@@ -259,3 +273,126 @@ def _time_us(text: str) -> int | None:
         return None
     when = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
     return int((when - _EPOCH).total_seconds() * 1e6)
+
+
+@dataclass(frozen=True)
+class JudgedByGoodRuns:
+    """A run judged by good runs, with the names of its cases, worst first.
+
+    differences: versions that the run has and no run of the baseline, a clause each. left_out: how
+    many runs of the folder or store are not in the baseline. notes: what makes it doubtful.
+    further: cases of the run that the baseline lacks. member: whether the run is itself one of the
+    baseline's.
+    """
+
+    judged: good_runs.RunJudged
+    names: tuple[str, ...]
+    differences: tuple[str, ...]
+    left_out: int
+    notes: tuple[str, ...]
+    further: int
+    member: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Changes and limits as shares of the usual time, 0.08 for 8 % slower."""
+        judged = self.judged
+        return {
+            "runs": len(judged.baseline.run_ids),
+            "nodes": len(judged.baseline.nodes),
+            "false_alarms": judged.baseline.false_alarms,
+            "slower": share(judged.effect),
+            "limit": share(judged.limits.run_limit),
+            "detectable": share(judged.limits.run_detectable),
+            "cases": [
+                {
+                    "name": name,
+                    **case.key.to_row(),
+                    "time_ns": case.time_ns,
+                    "usual_ns": case.usual_ns,
+                    "slower": share(case.effect),
+                    "limit": share(case.limit),
+                    "slow": case.slow,
+                }
+                for name, case in zip(self.names, judged.cases, strict=True)
+            ],
+        }
+
+
+def share(effect: float) -> float:
+    """A difference of log times as a share of the usual time, with 6 digits."""
+    return float(f"{math.expm1(effect):.6g}")
+
+
+@dataclass
+class BaselineSource:
+    """The baselines of a file, folder or store; ``judge`` judges one run by the one of its kind.
+
+    A run that is itself in the folder or store is judged by the others.
+    """
+
+    name: str
+    _selection: Selection | None = None
+    _summaries: Summaries | None = None
+    _run_ids: frozenset[str] = field(default_factory=frozenset)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> BaselineSource:
+        """Raises UnreadableError for what cannot be read, UsageError for a file of another kind."""
+        text = os.fspath(path)
+        if text.endswith(".toml"):
+            return cls(text, Selection(read_baselines(text)))
+        summaries = summaries_of([text])
+        return cls(text, None, summaries, frozenset(summaries.run_ids))
+
+    def _selection_without(self, run_id: str) -> Selection:
+        if self._summaries is not None and run_id in self._run_ids:
+            return select_baselines(self._summaries, without=run_id)
+        if self._selection is None:
+            assert self._summaries is not None
+            self._selection = select_baselines(self._summaries)
+        return self._selection
+
+    def judge(self, run: Run) -> JudgedByGoodRuns:
+        """Raises UsageError if the good runs are too few, or none is of this run's kind of machine,
+        node or cases.
+        """
+        summary, cases = summarise_run(run)
+        selection = self._selection_without(summary.run_id)
+        kind = (summary.device_name, summary.ranks)
+        baseline = next((b for b in selection.baselines if (b.device_name, b.ranks) == kind), None)
+        if baseline is None:
+            available = "; ".join(machine_text(b.device_name, b.ranks) for b in selection.baselines)
+            few = f" ({'; '.join(selection.too_few)})" if selection.too_few else ""
+            raise UsageError(
+                "baseline", f"{available}{few}", f"{machine_text(*kind)}, as this run has"
+            )
+        times = {case.key: case.time_ns for case in cases if case.status == OK and case.time_ns}
+        try:
+            judged = good_runs.judge_new_run(baseline, summary.node, times)
+        except good_runs.CannotJudge as error:
+            raise UsageError("baseline", one_line(error), error.expected) from None
+        usual = {case.key for case in baseline.cases}
+        return JudgedByGoodRuns(
+            judged,
+            tuple(case_names([case.key for case in judged.cases])),
+            _differences(summary, judged),
+            len(selection.left_out),
+            selection.notes,
+            len(set(times) - usual),
+            summary.run_id in baseline.run_ids,
+        )
+
+
+def _differences(summary: RunSummary, judged: good_runs.RunJudged) -> tuple[str, ...]:
+    usual = judged.baseline.versions
+    return tuple(
+        f"{one_line(name)} {one_line(value)} (baseline: {one_line(', '.join(usual[name]))})"
+        for name, value in versions_of(summary.facts).items()
+        if name in usual and value not in usual[name]
+    )
+
+
+def good_runs_text(judged: good_runs.RunJudged) -> str:
+    """``24 good runs on 8 nodes``."""
+    text = counted(len(judged.baseline.run_ids), "good run")
+    return f"{text} on {counted(len(judged.baseline.nodes), 'node')}"

@@ -14,25 +14,23 @@ import pandas as pd
 
 from torchcoll.core.errors import UnusableError, UsageError, one_line
 from torchcoll.core.units import counted, format_change
-from torchcoll.parts.fleet.critical import critical_value
-from torchcoll.parts.fleet.effects import Floats, common_cases, robust_scale, two_way
-from torchcoll.parts.fleet.good_runs import (
-    FALSE_ALARMS,
-    FEWEST_RUNS,
-    THRESHOLD,
-    Baseline,
-    CannotJudge,
-    GoodRun,
-    GoodRuns,
-    baseline_of,
-    judge_new_run,
-    mean_over_cases,
-    runs_missing,
+from torchcoll.parts.fleet import good_runs
+from torchcoll.parts.fleet.effects import (
+    Floats,
+    common_cases,
+    critical_value,
+    robust_scale,
+    two_way,
 )
-from torchcoll.parts.fleet.nights import format_night
 from torchcoll.parts.fleet.node_report import case_names
 from torchcoll.parts.fleet.records import FAILED, WRONG, CaseKey
-from torchcoll.parts.fleet.series import RUN_STATUSES, STATUSES, UNKNOWN_START, Summaries
+from torchcoll.parts.fleet.series import (
+    RUN_STATUSES,
+    STATUSES,
+    UNKNOWN_START,
+    Summaries,
+    format_night,
+)
 from torchcoll.parts.fleet.slow_nodes import FEWEST_PEERS, Peers, judge_peers
 from torchcoll.stats.distributions import kendall_p, median_slope
 
@@ -69,7 +67,7 @@ class Selection:
     and what makes a baseline doubtful, as a sentence each.
     """
 
-    baselines: tuple[Baseline, ...]
+    baselines: tuple[good_runs.Baseline, ...]
     left_out: tuple[RunLeftOut, ...] = ()
     too_few: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -83,9 +81,9 @@ def select_baselines(
     summaries: Summaries,
     accepted: int | None = None,
     without: str | None = None,
-    threshold: float = THRESHOLD,
-    false_alarms: float = FALSE_ALARMS,
-    replaced: Sequence[Baseline] = (),
+    threshold: float = good_runs.THRESHOLD,
+    false_alarms: float = good_runs.FALSE_ALARMS,
+    replaced: Sequence[good_runs.Baseline] = (),
 ) -> Selection:
     """The baselines of all good runs.
 
@@ -115,7 +113,7 @@ def select_baselines(
     for index, reason in _failures(summaries).items():
         if usable[index]:
             leave_out(index, reason)
-    baselines: list[Baseline] = []
+    baselines: list[good_runs.Baseline] = []
     too_few: list[str] = []
     for stratum in np.unique(summaries.stratum).tolist():
         members = np.flatnonzero((summaries.stratum == stratum) & usable)
@@ -147,15 +145,15 @@ def select_baselines(
         if populations:
             notes.append(f"{what}: {populations}")
         nodes = [summaries.nodes[number] for number in summaries.node[members].tolist()]
-        if missing := runs_missing(nodes):
+        if missing := good_runs.runs_missing(nodes):
             of_nodes = f" of {counted(len(set(nodes)), 'node')}" if len(set(nodes)) > 1 else ""
             count = counted(len(nodes), "good run")
             too_few.append(f"{count}{of_nodes} of {what}, {missing} more needed")
             continue
         good = _good_runs(summaries, stratum, members, table, keys)
         try:
-            baseline = baseline_of(good, threshold, false_alarms)
-        except CannotJudge as error:
+            baseline = good_runs.baseline_of(good, threshold, false_alarms)
+        except good_runs.CannotJudge as error:
             too_few.append(f"{what}: {error}, {error.expected} needed")
             continue
         if rare := [key for key in keys if key not in {case.key for case in baseline.cases}]:
@@ -171,7 +169,7 @@ def select_baselines(
         raise refusal(
             "baseline",
             "; ".join(too_few) or "no good run",
-            f"at least {FEWEST_RUNS} good runs of one device model and number of ranks",
+            f"at least {good_runs.FEWEST_RUNS} good runs of one device model and number of ranks",
             f"Left out: {named}{more}." if named else "",
         )
     baselines.sort(key=lambda item: -len(item.run_ids))
@@ -227,10 +225,7 @@ def _table(
 
 
 def _slow_runs(
-    table: Floats,
-    keys: Sequence[CaseKey],
-    node: npt.NDArray[np.intp] | None,
-    threshold: float,
+    table: Floats, keys: Sequence[CaseKey], node: npt.NDArray[np.intp] | None, threshold: float
 ) -> tuple[dict[int, str], str]:
     """Row -> why a run is left out, by the rule of `torchcoll fleet`; and a note if there are two
     populations of runs, of which none is left out.
@@ -249,7 +244,7 @@ def _slow_runs(
         table = table - of_runs.groupby(node).transform("median").to_numpy()[:, None]
     values = table[largest]
     if len(largest) <= FEWEST_PEERS:
-        if len(largest) < FEWEST_RUNS:
+        if len(largest) < good_runs.FEWEST_RUNS:
             return slow, ""
         effects = two_way(values).effects
         spread = robust_scale(effects)
@@ -280,7 +275,7 @@ def _slow_runs(
 
 
 def _slow_by(
-    earlier: Baseline,
+    earlier: good_runs.Baseline,
     table: Floats,
     keys: Sequence[CaseKey],
     nodes: Sequence[str],
@@ -298,8 +293,8 @@ def _slow_by(
             if math.isfinite(value)
         }
         try:
-            judged = judge_new_run(earlier, node, times_ns)
-        except CannotJudge:
+            judged = good_runs.judge_new_run(earlier, node, times_ns)
+        except good_runs.CannotJudge:
             continue
         if judged.slow:
             effect, where = judged.effect, "all cases"
@@ -318,12 +313,12 @@ def _good_runs(
     members: npt.NDArray[np.intp],
     table: Floats,
     keys: Sequence[CaseKey],
-) -> GoodRuns:
+) -> good_runs.GoodRuns:
     order = np.argsort(summaries.start_us[members], kind="stable")
     members, table = members[order], table[order]
     starts = summaries.start_us[members].tolist()
     runs = tuple(
-        GoodRun(
+        good_runs.GoodRun(
             summaries.run_ids[index],
             summaries.nodes[summaries.node[index]],
             None if start == UNKNOWN_START else start,
@@ -335,7 +330,7 @@ def _good_runs(
         for name, value in versions_of(summaries.environments[number]).items():
             versions.setdefault(name, {})[value] = None
     device_name, ranks = summaries.strata[stratum]
-    return GoodRuns(
+    return good_runs.GoodRuns(
         device_name,
         ranks,
         runs,
@@ -354,7 +349,7 @@ def versions_of(facts: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _doubts(good: GoodRuns, baseline: Baseline) -> list[str]:
+def _doubts(good: good_runs.GoodRuns, baseline: good_runs.Baseline) -> list[str]:
     """What makes a baseline doubtful: copies, runs of one day, and a steady change."""
     doubts = []
     copies = len(good.log_times) - len(np.unique(np.nan_to_num(good.log_times), axis=0))
@@ -378,7 +373,7 @@ def _doubts(good: GoodRuns, baseline: Baseline) -> list[str]:
     return doubts
 
 
-def drift_of(good: GoodRuns, baseline: Baseline) -> float:
+def drift_of(good: good_runs.GoodRuns, baseline: good_runs.Baseline) -> float:
     """How much the mean over the cases changed from the first run to the last, as a difference of
     log times; 0.0 where no steady change is proven or it is below 1 %.
 
@@ -391,7 +386,7 @@ def drift_of(good: GoodRuns, baseline: Baseline) -> float:
     levels = np.log([case.usual_ns for case in baseline.cases])
     effects = np.array([baseline.nodes[run.node].effects for run in good.runs])
     spreads = np.array([case.spread for case in baseline.cases])
-    values = mean_over_cases(good.log_times[:, kept] - levels - effects, spreads)[dated]
+    values = good_runs.mean_over_cases(good.log_times[:, kept] - levels - effects, spreads)[dated]
     days = np.array([run.start_us or 0 for run in good.runs], dtype=np.float64)[dated] / _DAY_US
     if not days[-1] > days[0] or not values.std() > 0:
         return 0.0

@@ -7,7 +7,7 @@ what the nodes of a night share; groups and nodes are judged by what is left.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,15 +15,7 @@ import numpy.typing as npt
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
-from torchcoll.parts.fleet.critical import student_quantile
-from torchcoll.parts.fleet.effects import Floats, nan_mean, nan_median
-from torchcoll.parts.fleet.fact_changes import (
-    FactChange,
-    StagedEffect,
-    fact_changes,
-    staged_effects,
-)
-from torchcoll.parts.fleet.groups import candidate_groups
+from torchcoll.parts.fleet.effects import Floats, nan_mean, nan_median, student_quantile
 from torchcoll.parts.fleet.incidents import (
     Opening,
     SeriesNoise,
@@ -32,7 +24,6 @@ from torchcoll.parts.fleet.incidents import (
     scores_of,
     window_values,
 )
-from torchcoll.parts.fleet.nights import format_night
 from torchcoll.parts.fleet.node_report import case_names
 from torchcoll.parts.fleet.panel import (
     FEWEST_BASELINE,
@@ -42,6 +33,113 @@ from torchcoll.parts.fleet.panel import (
     deviations,
     split_fleet_and_nodes,
 )
+from torchcoll.parts.fleet.series import format_night
+from torchcoll.parts.fleet.slow_nodes import candidate_groups
+
+_WEEK = 7  # nights before and after its change that a node is compared over
+_FEWEST_NODES = 3  # changed, and not yet changed
+_CRITICAL = (
+    6.0  # standard errors of the median difference; of t4 with 3 nodes not reached by chance
+)
+
+
+@dataclass(frozen=True)
+class FactChange:
+    """The same change of one fact on several nodes. nights[i] is that of nodes[i]."""
+
+    name: str
+    old: str
+    new: str
+    nodes: npt.NDArray[np.intp]
+    nights: npt.NDArray[np.intp]
+
+    def __str__(self) -> str:
+        return f"{self.name.removeprefix('label=')} {self.old} -> {self.new}"
+
+
+def fact_changes(panel: Panel) -> list[FactChange]:
+    """Every change of a fact from a node's run to its next one, most nodes first.
+
+    A fact that a run does not record has not changed.
+    """
+    places: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for node in range(len(panel.nodes)):
+        nights = np.flatnonzero(panel.environment[:, node] >= 0)
+        values = panel.environment[nights, node]
+        for index in np.flatnonzero(values[1:] != values[:-1]).tolist():
+            pair = (int(values[index]), int(values[index + 1]))
+            places.setdefault(pair, []).append((node, int(nights[index + 1])))
+    by_fact: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
+    for (before, after), where in places.items():
+        old, new = panel.environments[before], panel.environments[after]
+        for name in sorted({*old} & {*new}):
+            if old[name] != new[name]:
+                by_fact.setdefault((name, old[name], new[name]), []).extend(where)
+    changes = [
+        FactChange(*fact, *(np.array(column, dtype=np.intp) for column in zip(*where, strict=True)))
+        for fact, where in by_fact.items()
+    ]
+    return sorted(changes, key=lambda change: (-len(change.nodes), change.name, change.new))
+
+
+@dataclass(frozen=True)
+class StagedEffect:
+    """What a change did to the nodes that had it earlier than others.
+
+    changes: those with the same nodes and nights, which cannot be told apart. effect: median
+    difference in log time. standard_error: of it.
+    """
+
+    changes: tuple[FactChange, ...]
+    effect: float
+    standard_error: float
+
+
+def staged_effects(
+    changes: Iterable[FactChange], node_times: Floats, least: float
+) -> list[StagedEffect]:
+    """Changes that nodes had in different nights and that made them slower by over ``least``.
+
+    node_times [T, N]: log time of a node over all cases, compared with its baseline. A node is
+    compared over the weeks before and after its change with the nodes that had not changed yet
+    (difference in differences, Card and Krueger 1994).
+    """
+    sets: dict[tuple[bytes, bytes], list[FactChange]] = {}
+    for change in changes:
+        key = (change.nodes.tobytes(), change.nights.tobytes())
+        sets.setdefault(key, []).append(change)
+    effects = []
+    count = node_times.shape[1]
+    for same in sets.values():
+        nodes, nights = same[0].nodes, same[0].nights
+        if len(nodes) < _FEWEST_NODES or (len(np.unique(nights)) == 1 and len(nodes) == count):
+            continue
+        changed_in = np.full(count, len(node_times))
+        changed_in[nodes] = nights
+        first, last = max(0, int(nights.min()) - _WEEK), int(nights.max()) + _WEEK
+        controls = np.full(len(node_times), np.nan)
+        for night in range(first, min(last, len(node_times))):
+            others = node_times[night, changed_in > night]
+            others = others[np.isfinite(others)]
+            if len(others) >= _FEWEST_NODES:
+                controls[night] = np.median(others)
+        relative = node_times - controls[:, None]
+        differences = []
+        for node, night in zip(nodes.tolist(), nights.tolist(), strict=True):
+            before = relative[max(0, night - _WEEK) : night, node]
+            after = relative[night : night + _WEEK, node]
+            if np.isfinite(before).any() and np.isfinite(after).any():
+                differences.append(nan_mean(after, 0) - nan_mean(before, 0))
+        if len(differences) < _FEWEST_NODES:
+            continue
+        values = np.array(differences)
+        middle = float(np.median(values))
+        spread = 1.4826 * float(np.median(np.abs(values - middle)))
+        error = max(1.2533 * spread / np.sqrt(len(values)), 1e-6)
+        if middle > least and middle > _CRITICAL * error:
+            effects.append(StagedEffect(tuple(same), middle, error))
+    return sorted(effects, key=lambda item: -item.effect)
+
 
 # Probability of an alarm per series, night and window if nothing changed; fixed with the seeds of
 # tests/benchmarks/fleet.py that are not those judged. Nodes: 6 to 9 alarms in 1,000 node-years.
@@ -144,7 +242,7 @@ def history_of(panel: Panel, threshold: float, accepted: int = 0) -> PanelHistor
     incidents += describe.nodes(openings, noise, node_series)
     incidents += _spread_incidents(panel, node_series, noise, baseline, judged)
     week = noise.ratio[4] * float(np.median(noise.scale)) if len(noise.scale) else math.nan
-    critical = _critical(noise)
+    critical = student_quantile(noise.degrees[4], 1 - NODE_ERROR / 2)
     last = present.shape[0] - 1 - np.argmax(present[::-1], axis=0)
     gone = [
         (node, _date(panel, int(night)))
@@ -169,10 +267,6 @@ def history_of(panel: Panel, threshold: float, accepted: int = 0) -> PanelHistor
         split.nodes,
         split.fleet,
     )
-
-
-def _critical(noise: SeriesNoise) -> float:
-    return student_quantile(noise.degrees[4], 1 - NODE_ERROR / 2)
 
 
 def _importance(incident: Incident) -> tuple[int, bool, float]:

@@ -17,7 +17,7 @@ from torchcoll.parts.fleet.address import is_store
 from torchcoll.questions.check.limits import FAIL, PASS, Phrase
 
 if TYPE_CHECKING:
-    from torchcoll.parts.fleet.baseline_source import BaselineSource, JudgedByGoodRuns
+    from torchcoll.parts.fleet.baseline_file import BaselineSource, JudgedByGoodRuns
 
 _NAMED = 3  # slow cases
 _FIRST_BYTES = 4096
@@ -34,7 +34,7 @@ class CheckedRun:
         return good_runs_phrases(self.judged, self.name)
 
     def deviations(self, run: Run, rows: Sequence[Row]) -> dict[int, float]:
-        from torchcoll.parts.fleet.baseline_source import share
+        from torchcoll.parts.fleet.baseline_file import share
         from torchcoll.parts.fleet.records import CaseKey
 
         effects = {case.key: case.effect for case in self.judged.judged.cases}
@@ -66,7 +66,7 @@ def good_runs(path: str) -> CheckBaseline | None:
     several = path.endswith(".toml") or os.path.isdir(path) or is_store(path)
     if not several and (os.path.exists(path) or not glob.has_magic(path)):
         return None
-    from torchcoll.parts.fleet.baseline_source import BaselineSource
+    from torchcoll.parts.fleet.baseline_file import BaselineSource
 
     return CheckBaseline(BaselineSource.read(path))
 
@@ -88,8 +88,8 @@ def _is_baseline_file(path: str | os.PathLike[str]) -> bool:
 
 def good_runs_phrases(judged_run: JudgedByGoodRuns, name: str) -> list[Phrase]:
     """name: of the file, folder or store."""
+    from torchcoll.parts.fleet.baseline_file import good_runs_text
     from torchcoll.parts.fleet.baseline_show import detectable_text
-    from torchcoll.parts.fleet.baseline_source import good_runs_text
     from torchcoll.parts.fleet.fleet_show import percent, slower
 
     judged = judged_run.judged

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -257,3 +257,11 @@ def _sqlstate(error: BaseException | None) -> str | None:
     """'' where the connection itself failed, None of what is no error of PostgreSQL."""
     state = getattr(error, "sqlstate", _NO_STATE)
     return None if state is _NO_STATE else str(state or "")
+
+
+_BATCH = 500  # values of an IN: SQLite before 3.32 takes 999
+
+
+def batches(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(values), _BATCH):
+        yield values[start : start + _BATCH]

@@ -1,4 +1,6 @@
-"""How the finding of ``torchcoll fleet`` is displayed: one sentence, the nodes, the groups."""
+"""How the finding of ``torchcoll fleet`` is displayed: one sentence, the nodes, the groups, a
+picture.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,9 @@ from xml.sax.saxutils import quoteattr
 
 import numpy as np
 
-from torchcoll.core.errors import one_line
+from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.units import counted, format_change, format_difference
-from torchcoll.parts.fleet.drain import DrainList
-from torchcoll.parts.fleet.node_report import FleetFinding, case_names
+from torchcoll.parts.fleet.node_report import DrainList, FleetFinding, case_names
 from torchcoll.parts.fleet.slow_nodes import FEWEST_PEERS, PeersJudged, SlowNode
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
@@ -397,3 +398,35 @@ __all__ = [
     "print_drain",
     "show_fleet",
 ]
+
+
+_MOST_NAMES = 60  # of nodes beside the picture: more cannot be read
+
+
+def write_heatmap(finding: FleetFinding, path: str, force: bool = False) -> None:
+    """Draws the largest set of peers, slowest node first, and writes it to a PNG, SVG or PDF file.
+
+    Raises UsageError if no node has a case, and UnavailableError without matplotlib.
+    """
+    from torchcoll.report.pictures import check_path, new_figure, write_figure
+
+    check_path(path, force)
+
+    if not finding.judged:
+        raise UsageError("plot", path, "nodes with cases that can be compared")
+    judged = finding.judged[0]
+    order = np.argsort(-judged.effects)
+    change = 100 * np.expm1(judged.case_effects[order])
+    names = case_names(judged.peers.keys)
+    figure, ((axes,),) = new_figure(1, 1)
+    figure.set_size_inches(max(7.0, 3 + 0.25 * len(names)), min(30.0, 3 + 0.16 * len(order)))
+    limit = max(5.0, 100 * finding.threshold)
+    image = axes.imshow(change, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit)
+    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+    if len(order) <= _MOST_NAMES:
+        nodes = [one_line(judged.peers.nodes[n]) for n in order.tolist()]
+        axes.set_yticks(range(len(order)), nodes, fontsize=7)
+    axes.set_ylabel(f"{len(order)} nodes, slowest first")
+    axes.set_title(f"time compared with the median node, night of {finding.night or 'unknown'}")
+    figure.colorbar(image, ax=axes, label="slower (%)")
+    write_figure(figure, path)

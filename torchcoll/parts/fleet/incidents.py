@@ -4,7 +4,7 @@ The mean of the last 1, 2, 3, 5 and 7 nights, and the median of the last 3, 5 an
 with the baseline: means find a small step soonest, medians are not misled by single bad nights. The
 noise is estimated in the baseline, for each window by itself, so that nights that resemble their
 neighbours (correlation) need no model. The tails are as heavy as the pooled baselines do not
-exclude (`critical.py`).
+exclude (`effects.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from torchcoll.parts.fleet.critical import HEAVIEST, degrees_of_freedom, student_quantile
-from torchcoll.parts.fleet.effects import Floats, nan_mean, nan_median
+from torchcoll.parts.fleet.effects import (
+    HEAVIEST,
+    Floats,
+    degrees_of_freedom,
+    nan_mean,
+    nan_median,
+    student_quantile,
+)
 
 # (nights, whether the median of them is taken in place of the mean)
 WINDOWS = (

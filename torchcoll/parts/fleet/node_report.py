@@ -1,17 +1,19 @@
-"""One night of a fleet: which nodes failed, which are slow, which are missing."""
+"""One night of a fleet: which nodes failed, which are slow, which are missing; and which to take
+out of service, because they were slow again and again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, format_size
+from torchcoll.parts.fleet import series
 from torchcoll.parts.fleet.effects import common_cases, grouped_medians
-from torchcoll.parts.fleet.nights import NO_NIGHT, format_night, nights_of, overview_of
 from torchcoll.parts.fleet.records import FAILED, WRONG, CaseKey
-from torchcoll.parts.fleet.series import RUN_STATUSES, STATUSES, RunOverview, Summaries
 from torchcoll.parts.fleet.slow_nodes import FEWEST_PEERS, Peers, PeersJudged, judge_peers
 
 ERROR = 0.01  # probability that a report names anything where nothing differs
@@ -62,7 +64,6 @@ class FleetFinding:
 
 def case_names(keys: Sequence[CaseKey]) -> list[str]:
     """A short name of each case: collective and size, and whatever else tells the cases apart."""
-    from torchcoll.core.units import format_size
 
     def words(key: CaseKey) -> dict[str, str]:
         case = key.case.to_json()
@@ -96,22 +97,22 @@ def case_names(keys: Sequence[CaseKey]) -> list[str]:
 
 
 def fleet_finding(
-    summaries: Summaries,
+    summaries: series.Summaries,
     threshold: float,
     night: int | None = None,
     night_start_us: int = 0,
     expected: Sequence[str] = (),
     error: float = ERROR,
-    overview: RunOverview | None = None,
+    overview: series.RunOverview | None = None,
 ) -> FleetFinding:
     """Judges the runs of one night, by default the last one.
 
     night: days since 1970-01-01. expected: names of nodes that should have a run. overview: of all
     runs, where ``summaries`` has those of some nights only.
     """
-    nights = nights_of(summaries, night_start_us)
-    overview = overview or overview_of(summaries, night_start_us)
-    latest = overview.nights[-1] if overview.nights else NO_NIGHT
+    nights = series.nights_of(summaries, night_start_us)
+    overview = overview or series.overview_of(summaries, night_start_us)
+    latest = overview.nights[-1] if overview.nights else series.NO_NIGHT
     chosen = latest if night is None else night
     tonight = summaries.select(nights == chosen)
     notes = []
@@ -149,7 +150,7 @@ def fleet_finding(
     judged_sets = sum(len(item.nodes) > FEWEST_PEERS for item in peers)
     judged = [judge_peers(item, threshold, error / max(1, judged_sets)) for item in peers]
     return FleetFinding(
-        "" if chosen == NO_NIGHT else format_night(chosen),
+        "" if chosen == series.NO_NIGHT else series.format_night(chosen),
         len(overview.nights),
         len(present),
         tuple(judged),
@@ -165,17 +166,17 @@ def _several(names: Sequence[str], most: int = 5) -> str:
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
-def _failures(tonight: Summaries) -> list[NodeFailure]:
+def _failures(tonight: series.Summaries) -> list[NodeFailure]:
     """Wrong results first, then failed cases and runs that did not complete."""
     failures: dict[tuple[str, str], list[str]] = {}
     names = case_names(tonight.keys)
     for kind in (WRONG, FAILED):
-        for index in np.flatnonzero(tonight.status == STATUSES.index(kind)).tolist():
+        for index in np.flatnonzero(tonight.status == series.STATUSES.index(kind)).tolist():
             node = tonight.nodes[tonight.node[tonight.run[index]]]
             failures.setdefault((kind, node), []).append(names[tonight.key[index]])
-    for index in np.flatnonzero(tonight.run_status == RUN_STATUSES.index("failed")).tolist():
+    for index in np.flatnonzero(tonight.run_status == series.RUN_STATUSES.index("failed")).tolist():
         failures.setdefault((FAILED, tonight.nodes[tonight.node[index]]), [])
-    for index in np.flatnonzero(tonight.run_status > RUN_STATUSES.index("failed")).tolist():
+    for index in np.flatnonzero(tonight.run_status > series.RUN_STATUSES.index("failed")).tolist():
         failures.setdefault((FAILED, tonight.nodes[tonight.node[index]]), []).append(
             "the run did not end"
         )
@@ -189,7 +190,7 @@ def _failures(tonight: Summaries) -> list[NodeFailure]:
     return node_failures
 
 
-def _peers_of(tonight: Summaries, stratum: int) -> tuple[list[Peers], list[str]]:
+def _peers_of(tonight: series.Summaries, stratum: int) -> tuple[list[Peers], list[str]]:
     """The sets of peers of one device model and number of ranks, and what is left out of them."""
     device_name, ranks = tonight.strata[stratum]
     kept = (tonight.stratum[tonight.run] == stratum) & np.isfinite(tonight.time_ns)
@@ -237,3 +238,56 @@ def _peers_of(tonight: Summaries, stratum: int) -> tuple[list[Peers], list[str]]
         text = " and ".join(str(len(members)) for members in sets)
         notes.append(f"{text} nodes have no case in common: they are not compared with each other")
     return peers, notes
+
+
+DRAIN_NIGHTS, SLOW_NIGHTS = 5, 3  # a node is drained after 3 slow nights of the last 5
+MOST_SHARE = 0.02  # of the fleet: if more are slow, the cause is not a node
+
+
+@dataclass(frozen=True)
+class DrainList:
+    """headline: one sentence. nodes: (node, reason) of each node to drain."""
+
+    headline: str
+    nodes: tuple[tuple[str, str], ...]
+
+
+def drain_list(
+    summaries: series.Summaries,
+    threshold: float,
+    night: int | None = None,
+    night_start_us: int = 0,
+    drained: Collection[str] = (),
+) -> DrainList:
+    """The nodes that were slow or gave wrong results in 3 of the last 5 nights.
+
+    drained: nodes that are out of service already. If more than 2 % of the nodes qualify (but at
+    least one may), the list is empty.
+    """
+    nights = series.nights_of(summaries, night_start_us)
+    dated = np.unique(nights[nights != series.NO_NIGHT])
+    upto = dated[dated <= night] if night is not None else dated
+    recent = upto[-DRAIN_NIGHTS:].tolist()
+    if len(recent) < SLOW_NIGHTS:
+        text = f"drain nothing: {counted(len(recent), 'night')}, at least {SLOW_NIGHTS} are needed"
+        return DrainList(text, ())
+    bad: Counter[str] = Counter()
+    present: set[str] = set()
+    for recent_night in recent:
+        finding = fleet_finding(summaries, threshold, recent_night, night_start_us)
+        slow = {item.node for sets in finding.judged for item in sets.slow if item.effect > 0}
+        wrong = {failure.node for failure in finding.failures if failure.kind == "wrong"}
+        bad.update(slow | wrong)
+        present.update(node for sets in finding.judged for node in sets.peers.nodes)
+    chosen = sorted(node for node, count in bad.items() if count >= SLOW_NIGHTS)
+    most = max(1, int(MOST_SHARE * len(present)))
+    if len(chosen) > most:
+        text = f"fleet-wide: drain nothing. {len(chosen)} of {len(present)} nodes were slow in "
+        return DrainList(f"{text}{SLOW_NIGHTS} of {len(recent)} nights; at most {most} may be", ())
+    rest = [node for node in chosen if node not in drained]
+    left = f"; {len(chosen) - len(rest)} drained already" if len(rest) < len(chosen) else ""
+    text = f"{counted(len(rest), 'node')} to drain{left}: bad in {SLOW_NIGHTS} of the last "
+    reasons = {
+        node: f"torchcoll: slow or wrong in {bad[node]} of {len(recent)} nights" for node in rest
+    }
+    return DrainList(f"{text}{len(recent)} nights", tuple(reasons.items()))

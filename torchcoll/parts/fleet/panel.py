@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torchcoll.parts.fleet.effects import Floats, grouped_medians, nan_median
-from torchcoll.parts.fleet.nights import NO_NIGHT, nights_of
 from torchcoll.parts.fleet.records import CaseKey
-from torchcoll.parts.fleet.series import Summaries
+from torchcoll.parts.fleet.series import NO_NIGHT, Summaries, nights_of
 
 FEWEST_BASELINE, MOST_BASELINE = 5, 30  # nights
 

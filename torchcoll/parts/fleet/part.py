@@ -3,10 +3,9 @@
 from torchcoll.core.parts import Part
 
 PART = Part(
-    commands=("command", "store_command"),
     extends={
         "check": "check_good_runs:baseline_in_rules",
-        "convert": "store_command:convert_store",
+        "convert": "command:convert_store",
     },
     sections={"nights": "nights_page:add_nights"},
     answers={"recognises": "address:is_store", "baseline": "check_good_runs:good_runs"},

@@ -1,39 +1,42 @@
-"""A store read into columns: no Python object is kept per case."""
+"""A store read into columns, without a Python object for each case, or into one Parquet file."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from datetime import datetime, timedelta, timezone
+from typing import Any, BinaryIO
 
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, and_, literal_column, or_, select, text
 
+from torchcoll.core.errors import UnavailableError
 from torchcoll.core.result import check_ranks
+from torchcoll.parts.fleet import series
 from torchcoll.parts.fleet.address import StoreAddress
-from torchcoll.parts.fleet.connecting import Database
+from torchcoll.parts.fleet.connecting import Database, batches
 from torchcoll.parts.fleet.records import OK, CaseKey
-from torchcoll.parts.fleet.schema import CASE_KEYS, ENVIRONMENTS, RUNS, check_current
-from torchcoll.parts.fleet.series import (
-    RUN_STATUSES,
-    STATUSES,
-    UNKNOWN_START,
-    Interned,
-    RunOverview,
-    Summaries,
+from torchcoll.parts.fleet.schema import (
+    AHEAD,
+    CASE_KEYS,
+    CASES,
+    DAY_US,
+    ENVIRONMENTS,
+    RUNS,
+    WHEN,
+    check_current,
 )
-from torchcoll.parts.fleet.sql_views import AHEAD, DAY_US, WHEN
 
 Array = np.ndarray[Any, Any]
 
 _ROWS = 1 << 16
-_BATCH = 500
 _MOST_DAYS = 1_000_000  # more than there are between year 1 and 1970
 _MOST_NAMED = 20_000  # runs: of more, all cases between the first and the last are read
 
 # The time that may be compared, as SummariesBuilder decides it, and the index into STATUSES.
 _TIME = f"CASE WHEN status = '{OK}' AND time_ns > 0 THEN time_ns ELSE {{missing}} END"
-_STATUS_CASES = (f"WHEN '{status}' THEN {index}" for index, status in enumerate(STATUSES))
+_STATUS_CASES = (f"WHEN '{status}' THEN {index}" for index, status in enumerate(series.STATUSES))
 _STATUS = f"CASE status {' '.join(_STATUS_CASES)} END"
 
 # COPY in binary begins with a header of 19 bytes. A row is its number of fields, and the length
@@ -55,7 +58,7 @@ def summaries_of_store(
     nodes: Collection[str] | None = None,
     *,
     nights: bool = False,
-) -> Summaries:
+) -> series.Summaries:
     """Reads the runs of a store that began in [since_us, until_us), of these nodes, or all.
 
     A run whose start is not recorded counts by when it was received; nights: so does one whose
@@ -76,7 +79,7 @@ def summaries_of_store(
         return _read(connection, chosen)
 
 
-def run_overview(address: StoreAddress, night_start_us: int) -> RunOverview:
+def run_overview(address: StoreAddress, night_start_us: int) -> series.RunOverview:
     """Nights, nodes and clocks of all runs of a store, without reading the runs.
 
     night_start_us: microseconds after midnight UTC at which a night begins. Raises as
@@ -95,7 +98,7 @@ def run_overview(address: StoreAddress, night_start_us: int) -> RunOverview:
         ahead = connection.execute(text(f"SELECT DISTINCT node FROM runs WHERE {AHEAD}")).scalars()
         clocks = tuple(sorted(ahead))
         _check_texts(*clocks, *(name for name, *_ in nodes))
-        return RunOverview(
+        return series.RunOverview(
             tuple(sorted(int(night) - _MOST_DAYS for night in counts if night is not None)),
             {
                 name: (int(first) - _MOST_DAYS, int(last) - _MOST_DAYS)
@@ -130,8 +133,8 @@ def _condition(
     return chosen
 
 
-def _read(connection: Connection, chosen: Sequence[ColumnElement[bool]]) -> Summaries:
-    node_names, strata, environment_ids = Interned(), Interned(), Interned()
+def _read(connection: Connection, chosen: Sequence[ColumnElement[bool]]) -> series.Summaries:
+    node_names, strata, environment_ids = series.Interned(), series.Interned(), series.Interned()
     run_ids: list[str] = []
     paths: list[str] = []
     columns: list[list[Array]] = [[] for _ in range(7)]
@@ -162,9 +165,9 @@ def _read(connection: Connection, chosen: Sequence[ColumnElement[bool]]) -> Summ
                 node_names.number(name),
                 environment_ids.number(environment_id),
                 strata.number((device, ranks)),
-                UNKNOWN_START if began is None else began,
-                UNKNOWN_START if came is None else came,
-                RUN_STATUSES.index(ended if ended in RUN_STATUSES else "failed"),
+                series.UNKNOWN_START if began is None else began,
+                series.UNKNOWN_START if came is None else came,
+                series.RUN_STATUSES.index(ended if ended in series.RUN_STATUSES else "failed"),
             )
             for column, value in zip(values, row, strict=True):
                 column.append(value)
@@ -178,7 +181,7 @@ def _read(connection: Connection, chosen: Sequence[ColumnElement[bool]]) -> Summ
     facts = _by_id(connection, ENVIRONMENTS.c.id, ENVIRONMENTS.c.facts, environment_ids.values)
     for each in facts.values():
         _check_texts(*each.keys(), *each.values())
-    return Summaries(
+    return series.Summaries(
         run_ids,
         paths,
         node_names.values,
@@ -226,7 +229,7 @@ def _read_cases(connection: Connection, row_ids: Array, some: bool) -> list[Arra
     """
     conditions = [""]
     if some and len(row_ids) <= _MOST_NAMED:
-        conditions = [f"WHERE run IN ({str(batch)[1:-1]})" for batch in _batches(row_ids.tolist())]
+        conditions = [f"WHERE run IN ({str(batch)[1:-1]})" for batch in batches(row_ids.tolist())]
     elif some:
         conditions = [f"WHERE run BETWEEN {row_ids[0]} AND {row_ids[-1]}"]
     types = (np.int32, np.int32, np.float64, np.int8)
@@ -295,15 +298,10 @@ def _by_id(
 ) -> dict[int, Any]:
     """Values of a table by id, of these ids."""
     values: dict[int, Any] = {}
-    for batch in _batches(chosen):
+    for batch in batches(chosen):
         rows = connection.execute(select(number, value).where(number.in_(batch)))
         values |= {row[0]: row[1] for row in rows}
     return values
-
-
-def _batches(values: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(values), _BATCH):
-        yield values[start : start + _BATCH]
 
 
 def _joined(chunks: list[Array]) -> Array:
@@ -311,3 +309,94 @@ def _joined(chunks: list[Array]) -> Array:
     column = np.concatenate(chunks) if chunks else np.array([], dtype=np.int64)
     chunks.clear()
     return column
+
+
+_ROW_GROUP = 1 << 16  # of a row group: what is in memory at once
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+# Column of the file -> column of the store; names as in the rows of torchcoll show --format json
+# where they mean the same.
+_TIMES = {
+    "start_utc": RUNS.c.start_us,
+    "received_utc": RUNS.c.received_us,
+    "collected_utc": RUNS.c.collected_us,
+}
+_TEXTS_OF_JSON = {
+    "hosts": RUNS.c.hosts,
+    "labels": RUNS.c.labels,
+    "facts": ENVIRONMENTS.c.facts,
+}
+_OTHERS = {
+    "run_id": RUNS.c.run_id,
+    "file": RUNS.c.path,
+    "file_sha256": RUNS.c.file_sha256,
+    "node": RUNS.c.node,
+    "device_name": RUNS.c.device_name,
+    "run_status": RUNS.c.status,
+    "exit_code": RUNS.c.exit_code,
+    "wall_s": RUNS.c.wall_s,
+    **{name: CASE_KEYS.c[name] for name in ("collective", "size_bytes_requested", "dtype", "op")},
+    **{name: CASE_KEYS.c[name] for name in ("in_place", "backend", "mode", "ranks")},
+    **{name: CASE_KEYS.c[name] for name in ("statistic", "clock")},
+    "case_sha256": CASE_KEYS.c.sha256,
+    "repeat": CASES.c.repeat,
+    **{name: CASES.c[name] for name in CASES.columns.keys()[3:]},  # the figures
+}
+
+
+def write_store_parquet(address: StoreAddress, file: BinaryIO) -> int:
+    """Writes all cases of a store and returns how many there are.
+
+    Raises UnavailableError where pyarrow is not installed, otherwise as ``Database.reading``.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UnavailableError(
+            "parquet", "no library for it", "pyarrow", "Install torchcoll[parquet]."
+        ) from None
+    columns: dict[str, ColumnElement[Any]] = {**_OTHERS, **_TIMES, **_TEXTS_OF_JSON}
+    kinds = {int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
+    types = {
+        name: kinds.get(column.type.python_type, pyarrow.string())
+        for name, column in _OTHERS.items()
+    }
+    types |= dict.fromkeys(_TIMES, pyarrow.timestamp("us", tz="UTC"))
+    types |= dict.fromkeys(_TEXTS_OF_JSON, pyarrow.string())
+    schema = pyarrow.schema(types.items())
+    query = (
+        select(*(column.label(name) for name, column in columns.items()))
+        .select_from(_cases_of_runs())
+        .order_by(CASES.c.run, CASES.c.case_key, CASES.c.repeat)
+    )
+    database = Database(address)
+    count = 0
+    with database.reading() as connection, pyarrow.parquet.ParquetWriter(file, schema) as writer:
+        check_current(connection, address.name)
+        result = connection.execution_options(yield_per=_ROW_GROUP).execute(query)
+        for rows in result.partitions():
+            values = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
+            for name in _TIMES:
+                values[name] = [_datetime(each) for each in values[name]]
+            for name in _TEXTS_OF_JSON:
+                values[name] = [json.dumps(each, sort_keys=True) for each in values[name]]
+            writer.write_table(pyarrow.table(values, schema=schema))
+            count += len(rows)
+    return count
+
+
+def _cases_of_runs() -> Any:
+    return (
+        CASES.join(RUNS, CASES.c.run == RUNS.c.id)
+        .join(CASE_KEYS, CASES.c.case_key == CASE_KEYS.c.id)
+        .join(ENVIRONMENTS, RUNS.c.environment_id == ENVIRONMENTS.c.id)
+    )
+
+
+def _datetime(us: int | None) -> datetime | None:
+    """None where no calendar has the time."""
+    try:
+        return None if us is None else _EPOCH + timedelta(microseconds=us)
+    except OverflowError:
+        return None

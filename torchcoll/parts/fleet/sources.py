@@ -12,8 +12,7 @@ import numpy as np
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.parts.fleet.address import is_store, parse_address
-from torchcoll.parts.fleet.from_files import runs_with_paths
-from torchcoll.parts.fleet.records import summarise_run
+from torchcoll.parts.fleet.records import runs_with_paths, summarise_run
 from torchcoll.parts.fleet.series import (
     UNKNOWN_START,
     Interned,
@@ -67,7 +66,7 @@ def summaries_of_nights(
     if len(stores) != 1:
         return summaries_of(arguments), None
     from torchcoll.parts.fleet.read import run_overview, summaries_of_store  # needs SQLAlchemy
-    from torchcoll.parts.fleet.sql_views import DAY_US
+    from torchcoll.parts.fleet.schema import DAY_US
 
     address = parse_address(stores[0])
     overview = run_overview(address, night_start_us)

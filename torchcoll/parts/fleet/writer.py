@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Table, and_, bindparam, delete, insert, selec
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.parts.fleet.address import StoreAddress
-from torchcoll.parts.fleet.connecting import Database
+from torchcoll.parts.fleet.connecting import Database, batches
 from torchcoll.parts.fleet.records import CaseKey, CaseSummary, RunSummary
 from torchcoll.parts.fleet.schema import (
     CASE_KEYS,
@@ -23,12 +23,12 @@ from torchcoll.parts.fleet.schema import (
     ENVIRONMENTS,
     FILES,
     RUNS,
+    mark_nights,
     next_id,
     prepare,
+    refresh_nights,
 )
-from torchcoll.parts.fleet.sql_views import mark_nights, refresh_nights
 
-_BATCH = 500  # values of an IN: SQLite before 3.32 takes 999
 _LARGEST = 1 << 63
 _RANK = {"truncated": 0, "interrupted": 1, "failed": 1, "complete": 2}
 _FIGURES = [each.name for each in fields(CaseSummary) if each.name != "key"]
@@ -132,7 +132,7 @@ class StoreWriter:
         with self.database.reading() as connection:
             return {
                 (row.path, row.label): FileRecord(*row)
-                for batch in _batches(paths)
+                for batch in batches(paths)
                 for row in connection.execute(
                     select(*columns).where(FILES.c.host == host, FILES.c.path.in_(batch))
                 )
@@ -149,10 +149,7 @@ class _Transaction:
     """What ``StoreWriter.write`` writes in one transaction."""
 
     def __init__(
-        self,
-        runs: Sequence[RunWithCases],
-        files: Sequence[FileRecord],
-        reread: bool,
+        self, runs: Sequence[RunWithCases], files: Sequence[FileRecord], reread: bool
     ) -> None:
         self.files = files
         self.reread = reread
@@ -175,7 +172,7 @@ class _Transaction:
         self._remove_outgrown(connection)
         stored = {
             row.run_id: row
-            for batch in _batches(list(self.runs))
+            for batch in batches(list(self.runs))
             for row in connection.execute(
                 select(RUNS.c.id, RUNS.c.run_id, RUNS.c.status, RUNS.c.case_count, RUNS.c.path)
                 .add_columns(RUNS.c.file_sha256)
@@ -300,7 +297,7 @@ def remove_runs(connection: Connection, ids: Sequence[int]) -> int:
     """Removes these runs and returns how many cases they had."""
     cases = 0
     mark_nights(connection, ids)
-    for batch in _batches(ids):
+    for batch in batches(ids):
         cases += connection.execute(delete(CASES).where(CASES.c.run.in_(batch))).rowcount
         connection.execute(delete(RUNS).where(RUNS.c.id.in_(batch)))
     return cases
@@ -374,7 +371,7 @@ def _interned(
 ) -> dict[str, int]:
     """The ids of rows with these SHA-256, which are inserted where they are missing."""
     ids: dict[str, int] = {}
-    for batch in _batches(sorted(values)):
+    for batch in batches(sorted(values)):
         query = select(table.c.sha256, table.c.id).where(table.c.sha256.in_(batch))
         ids |= {row.sha256: row.id for row in connection.execute(query)}
     missing = [sha256 for sha256 in values if sha256 not in ids]
@@ -398,8 +395,3 @@ def _insert_cases(connection: Connection, rows: Iterator[tuple[Any, ...]]) -> No
             for row in rows:
                 copy.write_row(row)
     cursor.close()
-
-
-def _batches(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(values), _BATCH):
-        yield values[start : start + _BATCH]

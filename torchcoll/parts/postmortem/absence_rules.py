@@ -2,34 +2,160 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
 from torchcoll.core.units import format_duration
-from torchcoll.parts.postmortem.causes import (
-    MARGIN_NS,
-    in_user_code,
-)
-from torchcoll.parts.postmortem.diagnosis import Diagnosis, EvidenceLine
-from torchcoll.parts.postmortem.job_facts import (
-    JobFacts,
-    add_standing,
-    last_ran,
-    name_call,
-    refine_by_events,
-    waits,
-)
-from torchcoll.parts.postmortem.lateness import LateCall, late_ranks
-from torchcoll.parts.postmortem.sentences import (
+from torchcoll.parts.postmortem import job_facts
+from torchcoll.parts.postmortem.causes import MARGIN_NS, in_user_code
+from torchcoll.parts.postmortem.diagnosis import (
+    Diagnosis,
+    EvidenceLine,
     call_name,
     group_name,
     rank_names,
 )
+from torchcoll.parts.postmortem.evidence import CallSeen
+from torchcoll.parts.postmortem.standing import GroupStanding, Standings
+
+_LEAST_NS = 1_000_000_000  # smaller delays stop no job
+_FEWEST_CALLS = 5  # that tell the difference between two clocks
+_TIMES_USUAL = 10  # the spread of the calls before
+_MANY = 16  # ranks: whether the median is taken with or without one of them makes no difference
+_EXPLAINED = 0.5  # of a delay, by another rank that came late to the call before
+
+
+@dataclass(frozen=True)
+class LateCall:
+    """A rank that issued a call ``late_ns`` after the others of the group."""
+
+    rank: int
+    group: GroupStanding
+    number: int
+    late_ns: int
+    call: CallSeen
+
+
+def late_ranks(standings: Standings, nodes: Mapping[int, str]) -> list[LateCall]:
+    """Ranks that came late to the last call of a group, and were not held up by another rank in
+    their own call before: from the times at which the ranks of a group issued the same calls.
+
+    Clocks of hosts differ. The usual difference between a rank and the others of its group, over
+    the calls before, is subtracted where there are enough calls; between ranks of one host the
+    clocks are the same.
+    """
+    late_calls: list[LateCall] = []
+    offsets = {key: _usual_lateness(g, nodes) for key, g in standings.groups.items()}
+    before = _calls_before(standings)
+    for key, group in standings.groups.items():
+        if len(group.calls) < 2:
+            continue
+        number = max(group.last.values())
+        times = _times(group, number)
+        for rank, lateness_ns in sorted(_lateness(times).items()):
+            if rank not in offsets[key]:
+                continue
+            usual, spread = offsets[key][rank]
+            late_ns = lateness_ns - usual
+            if late_ns < max(_LEAST_NS, _TIMES_USUAL * spread):
+                continue
+            call = group.calls[rank][number]
+            previous = before.get(id(call))
+            if previous is not None and _was_held_up(previous, late_ns, standings, offsets):
+                continue
+            late_calls.append(LateCall(rank, group, number, round(late_ns), call))
+    return late_calls
+
+
+def _times(group: GroupStanding, number: int) -> dict[int, int]:
+    return {
+        rank: calls[number].created_ns or 0
+        for rank, calls in group.calls.items()
+        if number in calls and calls[number].created_ns
+    }
+
+
+def _lateness(times: Mapping[int, int]) -> dict[int, float]:
+    """How long each rank came after the others; negative if before them. {} for one rank."""
+    if len(times) < 2:
+        return {}
+    if len(times) > _MANY:
+        middle = median(times.values())
+        return {rank: time - middle for rank, time in times.items()}
+    return {
+        rank: time - median(t for other, t in times.items() if other != rank)
+        for rank, time in times.items()
+    }
+
+
+def _usual_lateness(
+    group: GroupStanding, nodes: Mapping[int, str]
+) -> dict[int, tuple[float, float]]:
+    """Rank -> (its median lateness, the median deviation from it) over all calls but the last."""
+    last = max(group.last.values(), default=0)
+    numbers = sorted({n for calls in group.calls.values() for n in calls if n < last})[-50:]
+    seen: dict[int, list[float]] = defaultdict(list)
+    for number in numbers:
+        times = _times(group, number)
+        if len(times) == len(group.calls) and len(times) > 1:
+            for rank, lateness_ns in _lateness(times).items():
+                seen[rank].append(lateness_ns)
+    hosts = {nodes.get(rank) for rank in group.calls}
+    same_host = len(hosts) == 1 and None not in hosts
+    usual = {}
+    for rank in group.calls:
+        values = seen[rank]
+        if len(values) >= _FEWEST_CALLS:
+            middle = median(values)
+            usual[rank] = (middle, median(abs(value - middle) for value in values))
+        elif same_host:
+            usual[rank] = (0.0, 0.0)
+    return usual
+
+
+def _calls_before(standings: Standings) -> dict[int, CallSeen]:
+    """id of a call -> the call that its rank issued before it, in whatever group."""
+    of_rank: dict[int, list[CallSeen]] = defaultdict(list)
+    for group in standings.groups.values():
+        for rank, calls in group.calls.items():
+            of_rank[rank] += [call for call in calls.values() if call.created_ns is not None]
+    before = {}
+    for calls_of_rank in of_rank.values():
+        calls_of_rank.sort(key=lambda call: call.created_ns or 0)
+        for previous, call in pairwise(calls_of_rank):
+            before[id(call)] = previous
+    return before
+
+
+def _was_held_up(
+    previous: CallSeen,
+    late_ns: float,
+    standings: Standings,
+    offsets: Mapping[str, Mapping[int, Sequence[float]]],
+) -> bool:
+    """Whether another rank came so late to the call before that it explains the delay."""
+    group = standings.groups[previous.group]
+    rank = previous.rank
+    if any(last < previous.number for last in group.last.values()):
+        return True
+    times = _times(group, previous.number)
+    usual = offsets[previous.group]
+    for other, time in times.items():
+        if other != rank and rank in times:
+            offset = usual[other][0] - usual[rank][0] if other in usual and rank in usual else 0
+            if time - times[rank] - offset > _EXPLAINED * late_ns:
+                return True
+    return False
+
 
 _MOST_LINES = 12  # of evidence
 _ALIVE_MARGIN_NS = 2_000_000_000  # a process records once a second that it runs
 
 
-def stopped_running(facts: JobFacts) -> Diagnosis | None:
+def stopped_running(facts: job_facts.JobFacts) -> Diagnosis | None:
     """Ranks whose processes ran no longer, long before those of the others."""
     alive = facts.job.alive_ns
     events = facts.events
@@ -46,13 +172,13 @@ def stopped_running(facts: JobFacts) -> Diagnosis | None:
     if not early or 2 * len(early) > len(alive):
         return None
     result = Diagnosis(facts.job, kind="stopped", culprits=early, certainty="likely")
-    name_call(facts, result, early)
-    refine_by_events(facts, result, early)
-    result.reasons.append(last_ran(facts, early))
+    job_facts.name_call(facts, result, early)
+    job_facts.refine_by_events(facts, result, early)
+    result.reasons.append(job_facts.last_ran(facts, early))
     return result
 
 
-def broke_off(facts: JobFacts) -> Diagnosis | None:
+def broke_off(facts: job_facts.JobFacts) -> Diagnosis | None:
     """The only rank whose record has no end, while all others ended with a complaint of a peer.
 
     A launcher that ends the job leaves records without an end too, of innocent ranks. So either all
@@ -82,17 +208,17 @@ def broke_off(facts: JobFacts) -> Diagnosis | None:
     if not (before or lost):
         return None
     result = Diagnosis(job, kind="stopped", culprits=(rank,), certainty="likely")
-    name_call(facts, result, (rank,))
+    job_facts.name_call(facts, result, (rank,))
     result.waiting = others
     result.reasons.append(
         "its record has no end; those of all other ranks end with a complaint about a peer"
     )
     if before:
-        result.reasons.append(last_ran(facts, unended))
+        result.reasons.append(job_facts.last_ran(facts, unended))
     return result
 
 
-def elsewhere(facts: JobFacts) -> Diagnosis | None:
+def elsewhere(facts: job_facts.JobFacts) -> Diagnosis | None:
     """By their stacks, some ranks wait in communication and others do not."""
     stacks = facts.events.stacks
     away = tuple(rank for rank, stack in sorted(stacks.items()) if in_user_code(stack))
@@ -102,7 +228,7 @@ def elsewhere(facts: JobFacts) -> Diagnosis | None:
     if facts.shown_to_wait & set(away):
         return None  # taken before or after the job stood still
     result = Diagnosis(facts.job, kind="user_code", culprits=away, certainty="likely")
-    name_call(facts, result, away)
+    job_facts.name_call(facts, result, away)
     result.waiting = tuple(sorted({*result.waiting, *waiting} - set(away)))
     result.reasons.append("its stack is in user code, and those of the others are not")
     for rank in (*away, *waiting[:1]):
@@ -110,7 +236,7 @@ def elsewhere(facts: JobFacts) -> Diagnosis | None:
     return result
 
 
-def came_late(facts: JobFacts) -> Diagnosis | None:
+def came_late(facts: job_facts.JobFacts) -> Diagnosis | None:
     """All made the last call, and a rank made it so late that the others may have given up."""
     if not facts.events.complaining and not facts.standings.waits:
         return None
@@ -135,7 +261,7 @@ def came_late(facts: JobFacts) -> Diagnosis | None:
     return result
 
 
-def _late_stack(facts: JobFacts, result: Diagnosis, late: Collection[LateCall]) -> None:
+def _late_stack(facts: job_facts.JobFacts, result: Diagnosis, late: Collection[LateCall]) -> None:
     for item in late:
         stack = facts.events.stacks.get(item.rank)
         if stack is not None and in_user_code(stack):
@@ -143,7 +269,7 @@ def _late_stack(facts: JobFacts, result: Diagnosis, late: Collection[LateCall]) 
             result.evidence.append(EvidenceLine(stack.text, stack.place, item.rank))
 
 
-def unanswered(facts: JobFacts) -> Diagnosis | None:
+def unanswered(facts: job_facts.JobFacts) -> Diagnosis | None:
     """Ranks from which NCCL's RAS got no answer, while it got one from others.
 
     A rank that is recorded to have waited for others ended because of them. Of the others RAS does
@@ -164,7 +290,7 @@ def unanswered(facts: JobFacts) -> Diagnosis | None:
         return None
     result = Diagnosis(facts.job, kind="stopped", certainty="likely")
     chosen = tuple(sorted(suspects))
-    name_call(facts, result, chosen)
+    job_facts.name_call(facts, result, chosen)
     if len(chosen) == 1:
         result.culprits = chosen
         result.reasons.append(
@@ -189,15 +315,15 @@ def unanswered(facts: JobFacts) -> Diagnosis | None:
     return result
 
 
-def _add_wait(facts: JobFacts, result: Diagnosis, ranks: Collection[int]) -> None:
+def _add_wait(facts: job_facts.JobFacts, result: Diagnosis, ranks: Collection[int]) -> None:
     """Lines about the call in which others wait for these ranks, if one is recorded."""
     wait = facts.graph.wait_for(ranks)
     if wait is not None:
         group = facts.standings.groups.get(wait.key)
-        add_standing(facts, result, group, facts.first_open(wait))
+        job_facts.add_standing(facts, result, group, facts.first_open(wait))
 
 
-def _cleared(facts: JobFacts) -> set[int]:
+def _cleared(facts: job_facts.JobFacts) -> set[int]:
     """Ranks that are shown to wait in a call that another rank makes alike. Of a rank that only
     complains, or is alone in a call, it is not known whether it waits in the right one.
     """
@@ -212,7 +338,7 @@ def _cleared(facts: JobFacts) -> set[int]:
     return cleared - facts.events.endings.keys()
 
 
-def left_nothing(facts: JobFacts) -> Diagnosis | None:
+def left_nothing(facts: job_facts.JobFacts) -> Diagnosis | None:
     """Nobody is behind by the records: the cause is among the ranks that are not shown to wait."""
     events = facts.events
     if not events.complaining and not facts.shown_to_wait:
@@ -230,13 +356,15 @@ def left_nothing(facts: JobFacts) -> Diagnosis | None:
         result.reasons.append("its log is the only one without a complaint")
     elif facts.job.ranks is None:
         return None  # there may be more ranks than any file mentions
-    elif len(suspects) == 1 and (suspects[0] in events.timeouts or waits(facts, suspects[0])):
+    elif len(suspects) == 1 and (
+        suspects[0] in events.timeouts or job_facts.waits(facts, suspects[0])
+    ):
         return None  # each waits for the others
     elif len(suspects) == 1:
         result.reasons.append("all other ranks are recorded in the same call, waiting")
     if not chosen or len(chosen) == len(facts.ranks):
         return None
-    name_call(facts, result, chosen)
+    job_facts.name_call(facts, result, chosen)
     if len(chosen) == 1:
         result.culprits = chosen
     else:
@@ -247,5 +375,5 @@ def left_nothing(facts: JobFacts) -> Diagnosis | None:
         result.reasons.append(f"no file says anything about {rank_names(facts.job, silent)}")
     _add_wait(facts, result, chosen)
     if result.culprits:
-        refine_by_events(facts, result, result.culprits)
+        job_facts.refine_by_events(facts, result, result.culprits)
     return result

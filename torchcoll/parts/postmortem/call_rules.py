@@ -6,35 +6,16 @@ from __future__ import annotations
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
-from torchcoll.parts.postmortem.call_differences import CallDifference, find_difference
-from torchcoll.parts.postmortem.causes import (
-    MARGIN_NS,
-    Cause,
-)
-from torchcoll.parts.postmortem.diagnosis import Diagnosis, EvidenceLine
+from torchcoll.parts.postmortem import diagnosis, job_facts
+from torchcoll.parts.postmortem.causes import MARGIN_NS, Cause
 from torchcoll.parts.postmortem.evidence import CallSeen
-from torchcoll.parts.postmortem.job_facts import (
-    JobFacts,
-    add_standing,
-    last_ran,
-    name_call,
-    name_most_common_wait,
-    name_wait,
-    refine_by_events,
-)
-from torchcoll.parts.postmortem.sentences import (
-    call_name,
-    describe_call,
-    group_name,
-    rank_names,
-)
-from torchcoll.parts.postmortem.standing import GroupStanding
+from torchcoll.parts.postmortem.standing import CallDifference, GroupStanding, find_difference
 
 _ENDED_BY_ITSELF = ("exception", "disk_full", "out_of_memory")
 _MOST_LINES = 12  # of evidence
 
 
-def different_calls(facts: JobFacts) -> Diagnosis | None:
+def different_calls(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     """Ranks that made different calls with one number."""
     if not facts.differences:
         return None
@@ -46,7 +27,7 @@ def different_calls(facts: JobFacts) -> Diagnosis | None:
     return _of_difference(facts, difference)
 
 
-def timed_out_in_different_calls(facts: JobFacts) -> Diagnosis | None:
+def timed_out_in_different_calls(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     """Ranks whose logs name different calls of one number as those that did not end in time.
 
     They are compared with each other only: where the calls of a rank are recorded, the record may
@@ -75,16 +56,16 @@ def timed_out_in_different_calls(facts: JobFacts) -> Diagnosis | None:
     return None
 
 
-def _of_difference(facts: JobFacts, difference: CallDifference) -> Diagnosis:
+def _of_difference(facts: job_facts.JobFacts, difference: CallDifference) -> diagnosis.Diagnosis:
     group, number = difference.group, difference.number
     culprits = difference.minority or difference.all_ranks
     usual = difference.calls[0]
-    result = Diagnosis(
+    result = diagnosis.Diagnosis(
         facts.job,
         kind="missing_call" if difference.what == "skipped" else "mismatch",
         detail=None if difference.what == "skipped" else difference.what,
         culprits=culprits,
-        group=group_name(group),
+        group=diagnosis.group_name(group),
         collective=usual.collective,
         number=number,
         certainty="certain" if len(difference.all_ranks) == len(group.ranks) else "likely",
@@ -94,23 +75,25 @@ def _of_difference(facts: JobFacts, difference: CallDifference) -> Diagnosis:
         result.waiting = majority
         result.reasons.append(
             f"{counted(len(majority), 'rank')} made the same call, and "
-            f"{rank_names(facts.job, culprits)} another one"
+            f"{diagnosis.rank_names(facts.job, culprits)} another one"
         )
     else:
         result.reasons.append(
             "the ranks are divided evenly: their calls do not tell which of them are wrong"
         )
     for call, ranks in zip(difference.calls, difference.ranks, strict=True):
-        text = f"call {number} is {describe_call(call)}"
+        text = f"call {number} is {diagnosis.describe_call(call)}"
         text += f", from {one_line(call.origin)}" if call.origin else ""
         if len(ranks) == 1:
-            result.evidence.append(EvidenceLine(text, call.place, ranks[0]))
+            result.evidence.append(diagnosis.EvidenceLine(text, call.place, ranks[0]))
         else:
-            text = f"{rank_names(facts.job, ranks)}: {text}"
-            result.evidence.append(EvidenceLine(text, call.place))
+            text = f"{diagnosis.rank_names(facts.job, ranks)}: {text}"
+            result.evidence.append(diagnosis.EvidenceLine(text, call.place))
     missing = [rank for rank in group.ranks if rank not in difference.all_ranks]
     if missing:
-        result.reasons.append(f"this call of {rank_names(facts.job, missing)} is not recorded")
+        result.reasons.append(
+            f"this call of {diagnosis.rank_names(facts.job, missing)} is not recorded"
+        )
     return result
 
 
@@ -126,7 +109,7 @@ def _came_before_call(cause: Cause, call: CallSeen | None) -> bool:
     return when_ns is not None and call.created_ns is not None and when_ns < call.created_ns
 
 
-def reported_mismatch(facts: JobFacts) -> Diagnosis | None:
+def reported_mismatch(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     """torch or the library found the mismatch itself; the calls are not recorded."""
     events = facts.events.mismatches
     if not events:
@@ -134,11 +117,11 @@ def reported_mismatch(facts: JobFacts) -> Diagnosis | None:
     pairs = [{event.rank, *event.about} for event in events if event.rank is not None]
     involved = {rank for pair in pairs for rank in pair if rank is not None}
     in_all = set.intersection(*(set(pair) for pair in pairs)) if pairs else set()
-    result = Diagnosis(facts.job, kind="mismatch", certainty="likely")
+    result = diagnosis.Diagnosis(facts.job, kind="mismatch", certainty="likely")
     event = events[0]
     result.collective, result.number = event.collective, event.number
     group = facts.standings.groups.get(event.group or "")
-    result.group = group_name(group) if group else event.group
+    result.group = diagnosis.group_name(group) if group else event.group
     texts = [event.text.lower() for event in events]
     truncated = [text for text in texts if "message truncated" in text]
     text = " ".join(text for text in texts if text not in truncated)
@@ -163,7 +146,7 @@ def reported_mismatch(facts: JobFacts) -> Diagnosis | None:
         result.reasons.append("two ranks disagree: the reports do not tell which is wrong")
     elif facts.graph.roots:
         result.culprits = facts.graph.roots
-        name_call(facts, result, facts.graph.roots)
+        job_facts.name_call(facts, result, facts.graph.roots)
         result.reasons.append("the others wait for it in a call that it did not make")
     else:
         agreeing = _agreeing_ranks(facts)
@@ -173,19 +156,19 @@ def reported_mismatch(facts: JobFacts) -> Diagnosis | None:
         else:
             result.candidates, result.certainty = suspects, "possible"
         if agreeing:
-            names = rank_names(facts.job, agreeing)
+            names = diagnosis.rank_names(facts.job, agreeing)
             result.reasons.append(f"the recorded calls of {names} agree with each other")
-            name_most_common_wait(facts, result)
+            job_facts.name_most_common_wait(facts, result)
         else:
             result.reasons.append(
                 "a rank that reports a mismatch need not be the one that is wrong"
             )
     for event in events[:_MOST_LINES]:
-        result.evidence.append(EvidenceLine(event.text, event.place, event.rank))
+        result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, event.rank))
     return result
 
 
-def _agreeing_ranks(facts: JobFacts) -> tuple[int, ...]:
+def _agreeing_ranks(facts: job_facts.JobFacts) -> tuple[int, ...]:
     """Ranks that are recorded in the last call of the group of all ranks, if there are several: the
     calls of one number have been compared, and do not differ.
     """
@@ -198,7 +181,7 @@ def _agreeing_ranks(facts: JobFacts) -> tuple[int, ...]:
     return ()
 
 
-def waited_for(facts: JobFacts) -> Diagnosis | None:
+def waited_for(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     """Ranks that have not made a call that the others are in, and wait for nobody themselves."""
     roots = facts.graph.roots
     if not roots:
@@ -206,8 +189,8 @@ def waited_for(facts: JobFacts) -> Diagnosis | None:
     wait = facts.graph.wait_for(roots)
     assert wait is not None
     group = facts.standings.groups.get(wait.key)
-    result = Diagnosis(facts.job, kind="stopped", culprits=roots)
-    name_call(facts, result, roots)
+    result = diagnosis.Diagnosis(facts.job, kind="stopped", culprits=roots)
+    job_facts.name_call(facts, result, roots)
     ahead: tuple[int, ...] = ()
     if group is not None and wait.peer is None:
         ahead = tuple(r for r, last in sorted(group.last.items()) if last >= wait.number)
@@ -216,20 +199,20 @@ def waited_for(facts: JobFacts) -> Diagnosis | None:
             # They may wait for each other in a way that is not recorded, such as messages.
             result.culprits, result.candidates, result.certainty = (), roots, "possible"
             result.reasons.append("their records end before the call in which the others are")
-            add_standing(facts, result, group, wait)
+            job_facts.add_standing(facts, result, group, wait)
             return result
         # Few ranks made a call that many others did not make.
         result.kind, result.culprits, result.waiting = "missing_call", ahead, ahead
         result.certainty = "likely"
         result.reasons.append(f"the other {counted(len(roots), 'rank')} ended without this call")
-        add_standing(facts, result, group, wait)
+        job_facts.add_standing(facts, result, group, wait)
         return result
     sure = wait.event is not None or (wait.call is not None and wait.call.reliable_state)
     sure = sure or set(ahead) <= facts.events.complaining
     alive = facts.job.alive_ns
     stopped = roots[0] in alive and max(alive.values()) - alive[roots[0]] > MARGIN_NS
     first = facts.first_open(wait)
-    names = rank_names(facts.job, roots)
+    names = diagnosis.rank_names(facts.job, roots)
     lasts = [group.last.get(rank, 0) for rank in roots] if group else [0]
     if first.number < wait.number and min(lasts) >= first.number:
         # The others issued calls ahead, and in the call that stopped them all ranks may be.
@@ -243,21 +226,21 @@ def waited_for(facts: JobFacts) -> Diagnosis | None:
     result.certainty = "certain" if sure and len(roots) == 1 else "likely"
     if not sure:
         result.reasons.append("the source does not record which calls completed")
-    refine_by_events(facts, result, roots)
-    add_standing(facts, result, group, first)
+    job_facts.refine_by_events(facts, result, roots)
+    job_facts.add_standing(facts, result, group, first)
     if stopped:
-        result.reasons.append(last_ran(facts, roots[:1]))
+        result.reasons.append(job_facts.last_ran(facts, roots[:1]))
     return result
 
 
-def wait_for_each_other(facts: JobFacts) -> Diagnosis | None:
+def wait_for_each_other(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     """Ranks that wait for each other in different groups."""
     cycle = facts.graph.cycle
     if not cycle:
         return None
     edges = [edge for edge in facts.graph.edges if edge.wait.rank in cycle]
     edges = [edge for edge in edges if edge.behind & set(cycle)]
-    result = Diagnosis(facts.job, kind="mismatch", detail="group", culprits=cycle)
+    result = diagnosis.Diagnosis(facts.job, kind="mismatch", detail="group", culprits=cycle)
     messages = all(edge.wait.peer is not None for edge in edges)
     keys = {edge.wait.key for edge in edges}
     if messages or len(keys) == 1:
@@ -266,13 +249,13 @@ def wait_for_each_other(facts: JobFacts) -> Diagnosis | None:
     result.certainty = "certain" if reliable else "likely"
     result.waiting = tuple(rank for rank in facts.graph.waiting if rank not in cycle)
     result.reasons.append("each of these ranks waits for another one of them")
-    name_wait(facts, result, edges[0].wait)
+    job_facts.name_wait(facts, result, edges[0].wait)
     for edge in edges[:_MOST_LINES]:
         call = edge.wait.call
         if call is None:
             continue
-        awaited = rank_names(facts.job, sorted(edge.behind & set(cycle)))
+        awaited = diagnosis.rank_names(facts.job, sorted(edge.behind & set(cycle)))
         group = facts.standings.groups.get(edge.wait.key)
-        text = f"it waits for {awaited} in {call_name(call, group)}"
-        result.evidence.append(EvidenceLine(text, call.place, edge.wait.rank))
+        text = f"it waits for {awaited} in {diagnosis.call_name(call, group)}"
+        result.evidence.append(diagnosis.EvidenceLine(text, call.place, edge.wait.rank))
     return result

@@ -6,8 +6,7 @@ import re
 import signal
 
 from torchcoll.parts.postmortem.evidence import JobEvent
-from torchcoll.parts.postmortem.log_lines import Line, iso_ns
-from torchcoll.parts.postmortem.log_scan import Handler, LogScan, ranks_in
+from torchcoll.parts.postmortem.log_lines import Handler, Line, LogScan, iso_ns, ranks_in
 
 _ANY = re.compile("")
 

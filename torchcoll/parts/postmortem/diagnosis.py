@@ -1,4 +1,5 @@
-"""What ended or stopped a job, concluded from the evidence that its files left.
+"""What ended or stopped a job, concluded from the evidence that its files left, and how it is put
+into words.
 
 ``torchcoll postmortem FOLDER --format json`` prints::
 
@@ -39,9 +40,14 @@ choice, ``culprits`` is empty, ``candidates`` has all that it allows, the certai
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from torchcoll.parts.postmortem.evidence import JobEvidence, Place
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, format_ranges
+from torchcoll.parts.postmortem.evidence import CallSeen, JobEvidence, Place
+from torchcoll.parts.postmortem.standing import GroupStanding, Standings
 
 KINDS = (
     "mismatch",  # ranks made different calls: order, collective, size, dtype or group
@@ -97,3 +103,202 @@ class Diagnosis:
     evidence: list[EvidenceLine] = field(default_factory=list)
     contradictions: list[str] = field(default_factory=list)
     collect_next: list[str] = field(default_factory=list)
+
+
+_MOST_NODES = 3  # that are named
+_LONG = 160  # characters of a quotation
+
+_DID = {
+    "stopped": "stopped taking part; why is not recorded",
+    "user_code": "stayed in user code",
+    "slow": "came too late",
+    "disk_full": "found the disk full",
+    "node_failed": "was lost with its node",
+    "canceled": "was canceled",
+    "missing_call": "did not make the call",
+    "exception": "ended with an exception",
+}
+_MEMORY = {
+    "kernel": "was killed by the kernel's out-of-memory killer",
+    "device": "ran out of device memory",
+    "python": "ran out of memory",
+}
+
+
+def shortened(text: str, most: int = _LONG) -> str:
+    """The text on one line, without the place in C++ that torch and gloo put before a message."""
+    text = re.sub(r"\[(?:/|\.\./)\S+:\d+\]\s*", "", one_line(text))
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0-2 and 5``."""
+    ranks = sorted(set(ranks))
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return " and ".join(f"ranks {format_ranges(ranks)}".rsplit(",", 1)).replace(",", ", ")
+
+
+def rank_names(job: JobEvidence, ranks: Iterable[int]) -> str:
+    """``rank 3 on node07``, ``ranks 0-2 and 5 (node01, node02)``."""
+    ranks = sorted(set(ranks))
+    nodes = list(dict.fromkeys(job.nodes[rank] for rank in ranks if rank in job.nodes))
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}" + (f" on {one_line(nodes[0])}" if nodes else "")
+    text = ranks_text(ranks)
+    if len(nodes) == 1 and all(rank in job.nodes for rank in ranks):
+        return f"{text} on {one_line(nodes[0])}"
+    if 1 < len(nodes) <= _MOST_NODES:
+        return f"{text} ({', '.join(map(one_line, nodes))})"
+    return text
+
+
+def group_name(group: GroupStanding) -> str:
+    """``default`` for the group of all ranks, otherwise torch's name, with its description."""
+    if group.is_default:
+        return "default"
+    description = group.group.description
+    name = one_line(group.group.name)
+    named = name if description in ("", "undefined", name) else f"{name} ({one_line(description)})"
+    if group.members and len(group.members) <= 16:
+        return f"{named} of ranks {format_ranges(group.members)}"
+    return named
+
+
+def describe_call(call: CallSeen) -> str:
+    """``all_reduce of [1024] float32``, ``send to rank 3``."""
+    text = one_line(call.collective)
+    if call.peer is not None:
+        return f"{text} {'to' if call.collective == 'send' else 'from'} rank {call.peer}"
+    sizes = call.sizes_in or call.sizes_out
+    if sizes:
+        shapes = ", ".join(str(list(shape)) for shape in sizes[:2])
+        text += f" of {shapes}{', ...' if len(sizes) > 2 else ''}"
+    if call.dtype:
+        text += f" {one_line(call.dtype)}"
+    return text
+
+
+def call_name(call: CallSeen, group: GroupStanding | None) -> str:
+    """``all_reduce number 41 of group default``."""
+    name = group_name(group) if group else one_line(call.group)
+    if call.peer is not None:
+        return f"{describe_call(call)} in group {name}"
+    return f"{one_line(call.collective)} number {call.number} of group {name}"
+
+
+def _call_of(diagnosis: Diagnosis) -> str:
+    """``all_reduce number 41 of group default``; '' if the evidence names no call."""
+    text = diagnosis.collective or ("call" if diagnosis.number is not None else "")
+    if not text:
+        return ""
+    if diagnosis.number is not None and diagnosis.collective not in ("send", "recv"):
+        text += f" number {diagnosis.number}"
+    return text + (f" of group {diagnosis.group}" if diagnosis.group is not None else "")
+
+
+def headline(diagnosis: Diagnosis, standings: Standings) -> str:
+    """The answer in one sentence, with its certainty in parentheses."""
+    job = diagnosis.job
+    call = _call_of(diagnosis)
+    if diagnosis.kind == "none":
+        if diagnosis.detail:
+            return f"every rank ended by itself, with {one_line(diagnosis.detail)} (certain)"
+        return "nothing failed: every rank ended as it should (certain)"
+    if diagnosis.kind == "unknown":
+        where = f": {rank_names(job, diagnosis.waiting)} waited" if diagnosis.waiting else ""
+        where += f" in {call}" if where and call else ""
+        return f"the evidence does not tell what happened first{where}"
+    if diagnosis.kind == "canceled" and not diagnosis.culprits:
+        why = {"time limit": " at its time limit", "by a person": " by a person"}
+        why |= {"memory limit": " for its memory", "preemption": " to make room for another job"}
+        return f"the job was canceled{why.get(diagnosis.detail or '', '')} ({diagnosis.certainty})"
+    if diagnosis.kind == "link":
+        between = " and ".join(map(one_line, diagnosis.nodes[:2]))
+        where = (
+            f" between {between}" if len(diagnosis.nodes) > 1 else f" of {between}" * bool(between)
+        )
+        waiting = f"; {rank_names(job, diagnosis.waiting)} waited" if diagnosis.waiting else ""
+        waiting += f" in {call}" if waiting and call else ""
+        return f"a connection{where} failed{waiting} ({diagnosis.certainty})"
+    if diagnosis.kind == "mismatch":
+        return f"{_mismatch(diagnosis, call)} ({diagnosis.certainty})"
+    who = diagnosis.culprits or diagnosis.candidates
+    names = rank_names(job, who)
+    if not diagnosis.culprits and len(who) > 1:
+        names = f"one of {names}"
+    did = _what_it_did(diagnosis)
+    if diagnosis.kind == "missing_call" and set(diagnosis.waiting) <= set(diagnosis.culprits):
+        return f"{names} made {call or 'a call'}, which the others did not make" + (
+            f" ({diagnosis.certainty})"
+        )
+    if diagnosis.kind == "missing_call" and call:
+        did = f"did not make {call}"
+    text = f"{names} {did}"
+    waiting = _waiting(diagnosis, standings)
+    if waiting and diagnosis.kind == "missing_call" and call:
+        text += f"; {waiting} waited for it there"
+    elif waiting:
+        text += f"; {waiting} waited for {'it' if len(who) == 1 else 'them'}"
+        text += f" in {call}" if call else ""
+    return f"{text} ({diagnosis.certainty})"
+
+
+def _waiting(diagnosis: Diagnosis, standings: Standings) -> str:
+    waiting = [rank for rank in diagnosis.waiting if rank not in diagnosis.culprits]
+    if not waiting:
+        return ""
+    if len(waiting) + len(diagnosis.culprits) == len(standings.ranks):
+        if len(waiting) == 1:
+            return rank_names(diagnosis.job, waiting)
+        return f"the other {len(waiting)} ranks"
+    return rank_names(diagnosis.job, waiting)
+
+
+def _what_it_did(diagnosis: Diagnosis) -> str:
+    text = _DID.get(diagnosis.kind, "")
+    verb_plural = len(diagnosis.culprits or diagnosis.candidates) > 1
+    if diagnosis.kind == "killed":
+        text = f"was killed by {diagnosis.detail}" if diagnosis.detail else "was killed"
+    elif diagnosis.kind == "out_of_memory":
+        text = _MEMORY.get(diagnosis.detail or "", "ran out of memory")
+    elif diagnosis.kind == "exception" and diagnosis.evidence and len(diagnosis.culprits) == 1:
+        text = f"ended with {shortened(diagnosis.evidence[0].text, 100)}"
+    elif diagnosis.kind == "user_code":
+        stacks = [line.text for line in diagnosis.evidence if line.rank in diagnosis.culprits]
+        where = stacks[0].partition(";")[0].removeprefix("in user code: ") if stacks else ""
+        text += f": {shortened(where, 100)}" if where else ""
+    return text.replace("was ", "were ", 1) if verb_plural and text.startswith("was ") else text
+
+
+def _mismatch(diagnosis: Diagnosis, call: str) -> str:
+    job = diagnosis.job
+    if diagnosis.detail in ("group", "order") and diagnosis.waiting == () and not call:
+        return f"{rank_names(job, diagnosis.culprits)} wait for each other"
+    names = rank_names(job, diagnosis.culprits or diagnosis.candidates)
+    where = f" at {call}" if call else ""
+    others: Collection[int] = diagnosis.waiting
+    if diagnosis.detail == "group":
+        in_call = f", one of them in {call}" if call else ""
+        return (
+            f"{names} wait for each other in different groups{in_call}: they use the groups in "
+            "different orders"
+        )
+    what = {
+        "size": "passed another size",
+        "dtype": "passed another dtype",
+        "order": "made two calls in another order",
+        "collective": "called another collective",
+    }.get(diagnosis.detail or "", "made another call")
+    if diagnosis.candidates:
+        return f"one of {names} {what}{where}"
+    if others and not set(others) & set(diagnosis.culprits):
+        count = counted(len(others), "other rank")
+        return f"{names} {what} than {count}{where}".replace("another", "a different")
+    between = {
+        "size": "passed different sizes",
+        "dtype": "passed different dtypes",
+        "order": "made calls in different orders",
+        "collective": "called different collectives",
+    }.get(diagnosis.detail or "", "made different calls")
+    return f"{names} {between}{where}"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from torchcoll.core.units import format_duration
-from torchcoll.parts.postmortem.call_differences import find_difference
+from torchcoll.parts.postmortem import diagnosis, standing
 from torchcoll.parts.postmortem.causes import (
     Complaints,
     earliest,
@@ -15,15 +15,7 @@ from torchcoll.parts.postmortem.causes import (
     waits_in_communication,
     without_told_to_end,
 )
-from torchcoll.parts.postmortem.diagnosis import Diagnosis, EvidenceLine
 from torchcoll.parts.postmortem.evidence import RAS_KINDS, FileRead, JobEvent, JobEvidence
-from torchcoll.parts.postmortem.sentences import (
-    describe_call,
-    group_name,
-    rank_names,
-)
-from torchcoll.parts.postmortem.standing import GroupStanding, OpenCall, Standings, standings_of
-from torchcoll.parts.postmortem.wait_graph import WaitGraph, wait_graph
 
 
 class JobFacts:
@@ -31,11 +23,11 @@ class JobFacts:
 
     def __init__(self, job: JobEvidence) -> None:
         self.job = job
-        self.standings: Standings = standings_of(job)
+        self.standings: standing.Standings = standing.standings_of(job)
         self.events: Complaints = sort_events(job)
         self.late_complaints = self.events.late_complaints(job.nodes)
         waited = self.events.complaining - self.late_complaints
-        self.graph: WaitGraph = wait_graph(self.standings, waited)
+        self.graph: standing.WaitGraph = standing.wait_graph(self.standings, waited)
         # Ranks that are shown to have waited for others: none of these is the first cause.
         self.shown_to_wait = waited | {
             rank
@@ -48,7 +40,7 @@ class JobFacts:
             bool(self.events.complaining or self.events.canceled),
         )
         self.causes = earliest(causes, job) if causes else {}
-        differences = map(find_difference, self.standings.groups.values())
+        differences = map(standing.find_difference, self.standings.groups.values())
         self.differences = [difference for difference in differences if difference]
         # Ranks whose log was read, and says nothing.
         logs = [file for file in job.files if _has_complaints(file)]
@@ -67,7 +59,7 @@ class JobFacts:
     def others(self, ranks: Collection[int]) -> tuple[int, ...]:
         return tuple(rank for rank in self.ranks if rank not in ranks)
 
-    def first_open(self, wait: OpenCall) -> OpenCall:
+    def first_open(self, wait: standing.OpenCall) -> standing.OpenCall:
         """The call in which the ranks of this wait were, if they had issued calls ahead.
 
         A group completes its calls in their order. So a rank of which several calls are open is in
@@ -75,7 +67,7 @@ class JobFacts:
         """
         if wait.peer is not None:
             return wait
-        firsts: list[OpenCall] = []
+        firsts: list[standing.OpenCall] = []
         for of_rank in self.standings.waits.values():
             same = [w for w in of_rank if w.key == wait.key and w.peer is None]
             here = [w for w in same if w.number == wait.number]
@@ -95,7 +87,7 @@ def _has_complaints(file: FileRead) -> bool:
 
 def name_call(
     facts: JobFacts,
-    result: Diagnosis,
+    result: diagnosis.Diagnosis,
     ranks: Collection[int],
     events: Collection[JobEvent] = (),
 ) -> None:
@@ -111,16 +103,16 @@ def name_call(
     if named and (named[0].number is not None or len({e.collective for e in named}) == 1):
         event = named[0]
         group = facts.standings.groups.get(event.group or "")
-        result.group = group_name(group) if group else event.group
+        result.group = diagnosis.group_name(group) if group else event.group
         result.number, result.collective = event.number, event.collective
         if group and event.number is not None and event.collective is None:
             result.collective = group.collective(event.number)
     result.waiting = tuple(sorted(facts.events.complaining - set(ranks)))
 
 
-def name_wait(facts: JobFacts, result: Diagnosis, wait: OpenCall) -> None:
+def name_wait(facts: JobFacts, result: diagnosis.Diagnosis, wait: standing.OpenCall) -> None:
     group = facts.standings.groups.get(wait.key)
-    result.group = group_name(group) if group else wait.key
+    result.group = diagnosis.group_name(group) if group else wait.key
     if not wait.is_exact:
         return
     result.number = wait.number
@@ -132,7 +124,7 @@ def name_wait(facts: JobFacts, result: Diagnosis, wait: OpenCall) -> None:
         result.collective = group.collective(wait.number)
 
 
-def name_most_common_wait(facts: JobFacts, result: Diagnosis) -> OpenCall | None:
+def name_most_common_wait(facts: JobFacts, result: diagnosis.Diagnosis) -> standing.OpenCall | None:
     """Fill in the call in which most ranks were, and these ranks. The last call of a rank may have
     ended where the source records no states and the rank does not complain.
     """
@@ -154,48 +146,53 @@ def name_most_common_wait(facts: JobFacts, result: Diagnosis) -> OpenCall | None
 
 
 def add_standing(
-    facts: JobFacts, result: Diagnosis, group: GroupStanding | None, wait: OpenCall
+    facts: JobFacts,
+    result: diagnosis.Diagnosis,
+    group: standing.GroupStanding | None,
+    wait: standing.OpenCall,
 ) -> None:
     """Evidence lines with the last calls of the culprits, and the call of those who wait."""
     if group is None:
         return
-    name = group_name(group)
+    name = diagnosis.group_name(group)
     for rank in result.culprits[:3]:
         last = group.last.get(rank)
         if last is not None and (call := group.call(rank, last)):
             state = f" ({call.state})" if call.reliable_state else ""
-            text = f"its last call of group {name} is {last}, {describe_call(call)}{state}"
-            result.evidence.append(EvidenceLine(text, call.place, rank))
+            text = (
+                f"its last call of group {name} is {last}, {diagnosis.describe_call(call)}{state}"
+            )
+            result.evidence.append(diagnosis.EvidenceLine(text, call.place, rank))
     waiting = [
         call
         for rank, calls in sorted(group.calls.items())
         if rank not in result.culprits and (call := calls.get(wait.number))
     ]
     if waiting:
-        ranks = rank_names(facts.job, [call.rank for call in waiting])
+        ranks = diagnosis.rank_names(facts.job, [call.rank for call in waiting])
         verb = "is" if len(waiting) == 1 else "are"
         text = f"{ranks} {verb} in call {wait.number} of group {name}"
-        text += f", {describe_call(waiting[0])}"
-        result.evidence.append(EvidenceLine(text, waiting[0].place))
+        text += f", {diagnosis.describe_call(waiting[0])}"
+        result.evidence.append(diagnosis.EvidenceLine(text, waiting[0].place))
 
 
-def refine_by_events(facts: JobFacts, result: Diagnosis, ranks: Collection[int]) -> None:
+def refine_by_events(facts: JobFacts, result: diagnosis.Diagnosis, ranks: Collection[int]) -> None:
     """Say why a rank does not come, where an event of the rank tells."""
     events = facts.events
     for rank in ranks:
         event = events.stacks.get(rank)
         if event is not None and in_user_code(event):
             result.kind = "user_code"
-            result.evidence.append(EvidenceLine(event.text, event.place, rank))
+            result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, rank))
         elif rank in events.endings:
             result.kind = "missing_call"
             event = events.endings[rank]
-            result.evidence.append(EvidenceLine(event.text, event.place, rank))
+            result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, rank))
         elif rank in events.peer_lost and events.timeouts:
             result.kind = "slow"
             event = events.peer_lost[rank]
             result.reasons.append("it was alive when the others had given up")
-            result.evidence.append(EvidenceLine(event.text, event.place, rank))
+            result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, rank))
 
 
 def last_ran(facts: JobFacts, ranks: Collection[int]) -> str:

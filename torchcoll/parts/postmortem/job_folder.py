@@ -75,7 +75,7 @@ def read_folder(path: str) -> FolderEvidence:
     Raises UnreadableError if there is no such folder or file, or none of its files says anything.
     """
     folder = FolderEvidence(path)
-    readers = _readers()
+    readers = [importlib.import_module(f"torchcoll.parts.postmortem.{name}") for name in READERS]
     recognized: list[tuple[str, str, ModuleType]] = []
     empty: list[str] = []
     for shown, real in _files(path, folder):
@@ -103,10 +103,6 @@ def read_folder(path: str) -> FolderEvidence:
         raise _nothing_readable(folder)
     folder.jobs = jobs_of(files)
     return folder
-
-
-def _readers() -> list[ModuleType]:
-    return [importlib.import_module(f"torchcoll.parts.postmortem.{name}") for name in READERS]
 
 
 def _files(path: str, evidence: FolderEvidence) -> Iterator[tuple[str, str]]:

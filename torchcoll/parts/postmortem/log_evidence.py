@@ -15,14 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.parts.postmortem import cluster_log, nccl_log, torch_log, traceback_log
-from torchcoll.parts.postmortem.complaint_texts import kind_of
+from torchcoll.parts.postmortem import cluster_log, log_lines, nccl_log, torch_log, traceback_log
+from torchcoll.parts.postmortem.causes import kind_of
 from torchcoll.parts.postmortem.evidence import RAS_KINDS, FileRead, JobEvent, JobEvidence, Place
-from torchcoll.parts.postmortem.log_lines import Line, LineReader, lines_with, times_of
-from torchcoll.parts.postmortem.log_scan import Handler, LogScan
-from torchcoll.parts.postmortem.ras_report import RasText
+from torchcoll.parts.postmortem.nccl_log import RasText
 
-_HANDLERS: tuple[Handler, ...] = (
+_HANDLERS: tuple[log_lines.Handler, ...] = (
     *torch_log.HANDLERS,
     *traceback_log.HANDLERS,
     *nccl_log.HANDLERS,
@@ -70,15 +68,15 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     with open(path, "rb") as file:
         begin = file.read(1 << 16)
     rank = rank_of_path(shown)
-    scan = LogScan(shown, rank, node_of_path(shown))
+    scan = log_lines.LogScan(shown, rank, node_of_path(shown))
     evidence = scan.evidence
     evidence.identities |= identities_of_path(shown)
-    reader = LineReader(path, begin)
+    reader = log_lines.LineReader(path, begin)
     if _ERROR_FILE in begin and _is_json(begin):
         _read_error_file(scan, path)
     else:
         _scan(scan, path, reader)
-        evidence.first_ns, evidence.last_ns = times_of(path, reader, begin)
+        evidence.first_ns, evidence.last_ns = log_lines.times_of(path, reader, begin)
     if rank is None and not (evidence.events or evidence.last_number or evidence.nodes):
         return []
     times = [event.when_ns for event in evidence.events if event.when_ns is not None]
@@ -88,7 +86,7 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     return [evidence]
 
 
-def _scan(scan: LogScan, path: Path, reader: LineReader) -> None:
+def _scan(scan: log_lines.LogScan, path: Path, reader: log_lines.LineReader) -> None:
     tracebacks = traceback_log.Tracebacks(scan)
     table = torch_log.FailureTable(scan)
     pod, banner = cluster_log.Pod(scan), cluster_log.HydraBanner(scan)
@@ -98,7 +96,7 @@ def _scan(scan: LogScan, path: Path, reader: LineReader) -> None:
     def more() -> bool:
         return scan.wanted > 0
 
-    for number, raw in lines_with(path, texts, more):
+    for number, raw in log_lines.lines_with(path, texts, more):
         scan.wanted -= 1
         line = reader.line(number, raw)
         if line.rank is not None and line.local_rank is not None:
@@ -122,7 +120,7 @@ def _scan(scan: LogScan, path: Path, reader: LineReader) -> None:
     _settle(scan)
 
 
-def _settle(scan: LogScan) -> None:
+def _settle(scan: log_lines.LogScan) -> None:
     """Say whose an event is where only the whole file tells, and drop what is known by then to be
     something else.
     """
@@ -208,7 +206,7 @@ def _survived(events: Sequence[JobEvent]) -> list[JobEvent]:
     ]
 
 
-def _read_error_file(scan: LogScan, path: Path) -> None:
+def _read_error_file(scan: log_lines.LogScan, path: Path) -> None:
     """The file of torchelastic's @record: one exception, with its time in seconds."""
     try:
         data = json.loads(path.read_bytes()[: 1 << 24])
@@ -217,7 +215,7 @@ def _read_error_file(scan: LogScan, path: Path) -> None:
         when_ns = int(extra["timestamp"]) * 10**9
     except (ValueError, KeyError, TypeError, RecursionError):
         return
-    scan.add(kind_of(text), Line(1, text), when_ns=when_ns)
+    scan.add(kind_of(text), log_lines.Line(1, text), when_ns=when_ns)
     scan.evidence.events = [
         replace(event, place=Place(scan.shown)) for event in scan.evidence.events
     ]
@@ -277,7 +275,7 @@ def identities_of_path(shown: str) -> set[str]:
     return identities
 
 
-def _what(scan: LogScan, shown: str) -> str:
+def _what(scan: log_lines.LogScan, shown: str) -> str:
     name = Path(shown).name.lower()
     for part in ("stderr", "stdout", "dmesg"):
         if part in name:

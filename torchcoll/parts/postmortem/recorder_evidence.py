@@ -29,16 +29,11 @@ from torchcoll.parts.postmortem.evidence import (
     JobEvidence,
     Place,
 )
-from torchcoll.parts.postmortem.python_stack import Frame, origin, shown_frame
+from torchcoll.parts.postmortem.traceback_log import Frame, origin, shown_frame
 from torchcoll.reading.base import number, whole
 from torchcoll.reading.flight_recorder import NO_CALLS, group_name, message_peer, read_groups
 from torchcoll.reading.safe_pickle import is_pickle
-from torchcoll.reading.torch_names import (
-    Numbers,
-    rank_in_name,
-    torch_collective,
-    torch_dtype,
-)
+from torchcoll.reading.torch_names import Numbers, rank_in_name, torch_collective, torch_dtype
 from torchcoll.reading.traces import read_document
 
 _WHAT = "Flight Recorder dump"
@@ -179,10 +174,7 @@ def _read_calls(
 
 
 def _read_status(
-    evidence: JobEvidence,
-    data: Mapping[str, Any],
-    entries: Sequence[Mapping[str, Any]],
-    rank: int,
+    evidence: JobEvidence, data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], rank: int
 ) -> None:
     """The last numbers of each group, which the dump has even if the calls are not in it.
 

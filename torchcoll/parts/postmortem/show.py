@@ -7,9 +7,8 @@ from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ranges
-from torchcoll.parts.postmortem.diagnosis import Diagnosis
+from torchcoll.parts.postmortem.diagnosis import Diagnosis, shortened
 from torchcoll.parts.postmortem.job_folder import FolderEvidence
-from torchcoll.parts.postmortem.sentences import shortened
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid
@@ -20,10 +19,7 @@ _LEFT_OUT = 5  # files that are named
 
 
 def show_postmortem(
-    folder: FolderEvidence,
-    diagnoses: list[Diagnosis],
-    format: str,
-    file: TextIO | None = None,
+    folder: FolderEvidence, diagnoses: list[Diagnosis], format: str, file: TextIO | None = None
 ) -> None:
     """Print the diagnoses; of several jobs those that failed first."""
     diagnoses = sorted(diagnoses, key=_urgency)

@@ -18,7 +18,7 @@ from torchcoll.core.opening import open_to_read
 from torchcoll.core.variables import masked
 from torchcoll.parts.postmortem.evidence import FileRead, JobEvent, JobEvidence, Place
 from torchcoll.parts.postmortem.log_evidence import identities_of_path, rank_of_path
-from torchcoll.parts.postmortem.python_stack import Frame, describe
+from torchcoll.parts.postmortem.traceback_log import Frame, describe
 from torchcoll.reading.base import whole
 
 _WHAT = "stack dump"

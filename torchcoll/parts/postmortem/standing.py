@@ -1,12 +1,15 @@
-"""Where each rank stood in each process group: the calls it made, and which of them are open."""
+"""Where each rank stood in each process group: its calls, which of them are open, which differ from
+those of other ranks, and who waited for whom.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchcoll.parts.postmortem.evidence import STATES, CallSeen, GroupSeen, JobEvent, JobEvidence
+from torchcoll.reading.torch_names import product
 
 _RECORDS = ("call ring", "Flight Recorder dump")
 DEFAULT_GROUPS = ("0", "default_pg", "default", "world", "")
@@ -208,3 +211,314 @@ def _add_waits(
 
 def ranks_of_node(job: JobEvidence, node: str, ranks: Iterable[int]) -> tuple[int, ...]:
     return tuple(rank for rank in ranks if job.nodes.get(rank) == node)
+
+
+# Collectives that require the same number of elements of all ranks. Others may differ: a root has
+# an output that the others lack, and splits may be uneven.
+_SAME_SIZE = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
+_WITHOUT_DTYPE = ("barrier", "monitored_barrier")
+# Ranks that completed so many calls alike after a difference were not stopped by it; more where
+# the source does not record what completed, since ranks issue calls ahead.
+_HARMLESS_AFTER, _HARMLESS_WITHOUT_STATES = 1, 16
+_MAJORITY = 2  # times as many ranks as the others together
+
+
+@dataclass(frozen=True)
+class CallDifference:
+    """Ranks that made different calls with the same number.
+
+    what: ``collective``, ``size``, ``dtype`` or ``order`` (the ranks made the same two calls in
+    another order) or ``skipped`` (a rank is ahead by the calls that it left out). calls: one of
+    each kind, the most frequent first. ranks: those of each kind. minority: ranks that differ from
+    a majority of at least 2 to 1; () if there is no such majority.
+    """
+
+    group: GroupStanding
+    number: int
+    what: str
+    calls: tuple[CallSeen, ...]
+    ranks: tuple[tuple[int, ...], ...]
+
+    @property
+    def minority(self) -> tuple[int, ...]:
+        others = [rank for ranks in self.ranks[1:] for rank in ranks]
+        return tuple(sorted(others)) if len(self.ranks[0]) >= _MAJORITY * len(others) else ()
+
+    @property
+    def all_ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(rank for ranks in self.ranks for rank in ranks))
+
+
+def signature(call: CallSeen) -> tuple[str, int | None, str | None]:
+    """What has to be equal on all ranks: collective, elements, dtype; None where not comparable."""
+    elements = None
+    sizes = call.sizes_out if call.collective == "broadcast" else call.sizes_in
+    sizes = sizes or call.sizes_in
+    if call.collective in _SAME_SIZE and sizes:
+        counts = [product(shape) for shape in sizes]
+        elements = None if None in counts else sum(count or 0 for count in counts)
+    dtype = None if call.collective in _WITHOUT_DTYPE else call.dtype
+    return call.collective, elements, dtype
+
+
+def _differ(a: CallSeen, b: CallSeen) -> str:
+    """In what two calls of one number differ; '' if they agree, as far as is known."""
+    first, second = signature(a), signature(b)
+    # gloo's Flight Recorder has an all_reduce for each reduce_scatter.
+    if {first[0], second[0]} == {"all_reduce", "reduce_scatter"} and first[1:] == second[1:]:
+        return ""
+    for what, mine, other in zip(("collective", "size", "dtype"), first, second, strict=True):
+        if mine is not None and other is not None and mine != other:
+            return what
+    return ""
+
+
+def find_difference(group: GroupStanding) -> CallDifference | None:
+    """The first call of the group that its ranks made differently, if they did not go on alike."""
+    by_number: dict[int, list[int]] = defaultdict(list)
+    for rank, calls in sorted(group.calls.items()):
+        for number in calls:
+            by_number[number].append(rank)
+    numbers = sorted(number for number, ranks in by_number.items() if len(ranks) > 1)
+    differing = [number for number in numbers if _any_differ(group, number, by_number[number])]
+    if not differing:
+        return None
+    last = differing[-1]
+    alike_after = [
+        [group.calls[rank][number] for rank in by_number[number]]
+        for number in numbers
+        if number > last
+    ]
+    completed = [all(_is_completed(call) for call in calls) for calls in alike_after]
+    reliable = any(call.reliable_state for calls in alike_after for call in calls)
+    if sum(completed) >= _HARMLESS_AFTER:
+        return None
+    if not reliable and len(alike_after) >= _HARMLESS_WITHOUT_STATES:
+        return None
+    for number in differing:
+        calls_at = {rank: group.calls[rank][number] for rank in by_number[number]}
+        if not all(_is_completed(call) for call in calls_at.values()):
+            return _difference(group, number, calls_at)
+    return None
+
+
+def _is_completed(call: CallSeen) -> bool:
+    return call.reliable_state and call.state == "completed"
+
+
+def _any_differ(group: GroupStanding, number: int, ranks: list[int]) -> bool:
+    example = group.calls[ranks[0]][number]
+    return any(_differ(example, group.calls[rank][number]) for rank in ranks[1:])
+
+
+def _difference(group: GroupStanding, number: int, calls: dict[int, CallSeen]) -> CallDifference:
+    kinds: list[tuple[CallSeen, list[int]]] = []
+    frequent = Counter(signature(call) for call in calls.values())
+    for rank in sorted(calls, key=lambda r: (-frequent[signature(calls[r])], r)):
+        for example, ranks in kinds:
+            if not _differ(example, calls[rank]):
+                ranks.append(rank)
+                break
+        else:
+            kinds.append((calls[rank], [rank]))
+    kinds.sort(key=lambda kind: -len(kind[1]))
+    what = _differ(kinds[0][0], kinds[1][0])
+    usual, odd = kinds[0][1][0], kinds[1][1][0]
+    what = _exchanged(group, number, usual, odd) or what
+    return CallDifference(
+        group,
+        number,
+        what,
+        tuple(example for example, _ in kinds),
+        tuple(tuple(ranks) for _, ranks in kinds),
+    )
+
+
+def _exchanged(group: GroupStanding, number: int, usual: int, odd: int) -> str:
+    """``order`` if two calls are exchanged, ``skipped`` if one rank left a call out, as far as the
+    calls after this one tell.
+    """
+    at = [[group.call(rank, n) for n in range(number, number + 3)] for rank in (usual, odd)]
+    (u0, u1, u2), (o0, o1, o2) = at
+    if u0 and o0 and u1 and o1 and not _differ(u0, o1) and not _differ(u1, o0):
+        return "order"
+    for ahead, behind in (((o0, o1), (u1, u2)), ((u0, u1), (o1, o2))):
+        if all(a and b and not _differ(a, b) for a, b in zip(ahead, behind, strict=True)):
+            return "skipped"
+    return ""
+
+
+_NOBODY: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A rank waits in a call. behind: ranks whose records end before that call. unrecorded: ranks
+    of which no record of that group exists.
+    """
+
+    wait: OpenCall
+    behind: frozenset[int]
+    unrecorded: frozenset[int]
+
+
+@dataclass
+class WaitGraph:
+    """roots: ranks that others wait for, and that wait for nobody themselves. cycle: ranks that
+    wait for each other, if no root explains it. unrecorded: ranks without a record that others may
+    wait for. waiting: ranks that wait for any of these, directly or through others.
+    """
+
+    edges: list[Edge] = field(default_factory=list)
+    roots: tuple[int, ...] = ()
+    cycle: tuple[int, ...] = ()
+    unrecorded: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+
+    def wait_for(self, ranks: Collection[int]) -> OpenCall | None:
+        """The call in which most ranks wait for one of these; None if nobody does."""
+        waits = [
+            edge.wait
+            for edge in self.edges
+            if not edge.behind.isdisjoint(ranks) or not edge.unrecorded.isdisjoint(ranks)
+        ]
+        calls = Counter((wait.key, wait.number, wait.peer) for wait in waits)
+        order = sorted(waits, key=lambda w: (-calls[w.key, w.number, w.peer], w.number, w.rank))
+        return order[0] if order else None
+
+
+def wait_graph(standings: Standings, complained: Collection[int] = ()) -> WaitGraph:
+    """complained: ranks that reported that they had waited in vain. Such a rank waits for somebody
+    even where its record has no open call, such as a recv that the source does not record.
+    """
+    edges: list[Edge] = []
+    missing: dict[tuple[str, int], tuple[frozenset[int], frozenset[int]]] = {}
+    stuck: set[int] = set()
+    for waits in standings.waits.values():
+        for wait in waits:
+            if wait.peer is not None:
+                behind, unrecorded = _missing_message(wait, standings)
+            else:
+                key = (wait.key, wait.number)
+                if key not in missing:
+                    missing[key] = _missing_members(wait, standings)
+                behind, unrecorded = missing[key]
+                if not behind and _is_stuck(wait, standings):
+                    stuck.add(wait.rank)
+            if behind or unrecorded:
+                edges.append(Edge(wait, behind, unrecorded))
+    behind_of: dict[int, frozenset[int]] = {}
+    maybe_of: dict[int, frozenset[int]] = {}
+    for edge in edges:
+        for ranks, added in ((behind_of, edge.behind), (maybe_of, edge.unrecorded)):
+            earlier = ranks.get(edge.wait.rank, _NOBODY)
+            if added and not added <= earlier:
+                ranks[edge.wait.rank] = earlier | added if earlier else added
+    graph = WaitGraph(edges)
+    awaited = _NOBODY.union(*set(behind_of.values()))
+    awaited_maybe = _NOBODY.union(*set(maybe_of.values()))
+    roots = awaited - behind_of.keys() - maybe_of.keys() - stuck - set(complained)
+    graph.roots = tuple(sorted(roots))
+    graph.unrecorded = tuple(sorted(awaited_maybe - behind_of.keys() - set(complained)))
+    if not roots:
+        cycle = _cycle(behind_of)
+        # A rank of the cycle that also waits for one without a record may wait for that one only.
+        if not any(maybe_of.get(rank) for rank in cycle):
+            graph.cycle = tuple(sorted(cycle))
+    ends = {*graph.roots, *graph.cycle, *graph.unrecorded}
+    graph.waiting = tuple(sorted(_reaching((behind_of, maybe_of), ends) - roots))
+    return graph
+
+
+def _missing_members(wait: OpenCall, standings: Standings) -> tuple[frozenset[int], frozenset[int]]:
+    """The members of the group that have not made the call, and those of which nothing is recorded.
+    Where the members are not known, any rank without a record may be one.
+    """
+    group = standings.groups[wait.key]
+    behind = {rank for rank, last in group.last.items() if last < wait.number}
+    if group.members:
+        unrecorded = {rank for rank in group.members if rank not in group.last}
+    else:
+        unrecorded = {rank for rank in standings.ranks if rank not in standings.recorded}
+    # A record without any call, or one that cannot have lost an earlier call of the group.
+    made_none = unrecorded & standings.without_calls
+    behind |= unrecorded & standings.recorded if wait.number == 1 and group.members else made_none
+    return frozenset(behind), frozenset(unrecorded - behind)
+
+
+def _is_stuck(wait: OpenCall, standings: Standings) -> bool:
+    """Whether a rank is in a call that all known members made and none is known to have left."""
+    if wait.call is None or not wait.call.reliable_state:
+        return False
+    completed = standings.groups[wait.key].completed
+    return not any(number >= wait.number for number in completed.values())
+
+
+def _missing_message(wait: OpenCall, standings: Standings) -> tuple[frozenset[int], frozenset[int]]:
+    """The peer of a send or recv, unless it is in the matching call itself."""
+    assert wait.peer is not None
+    for other in standings.waits.get(wait.peer, ()):
+        if other.peer != wait.rank or other.call is None or wait.call is None:
+            continue
+        if other.call.collective != wait.call.collective:
+            return _NOBODY, _NOBODY
+    peer = frozenset((wait.peer,))
+    return (peer, _NOBODY) if wait.peer in standings.recorded else (_NOBODY, peer)
+
+
+def _cycle(edges: Mapping[int, frozenset[int]]) -> set[int]:
+    """The ranks of the smallest strongly connected component of at least two ranks; empty if there
+    is none (Tarjan's algorithm, without recursion).
+    """
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    on_stack: set[int] = set()
+    components: list[set[int]] = []
+    for start in sorted(edges):
+        if start in index:
+            continue
+        work = [(start, iter(sorted(edges[start])))]
+        index[start] = low[start] = len(index)
+        stack.append(start)
+        on_stack.add(start)
+        while work:
+            rank, left = work[-1]
+            awaited = next(left, None)
+            if awaited is None:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[rank])
+                if low[rank] == index[rank]:
+                    component: set[int] = set()
+                    while rank not in component:
+                        component.add(stack.pop())
+                    on_stack -= component
+                    if len(component) > 1:
+                        components.append(component)
+            elif awaited not in index:
+                index[awaited] = low[awaited] = len(index)
+                stack.append(awaited)
+                on_stack.add(awaited)
+                work.append((awaited, iter(sorted(edges.get(awaited, ())))))
+            elif awaited in on_stack:
+                low[rank] = min(low[rank], index[awaited])
+    return min(components, key=lambda ranks: (len(ranks), min(ranks)), default=set())
+
+
+def _reaching(
+    edges_of: Collection[Mapping[int, frozenset[int]]], ends: Collection[int]
+) -> set[int]:
+    """The ranks that wait for one of ``ends``, directly or through others."""
+    reached = set(ends)
+    waiting: set[int] = set()
+    changed = True
+    while changed:
+        changed = False
+        for edges in edges_of:
+            for rank, awaited in edges.items():
+                if rank not in waiting and not awaited.isdisjoint(reached):
+                    waiting.add(rank)
+                    reached.add(rank)
+                    changed = True
+    return waiting

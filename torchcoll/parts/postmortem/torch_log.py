@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 import signal
 
-from torchcoll.parts.postmortem.complaint_texts import facts_of, kind_of, quotation
+from torchcoll.parts.postmortem.causes import facts_of, kind_of, quotation
 from torchcoll.parts.postmortem.evidence import JobEvent
-from torchcoll.parts.postmortem.log_lines import Line
-from torchcoll.parts.postmortem.log_scan import Handler, LogScan, ranks_in
+from torchcoll.parts.postmortem.log_lines import Handler, Line, LogScan, ranks_in
 from torchcoll.reading.torch_names import torch_collective
 
 _ANY = re.compile("")

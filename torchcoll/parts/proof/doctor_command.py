@@ -42,7 +42,7 @@ def run_proof(options: argparse.Namespace) -> int | None:
             if value := getattr(options, name):
                 raise UsageError(name, value, "--prove with it")
         return None
-    from torchcoll.parts.proof.part_result import FAILED
+    from torchcoll.parts.proof.judge import FAILED
     from torchcoll.parts.proof.prove import prove
     from torchcoll.parts.proof.show import show_report
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, TextIO
 
-from torchcoll.parts.proof.claims import CLAIMS
-from torchcoll.parts.proof.part_result import FAILED, NOT_RUN, PROVEN, STATUSES, Figure, PartResult
-from torchcoll.parts.proof.running import Report
+from torchcoll.parts.proof.judge import FAILED, NOT_RUN, PROVEN, STATUSES, Figure, PartResult
+from torchcoll.parts.proof.prove import CLAIMS, Report
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, make_grid

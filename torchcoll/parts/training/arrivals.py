@@ -2,9 +2,9 @@
 
 In a call that all ranks need, the last rank to arrive has the shortest time of its own, and what
 the others have more is their wait for it. This compares durations, so the clocks of the ranks need
-not agree. A capture learns late of the end of an asynchronous call on a CPU (training/late.py), so
-its duration says nothing about a wait of less than 5 ms. Such a call is judged by when each rank
-issued it, which needs clocks that can be compared (training/clocks.py): without them no rank counts
+not agree. A capture learns late of the end of an asynchronous call on a CPU (training/joined.py),
+so its duration says nothing about a wait of less than 5 ms. Such a call is judged by when each rank
+issued it, which needs clocks that can be compared (training/joined.py): without them no rank counts
 as last. A call begins when its group has a worker for it: what it spends in the queue is no wait
 for a rank. A rank that waits in several calls at once waits once: the time counts for the first.
 
@@ -38,9 +38,17 @@ from statistics import fmean
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic
 from torchcoll.core.units import counted, format_ns, format_ranges
-from torchcoll.parts.training.clocks import Offsets, measure_offsets
-from torchcoll.parts.training.joined import JoinedCall, join_ranks, unsplit_reason
-from torchcoll.parts.training.late import begun_ns, cut_at_marks, may_end_late, times_since_begun_ns
+from torchcoll.parts.training.joined import (
+    JoinedCall,
+    Offsets,
+    begun_ns,
+    cut_at_marks,
+    join_ranks,
+    may_end_late,
+    measure_offsets,
+    times_since_begun_ns,
+    unsplit_reason,
+)
 from torchcoll.parts.training.steps import find_steps
 from torchcoll.stats.correlated import chance_of_mean, correlation_bounds, independent_values
 from torchcoll.stats.drift import SURE

@@ -32,23 +32,22 @@ import torch.distributed as dist
 from torchcoll.core.errors import UnavailableError, UsageError, one_line
 from torchcoll.core.traffic import Group, Traffic, records_of
 from torchcoll.core.variables import masked
-from torchcoll.parts.training.capture_file import (
+from torchcoll.parts.training.call_ends import DeviceTimes, Waits
+from torchcoll.parts.training.decode import Schema, tensors
+from torchcoll.parts.training.module_names import ModuleNames
+from torchcoll.parts.training.recorded_calls import CallRecorder, RecordedCall, unbox_group
+from torchcoll.parts.training.ring_file import (
     NO_ROOM,
     CaptureFile,
+    RingEntry,
+    RingFile,
+    StallWatch,
     open_rank_file,
     print_warning,
 )
-from torchcoll.parts.training.decode import Schema, tensors
-from torchcoll.parts.training.device_times import DeviceTimes
-from torchcoll.parts.training.group_names import unbox_group
-from torchcoll.parts.training.module_names import ModuleNames
-from torchcoll.parts.training.recorded_calls import CallRecorder, RecordedCall
-from torchcoll.parts.training.ring_file import RingEntry, RingFile
-from torchcoll.parts.training.waits import Waits
 
 if TYPE_CHECKING:
     from torchcoll.parts.training.sampled import Sampling, StepMetrics
-    from torchcoll.parts.training.stall_watch import StallWatch
 
 _NO_DURATION = "{} calls of {} have no duration: {} does not tell when they end"
 _ENDS_WITH_WAIT = (
@@ -299,8 +298,6 @@ class _Recording:
             self._recorder.stream(self._file)
         self._sampling: Sampling | None = None
         if self._ring:
-            from torchcoll.parts.training.stall_watch import StallWatch
-
             self._install()
             self._stall_watch = StallWatch(self._ring, self._traffic.environment.get("capture"))
         if self._every == 1 and self._metrics is None:
@@ -447,12 +444,7 @@ class _Recording:
             return None
 
     def _time_call(
-        self,
-        call: RecordedCall,
-        work: Any,
-        schema: Schema,
-        values: Sequence[Any],
-        group: Group,
+        self, call: RecordedCall, work: Any, schema: Schema, values: Sequence[Any], group: Group
     ) -> None:
         """Arranges that the end of a call on the CPU is stamped. Raises what the call's own wait
         raises.

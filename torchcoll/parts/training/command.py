@@ -3,7 +3,7 @@
 ``gradients``: what a step of a model sends and costs, without running it. ``replay``: a captured
 training step, replayed on ranks. ``trace``: traffic from per-rank files, profiler traces and Flight
 Recorder dumps. ``plan``: the communication of a training that was not run, on a machine that has a
-model or that others measured.
+model or that others measured. ``compare``: two captures of a training.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell, unknown
+from torchcoll.core.units import counted, parse_ranks
 
 if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic
     from torchcoll.machine.launcher import Launch
     from torchcoll.parts.training.plans import BucketPlan
-    from torchcoll.parts.training.sharded import ShardPlan
-
+    from torchcoll.parts.training.step_program import ShardPlan
 
 _MACHINE = "NAME|FILE"
 _MACHINE_HELP = (
@@ -145,8 +145,8 @@ def _shard_plan(options: argparse.Namespace) -> ShardPlan:
     from torchcoll.bench.main import import_torch
 
     import_torch()
+    from torchcoll.parts.training.buckets import shard_traffic
     from torchcoll.parts.training.meta_model import make_model
-    from torchcoll.parts.training.shards import shard_traffic
 
     model = make_model(options.model)
     asked = options.fsdp.split(",")
@@ -221,8 +221,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
     torch = import_torch()
     from torchcoll.bench.session import SessionOptions
     from torchcoll.core.traffic import Traffic
-    from torchcoll.parts.training.replay import play
-    from torchcoll.parts.training.replay_file import ReplayFile
+    from torchcoll.parts.training.replay import ReplayFile, play
 
     file = ReplayFile(options.output)
 
@@ -330,7 +329,7 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         dataclasses.replace(traffic, notes=kept).save(options.output)
         tell(f"written: {options.output}")
     if options.perfetto:
-        from torchcoll.parts.training.perfetto_show import traffic_trace
+        from torchcoll.parts.training.step_show import traffic_trace
 
         text, clocks = traffic_trace(traffic)
         write_file(options.perfetto, text, "perfetto", options.force)
@@ -345,7 +344,7 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
 
         step = whole_step(traffic, number)
         if options.plot:
-            from torchcoll.parts.training.drawn_show import draw_step
+            from torchcoll.parts.training.step_show import draw_step
 
             draw_step(step, options.plot)
             tell(f"torchcoll: picture: {options.plot}")
@@ -383,22 +382,14 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         help="SEQUENCESxTOKENS of a data-parallel rank in a step, or "
         "MICROBATCHESxSEQUENCESxTOKENS (default 1x8192)",
     )
-    add(
-        "--compare",
-        metavar="LIST",
-        help="layouts on --ranks, compared: dp,fsdp,hsdp,fsdp+tp=8+sp",
-    )
+    add("--compare", metavar="LIST", help="layouts on --ranks, compared: dp,fsdp,hsdp,fsdp+tp=8+sp")
     add(
         "--memory-gb",
         metavar="GB",
         help="with --compare: the memory of a GPU, which layouts must fit (default: that of a "
         "machine that others measured)",
     )
-    add(
-        "--machine",
-        metavar=_MACHINE,
-        help=f"{_MACHINE_HELP}; without it bytes and calls alone",
-    )
+    add("--machine", metavar=_MACHINE, help=f"{_MACHINE_HELP}; without it bytes and calls alone")
     add("--step-ms", metavar="MS", help="computation of a step on a rank, without communication")
     add(
         "--measured",
@@ -430,7 +421,6 @@ _OF_CONFIG = (
 
 
 def run_plan(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.units import parse_ranks
     from torchcoll.parts.curves.machines_show import show_machines
     from torchcoll.parts.curves.named_machines import LIST
     from torchcoll.parts.training.config_projection import LayoutComparison
@@ -502,6 +492,46 @@ def _parse_positive(text: str, what: str) -> float:
     if not 0 < number < 1e15:
         raise UsageError(what, text, "a number above 0")
     return number
+
+
+def compare_captures(options: argparse.Namespace) -> ExitCode | None:
+    """Compares the sides if all are captures; None where they are not."""
+    captures = _captures(options.sides)
+    if not captures:
+        return None
+    from torchcoll.core.traffic import Traffic
+    from torchcoll.parts.training.traffic_comparison import compare_traffic
+    from torchcoll.parts.training.traffic_comparison_show import show_traffic_comparisons
+    from torchcoll.questions.comparison.command import OTHERWISE
+    from torchcoll.report.formats import FORMATS
+
+    choice(options.format, "format", FORMATS)
+    for name, unasked in {**OTHERWISE, "fail_on": None}.items():
+        if (value := getattr(options, name)) != unasked:
+            raise UsageError(name.replace("_", "-"), value, "none with captures of a training")
+    (base_name, base), (new_name, new) = captures
+    comparison = compare_traffic(Traffic.load(base), Traffic.load(new), (base_name, new_name))
+    show_traffic_comparisons([comparison], options.format)
+    return ExitCode.OK
+
+
+def _captures(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """(name, path) of each side if all are captures of a training, otherwise [].
+
+    A folder that also has result files stands for these. Raises UsageError unless there are two.
+    """
+    from torchcoll.questions.comparison.command import is_capture
+    from torchcoll.reading.inputs import split_label
+
+    sides = [split_label(argument) for argument in arguments]
+    captured = [is_capture(path) for _, path in sides]
+    if not all(captured):  # traffic among results is left out
+        return []
+    if len(captured) != 2:
+        number = counted(len(captured), "capture")
+        raise UsageError("compare", number, "two captures, or results of measurements")
+    names = [label or name for (label, _), name in zip(sides, ("base", "new"), strict=True)]
+    return list(zip(names, (path for _, path in sides), strict=True))
 
 
 COMMANDS = {

@@ -58,17 +58,19 @@ from torchcoll.parts.training.architectures import (
     ModelBlock,
     Weight,
 )
-from torchcoll.parts.training.bucket_names import block_span, bucket_names
-from torchcoll.parts.training.layer_calls import Batch, BlockCalls, LayerOptions, block_calls
+from torchcoll.parts.training.ddp_buckets import block_span, bucket_names
 from torchcoll.parts.training.layouts import (
     DEEPSPEED2,
     HSDP,
     TORCH_ZERO,
     ZERO1,
     ZERO2,
+    Batch,
+    BlockCalls,
+    LayerOptions,
     ParallelLayout,
+    block_calls,
 )
-from torchcoll.parts.training.memory import Memory
 from torchcoll.parts.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
 from torchcoll.parts.training.sent_by_wrappers import (
     DEEPSPEED_BUCKET,
@@ -82,17 +84,23 @@ from torchcoll.parts.training.sent_by_wrappers import (
     distributed_optimizer_buckets,
     zero_redundancy_calls,
 )
-from torchcoll.parts.training.sharded import BACKWARD, FORWARD, SEND, UNSHARD, USE, UnitAct
 from torchcoll.parts.training.step_program import (
+    BACKWARD,
     BLOCKS,
+    FORWARD,
     NEXT_FORWARD,
     NEXT_LAYER,
     OTHER_MICRO_BATCHES,
     REST_OF_BACKWARD,
+    SEND,
+    UNSHARD,
+    USE,
     Idle,
+    Memory,
     ProgramWriter,
     SentCall,
     StepProgram,
+    UnitAct,
 )
 
 _EXPERTS = " of experts"  # suffix of the groups of experts' units

@@ -10,14 +10,14 @@ from torchcoll.core.collectives import find_dtype
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.parts.curves.predictor import Predictor
+from torchcoll.parts.training import step_program
 from torchcoll.parts.training.architectures import Architecture
 from torchcoll.parts.training.config_plan import TrainingOptions, plan_config
-from torchcoll.parts.training.corrected_machine import UNCORRECTED, CorrectedMachine
-from torchcoll.parts.training.layer_calls import Batch
 from torchcoll.parts.training.layouts import (
     DATA_PARALLEL,
     DEEPSPEED2,
     ZERO1,
+    Batch,
     ParallelLayout,
     check_layout,
     degrees_text,
@@ -25,6 +25,8 @@ from torchcoll.parts.training.layouts import (
 from torchcoll.parts.training.measured_step import MeasuredStep
 from torchcoll.parts.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
 from torchcoll.parts.training.projection import (
+    UNCORRECTED,
+    CorrectedMachine,
     Plan,
     PlannedStep,
     at_once_notes,
@@ -33,13 +35,6 @@ from torchcoll.parts.training.projection import (
     planned_step,
 )
 from torchcoll.parts.training.sent_by_wrappers import DEEPSPEED_BUCKET
-from torchcoll.parts.training.sharded import BACKWARD, FORWARD
-from torchcoll.parts.training.step_program import (
-    REST_OF_BACKWARD,
-    ProgramWriter,
-    SentCall,
-    StepProgram,
-)
 
 _FIRST_BYTES, _CAP_BYTES = DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB  # of DDP's buckets
 
@@ -210,13 +205,15 @@ def project_parameters(
     if total > _FIRST_BYTES:
         count = max(1, math.ceil((total - _FIRST_BYTES) / _CAP_BYTES))
         sizes += [(total - _FIRST_BYTES) / count] * count
-    writer = ProgramWriter()
-    writer.work(FORWARD, 1.0)
+    writer = step_program.ProgramWriter()
+    writer.work(step_program.FORWARD, 1.0)
     for size in sizes:
-        writer.work(BACKWARD, size / total)
-        sent = SentCall("dp", "all_reduce", math.ceil(size), "gradients", REST_OF_BACKWARD)
+        writer.work(step_program.BACKWARD, size / total)
+        sent = step_program.SentCall(
+            "dp", "all_reduce", math.ceil(size), "gradients", step_program.REST_OF_BACKWARD
+        )
         writer.start(sent)
-    program = StepProgram(tuple(writer.acts))
+    program = step_program.StepProgram(tuple(writer.acts))
 
     def step(count: int, share: float = 1.0, on: Predictor | None = machine) -> PlannedStep:
         groups = {"dp": place_group("dp", count, 1, on)}

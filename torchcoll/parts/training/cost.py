@@ -2,13 +2,13 @@
 
 The model is deliberately simple. The ranks of a collective end together, so the one that came last
 has the shortest time, and that time is the transfer; the excess of each other rank is its wait. A
-call begins when its group has a worker for it (training/late.py), so time in the queue is neither.
-The transfer's excess over the same call measured alone is contention, with the concurrent
+call begins when its group has a worker for it (training/joined.py), so time in the queue is
+neither. The transfer's excess over the same call measured alone is contention, with the concurrent
 computation and with other groups on the same wires. All three are estimates. Only durations are
 used: the clocks of ranks are not compared.
 
-A capture stamps the ends of asynchronous calls on CPUs late (training/late.py). A contention within
-this error is therefore only an upper bound. Which rank caused the waiting is the answer of
+A capture stamps the ends of asynchronous calls on CPUs late (training/joined.py). A contention
+within this error is therefore only an upper bound. Which rank caused the waiting is the answer of
 training/arrivals.py.
 """
 
@@ -30,14 +30,16 @@ from torchcoll.core.units import format_ns
 from torchcoll.parts.training.arrivals import Arrivals, find_arrivals
 from torchcoll.parts.training.exposed import Exposed, find_exposed
 from torchcoll.parts.training.isolated import IsolatedTimes
-from torchcoll.parts.training.joined import JoinedCall, join_ranks, unsplit_reason
-from torchcoll.parts.training.late import (
+from torchcoll.parts.training.joined import (
     LATE,
+    JoinedCall,
     begun_ns,
     cut_at_marks,
     error_ns,
+    join_ranks,
     may_end_late,
     times_since_begun_ns,
+    unsplit_reason,
 )
 from torchcoll.parts.training.steps import find_steps
 from torchcoll.parts.training.traffic_table import group_text

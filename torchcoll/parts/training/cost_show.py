@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_ns, format_size, format_time
-from torchcoll.parts.training.arrivals_show import arrivals_answer, arrivals_grids, arrivals_object
-from torchcoll.parts.training.exposed_show import exposed_line, module_grids
+from torchcoll.parts.training import traffic_show
 from torchcoll.report.answer import Answer
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import Forms, print_results
@@ -41,7 +40,9 @@ def show_costs(costs: Sequence[Cost], format: str = "table", file: TextIO | None
                 {
                     "schema": "torchcoll-cost/1",
                     **dataclasses.asdict(cost),
-                    "arrivals": arrivals_object(cost.arrivals) if cost.arrivals else None,
+                    "arrivals": traffic_show.arrivals_object(cost.arrivals)
+                    if cost.arrivals
+                    else None,
                     **({"answer": answer.to_json()} if (answer := _answer(cost)) else {}),
                 },
             )
@@ -83,15 +84,15 @@ def cost_grids(cost: Cost) -> list[Grid]:
         for row in cost.rows
     ]
     above = [f"{one_line(cost.traffic)} compared with {one_line(cost.run)}", ", ".join(common)]
-    above += [exposed_line(cost.exposed) if cost.exposed else "", _ABOVE]
+    above += [traffic_show.exposed_line(cost.exposed) if cost.exposed else "", _ABOVE]
     first = Grid(heads, rows, [line for line in above if line], notes.lines())
     if not rows:
         first.below = ["no calls"]
     answer = _answer(cost)
     grids = [Grid([], [], above=[answer.text])] if answer else []
-    grids += [first, *(module_grids(cost.exposed) if cost.exposed else [])]
+    grids += [first, *(traffic_show.module_grids(cost.exposed) if cost.exposed else [])]
     if cost.arrivals:
-        grids += arrivals_grids(cost.arrivals)[:1]
+        grids += traffic_show.arrivals_grids(cost.arrivals)[:1]
     return [*grids, Grid([], [], below=[one_line(note) for note in cost.notes])]
 
 
@@ -100,7 +101,7 @@ def _answer(cost: Cost) -> Answer | None:
 
     The sums are of the medians of the table, times the calls.
     """
-    late = arrivals_answer(cost.arrivals, None) if cost.arrivals else None
+    late = traffic_show.arrivals_answer(cost.arrivals, None) if cost.arrivals else None
     split = [row for row in cost.rows if row.transfer_ns is not None]
     if not split:
         return late

@@ -1,4 +1,5 @@
-"""Which parameters are in the buckets that DDP's reducer sends, and when a program waits for them.
+"""Which parameters are in the buckets that DDP's reducer sends, how a bucket is named after them,
+and when a program waits for it.
 
 DDP's reducer issues its calls in C++, while autograd accumulates the gradient that completes a
 bucket. The current node of autograd has that parameter, which leads to the model. The contents of
@@ -18,14 +19,59 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.parts.training.bucket_names import bucket_names, numbered
-
 if TYPE_CHECKING:
     from torchcoll.parts.training.recorded_calls import RecordedCall
+
+
+def block_name(parameter: str) -> str:
+    """Returns the module of a parameter, or the numbered block that contains it.
+
+    ``model.layers.0.mlp.up.weight`` is in ``model.layers.0``.
+    """
+    parts = parameter.split(".")
+    number = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts) - 2)
+    return ".".join(parts[: number + 1]) or parameter
+
+
+def bucket_names(buckets: Sequence[Sequence[str]]) -> list[str]:
+    """Returns a name for each bucket.
+
+    - buckets: the names of the parameters of each bucket, in the order of registration.
+
+    The name is that of the only parameter, or of the blocks of the first and the last one. If
+    buckets would share a name, theirs are made of the names of the parameters.
+    """
+    names = [bucket[0] if len(bucket) == 1 else block_span(bucket) for bucket in buckets]
+    counts = Counter(names)
+    return [
+        name if counts[name] == 1 else _span(bucket)
+        for name, bucket in zip(names, buckets, strict=True)
+    ]
+
+
+def block_span(parameters: Sequence[str]) -> str:
+    """Returns the blocks of the first and the last parameter: ``model.norm to lm_head``."""
+    return _span([block_name(name) for name in (*parameters[:1], *parameters[-1:])])
+
+
+def _span(names: Sequence[str]) -> str:
+    """Returns the first and the last name; '' if there is none."""
+    return " to ".join(dict.fromkeys((*names[:1], *names[-1:])))
+
+
+def numbered(name: str, taken: Iterable[str]) -> str:
+    """Returns the name, with a number if another model of the process has it: ``0 (model 2)``."""
+    free, number, names = name, 1, set(taken)
+    while free in names:
+        number += 1
+        free = f"{name} (model {number})"
+    return free
+
 
 _CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
 _MOST_SEARCHES = 8  # for models in one capture: each looks at all objects of the process

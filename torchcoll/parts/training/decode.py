@@ -257,10 +257,7 @@ def reduction(op: Any) -> str | None:
 
 
 def _splits(
-    name: str,
-    bound: dict[str, Any],
-    sent: Sequence[torch.Tensor],
-    received: Sequence[torch.Tensor],
+    name: str, bound: dict[str, Any], sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]
 ) -> tuple[int, ...] | None:
     """Returns the bytes sent to each rank of the group, or None for an even all_to_all.
 

@@ -1,15 +1,37 @@
-"""Joins the calls of a Traffic across ranks, by group and sequence number."""
+"""Joins the calls of a Traffic across ranks, by group and sequence number; says which of their end
+stamps may be late, and measures the offsets between the clocks of ranks from them.
+
+A capture learns of the end of an asynchronous call on a CPU only when Python runs the callback. The
+recorded duration is therefore never too short, but up to 5 ms too long while another thread keeps
+Python busy.
+
+Clocks: a collective in which every rank needs all others ends on no rank before all have begun it.
+So for two ranks, and the offset to be added to the stamps of the second to get those of the first:
+
+    start of the first  - end of the second  <=  offset  <=  end of the first  - start of the second
+
+This is F. Cristian's bound (Probabilistic clock synchronization, 1989), with a collective in place
+of a message and its reply. The bounds of many calls are intersected. Within them, the offset is the
+median of the differences of the ends, because ranks leave such a call at about the same time. Its
+error is the distance to the farther bound. The only assumption is that the clocks run at the same
+rate meanwhile.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import heapq
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
-from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.backends import backend_of
+from torchcoll.core.collectives import COLLECTIVES, has_splits
+from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic, TrafficCall
-from torchcoll.core.units import format_ranges
+from torchcoll.core.units import format_ns, format_ranges
 
 Key = tuple[str, int, int]  # group, sequence, index among the calls with this number
 
@@ -126,3 +148,242 @@ def unsplit_reason(joined: JoinedCall) -> str:
     if len({each.clock for each in joined.calls.values()}) > 1:
         return "the times of its ranks are of different clocks"
     return ""
+
+
+MAX_LATENESS_NS = 5_000_000  # sys.getswitchinterval: how long a thread may keep others waiting
+LATE = "recorded up to 5 ms late"
+# Calls that agree in these fields are of the same kind.
+_kind = attrgetter("collective", "bytes_in", "bytes_out", "dtype", "op", "group")
+
+
+def may_end_late(call: TrafficCall, source: str) -> bool:
+    """Returns whether the end of the call may have been stamped late.
+
+    - source: the source of its Traffic; only captures stamp ends late.
+    """
+    timed = call.time_ns is not None and call.clock == "host"
+    return source == "capture" and timed and call.asynchronous is not False
+
+
+def cut_at_marks(
+    traffic: Traffic, alone: Callable[[TrafficCall], float | None] = lambda call: None
+) -> Traffic:
+    """Returns the traffic with late end stamps moved back to the mark of their step.
+
+    - alone: returns the duration (ns) of such a call measured by itself, or None if unknown.
+
+    DDP waits for its calls within the step, so an end shortly after the mark is a late stamp. An
+    end further after it is not: that call is in flight in the next step too, and keeps its end. A
+    call also keeps its end if cutting would make it shorter than any other call of its kind,
+    because a program's own calls may overlap steps.
+    """
+    if traffic.source != "capture":
+        return traffic
+    left = {
+        rank: [_time_until_mark(call, traffic.steps.get(rank, ())) for call in calls]
+        for rank, calls in traffic.calls.items()
+    }
+    shortest: dict[tuple[object, ...], int] = {}
+    for rank, calls in traffic.calls.items():
+        for call, until in zip(calls, left[rank], strict=True):
+            if until is None and call.time_ns is not None and call.clock == "host":
+                kind = _kind(call)
+                shortest[kind] = min(call.time_ns, shortest.get(kind, call.time_ns))
+
+    def cut(call: TrafficCall, until: int | None) -> TrafficCall:
+        if until is None:
+            return call
+        durations_ns = [ns for ns in (shortest.get(_kind(call)), alone(call)) if ns is not None]
+        return (
+            call
+            if durations_ns and until < min(durations_ns)
+            else dataclasses.replace(
+                call,
+                time_ns=until,
+                exposed_ns=None if call.exposed_ns is None else min(call.exposed_ns, until),
+            )
+        )
+
+    ended = {rank: list(map(cut, calls, left[rank])) for rank, calls in traffic.calls.items()}
+    return dataclasses.replace(traffic, calls=ended)
+
+
+def _time_until_mark(call: TrafficCall, spans: Sequence[tuple[int, int]]) -> int | None:
+    """Returns the time from issue to the mark for a call that may end late, otherwise None."""
+    late = may_end_late(call, "capture") and call.step is not None and call.step < len(spans)
+    if not late or call.start_ns is None:
+        return None
+    left = spans[call.step or 0][1] - call.start_ns
+    return left if 0 <= left < (call.time_ns or 0) <= left + MAX_LATENESS_NS else None
+
+
+def error_ns(joined: JoinedCall, source: str) -> int:
+    """Returns by how much (ns) a rank's duration of the call may be too long.
+
+    - source: the source of the traffic.
+    """
+    return MAX_LATENESS_NS if any(may_end_late(c, source) for c in joined.calls.values()) else 0
+
+
+def begun_ns(traffic: Traffic) -> tuple[dict[int, int], dict[int, int]]:
+    """Returns when each call that has a span could begin on its rank, by the call's id: issued, and
+    its group had a worker for it. And by how much (ns) earlier it may have begun, by the id of
+    those that waited for an end that may be stamped late.
+
+    A group with one worker begins a call when the call before it has ended. Messages between two
+    ranks neither wait for a worker nor take one.
+    """
+    begun: dict[int, int] = {}
+    errors: dict[int, int] = {}
+    workers = {name: backend_of(group.backend).workers for name, group in traffic.groups.items()}
+    for calls in traffic.calls.values():
+        # By group, a heap of when its workers are free, and whether these ends may be stamped late.
+        ends_of: dict[str, list[tuple[int, bool]]] = defaultdict(list)
+        for call in calls:
+            if call.span is None:
+                continue
+            start, end = call.span
+            begun[id(call)] = start
+            if call.point_to_point:
+                continue
+            ends = ends_of[call.group]
+            its_end = (end, may_end_late(call, traffic.source))
+            if len(ends) < workers.get(call.group, 1):
+                heapq.heappush(ends, its_end)
+                continue
+            before = ends[0][0]
+            begun[id(call)] = min(end, max(start, before))
+            least = min(ns - MAX_LATENESS_NS * late for ns, late in ends)
+            if least < before and start < before:
+                errors[id(call)] = before - max(start, least)
+            heapq.heappushpop(ends, its_end)
+    return begun, errors
+
+
+def times_since_begun_ns(joined: JoinedCall, begun: Mapping[int, int]) -> dict[int, int]:
+    """Returns the time of a call on each rank that recorded one, without that in the queue.
+
+    - begun: as ``begun_ns`` returns it. A call without a span has its duration.
+    """
+    return {
+        rank: call.span[1] - begun[id(call)] if call.span else joined.times_ns[rank]
+        for rank, call in joined.calls.items()
+        if rank in joined.times_ns
+    }
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """The offset to add to each rank's stamps to get those of the first rank, in ns.
+
+    - added_ns: rank -> offset; a rank that cannot be aligned is missing.
+    - error_ns: rank -> maximum error of the offset.
+    - agree_ns: by how much the ends of one call differ from the offset, median; None if no ends
+      were needed.
+    - text: the method, in a sentence.
+    - problem: why ranks are missing, or ''.
+    """
+
+    added_ns: dict[int, int]
+    error_ns: dict[int, int]
+    agree_ns: float | None
+    text: str
+    problem: str = ""
+
+
+@dataclass
+class _Bound:
+    """Bounds of the offset of one rank relative to another, and the differences of their ends.
+
+    low <= offset <= high.
+    """
+
+    low: float
+    high: float
+    ends: list[int]
+
+
+def measure_offsets(traffic: Traffic, calls: Iterable[JoinedCall]) -> Offsets:
+    """Returns the clock offsets of all ranks of the traffic.
+
+    - calls: the calls to measure with. If all ranks name one clock, none are needed.
+    """
+    ranks = sorted(traffic.calls)
+    if not ranks:
+        return Offsets({}, {}, None, "no rank")
+    clocks = [traffic.clocks.get(rank) for rank in ranks]
+    names = {clock[0] if clock else "" for clock in clocks}
+    if len(ranks) == 1:
+        return Offsets({ranks[0]: 0}, {ranks[0]: 0}, None, "")
+    if len(names) == 1 and "" not in names:
+        zeros = {rank: traffic.clocks[rank][1] for rank in ranks}
+        added = {rank: zero - zeros[ranks[0]] for rank, zero in zeros.items()}
+        return Offsets(added, dict.fromkeys(ranks, 0), None, "one host, one clock: no error")
+    bounds = _bounds(calls)
+    # Ranks are aligned starting from the first, through calls shared with an aligned rank.
+    added, error, deviations = {ranks[0]: 0}, {ranks[0]: 0}, []
+    neighbours: dict[int, list[int]] = defaultdict(list)
+    contradicting: set[int] = set()
+    for first, peer in bounds:
+        neighbours[first].append(peer)
+    waiting, count = [ranks[0]], 0
+    for rank in waiting:  # the loop appends to it
+        for peer in sorted(neighbours[rank]):
+            bound = bounds[rank, peer]
+            if peer in added:
+                continue
+            if bound.low > bound.high:
+                contradicting.add(peer)
+                continue
+            middle = min(max(median(bound.ends), bound.low), bound.high)
+            added[peer] = added[rank] + round(middle)
+            farther = max(bound.high - middle, middle - bound.low)
+            error[peer] = error[rank] + round(farther)
+            deviations.append(median([abs(gap - middle) for gap in bound.ends]))
+            count = max(count, len(bound.ends))
+            waiting.append(peer)
+    missing = [rank for rank in ranks if rank not in added]
+    text = problem = ""
+    if deviations:
+        text = (
+            f"clocks aligned by the ends of up to {count} calls that ranks made together, which "
+            f"agree within {format_ns(max(deviations), 3)} (median); at most "
+            f"{format_ns(max(error.values()), 3)} off, for no rank leaves such a call "
+            "before all have begun it"
+        )
+    if missing:
+        which = f"rank{'s' * (len(missing) > 1)} {format_ranges(missing)}"
+        why = "no collective with other ranks has its begin and end recorded"
+        if contradicting & set(missing):
+            why = (
+                "no one offset fits all calls (a clock that was set or drifts, or traces that are "
+                "not of one run)"
+            )
+        problem = f"the clocks of {which} cannot be aligned with rank {ranks[0]}: {why}"
+    return Offsets(added, error, max(deviations, default=None), text, problem)
+
+
+def _bounds(calls: Iterable[JoinedCall]) -> dict[tuple[int, int], _Bound]:
+    """Returns (rank, peer) -> bounds of the offset to add to the stamps of the peer.
+
+    Each call gives the bounds of its first rank with each of its other ranks, in both directions.
+    """
+    bounds: dict[tuple[int, int], _Bound] = {}
+    for joined in calls:
+        # Only collectives in which every rank needs all others, with begin and end on each rank.
+        collective = next(iter(joined.calls.values())).collective
+        entry = COLLECTIVES.get(collective)
+        if entry is None or entry.has_root or has_splits(collective) or len(joined.calls) < 2:
+            continue
+        if not all(call.span for call in joined.calls.values()):
+            continue
+        first, *peers = sorted(joined.calls)
+        begin, end = joined.calls[first].span or (0, 0)
+        for peer in peers:
+            start, stop = joined.calls[peer].span or (0, 0)
+            bound = bounds.setdefault((first, peer), _Bound(float("-inf"), float("inf"), []))
+            bound.low, bound.high = max(bound.low, begin - stop), min(bound.high, end - start)
+            bound.ends.append(end - stop)
+    for (first, peer), bound in list(bounds.items()):
+        bounds[peer, first] = _Bound(-bound.high, -bound.low, [-gap for gap in bound.ends])
+    return bounds

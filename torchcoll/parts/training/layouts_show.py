@@ -10,13 +10,14 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ns
 from torchcoll.parts.curves.predictor import Ends
 from torchcoll.parts.training.config_projection import LayoutComparison, LayoutRow
-from torchcoll.parts.training.measured_show import (
+from torchcoll.parts.training.plan_show import (
     correction_text,
+    flat_ends,
+    format_gigabytes,
     measured_grids,
     measured_object,
     order_changes,
 )
-from torchcoll.parts.training.plan_show import format_gigabytes
 from torchcoll.parts.training.projection import dominant
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
@@ -199,10 +200,6 @@ def _batch(row: LayoutRow) -> str:
 def _json_row(row: LayoutRow) -> dict[str, Any]:
     step = row.step
 
-    def ends(name: str, values: Ends | None) -> dict[str, float | None]:
-        value, low, high = values or (None, None, None)
-        return {f"{name}_ns": value, f"{name}_low_ns": low, f"{name}_high_ns": high}
-
     return {
         "layout": row.layout.name,
         "batch": _batch(row),
@@ -210,9 +207,9 @@ def _json_row(row: LayoutRow) -> dict[str, Any]:
         "fits": row.fits,
         "calls": step.calls,
         "sent_bytes": step.sent_bytes,
-        **ends("comm", step.comm_ns),
-        **ends("exposed", step.exposed_ns),
-        **ends("step", step.step_ns),
+        **flat_ends("comm", step.comm_ns),
+        **flat_ends("exposed", step.exposed_ns),
+        **flat_ends("step", step.step_ns),
         "idle_ns": step.idle_ns,
         "memory_bytes": row.memory_bytes,
         "largest_part": dominant(step)[0],

@@ -6,7 +6,7 @@ of the steady steps the mean of the middle half, ordered by the time in calls.
 
     planned + slower + late = in calls          (in calls + copies) / planned = the factor
 
-- A call's service begins when it was issued and its group had a worker for it (training/late.py).
+- A call's service begins when it was issued and its group had a worker for it (training/joined.py).
   Its transfer is the service on the rank that came last; what the others have more is late.
 - slower: transfer - planned. It is contention with computation and other traffic, and the error of
   the machine's law.
@@ -37,10 +37,16 @@ from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.traffic_spec import point_of
 from torchcoll.core.units import counted, format_ns
 from torchcoll.parts.curves.predictor import Ends, PlannedCalls, sum_of
-from torchcoll.parts.training.corrected_machine import Correction
-from torchcoll.parts.training.joined import JoinedCall, join_ranks, unsplit_reason
-from torchcoll.parts.training.late import LATE, begun_ns, cut_at_marks, may_end_late
-from torchcoll.parts.training.projection import PlannedRow, PlannedStep
+from torchcoll.parts.training.joined import (
+    LATE,
+    JoinedCall,
+    begun_ns,
+    cut_at_marks,
+    join_ranks,
+    may_end_late,
+    unsplit_reason,
+)
+from torchcoll.parts.training.projection import Correction, PlannedRow, PlannedStep
 from torchcoll.parts.training.steps import find_steps
 from torchcoll.stats.distributions import t_quantile
 
@@ -217,7 +223,7 @@ def measure_step(
         raise UsageError(f"measured {where}", "calls without a duration", "a capture that has them")
     return _summarise(
         planned, traffic, layout, rows, counts[ranks[0]], figures, steps.notes, separate, unsplit,
-        _blocking(traffic, ranks),
+        _blocking(traffic, ranks)
     )  # fmt: skip
 
 
@@ -357,7 +363,7 @@ def _rank_step(
         covered = Union(_clip(each, span) for each in [*computing, *ran_spans]).total
         exposed, idle = covered - busy_ns, total - covered
         return _RankStep(of_calls, overlapped, copies, idle, busy_ns - copies, exposed, total)
-    if not _blocks(traffic, calls, step):
+    if not all(_call_blocks(traffic, call) for call in calls if call.step == step):
         return _RankStep(of_calls, overlapped, 0.0, None, compute_ns, None, total)
     rest = max(0.0, total - in_flight.total)
     gaps = None if compute_ns is None else max(0.0, rest - compute_ns)
@@ -367,11 +373,6 @@ def _rank_step(
 
 def _clip(span: Span, bounds: Span) -> Span:
     return max(span[0], bounds[0]), min(span[1], bounds[1])
-
-
-def _blocks(traffic: Traffic, calls: Sequence[TrafficCall], step: int) -> bool:
-    """Returns whether the program waited for each call of the step on the host."""
-    return all(_call_blocks(traffic, call) for call in calls if call.step == step)
 
 
 def _call_blocks(traffic: Traffic, call: TrafficCall) -> bool:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchcoll.core.traffic import ROOT
-from torchcoll.parts.training.bucket_names import block_span, numbered
-from torchcoll.parts.training.ddp_buckets import BucketCalls
+from torchcoll.parts.training.ddp_buckets import BucketCalls, block_span, numbered
 
 if TYPE_CHECKING:
     from torchcoll.parts.training.recorded_calls import RecordedCall

@@ -9,7 +9,7 @@ from torchcoll.core.display import Displayed
 from torchcoll.core.summary import HIGH, LOW, geometric_interval, median, quantile
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import whole_number
-from torchcoll.parts.training.bucket_names import bucket_names
+from torchcoll.parts.training.ddp_buckets import bucket_names
 
 THRESHOLD = 0.02  # as in a comparison: nobody would act on a smaller change
 MIB = 1 << 20
@@ -100,14 +100,7 @@ class BucketPlan(Displayed):
         calls = [
             # DDP divides before it sends: the op is a sum.
             TrafficCall(
-                "all_reduce",
-                n,
-                n,
-                dtype,
-                "sum",
-                group=world.name,
-                asynchronous=True,
-                module=module,
+                "all_reduce", n, n, dtype, "sum", group=world.name, asynchronous=True, module=module
             )
             for n, dtype, module in sent
         ]

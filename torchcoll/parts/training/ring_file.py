@@ -1,15 +1,12 @@
-"""Writes the ring file of a capture (core/call_ring.py), call by call; disk errors never end the
-training.
-
-A record is stored into a memory map. A system call would take four times as long, and wait for
-milliseconds whenever the kernel writes that page to the disk. All blocks of the file are written
-when it is made, so that a disk that fills up later has room for every record.
+"""The files that a capture writes while the training runs: the traffic of a rank, its ring
+(core/call_ring.py), and the stacks of a stall. Disk errors never end the training.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import itertools
 import mmap
 import os
@@ -18,6 +15,7 @@ import sys
 import threading
 import time
 import zlib
+from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,17 +35,145 @@ from torchcoll.core.call_ring import (
     PREFIX,
     RING_FILE,
     SCHEMA,
+    STACKS_FILE,
+    STACKS_HEAD,
     STATE,
     STATE_AT,
     TEXTS_AT,
     UNCERTAIN,
 )
 from torchcoll.core.checksums import LineWriter
-from torchcoll.core.errors import UsageError, one_line
-from torchcoll.core.opening import open_to_write
-from torchcoll.core.traffic import POINT_TO_POINT, Group
+from torchcoll.core.errors import TorchcollError, UsageError, one_line, tell
+from torchcoll.core.file import Writer
+from torchcoll.core.opening import DISK_REFUSES, open_to_write
+from torchcoll.core.traffic import POINT_TO_POINT, RANK_FILE, Group, Traffic, TrafficCall, header_of
 from torchcoll.core.variables import masked
-from torchcoll.parts.training.capture_file import NO_ROOM, warn
+
+BATCH = 256  # calls that may wait to be written
+# Errors of a full or broken disk. The path is right, so they are no reason to refuse the training.
+NO_ROOM = {*DISK_REFUSES, errno.EMFILE, errno.ENFILE}
+
+
+def warn(actual: object, target: object, expected: str, action: str) -> None:
+    """Prints one line on stderr, in place of an error that would end the training."""
+    print_warning(
+        f"got {actual} for {target}, expected {expected}. The training goes on; {action}."
+    )
+
+
+def print_warning(text: str) -> None:
+    """Prints a warning if stderr accepts it; stderr may be a file on the same full disk."""
+    with contextlib.suppress(OSError, ValueError):
+        tell(f"torchcoll: warning: capture: {text}")
+
+
+def open_rank_file(folder: Path, rank: int) -> Writer | None:
+    """Opens a new file of this rank, next to those of earlier captures.
+
+    Returns None, with a warning, if there is no room for it. Raises UsageError for a folder that
+    cannot be written.
+    """
+    number = 1
+    while True:
+        name = f"{RANK_FILE}{rank}.jsonl" if number == 1 else f"{RANK_FILE}{rank}-{number}.jsonl"
+        if not os.path.lexists(folder / name):
+            try:
+                return Writer(folder / name, "Name another folder.")
+            except TorchcollError as error:
+                reason = error.__context__
+                if not isinstance(reason, OSError):
+                    raise
+                if not isinstance(reason, FileExistsError) or not os.path.lexists(folder / name):
+                    if reason.errno not in NO_ROOM:
+                        raise
+                    room = "room for a new file"
+                    warn(reason.strerror, folder / name, room, "its calls are in memory alone")
+                    return None
+        number += 1
+
+
+class CaptureFile:
+    """Writes the records of a capture in batches.
+
+    The first batch that the disk refuses is reported on stderr, and the file stays as it is. A
+    process that was forked from this one writes nothing.
+    """
+
+    def __init__(self, writer: Writer, traffic: Traffic) -> None:
+        self.path = writer.path
+        self._writer = writer
+        self._traffic = traffic
+        self._process = os.getpid()
+        self._waiting: list[tuple[str, dict[str, Any]]] = []
+        self._groups: set[str] = set()  # groups that are in the file
+        self._header_names: set[str] = set()  # environment names in its header
+        self._calls = 0  # number of calls in the file
+        self.broken = False
+
+    def begin(self, rank: int) -> None:
+        """Writes the header and the clock of the rank."""
+        self._header_names = set(self._traffic.environment)
+        self.add("header", header_of(self._traffic))
+        self.add("step", {"rank": rank, "spans_ns": [], "clock": self._traffic.clocks[rank]})
+        self.write()
+
+    def add(self, record: str, data: dict[str, Any]) -> None:
+        """Adds a record for the next ``write``."""
+        if not self.broken:
+            self._waiting.append((record, data))
+
+    def add_call(self, rank: int, call: TrafficCall) -> None:
+        """Adds a call, and its group if the file does not have it yet."""
+        if call.group not in self._groups and call.group in self._traffic.groups:
+            self._groups.add(call.group)
+            self.add("group", self._traffic.groups[call.group].to_json())
+        self.add("call", {"rank": rank, **call.to_json()})
+
+    @property
+    def full(self) -> bool:
+        """Whether a whole batch is waiting to be written."""
+        return len(self._waiting) >= BATCH
+
+    def write(self) -> None:
+        """Writes the waiting records; never raises.
+
+        The operating system has them then, even if the process is killed.
+        """
+        waiting, self._waiting = self._waiting, []
+        if self.broken or not waiting or os.getpid() != self._process:
+            return
+        try:
+            self._writer.append(waiting)
+            self._calls += sum(record == "call" for record, _ in waiting)
+        except Exception as error:  # no failure of the file may end the training
+            self.broken = True
+            actual = error.strerror if isinstance(error, OSError) else type(error).__name__
+            action = f"the file keeps its first {self._calls} calls"
+            warn(actual, self.path, "a disk that takes the next record", action)
+
+    def end(self, notes: list[str]) -> None:
+        """Writes the last records of a capture that wrote its calls as they ended."""
+        for text in notes:
+            self.add("note", {"text": text})
+        environment = self._traffic.environment
+        later = {name: environment[name] for name in environment if name not in self._header_names}
+        if later:
+            self.add("environment", {"environment": later})
+        self.add("end", self._traffic.end)
+        self.close()
+
+    def close(self) -> None:
+        """Writes the waiting records and closes the file.
+
+        A broken file has no end record and loads as one that was cut off.
+        """
+        self.write()
+        if not self.broken and not self._writer.there():
+            self.broken = True
+            action = "traffic.save(PATH) writes what is in memory"
+            warn("nothing", self.path, "the file that the capture writes", action)
+        self._writer.close()
+
 
 _FOR_THE_END = 4096  # bytes of the texts that names leave free
 _LONGEST_TEXT = 300
@@ -89,7 +215,12 @@ class RingEntry:
 
 
 class RingFile:
-    """The ring file of this rank. A forked process writes nothing; any thread may write."""
+    """The ring file of this rank. A forked process writes nothing; any thread may write.
+
+    A record is stored into a memory map. A system call would take four times as long, and wait for
+    milliseconds whenever the kernel writes that page to the disk. All blocks of the file are
+    written when it is made, so that a disk that fills up later has room for every record.
+    """
 
     def __init__(self, file_map: mmap.mmap, path: Path, capture: str | None) -> None:
         self.path = path
@@ -326,3 +457,90 @@ def _warn_no_room(path: Path, error: Exception) -> None:
     action = "a hang leaves no calls of this rank"
     reason = error.strerror if isinstance(error, OSError) else str(error)
     warn(reason, path, "room for a new file", action)
+
+
+LONGEST_WAIT_S = 30.0  # without a call that begins or ends, until stacks are written
+_TICK_S = 1.0
+_MOST_BYTES = 1 << 18  # of the file with stacks: then it begins anew
+_MOST_FRAMES = 60  # of a thread
+
+
+class StallWatch(threading.Thread):
+    """Notices that this rank makes no progress in its collectives, and writes where its threads
+    stand: sets the time in the ring once a second, and writes ``stacks-rank{r}.txt`` in a stall.
+
+    The first stacks of a stall are written after ``wait_s`` seconds, then after twice the time, and
+    so on.
+
+    Each rank judges itself, by a clock of its own: a rank that waits in a call and a rank that
+    never makes the call both have no new call and no end of one. A thread cannot run, and so writes
+    nothing, while the process is stopped or other code holds the GIL.
+    """
+
+    def __init__(self, ring: RingFile, capture: str | None) -> None:
+        super().__init__(name="torchcoll-stall-watch", daemon=True)
+        self._ring = ring
+        self._capture = capture
+        self._path = ring.path.with_name(f"{STACKS_FILE}{ring.rank}.txt")
+        self._ended = threading.Event()
+        self.wait_s = min(LONGEST_WAIT_S, _group_timeout_s() / 2)
+        self.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        stall_ns, next_s = self._ring.last_event_ns, self.wait_s
+        while not self._ended.wait(min(_TICK_S, self.wait_s / 4)):
+            self._ring.set_alive()
+            if stall_ns != self._ring.last_event_ns:
+                stall_ns, next_s = self._ring.last_event_ns, self.wait_s
+            idle_s = (time.time_ns() - stall_ns) / 1e9
+            if idle_s >= next_s:
+                next_s = 2 * idle_s
+                with contextlib.suppress(OSError):  # a full disk
+                    self._dump(idle_s)
+                    self._ring.sync()
+
+    def _dump(self, idle_s: float) -> None:
+        now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
+        last_call = "none"
+        if self._ring.last_call:
+            number, group, collective = self._ring.last_call
+            last_call = f"number {number} of group {group}, {collective}"
+        lines = [
+            f"{STACKS_HEAD} {now}: rank {self._ring.rank} of {self._ring.ranks} on "
+            f"{self._ring.host}, process {os.getpid()}",
+            f"capture: {self._capture or ''}",
+            f"no call began or ended for {idle_s:.1f} s; last call: {last_call}",
+        ]
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        for thread, frame in sys._current_frames().items():
+            if thread == self.ident:
+                continue
+            # The form of faulthandler, which other tools read.
+            name = names.get(thread, "unknown")
+            lines.append(f"Thread 0x{thread:016x} [{name}] (most recent call first):")
+            at = frame
+            for _ in range(_MOST_FRAMES):
+                code = at.f_code
+                lines.append(f'  File "{code.co_filename}", line {at.f_lineno} in {code.co_name}')
+                if at.f_back is None:
+                    break
+                at = at.f_back
+        text = "\n".join(lines) + "\n\n"
+        again = self._path.exists() and self._path.stat().st_size > _MOST_BYTES
+        with open(self._path, "w" if again else "a", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+
+
+def _group_timeout_s() -> float:
+    """Returns the timeout of the default group: its ranks raise an exception after it."""
+    try:
+        group = dist.distributed_c10d._get_default_group()
+        device = dist.distributed_c10d._get_object_coll_device(group)
+        backend = group._get_backend(torch.device(device))
+        return float(backend.options._timeout.total_seconds())
+    except Exception:  # a backend without options
+        return 2 * LONGEST_WAIT_S

@@ -275,7 +275,7 @@ def _busy_ns(calls: Sequence[TrafficCall]) -> int:
 
 def _error_ns(calls: Sequence[TrafficCall]) -> int:
     """Returns by how much that may be too long: the last end may be stamped late."""
-    from torchcoll.parts.training.late import MAX_LATENESS_NS, may_end_late
+    from torchcoll.parts.training.joined import MAX_LATENESS_NS, may_end_late
 
     return MAX_LATENESS_NS if any(may_end_late(call, "capture") for call in calls) else 0
 

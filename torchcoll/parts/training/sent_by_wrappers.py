@@ -2,7 +2,7 @@
 ZeroRedundancyOptimizer, Megatron-LM's distributed optimizer, and DeepSpeed's ZeRO 1 and 2.
 
 ``torchcoll gradients`` and ``plan`` take their calls from here. A model comes from
-its modules (training/buckets.py, training/shards.py) or from its config.json
+its modules (training/buckets.py, training/buckets.py) or from its config.json
 (training/architectures.py). ``tests/training/test_planned_and_captured.py`` and
 ``tests/benchmarks/sent.py`` compare the calls with those of the real wrappers, one by one.
 
@@ -30,7 +30,7 @@ from typing import NamedTuple
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.traffic import ROOT, TrafficCall
 from torchcoll.parts.training.plans import Bucket
-from torchcoll.parts.training.sharded import BACKWARD, FORWARD, SEND, UNSHARD, USE, UnitAct
+from torchcoll.parts.training.step_program import BACKWARD, FORWARD, SEND, UNSHARD, USE, UnitAct
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from torchcoll.parts.training.layouts_show import show_layouts
 from torchcoll.parts.training.plan_show import show_training_plans
 from torchcoll.parts.training.plans import BucketPlan, Trial
 from torchcoll.parts.training.projection import Plan
-from torchcoll.parts.training.sharded import ShardPlan
+from torchcoll.parts.training.step_program import ShardPlan
 from torchcoll.parts.training.traffic_charts import plan_charts
 from torchcoll.parts.training.traffic_comparison import TrafficComparison
 from torchcoll.parts.training.traffic_comparison_show import show_traffic_comparisons
-from torchcoll.parts.training.traffic_shown import TRAFFIC
+from torchcoll.parts.training.traffic_show import TRAFFIC
 from torchcoll.report.shown import Shown
 
 SHOWN = {

@@ -1,18 +1,192 @@
 """A training step on one rank as data: its computation, its calls, and what waits for what.
 
 A program is a list of acts in the order in which the host issues them, with calls in the place of
-durations (``Act`` of training/timeline.py has durations). ``bind`` gives each its time.
+durations. ``bind`` gives each its time (``Act``), and ``step_ns`` the duration of them all: one
+lane computes, and each group has its own lane, on which its calls run one after the other, as they
+do in one communicator; calls of different groups do not slow each other down.
+
+The step of FSDP2 (``ShardPlan``, ``step_acts``):
+
+The model is deliberately simple. The times of the forward and the backward pass are given, and each
+unit takes a share in proportion to its parameters. A unit computes when its all_gather has ended.
+On an accelerator the next all_gather runs during that computation: in the forward pass because the
+host runs ahead, in the backward pass because FSDP2 prefetches. It is at most one ahead, because it
+waits until the one before is copied out. A reduce_scatter starts when the backward pass of its unit
+has ended, and the next unit does not send before it has ended, because the input buffer is in use
+until then. Calls of one group run one after the other, as in one communicator; the all_reduce of
+HSDP is in a group of its own. *Exposed* is the duration of the step without the optimiser, less
+both passes; the rest of the communication is hidden.
+
+On CPUs all communication is exposed, because FSDP2 waits for each call there. Not modelled: copying
+in and out, ranks that wait for each other, and communication that slows the computation down.
+
+Source: torch/distributed/fsdp/_fully_shard of torch 2.13: unshard, wait_for_unshard,
+_backward_prefetch and post_backward of _fsdp_param_group.py.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
-from torchcoll.parts.training import timeline
-from torchcoll.parts.training.timeline import Compute, Mark, Send, Wait
+from torchcoll.core.traffic import Traffic
+
+
+class Compute(NamedTuple):
+    """Computation of ``time_ns``, which overlaps with the calls in flight."""
+
+    time_ns: float
+
+
+class Send(NamedTuple):
+    """A call of ``group`` that takes ``time_ns``.
+
+    - call: the name of its end, for Wait and ``after``.
+    - after: the event before which it does not start: a call or a Mark. An event that has not
+      happened counts as time 0; None means now.
+
+    It starts when the earlier calls of its group have ended, and not before ``after``.
+    """
+
+    call: Hashable
+    group: str
+    time_ns: float
+    after: Hashable | None = None
+
+
+class Wait(NamedTuple):
+    """Stops the computation until these calls have ended. Unknown calls are ignored."""
+
+    calls: tuple[Hashable, ...]
+
+
+class Mark(NamedTuple):
+    """Names this moment of the computation, for the ``after`` of later calls."""
+
+    event: Hashable
+
+
+Act = Compute | Send | Wait | Mark
+
+
+def step_ns(acts: Iterable[Act]) -> float:
+    """Returns the duration of the step (ns), until the computation and all calls have ended."""
+    now = 0.0
+    free: dict[str, float] = {}  # when the last call of each group ends
+    events: dict[Hashable, float] = {}
+    for act in acts:
+        if isinstance(act, Compute):
+            now += act.time_ns
+        elif isinstance(act, Send):
+            ready = now if act.after is None else events.get(act.after, 0.0)
+            free[act.group] = max(ready, free.get(act.group, 0.0)) + act.time_ns
+            events[act.call] = free[act.group]
+        elif isinstance(act, Wait):
+            now = max([now, *(events.get(call, 0.0) for call in act.calls)])
+        else:
+            events[act.event] = now
+    return max([now, *free.values()])
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a rank needs. Activations are an approximation.
+
+    - activations: kept until the backward pass.
+    - peak: on top of them, at the begin of the backward pass or in it: logits and their gradient,
+      or a layer that is computed again.
+
+    - buffers: whole parameters and gradients of FSDP2 at their peak, DDP's buckets, or DeepSpeed's.
+    """
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    buffers: float
+    activations: float
+    peak: float = 0.0
+
+    @property
+    def total(self) -> float:
+        kept = self.parameters + self.gradients + self.optimizer + self.buffers
+        return kept + self.activations + self.peak
+
+
+FORWARD, BACKWARD = "forward", "backward"
+UNSHARD, USE, SEND = "unshard", "use", "send gradients"
+AnyAct = TypeVar("AnyAct")
+_COPIED_OUT = "copied out"  # event: the parameters of the last all_gather were copied out
+
+
+class UnitAct(NamedTuple):
+    """One act of a unit, in the order in which the host issues them.
+
+    - kind: UNSHARD (issues an all_gather), USE (waits for it), FORWARD and BACKWARD (compute the
+      share of ``elements`` parameters), SEND (issues a reduce_scatter of gradients, and with
+      replicas the all_reduce after it).
+    - calls: indices of its calls in the plan.
+    """
+
+    kind: str
+    unit: int
+    calls: tuple[int, ...] = ()
+    elements: int = 0
+
+
+@dataclass(repr=False)
+class ShardPlan(Traffic):
+    """One step of FSDP2 without running it: the calls of rank 0, which stands for all, and their
+    acts.
+
+    - choice: the chosen wrapping and resharding, in words.
+    - sharded_bytes: bytes of the parameters and gradients that one rank keeps.
+    - peak_bytes: the largest number of further bytes that it holds at a time: whole parameters,
+      whole gradients and what is being reduced. Activations and the optimiser state come on top of
+      both, equally for every choice.
+    """
+
+    choice: str = ""
+    acts: list[UnitAct] = field(default_factory=list)
+    sharded_bytes: int = 0
+    peak_bytes: int = 0
+
+
+def step_acts(
+    plan: ShardPlan,
+    send: Callable[[int, Hashable | None], AnyAct],
+    compute: Callable[[str, float], AnyAct],
+) -> list[AnyAct | Wait | Mark]:
+    """Returns the acts of a step by the model of FSDP2 above.
+
+    - send: returns the act that issues a call: its index in the plan, and what it comes after.
+    - compute: returns the act that computes a share of FORWARD or BACKWARD.
+    """
+    whole = {
+        kind: sum(act.elements for act in plan.acts if act.kind == kind) or 1
+        for kind in (FORWARD, BACKWARD)
+    }
+    acts: list[AnyAct | Wait | Mark] = []
+    reduced: int | None = None  # the reduce_scatter whose input buffer is still in use
+    gathered: dict[int, int] = {}  # unit -> its all_gather
+    for act in plan.acts:
+        if act.kind in whole:
+            acts.append(compute(act.kind, act.elements / whole[act.kind]))
+        elif act.kind == UNSHARD:
+            gathered[act.unit] = act.calls[0]
+            acts.append(send(act.calls[0], _COPIED_OUT))
+        elif act.kind == USE:
+            acts += [Wait((gathered.get(act.unit),)), Mark(_COPIED_OUT)]
+        else:
+            acts.append(Wait((reduced,)))
+            after: int | None = None
+            for call_index in act.calls:
+                acts.append(send(call_index, after))
+                after = call_index
+            reduced = act.calls[0]
+    return acts
+
 
 # What a call can overlap with.
 BLOCKS = "nothing: computation waits"
@@ -50,7 +224,7 @@ class BeginCall(NamedTuple):
     """Issues a call.
 
     - name: its end, for Wait.
-    - after: as in timeline.Send.
+    - after: as in Send.
     - module: the module or parameters behind it, by name in the model; '' if it has none.
     """
 
@@ -121,7 +295,7 @@ class StepProgram:
         - lanes: for each group the lane of its calls, which do not overlap. A group that is not in
           it has its own.
         """
-        return timeline.step_ns(bind(self.acts, time_ns, passes_ns, lanes or {}))
+        return step_ns(bind(self.acts, time_ns, passes_ns, lanes or {}))
 
     def idle_ns(
         self, time_ns: Callable[[SentCall], float], passes_ns: Mapping[str, float]
@@ -143,9 +317,9 @@ def bind(
     time_ns: Callable[[SentCall], float],
     passes_ns: Mapping[str, float],
     lanes: Mapping[str, str],
-) -> list[timeline.Act]:
+) -> list[Act]:
     """Returns the acts with their durations; lanes: as in ``StepProgram.step_ns``."""
-    bound: list[timeline.Act] = []
+    bound: list[Act] = []
     for act in acts:
         if isinstance(act, PassWork):
             bound.append(Compute(act.share * passes_ns[act.phase]))

@@ -7,12 +7,12 @@ from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bytes, format_ns, format_size, format_time
-from torchcoll.parts.training.arrivals_show import arrivals_object
 from torchcoll.parts.training.traffic_comparison import (
     CapturedSide,
     ComparedCalls,
     TrafficComparison,
 )
+from torchcoll.parts.training.traffic_show import arrivals_object
 from torchcoll.report.answer import Answer
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import Forms, print_results, select_fields
@@ -99,7 +99,11 @@ def _forms(comparison: TrafficComparison) -> Forms:
                 *(format_time(side.wait_per_step_ns if side else None) for side in sides),
             ]
         )
-    above = [f"{side.name}: {one_line(side.path)}, {_facts(side)}" for side in (base, new)]
+    above = [
+        f"{side.name}: {one_line(side.path)}, {counted(side.ranks, 'rank')}, "
+        f"{counted(side.steps, 'steady step')}"
+        for side in (base, new)
+    ]
     grids = [
         Grid(heads, cells, above, [] if cells else ["no calls"]),
         Grid(
@@ -117,10 +121,6 @@ def _forms(comparison: TrafficComparison) -> Forms:
         "rows": [_record(compared) for compared in comparison.rows],
     }
     return Forms(grids, document)
-
-
-def _facts(side: CapturedSide) -> str:
-    return f"{counted(side.ranks, 'rank')}, {counted(side.steps, 'steady step')}"
 
 
 def _side_object(side: CapturedSide) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Shows the traffic of a training: tables, rows and the object of ``show``."""
+"""Shows the traffic of a training: tables, rows and the object of ``show``; who came last, and what
+a step waits for.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,210 @@ from torchcoll.core.units import (
     format_size,
     format_time,
 )
-from torchcoll.parts.training.exposed_show import exposed_line, exposed_object, module_grids
+from torchcoll.parts.training.exposed import Exposed, ModuleRow
+from torchcoll.parts.training.traffic_charts import traffic_charts
+from torchcoll.parts.training.traffic_table import (
+    OverTime,
+    TrafficRow,
+    TrafficTable,
+    summarise_traffic,
+    traffic_frame,
+)
 from torchcoll.report.answer import Answer
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.destination import clock_text
 from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head, make_grid
+from torchcoll.report.shown import Shown
 from torchcoll.stats.drift import LEAST, SURE, drift_text
 
 if TYPE_CHECKING:
-    from torchcoll.parts.training.over_time import OverTime
-    from torchcoll.parts.training.traffic_table import TrafficRow, TrafficTable
+    from torchcoll.parts.training.arrivals import Arrivals, RankArrival
+    from torchcoll.questions.page.page_draft import PageDraft
+
+_MOST_ROWS = 8
+_LAST = (
+    "who came last: the rank with the shortest time of a call; caused: the waiting of all other "
+    "ranks in these calls"
+)
+_TEST = (
+    "late = yes: this rank comes later than the others on average, and chance does not explain it "
+    "(error 5 % over all ranks, groups and thirds of the time)"
+)
+_PAIRS = "who waited for whom"
+_HOSTS = "by host"
+_BY_TIME = "by time: the rank that caused most waiting"
+
+
+def arrivals_answer(arrivals: Arrivals, sent: Answer | None) -> Answer:
+    """Who is late, and ``sent``, the answer on what was sent; that first where no rank is late."""
+    who = one_line(arrivals.answer)
+    if arrivals.late or sent is None:
+        return Answer(who, "doubt" if arrivals.late else "", caveats=(sent.text,) if sent else ())
+    return Answer(sent.headline, sent.level, caveats=(*sent.caveats, who))
+
+
+def arrivals_object(arrivals: Arrivals) -> dict[str, Any]:
+    return {"answer": arrivals.answer, **dataclasses.asdict(arrivals)}
+
+
+def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
+    several = len({row.group for row in arrivals.ranks}) > 1
+    chosen = [row for row in arrivals.ranks if row.late]
+    chosen += [row for row in arrivals.ranks if not row.late][: max(0, _MOST_ROWS - len(chosen))]
+    with_host = any(row.host for row in chosen)
+    columns = [(Head("rank"), lambda r: str(r.rank))]
+    columns += [(Head("host", left=True), lambda r: one_line(r.host or "-"))] * with_host
+    columns += [(Head("group", left=True), lambda r: one_line(r.group))] * several
+    share_of = "% of rest" if arrivals.ties else "% of calls"
+    columns += [
+        (Head("calls"), lambda r: str(r.calls + r.ties)),
+        *([(Head("no single", "last rank"), lambda r: str(r.ties))] if arrivals.ties else []),
+        (Head("last in", share_of), lambda r: _whole_percent(r.share)),
+        (Head("by", "chance"), lambda r: _whole_percent(r.chance)),
+        (Head("caused"), lambda r: format_time(r.caused_ns)),
+        (Head("% of", "waiting"), lambda r: _whole_percent(r.caused_share)),
+        (Head("late", left=True), _late_text),
+    ]
+    below = []
+    if len(arrivals.ranks) > len(chosen):
+        below.append(f"the {len(chosen)} of {len(arrivals.ranks)} rows with most waiting caused")
+    if arrivals.ties:
+        below.append(
+            "no single last rank: several ranks had the shortest time, as far as the records tell; "
+            "rest: the other calls"
+        )
+    below += [
+        f"{counted(number, 'call')} not counted: {reason}"
+        for reason, number in arrivals.unsplit.items()
+    ]
+    grids = [make_grid(columns, chosen, above=[_LAST, _TEST], below=below)]
+    grids.append(
+        make_grid(
+            [
+                (Head("rank"), lambda p: str(p.waiter)),
+                (Head("waited", "for"), lambda p: str(p.last)),
+                (Head("calls"), lambda p: str(p.calls)),
+                (Head("median"), lambda p: format_time(p.median_ns)),
+                (Head("in all"), lambda p: format_time(p.total_ns)),
+            ],
+            arrivals.pairs[:_MOST_ROWS],
+            above=[_PAIRS],
+            below=[f"the first {_MOST_ROWS} of {len(arrivals.pairs)} pairs"]
+            * (len(arrivals.pairs) > _MOST_ROWS),
+        )
+    )
+    if arrivals.hosts:
+        grids.append(
+            make_grid(
+                [
+                    (Head("host", left=True), lambda h: one_line(h.host)),
+                    (Head("ranks"), lambda h: str(h.ranks)),
+                    (Head("last in", share_of), lambda h: _whole_percent(h.last / max(h.calls, 1))),
+                    (Head("caused"), lambda h: format_time(h.caused_ns)),
+                    (Head("% of", "waiting"), lambda h: _whole_percent(h.caused_share)),
+                ],
+                arrivals.hosts[:_MOST_ROWS],
+                above=[_HOSTS],
+            )
+        )
+    if arrivals.thirds:
+        grids.append(
+            make_grid(
+                [
+                    (Head("time", left=True), lambda t: t.name),
+                    (Head("from, to", left=True, drop=1), lambda t: t.when),
+                    (Head("calls"), lambda t: str(t.calls)),
+                    (Head("rank"), lambda t: "-" if t.rank is None else str(t.rank)),
+                    (Head("% of", "waiting"), lambda t: _whole_percent(t.caused_share)),
+                    (Head("last in", share_of), lambda t: _whole_percent(t.last_share)),
+                    (Head("waiting", "of all ranks"), lambda t: format_time(t.wait_ns)),
+                    (Head("transfer"), lambda t: format_time(t.transfer_ns)),
+                ],
+                arrivals.thirds,
+                above=[_BY_TIME],
+            )
+        )
+    return grids
+
+
+def _late_text(row: RankArrival) -> str:
+    if row.small:
+        return "< 1 %"
+    if row.undecided:
+        return "unknown"
+    if not row.late:
+        return "chance" if row.p > 0.05 else "-"
+    if row.after is not None:
+        return f"after rank {row.after}"
+    return row.when or "yes"
+
+
+def _whole_percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+MOST_ROWS = 10
+_EXPOSED_OF_MODULE = (
+    "exposed: the call is in flight and the rank does nothing else (in a capture: the program "
+    "waits for the call); each row is for the rank on which it takes longest"
+)
+
+
+def exposed_line(exposed: Exposed) -> str:
+    """Returns a sentence on how much of a step is exposed; '' if a call does not tell it."""
+    if exposed.total_ns is None or exposed.share is None or exposed.unknown:
+        return ""
+    text = f"exposed: {format_ns(exposed.total_ns, 3)} a step, {_percent(exposed.share)} of it"
+    text += " (rank with most)"
+    if most := exposed.most:
+        text += f"; most for the {one_line(most.text)}: {format_ns(most.exposed_ns or 0, 3)}"
+    return text
+
+
+def exposed_object(exposed: Exposed, traffic: Traffic) -> dict[str, Any]:
+    """Returns the members of a JSON document: the total, and all modules with their parameters."""
+    modules = [
+        {**dataclasses.asdict(row), "parameters": list(traffic.parameters.get(row.module, ()))}
+        for row in exposed.modules
+    ]
+    total = {"total_ns": exposed.total_ns, "share": exposed.share, "unknown": exposed.unknown}
+    return {"exposed": total, "modules": modules}
+
+
+def module_grids(exposed: Exposed) -> list[Grid]:
+    """Returns the table of modules, those with most exposed or sent first; [] without modules."""
+    if not exposed.modules:
+        return []
+
+    def order(row: ModuleRow) -> tuple[float, ...]:
+        return row.exposed_ns or 0, row.time_per_step_ns or 0, row.bytes_per_step
+
+    rows = sorted(exposed.modules, key=order, reverse=True)
+    more = len(rows) - MOST_ROWS
+    below = [f"{more} more, with less: --format json has all of them"] if more > 0 else []
+    grid = make_grid(
+        [
+            (Head("module", left=True, repeat=True), lambda row: one_line(row.module)),
+            (Head("collective", left=True), lambda row: one_line(row.collective)),
+            (Head("calls", "a step", drop=2), lambda row: f"{row.calls_per_step:.3g}"),
+            (Head("bytes", "a step", drop=1), lambda row: format_bytes(row.bytes_per_step)),
+            (Head("time", "a step"), lambda row: format_time(row.time_per_step_ns)),
+            (
+                Head("exposed", "a step", legend=_EXPOSED_OF_MODULE),
+                lambda row: format_time(row.exposed_ns),
+            ),
+            (Head("share", "of step"), lambda row: _percent(row.share)),
+        ],
+        rows[:MOST_ROWS],
+        above=["by module: whose parameters or gradients the calls move"],
+    )
+    grid.below = [*grid.below, *below]
+    return [grid]
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 _BYTES = "bytes a step: the input of one rank"
@@ -70,12 +265,6 @@ def show_traffic(
     Raises UsageError for an unknown format or column.
     """
     from torchcoll.parts.training.arrivals import find_arrivals
-    from torchcoll.parts.training.arrivals_show import (
-        arrivals_answer,
-        arrivals_grids,
-        arrivals_object,
-    )
-    from torchcoll.parts.training.traffic_table import summarise_traffic
 
     keys = list(_COLUMNS) if list(columns) == ["all"] else list(columns)
     for name in keys:
@@ -335,3 +524,15 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
         ),
     ),
 }
+
+
+def add_traffic(draft: PageDraft) -> None:
+    several = len(draft.material.traffic) > 1
+    for traffic in draft.material.traffic:
+        grids = traffic_grids(traffic, summarise_traffic(traffic))
+        name = f": {one_line(traffic.path or 'traffic')}" if several else ""
+        draft.add(f"What a training sends{name}", grids, draft.command("show", "traffic"))
+
+
+TRAFFIC = Shown(show_traffic, options=("columns",), charts=traffic_charts, frame=traffic_frame)
+SHOWN = {Traffic: TRAFFIC}

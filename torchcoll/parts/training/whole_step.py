@@ -7,7 +7,7 @@ alignment:
 
 A rank is idle when it neither computes nor communicates. A capture does not record computation;
 what is not communication is then unknown, not idle. A wait is the time by which a rank's call took
-longer than that of the rank that came last (training/late.py).
+longer than that of the rank that came last (training/joined.py).
 
 The critical path is followed backwards, from the end of the step on the rank that ended last. It
 runs through computation as long as there is any, otherwise through whatever ended last, a call or a
@@ -31,10 +31,15 @@ from torchcoll.core.intervals import Span, Union, merged, uncovered
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.units import format_ns, format_ranges
 from torchcoll.parts.training.arrivals import Arrivals, find_arrivals
-from torchcoll.parts.training.clocks import Offsets, measure_offsets
 from torchcoll.parts.training.exposed import waiting_spans
-from torchcoll.parts.training.joined import JoinedCall, join_ranks
-from torchcoll.parts.training.late import cut_at_marks, error_ns
+from torchcoll.parts.training.joined import (
+    JoinedCall,
+    Offsets,
+    cut_at_marks,
+    error_ns,
+    join_ranks,
+    measure_offsets,
+)
 from torchcoll.parts.training.steps import Steps, find_steps, group_description
 
 COMPUTING, EXPOSED, IDLE = "computing", "exposed", "idle"
