@@ -17,8 +17,8 @@ from torchcoll.questions.check.baseline import baseline_pairs
 from torchcoll.questions.check.judging import check
 from torchcoll.questions.check.prometheus import _case_series
 from torchcoll.questions.comparison.compare import compare
+from torchcoll.questions.page.charts import sampled
 from torchcoll.questions.page.document import _good
-from torchcoll.questions.show.figures import sampled
 from torchcoll.stats.sides import Reading, Side
 
 WRONG = measured(100, verification=Verification(8, 3))

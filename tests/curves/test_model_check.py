@@ -14,11 +14,11 @@ from torchcoll import cli
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.result import ConcurrentBlocks
+from torchcoll.parts.curves.curves_charts import validation_charts
 from torchcoll.parts.curves.model import MachineModel
 from torchcoll.parts.curves.model_check import check_model
 from torchcoll.parts.curves.model_file import model_text
 from torchcoll.parts.curves.model_fit import fit_model, groups_at_once
-from torchcoll.parts.curves.validation_show import errors_figure
 from torchcoll.parts.training.config_projection import project_parameters
 from torchcoll.report.header import kind_texts
 from torchcoll.stats.sides import Reading, side
@@ -253,10 +253,10 @@ def test_halves_of_a_bisection_call_at_once():
 
 
 def test_its_errors_are_drawn(model):
-    (axes,) = [errors_figure(check_model(model, [launch(4, 1.25)])).axes]
-    assert "left-out" not in axes[0].get_title(loc="left")
-    (curve,) = [line for line in axes[1].lines if len(line.get_xdata()) == len(SIZES)]
-    assert list(curve.get_ydata()) == pytest.approx([-20] * len(SIZES), abs=0.1)
+    times, errors = validation_charts(check_model(model, [launch(4, 1.25)]))
+    assert "left-out" not in times.title
+    (curve,) = [trace for trace in errors.traces if len(trace["x"]) == len(SIZES)]
+    assert curve["y"] == pytest.approx([-20] * len(SIZES), abs=0.1)
 
 
 def worked(ranks, factor, covered=True):

@@ -9,10 +9,9 @@ from error_form import error_text
 from torchcoll import cli
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
+from torchcoll.parts.curves.curves_charts import scaling_charts, validation_charts
 from torchcoll.parts.curves.scaling import scaling
-from torchcoll.parts.curves.scaling_show import scaling_figure
 from torchcoll.parts.curves.validation import validate, validate_predicted
-from torchcoll.parts.curves.validation_show import errors_figure
 from torchcoll.questions.show.plot import plot
 from torchcoll.reading.inputs import load_all
 
@@ -27,20 +26,23 @@ def files(tmp_path):
 
 def test_the_speed_up_is_of_the_fewest_ranks():
     """1K: 5 us + 2 us x 2 (n - 1) + 1024 x 2 (n - 1) / n / 10 ns: 9.1024, 17.1536, 33.1792 us."""
-    left, right = scaling_figure(scaling(made_models.runs(), sizes=[1024])).axes
-    drawn = next(line for line in right.lines if len(line.get_xdata()) == 3)
-    assert list(drawn.get_xdata()) == [2, 4, 8]
-    times = [9102.4, 17153.6, 33179.2]
-    assert list(drawn.get_ydata()) == pytest.approx([times[0] / t for t in times], rel=1e-3)
-    assert list(left.lines[0].get_ydata()) == pytest.approx(times, rel=1e-3)
-    assert right.get_title(loc="left") == "speed-up: time with 2 ranks / time"
+    (chart,) = scaling_charts(scaling(made_models.runs(), sizes=[1024]))
+    line = chart.traces[-1]
+    times = [9102.4e-9, 17153.6e-9, 33179.2e-9]
+    assert line["x"] == [2, 4, 8]
+    assert line["y"] == pytest.approx(times, rel=1e-3)
+    speed_up = chart.selectors[0].options[1]
+    assert speed_up.traces["y"][-1] == pytest.approx([times[0] / t for t in times], rel=1e-3)
+    assert speed_up.layout["yaxis.title.text"] == "times as fast as on 2 ranks"
+    (same,) = chart.more_traces
+    assert (same["x"], same["y"]) == ([2, 8], [1, 1])
 
 
-def test_one_number_of_ranks_has_no_speed_up():
+def test_one_number_of_ranks_has_no_speed_up(tmp_path):
     with pytest.raises(
         UsageError, match=error_text("picture", "no case with several numbers of ranks")
     ):
-        scaling_figure(scaling(made_models.runs(ranks=(4,))))
+        plot(scaling(made_models.runs(ranks=(4,))), tmp_path / "a.png")
 
 
 def test_the_error_of_a_simulator_is_drawn_with_its_sign(tmp_path, files):
@@ -52,22 +54,26 @@ def test_the_error_of_a_simulator_is_drawn_with_its_sign(tmp_path, files):
     (tmp_path / "sim.csv").write_text("collective,ranks,size (B),time (us)\n" + "".join(rows))
     found = validate_predicted(load_all([str(tmp_path / "sim.csv")]), files)
     assert found.predicted == "sim.csv"  # of runs too, one a number of ranks
-    left, right = errors_figure(found).axes
-    curves = [line for line in right.lines if len(line.get_xdata()) == len(made_models.SIZES)]
+    times, errors = validation_charts(found)
+    curves = [trace for trace in errors.traces if len(trace["x"]) == len(made_models.SIZES)]
     assert len(curves) == 3
-    assert {round(y, 1) for line in curves for y in line.get_ydata()} == {-20.0}
-    dots = next(line for line in left.lines if line.get_label() == "8 ranks")
-    assert [y / x for x, y in zip(*dots.get_data(), strict=True)] == pytest.approx([0.8] * 10, 1e-3)
+    assert {round(y, 1) for trace in curves for y in trace["y"]} == {-20.0}
+    dots = next(trace for trace in times.traces if trace["name"] == "8 ranks")
+    assert [y / x for x, y in zip(dots["x"], dots["y"], strict=True)] == pytest.approx(
+        [0.8] * 10, 1e-3
+    )
 
 
-def test_left_out_sizes_and_ranks_have_a_row_each():
-    figure = errors_figure(validate(made_models.runs(ranks=(2, 4, 8))))
-    titles = [axis.get_title(loc="left") for axis in figure.axes[::2]]
+def test_left_out_sizes_and_ranks_have_a_chart_each():
+    charts = validation_charts(validate(made_models.runs(ranks=(2, 4, 8))))
+    titles = [chart.title for chart in charts[::2]]
     assert [("left-out sizes" in t, "left-out ranks" in t) for t in titles] == [
         (True, False),
         (False, True),
     ]
-    assert "cubic" in figure.get_supxlabel()
+    assert any("cubic" in line for line in charts[1].notes)
+    (cubic,) = charts[1].more_traces
+    assert len(cubic["x"]) > 1 and cubic["marker"]["symbol"] == "x-thin-open"
 
 
 def test_the_commands_write_them(tmp_path, files, capsys):

@@ -12,16 +12,19 @@ from made_runs import measured
 from made_runs import run as launch
 
 from torchcoll.core.plausibility import summarise_run
+from torchcoll.core.soak_windows import SoakCase, SoakWindow
 from torchcoll.parts.fleet.changes_over_time import PanelHistory
 from torchcoll.parts.fleet.nights_page import nights_charts
 from torchcoll.parts.fleet.panel import Panel, baseline_nights, deviations, split_fleet_and_nodes
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.comparison.speed_up_charts import speed_up_charts
-from torchcoll.questions.page.charts import calls_chart, curves_charts, first_calls_charts
+from torchcoll.questions.contention.soak_charts import soak_chart
+from torchcoll.questions.contention.soaked import soaked
+from torchcoll.questions.page.charts import calls_chart, calls_pictures, chosen, first_calls_charts
 from torchcoll.questions.page.heat_maps import ranks_chart
 from torchcoll.questions.pairs.matches import read_pairs
 from torchcoll.questions.pairs.pairs_charts import pairs_charts
-from torchcoll.questions.show.plot import picture_of
+from torchcoll.questions.show.size_charts import curves_charts, picture_of
 from torchcoll.report.chart import PALETTE, line_style, plain, reduced
 from torchcoll.stats.sides import Side
 
@@ -43,6 +46,56 @@ def test_calls_in_order_of_the_slowest_rank_and_of_each():
     assert first.traces["y"][names.index("steady")] == [4e-7, 1e-7, 3e-7, 2e-7]
     assert first.traces["y"][names.index("cold")] == [5e-6]
     assert chart.key == "0.0"
+
+
+def test_a_picture_of_calls_begins_with_the_distribution_of_each_rank():
+    times = {"host": [[400, 100, 300, 200], [500, 500, 500, 900]]}
+    one = result(2, time_ns=times, cold=(5000,))
+    shares, calls = calls_pictures(run(one, ranks=2), [one])
+    first, second = shares.traces
+    assert first["x"] == [1e-7, 2e-7, 3e-7, 4e-7]  # the faster rank comes first
+    assert first["y"] == [0.25, 0.5, 0.75, 1.0]
+    assert second["x"] == [5e-7, 5e-7, 5e-7, 9e-7]
+    assert [first["name"], second["name"]] == ["rank 0", "rank 1"]
+    assert traces(calls)["steady"]["y"] == [5e-7, 5e-7, 5e-7, 9e-7]
+    assert calls.layout["yaxis"]["title"]["text"] == "slowest rank"
+    assert not any("can be chosen" in line for line in calls.caption)
+
+
+def test_of_many_ranks_the_extremes_have_names():
+    one = result(12, time_ns={"host": [[100 + rank] * 3 for rank in range(12)]})
+    shares, _ = calls_pictures(run(one, ranks=12), [one])
+    assert len(shares.traces) == 12
+    names = [trace["name"] for trace in shares.traces if trace["name"]]
+    assert names == ["rank 0", "rank 6", "rank 11"]
+
+
+def test_the_smallest_a_middle_and_the_largest_size_are_drawn():
+    sizes = [MIB << n for n in range(5)]
+    of = [result(case=case(size_bytes=n)) for n in reversed(sizes)]
+    of.append(result(case=case(size_bytes=1024, dtype="int32")))  # of another kind
+    assert [r.case.size_bytes for r in chosen(run(*of))] == [MIB, 4 * MIB, 16 * MIB]
+    # By torch's symmetric memory: as much another kind, below one title with the backend's own.
+    own = [result(case=case(size_bytes=n)) for n in sizes]
+    other = [result(case=case(size_bytes=n * 2, implementation="two_shot")) for n in sizes]
+    assert {r.case.implementation for r in chosen(run(*own, *other))} == {"own"}
+    assert chosen(run()) == []
+
+
+def test_hours_of_a_soak():
+    hour = 3_600_000_000
+    asked = case()
+    windows = [
+        SoakWindow(
+            n, n, n * hour, (n + 1) * hour, (SoakCase(asked, 5, ns, ns, ns, {"80": 5}, {"0": 5}),)
+        )
+        for n, ns in enumerate((1000.0, 1000.0, 2000.0, 1000.0))
+    ]
+    of = run(windows=windows)
+    (line,) = soak_chart(soaked(of), of).traces
+    assert line["x"] == [0.5, 1.5, 2.5, 3.5]
+    assert line["y"] == [1.0, 1.0, 2.0, 1.0]
+    assert line["name"] == "all_reduce 64M"
 
 
 def test_two_modes_have_bands_and_far_calls_are_outliers():

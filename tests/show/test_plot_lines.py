@@ -7,7 +7,7 @@ from error_form import error_text
 from made_runs import given, make_runs, measured, run
 
 from torchcoll.core.errors import UsageError
-from torchcoll.questions.show.plot import picture_of
+from torchcoll.questions.show.size_charts import picture_of
 from torchcoll.stats.sides import side
 
 

@@ -1,13 +1,14 @@
-"""Interactive charts as data: plotly's traces and layout, without plotly itself.
+"""Charts as data: plotly's traces and layout, without plotly itself.
 
-A page draws a chart with plotly.js, and ``figure`` makes a plotly Figure of it for a notebook.
+A page draws a chart with plotly.js, ``figure`` makes a plotly Figure of it for a notebook, and
+``chart_matplotlib`` draws pictures of charts.
 Times are in seconds, because plotly names powers of a thousand (12 us is 0.000012 with the unit s).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _MOST_TICKS = 9
 MOST_POINTS = 400  # of one chart: with 600, a choice takes plotly up to 0.1 s
 MOST_LINES = 8  # that can be chosen, or are shown at first
+FIGURE = "figure"  # label of the selector whose options a picture shows side by side
 HOVER = "%{text}<extra></extra>"
 _MARKUP = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
@@ -73,6 +75,9 @@ class Chart:
     selectors: independent of each other. key: of the case whose calls it shows, '' for others. A
     trace's ``customdata`` are keys of cases, one for each point; of a heat map ``meta`` has one for
     each column.
+
+    Of pictures alone, which have no texts of points and may have no table beside them: notes, below
+    the caption; more_traces, in the last panel; shared, whether the panels have one scale.
     """
 
     title: str
@@ -81,6 +86,9 @@ class Chart:
     selectors: list[Selector] = field(default_factory=list)
     caption: list[str] = field(default_factory=list)
     key: str = ""
+    notes: Sequence[str] = ()
+    more_traces: Sequence[dict[str, Any]] = ()
+    shared: bool = False
 
     def figure(self) -> Any:
         """A plotly Figure with the selectors as menus. Raises UnavailableError without plotly."""
@@ -142,6 +150,48 @@ def line_style(number: int) -> dict[str, Any]:
     }
 
 
+def line(
+    name: str,
+    number: int,
+    x: Sequence[Any],
+    y: Sequence[float | None],
+    text: Sequence[str] = (),
+    **more: Any,
+) -> dict[str, Any]:
+    """The line with this number. text: of each point, what hovering shows. more: further
+    attributes, such as ``mode``.
+    """
+    group = {"legendgroup": more.pop("legendgroup")} if "legendgroup" in more else {}
+    return {
+        "mode": more.pop("mode", "lines+markers"),
+        "name": name,
+        **group,
+        "x": x,
+        "y": y,
+        "text": text,
+        **more,
+        "hovertemplate": HOVER,
+        **line_style(number),
+    }
+
+
+def reference(y: float, x: Iterable[float], name: str = "") -> dict[str, Any]:
+    """A dashed line across the range of ``x``: of a limit, which has a name, or of no change."""
+    ends = [*x]
+    return {
+        "mode": "lines", "name": name, "x": [min(ends), max(ends)], "y": [y, y],
+        "line": {"color": NEUTRAL, "dash": "dash", "width": 1},
+    }  # fmt: skip
+
+
+def time_bands(
+    points: Iterable[tuple[float, float | None, float | None]], number: int, group: str = ""
+) -> list[dict[str, Any]]:
+    """The band of those (x, low, high), in ns, that have both ends; [] if none has."""
+    ends = [(x, seconds(low) or 0, seconds(high) or 0) for x, low, high in points if low and high]
+    return [band(ends, number, group)] if ends else []
+
+
 def band(
     points: Sequence[tuple[float, float, float]], number: int, group: str = ""
 ) -> dict[str, Any]:
@@ -194,6 +244,16 @@ def time_axis(title: str = "time of a call") -> dict[str, Any]:
         "ticksuffix": "s",
         "nticks": 4,  # with more, plotly labels all of 1 to 9 where they overlap
     }
+
+
+def time_or(name: str, title: str, times: Sequence[Any], values: Sequence[Any]) -> Selector:
+    """The choice between times and another figure. times, values: the ``y`` of each trace."""
+    layouts = [
+        {"yaxis.title.text": text, "yaxis.tickformat": form, "yaxis.ticksuffix": suffix}
+        for text, form, suffix in (("time of a call", "~s", "s"), (title, "", ""))
+    ]
+    options = Option("time", {"y": times}, layouts[0]), Option(name, {"y": values}, layouts[1])
+    return Selector(FIGURE, options)
 
 
 SCALES = Selector(

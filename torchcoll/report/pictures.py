@@ -1,4 +1,4 @@
-"""What all pictures share: the figure, its axes over sizes and times, its caption and its file.
+"""What all pictures share: the figure, its caption and its file.
 
 Without pyplot: it looks for a display, and keeps every figure alive.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 import os
 import re
 import textwrap
@@ -18,28 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import UnavailableError, UsageError, one_line, path_text
-from torchcoll.core.units import format_size, format_time
 from torchcoll.report.destination import check_new, write_file
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
 SUFFIXES = (".png", ".svg", ".pdf")
-CONCURRENT = 8  # more lines have their names beside the picture, not in it
-# M. Okabe and K. Ito's colours, which the colour-blind tell apart, without their yellow, which
-# white paper swallows. In grey the dashes tell lines apart: 6 colours and 5 dashes make 30 of them.
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-_DASHES: tuple[Any, ...] = (
-    "-",
-    (0, (5, 2)),
-    (0, (1, 1.5)),
-    (0, (6, 2, 1, 2)),
-    (0, (3, 1, 1, 1, 1, 1)),
-)
 _WIDTH, _HEIGHT = 11.0, 3.6  # inches, of a row of two
-_DECADES = 200  # a shorter axis has ticks at 2 and 5 too
 _CAPTION = 150  # characters in a line of that width
 
 
@@ -77,69 +62,7 @@ def new_figure(rows: int, columns: int, shared: bool = False) -> tuple[Figure, A
     return figure, figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared)
 
 
-def line_style(number: int) -> dict[str, Any]:
-    return {
-        "color": PALETTE[number % len(PALETTE)],
-        "linestyle": _DASHES[number % len(_DASHES)],
-    }
-
-
-def draw_band(axis: Axes, intervals: Sequence[tuple[int, float, float]], colour: str) -> None:
-    """(x, low, high) of each point; between fewer than two a band has no area, so it is bars."""
-    if not intervals:
-        return
-    positions, low, high = zip(*intervals, strict=True)
-    axis.fill_between(positions, low, high, color=colour, alpha=0.15, linewidth=0)
-    if len(intervals) == 1:
-        axis.vlines(positions, low, high, color=colour, linewidth=1)
-
-
-def size_axis(axis: Axes, sizes: Sequence[int]) -> None:
-    low, high = math.log2(min(sizes)), math.log2(max(sizes))
-    first, last = math.floor(low), math.ceil(high)
-    step = next(step for step in (1, 2, 4, 5, 10, 20) if (last - first) / step <= 9)
-    ticks = [2.0**power for power in range(first, last + 1, step)]
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(ticks, [format_size(int(tick)) if tick >= 1 else "" for tick in ticks])
-    axis.set_xlim(min(sizes) / 1.3, max(sizes) * 1.3)
-    axis.minorticks_off()
-    axis.grid(True, color="0.9")
-    axis.set_xlabel("size")
-
-
-def ranks_axis(axis: Axes, ranks: Sequence[int]) -> None:
-    """ranks: those that were measured, which have the ticks."""
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(ranks, [str(rank) for rank in ranks])
-    axis.minorticks_off()
-    axis.set_xlabel("ranks")
-    axis.grid(True, color="0.9")
-
-
-def time_axis(axis: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis.set_yscale("log")
-    low, high = axis.get_ylim()
-    steps = (1.0, 2.0, 5.0) if high / low < _DECADES else (1.0,)
-    axis.yaxis.set_major_locator(LogLocator(subs=steps))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda ns, _: format_time(ns, 1)))
-    axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.set_ylabel("time of a call")
-
-
-def legend(axis: Axes, lines: int) -> None:
-    if not axis.get_legend_handles_labels()[1]:
-        return
-    if lines <= CONCURRENT:
-        axis.legend(fontsize="small", framealpha=0.8)
-    else:
-        axis.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.01, 0.5))
-
-
 def write_caption(figure: Figure, caption: Sequence[str]) -> None:
-    """Below the picture; as its label, in one line, for who writes it elsewhere."""
-    figure.set_label("; ".join(one_line(text) for text in caption if text))
     lines = [line for text in caption for line in textwrap.wrap(literal(text), _CAPTION)]
     figure.supxlabel("\n".join(lines), fontsize="small", x=0.01, ha="left", color="0.3")
 

@@ -18,7 +18,6 @@ from torchcoll.core.parts import modules_of
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
 
     from torchcoll.report.chart import Chart
 
@@ -29,14 +28,14 @@ class Shown:
 
     - show: prints several, ``show(findings, format, file)``; format: table, markdown, csv or json.
     - options: further arguments that ``show`` takes: ``columns``, ``every``.
-    - figure: the picture of one; charts: the interactive charts that answer what it is about.
+    - charts: those of one, which answer what it is about; plotted: ``plot`` draws them to a file.
     - frame: the DataFrame of one; without it the ``rows`` of its JSON are one.
     """
 
     show: Callable[..., None]
     options: Sequence[str] = ()
-    figure: Callable[[Any], Figure] | None = None
     charts: Callable[[Any], list[Chart]] | None = None
+    plotted: bool = False
     frame: Callable[[Any], pandas.DataFrame] | None = None
 
 

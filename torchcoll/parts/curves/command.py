@@ -191,17 +191,18 @@ def _predict(options: argparse.Namespace) -> ExitCode:
 
 def _validate(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.file import is_model
+    from torchcoll.parts.curves.curves_charts import validation_charts
     from torchcoll.parts.curves.model_check import check_model
     from torchcoll.parts.curves.model_file import load_model
     from torchcoll.parts.curves.validation import validate, validate_predicted
     from torchcoll.parts.curves.validation_show import (
-        errors_figure,
         show_checked,
         show_simulated,
         show_validation,
     )
+    from torchcoll.report.chart_matplotlib import write_charts
     from torchcoll.report.formats import FORMATS, print_notes
-    from torchcoll.report.pictures import check_path, write_figure
+    from torchcoll.report.pictures import check_path
 
     choice(options.format, "format", FORMATS)
     if options.plot:
@@ -222,7 +223,7 @@ def _validate(options: argparse.Namespace) -> ExitCode:
         validation = left_out
     print_notes(validation, options.format)
     if options.plot:
-        write_figure(errors_figure(validation), options.plot)
+        write_charts(validation_charts(validation), options.plot)
         tell(f"torchcoll: picture: {options.plot}")
     for text in missing:
         tell(f"torchcoll: {options.predicted} is not complete: {text}")

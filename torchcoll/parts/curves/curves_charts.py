@@ -1,30 +1,18 @@
-"""Interactive charts of scaling, transitions and the errors of a model."""
+"""Charts of scaling, transitions and the errors of a model."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
-from torchcoll.parts.curves.validation_show import error_panels
-from torchcoll.report.chart import (
-    HOVER,
-    NEUTRAL,
-    PALETTE,
-    SCALES,
-    Chart,
-    Option,
-    Selector,
-    band,
-    line_style,
-    plain,
-    ranks_axis,
-    rounded,
-    seconds,
-    size_axis,
-    time_axis,
-)
+from torchcoll.parts.curves.scaling_show import reading_of
+from torchcoll.parts.curves.transitions_show import LEGEND, lines_below, note_lines
+from torchcoll.parts.curves.validation_show import ErrorPoint, error_panels
+from torchcoll.report import chart
 from torchcoll.report.header import kind_texts
+from torchcoll.report.notes import footer_lines
 
 if TYPE_CHECKING:
     from torchcoll.parts.curves.scaling import RanksCurve, Scaling
@@ -32,7 +20,7 @@ if TYPE_CHECKING:
     from torchcoll.parts.curves.validation_show import Validated
 
 
-def scaling_charts(finding: Scaling) -> list[Chart]:
+def scaling_charts(finding: Scaling) -> list[chart.Chart]:
     """Time and speed-up over the number of ranks, a chart for each kind of case, a line for each
     size.
     """
@@ -41,62 +29,51 @@ def scaling_charts(finding: Scaling) -> list[Chart]:
         if len([point for point in curve.points if point.time_ns]) > 1:
             groups.setdefault(repr(curve.kind), []).append(curve)
     titles = kind_texts([curves[0].kind for curves in groups.values()])
+    several = any(p.runs > 1 for curves in groups.values() for c in curves for p in c.points)
+    notes = [f"{reading_of(finding)}; geometric means over the runs; 1: more ranks cost no time"]
+    notes += ["band: the fastest and the slowest run"] if several else []
+    notes += footer_lines(finding.notes, finding.runs)
     charts = []
     for title, curves in zip(titles, groups.values(), strict=True):
         traces: list[dict[str, Any]] = []
-        times: list[Any] = []
         faster: list[Any] = []
         for number, curve in enumerate(curves):
             points = [point for point in curve.points if point.time_ns]
             name = format_size(curve.size_bytes) if curve.size_bytes else "no data"
-            intervals = [
-                (p.ranks, seconds(p.low_ns) or 0, seconds(p.high_ns) or 0)
-                for p in points
-                if p.low_ns and p.high_ns
-            ]
-            if intervals:
-                traces.append(band(intervals, number, name))
-                times.append(traces[-1]["y"])
-                faster.append([None] * len(traces[-1]["y"]))
+            spread = chart.time_bands(
+                [(p.ranks, p.low_ns, p.high_ns) for p in points], number, name
+            )
+            traces += spread
+            faster += [[None] * len(trace["y"]) for trace in spread]
             first = points[0].time_ns or 1.0
             traces.append(
-                {
-                    "mode": "lines+markers",
-                    "name": name,
-                    "legendgroup": name,
-                    "x": [p.ranks for p in points],
-                    "y": [seconds(p.time_ns) for p in points],
-                    "text": [
+                chart.line(
+                    name,
+                    number,
+                    [p.ranks for p in points],
+                    [chart.seconds(p.time_ns) for p in points],
+                    [
                         f"{name} on {counted(p.ranks, 'rank')}: {format_ns(p.time_ns or 0, 4)}"
                         f"<br>{first / (p.time_ns or 1):.3g} times as fast as on {points[0].ranks}"
                         f"<br>{counted(p.runs, 'run')}"
                         for p in points
                     ],
-                    "hovertemplate": HOVER,
-                    **line_style(number),
-                }
+                    legendgroup=name,
+                )
             )
-            times.append(traces[-1]["y"])
-            faster.append([rounded(first / (p.time_ns or 1)) for p in points])
+            faster.append([chart.rounded(first / (p.time_ns or 1)) for p in points])
         fewest = " or ".join(map(str, sorted({curve.points[0].ranks for curve in curves})))
-        of_time = {"yaxis.title.text": "time of a call", "yaxis.tickformat": "~s"}
-        of_time |= {"yaxis.ticksuffix": "s"}
-        of_speed = {"yaxis.title.text": f"times as fast as on {fewest} ranks"}
-        of_speed |= {"yaxis.tickformat": "", "yaxis.ticksuffix": ""}
-        figure = Selector(
-            "figure",
-            (Option("time", {"y": times}, of_time), Option("speed-up", {"y": faster}, of_speed)),
-        )
-        layout = {
-            "xaxis": ranks_axis([p.ranks for c in curves for p in c.points if p.time_ns]),
-            "yaxis": time_axis(),
-            "showlegend": True,
-        }
-        charts.append(Chart(plain(title), traces, layout, [figure, SCALES]))
+        times = [trace["y"] for trace in traces]
+        figure = chart.time_or("speed-up", f"times as fast as on {fewest} ranks", times, faster)
+        ranks = [p.ranks for curve in curves for p in curve.points if p.time_ns]
+        layout = {"xaxis": chart.ranks_axis(ranks), "yaxis": chart.time_axis(), "showlegend": True}
+        drawn = chart.Chart(chart.plain(title), traces, layout, [figure, chart.SCALES], notes=notes)
+        drawn.more_traces = [chart.reference(1, ranks)]
+        charts.append(drawn)
     return charts
 
 
-def transitions_charts(finding: Transitions) -> list[Chart]:
+def transitions_charts(finding: Transitions) -> list[chart.Chart]:
     """The measured times, the law of each range of sizes, and where one ends (shaded)."""
     titles = kind_texts([curve.common for curve in finding.curves])
     charts = []
@@ -109,12 +86,12 @@ def transitions_charts(finding: Transitions) -> list[Chart]:
                     "name": "measured",
                     "mode": "markers",
                     "x": sizes,
-                    "marker": {"color": NEUTRAL, "size": 6},
+                    "marker": {"color": chart.NEUTRAL, "size": 6},
                     "text": [
                         f"{format_size(p.size_bytes)}: {format_ns(p.time_ns, 4)}"
                         for p in curve.points
                     ],
-                    "hovertemplate": HOVER,
+                    "hovertemplate": chart.HOVER,
                 },
                 [point.time_ns for point in curve.points],
             )
@@ -128,15 +105,15 @@ def transitions_charts(finding: Transitions) -> list[Chart]:
             law = {
                 "name": f"fit of {ends}",
                 "mode": "lines",
-                "x": [rounded(step, 6) for step in steps],
+                "x": [chart.rounded(step, 6) for step in steps],
                 "hovertemplate": f"fit of {ends}: {format_ns(latency)} + size / {bandwidth} GB/s"
                 "<extra></extra>",
-                "line": line_style(number)["line"],
+                "line": chart.line_style(number)["line"],
             }
             drawn.append((law, [size_range.time_ns(step) for step in steps]))
-        traces = [{**trace, "y": [seconds(ns) for ns in ys]} for trace, ys in drawn]
+        traces = [{**trace, "y": [chart.seconds(ns) for ns in ys]} for trace, ys in drawn]
         algbw = [
-            [rounded(share * x / ns) for x, ns in zip(trace["x"], ys, strict=True)]
+            [chart.rounded(share * x / ns) for x, ns in zip(trace["x"], ys, strict=True)]
             for trace, ys in drawn
         ]
         across = {"yref": "paper", "y0": 0, "y1": 1, "xref": "x", "layer": "below"}
@@ -147,22 +124,13 @@ def transitions_charts(finding: Transitions) -> list[Chart]:
         ]  # fmt: skip
         for handover in (*curve.handovers, *curve.forced):
             middle = math.sqrt(handover.low_bytes * handover.high_bytes)
-            line = {"color": PALETTE[1], "width": 1, "dash": "dot"}
+            line = {"color": chart.PALETTE[1], "width": 1, "dash": "dot"}
             shapes.append({**across, "type": "line", "x0": middle, "x1": middle, "line": line})
         unit = "GB/s algbw" if curve.share else "GB/s, size / time"
-        of_time = {"yaxis.title.text": "time of a call", "yaxis.tickformat": "~s"}
-        of_time |= {"yaxis.ticksuffix": "s"}
-        of_algbw = {"yaxis.title.text": unit, "yaxis.tickformat": "", "yaxis.ticksuffix": ""}
-        figure = Selector(
-            "figure",
-            (
-                Option("time", {"y": [trace["y"] for trace in traces]}, of_time),
-                Option("bandwidth", {"y": algbw}, of_algbw),
-            ),
-        )
+        figure = chart.time_or("bandwidth", unit, [trace["y"] for trace in traces], algbw)
         layout = {
-            "xaxis": size_axis(sizes),
-            "yaxis": time_axis(),
+            "xaxis": chart.size_axis(sizes),
+            "yaxis": chart.time_axis(),
             "showlegend": True,
             "shapes": shapes,
         }
@@ -171,19 +139,30 @@ def transitions_charts(finding: Transitions) -> list[Chart]:
             caption.append("shaded: a transition lies between these sizes (95 %)")
         if curve.handovers or curve.forced:
             caption.append("dotted: change of algorithm in the log, or of the best forced cell")
-        charts.append(Chart(plain(title), traces, layout, [figure, SCALES], caption))
+        which = f"{title}: " if len(finding.curves) > 1 else ""
+        notes = [f"{LEGEND}; the ranges have numbers from the left"]
+        notes += [*(f"{which}{line}" for line in lines_below(curve)), *note_lines([finding])]
+        selectors = [figure, chart.SCALES]
+        charts.append(
+            chart.Chart(chart.plain(title), traces, layout, selectors, caption, notes=notes)
+        )
     return charts
 
 
-def errors_charts(result: Validated) -> list[Chart]:
+def errors_charts(result: Validated) -> list[chart.Chart]:
     """The error of each prediction over sizes, a chart for each kind of case, a line for each
     number of ranks, with the 90 % interval of the prediction.
     """
     charts = []
-    for title, points in error_panels(result).items():
+    panels = error_panels(result)
+    points = [point for panel_points in panels.values() for point in panel_points]
+    notes = ["bars: 90 % intervals of the prediction"] if any(p.low_ns for p in points) else []
+    if any(point.baseline_ns for point in points):
+        notes.append("grey crosses: the cubic through the other points, no model")
+    notes += footer_lines(result.notes, result.runs)
+    for title, points in panels.items():
         traces = []
-        for number, ranks in enumerate(sorted({point.ranks for point in points})):
-            drawn = sorted((p for p in points if p.ranks == ranks), key=lambda p: p.size_bytes)
+        for number, (ranks, drawn) in enumerate(_by_ranks(points).items()):
             errors = [100 * (p.predicted_ns / p.measured_ns - 1) for p in drawn]
             ends = [
                 [
@@ -193,28 +172,75 @@ def errors_charts(result: Validated) -> list[Chart]:
                 ]
                 for name in ("high_ns", "low_ns")
             ]
-            style = line_style(number)
+            error_y = {
+                "array": [chart.rounded(x) for x in ends[0]],
+                "symmetric": False,
+                "arrayminus": [chart.rounded(x) for x in ends[1]],
+                "thickness": 1,
+            }
+            sizes = [p.size_bytes for p in drawn]
+            y = [chart.rounded(error) for error in errors]
             traces.append(
                 {
                     "mode": "lines+markers",
                     "name": counted(ranks, "rank"),
-                    "x": [p.size_bytes for p in drawn],
-                    "y": [rounded(error) for error in errors],
-                    "error_y": {"array": [rounded(x) for x in ends[0]], "symmetric": False,
-                                "arrayminus": [rounded(x) for x in ends[1]], "thickness": 1},
+                    "x": sizes,
+                    "y": y,
+                    "error_y": error_y,
                     "text": [
                         f"{format_size(p.size_bytes)} on {counted(p.ranks, 'rank')}<br>predicted "
                         f"{format_ns(p.predicted_ns, 4)}, measured {format_ns(p.measured_ns, 4)}"
                         for p in drawn
                     ],
                     "hovertemplate": "%{text}<br>error %{y:+.3~g} %<extra></extra>",
-                    **style,
+                    **chart.line_style(number),
                 }
-            )  # fmt: skip
+            )
         layout = {
-            "xaxis": size_axis([p.size_bytes for p in points]),
+            "xaxis": chart.size_axis([p.size_bytes for p in points]),
             "yaxis": {"title": {"text": "predicted / measured - 1 (%)"}, "zeroline": True},
             "showlegend": True,
         }
-        charts.append(Chart(plain(title), traces, layout))
+        cubic = [(p, p.baseline_ns) for p in points if p.baseline_ns]
+        crosses = {
+            "mode": "markers",
+            "x": [p.size_bytes for p, _ in cubic],
+            "y": [100 * (ns / p.measured_ns - 1) for p, ns in cubic],
+            "marker": {"symbol": "x-thin-open", "color": chart.NEUTRAL},
+        }
+        drawn_chart = chart.Chart(chart.plain(title), traces, layout, notes=notes)
+        drawn_chart.more_traces = [crosses]
+        charts.append(drawn_chart)
+    return charts
+
+
+def _by_ranks(points: Sequence[ErrorPoint]) -> dict[int, list[ErrorPoint]]:
+    ordered = sorted(points, key=lambda point: (point.ranks, point.size_bytes))
+    groups: dict[int, list[ErrorPoint]] = {}
+    for point in ordered:
+        groups.setdefault(point.ranks, []).append(point)
+    return groups
+
+
+def validation_charts(result: Validated) -> list[chart.Chart]:
+    """For a picture: of each kind of case the predicted over the measured times, and the errors."""
+    charts = []
+    for errors, points in zip(errors_charts(result), error_panels(result).values(), strict=True):
+        traces = []
+        for number, (ranks, drawn) in enumerate(_by_ranks(points).items()):
+            measured = [chart.seconds(p.measured_ns) for p in drawn]
+            predicted = [chart.seconds(p.predicted_ns) for p in drawn]
+            name = counted(ranks, "rank")
+            traces.append(chart.line(name, number, measured, predicted, mode="markers"))
+        ends = [chart.seconds(pick(p.measured_ns for p in points)) for pick in (min, max)]
+        same = {**chart.reference(0, (0, 0)), "x": ends, "y": ends}
+        layout = {
+            "xaxis": chart.time_axis("measured"),
+            "yaxis": chart.time_axis("predicted"),
+            "showlegend": True,
+        }
+        title = f"{errors.title}: predicted, measured"
+        times = chart.Chart(title, [*traces, same], layout, notes=["dashed: predicted as measured"])
+        errors.title = "error: predicted / measured - 1"
+        charts += [times, errors]
     return charts

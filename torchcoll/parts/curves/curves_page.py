@@ -8,13 +8,17 @@ from functools import partial
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.parts.curves.algorithms import algorithms
 from torchcoll.parts.curves.algorithms_show import algorithms_grids
-from torchcoll.parts.curves.curves_charts import errors_charts, scaling_charts, transitions_charts
+from torchcoll.parts.curves.curves_charts import (
+    errors_charts,
+    scaling_charts,
+    transitions_charts,
+    validation_charts,
+)
 from torchcoll.parts.curves.scaling import scaling
-from torchcoll.parts.curves.scaling_show import scaling_figure, scaling_grids
+from torchcoll.parts.curves.scaling_show import scaling_grids
 from torchcoll.parts.curves.transitions import transitions
-from torchcoll.parts.curves.transitions_show import ranges_figure, transitions_grids
+from torchcoll.parts.curves.transitions_show import transitions_grids
 from torchcoll.parts.curves.validation import validate_predicted
-from torchcoll.parts.curves.validation_show import errors_figure
 from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.prediction import MODEL
 from torchcoll.questions.page.page_draft import Drawing, PageDraft
@@ -47,9 +51,8 @@ def add_errors(draft: PageDraft) -> None:
             title += f" about {one_line(side.name)}"
             whose = f"the times of {one_line(side.name)}"
         text = f"Error of the predicted times, relative to {whose}"
-        drawing = Drawing(
-            text, lambda: errors_figure(validation), lambda: errors_charts(validation)
-        )
+        charts = errors_charts if draft.inline else validation_charts
+        drawing = Drawing(text, lambda: charts(validation))
         draft.add(title, [], "", [drawing])
 
     for measured_side in measured if predicted else ():
@@ -82,9 +85,7 @@ def _add_transitions(draft: PageDraft) -> None:
         )
     changing = replace(finding, curves=[curve for curve in finding.curves if curve.transitions])
     text = "Measured and fitted times, and where the fit changes"
-    drawing = Drawing(
-        text, lambda: ranges_figure(changing), lambda: transitions_charts(changing), "curve"
-    )
+    drawing = Drawing(text, lambda: transitions_charts(changing), "curve")
     draft.add(
         "Where it switches",
         transitions_grids([finding]),
@@ -96,11 +97,7 @@ def _add_transitions(draft: PageDraft) -> None:
 def _add_scaling(draft: PageDraft) -> None:
     finding = scaling(draft.plain)
     several = any(len([p for p in curve.points if p.time_ns]) > 1 for curve in finding.curves)
-    drawing = Drawing(
-        "Time and speed-up over the ranks",
-        lambda: scaling_figure(finding),
-        lambda: scaling_charts(finding),
-    )
+    drawing = Drawing("Time and speed-up over the ranks", lambda: scaling_charts(finding))
     draft.add(
         "Over the number of ranks",
         scaling_grids(finding),

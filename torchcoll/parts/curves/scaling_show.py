@@ -1,4 +1,4 @@
-"""Show curves over the number of ranks as tables, markdown, CSV and JSON, and as a picture."""
+"""Show curves over the number of ranks as tables, markdown, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -9,35 +9,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import UsageError
-from torchcoll.core.units import (
-    counted,
-    format_bandwidth,
-    format_ns,
-    format_ratio,
-    format_size,
-    format_time,
-)
+from torchcoll.core.units import format_bandwidth, format_ns, format_ratio, format_size, format_time
 from torchcoll.parts.curves.growth import FEWEST, TOO_FEW, Growth
 from torchcoll.report.answer import Answer, worst_level
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import kind_texts, reading, reported_text
 from torchcoll.report.notes import footer_lines
-from torchcoll.report.pictures import (
-    draw_band,
-    legend,
-    line_style,
-    literal,
-    new_figure,
-    ranks_axis,
-    time_axis,
-    write_caption,
-)
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from torchcoll.parts.curves.scaling import GrowthFit, RanksCurve, RanksPoint, Scaling
 
 
@@ -128,7 +108,7 @@ def scaling_grids(result: Scaling) -> list[Grid]:
     link = result.link_gbps
     grids = []
     for title, curves in zip(titles, groups.values(), strict=True):
-        above = [title, f"{_reading(result)}; geometric means over the runs"]
+        above = [title, f"{reading_of(result)}; geometric means over the runs"]
         above += [f"share: busbw of the {link:g} GB/s of --link-gbps"] if link else []
         grids.append(_curves(curves, above, "first"))
     starts = kind_texts([{**curve.kind, "size_bytes": curve.size_bytes} for curve in result.starts])
@@ -153,7 +133,7 @@ def scaling_grids(result: Scaling) -> list[Grid]:
     return grids
 
 
-def _reading(result: Scaling) -> str:
+def reading_of(result: Scaling) -> str:
     """How a time is computed from calls and ranks, in torchcoll's files and in imported ones."""
     readings = (
         reported_text(run) or reading([r.case for r in run.results], "max") for run in result.runs
@@ -321,51 +301,3 @@ def _extent(growths: Sequence[Growth]) -> str:
     (first, last) = ranges.pop()
     texts = dict.fromkeys(f"{format_ratio(ratio)}x" for ratio in (ratios[0], ratios[-1]))
     return f" ({' to '.join(texts)} from {first} to {last} ranks)"
-
-
-_KINDS = 8  # rows of a picture; more are too small to read
-
-
-def scaling_figure(result: Scaling) -> Figure:
-    """A figure with a row for each kind of case and a line for each size.
-
-    Left: time over ranks. Right: speed-up, the time with the fewest ranks over that with n ranks.
-    Raises UnavailableError without matplotlib, UsageError if no case has several numbers of ranks.
-    """
-    groups: dict[str, list[RanksCurve]] = {}
-    for curve in result.curves:
-        if len([p for p in curve.points if p.time_ns]) > 1:
-            groups.setdefault(repr(curve.kind), []).append(curve)
-    if not groups:
-        raise UsageError("picture", "no case with several numbers of ranks", "at least one")
-    drawn = list(groups.values())[:_KINDS]
-    figure, axes = new_figure(len(drawn), 2)
-    titles = kind_texts([curves[0].kind for curves in drawn])
-    for curves, title, (left, right) in zip(drawn, titles, axes, strict=True):
-        fewest = sorted({curve.points[0].ranks for curve in curves})
-        for number, curve in enumerate(curves):
-            points = [point for point in curve.points if point.time_ns]
-            ranks, times = [p.ranks for p in points], [p.time_ns or 0.0 for p in points]
-            style: dict[str, Any] = {"marker": "o", "markersize": 4, **line_style(number)}
-            left.plot(ranks, times, label=literal(_size(curve)), **style)
-            band = [(p.ranks, p.low_ns, p.high_ns) for p in points if p.low_ns and p.high_ns]
-            draw_band(left, band, style["color"])
-            right.plot(ranks, [times[0] / time for time in times], **style)
-        numbers = sorted({p.ranks for curve in curves for p in curve.points if p.time_ns})
-        for axis in (left, right):
-            ranks_axis(axis, numbers)
-        time_axis(left)
-        left.set_title(f"{literal(title)}: time", loc="left", fontsize="small")
-        right.axhline(1, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
-        base = " or ".join(map(str, fewest))
-        right.set_title(f"speed-up: time with {base} ranks / time", loc="left", fontsize="small")
-        right.set_ylabel("times as fast")
-        right.set_ylim(bottom=0)
-        legend(left, len(curves))
-    several = any(p.runs > 1 for curves in drawn for c in curves for p in c.points)
-    caption = [f"{_reading(result)}; geometric means over the runs; 1: more ranks cost no time"]
-    caption += ["band: the fastest and the slowest run"] * several
-    not_drawn = len(groups) - len(drawn)
-    caption += [f"{counted(not_drawn, 'kind')} of cases more are not drawn"] * bool(not_drawn)
-    write_caption(figure, [*caption, *footer_lines(result.notes, result.runs)])
-    return figure

@@ -6,14 +6,14 @@ from torchcoll.parts.curves.curves_charts import scaling_charts, transitions_cha
 from torchcoll.parts.curves.model_fit import FittedModel
 from torchcoll.parts.curves.model_show import show_fits
 from torchcoll.parts.curves.scaling import Scaling
-from torchcoll.parts.curves.scaling_show import scaling_figure, show_scaling
+from torchcoll.parts.curves.scaling_show import show_scaling
 from torchcoll.parts.curves.transitions import Transitions
-from torchcoll.parts.curves.transitions_show import ranges_figure, show_transitions
+from torchcoll.parts.curves.transitions_show import show_transitions
 from torchcoll.report.shown import Shown
 
 SHOWN = {
     Algorithms: Shown(show_algorithms),
     FittedModel: Shown(show_fits),
-    Scaling: Shown(show_scaling, figure=scaling_figure, charts=scaling_charts),
-    Transitions: Shown(show_transitions, figure=ranges_figure, charts=transitions_charts),
+    Scaling: Shown(show_scaling, charts=scaling_charts, plotted=True),
+    Transitions: Shown(show_transitions, charts=transitions_charts, plotted=True),
 }

@@ -1,39 +1,21 @@
-"""Show ranges and transitions as tables, markdown, CSV and JSON, and as a picture."""
+"""Show ranges and transitions as tables, markdown, CSV and JSON."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
-from torchcoll.core.units import (
-    format_bandwidth,
-    format_ns,
-    format_size,
-    format_time,
-)
+from torchcoll.core.units import format_bandwidth, format_ns, format_size, format_time
 from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import footer_lines
-from torchcoll.report.pictures import (
-    legend,
-    line_style,
-    literal,
-    new_figure,
-    size_axis,
-    time_axis,
-    write_caption,
-)
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from torchcoll.parts.curves.ranges import SizeRange
     from torchcoll.parts.curves.transitions import CurveRanges, SizePoint, Transition, Transitions
 
@@ -353,52 +335,3 @@ def _transition_line(transition: Transition, ranges: Sequence[SizeRange]) -> str
             f"{_span(handover.low_bytes, handover.high_bytes)}"
         )
     return line + (f"; {transition.agreement}" if transition.agreement else "")
-
-
-_STEPS = 32  # points to draw a law: a straight line is a curve on logarithmic axes
-
-
-def ranges_figure(result: Transitions) -> Figure:
-    """A row for each curve: time on the left, algorithm bandwidth on the right.
-
-    Raises UnavailableError without matplotlib.
-    """
-    titles = kind_texts([curve.common for curve in result.curves])
-    figure, axes = new_figure(len(result.curves), 2)
-    caption = [LEGEND]
-    for curve, title, (left, right) in zip(result.curves, titles, axes, strict=True):
-        _draw(left, right, curve)
-        left.set_title(literal(title), loc="left", fontsize="small")
-        which = f"{title}: " if len(result.curves) > 1 else ""
-        caption += [f"{which}{line}" for line in lines_below(curve)]
-    write_caption(figure, [*caption, *note_lines([result])])
-    return figure
-
-
-def _draw(left: Axes, right: Axes, curve: CurveRanges) -> None:
-    sizes = [point.size_bytes for point in curve.points]
-    times = [point.time_ns for point in curve.points]
-    dots: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 3.0, "color": "0.3"}
-    left.plot(sizes, times, label="measured", **dots)
-    share = curve.share or 1.0  # what algbw counts of a size
-    right.plot(sizes, [share * n / t for n, t in zip(sizes, times, strict=True)], **dots)
-    for number, size_range in enumerate(curve.curve.ranges):
-        low, high = math.log(sizes[size_range.first]), math.log(sizes[size_range.last])
-        steps = [math.exp(low + (high - low) * k / _STEPS) for k in range(_STEPS + 1)]
-        law = [size_range.time_ns(n) for n in steps]
-        name = f"range {number + 1}"
-        left.plot(steps, law, label=name, **line_style(number))
-        algbw = [share * n / t for n, t in zip(steps, law, strict=True)]
-        right.plot(steps, algbw, **line_style(number))
-    for axis in (left, right):
-        for transition in curve.transitions:
-            axis.axvspan(transition.low_bytes, transition.high_bytes, color="0.85", linewidth=0)
-        for number, handover in enumerate((*curve.handovers, *curve.forced)):
-            middle = math.sqrt(handover.low_bytes * handover.high_bytes)
-            label = "hand-over (log, forced cells)" if number == 0 else None
-            axis.axvline(middle, color="red", linestyle=":", linewidth=1, label=label)
-        size_axis(axis, sizes)
-    time_axis(left)
-    right.set_ylabel("GB/s algbw" if curve.share else "GB/s, size / time")
-    right.set_ylim(bottom=0)
-    legend(left, len(curve.curve.ranges))

@@ -1,4 +1,4 @@
-"""Show the errors of a model or a simulator as tables, markdown, CSV, JSON and a picture."""
+"""Show the errors of a model or a simulator as tables, markdown, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -8,27 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_ns, format_size
+from torchcoll.core.units import counted, format_size
 from torchcoll.parts.curves.validation import NEW_RUN
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import footer_lines
-from torchcoll.report.pictures import (
-    legend,
-    line_style,
-    literal,
-    new_figure,
-    size_axis,
-    time_axis,
-    write_caption,
-)
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from torchcoll.parts.curves.model_check import CheckedModel
     from torchcoll.parts.curves.validation import (
         HeldOut,
@@ -338,78 +326,3 @@ def error_panels(result: Validated) -> dict[str, list[ErrorPoint]]:
             what = "" if held.over == NEW_RUN else f", left-out {held.over}"
             panels.setdefault(title + what, []).append(ErrorPoint(**values))
     return panels
-
-
-def errors_figure(result: Validated) -> Figure:
-    """A figure with predicted over measured times on the left, and the error of each size on the
-    right.
-
-    There is a row for each kind of case, and for left-out sizes and left-out ranks separately.
-    Raises UnavailableError without matplotlib.
-    """
-    panels = error_panels(result)
-    drawn = list(panels.items())[:_PANELS]
-    figure, axes = new_figure(len(drawn), 2)
-    for (title, points), (left, right) in zip(drawn, axes, strict=True):
-        left.set_title(f"{literal(title)}: predicted, measured", loc="left", fontsize="small")
-        right.set_title("error: predicted / measured - 1", loc="left", fontsize="small")
-        _draw_errors(left, right, points)
-    caption = ["dashed: predicted as measured"]
-    points = [point for _, panel_points in drawn for point in panel_points]
-    if any(point.low_ns for point in points):
-        caption[0] += "; bars: 90 % intervals of the prediction"
-    if any(point.baseline_ns for point in points):
-        caption[0] += "; grey crosses: the cubic through the other points, no model"
-    not_drawn = len(panels) - len(drawn)
-    caption += [f"{counted(not_drawn, 'kind')} of cases more are not drawn"] * bool(not_drawn)
-    write_caption(figure, [*caption, *footer_lines(result.notes, result.runs)])
-    return figure
-
-
-_PANELS = 8  # rows of a picture; more are too small to read
-
-
-def _draw_errors(left: Axes, right: Axes, points: Sequence[ErrorPoint]) -> None:
-    numbers = sorted({point.ranks for point in points})
-    for number, ranks in enumerate(numbers):
-        points_on_ranks = sorted(
-            (p for p in points if p.ranks == ranks), key=lambda p: p.size_bytes
-        )
-        style = {"color": line_style(number)["color"], "marker": _MARKERS[number % len(_MARKERS)]}
-        dots: dict[str, Any] = {"linestyle": "", "markersize": 4.5, **style}
-        name = f"{ranks} ranks"
-        left.plot(
-            [p.measured_ns for p in points_on_ranks],
-            [p.predicted_ns for p in points_on_ranks],
-            label=name,
-            **dots,
-        )
-        sizes = [p.size_bytes for p in points_on_ranks]
-        errors = [100 * (p.predicted_ns / p.measured_ns - 1) for p in points_on_ranks]
-        right.plot(sizes, errors, linewidth=0.8, **{**dots, "linestyle": "-"})
-        for p in points_on_ranks:
-            if p.low_ns and p.high_ns:
-                low, high = (100 * (ns / p.measured_ns - 1) for ns in (p.low_ns, p.high_ns))
-                right.vlines(p.size_bytes, low, high, color=style["color"], linewidth=1, alpha=0.5)
-    baseline_errors = [(p.size_bytes, 100 * (p.baseline_ns / p.measured_ns - 1))
-             for p in points if p.baseline_ns]  # fmt: skip
-    if baseline_errors:
-        right.plot(
-            *zip(*baseline_errors, strict=True), linestyle="", marker="x", color="0.5", markersize=4
-        )
-    ends = [pick(p.measured_ns for p in points) for pick in (min, max)]
-    left.plot(ends, ends, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
-    left.set_xscale("log")
-    left.set_xlabel("measured")
-    left.xaxis.set_major_formatter(lambda ns, _: format_ns(ns, 1))
-    left.minorticks_off()
-    left.grid(True, color="0.9")
-    time_axis(left)
-    left.set_ylabel("predicted")
-    right.axhline(0, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
-    right.set_ylabel("error, %")
-    size_axis(right, [p.size_bytes for p in points])
-    legend(left, len(numbers))
-
-
-_MARKERS = ("o", "s", "^", "D", "v", "P")  # in addition to colours, for prints in grey

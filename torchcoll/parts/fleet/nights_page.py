@@ -134,5 +134,5 @@ def _add(draft: PageDraft, arguments: Sequence[str]) -> None:
         text = "How much slower each node was in each night"
         charts = partial(nights_charts, history, f"torchcoll fleet {quoted} --night {{x}}")
         grids = [history_grid(history, False)]
-        drawings = [Drawing(text, None, charts, "nodes")]
+        drawings = [Drawing(text, charts, "nodes")] if draft.inline else []
         draft.add(title, grids, f"torchcoll history {quoted}", drawings)

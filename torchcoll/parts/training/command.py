@@ -425,8 +425,10 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     from torchcoll.parts.curves.named_machines import LIST
     from torchcoll.parts.training.config_projection import LayoutComparison
     from torchcoll.parts.training.layouts_show import show_layouts
-    from torchcoll.parts.training.plan_show import draw_plan, show_training_plans
+    from torchcoll.parts.training.plan_show import show_training_plans
     from torchcoll.parts.training.planning import plan as make_plan
+    from torchcoll.parts.training.traffic_charts import plan_pictures
+    from torchcoll.report.chart_matplotlib import write_charts
     from torchcoll.report.formats import FORMATS
     from torchcoll.report.pictures import check_path
 
@@ -482,7 +484,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         return ExitCode.OK
     show_training_plans([result], options.format)
     if options.plot:
-        draw_plan(result, options.plot)
+        write_charts(plan_pictures(result), options.plot)
         tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK
 

@@ -1,5 +1,5 @@
-"""Shows a plan of a training: the answer, a row per group and collective, scaling, a picture, and a
-measured step beside it.
+"""Shows a plan of a training: the answer, a row per group and collective, scaling, and a measured
+step beside it.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _forms(projection: Plan) -> Forms:
     if measured is not None and before is not None:
         grids += measured_grids(measured, step_changes(before, projection.step))
     all_notes = [*projection.notes, *(measured.notes if measured else ())]
-    notes = Grid([], [], below=list(map(one_line, all_notes)), answer=_answer(projection))
+    notes = Grid([], [], below=list(map(one_line, all_notes)), answer=plan_answer(projection))
     # csv has the rows of the step and the steps over ranks; its column ``table`` tells them apart.
     rows = [_row(row) for row in projection.step.rows]
     over_ranks = {
@@ -267,7 +267,7 @@ def _forms(projection: Plan) -> Forms:
     return Forms([*grids, notes], document, records)
 
 
-def _answer(projection: Plan) -> Answer:
+def plan_answer(projection: Plan) -> Answer:
     step = projection.step
     degrees = " x ".join(f"{name}={n}" for name, n in step.degrees.items())
     setup = f"{counted(step.ranks, 'rank')}{f' ({degrees})' if degrees else ''}"
@@ -504,48 +504,3 @@ def _row(row: PlannedRow) -> dict[str, Any]:
         **flat_ends("comm", row.time_ns),
         "beyond": row.extrapolated or None,
     }
-
-
-def draw_plan(projection: Plan, path: str | os.PathLike[str]) -> None:
-    """Draws the times of a step over ranks, weak and strong, with their intervals.
-
-    Raises UsageError for a path that cannot be written.
-    """
-    from torchcoll.report.pictures import (
-        draw_band,
-        legend,
-        new_figure,
-        time_axis,
-        write_caption,
-        write_figure,
-    )
-
-    figure, axes = new_figure(1, 2)
-    for axis, kind in zip(axes[0], (WEAK, STRONG), strict=True):
-        steps = getattr(projection, kind)
-        ranks = [step.ranks for step in steps]
-        lines = 0
-        for number, name in enumerate(("comm", "exposed", "step")):
-            ends = [getattr(step, f"{name}_ns") for step in steps]
-            shown = [(n, e) for n, e in zip(ranks, ends, strict=True) if e and e[0] > 0]
-            if not shown:
-                continue
-            colour = f"C{number}"
-            axis.plot([n for n, _ in shown], [e[0] for _, e in shown], "o-", ms=3, color=colour)
-            axis.lines[-1].set_label(name)
-            draw_band(axis, [(n, max(e[1], 1.0), e[2]) for n, e in shown], colour)
-            lines += 1
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(ranks[:: max(1, len(ranks) // 8)])
-        axis.set_xticklabels([str(n) for n in ranks[:: max(1, len(ranks) // 8)]])
-        axis.minorticks_off()
-        axis.grid(True, color="0.9")
-        axis.set_xlabel("ranks")
-        axis.set_title(f"{kind} scaling", fontsize="medium")
-        time_axis(axis)
-        axis.set_ylabel("time of a step")
-        legend(axis, lines)
-    write_caption(
-        figure, [_answer(projection).text, one_line(projection.what), "bands: 90 % intervals"]
-    )
-    write_figure(figure, path)

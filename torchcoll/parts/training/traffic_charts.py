@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.errors import one_line
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted, format_bytes, format_ns
+from torchcoll.parts.training.plan_show import plan_answer
+from torchcoll.parts.training.projection import STRONG, WEAK
 from torchcoll.parts.training.traffic_table import TrafficRow, summarise_traffic
-from torchcoll.report.chart import (
-    NEUTRAL,
-    PALETTE,
-    SCALES,
-    Chart,
-    band,
-    line_style,
-    plain,
-    ranks_axis,
-    rounded,
-    seconds,
-    time_axis,
-)
+from torchcoll.report import chart
 
 if TYPE_CHECKING:
     from torchcoll.parts.training.projection import Plan, PlannedRow, PlannedStep
@@ -31,7 +22,7 @@ _BYTES = {"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"}
 _TIME = {**_BYTES, "title": {"text": "time per step"}, "ticksuffix": "s"}
 
 
-def traffic_charts(traffic: Traffic) -> list[Chart]:
+def traffic_charts(traffic: Traffic) -> list[chart.Chart]:
     """The calls of a step by kind: the time that they take, or their bytes where nothing ran."""
     rows = summarise_traffic(traffic).rows
     timed = any(row.time_per_step_ns for row in rows)
@@ -42,17 +33,17 @@ def traffic_charts(traffic: Traffic) -> list[Chart]:
     largest = sorted(rows, key=weight, reverse=True)[:MOST_BARS]
     if not any(map(weight, largest)):
         return []
-    names = [plain(_traffic_name(row)) for row in largest]
+    names = [chart.plain(_traffic_name(row)) for row in largest]
     texts = [_traffic_text(row) for row in largest]
     if timed:
-        times = [seconds(row.time_per_step_ns) for row in largest]
-        bars = [_bars("total", times, texts, PALETTE[0])]
+        times = [chart.seconds(row.time_per_step_ns) for row in largest]
+        bars = [_bars("total", times, texts, chart.PALETTE[0])]
         if any(row.exposed_ns is not None for row in largest):
-            exposed = [seconds(row.exposed_ns) for row in largest]
-            bars.append(_bars("exposed", exposed, texts, PALETTE[1]))
+            exposed = [chart.seconds(row.exposed_ns) for row in largest]
+            bars.append(_bars("exposed", exposed, texts, chart.PALETTE[1]))
         axis = _TIME
     else:
-        bars = [_bars("bytes", [row.bytes_per_step for row in largest], texts, PALETTE[0])]
+        bars = [_bars("bytes", [row.bytes_per_step for row in largest], texts, chart.PALETTE[0])]
         axis = {**_BYTES, "title": {"text": "bytes per step and rank"}}
     caption = ["of the calls of a step, on the slowest rank" if timed else "of a step of one rank"]
     return [_bar_chart(names, bars, axis, caption, len(rows))]
@@ -79,7 +70,7 @@ def _bar_chart(
     axis: dict[str, Any],
     caption: list[str],
     kinds: int,
-) -> Chart:
+) -> chart.Chart:
     """kinds: how many kinds of calls there are, of which the largest are drawn."""
     # Two kinds may have one name, such as the calls of two dtypes: each needs a bar of its own.
     names = [f"{name} ({n})" if name in names[: n - 1] else name for n, name in enumerate(names, 1)]
@@ -93,7 +84,7 @@ def _bar_chart(
         "showlegend": len(bars) > 1,
         "height": 160 + 24 * len(names) * len(bars),
     }
-    return Chart(_TITLE, bars, layout, caption=caption)
+    return chart.Chart(_TITLE, bars, layout, caption=caption)
 
 
 def _traffic_name(row: TrafficRow) -> str:
@@ -109,7 +100,7 @@ def _traffic_text(row: TrafficRow) -> str:
     return "<br>".join(lines)
 
 
-def plan_charts(plan: Plan) -> list[Chart]:
+def plan_charts(plan: Plan) -> list[chart.Chart]:
     """The calls of the planned step by kind: their predicted time with its 90 % interval, or the
     bytes sent without a machine. Of a plan over several numbers of ranks also the step over ranks.
     """
@@ -122,23 +113,25 @@ def plan_charts(plan: Plan) -> list[Chart]:
 
         largest = sorted(rows, key=weight, reverse=True)[:MOST_BARS]
         names = [
-            plain(f"{row.collective} {format_bytes(row.size_bytes)}, {row.group}")
+            chart.plain(f"{row.collective} {format_bytes(row.size_bytes)}, {row.group}")
             for row in largest
         ]
         texts = [_planned_text(row) for row in largest]
         if timed:
             ends = [row.time_ns or (0.0, 0.0, 0.0) for row in largest]
-            bars = _bars("time", [seconds(value) for value, _, _ in ends], texts, PALETTE[0])
+            bars = _bars(
+                "time", [chart.seconds(value) for value, _, _ in ends], texts, chart.PALETTE[0]
+            )
             bars["error_x"] = {
                 "symmetric": False,
-                "array": [seconds(high - value) for value, _, high in ends],
-                "arrayminus": [seconds(value - low) for value, low, _ in ends],
-                "color": NEUTRAL,
+                "array": [chart.seconds(high - value) for value, _, high in ends],
+                "arrayminus": [chart.seconds(value - low) for value, low, _ in ends],
+                "color": chart.NEUTRAL,
             }
             axis, caption = _TIME, ["predicted, with the 90 % interval; one call after another"]
         else:
             sent = [row.sent_bytes for row in largest]
-            bars = _bars("bytes", sent, texts, PALETTE[0])
+            bars = _bars("bytes", sent, texts, chart.PALETTE[0])
             axis = {**_BYTES, "title": {"text": "bytes sent per step and rank"}}
             caption = ["by the algorithm of a ring"]
         charts.append(_bar_chart(names, [bars], axis, caption, len(rows)))
@@ -152,35 +145,58 @@ def _planned_text(row: PlannedRow) -> str:
     if row.time_ns:
         value, low, high = (format_ns(ns, 3) for ns in row.time_ns)
         lines.append(f"{value} ({low} to {high}) per step")
-    return "<br>".join([*lines, *filter(None, [plain(row.what)])])
+    return "<br>".join([*lines, *filter(None, [chart.plain(row.what)])])
 
 
-def _over_ranks(plan: Plan) -> list[Chart]:
+def _over_ranks(plan: Plan) -> list[chart.Chart]:
     """The time of a step over the number of ranks; [] if it is unknown."""
     traces: list[dict[str, Any]] = []
     series = {"same work per rank (weak)": plan.weak, "same total work (strong)": plan.strong}
     for number, (name, steps) in enumerate(series.items()):
-        timed = [(step, step.step_ns) for step in steps if step.step_ns]
-        if not timed:
-            continue
-        intervals = [(s.ranks, low * 1e-9, high * 1e-9) for s, (_, low, high) in timed]
-        traces += [
-            band(intervals, number, name),
-            {
-                "mode": "lines+markers", "name": name, "legendgroup": name,
-                "x": [step.ranks for step, _ in timed],
-                "y": [rounded(value * 1e-9) for _, (value, _, _) in timed],
-                "text": [_step_text(name, step) for step, _ in timed],
-                "hovertemplate": "%{text}<extra></extra>",
-                **line_style(number),
-            },
-        ]  # fmt: skip
+        traces += _line_and_band(name, number, steps, "step_ns")
     if not traces:
         return []
     ranks = [step.ranks for steps in series.values() for step in steps]
-    layout = {"xaxis": ranks_axis(ranks), "yaxis": time_axis("time of a step"), "showlegend": True}
     caption = ["band: the 90 % interval of the prediction"]
-    return [Chart("Time of a step over the number of ranks", traces, layout, [SCALES], caption)]
+    title = "Time of a step over the number of ranks"
+    return [chart.Chart(title, traces, _ranks_layout(ranks), [chart.SCALES], caption)]
+
+
+def plan_pictures(plan: Plan) -> list[chart.Chart]:
+    """For a picture: communication, its exposed part and the step over ranks, weak and strong."""
+    charts = []
+    for kind, steps in ((WEAK, plan.weak), (STRONG, plan.strong)):
+        names = enumerate(("comm", "exposed", "step"))
+        lines = [_line_and_band(name, number, steps, f"{name}_ns") for number, name in names]
+        traces = [trace for line_and_band in lines for trace in line_and_band]
+        layout = _ranks_layout([step.ranks for step in steps])
+        charts.append(chart.Chart(f"{kind} scaling", traces, layout))
+    charts[0].notes = [plan_answer(plan).text, one_line(plan.what), "bands: 90 % intervals"]
+    return charts
+
+
+def _line_and_band(
+    name: str, number: int, steps: Sequence[PlannedStep], field: str
+) -> list[dict[str, Any]]:
+    """The times of a field over ranks, with their intervals; [] if they are unknown."""
+    timed = [(step, ends) for step in steps if (ends := getattr(step, field)) and ends[0] > 0]
+    if not timed:
+        return []
+    # A logarithmic axis has no 0.
+    intervals = [(step.ranks, max(low, 1) * 1e-9, high * 1e-9) for step, (_, low, high) in timed]
+    ranks = [step.ranks for step, _ in timed]
+    times = [chart.rounded(value * 1e-9) for _, (value, _, _) in timed]
+    texts = [_step_text(name, step) for step, _ in timed]
+    line = chart.line(name, number, ranks, times, texts, legendgroup=name)
+    return [chart.band(intervals, number, name), line]
+
+
+def _ranks_layout(ranks: Sequence[int]) -> dict[str, Any]:
+    return {
+        "xaxis": chart.ranks_axis(ranks),
+        "yaxis": chart.time_axis("time of a step"),
+        "showlegend": True,
+    }
 
 
 def _step_text(name: str, step: PlannedStep) -> str:

@@ -1,4 +1,4 @@
-"""Interactive charts of a comparison."""
+"""Charts of a comparison."""
 
 from __future__ import annotations
 
@@ -9,27 +9,17 @@ from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.results import Compared, tables_of
 from torchcoll.questions.comparison.show import interval_text, titles_of
 from torchcoll.questions.comparison.wording import side_names, speed_cell, speed_interval, speed_of
-from torchcoll.report.chart import (
-    HOVER,
-    NEUTRAL,
-    PALETTE,
-    SCALES,
-    Chart,
-    keys_of,
-    plain,
-    rounded,
-    size_axis,
-)
+from torchcoll.report import chart
 
 _RESULT_STYLES = {
-    "slower": ("triangle-down", PALETTE[1]),
-    "faster": ("triangle-up", PALETTE[2]),
-    "same": ("circle", PALETTE[0]),
-    "inconclusive": ("x", NEUTRAL),
+    "slower": ("triangle-down", chart.PALETTE[1]),
+    "faster": ("triangle-up", chart.PALETTE[2]),
+    "same": ("circle", chart.PALETTE[0]),
+    "inconclusive": ("x", chart.NEUTRAL),
 }
 
 
-def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[Chart]:
+def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[chart.Chart]:
     """How many times as fast the new side is over sizes, with the 95 % interval, a chart for each
     table of the comparison. The shaded band is what counts as the same.
     """
@@ -39,30 +29,31 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
         if table
     ]
     titles = titles_of([table[0].pair for table in tables])
-    base, new = map(plain, side_names(comparison))
+    base, new = map(chart.plain, side_names(comparison))
     charts = []
     for table, title in zip(tables, titles, strict=True):
         traces = []
         for result in dict.fromkeys(row.result for row in table):
-            symbol, colour = _RESULT_STYLES.get(result, ("x", NEUTRAL))
+            symbol, colour = _RESULT_STYLES.get(result, ("x", chart.NEUTRAL))
             rows = [row for row in table if row.result == result]
             x, y, above, below, texts, points = [], [], [], [], [], []
             for row in rows:
                 speed, interval = speed_of(comparison, row), drawable_interval(comparison, row)
                 low, high = interval or (speed, speed)
                 x.append(max(1, row.pair.size_bytes))
-                y.append(rounded(speed))
-                above.append(rounded(high - speed))
-                below.append(rounded(speed - low))
+                y.append(chart.rounded(speed))
+                above.append(chart.rounded(high - speed))
+                below.append(chart.rounded(speed - low))
                 size = format_size(row.pair.size_bytes)
                 ends = f" ({interval_text(comparison, row)})" if interval else ""
-                texts.append(f"{size}: speed-up {speed_cell(speed)}{ends}<br>{plain(result)}")
+                texts.append(f"{size}: speed-up {speed_cell(speed)}{ends}<br>{chart.plain(result)}")
                 members = [item.result for item in (*row.pair.base, *row.pair.new)]
-                points.append(keys_of(members, keys))
+                points.append(chart.keys_of(members, keys))
             traces.append(
                 {
-                    "mode": "markers", "name": plain(result),
-                    "x": x, "y": y, "text": texts, "customdata": points, "hovertemplate": HOVER,
+                    "mode": "markers", "name": chart.plain(result),
+                    "x": x, "y": y, "text": texts, "customdata": points,
+                    "hovertemplate": chart.HOVER,
                     "marker": {"symbol": symbol, "color": colour, "size": 9},
                     "error_y": {"array": above, "arrayminus": below, "symmetric": False,
                                 "color": colour, "thickness": 1.5, "width": 3},
@@ -72,7 +63,7 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
         sizes = [max(1, row.pair.size_bytes) for row in table]
         across = {"xref": "paper", "x0": 0, "x1": 1, "yref": "y", "layer": "below"}
         layout = {
-            "xaxis": size_axis(sizes),
+            "xaxis": chart.size_axis(sizes),
             "yaxis": {"type": "log", "title": {"text": f"speed-up of {new} over {base}"},
                       "tickformat": ".3~r",
                       "nticks": 4},
@@ -81,11 +72,11 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
                 {**across, "type": "rect", "y0": 1 / same, "y1": same, "line": {"width": 0},
                  "fillcolor": "rgba(122,127,133,0.25)"},
                 {**across, "type": "line", "y0": 1, "y1": 1,
-                 "line": {"color": NEUTRAL, "width": 1}},
+                 "line": {"color": chart.NEUTRAL, "width": 1}},
             ],
         }  # fmt: skip
-        name = plain(title or table[0].row.collective)
-        charts.append(Chart(name, traces, layout, [SCALES]))
+        name = chart.plain(title or table[0].row.collective)
+        charts.append(chart.Chart(name, traces, layout, [chart.SCALES]))
     return charts
 
 

@@ -1,221 +1,115 @@
-"""Interactive charts of runs, comparisons and findings: each function returns Chart objects.
+"""Charts of the calls of runs: each function returns Chart objects.
 
 The page of ``torchcoll report`` draws them, and a notebook may show ``chart.figure()``. A function
 that takes ``keys`` gives each point the keys of the cases behind it: ``keys`` maps ``id(result)``
 of a CaseResult to the key under which the page describes that case. Heat maps are in
-``heat_maps.py``, charts of findings in ``finding_charts.py``.
+``heat_maps.py``, charts of findings in the packages that find them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from torchcoll.core import summary
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import (
-    Row,
-    completions,
-    default_clock,
-    has_period,
-    median,
-    quantile,
-    slowest,
-)
 from torchcoll.core.two_modes import two_modes
-from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
-from torchcoll.questions.show.plot import Picture, PlotLine, PlotPoint, line_names, picture_caption
-from torchcoll.report.chart import (
-    HOVER,
-    MOST_LINES,
-    MOST_POINTS,
-    NEUTRAL,
-    PALETTE,
-    SCALES,
-    Chart,
-    Option,
-    Selector,
-    band,
-    keys_of,
-    line_style,
-    plain,
-    reduced,
-    rounded,
-    seconds,
-    size_axis,
-    time_axis,
-)
+from torchcoll.core.units import format_ns
+from torchcoll.report import chart
 from torchcoll.report.header import case_text
 from torchcoll.report.sample_views import calls_in_order, rank_of
 
-if TYPE_CHECKING:
-    from torchcoll.questions.check.rules import Limit
-
 _BINS = 48  # of a histogram
+_CASES = 3  # of a run: the smallest size, a middle one, the largest
+_MOST_CALLS = 2000  # points of a picture
+_NAMED = 8  # ranks that have a line with a name each; of more the extremes
 
 
-def curves_charts(
-    picture: Picture,
-    over_ranks: str = "max",
-    limits: Sequence[tuple[str, Limit]] = (),
-    keys: Mapping[int, str] = {},
-) -> list[Chart]:
-    """Time and bus bandwidth over sizes, a chart for each collective, a line for each PlotLine.
+def sampled(run: Run) -> list[CaseResult]:
+    return [result for result in run.results if result.is_right and result.time_ns]
 
-    limits: (fabric, limit) whose busbw is drawn, as of ``lines_figure``.
+
+def steady_samples(result: CaseResult) -> Sequence[Sequence[int]]:
+    return result.time_ns[summary.default_clock(result) or ""]
+
+
+def chosen(run: Run) -> list[CaseResult]:
+    """The cases that are drawn call by call: of the first kind of case its smallest, middle and
+    largest size.
     """
-    return [
-        _curves_chart(
-            collective,
-            lines,
-            [(name, limit) for name, limit in limits if collective in limit.collectives],
-            picture_caption(picture, over_ranks),
-            keys,
-        )
-        for collective, lines in picture.panels.items()
-    ]
+    every = sampled(run)
+    if not every:
+        return []
+    first = every[0].case
+    alike = [r for r in every if replace(r.case, size_bytes=first.size_bytes) == first]
+    alike.sort(key=lambda r: r.case.size_bytes)
+    places = dict.fromkeys((0, len(alike) // 2, len(alike) - 1))
+    return [alike[place] for place in places][:_CASES]
 
 
-def _curves_chart(
-    collective: str,
-    lines: Sequence[PlotLine],
-    limits: Sequence[tuple[str, Limit]],
-    caption: Sequence[str],
-    keys: Mapping[int, str],
-) -> Chart:
-    traces: list[dict[str, Any]] = []
-    times: list[list[float | None]] = []
-    bandwidths: list[list[float | None]] = []
-    bands: list[int] = []
-    several_runs = any(point.runs > 1 for line in lines for point in line.points)
-    for number, (line, name) in enumerate(zip(lines, line_names(lines), strict=True)):
-        name = plain(name) or plain(collective)
-        intervals = [p for p in line.points if p.low_ns and p.high_ns]
-        if intervals:
-            spread = band(
-                [
-                    (p.size_bytes, seconds(p.low_ns) or 0, seconds(p.high_ns) or 0)
-                    for p in intervals
-                ],
-                number,
-                name,
-            )
-            bands.append(len(traces))
-            traces.append(spread)
-            times.append(spread["y"])
-            # busbw is size / time x a factor: the longest time is the lowest bandwidth.
-            there = [_busbw_at(p, p.high_ns) for p in intervals]
-            back = [_busbw_at(p, p.low_ns) for p in reversed(intervals)]
-            bandwidths.append([*there, *back])
-        kinds = [(line.points, line_style(number), "lines+markers", name)]
-        if line.doubted:
-            doubts = " or ".join(dict.fromkeys(filter(None, map(_doubt, line.rows))))
-            colour = PALETTE[number % len(PALETTE)]
-            crossed = {"marker": {"symbol": "x-thin-open", "size": 11, "color": colour}}
-            kinds.append((line.doubted, crossed, "markers", f"{name}: {plain(doubts)}"))
-        for points, style, mode, label in kinds:
-            traces.append(
-                {
-                    "mode": mode,
-                    "name": label,
-                    "legendgroup": name,
-                    "x": [p.size_bytes for p in points],
-                    "y": [seconds(p.time_ns) for p in points],
-                    "text": [_point_text(label, p, several_runs) for p in points],
-                    "customdata": [keys_of(p.results, keys) for p in points],
-                    "hovertemplate": HOVER,
-                    **style,
-                }
-            )
-            times.append(traces[-1]["y"])
-            bandwidths.append([rounded(p.busbw_gbps) for p in points])
-    sizes = [p.size_bytes for line in lines for p in (*line.points, *line.doubted)]
-    for fabric, limit in limits:
-        ends = [min(sizes), max(sizes)]
-        text = plain(f"{limit.algorithm} limit of {fabric}: {limit.busbw_gbps:.4g} GB/s")
-        traces.append(
-            {
-                "mode": "lines", "name": text, "text": [text, text],
-                "x": ends, "y": [None, None], "hovertemplate": HOVER,
-                "line": {"color": NEUTRAL, "dash": "dash", "width": 1},
-            }
-        )  # fmt: skip
-        times.append([None, None])
-        bandwidths.append([limit.busbw_gbps] * 2)
-    selectors = []
-    if any(value is not None for values in bandwidths for value in values):
-        of_time = {"yaxis.title.text": "time of a call", "yaxis.tickformat": "~s"}
-        of_time |= {"yaxis.ticksuffix": "s"}
-        of_busbw = {
-            "yaxis.title.text": "GB/s busbw",
-            "yaxis.tickformat": "",
-            "yaxis.ticksuffix": "",
-        }
-        selectors.append(
-            Selector(
-                "figure",
-                (
-                    Option("time", {"y": times}, of_time),
-                    Option("bus bandwidth", {"y": bandwidths}, of_busbw),
-                ),
-            )
-        )
-    selectors.append(SCALES)
-    if bands:
-        shown, hidden = ({"opacity": [value] * len(bands)} for value in (1, 0))
-        selectors.append(
-            Selector(
-                "spread", (Option("shown", shown, {}, bands), Option("hidden", hidden, {}, bands))
-            )
-        )
-    layout = {"xaxis": size_axis(sizes), "yaxis": time_axis(), "showlegend": len(lines) > 1}
-    return Chart(plain(collective), traces, layout, selectors, list(caption))
+def calls_pictures(run: Run, results: Sequence[CaseResult]) -> list[chart.Chart]:
+    """Of each case how its steady calls are distributed on each rank, and its calls in order."""
+    charts = []
+    for result in results:
+        in_order = calls_chart(run, result, most_points=_MOST_CALLS, most_ranks=None)
+        charts.append(_distributions_chart(result))
+        charts.append(replace(in_order, title=f"{in_order.title}: calls in order"))
+    return charts
 
 
-def _busbw_at(point: PlotPoint, time_ns: float | None) -> float | None:
-    if not (point.busbw_gbps and time_ns):
-        return None
-    return rounded(point.busbw_gbps * point.time_ns / time_ns)
-
-
-def _point_text(name: str, point: PlotPoint, several_runs: bool) -> str:
-    lines = [name, f"{format_size(point.size_bytes)}: {format_ns(point.time_ns, 4)}"]
-    if point.low_ns and point.high_ns:
-        lines.append(f"spread {format_ns(point.low_ns, 4)} to {format_ns(point.high_ns, 4)}")
-    if point.busbw_gbps:
-        lines.append(f"{format_bandwidth(point.busbw_gbps)} GB/s busbw")
-    if several_runs:
-        lines.append(counted(point.runs, "run"))
-    return "<br>".join(lines)
-
-
-def _doubt(row: Row) -> str:
-    return "" if row.is_right else row.outcome
+def _distributions_chart(result: CaseResult) -> chart.Chart:
+    samples = steady_samples(result)
+    middles = [summary.median(times) if times else 0.0 for times in samples]
+    order = sorted(range(len(samples)), key=middles.__getitem__)
+    named = order if len(order) <= _NAMED else [order[0], order[len(order) // 2], order[-1]]
+    traces = []
+    for index in [*(index for index in order if index not in named), *named]:
+        times = sorted(samples[index])
+        shares = [(n + 1) / len(times) for n in range(len(times))]
+        number = named.index(index) if index in named else 0
+        name = f"rank {rank_of(result, index)}" if index in named else ""
+        trace = chart.line(name, number, list(map(chart.seconds, times)), shares, mode="lines")
+        trace["line"]["shape"] = "hv"
+        if not name:
+            trace["line"] |= {"color": "#cccccc", "width": 0.7, "dash": "solid"}
+        traces.append(trace)
+    period = summary.has_period(result, summary.default_clock(result))
+    what = "interval between calls" if period else "time of a call"
+    layout = {
+        "xaxis": chart.time_axis("at most so long"),
+        "yaxis": {"title": {"text": "share of the calls"}, "rangemode": "tozero"},
+        "showlegend": True,
+    }
+    title = f"{chart.plain(case_text(result.case))}: {what}, by rank"
+    return chart.Chart(title, traces, layout)
 
 
 def calls_chart(
     run: Run,
     result: CaseResult,
     key: str = "",
-    most_points: int = MOST_POINTS,
-    most_ranks: int = MOST_LINES,
-) -> Chart:
+    most_points: int = chart.MOST_POINTS,
+    most_ranks: int | None = chart.MOST_LINES,
+) -> chart.Chart:
     """The calls of one case in order, and how the steady calls are distributed.
 
     A selector chooses the slowest rank of each call, or one rank. most_points: of each of these;
     of more calls, the fastest and the slowest of neighbours remain. most_ranks: of more ranks,
-    those with the shortest, middle and longest median and with the longest call can be chosen.
+    those with the shortest, middle and longest median and with the longest call can be chosen;
+    None: no rank, as in a picture.
     """
-    clock = default_clock(result)
-    period = has_period(result, clock)
+    clock = summary.default_clock(result)
+    period = summary.has_period(result, clock)
     groups = [group for group in calls_in_order(result, "host") if group[0] in ("cold", "warmup")]
     groups += [
         group for group in calls_in_order(result, clock) if group[0] in ("ramp_up", "steady")
     ]
     count = len(result.time_ns.get(clock or "", result.cold_ns))
-    indices = _ranks_to_choose(result, clock, count, most_ranks)
+    indices = _ranks_to_choose(result, clock, count, most_ranks or 0)
     of_calls = "last rank to arrive" if result.last_to_arrive else "slowest rank"
     options: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]], int]] = []
     for index in (None, *indices):
@@ -224,9 +118,9 @@ def calls_chart(
             if index is not None:
                 times: Sequence[float] = samples[index] if index < len(samples) else []
             elif kind == "steady" and period:
-                times = slowest(samples)
+                times = summary.slowest(samples)
             else:
-                times = completions(result, samples)
+                times = summary.completions(result, samples)
             calls, values = series.setdefault(kind, ([], []))
             calls += [call.start for call, _ in zip(numbers, times, strict=False)]
             values += times
@@ -236,10 +130,10 @@ def calls_chart(
     selectors = []
     if len(options) > 1:
         selectors.append(
-            Selector(
+            chart.Selector(
                 "rank",
                 [
-                    Option(
+                    chart.Option(
                         text,
                         {k: [t[k] for t in drawn] for k in ("x", "y")},
                         {"shapes": bands},
@@ -248,6 +142,7 @@ def calls_chart(
                 ],
             )
         )
+    what = "interval between calls" if period else "time of a call"
     caption = [f"{'intervals between calls' if period else 'time of a call'}, {clock} clock"]
     if clock != "host" and any(kind in ("cold", "warmup") for kind, _, _ in groups):
         caption[0] += " (cold and warm-up calls: host clock)"
@@ -261,17 +156,24 @@ def calls_chart(
             f"reduced: of every {each} calls in a row the fastest and the slowest are drawn; the "
             "distribution on the right is of all calls"
         )
-    if len(indices) < count > 1:
+    if most_ranks is not None and len(indices) < count > 1:
         caption.append(f"reduced: {len(indices) or 'none'} of {count} ranks can be chosen")
     layout = {
         "xaxis": {"title": {"text": "number of the call"}, "domain": [0, 0.82]},
         "xaxis2": {"title": {"text": "calls"}, "domain": [0.85, 1], "rangemode": "tozero",
                    "nticks": 3},
-        "yaxis": time_axis("interval between calls" if period else "time of a call"),
+        "yaxis": chart.time_axis(of_calls if most_ranks is None else what),
         "showlegend": True,
         "shapes": shapes,
     }  # fmt: skip
-    return Chart(plain(case_text(result.case)), traces, layout, [*selectors, SCALES], caption, key)
+    return chart.Chart(
+        chart.plain(case_text(result.case)),
+        traces,
+        layout,
+        [*selectors, chart.SCALES],
+        caption,
+        key,
+    )
 
 
 def _ranks_to_choose(result: CaseResult, clock: str | None, count: int, most: int) -> Sequence[int]:
@@ -280,7 +182,7 @@ def _ranks_to_choose(result: CaseResult, clock: str | None, count: int, most: in
         return []
     if count <= most or not samples or most < 1:
         return range(min(count, most))
-    middles = [median(times) if times else 0.0 for times in samples]
+    middles = [summary.median(times) if times else 0.0 for times in samples]
     order = sorted(range(count), key=middles.__getitem__)
     longest = max(range(count), key=lambda index: max(samples[index], default=0))
     wanted = [order[-1], order[0], order[count // 2], longest, *order[-2::-1]]
@@ -288,10 +190,10 @@ def _ranks_to_choose(result: CaseResult, clock: str | None, count: int, most: in
 
 
 _KIND_STYLES = {
-    "cold": ("cold", {"symbol": "circle-open", "size": 9, "color": PALETTE[1]}),
-    "warmup": ("warm-up", {"symbol": "square-open", "size": 7, "color": PALETTE[5]}),
-    "ramp_up": ("ramp-up", {"symbol": "x-thin-open", "size": 6, "color": PALETTE[3]}),
-    "steady": ("steady", {"symbol": "circle", "size": 4, "color": PALETTE[0]}),
+    "cold": ("cold", {"symbol": "circle-open", "size": 9, "color": chart.PALETTE[1]}),
+    "warmup": ("warm-up", {"symbol": "square-open", "size": 7, "color": chart.PALETTE[5]}),
+    "ramp_up": ("ramp-up", {"symbol": "x-thin-open", "size": 6, "color": chart.PALETTE[3]}),
+    "steady": ("steady", {"symbol": "circle", "size": 4, "color": chart.PALETTE[0]}),
 }
 
 
@@ -303,11 +205,11 @@ def _calls_traces(
     modes = two_modes(times)
     fence = math.inf
     if len(times) >= 8 and min(times) > 0:
-        low, high = (math.log(quantile(sorted(times), share)) for share in (0.25, 0.75))
-        fence = max(math.exp(high + 3 * (high - low)), 1.5 * median(times))
+        low, high = (math.log(summary.quantile(sorted(times), share)) for share in (0.25, 0.75))
+        fence = max(math.exp(high + 3 * (high - low)), 1.5 * summary.median(times))
     if modes:
         fence = max(fence, 1.5 * modes.slow[1])
-    steady = reduced(times, most)
+    steady = chart.reduced(times, most)
     each = -(-2 * len(times) // most) if len(steady) < len(times) else 1
     traces = []
     for kind, (name, marker) in _KIND_STYLES.items():
@@ -316,10 +218,10 @@ def _calls_traces(
         if kind == "steady":
             kept = [n for n in steady if values[n] <= fence]
         elif len(values) > most // 4:
-            kept = reduced(values, most // 4)
+            kept = chart.reduced(values, most // 4)
         traces.append(_marks(name, marker, [numbers[n] for n in kept], [values[n] for n in kept]))
     far = [n for n in steady if times[n] > fence]
-    mark = {"symbol": "diamond-open", "size": 10, "color": PALETTE[1]}
+    mark = {"symbol": "diamond-open", "size": 10, "color": chart.PALETTE[1]}
     traces.append(_marks("outliers", mark, [calls[n] for n in far], [times[n] for n in far]))
     counts: Sequence[int] = []
     middles: Sequence[float] = []
@@ -329,14 +231,15 @@ def _calls_traces(
     traces.append(
         {
             "mode": "lines", "name": "distribution", "xaxis": "x2",
-            "x": counts, "y": [seconds(ns) for ns in middles],
-            "fill": "tozerox", "line": {"shape": "vhv", "width": 1, "color": PALETTE[0]},
+            "x": counts, "y": [chart.seconds(ns) for ns in middles],
+            "fill": "tozerox", "line": {"shape": "vhv", "width": 1, "color": chart.PALETTE[0]},
             "showlegend": False, "hovertemplate": "%{x} calls of about %{y:.3~s}s<extra></extra>",
         }
     )  # fmt: skip
     across = {"type": "rect", "xref": "paper", "x0": 0, "x1": 0.82, "layer": "below"}
     shapes = [
-        {**across, "yref": "y", "y0": seconds(low), "y1": seconds(high), "line": {"width": 0},
+        {**across, "yref": "y", "y0": chart.seconds(low), "y1": chart.seconds(high),
+         "line": {"width": 0},
          "fillcolor": "rgba(0,114,178,0.12)" if number == 0 else "rgba(213,94,0,0.14)"}
         for number, (low, high) in enumerate((modes.fast, modes.slow) if modes else ())
     ]  # fmt: skip
@@ -348,18 +251,20 @@ def _marks(
 ) -> dict[str, Any]:
     return {
         "mode": "markers", "name": name, "marker": dict(marker),
-        "x": numbers, "y": [seconds(ns) for ns in times],
+        "x": numbers, "y": [chart.seconds(ns) for ns in times],
         "hovertemplate": f"call %{{x}}, {name}: %{{y:.4~s}}s<extra></extra>",
     }  # fmt: skip
 
 
-def first_calls_charts(run: Run, rows: Sequence[Row], keys: Mapping[int, str] = {}) -> list[Chart]:
+def first_calls_charts(
+    run: Run, rows: Sequence[summary.Row], keys: Mapping[int, str] = {}
+) -> list[chart.Chart]:
     """The first and the second call of each case beside its steady figure, over sizes: which sizes
     are cold again. A chart for each collective and backend with at least two such cases.
 
     rows: of the cases of the run, as ``summarise_run`` returns them.
     """
-    groups: dict[str, list[tuple[Row, CaseResult]]] = {}
+    groups: dict[str, list[tuple[summary.Row, CaseResult]]] = {}
     for row, result in zip(rows, run.results, strict=True):
         if result.reported and result.reported.one_cold_call:
             continue  # its time is that of its first call
@@ -371,8 +276,8 @@ def first_calls_charts(run: Run, rows: Sequence[Row], keys: Mapping[int, str] = 
 
 
 def _first_calls_chart(
-    name: str, cases: Sequence[tuple[Row, CaseResult]], keys: Mapping[int, str]
-) -> Chart:
+    name: str, cases: Sequence[tuple[summary.Row, CaseResult]], keys: Mapping[int, str]
+) -> chart.Chart:
     fields = {"first_call_ns": "1st call", "second_call_ns": "2nd call", "median_ns": "steady"}
     sizes = [max(1, row.size_bytes) for row, _ in cases]
     lines = len(set(sizes)) == len(sizes)  # otherwise cases differ in more than the size
@@ -380,25 +285,20 @@ def _first_calls_chart(
     for number, (figure, title) in enumerate(fields.items()):
         points = [(row, result, ns) for row, result in cases if (ns := getattr(row, figure))]
         traces.append(
-            {
-                "mode": "lines+markers" if lines else "markers",
-                "name": title,
-                "x": [max(1, row.size_bytes) for row, _, _ in points],
-                "y": [seconds(ns) for _, _, ns in points],
-                "text": [
-                    f"{plain(case_text(result.case))}<br>{title}: {format_ns(ns, 4)}"
+            chart.line(
+                title,
+                number,
+                [max(1, row.size_bytes) for row, _, _ in points],
+                [chart.seconds(ns) for _, _, ns in points],
+                [
+                    f"{chart.plain(case_text(result.case))}<br>{title}: {format_ns(ns, 4)}"
                     f"<br>{ns / (row.median_ns or 1):.3g} times the steady figure"
                     for row, result, ns in points
                 ],
-                "customdata": [keys_of([result], keys) for _, result, _ in points],
-                "hovertemplate": HOVER,
-                **line_style(number),
-            }
+                mode="lines+markers" if lines else "markers",
+                customdata=[chart.keys_of([result], keys) for _, result, _ in points],
+            )
         )
-    layout = {
-        "xaxis": size_axis(sizes),
-        "yaxis": time_axis(),
-        "showlegend": True,
-    }
+    layout = {"xaxis": chart.size_axis(sizes), "yaxis": chart.time_axis(), "showlegend": True}
     caption = ["slowest rank of each call; cold calls are on the host clock"]
-    return Chart(plain(name), traces, layout, [SCALES], caption)
+    return chart.Chart(chart.plain(name), traces, layout, [chart.SCALES], caption)

@@ -94,7 +94,6 @@ def speed_ups(document: PageDraft, comparison: Comparison) -> list[Drawing]:
     """None about a model, whose errors have a section."""
     from torchcoll.questions.comparison.speed_up_charts import speed_up_charts
     from torchcoll.questions.comparison.wording import side_names, speed_interval
-    from torchcoll.questions.show.figures import speed_up_figure
 
     if comparison.errors:
         return []
@@ -105,7 +104,6 @@ def speed_ups(document: PageDraft, comparison: Comparison) -> list[Drawing]:
         Drawing(
             f"Speed-up of each case{interval}: above 1 {new} is faster than {base}; the band is "
             "what counts as the same",
-            lambda: speed_up_figure(comparison),
             lambda: speed_up_charts(comparison, document.keys),
         )
     ]

@@ -23,16 +23,9 @@ from torchcoll.core.units import counted, format_bandwidth, format_ns, format_si
 from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.limits import FAIL
 from torchcoll.questions.check.show import answer_of, over_all
+from torchcoll.questions.page import question_sections
 from torchcoll.questions.page.comparing_sections import add_comparisons
 from torchcoll.questions.page.page_draft import PageDraft, answers_of, short_names
-from torchcoll.questions.page.question_sections import (
-    add_calls,
-    add_curves,
-    add_first_calls,
-    add_further,
-    add_pairs,
-    add_published,
-)
 from torchcoll.questions.show.recipe import recipe_of
 from torchcoll.questions.show.show import has_pairs, table_grid, title_of
 from torchcoll.reading.inputs import Material, read_material
@@ -193,18 +186,18 @@ def _about_runs(document: PageDraft) -> None:
     _peak_answer(document)
     document.answers += [answer for answer in answers if answer.level]
     if document.plain:
-        add_curves(document, compared)
-        add_calls(document)
+        question_sections.add_curves(document, compared)
+        question_sections.add_calls(document)
     for run in runs:
         if has_pairs(run):
-            add_pairs(document, run)
+            question_sections.add_pairs(document, run)
     if document.plain:
-        add_first_calls(document)
+        question_sections.add_first_calls(document)
     if len({run.ranks for run in document.plain}) > 1:
         document.add_of_parts("ranks")
     for run in runs:
-        add_further(document, run)
-    add_published(document)
+        question_sections.add_further(document, run)
+    question_sections.add_published(document)
     _tables(document, verdicts)
     document.answers += [answer for answer in answers if not answer.level]
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from torchcoll.core.result import Run
-from torchcoll.questions.show.figures import rank_shares
+from torchcoll.core.summary import median
+from torchcoll.questions.page.charts import sampled, steady_samples
 from torchcoll.report.chart import Chart, keys_of, plain
 from torchcoll.report.header import case_text
-from torchcoll.report.heat_map import heat_map
-
-if TYPE_CHECKING:
-    pass
+from torchcoll.report.heat_map import heat_map, merged
 
 _CELLS = 256  # rows or columns: of more, neighbours are merged
 _TICKS = 16  # ranks that have a tick each
@@ -22,12 +20,19 @@ _TICKS = 16  # ranks that have a tick each
 
 def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
     """A row for each rank and a column for each case: the rank's own median over that of the median
-    rank. None if there are fewer than two ranks, or no samples.
+    rank, of several ranks the largest. None if there are fewer than two ranks, or no samples.
     """
-    every, step, columns = rank_shares(run, _CELLS)
+    every = [r for r in sampled(run) if len(steady_samples(r)) == run.ranks > 1]
     if not every:
         return None
     results = every[:_CELLS]
+    step = -(-run.ranks // _CELLS)
+    columns = []
+    for result in results:
+        middles = [median(times) if times else math.nan for times in steady_samples(result)]
+        present = [ns for ns in middles if not math.isnan(ns)]
+        middle = (median(present) if present else 0.0) or 1.0
+        columns.append([ns / middle for ns in middles])
     names = [case_text(result.case) for result in results]
     if len(set(names)) < len(names):
         names = [
@@ -40,7 +45,7 @@ def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
         caption.append(f"reduced: the first {len(results)} of {len(every)} cases")
     chart = heat_map(
         "rank by case",
-        np.array(columns).T,
+        merged(np.array(columns).T, step),
         [f"{n}: {plain(name)}" if len(set(names)) < len(names) else plain(name)
          for n, name in enumerate(names)],
         [n * step for n in range(-(-run.ranks // step))],

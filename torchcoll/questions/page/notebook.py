@@ -15,13 +15,12 @@ from torchcoll.core.result import Run
 from torchcoll.core.units import counted
 from torchcoll.questions.contention.soak_charts import soak_chart
 from torchcoll.questions.contention.soaked import soaked
-from torchcoll.questions.page.charts import calls_chart, curves_charts, first_calls_charts
+from torchcoll.questions.page.charts import calls_chart, chosen, first_calls_charts
 from torchcoll.questions.page.heat_maps import ranks_chart
 from torchcoll.questions.pairs.matches import read_pairs
 from torchcoll.questions.pairs.pairs_charts import pairs_charts
-from torchcoll.questions.show.figures import chosen
-from torchcoll.questions.show.plot import picture_of
 from torchcoll.questions.show.show import has_pairs, html_of
+from torchcoll.questions.show.size_charts import curves_charts, picture_of
 from torchcoll.report.chart import Chart, plain
 from torchcoll.report.header import case_text
 from torchcoll.report.shown import shown

@@ -15,26 +15,23 @@ from torchcoll.core.result import Run
 from torchcoll.questions.show.show import has_pairs, title_of
 from torchcoll.reading.inputs import Material
 from torchcoll.report.answer import Answer, Caveat
+from torchcoll.report.chart_matplotlib import caption_of, draw_charts
 from torchcoll.report.grid import Grid
 from torchcoll.report.page import ChartGroup, Illustration, Section, TitledGrids
 from torchcoll.report.pictures import svg_text
 from torchcoll.stats.sides import Side
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from torchcoll.report.chart import Chart
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """One thing to see: as a picture for markdown, or as charts for HTML, of which the page shows
-    one at a time. figure: None where markdown has no picture of it. label: what distinguishes the
-    charts.
+    """One thing to see: in markdown a picture of its charts, in HTML one chart at a time. charts:
+    may return none. label: what distinguishes the charts.
     """
 
     text: str
-    figure: Callable[[], Figure | None] | None
     charts: Callable[[], Sequence[Chart]]
     label: str = "cases"
 
@@ -111,18 +108,14 @@ class PageDraft:
         return first_answer("sections", place, self)
 
     def draw(self, section: Section, drawing: Drawing) -> None:
-        if self.inline:
-            if charts := drawing.charts():
-                section.charts.append(ChartGroup(drawing.text, drawing.label, charts))
-            return
-        figure = drawing.figure() if drawing.figure else None
-        if figure is None:
-            return
-        caption = figure.get_label()
-        figure.supxlabel("")
-        texts = [caption] if isinstance(caption, str) else []
-        lines = [" ".join(filter(None, [f"{drawing.text}.", *texts]))]
-        section.pictures.append(Illustration(svg_text(figure), drawing.text, lines))
+        charts = drawing.charts()
+        if charts and self.inline:
+            section.charts.append(ChartGroup(drawing.text, drawing.label, charts))
+        elif charts:
+            caption = "; ".join(map(one_line, caption_of(charts)))
+            lines = [f"{drawing.text}. {caption}".rstrip()]
+            picture = svg_text(draw_charts(charts))
+            section.pictures.append(Illustration(picture, drawing.text, lines))
 
     def tried(self, what: str, make: Callable[[], None]) -> None:
         """A section that the files may not have the data for: why not is said at the end."""

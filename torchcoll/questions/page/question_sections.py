@@ -27,8 +27,7 @@ _LINES = 16  # of one panel; more tell nothing apart
 
 
 def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
-    from torchcoll.questions.page.charts import curves_charts
-    from torchcoll.questions.show.plot import check_lines, lines_figure, picture_of
+    from torchcoll.questions.show.size_charts import check_lines, curves_charts, picture_of
 
     sides = [Side("", document.plain)]
     if compared and not compared[0].base.only:
@@ -42,7 +41,6 @@ def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
             [
                 Drawing(
                     "Time and bandwidth over sizes",
-                    lambda: lines_figure(picture),
                     lambda: curves_charts(picture, keys=document.keys),
                     "collective",
                 )
@@ -55,20 +53,20 @@ def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
 
 
 def add_calls(document: PageDraft) -> None:
+    from torchcoll.questions.page.charts import calls_pictures, chosen
     from torchcoll.questions.page.heat_maps import ranks_chart
-    from torchcoll.questions.show.figures import calls_figure, chosen, ranks_figure
 
     runs = document.plain
     run = next((result for result in runs if chosen(result)), None)
     if run is None:
         return
-    which = f", of {title_of(run)}" if len(runs) > 1 else ""
-    results = chosen(run)
+    which = f", of {title_of(run)}" if len(runs) > 1 and not document.inline else ""
 
     def rank_maps() -> list[Chart]:
-        maps = [(name, ranks_chart(run, document.keys)) for name, run in named(runs[:_MAPS])]
+        mapped = runs[:_MAPS] if document.inline else [run]
+        maps = [(name, ranks_chart(run, document.keys)) for name, run in named(mapped)]
         charts = [replace(chart, title=name) for name, chart in maps if chart]
-        if charts and len(runs) > _MAPS:
+        if charts and document.inline and len(runs) > _MAPS:
             charts[0].caption.append(f"of the first {_MAPS} of {len(runs)} runs")
         return charts
 
@@ -78,15 +76,14 @@ def add_calls(document: PageDraft) -> None:
         f"torchcoll show --view calls {shlex.quote(str(run.path))}" if run.path else "",
         [
             Drawing(
-                "Time of each call, in order" + which * (not document.inline),
-                lambda: calls_figure(run, results),
-                lambda: _calls_charts(document),
+                f"Time of each call, in order{which}",
+                lambda: (
+                    _calls_charts(document) if document.inline else calls_pictures(run, chosen(run))
+                ),
                 "case",
             ),
             Drawing(
-                "Median time of each rank in each case, relative to the median rank"
-                + which * (not document.inline),
-                lambda: ranks_figure(run),
+                "Median time of each rank in each case, relative to the median rank" + which,
                 rank_maps,
                 "run",
             ),
@@ -103,8 +100,7 @@ def _calls_charts(document: PageDraft) -> list[Chart]:
     """The calls of as many cases as a page can hold; of many runs the smallest, a middle and the
     largest size.
     """
-    from torchcoll.questions.page.charts import calls_chart
-    from torchcoll.questions.show.figures import chosen, sampled
+    from torchcoll.questions.page.charts import calls_chart, chosen, sampled
     from torchcoll.report.chart import MOST_POINTS
 
     every = [(run, result) for run in document.plain for result in sampled(run)]
@@ -131,7 +127,6 @@ def add_pairs(document: PageDraft, run: Run) -> None:
     from torchcoll.questions.pairs.pairs_charts import pairs_charts
     from torchcoll.questions.pairs.show import pairs_grids
     from torchcoll.questions.pairs.suspects import find_suspects
-    from torchcoll.questions.show.figures import pairs_figure
     from torchcoll.report.destination import Destination
 
     pairs = read_pairs(run)
@@ -141,7 +136,6 @@ def add_pairs(document: PageDraft, run: Run) -> None:
     grids = pairs_grids(run, pairs, out, slow, pairs.threshold, "markdown")
     drawing = Drawing(
         "Each pair: row and column are its two ends",
-        lambda: pairs_figure(pairs),
         lambda: pairs_charts(pairs),
         "call",
     )
@@ -152,9 +146,11 @@ def add_first_calls(document: PageDraft) -> None:
     from torchcoll.questions.page.charts import first_calls_charts
     from torchcoll.questions.startup.cold import cold
     from torchcoll.questions.startup.cold_charts import cold_charts
-    from torchcoll.questions.startup.show import cold_figure, cold_grids
+    from torchcoll.questions.startup.show import cold_grids
 
     def first_calls() -> list[Chart]:
+        if not document.inline:  # a picture of all cases of all runs would be too large
+            return []
         rows = {id(run): r for run, r in zip(document.material.runs, document.rows, strict=True)}
         charts = []
         for name, run in named(document.plain[:_MAPS]):
@@ -166,12 +162,12 @@ def add_first_calls(document: PageDraft) -> None:
     def make() -> None:
         finding = cold(document.plain)
         several = len({scale.ranks for scale in finding.scales}) > 1
+        runs = document.inline and len(finding.rows) > 1
         drawings = [
-            Drawing("First and second call of each case", None, first_calls, "cases"),
+            Drawing("First and second call of each case", first_calls),
             Drawing(
                 f"First calls {'over the number of ranks' if several else 'of each run'}",
-                (lambda: cold_figure(finding)) if several else None,
-                lambda: cold_charts(finding) if several or len(finding.rows) > 1 else [],
+                lambda: cold_charts(finding) if several or runs else [],
                 "kind of run",
             ),
         ]
@@ -191,17 +187,10 @@ def add_further(document: PageDraft, run: Run) -> None:
         from torchcoll.questions.contention.soak_charts import soak_chart
         from torchcoll.questions.contention.soak_show import soak_answer
         from torchcoll.questions.contention.soaked import soaked
-        from torchcoll.questions.show.figures import soak_figure
 
         if soak := soaked(run):
             document.answers.append(Answer(soak_answer(soak), "bad" if soak.faults else ""))
-            drawings.append(
-                Drawing(
-                    "Hours of the same cases",
-                    lambda: soak_figure(soak, run),
-                    lambda: [soak_chart(soak, run)],
-                )
-            )
+            drawings.append(Drawing("Hours of the same cases", lambda: [soak_chart(soak, run)]))
     title = "Hours of it" if run.windows else "Beside other work"
     several = f": {title_of(run)}" if len(document.material.runs) > 1 else ""
     document.add(f"{title}{several}", grids, document.command("show"), drawings)

@@ -1,4 +1,4 @@
-"""Interactive charts of first calls."""
+"""Charts of first calls."""
 
 from __future__ import annotations
 
@@ -6,19 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchcoll.core.units import counted, format_ns
-from torchcoll.report.chart import (
-    HOVER,
-    MOST_POINTS,
-    SCALES,
-    Chart,
-    band,
-    line_style,
-    plain,
-    ranks_axis,
-    seconds,
-    time_axis,
-)
+from torchcoll.questions.startup.show import READING, calls_line
+from torchcoll.report import chart
 from torchcoll.report.header import kind_texts
+from torchcoll.stats.ratios import geometric
 
 if TYPE_CHECKING:
     from torchcoll.questions.startup.cold import Cold, ColdRow, Scale
@@ -27,7 +18,7 @@ if TYPE_CHECKING:
 _STEPS = {"first": "1st call", "second": "2nd call", "third": "3rd call", "steady": "steady"}
 
 
-def cold_charts(finding: Cold) -> list[Chart]:
+def cold_charts(finding: Cold) -> list[chart.Chart]:
     """What starting cost, a chart for each kind of run: over the number of ranks if there are
     several, otherwise the calls of each run side by side.
     """
@@ -39,79 +30,68 @@ def cold_charts(finding: Cold) -> list[Chart]:
         [{**first.kind, "in job": first.in_job or None} for first, *_ in kinds.values()],
         always=("collective", "size_bytes", "dtype", "op", "backend", *(["in job"] * several)),
     )
+    most = max((scale.runs for scale in finding.scales), default=0)
     charts = []
     for title, scales in zip(titles, kinds.values(), strict=True):
         if len({scale.ranks for scale in scales}) > 1:
-            chart = _cold_over_ranks(scales)
+            drawn = _cold_over_ranks(scales)
+            how = f"geometric means over runs, {most} at most; band: the least and the largest "
+            how += "first call"
         else:
             kind = (repr(scales[0].kind), scales[0].in_job)
-            chart = _cold_runs([r for r in finding.rows if (repr(r.kind), r.in_job) == kind])
-        chart.title = plain(title)
-        charts.append(chart)
+            drawn = _cold_runs([r for r in finding.rows if (repr(r.kind), r.in_job) == kind])
+            how = f"{most} runs at most; dashed: their geometric means"
+        drawn.title = chart.plain(title)
+        drawn.notes = [calls_line(finding.rows), f"{READING}; {how}", *finding.notes]
+        drawn.shared = True
+        charts.append(drawn)
     return charts
 
 
-def _cold_over_ranks(scales: Sequence[Scale]) -> Chart:
+def _cold_over_ranks(scales: Sequence[Scale]) -> chart.Chart:
     scales = sorted(scales, key=lambda scale: scale.ranks)
-    traces = []
-    intervals = [
-        (s.ranks, seconds(s.low_ns) or 0, seconds(s.high_ns) or 0)
-        for s in scales
-        if s.low_ns and s.high_ns
-    ]
-    if intervals:
-        traces.append(band(intervals, 0, "1st call"))
+    traces = chart.time_bands([(s.ranks, s.low_ns, s.high_ns) for s in scales], 0, "1st call")
     for number, (name, title) in enumerate(_STEPS.items()):
         points = [(s, ns) for s in scales if (ns := getattr(s, f"{name}_ns"))]
-        traces.append(
-            {
-                "mode": "lines+markers",
-                "name": title,
-                "legendgroup": title,
-                "x": [s.ranks for s, _ in points],
-                "y": [seconds(ns) for _, ns in points],
-                "text": [
-                    f"{title} on {counted(s.ranks, 'rank')}: {format_ns(ns, 4)}<br>"
-                    f"{counted(s.runs, 'run')}"
-                    for s, ns in points
-                ],
-                "hovertemplate": HOVER,
-                **line_style(number),
-            }
-        )
+        texts = [
+            f"{title} on {counted(s.ranks, 'rank')}: {format_ns(ns, 4)}<br>{counted(s.runs, 'run')}"
+            for s, ns in points
+        ]
+        ranks, times = [s.ranks for s, _ in points], [chart.seconds(ns) for _, ns in points]
+        traces.append(chart.line(title, number, ranks, times, texts, legendgroup=title))
     layout = {
-        "xaxis": ranks_axis([scale.ranks for scale in scales]),
-        "yaxis": time_axis(),
+        "xaxis": chart.ranks_axis([scale.ranks for scale in scales]),
+        "yaxis": chart.time_axis(),
         "showlegend": True,
     }
-    return Chart("", traces, layout, [SCALES])
+    return chart.Chart("", traces, layout, [chart.SCALES])
 
 
-def _cold_runs(rows: Sequence[ColdRow]) -> Chart:
-    drawn = rows[:MOST_POINTS]
-    traces = []
+def _cold_runs(rows: Sequence[ColdRow]) -> chart.Chart:
+    drawn = rows[: chart.MOST_POINTS]
+    traces, means = [], []
     for number, name in enumerate(_STEPS.values()):
         times = [
             (row, row.steady_ns if name == "steady" else row.call_ns(number + 1)) for row in drawn
         ]
         points = [(n, row, ns) for n, (row, ns) in enumerate(times) if ns]
         traces.append(
-            {
-                "mode": "markers" if len(rows) == 1 else "lines+markers",
-                "name": name,
-                "x": [n + 1 for n, _, _ in points],
-                "y": [seconds(ns) for _, _, ns in points],
-                "text": [
-                    f"{plain(row.name)}<br>{name}: {format_ns(ns, 4)}" for _, row, ns in points
-                ],
-                "hovertemplate": HOVER,
-                **line_style(number),
-            }
+            chart.line(
+                name,
+                number,
+                [n + 1 for n, _, _ in points],
+                [chart.seconds(ns) for _, _, ns in points],
+                [f"{chart.plain(row.name)}<br>{name}: {format_ns(ns, 4)}" for _, row, ns in points],
+                mode="markers" if len(rows) == 1 else "lines+markers",
+            )
         )
+        if (mean := geometric([ns for _, _, ns in points])) and len(points) > 1:
+            means.append(chart.reference(mean * 1e-9, (1, len(drawn))))
+            means[-1]["line"]["color"] = traces[-1]["line"]["color"]
     layout = {
         "xaxis": {"title": {"text": "run"}, "tickformat": "d", "nticks": min(12, len(drawn) + 1)},
-        "yaxis": time_axis(),
+        "yaxis": chart.time_axis(),
         "showlegend": True,
     }
     caption = [f"the first {len(drawn)} of {len(rows)} runs"] * (len(drawn) < len(rows))
-    return Chart("", traces, layout, [SCALES], caption)
+    return chart.Chart("", traces, layout, [chart.SCALES], caption, more_traces=means)

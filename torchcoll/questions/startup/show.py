@@ -1,5 +1,5 @@
 """How a cold start is shown: tables of runs, numbers of ranks, set-up and cases that are cold
-later; the same as JSON; and a picture over the number of ranks.
+later; and the same as JSON.
 """
 
 from __future__ import annotations
@@ -16,22 +16,8 @@ from torchcoll.report.formats import Forms, print_results, select_fields, withou
 from torchcoll.report.grid import Grid, Head, make_grid, without_repeated_lines
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import footer_lines
-from torchcoll.report.pictures import (
-    draw_band,
-    legend,
-    line_style,
-    literal,
-    new_figure,
-    ranks_axis,
-    time_axis,
-    write_caption,
-)
-from torchcoll.stats.ratios import geometric
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from torchcoll.questions.startup.cold import Cold, ColdRow, Late, Scale
     from torchcoll.questions.startup.repeats import RunPairs
 
@@ -436,88 +422,3 @@ def _pairs_record(pairs: RunPairs) -> dict[str, Any]:
         "jobs": len(judged.base),
         **select_fields(judged, figures),
     }
-
-
-def cold_figure(finding: Cold) -> Figure:
-    """What starting cost over the number of ranks: first, second, third call and the steady figure.
-
-    A panel for each kind of run, and for each place in its job where these are not shown to be
-    the same. Raises UnavailableError without matplotlib.
-    """
-    kinds: dict[str, list[Scale]] = {}
-    for scale in finding.scales:
-        kinds.setdefault(repr((scale.kind, scale.in_job)), []).append(scale)
-    figure, axes = new_figure(-(-len(kinds) // 2), min(2, len(kinds)), shared=True)
-    places = [axis for row in axes for axis in row]
-    several = any(scale.in_job for scale in finding.scales)
-    titles = kind_texts(
-        [
-            {**first_kind.kind, "in job": first_kind.in_job or None}
-            for first_kind, *_ in kinds.values()
-        ],
-        always=("collective", "size_bytes", "dtype", "op", "backend", *(["in job"] * several)),
-    )
-    for axis, title, scales in zip(places, titles, kinds.values(), strict=False):
-        axis.set_title(literal(title), loc="left", fontsize="small")
-        ranks = sorted({scale.ranks for scale in finding.scales})
-        if len(ranks) > 1:
-            _draw_scales(axis, scales, ranks)
-        else:
-            first_kind = (repr(scales[0].kind), scales[0].in_job)
-            _draw_strips(axis, [r for r in finding.rows if (repr(r.kind), r.in_job) == first_kind])
-    strips = len({scale.ranks for scale in finding.scales}) == 1
-    if not strips:
-        legend(places[0], 0)  # the lines are the same in each
-    for axis in places[len(kinds) :]:
-        axis.set_visible(False)
-    most = max(scale.runs for scale in finding.scales)
-    of_runs = (
-        f"{READING}; geometric means over runs, {most} at most; band: the least and the "
-        "largest first call"
-    )
-    if strips:
-        of_runs = f"{READING}; a dot: one run, {most} at most; line: their geometric mean"
-    write_caption(figure, [calls_line(finding.rows), of_runs, *finding.notes])
-    return figure
-
-
-def _draw_strips(axis: Axes, rows: Sequence[ColdRow]) -> None:
-    """Of one number of ranks: every run, side by side for each call."""
-    calls = {"1st call": 1, "2nd call": 2, "3rd call": 3}
-    strips = {name: [row.call_ns(number) for row in rows] for name, number in calls.items()}
-    strips["steady"] = [row.steady_ns for row in rows]
-    measured = {name: [ns for ns in times if ns] for name, times in strips.items()}
-    for place, times in enumerate(measured.values()):
-        middle = (len(times) - 1) / 2
-        width = max(len(times), 8)  # of few runs the dots stand close together
-        dots = [place + 0.6 * (k - middle) / width for k in range(len(times))]
-        axis.plot(dots, times, marker="o", markersize=4, linestyle="", alpha=0.7, color="C0")
-        if mean := geometric(times):
-            axis.hlines([mean], place - 0.35, place + 0.35, color="0.2", linewidth=1.5)
-    axis.set_xticks(range(len(measured)), list(measured))
-    axis.set_xlim(-0.5, len(measured) - 0.5)
-    axis.grid(True, axis="y", color="0.9")
-    axis.tick_params(labelbottom=True, labelleft=True)
-    axis.set_xlabel(f"on {counted(rows[0].ranks, 'rank')}")
-    time_axis(axis)
-
-
-def _draw_scales(axis: Axes, scales: Sequence[Scale], ranks: Sequence[int]) -> None:
-    """ranks: those of all panels, which share their axes."""
-    scales = sorted(scales, key=lambda scale: scale.ranks)
-    titles = {"first": "1st", "second": "2nd", "third": "3rd", "steady": "steady"}
-    for number, (name, title) in enumerate(titles.items()):
-        points = [(s.ranks, ns) for s in scales if (ns := getattr(s, f"{name}_ns"))]
-        if points:
-            axis.plot(
-                *zip(*points, strict=True),
-                marker="o",
-                markersize=4,
-                label=title,
-                **line_style(number),
-            )
-    intervals = [(s.ranks, s.low_ns, s.high_ns) for s in scales if s.low_ns and s.high_ns]
-    draw_band(axis, intervals, "C0")
-    ranks_axis(axis, ranks)
-    axis.tick_params(labelbottom=True, labelleft=True)  # below a panel may be an empty place
-    time_axis(axis)

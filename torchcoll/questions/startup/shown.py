@@ -2,7 +2,7 @@
 
 from torchcoll.questions.startup.cold import Cold
 from torchcoll.questions.startup.cold_charts import cold_charts
-from torchcoll.questions.startup.show import cold_figure, show_cold
+from torchcoll.questions.startup.show import show_cold
 from torchcoll.report.shown import Shown
 
-SHOWN = {Cold: Shown(show_cold, figure=cold_figure, charts=cold_charts)}
+SHOWN = {Cold: Shown(show_cold, charts=cold_charts, plotted=True)}
