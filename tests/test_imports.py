@@ -53,7 +53,7 @@ TABLE = {
     "reading": ({"core", "libraries"}, set(), set()),
     "report": ({"core"}, set(), {"libraries", "numpy", *DRAWN}),
     "stats": (NOUNS, SCIENCE, set()),
-    "questions/check": ({*NOUNS, "questions/pairs"}, set(), {"parts/fleet"}),
+    "questions/check": ({*NOUNS, "questions/pairs", "report/junit"}, set(), {"parts/fleet"}),
     "questions/comparison": ({*NOUNS, "stats"}, SCIENCE, {"parts/experiments", "parts/training"}),
     "questions/contention": ({*NOUNS, "stats"}, SCIENCE, set()),
     "questions/pairs": (NOUNS, SCIENCE, set()),

@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any
 
 from torchcoll.core.errors import ExitCode, HangError, TorchcollError
+from torchcoll.core.units import shorten
 from torchcoll.machine.launcher import Launch
 
 GRACE_S = 3.0  # how long a rank that suspects trouble waits for the others to say they live
@@ -390,8 +391,7 @@ class Control:
 
     def names(self, ranks: Sequence[int]) -> str:
         """Of so many ranks as a line holds, and how many more there are."""
-        more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
-        return ", ".join(map(self.name, ranks[:_NAMED])) + more
+        return shorten(list(map(self.name, ranks)), _NAMED)
 
 
 class NoWordError(HangError):

@@ -38,6 +38,7 @@ from torchcoll.core.errors import (
     tell,
 )
 from torchcoll.core.spec import Spec
+from torchcoll.core.units import shorten
 from torchcoll.core.variables import masked_words
 from torchcoll.machine import environment
 from torchcoll.machine.devices import open_device, refuse_shared
@@ -432,8 +433,7 @@ class Session:
 
         def report_arrivals(hellos: Sequence[Any]) -> None:
             hosts = list(dict.fromkeys([hello["host"], *(other["host"] for other in hellos)]))
-            more = ", ..." if len(hosts) > _HOSTS_NAMED else ""
-            where = ", ".join(hosts[:_HOSTS_NAMED]) + more
+            where = shorten(hosts, _HOSTS_NAMED, ", ...")
             count = f"{len(hellos) + 1} of {control.ranks}"
             progress.on_progress(f"waiting for ranks: {count} here ({where})")
 

@@ -17,6 +17,8 @@ import time
 from collections import Counter
 from typing import Any
 
+from torchcoll.core.units import shorten
+
 # Kinds of places. Of the first two nobody else is the cause; in the last two a rank waits for
 # others.
 CODE, BUSY, COLLECTIVE, EXCHANGE = "code", "busy", "collective", "exchange"
@@ -173,8 +175,7 @@ def _given(entry: dict[str, Any]) -> str:
     """``all_reduce of 2 Float``."""
     buffers = zip(entry["input_sizes"], entry["input_dtypes"], strict=True)
     texts = [f"{'x'.join(map(str, sizes)) or 1} {dtype}" for sizes, dtype in buffers]
-    more = f" and {len(texts) - 2} more" if len(texts) > 2 else ""
-    return f"{entry['profiling_name'].rpartition(':')[2]} of {', '.join(texts[:2])}{more}"
+    return f"{entry['profiling_name'].rpartition(':')[2]} of {shorten(texts, 2)}"
 
 
 def seen_from_outside(pid: int) -> str:

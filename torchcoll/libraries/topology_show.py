@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import format_bandwidth
+from torchcoll.core.units import counted, format_bandwidth
 from torchcoll.report.grid import Grid, Head, make_grid
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def dump_grids(dump: Dump) -> list[Grid]:
 
 def _about_topology(dump: Dump) -> list[str]:
     facts = dump.facts
-    counts = [plural(facts["gpu_count"], "GPU"), plural(facts["cpu_count"], "NUMA node")]
+    counts = [counted(facts["gpu_count"], "GPU"), counted(facts["cpu_count"], "NUMA node")]
     counts[1] += f" ({one_line(facts['cpu'])})" if facts["cpu"] else ""
-    counts.append(plural(facts["nic_count"], "network interface"))
+    counts.append(counted(facts["nic_count"], "network interface"))
     if facts["hosts"] > 1:
         counts.append(f"{facts['hosts']} hosts")
     lines = [f"{facts['library']} topology: {', '.join(counts)}"]
@@ -73,7 +73,7 @@ def _about_topology(dump: Dump) -> list[str]:
             "together, as far as their PCI links go, one direction: a ring over hosts has no more"
         )
     lines += [
-        f"GPU {row['gpu']} has {plural(row['links'], 'link')}, most have {row['usual']}: a link "
+        f"GPU {row['gpu']} has {counted(row['links'], 'link')}, most have {row['usual']}: a link "
         "that is down is not in the file"
         for row in facts["odd_links"]
     ]
@@ -177,7 +177,7 @@ def _about_graphs(dump: Dump) -> list[str]:
         (ring,) = (row for row in dump.tables["graphs"] if row["graph"] == "ring")
         each = min(gbps for n in ("intra_gbps", "inter_gbps") if (gbps := ring[n]) is not None)
         lines.append(
-            f"ring: {plural(ring['channels'], 'channel')} x {each:g} GB/s = "
+            f"ring: {counted(ring['channels'], 'channel')} x {each:g} GB/s = "
             f"{format_bandwidth(facts['ring_gbps'])} GB/s: the busbw that NCCL expects of it"
         )
     return [one_line(line) for line in lines]
@@ -251,7 +251,3 @@ def _list(key: str) -> Callable[[DumpRow], str]:
 def _legend(types: set[str | None]) -> list[str]:
     entries = [f"{name} {text}" for name, text in _PATHS.items() if name in types]
     return [", ".join(entries)] if entries else []
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -18,6 +18,17 @@ _MOST_STEPS = 200  # of ``root_between``
 _PRECISION = 1e-13
 
 
+MAD_TO_SIGMA = 1.4826  # standard deviation over median absolute deviation, of normal noise
+
+
+def mad_scale(deviations: ArrayLike) -> float:
+    """The standard deviation that the median of the absolute deviations from a centre implies.
+
+    Half of the values cannot spoil it.
+    """
+    return MAD_TO_SIGMA * float(numpy.median(numpy.abs(deviations)))
+
+
 def t_quantile(share: float, degrees: float) -> float:
     """The value that Student's t with so many degrees of freedom stays below with ``share``."""
     return float(special.stdtrit(degrees, share))

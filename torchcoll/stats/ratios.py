@@ -16,9 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy
-from scipy import special
 
-from torchcoll.stats.distributions import t_quantile
+from torchcoll.stats.distributions import t_p_value, t_quantile
 
 LEVEL = 0.05  # family-wise error of a comparison; its intervals are 95 %
 # Logarithms closer than this are equal: doubles of nanoseconds have 16 digits.
@@ -118,14 +117,14 @@ def ratio_of(
     design: Design = ONE_NOISE,
 ) -> Ratio:
     """By Student's t, from a difference of mean logarithms and its standard error."""
-    t_95, t_90 = (float(special.stdtrit(degrees, q)) for q in (0.975, 0.95))
+    t_95, t_90 = (t_quantile(share, degrees) for share in (0.975, 0.95))
     return Ratio(
         exp(difference),
         low=exp(difference - t_95 * error),
         high=exp(difference + t_95 * error),
         low_90=exp(difference - t_90 * error),
         high_90=exp(difference + t_90 * error),
-        p_value=float(2 * special.stdtr(degrees, -abs(difference) / error)),
+        p_value=t_p_value(difference / error, degrees),
         spread=spread,
         error=error,
         degrees=degrees,

@@ -12,22 +12,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core import summary
 from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import doubted, doubts_of
 from torchcoll.core.result import CaseResult, Reported, Run, run_numbers
 from torchcoll.core.run_facts import facts_of
-from torchcoll.core.summary import (
-    COLD_CALL,
-    OVER_RANKS,
-    PERIOD,
-    Row,
-    default_clock,
-    has_period,
-    libraries_of,
-    mean_time,
-    summarise,
-)
 from torchcoll.libraries.known_variables import NCCL_CHOICES
 from torchcoll.reading.inputs import Source, expand, load_all, split_label
 
@@ -50,7 +40,7 @@ _PUBLISHED = "a published table"  # as reading/plain.py names the source of a ta
 class Measured:
     """One case of one run. ``figure``: what enters the comparison; None where there is none."""
 
-    row: Row
+    row: summary.Row
     result: CaseResult
     run: int  # the number of its file on its side
     figure: float | None
@@ -73,7 +63,11 @@ class Reading:
 
     def of(self, result: CaseResult) -> str:
         """What the figure of a case with samples is of its calls and ranks."""
-        return self._text(PERIOD if has_period(result, default_clock(result)) else "median")
+        return self._text(
+            summary.PERIOD
+            if summary.has_period(result, summary.default_clock(result))
+            else "median"
+        )
 
     def _text(self, usual: str) -> str:
         return f"{'mean' if self.mean else usual} over calls, {self.over_ranks} over ranks"
@@ -174,17 +168,21 @@ class Side(OneLine):
         for number, run in enumerate(self.runs):
             parts = [(known_of(p), start_of(p), _iters_of(p)) for p, _ in run.all_runs()]
             each = zip(
-                run_numbers(run), run.results, libraries_of(run), doubts_of(run), strict=True
+                run_numbers(run),
+                run.results,
+                summary.libraries_of(run),
+                doubts_of(run),
+                strict=True,
             )
             for part, result, library, doubt in sorted(each, key=itemgetter(0)):
-                row = summarise(result, reading.over_ranks, library=library)
+                row = summary.summarise(result, reading.over_ranks, library=library)
                 if reading.mean and result.time_ns:
                     row = _read_as_mean(row, result, reading.over_ranks)
                 row = doubted(row, doubt)
                 figure: float | None = getattr(row, METRICS[metric])
                 # A duration of nothing has no logarithm; only a broken clock gives one.
                 figure = figure if figure and 0 < figure < math.inf else None
-                if row.statistic == COLD_CALL:  # the next one may take a thousandth of it
+                if row.statistic == summary.COLD_CALL:  # the next one may take a thousandth of it
                     figure = None
                 facts, start, iters = parts[part]
                 knows, place = not run.source, before + part
@@ -219,7 +217,7 @@ def _stated(reported: Reported | None) -> str:
     assert reported is not None
     readings = ((reported.statistic, "over calls"), (reported.over_ranks, "over ranks"))
     if reported.one_cold_call:
-        return f"{COLD_CALL}, {reported.over_ranks} over ranks"
+        return f"{summary.COLD_CALL}, {reported.over_ranks} over ranks"
     recorded = [f"{reading} {what}" for reading, what in readings if reading != "unknown"]
     return ", ".join(recorded if len(recorded) == len(readings) else [*recorded, "as published"])
 
@@ -233,7 +231,7 @@ def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
     reported = [r.reported for s in (base, new) for r in s.results if r.reported and not r.time_ns]
     if over_ranks is None and reported:
         statistics = {
-            reported_case.over_ranks if reported_case.over_ranks in OVER_RANKS else "mean"
+            reported_case.over_ranks if reported_case.over_ranks in summary.OVER_RANKS else "mean"
             for reported_case in reported
         }
         how = statistics.pop() if len(statistics) == 1 else "mean"
@@ -242,9 +240,9 @@ def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
     return Reading(how, mean=any(reported_case.statistic == "mean" for reported_case in reported))
 
 
-def _read_as_mean(row: Row, result: CaseResult, how: str) -> Row:
+def _read_as_mean(row: summary.Row, result: CaseResult, how: str) -> summary.Row:
     """The row with the mean over the calls in place of the median."""
-    mean = mean_time(result, row.clock, how)
+    mean = summary.mean_time(result, row.clock, how)
     if not mean or not row.median_ns:
         return row
     scale = row.median_ns / mean

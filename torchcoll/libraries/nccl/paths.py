@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, plural
 from torchcoll.libraries.nccl.speeds import link_gbps, network_gbps, pci_gbps, unique_nics
 from torchcoll.libraries.nccl.topology import PATHS, Gpu, Link, Nic, Topology, TopologyCpu, distance
 from torchcoll.libraries.nccl.xml_tree import Node
@@ -173,5 +174,6 @@ def _device(device: Gpu | Nic) -> str:
         return f"{device.name or 'interface ' + device.busid}{speed}"
     links = sum(link.count for link in device.links if link.to in ("switch", "gpu"))
     switches = [link for link in device.links if link.to == "switch"]
-    to = f" to {len(switches)} switch{'es' if len(switches) > 1 else ''}" if switches else ""
-    return f"GPU {device.name}" + (f", {links} link{'s' if links > 1 else ''}{to}" if links else "")
+    count = len(switches)
+    to = f" to {count} {plural(count, 'switch', 'switches')}" if switches else ""
+    return f"GPU {device.name}" + (f", {counted(links, 'link')}{to}" if links else "")

@@ -34,18 +34,10 @@ from torchcoll.parts.curves.regret import (
     winner_spans,
 )
 from torchcoll.questions.comparison.results import p_text
+from torchcoll.stats import statistics
 from torchcoll.stats.holm import holm
 from torchcoll.stats.needed import asked, runs_needed, runs_to_bound
 from torchcoll.stats.ratios import LEVEL, Ratio, geometric
-from torchcoll.stats.statistics import (
-    FEWEST,
-    Figures,
-    Outlier,
-    common_share,
-    outliers,
-    plain_ratio,
-    side_ratio,
-)
 
 
 @dataclass
@@ -214,7 +206,7 @@ class Tests:
     """
 
     comparisons: int
-    left_out: list[Outlier]
+    left_out: list[statistics.Outlier]
     in_order: bool
     interleaved: bool
 
@@ -228,17 +220,21 @@ def judge(tables: Sequence[Table], threshold: float) -> Tests:
     order = {start: float(number) for number, start in enumerate(known_starts)}
     in_order = None not in starts
     pairs = [pair for table in tables for pair in _pairs(table, order, in_order).values()]
-    left_out = outliers([figures for cell_pairs in pairs for figures, _ in cell_pairs])
+    left_out = statistics.outliers([figures for cell_pairs in pairs for figures, _ in cell_pairs])
     for cell in all_cells:
         cell.leave_out([outlier.run[1] for outlier in left_out])
     tested, interleaved = [], True
     right: dict[int, list[CellAt]] = {}  # by id of the size
     for table in tables:
         for cell_pairs in _pairs(table, order, in_order).values():
-            share = common_share([figures for figures, _ in cell_pairs])
+            share = statistics.common_share([figures for figures, _ in cell_pairs])
             for figures, cell in cell_pairs:
-                judged = min(len(figures.of(0)), len(figures.of(1))) >= FEWEST
-                cell.ratio = side_ratio(figures, share) if judged else plain_ratio(figures)
+                judged = min(len(figures.of(0)), len(figures.of(1))) >= statistics.FEWEST
+                cell.ratio = (
+                    statistics.side_ratio(figures, share)
+                    if judged
+                    else statistics.plain_ratio(figures)
+                )
                 interleaved = interleaved and figures.interleaved
                 if cell.ratio.p_value is not None and cell.cell.name not in table.wrong:
                     tested.append(cell)
@@ -258,14 +254,14 @@ def judge(tables: Sequence[Table], threshold: float) -> Tests:
 
 def _pairs(
     table: Table, order: Mapping[float, float], in_order: bool
-) -> dict[str, list[tuple[Figures, CellAt]]]:
+) -> dict[str, list[tuple[statistics.Figures, CellAt]]]:
     """The values of each cell and of AUTO (the second side) at every size that both have."""
-    pairs: dict[str, list[tuple[Figures, CellAt]]] = {}
+    pairs: dict[str, list[tuple[statistics.Figures, CellAt]]] = {}
     for size in table.sizes:
         auto = size.auto
         for cell in size.cells:
             if auto and auto.values and cell.values:
-                figures = Figures(
+                figures = statistics.Figures(
                     (*cell.values, *auto.values),
                     (*((0, n) for n in cell.runs), *((1, n) for n in auto.runs)),
                     (*cell.numbers(order), *auto.numbers(order)) if in_order else None,
@@ -317,7 +313,7 @@ def _result(size: SizeContest, cells: Sequence[CellAt], tested: int, threshold: 
         return
     size.result = "inconclusive"
     runs = min([len(c.values) for c in cells] + [len(size.auto.values if size.auto else ())])
-    if runs < FEWEST:
+    if runs < statistics.FEWEST:
         size.reason = f"{counted(runs, 'run')} a cell"
         return
     undecided = [c.ratio for c in cells if c.ratio and not (c.ratio.high and c.ratio.high < limit)]

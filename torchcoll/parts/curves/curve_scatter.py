@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy
 
-from torchcoll.stats.distributions import chi2_median
+from torchcoll.stats.distributions import chi2_median, mad_scale
 
 _90 = 3.29  # standard deviations from the 5th to the 95th percentile of normal noise
 _MEDIAN = 1.25  # the standard error of a median over that of a mean
-_DEVIATION = 1.4826  # a standard deviation over the median absolute deviation, of normal noise
 _ENOUGH = 6  # sizes: from so many on the median is used, below it the mean square
 
 
@@ -100,5 +99,4 @@ def _median_error(logs: Sequence[float]) -> float:
     """The standard error of the median of some runs, given as logarithms; 0 for a single run."""
     if len(logs) < 2:
         return 0.0
-    deviations = numpy.abs(numpy.asarray(logs) - numpy.median(logs))
-    return _DEVIATION * float(numpy.median(deviations)) / math.sqrt(len(logs))
+    return mad_scale(numpy.asarray(logs) - numpy.median(logs)) / math.sqrt(len(logs))

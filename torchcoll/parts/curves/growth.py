@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy
 
-from torchcoll.core.units import format_percent
+from torchcoll.core.units import format_percent, plural
 from torchcoll.parts.curves.rank_laws import ALONE, CONSTANT, MIXTURES, TERMS, RankLaw, fit_positive
 from torchcoll.questions.comparison.results import p_text
 from torchcoll.stats import distributions
@@ -393,9 +393,8 @@ def _name_law(growth: Growth, law: Law, p: float) -> Growth:
         error = f"{law.name} has an error of {_percent(law.misfit)} on {law.misfit_at}"
         reason = f"by none of these laws; {error}"
         if mixtures:
-            reason = (
-                f"by none of these alone; {' and '.join(mixtures)} fit{'s' * (len(mixtures) < 2)}"
-            )
+            fit = plural(len(mixtures), "fits", "fit")
+            reason = f"by none of these alone; {' and '.join(mixtures)} {fit}"
         return replace(growth, result=which, reason=reason)
     if fitting == ["log2 n"] and growth.mixtures[0].fits:
         fitting.append(growth.mixtures[0].name)

@@ -14,13 +14,7 @@ from dataclasses import dataclass, replace
 import numpy
 
 from torchcoll.core.units import counted
-from torchcoll.parts.curves.model import (
-    Figure,
-    Link,
-    OverRanks,
-    Spread,
-    terms,
-)
+from torchcoll.parts.curves import model
 from torchcoll.parts.curves.model_sizes import (
     LEAST,
     LEVEL,
@@ -67,7 +61,9 @@ class RanksFit:
         return self.at(curve.sizes, curve.ranks, curve.hosts)
 
     def at(self, sizes: Floats, ranks: int, hosts: int) -> Floats:
-        rows = numpy.array([terms(self.steps, s, ranks, hosts, self.only_between) for s in sizes])
+        rows = numpy.array(
+            [model.terms(self.steps, s, ranks, hosts, self.only_between) for s in sizes]
+        )
         return numpy.log(numpy.maximum(rows @ self.figures, 1e-3)) + log_factors(
             self.corrections, sizes
         )
@@ -78,7 +74,7 @@ def fit_ranks(steps: StepLaw, curves: Sequence[Curve], share: float) -> RanksFit
     between = all(curve.hosts > 1 for curve in curves)
     rows = numpy.array(
         [
-            terms(steps, size, curve.ranks, curve.hosts, between)
+            model.terms(steps, size, curve.ranks, curve.hosts, between)
             for curve in curves
             for size in curve.sizes
         ]
@@ -163,7 +159,7 @@ def choose_ranks(
 
 def over_ranks(
     collective: str, curves: Sequence[Curve], backend: str = ""
-) -> tuple[OverRanks | None, str]:
+) -> tuple[model.OverRanks | None, str]:
     """The law over ranks of one kind of case; None and the reason if there are too few numbers, or
     if no law fits them within a factor of _WIDEST.
     """
@@ -186,11 +182,11 @@ def over_ranks(
         )
     fit = best.fit
 
-    def figure(number: int) -> Figure | None:
+    def figure(number: int) -> model.Figure | None:
         values = [float(left_out_fit.figures[number]) for left_out_fit in best.without]
         return resolved(float(fit.figures[number]), values)
 
-    def link(first: int) -> Link | None:
+    def link(first: int) -> model.Link | None:
         values = [float(left_out_fit.figures[first + 1]) for left_out_fit in best.without]
         if not any(fit.figures[first : first + 2]):
             return None
@@ -205,7 +201,7 @@ def over_ranks(
         )
         for size, _ in fit.corrections
     )
-    law = OverRanks(
+    law = model.OverRanks(
         fit.steps.name,
         tuple(remaining),
         tuple(numbers),
@@ -224,7 +220,7 @@ def over_ranks(
 
 def ranks_spread(
     collective: str, curves: Sequence[Curve], best: LeftRanks, remaining: Sequence[str]
-) -> Spread:
+) -> model.Spread:
     """The interval of a prediction over ranks.
 
     Within the measured numbers of ranks: the jackknife+ over the left-out numbers. Beyond them it
@@ -270,7 +266,7 @@ def ranks_spread(
         )
         for end, factor in ((0, 0.5), (-1, 2.0))
     )
-    return Spread(math.exp(-low), math.exp(high), math.exp(below), math.exp(above), points)
+    return model.Spread(math.exp(-low), math.exp(high), math.exp(below), math.exp(above), points)
 
 
 def _ranks_widening(best: LeftRanks, curves: Sequence[Curve], end: int) -> float:

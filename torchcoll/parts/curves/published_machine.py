@@ -154,7 +154,8 @@ class PublishedMachine:
             texts.append(f"published: {format_size(min(sizes))} to {format_size(max(sizes))}")
         if not counts[0] <= hosts <= counts[-1]:
             listed = ", ".join(map(str, counts))
-            texts.append(f"published on {listed} host{'s' * (counts != [1])}, not on {hosts}")
+            noun = "host" if counts == [1] else "hosts"
+            texts.append(f"published on {listed} {noun}, not on {hosts}")
         return "; ".join(texts)
 
     def cases(self, collective: str | None = None) -> Sequence[PublishedCall]:

@@ -19,21 +19,12 @@ from torchcoll.core.units import (
     format_time,
 )
 from torchcoll.parts.curves.growth import FEWEST, TOO_FEW, Growth
+from torchcoll.report import pictures
 from torchcoll.report.answer import Answer, worst_level
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import kind_texts, reading, reported_text
 from torchcoll.report.notes import footer_lines
-from torchcoll.report.pictures import (
-    draw_band,
-    legend,
-    line_style,
-    literal,
-    new_figure,
-    ranks_axis,
-    time_axis,
-    write_caption,
-)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -339,33 +330,33 @@ def scaling_figure(result: Scaling) -> Figure:
     if not groups:
         raise UsageError("picture", "no case with several numbers of ranks", "at least one")
     drawn = list(groups.values())[:_KINDS]
-    figure, axes = new_figure(len(drawn), 2)
+    figure, axes = pictures.new_figure(len(drawn), 2)
     titles = kind_texts([curves[0].kind for curves in drawn])
     for curves, title, (left, right) in zip(drawn, titles, axes, strict=True):
         fewest = sorted({curve.points[0].ranks for curve in curves})
         for number, curve in enumerate(curves):
             points = [point for point in curve.points if point.time_ns]
             ranks, times = [p.ranks for p in points], [p.time_ns or 0.0 for p in points]
-            style: dict[str, Any] = {"marker": "o", "markersize": 4, **line_style(number)}
-            left.plot(ranks, times, label=literal(_size(curve)), **style)
+            style: dict[str, Any] = {"marker": "o", "markersize": 4, **pictures.line_style(number)}
+            left.plot(ranks, times, label=pictures.literal(_size(curve)), **style)
             band = [(p.ranks, p.low_ns, p.high_ns) for p in points if p.low_ns and p.high_ns]
-            draw_band(left, band, style["color"])
+            pictures.draw_band(left, band, style["color"])
             right.plot(ranks, [times[0] / time for time in times], **style)
         numbers = sorted({p.ranks for curve in curves for p in curve.points if p.time_ns})
         for axis in (left, right):
-            ranks_axis(axis, numbers)
-        time_axis(left)
-        left.set_title(f"{literal(title)}: time", loc="left", fontsize="small")
+            pictures.ranks_axis(axis, numbers)
+        pictures.time_axis(left)
+        left.set_title(f"{pictures.literal(title)}: time", loc="left", fontsize="small")
         right.axhline(1, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
         base = " or ".join(map(str, fewest))
         right.set_title(f"speed-up: time with {base} ranks / time", loc="left", fontsize="small")
         right.set_ylabel("times as fast")
         right.set_ylim(bottom=0)
-        legend(left, len(curves))
+        pictures.legend(left, len(curves))
     several = any(p.runs > 1 for curves in drawn for c in curves for p in c.points)
     caption = [f"{_reading(result)}; geometric means over the runs; 1: more ranks cost no time"]
     caption += ["band: the fastest and the slowest run"] * several
     not_drawn = len(groups) - len(drawn)
     caption += [f"{counted(not_drawn, 'kind')} of cases more are not drawn"] * bool(not_drawn)
-    write_caption(figure, [*caption, *footer_lines(result.notes, result.runs)])
+    pictures.write_caption(figure, [*caption, *footer_lines(result.notes, result.runs)])
     return figure

@@ -24,15 +24,9 @@ from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.result import Run
 from torchcoll.core.units import format_size
 from torchcoll.libraries.known_variables import FORCING
+from torchcoll.parts.curves import ranges
 from torchcoll.parts.curves.algorithms import algorithms
 from torchcoll.parts.curves.curve_scatter import CurveScatter, estimate_scatter
-from torchcoll.parts.curves.ranges import (
-    DISAGREEING,
-    FEWEST,
-    FittedCurve,
-    SizeRange,
-    find_ranges,
-)
 from torchcoll.questions.comparison.fits import counted_share
 from torchcoll.reading.inputs import Source
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
@@ -92,13 +86,13 @@ def disagreeing_sizes(curve_ranges: CurveRanges) -> list[SizePoint]:
     if not (curve_ranges.scatter and curve_ranges.scatter.from_runs):
         return []
     usual = statistics.median(point.error for point in curve_ranges.points)
-    return [p for p in curve_ranges.points if p.error > max(POOR, DISAGREEING * usual)]
+    return [p for p in curve_ranges.points if p.error > max(POOR, ranges.DISAGREEING * usual)]
 
 
 def fit_note(curve_ranges: CurveRanges) -> str:
     """What contradicts the ranges of a curve, or why none could be found; '' if nothing does."""
     points, curve = curve_ranges.points, curve_ranges.curve
-    too_few = len(points) < 2 * FEWEST
+    too_few = len(points) < 2 * ranges.FEWEST
     scatter, from_runs = (
         curve_ranges.scatter,
         bool(curve_ranges.scatter and curve_ranges.scatter.from_runs),
@@ -131,12 +125,12 @@ def fit_note(curve_ranges: CurveRanges) -> str:
         size = format_size(point.size_bytes)
         text = f"one law does not fit: {size} takes {ratio:.2f}x the fitted time"
         text += "; too few sizes to say more" if len(points) < FEW and not too_few else ""
-        if len(points) >= 2 * FEWEST:
+        if len(points) >= 2 * ranges.FEWEST:
             return text + _agreement(curve_ranges)
     if too_few:
         return (
-            f"too few sizes to find a boundary: {len(points)}, and {FEWEST} on each side are "
-            f"needed; {text}"
+            f"too few sizes to find a boundary: {len(points)}, and {ranges.FEWEST} on each side "
+            f"are needed; {text}"
         )
     return ""
 
@@ -197,8 +191,8 @@ class Transition:
 
     low_bytes: int
     high_bytes: int
-    before: SizeRange | None
-    after: SizeRange | None
+    before: ranges.SizeRange | None
+    after: ranges.SizeRange | None
     jump: float | None
     kind: str
     handover: Handover | None = None
@@ -223,7 +217,7 @@ class CurveRanges:
 
     common: dict[str, Any]
     points: list[SizePoint]
-    curve: FittedCurve
+    curve: ranges.FittedCurve
     transitions: list[Transition] = field(default_factory=list)
     handovers: list[Handover] = field(default_factory=list)
     forced: list[Handover] = field(default_factory=list)
@@ -235,7 +229,7 @@ class CurveRanges:
     falls: list[Fall] = field(default_factory=list)
     disagreeing_sizes: list[SizePoint] = field(default_factory=list)
 
-    def algbw_gbps(self, size_range: SizeRange) -> float | None:
+    def algbw_gbps(self, size_range: ranges.SizeRange) -> float | None:
         """The algorithm bandwidth as in ``show``; for some collectives it is not size / time."""
         gbps = size_range.bandwidth_gbps
         return None if gbps is None or self.share is None else self.share * gbps
@@ -271,7 +265,7 @@ class CurveRanges:
         for low, high in zip(lows, highs, strict=True):
             sizes.update(_between(low, high, REFINING))
         for lacking, low, high in zip(lacks_law, [first, *highs], [*lows, last], strict=True):
-            sizes.update(_between(low, high, FEWEST - 1) if lacking else ())
+            sizes.update(_between(low, high, ranges.FEWEST - 1) if lacking else ())
         return sorted(sizes - set(measured))
 
 
@@ -352,7 +346,7 @@ def _ranges(common: dict[str, Any], items: Sequence[Measured]) -> CurveRanges:
     points = _points(items, scatter)
     measured = len(points)
     points = points[:: -(-measured // MOST_POINTS)]
-    curve = find_ranges(
+    curve = ranges.find_ranges(
         [p.size_bytes for p in points], [p.time_ns for p in points], [p.error for p in points]
     )
     doubts = dict.fromkeys(m.row.reason for m in items if m.row.status == IMPLAUSIBLE)

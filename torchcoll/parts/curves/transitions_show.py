@@ -7,28 +7,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from torchcoll.core import units
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
-from torchcoll.core.units import (
-    format_bandwidth,
-    format_ns,
-    format_size,
-    format_time,
-)
+from torchcoll.report import pictures
 from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import footer_lines
-from torchcoll.report.pictures import (
-    legend,
-    line_style,
-    literal,
-    new_figure,
-    size_axis,
-    time_axis,
-    write_caption,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,11 +117,11 @@ def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[st
         ),
     )
     texts = [
-        f"{f'{title} ' if len(curves) > 1 else ''}{format_size(size)} takes {-factor:.3g}x the "
-        "fitted time"
-        for factor, title, size in slow[:_MOST_TOLD]
+        f"{f'{title} ' if len(curves) > 1 else ''}{units.format_size(size)} takes {-factor:.3g}x "
+        "the fitted time"
+        for factor, title, size in slow
     ]
-    return texts + [f"{len(slow) - _MOST_TOLD} more such sizes"] * (len(slow) > _MOST_TOLD)
+    return units.shorten_list(texts, _MOST_TOLD, "{} more such sizes")
 
 
 def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> Answer:
@@ -162,9 +149,7 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
             changes.append(
                 f"{which}{what} between {_span(transition.low_bytes, transition.high_bytes)}"
             )
-    texts += changes[:_MOST_TOLD]
-    if len(changes) > _MOST_TOLD:
-        texts.append(f"{len(changes) - _MOST_TOLD} more transitions")
+    texts += units.shorten_list(changes, _MOST_TOLD, "{} more transitions")
     if vague:
         span = _span(min(low for low, _ in vague), max(high for _, high in vague))
         where_text = f" in {len(vague_curves)} of {len(curves)} curves" if len(curves) > 1 else ""
@@ -212,10 +197,10 @@ def transition_records(curve: CurveRanges) -> list[dict[str, Any]]:
 def _grid(curve_ranges: CurveRanges, title: str, refine: bool) -> Grid:
     points, curve = curve_ranges.points, curve_ranges.curve
     runs = max(point.runs for point in points)
-    sizes_text = f"{len(points)} size{'s' * (len(points) > 1)}, "
+    sizes_text = f"{units.counted(len(points), 'size')}, "
     if curve_ranges.sizes > len(points):
         sizes_text = f"{len(points)} of {curve_ranges.sizes} sizes (more are too many), "
-    sizes_text += f"{runs} run{'s' * (runs > 1)}{' (their median)' * (runs > 2)}"
+    sizes_text += units.counted(runs, "run") + (" (their median)" if runs > 2 else "")
     above = [f"{title}: {sizes_text}, residual scatter {100 * curve.noise:.1f} %"]
     heads = [Head("range", repeat=True), Head("sizes", left=True), Head("latency")]
     heads += [Head("algbw", "(GB/s)"), Head("maximum", "error", left=True)]
@@ -225,16 +210,16 @@ def _grid(curve_ranges: CurveRanges, title: str, refine: bool) -> Grid:
     rows = []
     for number, size_range in enumerate(curve.ranges, 1):
         first, last = (
-            format_size(points[i].size_bytes) for i in (size_range.first, size_range.last)
+            units.format_size(points[i].size_bytes) for i in (size_range.first, size_range.last)
         )
         row = [
             str(number),
             f"{first} to {last}",
-            format_time(size_range.latency_ns if size_range.latency_ns >= 0 else None),
+            units.format_time(size_range.latency_ns if size_range.latency_ns >= 0 else None),
         ]
-        worst_size = format_size(points[size_range.misfit_at].size_bytes)
+        worst_size = units.format_size(points[size_range.misfit_at].size_bytes)
         error = f"{100 * size_range.misfit:.1f} % at {worst_size}"
-        row += [format_bandwidth(curve_ranges.algbw_gbps(size_range)), error]
+        row += [units.format_bandwidth(curve_ranges.algbw_gbps(size_range)), error]
         if labelled:
             inside = [
                 p.algorithm for p in points[size_range.first : size_range.last + 1] if p.algorithm
@@ -252,7 +237,9 @@ def lines_below(curve_ranges: CurveRanges, refine: bool = False) -> list[str]:
     if uneven := _uneven(curve_ranges.points):
         lines.append(uneven)
     if curve_ranges.disagreeing_sizes:
-        sizes = ", ".join(format_size(point.size_bytes) for point in curve_ranges.disagreeing_sizes)
+        sizes = ", ".join(
+            units.format_size(point.size_bytes) for point in curve_ranges.disagreeing_sizes
+        )
         lines.append(f"runs disagree at {sizes}: repeat them; in the fit it weighs little")
     lines += _separate_lines(curve_ranges)
     if curve_ranges.note:
@@ -293,12 +280,12 @@ def _separate_lines(curve_ranges: CurveRanges) -> list[str]:
     points, slow_sizes = curve_ranges.points, curve_ranges.curve.slow_sizes
     lines = []
     for index, ratio in slow_sizes.items():
-        size, ns = format_size(points[index].size_bytes), points[index].time_ns
+        size, ns = units.format_size(points[index].size_bytes), points[index].time_ns
         text = f"{'slow size' if ratio > 1 else 'fast'} at {size}: {ratio:.2f}x the time of its law"
         after = points[index + 1] if index + 1 < len(points) else None
         if after and after.time_ns < ns:
-            more = format_size(after.size_bytes)
-            text += f" ({format_ns(ns)}; {more} takes less, {format_ns(after.time_ns)})"
+            more = units.format_size(after.size_bytes)
+            text += f" ({units.format_ns(ns)}; {more} takes less, {units.format_ns(after.time_ns)})"
         text += "; in no fit"
         # If all sizes up to an end are slow (or fast), another law may begin there.
         to_start = all(i in slow_sizes for i in range(index))
@@ -306,10 +293,10 @@ def _separate_lines(curve_ranges: CurveRanges) -> list[str]:
             text += "; at the end of the sizes another law may begin"
         lines.append(text)
     for fall in curve_ranges.falls:
-        low, high = format_size(fall.low_bytes), format_size(fall.high_bytes)
+        low, high = units.format_size(fall.low_bytes), units.format_size(fall.high_bytes)
         lines.append(
-            f"time falls from {format_ns(fall.low_ns)} at {low} to {format_ns(fall.high_ns)} at "
-            f"{high}"
+            f"time falls from {units.format_ns(fall.low_ns)} at {low} to "
+            f"{units.format_ns(fall.high_ns)} at {high}"
         )
     if lines and not curve_ranges.note and max(point.runs for point in points) == 1:
         lines.append("1 run: only others show whether these times stay")
@@ -321,7 +308,7 @@ def _uneven(points: Sequence[SizePoint]) -> str:
     spans = [list(span) for _, span in itertools.groupby(points, key=lambda p: p.runs)]
     if len(spans) < 2:
         return ""
-    texts = [f"{span[0].runs} from {format_size(span[0].size_bytes)}" for span in spans]
+    texts = [f"{span[0].runs} from {units.format_size(span[0].size_bytes)}" for span in spans]
     shown = texts if len(texts) < 5 else [*texts[:3], "..."]
     return (
         f"the runs disagree in their sizes ({', '.join(shown)}): a step there may be that of "
@@ -330,7 +317,7 @@ def _uneven(points: Sequence[SizePoint]) -> str:
 
 
 def _span(low: int, high: int) -> str:
-    return f"{format_size(low)} and {format_size(high)}"
+    return f"{units.format_size(low)} and {units.format_size(high)}"
 
 
 def _transition_line(transition: Transition, ranges: Sequence[SizeRange]) -> str:
@@ -364,14 +351,14 @@ def ranges_figure(result: Transitions) -> Figure:
     Raises UnavailableError without matplotlib.
     """
     titles = kind_texts([curve.common for curve in result.curves])
-    figure, axes = new_figure(len(result.curves), 2)
+    figure, axes = pictures.new_figure(len(result.curves), 2)
     caption = [LEGEND]
     for curve, title, (left, right) in zip(result.curves, titles, axes, strict=True):
         _draw(left, right, curve)
-        left.set_title(literal(title), loc="left", fontsize="small")
+        left.set_title(pictures.literal(title), loc="left", fontsize="small")
         which = f"{title}: " if len(result.curves) > 1 else ""
         caption += [f"{which}{line}" for line in lines_below(curve)]
-    write_caption(figure, [*caption, *note_lines([result])])
+    pictures.write_caption(figure, [*caption, *note_lines([result])])
     return figure
 
 
@@ -387,9 +374,9 @@ def _draw(left: Axes, right: Axes, curve: CurveRanges) -> None:
         steps = [math.exp(low + (high - low) * k / _STEPS) for k in range(_STEPS + 1)]
         law = [size_range.time_ns(n) for n in steps]
         name = f"range {number + 1}"
-        left.plot(steps, law, label=name, **line_style(number))
+        left.plot(steps, law, label=name, **pictures.line_style(number))
         algbw = [share * n / t for n, t in zip(steps, law, strict=True)]
-        right.plot(steps, algbw, **line_style(number))
+        right.plot(steps, algbw, **pictures.line_style(number))
     for axis in (left, right):
         for transition in curve.transitions:
             axis.axvspan(transition.low_bytes, transition.high_bytes, color="0.85", linewidth=0)
@@ -397,8 +384,8 @@ def _draw(left: Axes, right: Axes, curve: CurveRanges) -> None:
             middle = math.sqrt(handover.low_bytes * handover.high_bytes)
             label = "hand-over (log, forced cells)" if number == 0 else None
             axis.axvline(middle, color="red", linestyle=":", linewidth=1, label=label)
-        size_axis(axis, sizes)
-    time_axis(left)
+        pictures.size_axis(axis, sizes)
+    pictures.time_axis(left)
     right.set_ylabel("GB/s algbw" if curve.share else "GB/s, size / time")
     right.set_ylim(bottom=0)
-    legend(left, len(curve.curve.ranges))
+    pictures.legend(left, len(curve.curve.ranges))

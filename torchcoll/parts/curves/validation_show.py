@@ -8,22 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_ns, format_size
+from torchcoll.core.units import counted, format_ns, format_share, format_size
 from torchcoll.parts.curves.validation import NEW_RUN
+from torchcoll.report import pictures
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import footer_lines
-from torchcoll.report.pictures import (
-    legend,
-    line_style,
-    literal,
-    new_figure,
-    size_axis,
-    time_axis,
-    write_caption,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +45,7 @@ def show_validation(
     def both_means(row: ValidationRow) -> str:
         if not (row.with_baseline and row.baseline):
             return "-"
-        return f"{_percent(row.with_baseline.mean)} : {_percent(row.baseline.mean)}"
+        return f"{format_share(row.with_baseline.mean)} : {format_share(row.baseline.mean)}"
 
     grid = make_grid(
         [
@@ -61,8 +53,8 @@ def show_validation(
             (Head("case", left=True), lambda row: titles.get(repr(row.kind), "all")),
             (Head("ranks"), lambda row: "-" if row.ranks is None else str(row.ranks)),
             (Head("points"), lambda row: str(row.errors.count)),
-            (Head("geomean"), lambda row: _percent(row.errors.geomean)),
-            (Head("mean"), lambda row: _percent(row.errors.mean)),
+            (Head("geomean"), lambda row: format_share(row.errors.geomean)),
+            (Head("mean"), lambda row: format_share(row.errors.mean)),
             (Head("worst", left=True), _worst),
             (Head("in 90 %", "interval"), lambda row: f"{row.covered} of {row.errors.count}"),
             (Head("mean of model :", "of the cubic", left=True), both_means),
@@ -106,11 +98,7 @@ def _titles(rows: Sequence[ValidationRow]) -> dict[str, str]:
 
 
 def _worst(row: ValidationRow) -> str:
-    return f"{_percent(row.errors.worst)} at {format_size(row.worst.size_bytes)}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
+    return f"{format_share(row.errors.worst)} at {format_size(row.worst.size_bytes)}"
 
 
 _SUMMARY = "points=count geomean mean worst"  # of an ErrorSummary, in JSON
@@ -177,8 +165,8 @@ def show_checked(check: CheckedModel, format: str = "table", file: TextIO | None
                 Head("predicted :", "measured", drop=1),
                 lambda titled: f"{titled[0].ratio:.3f}",
             ),
-            (Head("geomean", "error"), lambda titled: _percent(titled[0].errors.geomean)),
-            (Head("mean", "error"), lambda titled: _percent(titled[0].errors.mean)),
+            (Head("geomean", "error"), lambda titled: format_share(titled[0].errors.geomean)),
+            (Head("mean", "error"), lambda titled: format_share(titled[0].errors.mean)),
             (Head("worst", "error", left=True), lambda titled: _worst(titled[0])),
             (
                 Head("in 90 %", "interval"),
@@ -223,16 +211,17 @@ def _checked_answer(check: CheckedModel) -> Answer:
     errors, worst = total.errors, total.worst
     share = 100 * total.covered / errors.count
     text = (
-        f"{one_line(check.model)}: mean error {_percent(errors.mean)} (geometric mean "
-        f"{_percent(errors.geomean)}, worst {_percent(errors.worst)}: {worst.kind['collective']} "
-        f"{format_size(worst.size_bytes)} on {worst.ranks} ranks); "
+        f"{one_line(check.model)}: mean error {format_share(errors.mean)} (geometric mean "
+        f"{format_share(errors.geomean)}, worst {format_share(errors.worst)}: "
+        f"{worst.kind['collective']} {format_size(worst.size_bytes)} on {worst.ranks} ranks); "
         f"{share:.0f} % of {counted(errors.count, 'time')} lie in their 90 % interval"
     )
     if subsets:
         within, beyond = subsets
         text += (
-            f"; {_percent(within.errors.mean)} within its data, {_percent(beyond.errors.mean)} "
-            f"extrapolated ({counted(beyond.errors.count, 'time')})"
+            f"; {format_share(within.errors.mean)} within its data, "
+            f"{format_share(beyond.errors.mean)} extrapolated "
+            f"({counted(beyond.errors.count, 'time')})"
         )
     elif total.beyond:
         text += "; all are extrapolated"
@@ -349,9 +338,11 @@ def errors_figure(result: Validated) -> Figure:
     """
     panels = error_panels(result)
     drawn = list(panels.items())[:_PANELS]
-    figure, axes = new_figure(len(drawn), 2)
+    figure, axes = pictures.new_figure(len(drawn), 2)
     for (title, points), (left, right) in zip(drawn, axes, strict=True):
-        left.set_title(f"{literal(title)}: predicted, measured", loc="left", fontsize="small")
+        left.set_title(
+            f"{pictures.literal(title)}: predicted, measured", loc="left", fontsize="small"
+        )
         right.set_title("error: predicted / measured - 1", loc="left", fontsize="small")
         _draw_errors(left, right, points)
     caption = ["dashed: predicted as measured"]
@@ -362,7 +353,7 @@ def errors_figure(result: Validated) -> Figure:
         caption[0] += "; grey crosses: the cubic through the other points, no model"
     not_drawn = len(panels) - len(drawn)
     caption += [f"{counted(not_drawn, 'kind')} of cases more are not drawn"] * bool(not_drawn)
-    write_caption(figure, [*caption, *footer_lines(result.notes, result.runs)])
+    pictures.write_caption(figure, [*caption, *footer_lines(result.notes, result.runs)])
     return figure
 
 
@@ -375,7 +366,10 @@ def _draw_errors(left: Axes, right: Axes, points: Sequence[ErrorPoint]) -> None:
         points_on_ranks = sorted(
             (p for p in points if p.ranks == ranks), key=lambda p: p.size_bytes
         )
-        style = {"color": line_style(number)["color"], "marker": _MARKERS[number % len(_MARKERS)]}
+        style = {
+            "color": pictures.line_style(number)["color"],
+            "marker": _MARKERS[number % len(_MARKERS)],
+        }
         dots: dict[str, Any] = {"linestyle": "", "markersize": 4.5, **style}
         name = f"{ranks} ranks"
         left.plot(
@@ -404,12 +398,12 @@ def _draw_errors(left: Axes, right: Axes, points: Sequence[ErrorPoint]) -> None:
     left.xaxis.set_major_formatter(lambda ns, _: format_ns(ns, 1))
     left.minorticks_off()
     left.grid(True, color="0.9")
-    time_axis(left)
+    pictures.time_axis(left)
     left.set_ylabel("predicted")
     right.axhline(0, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
     right.set_ylabel("error, %")
-    size_axis(right, [p.size_bytes for p in points])
-    legend(left, len(numbers))
+    pictures.size_axis(right, [p.size_bytes for p in points])
+    pictures.legend(left, len(numbers))
 
 
 _MARKERS = ("o", "s", "^", "D", "v", "P")  # in addition to colours, for prints in grey

@@ -34,9 +34,8 @@ class Cell:
     """One combination; also one value of one dimension, before they are combined.
 
     axes: values of the placeholders, and of the axes ``library`` and ``venv``; they become labels.
-    variables: None takes a variable away. arguments: more words behind the command. words: a whole
-    command in place of the one that all share. load: what runs around each run, load_name names
-    it.
+    variables: None unsets a variable. arguments: added to the command. argv: a command of its own,
+    in place of the common one. load: the command that runs around each run. load_name: its name.
     """
 
     name: str

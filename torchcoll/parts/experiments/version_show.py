@@ -6,7 +6,7 @@ import math
 from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_change, format_percent
+from torchcoll.core.units import counted, format_change, format_percent, shorten
 from torchcoll.parts.experiments.version_runs import VersionRuns, version_name
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
@@ -118,9 +118,8 @@ def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -
         rows,
     )
     grid.answer = answer_of(state)
-    cases = ", ".join(map(one_line, state.cases[:_MOST_CASES]))
-    more = f" and {len(state.cases) - _MOST_CASES} more" if len(state.cases) > _MOST_CASES else ""
-    grid.below = [f"over {cases}{more}", f"runs: {state.path}"]
+    cases = shorten(list(map(one_line, state.cases)), _MOST_CASES)
+    grid.below = [f"over {cases}", f"runs: {state.path}"]
     if state.stopped == "none":
         grid.below.append(
             f"if {one_line(state.names[0])} is slow already, begin with an older version"

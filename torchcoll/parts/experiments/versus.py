@@ -316,19 +316,17 @@ class Versus:
         sides = [Side(n, self.cells[n].runs[: self._looked[n]]) for n in self._names]
         every = [case for standing in self.standing for case in standing.cases]
         cases = iter(with_resolutions(every, self.threshold, looks=True))
-        comparisons = [
+        base, *others = [cell.title for cell in self.plan.cells]
+        return [
             comparison_of(
                 matched(sides[0], side),
                 [next(cases) for _ in standing.cases],
                 standing.left_out,
                 self.threshold,
+                names=(base, other),
             )
-            for side, standing in zip(sides[1:], self.standing, strict=True)
+            for side, standing, other in zip(sides[1:], self.standing, others, strict=True)
         ]
-        base, *others = [cell.title for cell in self.plan.cells]
-        for comparison, other in zip(comparisons, others, strict=True):
-            comparison.names = (base, other)
-        return comparisons
 
     def runs_on(self, comparisons: Sequence[Comparison]) -> tuple[int | None, bool]:
         """Runs a side that decide the inconclusive cases 9 times in 10, if these are as they look,

@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
-from torchcoll.parts.fleet.critical import student_quantile
-from torchcoll.parts.fleet.effects import Floats, nan_mean, nan_median
+from torchcoll.parts.fleet.effects import Floats, mad_scales, nan_mean, nan_median
 from torchcoll.parts.fleet.fact_changes import (
     FactChange,
     StagedEffect,
@@ -42,6 +41,7 @@ from torchcoll.parts.fleet.panel import (
     deviations,
     split_fleet_and_nodes,
 )
+from torchcoll.stats.distributions import MAD_TO_SIGMA, mad_scale, t_quantile
 
 # Probability of an alarm per series, night and window if nothing changed; fixed with the seeds of
 # tests/benchmarks/fleet.py that are not those judged. Nodes: 6 to 9 alarms in 1,000 node-years.
@@ -172,7 +172,7 @@ def history_of(panel: Panel, threshold: float, accepted: int = 0) -> PanelHistor
 
 
 def _critical(noise: SeriesNoise) -> float:
-    return student_quantile(noise.degrees[4], 1 - NODE_ERROR / 2)
+    return t_quantile(1 - NODE_ERROR / 2, noise.degrees[4])
 
 
 def _importance(incident: Incident) -> tuple[int, bool, float]:
@@ -188,7 +188,7 @@ def _case_weights(values: npt.NDArray[np.float32], baseline: npt.NDArray[np.bool
     """The weight of each case [C] by the variance of its nights: noisy cases count less."""
     usual = values[baseline]  # [nights of all nodes, C]
     with np.errstate(invalid="ignore"):
-        spread = 1.4826 * nan_median(np.abs(usual), axis=0).astype(np.float64)
+        spread = mad_scales(usual).astype(np.float64)
     spread = np.where(np.isfinite(spread), spread, np.inf)
     finite = np.isfinite(spread)
     smallest = max(1e-6, float(np.median(spread[finite])) / 3) if finite.any() else 1.0
@@ -309,12 +309,12 @@ def _spread_incidents(
     differences[1:] = np.abs(np.diff(series, axis=0)) / math.sqrt(2)
     distance, counts = window_values(differences, _SPREAD_NIGHTS, median=True)
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = np.log(1.4826 * distance / noise.scale)
+        ratio = np.log(MAD_TO_SIGMA * distance / noise.scale)
     usual = ratio[baseline & (counts >= _SPREAD_FEWEST) & np.isfinite(ratio)]
     if len(usual) < _SPREAD_NIGHTS:
         return []
     centre = float(np.median(usual))
-    scale = max(1.4826 * float(np.median(np.abs(usual - centre))), 0.15)
+    scale = max(mad_scale(usual - centre), 0.15)
     above = (
         (ratio - centre > _SPREAD_CRITICAL * scale)
         & (ratio - centre > _SPREAD_LEAST)

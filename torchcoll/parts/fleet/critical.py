@@ -12,6 +12,7 @@ import numpy as np
 from scipy import special  # scipy.stats takes a second to import
 
 from torchcoll.parts.fleet.effects import Floats
+from torchcoll.stats.distributions import t_quantile
 
 HEAVIEST = 4.0  # degrees of freedom assumed of a few nodes
 _DEGREES = (HEAVIEST, 5.0, 6.0, 8.0, 12.0, 20.0, 1e6)
@@ -27,11 +28,6 @@ _CENSORED = 0.02  # of the nodes at each end: the slow ones must not define the 
 # adds to the error for N below 16.
 def _t4_factor(nodes: int) -> float:
     return 0.85 + 40 / nodes**2
-
-
-def student_quantile(degrees: float, probability: float) -> float:
-    """The quantile of Student's t."""
-    return float(special.stdtrit(degrees, probability))
 
 
 def _log_density(values: Floats, degrees: float) -> Floats:
@@ -59,7 +55,7 @@ def degrees_of_freedom(effects: Floats) -> float:
         return HEAVIEST
     likelihoods = []
     for degrees in _DEGREES:
-        scale = (high - low) / (2 * student_quantile(degrees, 0.75))
+        scale = (high - low) / (2 * t_quantile(0.75, degrees))
         tails = special.stdtr(degrees, [middle[0] / scale, -middle[-1] / scale])
         ends = float(np.log(np.maximum(tails, _SMALLEST)).sum())
         inside = _log_density(middle / scale, degrees).sum() - len(middle) * np.log(scale)
@@ -76,6 +72,6 @@ def critical_value(nodes: int, tests: int, error: float, degrees: float = HEAVIE
     """The deviation, in robust standard deviations, that the largest of ``tests`` two-sided tests
     on ``nodes`` nodes exceeds with at most the probability ``error``.
     """
-    quantile = student_quantile(degrees, 1 - error / (2 * tests))
+    quantile = t_quantile(1 - error / (2 * tests), degrees)
     # The factor is between 0.85 and 1 for lighter tails: 1 is on the safe side.
     return quantile * (1.0 if degrees > HEAVIEST else _t4_factor(nodes))

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from torchcoll.parts.fleet.effects import Floats, nan_mean
 from torchcoll.parts.fleet.panel import Panel
+from torchcoll.stats.distributions import mad_scale
 
 _WEEK = 7  # nights before and after its change that a node is compared over
 _FEWEST_NODES = 3  # changed, and not yet changed
@@ -109,7 +110,7 @@ def staged_effects(
             continue
         values = np.array(differences)
         middle = float(np.median(values))
-        spread = 1.4826 * float(np.median(np.abs(values - middle)))
+        spread = mad_scale(values - middle)
         error = max(1.2533 * spread / np.sqrt(len(values)), 1e-6)
         if middle > least and middle > _CRITICAL * error:
             effects.append(StagedEffect(tuple(same), middle, error))

@@ -8,6 +8,7 @@ from torchcoll.core.errors import UnreadableError, tell
 from torchcoll.core.file import files_of_run
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import is_stdin
+from torchcoll.core.units import shorten
 from torchcoll.reading.inputs import Inside, expand, load_all, resolve_sources, split_label
 
 _NAMED = 5
@@ -43,6 +44,5 @@ def runs_with_paths(arguments: Iterable[str]) -> Iterator[tuple[Run, str]]:
         if errors and len(errors) == len(files):
             raise next(iter(errors.values()))
         if errors:
-            names = ", ".join(list(errors)[:_NAMED])
-            rest = f" and {len(errors) - _NAMED} more" if len(errors) > _NAMED else ""
-            tell(f"torchcoll: note: skipped files that could not be read as results: {names}{rest}")
+            names = shorten(list(errors), _NAMED)
+            tell(f"torchcoll: note: skipped files that could not be read as results: {names}")

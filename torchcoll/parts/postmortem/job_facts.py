@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from torchcoll.core.units import format_duration
+from torchcoll.core.units import format_duration, plural
 from torchcoll.parts.postmortem.call_differences import find_difference
 from torchcoll.parts.postmortem.causes import (
     Complaints,
@@ -173,7 +173,7 @@ def add_standing(
     ]
     if waiting:
         ranks = rank_names(facts.job, [call.rank for call in waiting])
-        verb = "is" if len(waiting) == 1 else "are"
+        verb = plural(len(waiting), "is", "are")
         text = f"{ranks} {verb} in call {wait.number} of group {name}"
         text += f", {describe_call(waiting[0])}"
         result.evidence.append(EvidenceLine(text, waiting[0].place))

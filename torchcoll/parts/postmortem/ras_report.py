@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, shorten
 from torchcoll.parts.postmortem.evidence import JobEvent, JobEvidence, Place
 from torchcoll.parts.postmortem.log_lines import Line
 from torchcoll.parts.postmortem.log_scan import LogScan
@@ -125,8 +125,8 @@ def _describe(counts: RasCounts, world: range) -> tuple[tuple[int, ...], str]:
         f"{ranks_text(group.ranks) if group.ranks else counted(group.size, 'rank')}"
         for group in groups
     ]
-    more = f", and {len(texts) - 4} more" if len(texts) > 4 else ""
-    text = f"NCCL's RAS counted {counts.operation} operations: {', '.join(texts[:4])}{more}"
+    shown = shorten(texts, 4, ", and {} more")
+    text = f"NCCL's RAS counted {counts.operation} operations: {shown}"
     return tuple(sorted(behind)), text
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from torchcoll.core.collectives import COLLECTIVES, has_splits
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import format_ns, format_ranges
+from torchcoll.core.units import format_ns, format_ranges, plural
 from torchcoll.parts.training.joined import JoinedCall
 
 
@@ -105,7 +105,7 @@ def measure_offsets(traffic: Traffic, calls: Iterable[JoinedCall]) -> Offsets:
             "before all have begun it"
         )
     if missing:
-        which = f"rank{'s' * (len(missing) > 1)} {format_ranges(missing)}"
+        which = f"{plural(len(missing), 'rank')} {format_ranges(missing)}"
         why = "no collective with other ranks has its begin and end recorded"
         if contradicting & set(missing):
             why = (

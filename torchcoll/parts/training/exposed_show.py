@@ -7,7 +7,7 @@ from typing import Any
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import format_bytes, format_ns, format_time
+from torchcoll.core.units import format_bytes, format_ns, format_share, format_time
 from torchcoll.parts.training.exposed import Exposed, ModuleRow
 from torchcoll.report.grid import Grid, Head, make_grid
 
@@ -22,7 +22,7 @@ def exposed_line(exposed: Exposed) -> str:
     """Returns a sentence on how much of a step is exposed; '' if a call does not tell it."""
     if exposed.total_ns is None or exposed.share is None or exposed.unknown:
         return ""
-    text = f"exposed: {format_ns(exposed.total_ns, 3)} a step, {_percent(exposed.share)} of it"
+    text = f"exposed: {format_ns(exposed.total_ns, 3)} a step, {format_share(exposed.share)} of it"
     text += " (rank with most)"
     if most := exposed.most:
         text += f"; most for the {one_line(most.text)}: {format_ns(most.exposed_ns or 0, 3)}"
@@ -61,14 +61,10 @@ def module_grids(exposed: Exposed) -> list[Grid]:
                 Head("exposed", "a step", legend=_EXPOSED),
                 lambda row: format_time(row.exposed_ns),
             ),
-            (Head("share", "of step"), lambda row: _percent(row.share)),
+            (Head("share", "of step"), lambda row: format_share(row.share)),
         ],
         rows[:MOST_ROWS],
         above=["by module: whose parameters or gradients the calls move"],
     )
     grid.below = [*grid.below, *below]
     return [grid]
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"

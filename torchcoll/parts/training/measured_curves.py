@@ -16,6 +16,7 @@ from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.summary import Row
+from torchcoll.core.units import counted
 from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Reading, Side
 
@@ -127,7 +128,7 @@ def read_curve(side: Side, request: CurveRequest) -> MeasuredCurve:
     sizes = sorted(set.intersection(*(set(rows) for rows in each)))
     if len(sizes) < 2:
         which = f"all of its {len(each)} runs have" if each[1:] else "its run has"
-        actual = f"{len(sizes)} size{'s' if len(sizes) != 1 else ''} that {which}"
+        actual = f"{counted(len(sizes), 'size')} that {which}"
         raise UsageError(f"curve of {name}", actual, "2 or more sizes", request.action)
     times = (geometric(row.median_ns for rows in each for row in rows[n]) or 0.0 for n in sizes)
     return MeasuredCurve(tuple(sizes), tuple(times), usable[0].row)

@@ -16,7 +16,7 @@ from torch import nn
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import ROOT, Group
-from torchcoll.core.units import whole_number
+from torchcoll.core.units import counted, whole_number
 from torchcoll.parts.training.buckets import describe, trainable_parameters
 from torchcoll.parts.training.plans import traffic_from_calls
 from torchcoll.parts.training.sent_by_wrappers import ShardStep, ShardUnit
@@ -98,7 +98,7 @@ def shard_traffic(
         unit.name or ROOT: tuple(unit.parameters) for unit in root.walk() if unit.parameters
     }
     units = sum(1 for _ in root.walk()) - 1
-    choice = f"{units} unit{'s' * (units != 1)}" if units else "the root alone"
+    choice = counted(units, "unit") if units else "the root alone"
     choice += f" of {together}" if together > 1 else ""
     if reshard_after_forward is None or reshard_after_forward is True:
         choice += ", resharded"

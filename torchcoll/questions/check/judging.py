@@ -24,7 +24,7 @@ from torchcoll.core.plausibility import (
 )
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, nothing_sent
-from torchcoll.core.units import counted, format_ns
+from torchcoll.core.units import counted, format_ns, shorten_list
 from torchcoll.questions.check.assumed import assumptions, by_names
 from torchcoll.questions.check.baseline import baseline_phrase, good_runs_phrases, good_runs_source
 from torchcoll.questions.check.limits import (
@@ -238,10 +238,8 @@ def _messages(run: Run, kind: str) -> list[str]:
 
 
 def _first(messages: Iterable[str], kind: str) -> list[str]:
-    texts = dict.fromkeys(messages)
-    first = list(texts)[:_MOST_TOLD]
-    more = len(texts) - len(first)
-    return [*first, f"{more} more of the {kind} events above"] if more else first
+    texts = list(dict.fromkeys(messages))
+    return shorten_list(texts, _MOST_TOLD, f"{{}} more of the {kind} events above")
 
 
 def _unread(run: Run) -> Iterator[str]:
@@ -249,7 +247,7 @@ def _unread(run: Run) -> Iterator[str]:
     failures = ("truncated", run.ending or "truncated")  # failures
     lost = [p for p in run.problems if not p.startswith(failures) and not p.endswith("shown once")]
     if lost:
-        yield f"{len(lost)} problem{'s' if len(lost) > 1 else ''} in reading: {lost[0]}"
+        yield f"{counted(len(lost), 'problem')} in reading: {lost[0]}"
 
 
 def _nothing_to_judge(rows: Sequence[Row]) -> Phrase | None:

@@ -7,28 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchcoll.core import plausibility
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE
 from torchcoll.core.errors import UsageError
-from torchcoll.core.plausibility import (
-    SWEEP,
-    DeviceLimits,
-    device_named,
-    device_of,
-    stated_link_gbps,
-)
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of, is_hosts
 from torchcoll.core.summary import Row
-from torchcoll.core.units import format_ranges, format_size
-from torchcoll.questions.check.rules import (
-    Fabric,
-    Limit,
-    Rule,
-    capped,
-    guessable,
-    load_fabric,
-    packaged,
-)
+from torchcoll.core.units import counted, format_ranges, format_size, plural
+from torchcoll.questions.check import rules
 
 PASS, WARN, FAIL, NO_REFERENCE = "PASS", "WARN", "FAIL", "NO REFERENCE"
 # Shares of a reference, torchcoll's own choice: healthy systems of results/ and of public logs
@@ -57,7 +43,9 @@ def case_text(row: Row) -> str:
     return f"{row.collective} {size}" if COLLECTIVES[row.collective].has_data else row.collective
 
 
-def fabric_of(run: Run, asked_name: str | None, own_rules: Mapping[str, Rule]) -> Fabric | None:
+def fabric_of(
+    run: Run, asked_name: str | None, own_rules: Mapping[str, rules.Rule]
+) -> rules.Fabric | None:
     """The fabric that is stated (else by the label ``fabric``), or recognised; None: not known.
 
     Raises UsageError for one that is not there, or that cannot be the run's.
@@ -66,14 +54,16 @@ def fabric_of(run: Run, asked_name: str | None, own_rules: Mapping[str, Rule]) -
     hosts = hosts_of(run)
     if not asked_name:
         return _recognised(run, hosts, own_rules)
-    fabric = load_fabric(asked_name, own_rules)
+    fabric = rules.load_fabric(asked_name, own_rules)
     if hosts and fabric.several_hosts != (hosts > 1):
         kind = "several hosts" if fabric.several_hosts else "one host"
-        mismatch = f"{fabric.name} for a run on {hosts} host{'s' if hosts > 1 else ''}"
+        mismatch = f"{fabric.name} for a run on {counted(hosts, 'host')}"
         raise UsageError("fabric", mismatch, f"a fabric of this run; {fabric.name} is for {kind}")
-    device = device_of(run)
+    device = plausibility.device_of(run)
     links = {
-        device_limits.ring_gbps for name in fabric.devices if (device_limits := device_named(name))
+        device_limits.ring_gbps
+        for name in fabric.devices
+        if (device_limits := plausibility.device_named(name))
     }
     if device and links and device.ring_gbps not in links:  # an H200 has the links of an H100
         mismatch, whose = f"{fabric.name} for a run on {device.name}", ", ".join(fabric.devices)
@@ -86,8 +76,8 @@ def check_labels(labels: Mapping[str, str]) -> None:
     fabric that the package does not have may be one of the user's own.
     """
     label = labels.get("fabric", "")
-    if label.partition(":")[0] in packaged():
-        load_fabric(label)
+    if label.partition(":")[0] in rules.packaged():
+        rules.load_fabric(label)
     if text := label_problem(Run(header={"spec": {"labels": dict(labels)}})):
         raise UsageError(text)
 
@@ -96,7 +86,7 @@ def label_problem(run: Run) -> str:
     """What is wrong with the labels ``link_gbps`` and, of an imported table, ``hosts``, which of a
     run of ours is anybody's word: its ranks tell their hosts. '' where nothing is.
     """
-    if "link_gbps" in run.labels and stated_link_gbps(run) is None:
+    if "link_gbps" in run.labels and plausibility.stated_link_gbps(run) is None:
         label = repr(run.labels["link_gbps"])
         return str(UsageError("label link_gbps", label, "GB/s above 0"))
     if run.source and "hosts" in run.labels and not is_hosts(run.labels["hosts"]):
@@ -117,18 +107,18 @@ def odd_links(run: Run) -> list[str]:
         usual = max(counts, key=lambda links: (counts[links], links))  # a link is lost, not won
         for count in sorted({links for _, links in members} - {usual}):
             ranks = [rank for rank, links in members if links == count]
-            ranks_text = f"rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"
+            ranks_text = f"{plural(len(ranks), 'rank')} {format_ranges(ranks)}"
             texts.append(f"{count} NVLinks on {ranks_text}, {usual} on the others")
     return texts
 
 
-def _recognised(run: Run, hosts: int, own_rules: Mapping[str, Rule]) -> Fabric | None:
-    device = device_of(run)
+def _recognised(run: Run, hosts: int, own_rules: Mapping[str, rules.Rule]) -> rules.Fabric | None:
+    device = plausibility.device_of(run)
     links = [(m.get("nvlinks"), m.get("nvlink_to_switch")) for m in run.members]
     alike = bool(links) and links == links[:1] * len(links)  # an imported table has no ranks
     if device is None or hosts != 1 or not alike or None in links[0]:
         return None
-    for fabric in guessable(own_rules):
+    for fabric in rules.guessable(own_rules):
         if device.name in fabric.devices and (fabric.nvlinks, fabric.to_switch) == links[0]:
             return fabric
     return None
@@ -139,7 +129,7 @@ BEYOND = 1.05  # of the ring's limit: something better than a ring was used
 _ANOTHER = 1.25
 
 
-def by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phrase]:
+def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> list[Phrase]:
     """The headline, and what it does not say. rows: those with a result, of several ranks; an
     imported file may not tell of how many.
     """
@@ -157,7 +147,7 @@ def by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phra
         return [
             Phrase(NO_REFERENCE, f"{text}: give one with torchcoll check {option}--baseline RUN")
         ]
-    device = device_of(run) if fabric.several_hosts else None
+    device = plausibility.device_of(run) if fabric.several_hosts else None
     judged = list(_judged(rows, fabric, device))
     if not judged:
         return [Phrase(NO_REFERENCE, f"of {fabric.name} for these cases: {_held(rows, fabric)}")]
@@ -175,9 +165,9 @@ def is_rccl(row: Row) -> bool:
 
 def _doubts(
     rows: Sequence[Row],
-    fabric: Fabric,
-    judged: Sequence[tuple[float, Row, Limit]],
-    device: DeviceLimits | None,
+    fabric: rules.Fabric,
+    judged: Sequence[tuple[float, Row, rules.Limit]],
+    device: plausibility.DeviceLimits | None,
 ) -> Iterator[Phrase]:
     """What the headline, which is the best of each collective, does not say."""
     for share, row, _ in judged:
@@ -189,13 +179,15 @@ def _doubts(
         least = worst.busbw_gbps or 0.0
         if share < POOR or least >= POOR * _limit_of(worst, fabric, device).busbw_gbps:
             continue
-        pairs = ((name, getattr(worst, name)) for name in SWEEP)
+        pairs = ((name, getattr(worst, name)) for name in plausibility.SWEEP)
         other = [f"{name} {value}" for name, value in pairs if value != getattr(row, name)]
         text = f"{least:.4g} GB/s busbw in {' '.join([case_text(worst), *other])}"
         yield Phrase(WARN, f"{text}, {row.busbw_gbps:.4g} in the best of this size")
 
 
-def _headline(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> tuple[Phrase, str]:
+def _headline(
+    fabric: rules.Fabric, judged: Sequence[tuple[float, Row, rules.Limit]]
+) -> tuple[Phrase, str]:
     """The phrase, and the collective that it is about. The lowest share decides; where that is
     good, all_reduce speaks for the fabric.
     """
@@ -226,7 +218,7 @@ def _headline(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> tup
 
 
 def share_of(
-    rows: Sequence[Row], fabric: Fabric, device: DeviceLimits | None
+    rows: Sequence[Row], fabric: rules.Fabric, device: plausibility.DeviceLimits | None
 ) -> tuple[float, str] | None:
     """The share that a headline would have, and of which algorithm's limit; None without one."""
     judged = list(_judged(rows, fabric, device))
@@ -237,14 +229,14 @@ def share_of(
     return share, limit.algorithm
 
 
-def limit_of(row: Row, fabric: Fabric, run: Run) -> Limit | None:
+def limit_of(row: Row, fabric: rules.Fabric, run: Run) -> rules.Limit | None:
     """What a row comes under; None where the fabric has no limit for it."""
     if not _usable(row, fabric) or not _held_by_any(fabric, row):
         return None
-    return _limit_of(row, fabric, device_of(run) if fabric.several_hosts else None)
+    return _limit_of(row, fabric, plausibility.device_of(run) if fabric.several_hosts else None)
 
 
-def _held(rows: Sequence[Row], fabric: Fabric) -> str:
+def _held(rows: Sequence[Row], fabric: rules.Fabric) -> str:
     """From which sizes on the limits of a fabric hold, for what was run where it has any."""
     ran = {row.collective for row in rows if fabric.connects(row)}
     if not ran:
@@ -268,8 +260,8 @@ def _held(rows: Sequence[Row], fabric: Fabric) -> str:
 
 
 def _judged(
-    rows: Sequence[Row], fabric: Fabric, device: DeviceLimits | None
-) -> Iterator[tuple[float, Row, Limit]]:
+    rows: Sequence[Row], fabric: rules.Fabric, device: plausibility.DeviceLimits | None
+) -> Iterator[tuple[float, Row, rules.Limit]]:
     """For each collective its best row of the largest size, and the limit it comes under."""
     connected: dict[tuple[object, ...], bool] = {}  # rows are many, and of few kinds
     usable = []
@@ -293,7 +285,7 @@ def _judged(
                 break
 
 
-def _usable(row: Row, fabric: Fabric) -> bool:
+def _usable(row: Row, fabric: rules.Fabric) -> bool:
     """Whether its bandwidth is that of the fabric."""
     return _has_bandwidth(row) and fabric.connects(row)
 
@@ -303,11 +295,13 @@ def _has_bandwidth(row: Row) -> bool:
     return bool(row.busbw_gbps) and row.ranks > 1 and row.clock != "issue"
 
 
-def _held_by_any(fabric: Fabric, row: Row) -> bool:
+def _held_by_any(fabric: rules.Fabric, row: Row) -> bool:
     return any(limit.holds(row) for limit in fabric.limits)
 
 
-def _limit_of(row: Row, fabric: Fabric, device: DeviceLimits | None) -> Limit:
+def _limit_of(
+    row: Row, fabric: rules.Fabric, device: plausibility.DeviceLimits | None
+) -> rules.Limit:
     """The limit of the algorithm that the log names; else the lowest that could have done it: a
     ring is no bad NVLS.
     """
@@ -315,12 +309,12 @@ def _limit_of(row: Row, fabric: Fabric, device: DeviceLimits | None) -> Limit:
     named = [x for x in here if x.algorithm.upper() in (row.algorithm or "").upper()]
     busbw = row.busbw_gbps or 0.0
     limit = next((x for x in named or here if busbw <= BEYOND * x.busbw_gbps), (named or here)[-1])
-    gbps, source = capped(limit, device)
-    return Limit(limit.algorithm, limit.collectives, gbps, source)
+    gbps, source = rules.capped(limit, device)
+    return rules.Limit(limit.algorithm, limit.collectives, gbps, source)
 
 
 def _unused(
-    fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]
+    fabric: rules.Fabric, judged: Sequence[tuple[float, Row, rules.Limit]]
 ) -> Iterator[tuple[str, Phrase]]:
     """Collectives in which a faster algorithm of the fabric was not used, though it could be."""
     for _, row, used in judged:
@@ -330,7 +324,7 @@ def _unused(
             yield row.collective, Phrase(WARN, f"{text} {limit.busbw_gbps:g} GB/s")
 
 
-def _faster(fabric: Fabric, row: Row, used: Limit) -> Limit | None:
+def _faster(fabric: rules.Fabric, row: Row, used: rules.Limit) -> rules.Limit | None:
     """The fastest algorithm that the fabric offers for the row, where that is another one."""
     others = [
         limit

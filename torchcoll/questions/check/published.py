@@ -19,7 +19,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.toml_text import toml_table
-from torchcoll.core.units import format_size, parse_size
+from torchcoll.core.units import counted, format_size, parse_size
 
 # Other forms of a GPU of the same name: fewer links, or a part of one.
 _OTHERS = {"PCIE", "NVL", "MIG"}
@@ -140,7 +140,7 @@ class PublishedCase:
         if many == 1:
             count = "below it" if below else "not below it"
         return (
-            f"published: {many} run{'s' * (many > 1)} on {kind} {reach} GB/s busbw in {where}; "
+            f"published: {counted(many, 'run')} on {kind} {reach} GB/s busbw in {where}; "
             f"this run's {busbw:.4g} is {count}"
         )
 

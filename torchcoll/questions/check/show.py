@@ -8,6 +8,7 @@ from typing import Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
+from torchcoll.core.units import shorten
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.report.answer import VERDICTS, Answer
 from torchcoll.report.destination import Destination
@@ -79,7 +80,6 @@ def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
         [reason] = worst_runs[0][1].worst[:1] or reasons
         return Answer(f"{text}: {reason}", worst, **facts)
     for reason, names in list(reasons.items())[:_REASONS]:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        text += f"; {names[0]}{more}: {reason}"
+        text += f"; {shorten(names, 1)}: {reason}"
     left = sum(len(names) for names in list(reasons.values())[_REASONS:])
     return Answer(text + (f"; and {left} more" if left else ""), worst, **facts)

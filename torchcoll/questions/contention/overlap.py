@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchcoll.core.case import Case
-from torchcoll.core.summary import bandwidths
+from torchcoll.core.summary import bandwidths, median
 
 if TYPE_CHECKING:
     from torchcoll.core.result import CaseResult, Matrix, Run
@@ -86,14 +86,14 @@ def overlaps(run: Run) -> list[Overlap]:
 
 
 def overlap(result: CaseResult, later: bool = False) -> Overlap:
-    """later: with the offset. Raises AssertionError for a result without ``beside``."""
+    """later: with the offset. Raises AssertionError for a result without concurrent work."""
     blocks = result.concurrent
     assert blocks is not None
     together = blocks.both_calls_ns, blocks.both_work_ns, blocks.both_ns
     offset_ns, repeats = (None, 1) if blocks.offset_ns is None else (0.0, blocks.repeats)
     if later:
         together = blocks.later_calls_ns, blocks.later_work_ns, blocks.later_ns
-        offset_ns = _median([ns for of_rank in blocks.later_begins_ns for ns in of_rank])
+        offset_ns = median([ns for of_rank in blocks.later_begins_ns for ns in of_rank])
     alone, work = _last(blocks.alone_ns), _last(blocks.work_ns)
     both_calls, both_work, whole = map(_last, together)
     if offset_ns is None:
@@ -102,7 +102,7 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
     else:  # one of each: how much longer it took is all there is
         work_slowdown = _ratio(both_work, work)
     turns = zip(alone, work, whole, strict=True)
-    calls_ns = _median(alone) / blocks.calls
+    calls_ns = median(alone) / blocks.calls
     return Overlap(
         result.case,
         result.ranks,
@@ -112,7 +112,7 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
         blocks.repeats,
         blocks.blocks,
         calls_ns,
-        _median(work) / repeats,
+        median(work) / repeats,
         _ratio(both_calls, alone),
         work_slowdown,
         None if later else _mean([(a + w - t) / min(a, w) for a, w, t in turns]),
@@ -127,12 +127,6 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
 def _last(matrix: Matrix) -> list[float]:
     """Of each block the rank that was last; at least 1 ns, for it is divided by."""
     return [max(1.0, *block) for block in zip(*matrix, strict=True)]
-
-
-def _median(values: Sequence[float]) -> float:
-    import statistics
-
-    return statistics.median(values)
 
 
 def _ratio(over: Sequence[float], under: Sequence[float]) -> Estimate:

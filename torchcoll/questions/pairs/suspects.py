@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchcoll.core.summary import median
-from torchcoll.core.units import format_size
+from torchcoll.core.units import format_size, shorten
 from torchcoll.questions.pairs.matches import (
     EXCHANGE,
     LATENCY,
@@ -451,7 +451,7 @@ def evidence_text(pairs: Pairs, suspect: Suspect) -> str:
         if evidence.confirmed is not False or not suspect.confirmed
     ]
     texts: list[str] = []
-    for evidence in shown[:_MOST_SHOWN]:
+    for evidence in shown:
         scope = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _scope_text(evidence)
         ratio, how, note = evidence.ratio, "", "not measured alone"
         if evidence.alone_ratio is not None:
@@ -461,8 +461,7 @@ def evidence_text(pairs: Pairs, suspect: Suspect) -> str:
             note += f", {evidence.slow} of {evidence.pairs} pairs slow"
         of = "" if texts else " of the others' speed"
         texts.append(f"{100 * ratio:.0f} %{of} {evidence.what}{scope}{how} ({note})")
-    more = f", and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
-    return ", ".join(texts) + more
+    return shorten(texts, _MOST_SHOWN, ", and {} more")
 
 
 def noise_text(pairs: Pairs, several: Sequence[Noise]) -> str:

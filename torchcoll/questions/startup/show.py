@@ -11,21 +11,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ns, format_ratio, format_size, format_time
+from torchcoll.report import pictures
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head, make_grid, without_repeated_lines
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import footer_lines
-from torchcoll.report.pictures import (
-    draw_band,
-    legend,
-    line_style,
-    literal,
-    new_figure,
-    ranks_axis,
-    time_axis,
-    write_caption,
-)
 from torchcoll.stats.ratios import geometric
 
 if TYPE_CHECKING:
@@ -447,7 +438,7 @@ def cold_figure(finding: Cold) -> Figure:
     kinds: dict[str, list[Scale]] = {}
     for scale in finding.scales:
         kinds.setdefault(repr((scale.kind, scale.in_job)), []).append(scale)
-    figure, axes = new_figure(-(-len(kinds) // 2), min(2, len(kinds)), shared=True)
+    figure, axes = pictures.new_figure(-(-len(kinds) // 2), min(2, len(kinds)), shared=True)
     places = [axis for row in axes for axis in row]
     several = any(scale.in_job for scale in finding.scales)
     titles = kind_texts(
@@ -458,7 +449,7 @@ def cold_figure(finding: Cold) -> Figure:
         always=("collective", "size_bytes", "dtype", "op", "backend", *(["in job"] * several)),
     )
     for axis, title, scales in zip(places, titles, kinds.values(), strict=False):
-        axis.set_title(literal(title), loc="left", fontsize="small")
+        axis.set_title(pictures.literal(title), loc="left", fontsize="small")
         ranks = sorted({scale.ranks for scale in finding.scales})
         if len(ranks) > 1:
             _draw_scales(axis, scales, ranks)
@@ -467,7 +458,7 @@ def cold_figure(finding: Cold) -> Figure:
             _draw_strips(axis, [r for r in finding.rows if (repr(r.kind), r.in_job) == first_kind])
     strips = len({scale.ranks for scale in finding.scales}) == 1
     if not strips:
-        legend(places[0], 0)  # the lines are the same in each
+        pictures.legend(places[0], 0)  # the lines are the same in each
     for axis in places[len(kinds) :]:
         axis.set_visible(False)
     most = max(scale.runs for scale in finding.scales)
@@ -477,7 +468,7 @@ def cold_figure(finding: Cold) -> Figure:
     )
     if strips:
         of_runs = f"{READING}; a dot: one run, {most} at most; line: their geometric mean"
-    write_caption(figure, [calls_line(finding.rows), of_runs, *finding.notes])
+    pictures.write_caption(figure, [calls_line(finding.rows), of_runs, *finding.notes])
     return figure
 
 
@@ -499,7 +490,7 @@ def _draw_strips(axis: Axes, rows: Sequence[ColdRow]) -> None:
     axis.grid(True, axis="y", color="0.9")
     axis.tick_params(labelbottom=True, labelleft=True)
     axis.set_xlabel(f"on {counted(rows[0].ranks, 'rank')}")
-    time_axis(axis)
+    pictures.time_axis(axis)
 
 
 def _draw_scales(axis: Axes, scales: Sequence[Scale], ranks: Sequence[int]) -> None:
@@ -514,10 +505,10 @@ def _draw_scales(axis: Axes, scales: Sequence[Scale], ranks: Sequence[int]) -> N
                 marker="o",
                 markersize=4,
                 label=title,
-                **line_style(number),
+                **pictures.line_style(number),
             )
     intervals = [(s.ranks, s.low_ns, s.high_ns) for s in scales if s.low_ns and s.high_ns]
-    draw_band(axis, intervals, "C0")
-    ranks_axis(axis, ranks)
+    pictures.draw_band(axis, intervals, "C0")
+    pictures.ranks_axis(axis, ranks)
     axis.tick_params(labelbottom=True, labelleft=True)  # below a panel may be an empty place
-    time_axis(axis)
+    pictures.time_axis(axis)
