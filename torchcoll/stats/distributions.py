@@ -22,10 +22,7 @@ MAD_TO_SIGMA = 1.4826  # standard deviation over median absolute deviation, of n
 
 
 def mad_scale(deviations: ArrayLike) -> float:
-    """The standard deviation that the median of the absolute deviations from a centre implies.
-
-    Half of the values cannot spoil it.
-    """
+    """The standard deviation by the median absolute deviation; outliers do not spoil it."""
     return MAD_TO_SIGMA * float(numpy.median(numpy.abs(deviations)))
 
 
@@ -35,7 +32,6 @@ def t_quantile(share: float, degrees: float) -> float:
 
 
 def t_p_value(t: float, degrees: float) -> float:
-    """The two-sided p of Student's t."""
     return float(2 * special.stdtr(degrees, -abs(t)))
 
 
@@ -105,11 +101,7 @@ def kendall_p(x: ArrayLike, y: ArrayLike) -> float:
     total = n * (n - 1.0)
     pairs, threes, weighted = zip(
         *(
-            (
-                (t * (t - 1)).sum(),
-                (t * (t - 1) * (t - 2)).sum(),
-                (t * (t - 1) * (2 * t + 5)).sum(),
-            )
+            ((t * (t - 1)).sum(), (t * (t - 1) * (t - 2)).sum(), (t * (t - 1) * (2 * t + 5)).sum())
             for t in ties
         ),
         strict=True,

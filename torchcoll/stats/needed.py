@@ -67,11 +67,7 @@ def asked(threshold: float, tested: int, decided: int = 0, looks: bool = False) 
 
 
 def power(
-    what: Target,
-    design: Design,
-    runs: int,
-    difference: numpy.ndarray,
-    spread: numpy.ndarray,
+    what: Target, design: Design, runs: int, difference: numpy.ndarray, spread: numpy.ndarray
 ) -> numpy.ndarray:
     """How often so many runs a side give the result that is true of this ``difference`` of
     logarithms and ``spread`` of one run: a difference beyond the threshold, the same within it.

@@ -101,25 +101,15 @@ def algorithms(
     within = [*inside, *(f"label={name}" for name in inside)]
     notes = _notes(files, every, runs, [*separate, *within])
     notes += _unrecorded_notes(files, runs, left_out)
-    notes += [
-        results.outlier_text(_file(files.runs[outlier.run[1]]), outlier)
-        for outlier in tests.left_out
-    ]
+    notes += [results.outlier_text(_file(files.runs[o.run[1]]), o) for o in tests.left_out]
     if tests.comparisons and not (tests.in_order and tests.interleaved):
         notes.append(results.ONE_AFTER_THE_OTHER if tests.in_order else results.NO_STARTS)
     read = files.read_as(reading) or str(reading)
     names = dict.fromkeys(files.runs[m.run].labels.get("cell", "") for m in items)
     source_cells = [name for name in names if name]
+    comparisons = tests.comparisons
     return Algorithms(
-        files.runs,
-        tables,
-        threshold,
-        tests.comparisons,
-        notes,
-        missing,
-        matrices,
-        read,
-        source_cells,
+        files.runs, tables, threshold, comparisons, notes, missing, matrices, read, source_cells
     )
 
 
@@ -143,10 +133,9 @@ def _tables(
         groups.setdefault(repr(kind), (kind, []))[1].append((item, settings))
     tables, used = [], set()
     for kind, members in groups.values():
-        unrecorded = {
-            m.run for m, settings in members if not settings and _records_nothing(m.facts)
-        }
-        if any(not settings and m.run not in unrecorded for m, settings in members):
+        automatic = [m for m, settings in members if not settings]
+        unrecorded = {m.run for m in automatic if _records_nothing(m.facts)}
+        if any(m.run not in unrecorded for m in automatic):
             members = [member for member in members if member[0].run not in unrecorded]
         tables.append(_table(files, kind, members))
         used |= {m.run for m, _ in members}
@@ -163,9 +152,7 @@ def _table(
         by_cell.setdefault(repr(sorted(settings.items())), []).append((item, settings))
     cells = list(by_cell.values())
     labels = [[files.runs[m.run].labels.get("cell") for m, _ in cell] for cell in cells]
-    names = [
-        forced_cells.cell_name(cell[0][1], label) for cell, label in zip(cells, labels, strict=True)
-    ]
+    names = [forced_cells.cell_name(c[0][1], label) for c, label in zip(cells, labels, strict=True)]
     at: dict[int, list[CellAt]] = {}
     wrong: dict[str, list[int]] = {}
     unchecked = []
@@ -216,9 +203,7 @@ def _cell_at(cell: forced_cells.Forced, items: Sequence[sides.Measured]) -> Cell
     return cell_at
 
 
-def _manifests(
-    sources: Source | Sequence[Source],
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def _manifests(sources: Source | Sequence[Source]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The plans of ``torchcoll matrix``, and its cells that have no run with a result."""
     source_list = [sources] if not isinstance(sources, (list, tuple)) else sources
     paths = [Path(source) for source in source_list if isinstance(source, (str, os.PathLike))]
@@ -259,11 +244,8 @@ def _unrecorded_notes(
     files: sides.Side, runs: Sequence[tuple[int, Mapping[str, str]]], left_out: set[str]
 ) -> list[str]:
     """Notes on files that do not record variables: taken for AUTO, or left out."""
-    names = [
-        _file(run)
-        for run, (_, facts) in zip(files.parts, runs, strict=True)
-        if _records_nothing(facts)
-    ]
+    facts_of_runs = zip(files.parts, runs, strict=True)
+    names = [_file(run) for run, (_, facts) in facts_of_runs if _records_nothing(facts)]
     texts = (
         ("taken for AUTO, though no variable of the library is known", False),
         ("left out: no variable of the library is known, and other runs tell of AUTO", True),

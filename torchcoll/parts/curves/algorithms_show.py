@@ -193,9 +193,8 @@ def sizes_text(sizes: Sequence[int]) -> str:
 
 
 def _below(result: Algorithms) -> list[str]:
-    lines = [
-        f"no result: {one_line(cell)} ({one_line(why)})" for cell, why in result.missing.items()
-    ]
+    missing = result.missing.items()
+    lines = [f"no result: {one_line(cell)} ({one_line(why)})" for cell, why in missing]
     lines += footer_lines(result.notes, result.runs)
     if result.comparisons:
         noun = "comparison" if result.comparisons == 1 else "comparisons"

@@ -81,9 +81,8 @@ def estimate_scatter(
             _median_error([y - slower[k] for k, y in by_run.items() if k in slower])
             for by_run in all_logs
         ]
-        return CurveScatter(
-            run_error, point_error, True, tuple(max(point_error, error) for error in errors)
-        )
+        errors_of_points = tuple(max(point_error, error) for error in errors)
+        return CurveScatter(run_error, point_error, True, errors_of_points)
     variances = [
         (math.log(high / low) / _90 * _MEDIAN) ** 2 / count
         for low, high, count in calls

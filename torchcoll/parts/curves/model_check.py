@@ -63,9 +63,8 @@ def check_model(model: MachineModel, sources: Source | Sequence[Source]) -> Chec
     UnreadableError for a file that cannot be read.
     """
     measured = side("measured", sources)
-    items, out = model_fit.measured_times(
-        measured, any(entry.concurrent for entry in model.entries)
-    )
+    concurrent = any(entry.concurrent for entry in model.entries)
+    items, out = model_fit.measured_times(measured, concurrent)
     groups, unknown, notes = _groups(model, measured, items)
     name = str(model.path or "the model")
     points, first = [], None
@@ -111,9 +110,7 @@ def _reasons(unknown: Unknown) -> list[str]:
     """Texts such as ``20 cases of all_reduce, all_gather: REASON``, one for each reason."""
     texts = []
     for why in dict.fromkeys(why for _, why in unknown):
-        counts = {
-            name: count for (name, why_of_case), count in unknown.items() if why_of_case == why
-        }
+        counts = {name: count for (name, reason), count in unknown.items() if reason == why}
         texts.append(f"{counted(sum(counts.values()), 'case')} of {', '.join(counts)}: {why}")
     return texts
 

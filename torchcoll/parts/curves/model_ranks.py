@@ -83,9 +83,7 @@ def fit_ranks(steps: StepLaw, curves: Sequence[Curve], share: float) -> RanksFit
     times = numpy.concatenate([curve.times for curve in curves])
     parameters, _ = fit_positive(rows / times[:, None], numpy.ones(len(times)))
     uncorrected = RanksFit(steps, parameters, (), between)
-    residuals = numpy.concatenate(
-        [numpy.log(curve.times) - uncorrected.logs(curve) for curve in curves]
-    )
+    residuals = numpy.concatenate([numpy.log(c.times) - uncorrected.logs(c) for c in curves])
     return replace(uncorrected, corrections=fit_corrections(sizes, residuals, share))
 
 
@@ -135,9 +133,7 @@ def choose_ranks(
     tried = []
     shares = (0.0, 0.25, 0.5) if len(curves) > _TWO else (0.0,)
     between = [curve.hosts > 1 for curve in curves]
-    supported = tuple(
-        len(curves) > _TWO and between.count(several_hosts) > 1 for several_hosts in between
-    )
+    supported = tuple(len(curves) > _TWO and between.count(several) > 1 for several in between)
     known_laws = step_laws(collective) if any(supported) else library_laws(collective, backend)
     for steps in known_laws:
         candidates = []
@@ -253,10 +249,8 @@ def ranks_spread(
         # Too few to say how wrong the law is beyond them.
         prior = _PRIOR if any(curve.hosts > 1 for curve in curves) else _PRIOR_WITHIN
     if not any(best.supported):
-        gap = max(
-            abs(math.log2(a / b))
-            for a, b in itertools.pairwise(sorted(curve.ranks for curve in curves))
-        )
+        numbers = sorted(curve.ranks for curve in curves)
+        gap = max(abs(math.log2(a / b)) for a, b in itertools.pairwise(numbers))
         low, high = max(low, prior * gap / 2), max(high, prior * gap / 2)
     below, above = (
         max(
@@ -286,9 +280,8 @@ def _ranks_widening(best: LeftRanks, curves: Sequence[Curve], end: int) -> float
         return 0.0
     outer_errors = numpy.abs(best.missed[last])
     law, inner_curves = best.without[last], [curve for curve in curves if curve is not curves[last]]
-    residuals = numpy.abs(
-        numpy.concatenate([numpy.log(curve.times) - law.logs(curve) for curve in inner_curves])
-    )
+    logs = [numpy.log(curve.times) - law.logs(curve) for curve in inner_curves]
+    residuals = numpy.abs(numpy.concatenate(logs))
     return (
         max(0.0, quantile(outer_errors, len(outer_errors)) - quantile(residuals, len(residuals)))
         / distance

@@ -73,14 +73,9 @@ def over_sizes(
     latencies, bandwidths = [], []
     for number, piece in enumerate(fit.law.pieces):
         other_pieces = [law.pieces[number] for law in fit.without if number < len(law.pieces)]
-        latencies.append(
-            resolved(piece.latency_ns, [other_piece.latency_ns for other_piece in other_pieces])
-        )
-        bandwidths.append(
-            bandwidth_figure(
-                piece.ns_per_byte, [other_piece.ns_per_byte for other_piece in other_pieces]
-            )
-        )
+        latencies.append(resolved(piece.latency_ns, [other.latency_ns for other in other_pieces]))
+        slopes = [other.ns_per_byte for other in other_pieces]
+        bandwidths.append(bandwidth_figure(piece.ns_per_byte, slopes))
     knots = [
         jackknife(fit.law.factor(size), [law.factor(size) for law in fit.without], logs=True)
         for size, _ in fit.law.corrections
@@ -165,9 +160,7 @@ def shared_slopes(kinds: Kinds) -> list[SharedSlope | None]:
         curves = [flat[index][1] for index in indices]
         if not _shared_predicts_better(curves, shares):
             continue
-        curve_slopes = [
-            _slope(curve, len(curve.sizes)) / s for curve, s in zip(curves, shares, strict=True)
-        ]
+        curve_slopes = [_slope(c, len(c.sizes)) / s for c, s in zip(curves, shares, strict=True)]
         wire, alike = _wire(curve_slopes)
         without = [
             _wire([*curve_slopes[:i], *curve_slopes[i + 1 :]])[0] for i in range(len(curve_slopes))
@@ -288,12 +281,8 @@ def size_spreads(left_out_curves: Sequence[LeftOut]) -> list[model.Spread]:
         for curve in left_out_curves
     ]
     scaled_curves = list(zip(left_out_curves, scales, strict=True))
-    high = max(
-        0.0, quantile(numpy.concatenate([curve.up / s for curve, s in scaled_curves]), count)
-    )
-    low = max(
-        0.0, quantile(numpy.concatenate([curve.down / s for curve, s in scaled_curves]), count)
-    )
+    high = max(0.0, quantile(numpy.concatenate([c.up / s for c, s in scaled_curves]), count))
+    low = max(0.0, quantile(numpy.concatenate([c.down / s for c, s in scaled_curves]), count))
     # The 90th percentile of the error growth per doubling, for sizes left out at each end.
     widening = []
     for ends in (

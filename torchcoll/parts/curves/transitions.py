@@ -32,15 +32,7 @@ from torchcoll.reading.inputs import Source
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.matching import NAMES, value_of
 from torchcoll.stats.ratios import geometric
-from torchcoll.stats.sides import (
-    NOT_KNOWN,
-    Measured,
-    Reading,
-    Side,
-    known_of,
-    side,
-    value_of_fact,
-)
+from torchcoll.stats.sides import NOT_KNOWN, Measured, Reading, Side, known_of, side, value_of_fact
 
 NOISY = 0.2  # scatter about the law; with more, no boundary can be found
 POOR = 0.15  # deviation of a point; if it is larger, and larger than noise, the law does not fit
@@ -93,10 +85,8 @@ def fit_note(curve_ranges: CurveRanges) -> str:
     """What contradicts the ranges of a curve, or why none could be found; '' if nothing does."""
     points, curve = curve_ranges.points, curve_ranges.curve
     too_few = len(points) < 2 * ranges.FEWEST
-    scatter, from_runs = (
-        curve_ranges.scatter,
-        bool(curve_ranges.scatter and curve_ranges.scatter.from_runs),
-    )
+    scatter = curve_ranges.scatter
+    from_runs = bool(scatter and scatter.from_runs)
     if curve.noise > NOISY:
         # Compare with the scatter of the runs at one size, or of the calls of a single run.
         scatter_text = f"times scatter by {100 * curve.noise:.0f} % about any law of this kind"
@@ -248,10 +238,8 @@ class CurveRanges:
         if 0 <= after < last_one:
             spans, lacks_law = [*spans, (measured[after], measured[after + 1])], [*lacks_law, True]
         if 0 < before <= last_one:
-            spans, lacks_law = (
-                [(measured[before - 1], measured[before]), *spans],
-                [True, *lacks_law],
-            )
+            spans = [(measured[before - 1], measured[before]), *spans]
+            lacks_law = [True, *lacks_law]
         if not spans:
             return []
         lows, highs = [low for low, _ in spans], [high for _, high in spans]
@@ -278,11 +266,7 @@ class Transitions(Displayed):
     notes: list[str] = field(default_factory=list)
 
 
-def transitions(
-    sources: Source | Sequence[Source],
-    *,
-    over_ranks: str = "max",
-) -> Transitions:
+def transitions(sources: Source | Sequence[Source], *, over_ranks: str = "max") -> Transitions:
     """The ranges of every curve of a folder, files or Runs. ``show`` prints it.
 
     A curve consists of cases that differ only in their size; the time of a size is the median over
@@ -318,9 +302,7 @@ def _notes(files: Side, separate: Sequence[str]) -> list[str]:
     ] = {}  # each number of ranks is a curve of its own
     for run in files.parts:
         facts_by_ranks.setdefault(run.ranks, []).append(known_of(run))
-    texts = dict.fromkeys(
-        hidden_note(hidden_among(facts, separate)) for facts in facts_by_ranks.values()
-    )
+    texts = dict.fromkeys(hidden_note(hidden_among(f, separate)) for f in facts_by_ranks.values())
     return list(filter(None, (*texts, files.rehearsal_note)))
 
 
@@ -379,21 +361,16 @@ def _ranges(common: dict[str, Any], items: Sequence[Measured]) -> CurveRanges:
             agreement,
         )
         curve_ranges.transitions.append(transition)
-    curve_ranges.falls, curve_ranges.disagreeing_sizes = (
-        find_falls(curve_ranges),
-        disagreeing_sizes(curve_ranges),
-    )
+    curve_ranges.falls = find_falls(curve_ranges)
+    curve_ranges.disagreeing_sizes = disagreeing_sizes(curve_ranges)
     curve_ranges.note = fit_note(curve_ranges)
     return curve_ranges
 
 
 def _scatter(items: Sequence[Measured]) -> CurveScatter | None:
     by_size = [_by_run(cases) for _, cases in _by_size(items)]
-    calls = [
-        (row.low_ns, row.high_ns, row.calls)
-        for row in (item.row for item in items)
-        if row.low_ns and row.high_ns
-    ]
+    rows = [item.row for item in items]
+    calls = [(row.low_ns, row.high_ns, row.calls) for row in rows if row.low_ns and row.high_ns]
     return estimate_scatter(by_size, calls)
 
 

@@ -33,6 +33,7 @@ _WORDS = {
     "inconclusive": "a change, but too few sizes {1} it for a law or jump; --refine proposes some",
 }
 
+_SCATTER = "one=run_error point=point_error runs=from_runs"
 LEGEND = (
     "in each range of sizes time = latency + size / algbw; a transition is the interval of sizes "
     "between two ranges (95 %)"
@@ -51,9 +52,8 @@ def show_transitions(
     """
     curves = [curve for result in results for curve in result.curves]
     curve_objects = []
-    flat: list[
-        dict[str, Any]
-    ] = []  # the rows of CSV: the ranges of each curve, then its transitions
+    # The rows of CSV: the ranges of each curve, then its transitions.
+    flat: list[dict[str, Any]] = []
     for curve in curves:
         sizes = [point.size_bytes for point in curve.points]
         ranges = [
@@ -73,11 +73,7 @@ def show_transitions(
             "sizes": len(sizes),
             **select_fields(curve, "noise=curve.noise note? doubt?"),
             "ranges": ranges,
-            "known_scatter": select_fields(
-                curve.scatter, "one=run_error point=point_error runs=from_runs"
-            )
-            if curve.scatter
-            else None,
+            "known_scatter": select_fields(curve.scatter, _SCATTER) if curve.scatter else None,
             "slow_sizes": [{"size_bytes": sizes[i], "ratio": ratio} for i, ratio in slow_sizes],
             "falls": [{**vars(fall), "ratio": fall.ratio} for fall in curve.falls],
             "handovers": [vars(handover) for handover in curve.handovers],
@@ -110,11 +106,9 @@ _MOST_TOLD = 4  # transitions, or laws, in the sentence
 def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[str]:
     """``broadcast 4M takes 3.1x the fitted time``, the worst size first."""
     slow = sorted(
-        (
-            (-factor, title, curve.points[index].size_bytes)
-            for curve, title in zip(curves, titles, strict=True)
-            for index, factor in curve.curve.slow_sizes.items()
-        ),
+        (-factor, title, curve.points[index].size_bytes)
+        for curve, title in zip(curves, titles, strict=True)
+        for index, factor in curve.curve.slow_sizes.items()
     )
     texts = [
         f"{f'{title} ' if len(curves) > 1 else ''}{units.format_size(size)} takes {-factor:.3g}x "
@@ -146,9 +140,8 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
                 vague_curves[title] = None
                 continue
             what = _WORDS[transition.kind].format(transition.jump, "")
-            changes.append(
-                f"{which}{what} between {_span(transition.low_bytes, transition.high_bytes)}"
-            )
+            span = _span(transition.low_bytes, transition.high_bytes)
+            changes.append(f"{which}{what} between {span}")
     texts += units.shorten_list(changes, _MOST_TOLD, "{} more transitions")
     if vague:
         span = _span(min(low for low, _ in vague), max(high for _, high in vague))
@@ -221,25 +214,21 @@ def _grid(curve_ranges: CurveRanges, title: str, refine: bool) -> Grid:
         error = f"{100 * size_range.misfit:.1f} % at {worst_size}"
         row += [units.format_bandwidth(curve_ranges.algbw_gbps(size_range)), error]
         if labelled:
-            inside = [
-                p.algorithm for p in points[size_range.first : size_range.last + 1] if p.algorithm
-            ]
-            row.append(", ".join(map(one_line, dict.fromkeys(inside))) or "-")
+            inside = points[size_range.first : size_range.last + 1]
+            names = dict.fromkeys(one_line(p.algorithm) for p in inside if p.algorithm)
+            row.append(", ".join(names) or "-")
         rows.append(row)
     return Grid(heads, rows, above, lines_below(curve_ranges, refine))
 
 
 def lines_below(curve_ranges: CurveRanges, refine: bool = False) -> list[str]:
-    lines = [
-        _transition_line(transition, curve_ranges.curve.ranges)
-        for transition in curve_ranges.transitions
-    ]
+    laws = curve_ranges.curve.ranges
+    lines = [_transition_line(transition, laws) for transition in curve_ranges.transitions]
     if uneven := _uneven(curve_ranges.points):
         lines.append(uneven)
     if curve_ranges.disagreeing_sizes:
-        sizes = ", ".join(
-            units.format_size(point.size_bytes) for point in curve_ranges.disagreeing_sizes
-        )
+        odd = [units.format_size(point.size_bytes) for point in curve_ranges.disagreeing_sizes]
+        sizes = ", ".join(odd)
         lines.append(f"runs disagree at {sizes}: repeat them; in the fit it weighs little")
     lines += _separate_lines(curve_ranges)
     if curve_ranges.note:
@@ -248,9 +237,8 @@ def lines_below(curve_ranges: CurveRanges, refine: bool = False) -> list[str]:
         which = "the other sizes are one range" if curve_ranges.curve.slow_sizes else "one range"
         separate = " apart from that" if curve_ranges.falls else ""
         lines.append(f"{which}: no change of behaviour is shown{separate}")
-    lines += (
-        [Caveat(one_line(curve_ranges.doubt), f"{IMPLAUSIBLE}: ")] if curve_ranges.doubt else []
-    )
+    if curve_ranges.doubt:
+        lines.append(Caveat(one_line(curve_ranges.doubt), f"{IMPLAUSIBLE}: "))
     seen = [transition.handover for transition in curve_ranges.transitions]
     for handover in curve_ranges.handovers:
         if handover not in seen:

@@ -68,13 +68,7 @@ def show_validation(
             {
                 "left_out": row.over,
                 **_row_record(row),
-                **select_fields(
-                    row, "mean_beside_baseline=with_baseline.mean baseline_points=baseline.count"
-                ),
-                **select_fields(
-                    row, "baseline_geomean=baseline.geomean baseline_mean=baseline.mean"
-                ),
-                **select_fields(row, "baseline_worst=baseline.worst"),
+                **select_fields(row, _BASELINE),
             }
             for row in rows
         ],
@@ -86,9 +80,8 @@ def show_validation(
     kind = "doubt" if narrow else ""
     answer = Answer("; ".join(map(_sentence, validation.totals)), kind)
     last = Grid([], [], below=below, answer=answer)
-    print_results(
-        [Forms([Grid([], [], above=[_ERRORS, _CUBIC]), grid, last], document)], format, file
-    )
+    above = Grid([], [], above=[_ERRORS, _CUBIC])
+    print_results([Forms([above, grid, last], document)], format, file)
 
 
 def _titles(rows: Sequence[ValidationRow]) -> dict[str, str]:
@@ -102,6 +95,10 @@ def _worst(row: ValidationRow) -> str:
 
 
 _SUMMARY = "points=count geomean mean worst"  # of an ErrorSummary, in JSON
+_BASELINE = (
+    "mean_beside_baseline=with_baseline.mean baseline_points=baseline.count "
+    "baseline_geomean=baseline.geomean baseline_mean=baseline.mean baseline_worst=baseline.worst"
+)
 _ERRORS = (
     "errors: |predicted / measured - 1|; quote the mean: papers on simulators give the geometric "
     "mean, which a few nearly exact points pull down"
@@ -161,10 +158,7 @@ def show_checked(check: CheckedModel, format: str = "table", file: TextIO | None
             (Head("case", left=True, repeat=True), lambda titled: titled[1]),
             (Head("ranks"), lambda titled: str(titled[0].ranks or "-")),
             (Head("sizes"), lambda titled: str(titled[0].errors.count)),
-            (
-                Head("predicted :", "measured", drop=1),
-                lambda titled: f"{titled[0].ratio:.3f}",
-            ),
+            (Head("predicted :", "measured", drop=1), lambda titled: f"{titled[0].ratio:.3f}"),
             (Head("geomean", "error"), lambda titled: format_share(titled[0].errors.geomean)),
             (Head("mean", "error"), lambda titled: format_share(titled[0].errors.mean)),
             (Head("worst", "error", left=True), lambda titled: _worst(titled[0])),

@@ -160,9 +160,8 @@ def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:
 def _result_text(case: CaseAgreement, result: Agreement) -> str:
     if case.differs:
         return "differs"
-    return (
-        "cannot tell" if case in result.open_cases else f"within {format_percent(result.threshold)}"
-    )
+    within = f"within {format_percent(result.threshold)}"
+    return "cannot tell" if case in result.open_cases else within
 
 
 def _row(case: CaseAgreement) -> dict[str, Any]:

@@ -52,10 +52,10 @@ class RunPlan:
     seed: int
 
     def jobs(self) -> Iterator[PlannedRun]:
-        """Run 1 of every cell in an order drawn by the seed, then run 2 of every cell, ...
+        """Run 1 of every cell in random order, then run 2 of every cell, ...
 
-        So what drifts with time meets all cells alike. A block's order does not depend on how many
-        there are: runs can be added.
+        Drift over time therefore affects all cells alike. The order of a block does not depend on
+        the number of blocks, so that runs can be added.
         """
         for run in range(1, self.runs + 1):
             block = list(self.cells)
@@ -109,8 +109,9 @@ def make_plan(
     implementations: str | None = None,
     load: str | None = None,
 ) -> tuple[RunPlan, list[str]]:
-    """The plan, and notes about it. Raises UsageError for what cannot be planned; whether the
-    launcher is installed is left to ``RunPlan.check_programs``.
+    """The plan, and notes on it. Raises UsageError for an impossible plan.
+
+    ``RunPlan.check_programs`` checks that the launcher is installed.
     """
     env = dict(os.environ) if environ is None else dict(environ)
     command = launch_command.command_of(argv)
@@ -154,13 +155,12 @@ def plan_of_commands(
 
 
 def stored_plan(spec: Mapping[str, Any], runs: int, environ: Mapping[str, str]) -> RunPlan:
-    """The plan of a manifest, in which nothing is masked. Raises UsageError as ``make_plan`` does,
-    and TypeError or ValueError where the cells are none.
+    """The plan of a manifest. Raises UsageError as ``make_plan``, TypeError or ValueError for bad
+    cells.
     """
     cells = [Cell.from_json(cell) for cell in spec["cells"]]
-    plan = RunPlan(
-        launch_command.command_of(spec["command"]), cells, runs, int(spec.get("seed") or 0)
-    )
+    command = launch_command.command_of(spec["command"])
+    plan = RunPlan(command, cells, runs, int(spec.get("seed") or 0))
     plan.check_programs(environ)
     return plan
 

@@ -33,10 +33,9 @@ class VersionRuns:
     """The runs so far.
 
     plan: its cells are the versions, in order. metric: one of METRICS. most: runs at which it ends.
-    threshold: a smaller change between the first and the last version is none. figures[v]: of each
-    run of version v, case -> logarithm (of ``wrong``: 0 or 1). bad[v]: its cases that are wrong or
-    failed. skipped: version -> why it did not
-    start.
+    threshold: the smallest change that counts. figures[v]: of each run of version v, case ->
+    logarithm (of ``wrong``: 0 or 1). bad[v]: its wrong or failed cases. skipped: version -> why it
+    did not start.
     """
 
     plan: RunPlan
@@ -118,9 +117,7 @@ class VersionRuns:
 
     @property
     def cases(self) -> list[str]:
-        """The cases that the answer is about: those that differ between the first and the last
-        version, or all while none is shown to.
-        """
+        """The cases that differ between the first and the last version; all if none is shown to."""
         usable = [self.figures[version] for version in self.usable]
         every = [figures for runs in usable for figures in runs]
         common = [case for case in (every[0] if every else ()) if all(case in f for f in every)]
@@ -146,9 +143,7 @@ class VersionRuns:
         """Difference of the mean logarithms: versions from ``last`` on less those to ``first``."""
         posterior = self.posterior
         before, after = slice(0, first + 1), slice(last, None)
-        means = [
-            posterior.sums[part].sum() / posterior.runs[part].sum() for part in (before, after)
-        ]
+        means = [posterior.sums[p].sum() / posterior.runs[p].sum() for p in (before, after)]
         return float(means[1] - means[0])
 
 

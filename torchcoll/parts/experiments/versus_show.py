@@ -195,9 +195,8 @@ def _way_on(state: Versus, comparisons: Sequence[Comparison], folder: str) -> st
     if number is None:
         return f"{doubt}; longer runs (-n, --max-time) or a larger --threshold help"
     begin = "" if decides else f"{doubt}. "
-    may_be_same = any(
-        row.judged.ratio and not beyond(row.judged.ratio, threshold) for row in undecided
-    )
+    ratios = [row.judged.ratio for row in undecided if row.judged.ratio]
+    may_be_same = any(not beyond(ratio, threshold) for ratio in ratios)
     if number > state.same_most and may_be_same:  # which --resume would never find
         return f"{begin}To decide it, start again in a new folder with --runs {number}"
     more = f" --runs {number}" if number > state.most else ""
@@ -305,9 +304,8 @@ def _sentence(
 
 def _looks(comparison: Comparison, rows: Sequence[Compared], base: str) -> str:
     """``ccl looks 62x slower than gloo``; base: '' if it has been named."""
-    speeds = sorted(
-        (wording.speed_of(comparison, row) for row in rows), key=lambda s: -abs(math.log(s))
-    )
+    speeds = [wording.speed_of(comparison, row) for row in rows]
+    speeds.sort(key=lambda speed: -abs(math.log(speed)))
     name = f"{wording.side_names(comparison)[1]} " if base else ""
     upto = "up to " if len(speeds) > 1 else ""
     return f"{name}looks {upto}{wording.change_text(speeds[0])}" + (f" than {base}" if base else "")
@@ -355,11 +353,8 @@ def show_versus(
     """
     grids = versus_grids(state, comparisons, folder, ended)
     grids[-1].answer = answer(state, comparisons, folder)
-    print_results(
-        [Forms(grids, _object(state, comparisons, folder, ended), _records(comparisons))],
-        format,
-        file,
-    )
+    document = _object(state, comparisons, folder, ended)
+    print_results([Forms(grids, document, _records(comparisons))], format, file)
 
 
 def versus_grids(
@@ -375,19 +370,14 @@ def _grids(comparison: Comparison) -> list[Grid]:
     titles = titles_of([table[0].pair for table in tables])
     notes: dict[str, int] = {}
     grids = [
-        case_grid(comparison, table, title, notes)
-        for table, title in zip(tables, titles, strict=True)
+        case_grid(comparison, t, title, notes) for t, title in zip(tables, titles, strict=True)
     ]
     base, new = wording.side_names(comparison)
     above = [
         f"base: {base}; new: {new}; time: {comparison.reading}",
         "speed-up: how many times as fast the new side is",
     ]
-    differ = [
-        one_line(str(difference))
-        for difference in comparison.differences
-        if difference.name not in _TOLD
-    ]
+    differ = [one_line(str(d)) for d in comparison.differences if d.name not in _TOLD]
     above += [f"differences: {'; '.join(differ)}"] if differ else []
     below = [f"[{number}] {text}" for text, number in notes.items()]
     alone = sum(not row.matched for row in comparison.rows)

@@ -1,4 +1,4 @@
-"""The verdict for other programs: JUnit XML for build servers, a health event for schedulers."""
+"""The verdict for other programs: JUnit XML for build servers, health events for schedulers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEALTH_SCHEMA = "torchcoll-health/1"
 
 
 def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
-    """One test suite a run: a test for the verdict, and one for each case."""
+    """A test suite per run, with a test for the verdict and one for each case."""
     suites = []
     for run, verdict in zip(runs, verdicts, strict=True):
         # A run that was compared with nothing has not passed.
@@ -40,7 +40,7 @@ def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
 
 
 def _title(row: Row) -> str:
-    """What tells cases of a run apart; build servers know a test again by it."""
+    """The name of a case, by which build servers recognise a test."""
     parts = [
         row.collective,
         str(row.size_bytes or row.size_bytes_requested or ""),
@@ -62,11 +62,10 @@ def _title(row: Row) -> str:
 
 
 def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
-    """One JSON object a line and run: what a scheduler needs to drain a node.
+    """A JSON object per run and line, by which a scheduler can drain a node.
 
-    healthy: False where the verdict is FAIL, None where nothing was judged. verdict, message: its
-    word and its line. causes: why cases failed or are not possible. hosts: those of the run.
-    suspects: the hosts that it accuses. start_utc, job: as recorded. file: its path.
+    healthy: False for FAIL, None if nothing was judged. verdict, message: the word and the line.
+    causes: why cases failed. suspects: the hosts that the run accuses.
     """
     lines = []
     for run, verdict in zip(runs, verdicts, strict=True):

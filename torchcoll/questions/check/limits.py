@@ -1,4 +1,4 @@
-"""Which fabric a run was measured on, and the run measured by the limits of that fabric."""
+"""The fabric of a run, and the run compared with the limits of that fabric."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOOD, POOR = 0.9, 0.75
 
 @dataclass(frozen=True)
 class Phrase:
-    """One part of the sentence. word: PASS, WARN, FAIL, NO REFERENCE, or '' for a plain fact."""
+    """A part of the sentence. word: PASS, WARN, FAIL, NO REFERENCE, or '' for a fact."""
 
     word: str
     text: str
@@ -46,9 +46,9 @@ def case_text(row: Row) -> str:
 def fabric_of(
     run: Run, asked_name: str | None, own_rules: Mapping[str, rules.Rule]
 ) -> rules.Fabric | None:
-    """The fabric that is stated (else by the label ``fabric``), or recognised; None: not known.
+    """The fabric that is stated (else by the label ``fabric``) or recognised; None if not known.
 
-    Raises UsageError for one that is not there, or that cannot be the run's.
+    Raises UsageError for an unknown fabric, or one that cannot be the run's.
     """
     asked_name = asked_name or run.labels.get("fabric")
     hosts = hosts_of(run)
@@ -60,11 +60,8 @@ def fabric_of(
         mismatch = f"{fabric.name} for a run on {counted(hosts, 'host')}"
         raise UsageError("fabric", mismatch, f"a fabric of this run; {fabric.name} is for {kind}")
     device = plausibility.device_of(run)
-    links = {
-        device_limits.ring_gbps
-        for name in fabric.devices
-        if (device_limits := plausibility.device_named(name))
-    }
+    devices = filter(None, map(plausibility.device_named, fabric.devices))
+    links = {limits.ring_gbps for limits in devices}
     if device and links and device.ring_gbps not in links:  # an H200 has the links of an H100
         mismatch, whose = f"{fabric.name} for a run on {device.name}", ", ".join(fabric.devices)
         raise UsageError("fabric", mismatch, f"a fabric of this run; {fabric.name} is for {whose}")
@@ -72,8 +69,9 @@ def fabric_of(
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
-    """Raises UsageError for labels that the verdict would stumble over once all is measured. A
-    fabric that the package does not have may be one of the user's own.
+    """Raises UsageError for labels that the verdict could not use after the run.
+
+    A fabric that the package does not have may be one of the user's own.
     """
     label = labels.get("fabric", "")
     if label.partition(":")[0] in rules.packaged():
@@ -83,8 +81,8 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 
 def label_problem(run: Run) -> str:
-    """What is wrong with the labels ``link_gbps`` and, of an imported table, ``hosts``, which of a
-    run of ours is anybody's word: its ranks tell their hosts. '' where nothing is.
+    """What is wrong with the labels ``link_gbps`` and, for imported tables, ``hosts``; '' if
+    nothing is.
     """
     if "link_gbps" in run.labels and plausibility.stated_link_gbps(run) is None:
         label = repr(run.labels["link_gbps"])
@@ -130,8 +128,9 @@ _ANOTHER = 1.25
 
 
 def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> list[Phrase]:
-    """The headline, and what it does not say. rows: those with a result, of several ranks; an
-    imported file may not tell of how many.
+    """The headline, and what it does not say.
+
+    rows: those with a result, of several ranks. An imported file may not say how many.
     """
     if all(row.ranks < 1 for row in rows):
         return [Phrase(NO_REFERENCE, "where the number of ranks is unknown")]
@@ -144,9 +143,8 @@ def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> lis
         within = hosts_of(run) == 1 and all(row.device == "cpu" for row in rows)
         text = f"for {where}{' within one host' if within else ''}"
         option = "" if within else "--fabric NAME or "
-        return [
-            Phrase(NO_REFERENCE, f"{text}: give one with torchcoll check {option}--baseline RUN")
-        ]
+        text += f": give one with torchcoll check {option}--baseline RUN"
+        return [Phrase(NO_REFERENCE, text)]
     device = plausibility.device_of(run) if fabric.several_hosts else None
     judged = list(_judged(rows, fabric, device))
     if not judged:
@@ -159,7 +157,7 @@ def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> lis
 
 
 def is_rccl(row: Row) -> bool:
-    """AMD's NCCL, which torch calls nccl too."""
+    """Whether it ran on AMD's NCCL, which torch calls nccl too."""
     return (row.library or "").startswith("RCCL")
 
 
@@ -169,11 +167,10 @@ def _doubts(
     judged: Sequence[tuple[float, Row, rules.Limit]],
     device: plausibility.DeviceLimits | None,
 ) -> Iterator[Phrase]:
-    """What the headline, which is the best of each collective, does not say."""
+    """Cases that are far below the headline, which is the best of each collective."""
     for share, row, _ in judged:
-        alike = [
-            r for r in rows if (r.collective, r.size_bytes) == (row.collective, row.size_bytes)
-        ]
+        case = row.collective, row.size_bytes
+        alike = [r for r in rows if (r.collective, r.size_bytes) == case]
         alike = [r for r in alike if _usable(r, fabric) and _held_by_any(fabric, r)]
         worst = min(alike, key=lambda r: r.busbw_gbps or 0.0)
         least = worst.busbw_gbps or 0.0
@@ -188,8 +185,9 @@ def _doubts(
 def _headline(
     fabric: rules.Fabric, judged: Sequence[tuple[float, Row, rules.Limit]]
 ) -> tuple[Phrase, str]:
-    """The phrase, and the collective that it is about. The lowest share decides; where that is
-    good, all_reduce speaks for the fabric.
+    """The phrase, and its collective.
+
+    The lowest share decides. If that is good, all_reduce stands for the fabric.
     """
     lowest = min(judged, key=lambda item: item[0])
     level = word_of(lowest[0])
@@ -220,7 +218,7 @@ def _headline(
 def share_of(
     rows: Sequence[Row], fabric: rules.Fabric, device: plausibility.DeviceLimits | None
 ) -> tuple[float, str] | None:
-    """The share that a headline would have, and of which algorithm's limit; None without one."""
+    """The share of the headline, and the algorithm of its limit; None without one."""
     judged = list(_judged(rows, fabric, device))
     if not judged:
         return None
@@ -230,14 +228,14 @@ def share_of(
 
 
 def limit_of(row: Row, fabric: rules.Fabric, run: Run) -> rules.Limit | None:
-    """What a row comes under; None where the fabric has no limit for it."""
+    """The limit of a row; None if the fabric has no limit for it."""
     if not _usable(row, fabric) or not _held_by_any(fabric, row):
         return None
     return _limit_of(row, fabric, plausibility.device_of(run) if fabric.several_hosts else None)
 
 
 def _held(rows: Sequence[Row], fabric: rules.Fabric) -> str:
-    """From which sizes on the limits of a fabric hold, for what was run where it has any."""
+    """From which sizes on the limits of a fabric hold for the collectives that ran."""
     ran = {row.collective for row in rows if fabric.connects(row)}
     if not ran:
         return "they did not go through it"
@@ -246,23 +244,20 @@ def _held(rows: Sequence[Row], fabric: rules.Fabric) -> str:
     for limit in fabric.limits:
         for name in limit.collectives:
             least_sizes[name] = min(limit.least(ranks), least_sizes.get(name, limit.least(ranks)))
-    asked = {
-        name: size_bytes for name, size_bytes in least_sizes.items() if name in ran
-    } or least_sizes
+    asked = {name: size for name, size in least_sizes.items() if name in ran} or least_sizes
     by_size: dict[int, list[str]] = {}
     for name, size_bytes in asked.items():
         by_size.setdefault(size_bytes, []).append(name)
-    texts = (
-        f"{', '.join(names)} from {format_size(size_bytes)}"
-        for size_bytes, names in by_size.items()
-    )
+    texts = (f"{', '.join(names)} from {format_size(size)}" for size, names in by_size.items())
     return f"it has limits for {' and '.join(texts)}"
 
 
 def _judged(
     rows: Sequence[Row], fabric: rules.Fabric, device: plausibility.DeviceLimits | None
 ) -> Iterator[tuple[float, Row, rules.Limit]]:
-    """For each collective its best row of the largest size, and the limit it comes under."""
+    """Yields for each collective the share of its best row at the largest size, that row and its
+    limit.
+    """
     connected: dict[tuple[object, ...], bool] = {}  # rows are many, and of few kinds
     usable = []
     for row in rows:
@@ -286,12 +281,12 @@ def _judged(
 
 
 def _usable(row: Row, fabric: rules.Fabric) -> bool:
-    """Whether its bandwidth is that of the fabric."""
+    """Whether the bandwidth of a row is that of the fabric."""
     return _has_bandwidth(row) and fabric.connects(row)
 
 
 def _has_bandwidth(row: Row) -> bool:
-    """Enqueueing alone moves nothing."""
+    """Whether a row has a bandwidth. Enqueueing alone moves nothing."""
     return bool(row.busbw_gbps) and row.ranks > 1 and row.clock != "issue"
 
 
@@ -302,9 +297,7 @@ def _held_by_any(fabric: rules.Fabric, row: Row) -> bool:
 def _limit_of(
     row: Row, fabric: rules.Fabric, device: plausibility.DeviceLimits | None
 ) -> rules.Limit:
-    """The limit of the algorithm that the log names; else the lowest that could have done it: a
-    ring is no bad NVLS.
-    """
+    """The limit of the algorithm in the log; else the lowest limit that allows the bandwidth."""
     here = sorted((x for x in fabric.limits if x.holds(row)), key=lambda x: x.busbw_gbps)
     named = [x for x in here if x.algorithm.upper() in (row.algorithm or "").upper()]
     busbw = row.busbw_gbps or 0.0

@@ -47,10 +47,8 @@ def show_published(runs: Sequence[Run], format: str = "table", file: TextIO | No
 def published_lines(run: Run, rows: Sequence[Row]) -> list[Caveat]:
     """Where the run stands, in one sentence; none where nothing is published of such a machine."""
     best = published.standings(run, rows)[:1]
-    return [
-        Caveat(standing.text, after=" (torchcoll show --published)", of_runs=True)
-        for standing in best
-    ]
+    text = " (torchcoll show --published)"
+    return [Caveat(standing.text, after=text, of_runs=True) for standing in best]
 
 
 def published_grid(run: Run) -> Grid | None:
@@ -159,9 +157,8 @@ def _sources(
         of_source = [other for other in publications_shown if other.source == publication.source]
         notes = dict.fromkeys(f"{other.machine}: {other.note}" for other in of_source if other.note)
         note = f" ({'; '.join(notes)})" if notes else ""  # an address ends with a blank
-        texts.append(
-            f"[{numbers[publication.source]}] {publication.who}, {publication.source}{note}"
-        )
+        number = numbers[publication.source]
+        texts.append(f"[{number}] {publication.who}, {publication.source}{note}")
     return texts
 
 

@@ -1,7 +1,7 @@
 """Rules: what a fabric can reach, each number with its source. Files are TOML, one fabric each.
 
-A fabric is how devices are connected, not which they are: eight H200 on NVSwitch and eight H200 on
-PCIe are two. Users add their own files; a file with an unknown key or without a source is refused.
+A fabric is how devices are connected: eight H200 on NVSwitch and eight H200 on PCIe are two
+fabrics. Users add files of their own. An unknown key or a missing source is an error.
 """
 
 from __future__ import annotations
@@ -151,9 +151,8 @@ def load_fabric(text_of_option: str, own_rules: Mapping[str, Rule] | None = None
         if name not in packaged_names:
             names = dict.fromkeys([*(own_rules or {}), *packaged_names])
             raise errors.unknown("fabric", name, names, action="Or add a file: --rules FILE.")
-        return _packaged_fabric(
-            name, _parameter(_packaged(name), text_of_option, text if colon else None)
-        )
+        parameter = _parameter(_packaged(name), text_of_option, text if colon else None)
+        return _packaged_fabric(name, parameter)
     return rule.fabric(_parameter(rule, text_of_option, text if colon else None))
 
 

@@ -52,7 +52,7 @@ def show_verdicts(
 
 
 def answer_of(verdict: Verdict) -> Answer:
-    """``worst`` is why the verdict is no better: a WARN may begin with what is well."""
+    """The verdict as an Answer. ``worst``: why it is no better; a WARN may begin well."""
     first, *others = [str(phrase) for phrase in verdict.phrases] or [""]
     level = _KINDS[verdict.word]
     failing = [p.text for p in verdict.phrases if p.word == verdict.word and level in _FAILING]
@@ -60,7 +60,7 @@ def answer_of(verdict: Verdict) -> Answer:
 
 
 def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
-    """One verdict of several runs, given as (name, its own): how many have which, and the worst."""
+    """One answer over several runs, given as (name, answer): how many have which, and the worst."""
     kinds = [answer.level for _, answer in named]
     counts = [f"{kinds.count(kind)} {VERDICTS[kind]}" for kind in _WORST if kind in kinds]
     worst = next(kind for kind in _WORST if kind in kinds)

@@ -55,10 +55,8 @@ def across_answer(comparison: Comparison) -> Answer:
 
 def ranks_texts(comparison: Comparison) -> list[str]:
     """``ranks: nccl 8, oneccl 2``, where the sides have different numbers of ranks."""
-    ranks = [
-        sorted({number for pair in _profiles(comparison) for number in pair[side].ranks})
-        for side in (0, 1)
-    ]
+    pairs = _profiles(comparison)
+    ranks = [sorted({number for pair in pairs for number in pair[side].ranks}) for side in (0, 1)]
     if not all(ranks) or ranks[0] == ranks[1]:
         return []
     return [f"ranks: {_of_sides(comparison, [', '.join(map(str, each)) for each in ranks])}"]
@@ -164,11 +162,8 @@ def settings_grid(comparison: Comparison) -> Grid:
         else:
             side = 0 if setting.base else 1
             alone[side].append(f"{name} {texts[side]}")
-    below = [
-        f"recorded for {name} only: {', '.join(settings)}"
-        for name, settings in zip(names, alone, strict=True)
-        if settings
-    ]
+    recorded = [each for each in zip(names, alone, strict=True) if each[1]]
+    below = [f"recorded for {name} only: {', '.join(texts)}" for name, texts in recorded]
     return Grid(heads if rows else [], rows, below=below)
 
 

@@ -57,9 +57,7 @@ def answer_of(comparison: Comparison) -> Answer:
 
 def counts_of(comparisons: Sequence[Comparison]) -> dict[str, int]:
     """Count the matched cases by result, and the wrong, failed and missing ones of the new side."""
-    results = Counter(
-        row.result for comparison in comparisons for row in comparison.rows if row.matched
-    )
+    results = Counter(row.result for each in comparisons for row in each.rows if row.matched)
     return {**results, **entries_of(faults_of_sides(each)[1] for each in comparisons)}
 
 
@@ -81,11 +79,8 @@ def faults_of_sides(comparison: Comparison) -> tuple[SideFaults, SideFaults]:
             has_none = not any(m.row.is_right for m in mine) and not fault_runs(mine)
             if lacking and has_none and any(m.figure and m.row.is_right for m in other):
                 missing.append(name or row.row.collective)
-        outliers = [
-            wording.speed_up(each.factor, comparison.more_is_faster)
-            for each in comparison.outliers
-            if each.run[0] == number
-        ]
+        factors = [each.factor for each in comparison.outliers if each.run[0] == number]
+        outliers = [wording.speed_up(factor, comparison.more_is_faster) for factor in factors]
         name = wording.side_names(comparison)[number]
         sides.append(side_faults(name, len(side.runs), cases, missing, outliers, cut_runs(side)))
     return sides[0], sides[1]
@@ -182,16 +177,13 @@ def settings_notes(comparison: Comparison) -> list[str]:
 
 
 def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
-    items: Sequence[Compared | Fitted] = comparison.fitted or [
-        r for r in comparison.rows if r.matched
-    ]
+    matched = [row for row in comparison.rows if row.matched]
+    items: Sequence[Compared | Fitted] = comparison.fitted or matched
     if is_across_hardware(comparison):
         return across_answer(comparison)
     if not items:
-        return Answer(
-            f"no case is on both sides: {units.counted(len(comparison.rows), 'case')} on one",
-            "doubt",
-        )
+        cases = units.counted(len(comparison.rows), "case")
+        return Answer(f"no case is on both sides: {cases} on one", "doubt")
     if comparison.errors:  # one side is a model
         (where,) = _names(comparison, [comparison.errors[0].worst])
         every = comparison.errors[0].summary
@@ -298,11 +290,8 @@ def _names(comparison: Comparison, items: Sequence[Compared | Fitted]) -> list[s
         parts = [str(item.pair.common.get("collective"))] if "collective" in varying else []
         if item.pair.size_bytes and not of_fits:
             parts.append(units.format_size(item.pair.size_bytes))
-        parts += [
-            text
-            for n in varying
-            if n not in ("collective", "size") and (text := _stated(item.pair, n))
-        ]
+        others = [n for n in varying if n not in ("collective", "size")]
+        parts += filter(None, (_stated(item.pair, n) for n in others))
         parts += [figure] if (figure := getattr(item, "figure", "")) else []
         names.append(" ".join(parts))
     if of_fits:
@@ -325,10 +314,7 @@ def _names(comparison: Comparison, items: Sequence[Compared | Fitted]) -> list[s
 
 
 def _stated(pair: Pair, name: str) -> str:
-    values = [
-        pair.common.get(name),
-        *(values_of_side.get(name) for values_of_side in pair.side_values),
-    ]
+    values = [pair.common.get(name), *(of_side.get(name) for of_side in pair.side_values)]
     texts = [value_text(name, value) for value in values if value is not None]
     form = {"ranks": "{} ranks", "root": "root {}"}.get(name, "{}")  # no number without its name
     return " -> ".join(form.format(text) for text in texts)

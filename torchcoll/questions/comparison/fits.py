@@ -122,9 +122,8 @@ def fit_pairs(
             reason = apart or results.other_clock(table[0])
             reason = reason or _uncounted(figure, table[0], metric)
             reason = reason or _why_not(figure, base, new)
-            reason = reason or _unresolved(
-                figure, *(_resolved(figure, lines) for lines in (ours, theirs))
-            )
+            resolved = (_resolved(figure, lines) for lines in (ours, theirs))
+            reason = reason or _unresolved(figure, *resolved)
             if reason:
                 case = results.not_comparable(figures, reason)
             elif worst and worst.share > POOR:
@@ -141,10 +140,8 @@ def fit_pairs(
     # Holm counts all; which direction is the faster one differs.
     up = results.judge([item.judged for item in fits], threshold, more_is_faster=True)
     down = results.judge([item.judged for item in fits], threshold, more_is_faster=False)
-    return [
-        replace(item, judged=a if is_more else b)
-        for item, is_more, a, b in zip(fits, more, up, down, strict=True)
-    ]
+    judged = [a if is_more else b for is_more, a, b in zip(more, up, down, strict=True)]
+    return [replace(item, judged=case) for item, case in zip(fits, judged, strict=True)]
 
 
 def _within_misfit(case: results.Judged, misfit: float, threshold: float) -> bool:

@@ -15,13 +15,7 @@ from torchcoll.core.units import counted, format_factor, format_percent, format_
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
 from torchcoll.stats.holm import holm, holm_levels
 from torchcoll.stats.matching import Pair
-from torchcoll.stats.needed import (
-    SEARCH_RUNS,
-    Target,
-    asked,
-    least_difference,
-    smallest_difference,
-)
+from torchcoll.stats.needed import SEARCH_RUNS, Target, asked, least_difference, smallest_difference
 from torchcoll.stats.ratios import LEVEL, Ratio, exp, geometric
 from torchcoll.stats.side_faults import fault_runs
 from torchcoll.stats.sides import METRICS, Measured, Side
@@ -360,10 +354,7 @@ def runs_of(items: Sequence[Measured]) -> list[tuple[float, list[Measured]]]:
     for item in items:
         if _enters(item):
             by_run.setdefault(item.run, []).append(item)
-    return [
-        (geometric([m.figure for m in items_of_run]) or 0.0, items_of_run)
-        for items_of_run in by_run.values()
-    ]
+    return [(geometric([m.figure for m in several]) or 0.0, several) for several in by_run.values()]
 
 
 def _refused(pair: Pair, figures: Figures, metric: str, different: str) -> Judged | None:
@@ -452,9 +443,8 @@ def compared_row(pair: Pair, judged: Judged, left_out: Sequence[tuple[int, int]]
                 else "no figure"
                 for m in out
             )
-            notes.append(
-                f"{len(out)} of {len(side_items)} runs of {name} left out: {', '.join(reasons)}"
-            )
+            left = f"{len(out)} of {len(side_items)} runs of {name} left out"
+            notes.append(f"{left}: {', '.join(reasons)}")
         remarks = dict.fromkeys(text for m in side_items for text in m.result.warnings)
         notes += [f"{name}: {text}" for text in remarks]
     sizes = {m.row.size_bytes for m in [*pair.base, *pair.new] if m.row.size_bytes}

@@ -295,11 +295,8 @@ def titles_of(pairs: Sequence[Pair]) -> list[str]:
     for pair in pairs:
         parts = [_word(n, v) for n in varying if (v := pair.common.get(n)) is not None]
         for name in owns:
-            side_texts = [
-                _word(name, values_of_side[name])
-                for values_of_side in pair.side_values
-                if values_of_side.get(name) is not None
-            ]
+            values = [each[name] for each in pair.side_values if each.get(name) is not None]
+            side_texts = [_word(name, value) for value in values]
             parts += [" -> ".join(side_texts)] if side_texts else []
         titles.append(", ".join(parts))
     return titles
@@ -513,9 +510,8 @@ def notes_of_sides(comparisons: Sequence[Comparison], format: str) -> list[str]:
     """As ``note_lines`` of all sides."""
     lines = []
     for comparison in comparisons:
-        differences = (
-            comparison.settings if is_across_hardware(comparison) else comparison.differences
-        )
+        across = is_across_hardware(comparison)
+        differences = comparison.settings if across else comparison.differences
         notes = [f"differs: {each}" for each in differences]
         notes += [f"note: {text}" for text in comparison.notes] + [answer_of(comparison).text]
         lines += note_lines(format, [*comparison.base.runs, *comparison.new.runs], notes)

@@ -38,10 +38,8 @@ def side_names(comparison: Comparison) -> tuple[str, str]:
     """
     if comparison.names:
         return comparison.names
-    names = [
-        one_line(side.only[1] if side.only else side.name)
-        for side in (comparison.base, comparison.new)
-    ]
+    sides = (comparison.base, comparison.new)
+    names = [one_line(side.only[1] if side.only else side.name) for side in sides]
     files = [_file_name(side) for side in (comparison.base, comparison.new)]
     if names == ["base", "new"] and all(files) and files[0] != files[1]:
         names = files
@@ -111,12 +109,8 @@ def is_notable(comparison: Comparison, item: Compared | Fitted) -> bool:
 
 def most_possible(comparison: Comparison, items: Sequence[Compared | Fitted]) -> float:
     """The largest factor that the 95 % intervals of undecided cases leave possible."""
-    ends = [
-        end
-        for item in items
-        if item.judged.result == "inconclusive"
-        for end in speed_interval(comparison, item) or ()
-    ]
+    undecided = [item for item in items if item.judged.result == "inconclusive"]
+    ends = [end for item in undecided for end in speed_interval(comparison, item) or ()]
     return max((max(end, 1 / end) for end in ends), default=math.inf)
 
 
@@ -149,9 +143,8 @@ def judged_sentence(
         bound = least_text(item.judged, comparison.more_is_faster)
         runs = _runs_text(ratios)
         where = ", ".join(filter(None, [names[0], bound]))  # a barrier has no size
-        return (
-            f"{new} is {change_text(speed_of(comparison, item))} than {base}{what} ({where}{runs})"
-        )
+        change = change_text(speed_of(comparison, item))
+        return f"{new} is {change} than {base}{what} ({where}{runs})"
     speeds = sorted(speed_of(comparison, item) for item in ratios)
     mean = math.exp(sum(map(math.log, speeds)) / count)
     most = len(changed) == 1 and results.count(changed[0]) >= _MOST_CHANGED * count

@@ -224,9 +224,8 @@ class PairsRun:
                 if case.size_bytes not in self._buffers:
                     buffers = allocate(self.local.torch, sizing, 0, self.local.device.name)
                     self._buffers[case.size_bytes] = buffers
-                    Checker(
-                        self.local.torch, sizing, 0, buffers, self.local.progress.beat
-                    ).prepare()
+                    beat = self.local.progress.beat
+                    Checker(self.local.torch, sizing, 0, buffers, beat).prepare()
         except (RuntimeError, MemoryError) as error:
             failure = errors.brief(error)
         failed = self.local.control.failed(failure)
@@ -413,9 +412,7 @@ class PairsRun:
         suspect_pairs = [
             pair for pair, indexes in chosen.items() if uncleared & {*indexes} and pair not in usual
         ]
-        mixed = [
-            pair for neighbours in zip_longest(usual, suspect_pairs) for pair in neighbours if pair
-        ]
+        mixed = [pair for several in zip_longest(usual, suspect_pairs) for pair in several if pair]
         kinds = suspected_kinds(suspected[index] for index in sorted(uncleared))
         return mixed, [i for i, case in enumerate(self._cases) if case_key(case) in kinds]
 

@@ -85,10 +85,8 @@ def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
                 cells.append(shades[sum(speed < limit for limit in _LIMITS)])
         if merged > 1:
             order = [_SELF, *shades, _NONE]
-            cells = [
-                max(cells[first : first + merged], key=order.index)
-                for first in range(0, count, merged)
-            ]
+            starts = range(0, count, merged)
+            cells = [max(cells[first : first + merged], key=order.index) for first in starts]
         rows.append([str(unit), "|" + "".join(cell * each for cell in cells) + "|"])
     steps = ", ".join(f"{s} below {100 * x:g} %" for s, x in zip(shades[1:], _LIMITS, strict=True))
     lines = [above, f"of the median (within a node, between nodes): {steps}; {_SELF} itself"]
@@ -115,10 +113,8 @@ def _relative(pairs: Pairs, key: tuple[str, int]) -> dict[Pair, float]:
     for pair, timing in pairs.times[key].items():
         kinds[within[pair]].append(1 / timing.median_ns)
     middles = {kind: median(speeds) for kind, speeds in kinds.items() if speeds}
-    return {
-        pair: 1 / timing.median_ns / middles[within[pair]]
-        for pair, timing in pairs.times[key].items()
-    }
+    times = pairs.times[key].items()
+    return {pair: 1 / timing.median_ns / middles[within[pair]] for pair, timing in times}
 
 
 def slowest_units(pairs: Pairs, key: tuple[str, int]) -> list[int]:
@@ -156,9 +152,8 @@ def show_pairs(
     document = _object(run, pairs, suspected, threshold)
     grids = pairs_grids(run, pairs, Destination(file), suspected, threshold, format)
     print_results([Forms(grids, document)], format, file)
-    return any(suspect.confirmed for suspect in suspected) or bool(
-        _bisect_texts(run) or pairs.failed
-    )
+    has_suspect = any(suspect.confirmed for suspect in suspected)
+    return has_suspect or bool(_bisect_texts(run) or pairs.failed)
 
 
 def pairs_grids(
@@ -274,10 +269,8 @@ def _answer(
     if pairs.rehearsal or not judged or len(pairs.units) == 2:
         return Answer(f"no {pairs.by} can be judged here", "doubt")
     kind = "good" if judged == pairs.pair_count else "doubt"
-    return Answer(
-        f"no suspect: no {pairs.by} or link is slow, {judged} of {pairs.pair_count} pairs judged",
-        kind,
-    )
+    text = f"no {pairs.by} or link is slow, {judged} of {pairs.pair_count} pairs judged"
+    return Answer(f"no suspect: {text}", kind)
 
 
 def _bisect_texts(run: Run) -> list[str]:
@@ -342,9 +335,8 @@ def _conclusion(
     if confirmed:
         sound_units = suspects.largest_sound_group(pairs, confirmed)
         names = format_ranges(rank for unit in sound_units for rank in pairs.units[unit])
-        lines.append(
-            f"largest group without them: {len(sound_units)} {pairs.by}s, ranks {names or 'none'}"
-        )
+        sound = f"{len(sound_units)} {pairs.by}s, ranks {names or 'none'}"
+        lines.append(f"largest group without them: {sound}")
     elif not bisect_texts:
         whole = sum(map(pairs.judged, pairs.pairs))
         some = "" if whole == pairs.pair_count else f" among the {whole} pairs that were judged"

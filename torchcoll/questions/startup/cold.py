@@ -144,8 +144,8 @@ def late_cases(runs: Iterable[Sequence[Measured]], separate: Sequence[str]) -> l
     late = []
     for key, calls in groups.items():
         case = _late(kinds[key], calls)
-        known = [call for call in calls if call.why]
-        if 2 * case.cold > case.runs or (known and known[0].is_first_use):
+        explained = [call for call in calls if call.why]
+        if 2 * case.cold > case.runs or (explained and explained[0].is_first_use):
             late.append(case)
     return late
 
@@ -299,11 +299,8 @@ def cold(sources: Source | Sequence[Source]) -> Cold:
     measured: list[list[Measured]] = [[] for _ in runs]
     for item in files.measured("time", Reading()):
         measured[item.part].append(item)
-    rows = [
-        row
-        for run, items, placed in zip(runs, measured, places_of(runs), strict=True)
-        for row in _rows(run, items, placed, separate)
-    ]
+    of_runs = zip(runs, measured, places_of(runs), strict=True)
+    rows = [row for run, items, placed in of_runs for row in _rows(run, items, placed, separate)]
     if not rows:
         raise UnusableError(
             "first calls",
@@ -350,9 +347,8 @@ def _rows(
         firsts, fresh = first_results(mine), True
         if not firsts:
             # An imported file may have the first calls of the process as rows of one call each.
-            firsts = [
-                r for r in mine if r.reported and r.reported.first_call_ns and r.ordinal is not None
-            ]
+            reported = [r for r in mine if r.reported and r.reported.first_call_ns]
+            firsts = [r for r in reported if r.ordinal is not None]
             firsts.sort(key=lambda r: r.ordinal or 0)
         if not firsts:
             firsts, fresh = [r for r in mine if r.cold_ns and all(r.cold_ns)][:1], False

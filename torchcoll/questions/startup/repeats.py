@@ -144,9 +144,8 @@ def later_of(runs: Likes) -> tuple[dict[tuple[str, int], RunPairs], list[RunPair
         if len(firsts) > 2 and len({name for *_, name in firsts}) == 1:
             first, rest = (geometric(ns for _, ns, _ in part) for part in (firsts[:2], firsts[2:]))
             if first and rest:
-                by_kind.setdefault(key, []).append(
-                    (first, rest, firsts[0][2], firsts[0][0].place > 1)
-                )
+                pair = (first, rest, firsts[0][2], firsts[0][0].place > 1)
+                by_kind.setdefault(key, []).append(pair)
     return _pairs(by_kind)
 
 
