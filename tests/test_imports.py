@@ -55,7 +55,7 @@ TABLE = {
     "reading": ({"core", "libraries"}, set(), set()),
     "report": ({"core"}, set(), {"libraries", "numpy", *DRAWN}),
     "stats": (NOUNS, SCIENCE, set()),
-    "questions/check": ({*NOUNS, "questions/pairs"}, set(), set()),
+    "questions/check": ({*NOUNS, "questions/pairs", "report/junit"}, set(), set()),
     "questions/comparison": ({*NOUNS, "stats"}, SCIENCE, set()),
     "questions/contention": ({*NOUNS, "stats"}, SCIENCE, set()),
     "questions/pairs": (NOUNS, SCIENCE, set()),

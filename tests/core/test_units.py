@@ -19,6 +19,8 @@ from torchcoll.core.units import (
     parse_share,
     parse_size,
     parse_sizes,
+    shorten,
+    shorten_list,
     whole_number,
 )
 
@@ -314,3 +316,11 @@ def test_counted():
 )
 def test_a_change_is_a_percentage_below_twice_and_a_factor_from_there(ratio, text):
     assert format_change(ratio) == text
+
+
+def test_a_shortened_list_says_how_many_are_left_out():
+    assert shorten(["a", "b"], 2) == "a, b"
+    assert shorten(["a", "b", "c"], 2) == "a, b and 1 more"
+    assert shorten(["a", "b", "c"], 1, "; and {} more", between="; ") == "a; and 2 more"
+    assert shorten_list(["a", "b", "c"], 2, "{} more such sizes") == ["a", "b", "1 more such sizes"]
+    assert shorten_list(["a"], 2) == ["a"]

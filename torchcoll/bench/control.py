@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 from torchcoll.core.errors import ExitCode, HangError, TorchcollError
+from torchcoll.core.units import shorten
 from torchcoll.machine.launcher import Launch
 
 GRACE_S = 3.0  # how long a rank that suspects trouble waits for the status of the others
@@ -344,9 +345,8 @@ class Control:
         return f"rank {rank} ({self.hosts[rank]})" if rank < len(self.hosts) else f"rank {rank}"
 
     def names(self, ranks: Sequence[int]) -> str:
-        """The names of the first ranks, and how many more there are."""
-        more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
-        return ", ".join(map(self.name, ranks[:_NAMED])) + more
+        """Of so many ranks as a line holds, and how many more there are."""
+        return shorten(list(map(self.name, ranks)), _NAMED)
 
 
 class NoWordError(HangError):

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from torchcoll.core.units import plural
+
 # What libraries say of a connection that another rank has closed.
 _BY_OTHERS = ("by peer", "broken pipe")
 ECHO = "another rank reports trouble"
@@ -215,7 +217,7 @@ def other_world(statuses: Sequence[Status | None], names: Names) -> str:
     if len(counts) < 2:
         return ""
     return ", ".join(
-        f"{names(ranks)} count{'s' if len(ranks) == 1 else ''} {count} ranks"
+        f"{names(ranks)} {plural(len(ranks), 'counts', 'count')} {count} ranks"
         for count, ranks in counts
     )
 
@@ -281,13 +283,13 @@ def _waits(statuses: Sequence[Status], ranks: Sequence[int], names: Names) -> st
     """``rank 0 (a), rank 1 (a) wait in the collective``, by place."""
     by_place = _grouped(ranks, lambda rank: _PLACES.get(statuses[rank].get("place", ""), "?"))
     return ", ".join(
-        f"{names(group)} wait{'s' if len(group) == 1 else ''} in {place}"
+        f"{names(group)} {plural(len(group), 'waits', 'wait')} in {place}"
         for place, group in by_place
     )
 
 
 def _be(ranks: Sequence[int]) -> str:
-    return "is" if len(ranks) == 1 else "are"
+    return plural(len(ranks), "is", "are")
 
 
 def _grouped(ranks: Iterable[int], key: Callable[[int], str]) -> list[tuple[str, list[int]]]:

@@ -24,7 +24,7 @@ from torchcoll.core.case import (
 from torchcoll.core.collectives import COLLECTIVES, DTYPES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import Spec
-from torchcoll.core.units import format_bytes, format_duration, format_size, whole_number
+from torchcoll.core.units import counted, format_bytes, format_duration, format_size, whole_number
 
 if TYPE_CHECKING:
     from torchcoll.bench.control import Control
@@ -327,7 +327,7 @@ def _group(case: Case) -> str:
 def _assumptions(plan: SweepPlan) -> list[str]:
     spec = plan.spec
     first = plan.rows[0].case if plan.rows else None
-    ranks = f"{plan.ranks} rank{'s' if plan.ranks > 1 else ''}"
+    ranks = counted(plan.ranks, "rank")
     ranks += (
         " on one host" if plan.ranks_per_host == plan.ranks else f", {plan.ranks_per_host} a host"
     )
@@ -366,7 +366,7 @@ def _assumptions(plan: SweepPlan) -> list[str]:
 
 
 def _total(plan: SweepPlan) -> str:
-    cases = f"{len(plan.rows)} case{'s' if len(plan.rows) != 1 else ''}"
+    cases = counted(len(plan.rows), "case")
     refused = sum(1 for row in plan.rows if row.status)
     if refused:
         cases += f" ({refused} cannot run)"

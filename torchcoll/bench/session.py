@@ -23,6 +23,7 @@ from torchcoll.core import backends, errors
 from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import ExitCode, TorchcollError
 from torchcoll.core.spec import Spec
+from torchcoll.core.units import shorten
 from torchcoll.core.variables import masked_words
 from torchcoll.machine import environment
 from torchcoll.machine.devices import open_device, refuse_shared
@@ -406,8 +407,7 @@ class Session:
 
         def report_arrivals(hellos: Sequence[Any]) -> None:
             hosts = list(dict.fromkeys([hello["host"], *(other["host"] for other in hellos)]))
-            more = ", ..." if len(hosts) > _HOSTS_NAMED else ""
-            where = ", ".join(hosts[:_HOSTS_NAMED]) + more
+            where = shorten(hosts, _HOSTS_NAMED, ", ...")
             count = f"{len(hellos) + 1} of {control.ranks}"
             progress.on_progress(f"waiting for ranks: {count} here ({where})")
 

@@ -103,8 +103,8 @@ class ApiCall:
 
     functions: names in torch.distributed._functional_collectives, the newest first: torch 2.13
     renamed some, and warns about the old names, the only ones in torch 2.6.
-    arguments(op, received, sent, group): the arguments after the tensor. received, sent: elements
-    of each block, None if all are even.
+    arguments: a function of (op, received, sent, group), which returns the arguments after the
+    tensor. ``received`` and ``sent`` are the elements of each block, None if all are even.
     placements: the placements of a DTensor before and after; None if no redistribution of one
     dimension is this collective.
     """

@@ -20,6 +20,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.nvlink import AMPERE, BLACKWELL, HOPPER, VOLTA, NvlinkGeneration
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import Row, libraries_of, summarise
+from torchcoll.core.units import plural
 
 # Upper bounds of what a device can transfer, by its generation; they are not what to expect.
 #
@@ -252,7 +253,7 @@ def _beyond_interfaces(row: Row, hosts: Sequence[str], link_gbps: float | None) 
     each = f"{many[0]}" if len(many) == 1 else f"{many[0]} to {many[-1]}"
     return (
         f"busbw beyond what the stated links carry between hosts ({link_gbps:g} GB/s a rank in one "
-        f"direction, {each} rank{'s' if many[-1] > 1 else ''} a host)"
+        f"direction, {each} {plural(many[-1], 'rank')} a host)"
     )
 
 

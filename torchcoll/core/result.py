@@ -18,7 +18,7 @@ from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.case import Case, flat_dict
 from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.spec import Spec
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, shorten
 
 if TYPE_CHECKING:
     from torchcoll.core.soak_windows import SoakWindow
@@ -376,13 +376,13 @@ class CaseResult:
     cold_ns[rank][k]: the first calls in order, host clock, device complete at both stamps.
     warmup_ns[rank][k]: further calls before the steady ones, same clock.
     cold_start_ns[rank][k]: when each of the cold calls began, on the monotonic clock of the rank's
-    host: ranks of one host can be held against each other, those of several hosts cannot.
+    host. Ranks of one host can be compared with each other, ranks of several hosts cannot.
     time_ns[clock][rank][i]: the steady calls; ``batches`` are their batch sizes in order.
-    Of a large case that a file had, the samples of a rank are Packed, in place of a list.
-    busiest_bytes: of uneven blocks: the most bytes that one rank sends to the others or receives
-    from them, its own share aside; None is unknown.
-    lead_ns[rank][i]: calls that ran before each batch, the same number before each, on the clock
-    that is shown: whatever interrupts the calls makes the next ones slow, so they are not steady.
+    For a large case of a file the samples of a rank are Packed instead of a list.
+    busiest_bytes: with uneven blocks, the most bytes that one rank sends to other ranks or receives
+    from them; None is unknown.
+    ramp_up_ns[rank][i]: calls that ran before each batch, the same number before each, on the clock
+    that is shown. Any interruption makes the next calls slow, so these are not steady.
     start_ns, start_wall_us: when the case began on rank 0, by its monotonic clock and in us since
     1970 by its wall clock (in ns it would pass 2^53, and common JSON tools would round it); None is
     unknown. batch_start_ns, batch_start_wall_us: the same of each batch, before its ramp-up calls.
@@ -394,7 +394,7 @@ class CaseResult:
     steady_after: cold calls before the calls became steady; None if they did not within
         their limit.
     choices: algorithms that the communication library's log names for it; none is unknown.
-    beside: what --concurrent measured, after the steady calls.
+    concurrent: what --concurrent measured, after the steady calls.
     expected_ns: what the library's own model expects of a call; None is unknown.
     stop: why the steady calls ended: count, precision, time or cap. steady_ns: how long they took
     together with all that lies between them, as rank 0 saw it; None is unknown.
@@ -615,8 +615,7 @@ class Run(Displayed):
 
     def __repr__(self) -> str:
         names = list(dict.fromkeys(result.case.collective for result in self.results))
-        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-        of = f" of {', '.join(names[:2])}{more}" if names else ""
+        of = f" of {shorten(names, 2)}" if names else ""
         where = self.path or self.source.get("file") or self.header.get("run_id") or "unnamed"
         ended = (self.end or {}).get("status", "truncated")
         cases = f"{counted(len(self.results), 'case')}{of}"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torchcoll.core.device_identity import device_identity
+from torchcoll.core.units import counted
 
 _MOST = 1 << 16  # no kernel has higher CPU numbers (Linux: NR_CPUS is at most 8192)
 
@@ -21,8 +22,7 @@ def oversubscribed_hosts(members: Iterable[Mapping[str, Any]]) -> list[tuple[str
     for host, local in by_host(members).items():
         cores = cores_of(local)
         if cores and len(local) > len(cores):
-            plural = "s" if len(cores) > 1 else ""
-            text = f"{len(local)} ranks share {len(cores)} core{plural}: "
+            text = f"{len(local)} ranks share {counted(len(cores), 'core')}: "
             text += "times include waiting for a core"
             crowds.append((host, text))
     return crowds

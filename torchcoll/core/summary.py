@@ -60,15 +60,20 @@ def t_975(degrees: int) -> float:
     return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
+def _mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of two values or more, and the half-width of its 95 % t interval."""
+    n = len(values)
+    mean = sum(values) / n
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
+    return mean, t_975(n - 1) * deviation / math.sqrt(n)
+
+
 def relative_half_width(values: Sequence[float]) -> float:
     """Half-width of the 95 % t interval of the mean of ``values``, over their median.
 
     For 2 values or more, all above 0. This is the ``precision`` of the stopping rule.
     """
-    n = len(values)
-    mean = sum(values) / n
-    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
-    return t_975(n - 1) * deviation / math.sqrt(n) / median(values)
+    return _mean_and_half_width(values)[1] / median(values)
 
 
 def geometric_interval(ratios: Sequence[float]) -> tuple[float, float | None, float | None]:
@@ -77,12 +82,9 @@ def geometric_interval(ratios: Sequence[float]) -> tuple[float, float | None, fl
     One ratio has no interval: (ratio, None, None). For ranks, which load no scipy; everything else
     takes ``paired_ratio`` of stats/ratios.py.
     """
-    logs = [math.log(ratio) for ratio in ratios]
-    n, mean = len(logs), sum(logs) / len(logs)
-    if n < 2:
+    if len(ratios) < 2:
         return ratios[0], None, None
-    deviation = math.sqrt(sum((x - mean) ** 2 for x in logs) / (n - 1))
-    half = t_975(n - 1) * deviation / math.sqrt(n)
+    mean, half = _mean_and_half_width([math.log(ratio) for ratio in ratios])
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 

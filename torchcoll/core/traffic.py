@@ -21,7 +21,7 @@ from torchcoll.core.intervals import Span
 from torchcoll.core.jsonl import TRUNCATED, read_records
 from torchcoll.core.result import check_texts, check_whole, or_none
 from torchcoll.core.spec import Spec
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, shorten
 
 # Beside the names of core/collectives.py: one side of a point-to-point message each.
 POINT_TO_POINT = ("send", "recv")
@@ -172,7 +172,8 @@ class Traffic(Displayed):
     none of the calls. copies[rank]: when FSDP2 copied into and out of its flat buffers, which
     ``computing`` contains too; a rank whose source does not tell (a capture) is missing.
     clocks[rank]: (name of the clock that its stamps
-    are of, what it said at their 0): ranks of one name can be compared; missing: not known.
+    are of, what it said at their 0): ranks of one name can be compared. A rank is missing if
+    that is not known.
     notes: what could not be seen, a sentence each. problems: what was wrong in
     the file. end: the ``status`` (``complete``, ``failed``, ``interrupted``) and, where it is not
     complete, the ``reason`` and the ``message`` of the exception; {} where the file was cut off.
@@ -581,12 +582,10 @@ def latest(parts: Sequence[Traffic], folder: Path) -> list[Traffic]:
     last = max(captures)
     newest = list(captures.pop(last))
     names = [part.path.name for other in captures.values() for part in other if part.path]
-    if len(names) > _NAMED:
-        names[_NAMED:] = [f"{len(names) - _NAMED} more"]
     begun = f", begun {last[0].split(' ')[0]}" if last[0] else ""
     note = f"{folder} holds {len(captures) + 1} captures: this is the last{begun}; left out: "
     newest[0] = dataclasses.replace(
-        newest[0], notes=[f"{note}{', '.join(names)}", *newest[0].notes]
+        newest[0], notes=[note + shorten(names, _NAMED, ", {} more"), *newest[0].notes]
     )
     return newest
 

@@ -10,6 +10,7 @@ from torchcoll.core.case import partition, partition_text, partitions
 from torchcoll.core.collectives import BOTH, COLLECTIVES, DTYPES, OPS, Collective, Layout
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import ExactCall, Spec
+from torchcoll.core.units import counted
 
 if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic, TrafficCall
@@ -93,7 +94,7 @@ def spec_of(traffic: Traffic, groups: str | None, changes: Mapping[str, Any]) ->
         if point:
             points[point] = None
     for remark, count in remarks.items():
-        note = f"{count} call{'s' if count > 1 else ''} of {remark}"
+        note = f"{counted(count, 'call')} of {remark}"
         if note not in traffic.notes:
             traffic.notes.append(note)
     if not points:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from fractions import Fraction
 from functools import lru_cache
@@ -241,6 +241,11 @@ def format_percent(share: float) -> str:
     return f"{100 * share:g} %"
 
 
+def format_share(share: float | None, decimals: int = 1) -> str:
+    """Format a share as a percentage with a fixed number of decimals; None is ``-``."""
+    return "-" if share is None else f"{100 * share:.{decimals}f} %"
+
+
 def format_factor(factor: float) -> str:
     """Format a factor with enough digits to tell it from 1: ``13x``, ``4.6x``, ``1.003x``."""
     if factor >= 99.5:
@@ -287,6 +292,28 @@ def format_ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
+def plural(number: float, noun: str, several: str = "") -> str:
+    """The noun or verb that goes with a number: ``case`` for 1, otherwise ``cases``.
+
+    several: the plural form, if it is not the noun with an s.
+    """
+    return noun if number == 1 else several or f"{noun}s"
+
+
 def counted(number: int, noun: str) -> str:
     """Format a number with its noun: ``1 case``, ``2 cases``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number} {plural(number, noun)}"
+
+
+def shorten_list(texts: Sequence[str], most: int, rest: str = "{} more") -> list[str]:
+    """The first ``most`` texts, and if there are more, ``rest`` with the number left out."""
+    left_out = len(texts) - most
+    return [*texts[:most], rest.format(left_out)] if left_out > 0 else [*texts]
+
+
+def shorten(
+    texts: Sequence[str], most: int, rest: str = " and {} more", between: str = ", "
+) -> str:
+    """Join the first ``most`` texts: ``a, b and 3 more``. rest: what stands for the others."""
+    left_out = len(texts) - most
+    return between.join(texts[:most]) + (rest.format(left_out) if left_out > 0 else "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_bandwidth
+from torchcoll.core.units import counted, format_bandwidth, shorten
 from torchcoll.libraries.nccl import speeds
 from torchcoll.libraries.nccl.ceilings import AlgorithmLimit, Reach, algorithm_limits
 from torchcoll.libraries.nccl.speeds import GpuPath, Rail, gpu_path, nearest, rails, tree_lines
@@ -162,8 +162,7 @@ def _sums(topo: Topology) -> Grid:
 
 def _nearest(row: dict[str, Any]) -> str:
     names = row["nearest_interfaces"]
-    more = " ..." if len(names) > _MOST_NAMES else ""
-    return one_line(" ".join(names[:_MOST_NAMES]) + more) or "-"
+    return one_line(shorten(names, _MOST_NAMES, " ...", between=" ")) or "-"
 
 
 def _gpu(gpu: Gpu, topo: Topology) -> dict[str, Any]:
@@ -226,11 +225,10 @@ def _slowest(machine: Machine) -> str | None:
     slow = [(rail, host) for gbps, rail, host in pairs if gbps == least]
     if len(slow) == len(pairs):
         return f"all {counted(len(all_rails), 'rail')} between the hosts have {_gbps(least)} GB/s"
-    names = ", ".join(f"{_rail_name(rail)} on host {host}" for rail, host in slow[:4])
-    more = f" and {len(slow) - 4} more" if len(slow) > 4 else ""
+    names = shorten([f"{_rail_name(rail)} on host {host}" for rail, host in slow], 4)
     most = max(gbps for gbps, _, _ in pairs)
     return (
-        f"the slowest way between the hosts: {names}{more}, {_gbps(least)} GB/s, where the fastest "
+        f"the slowest way between the hosts: {names}, {_gbps(least)} GB/s, where the fastest "
         f"has {_gbps(most)}; NCCL gives all channels the same share, so where each has a rail of "
         f"its own they carry {len(all_rails)} x {_gbps(least)} = "
         f"{_gbps(len(all_rails) * least)} GB/s"
@@ -281,10 +279,8 @@ def _limits_grid(reach: Reach, limits: Sequence[AlgorithmLimit]) -> Grid:
 
 
 def _collectives(limit: AlgorithmLimit) -> str:
-    first, *more = limit.collectives
-    if len(more) < 2:
-        return ", ".join(limit.collectives)
-    return f"{first} and {len(more)} more"
+    names = limit.collectives
+    return shorten(names, 1 if len(names) > 2 else 2)
 
 
 def _record(reach: Reach, limit: AlgorithmLimit) -> dict[str, Any]:

@@ -34,14 +34,14 @@ class LoggedCall(NamedTuple):
 
 @dataclass
 class Tally:
-    """Counts the lines of a file by kind, each line once.
+    """Counts the lines of a file by kind, each line once. The keys of ``counts`` are:
 
-    understood: the reader took something from the line.
-    known: a line of the library that has nothing that is needed here.
-    cut: a line of a known kind that is truncated, edited, or has another line inside it. The
-        reader takes what is complete in it.
-    unknown: a line of the library of no known kind.
-    other: a line of another program.
+    - ``understood``: the reader took something from the line.
+    - ``known``: a line of the library that has nothing that is needed here.
+    - ``cut``: a line of a known kind that is truncated, edited, or has another line inside it. The
+      reader takes what is complete in it.
+    - ``unknown``: a line of the library of no known kind.
+    - ``other``: a line of another program.
     """
 
     counts: Counter[str] = field(default_factory=Counter)  # understood, known, cut, unknown, other

@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size, format_time
+from torchcoll.core.units import (
+    counted,
+    format_bandwidth,
+    format_ns,
+    format_size,
+    format_time,
+    shorten,
+)
 from torchcoll.libraries.topology_show import dump_grids
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
@@ -93,12 +100,11 @@ def _answer(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> Answer | None:
         problems += [f"{dump.file} is cut off"] if dump.facts.get("cut") else []
     crashes = [text for job in jobs for text in job.crashes]
     if crashes:
-        more = f" and {len(crashes) - _MOST_CRASHES} more" if len(crashes) > _MOST_CRASHES else ""
-        problems.append(f"crashed: {', '.join(crashes[:_MOST_CRASHES])}{more}")
+        problems.append(f"crashed: {shorten(crashes, _MOST_CRASHES)}")
     warnings = [text for job in jobs for text, _ in job.warnings.most_common()]
     if warnings and not crashes:
-        more = f", and {len(warnings) - 1} more" if len(warnings) > 1 else ""
-        problems.append(f"{counted(len(warnings), 'warning')} of the library: {warnings[0]}{more}")
+        texts = shorten(warnings, 1, ", and {} more")
+        problems.append(f"{counted(len(warnings), 'warning')} of the library: {texts}")
     return Answer(one_line("; ".join(problems)), "doubt") if problems else None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from torchcoll.core.case import QUEUED, split_batch
 from torchcoll.core.errors import UnavailableError
+from torchcoll.core.units import counted
 from torchcoll.machine.launcher import Launch
 
 # Timing loops take a function ``now`` that returns nanoseconds, so that tests can replace it.
@@ -394,8 +395,7 @@ def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:
     if local >= count and not shared and not (count == 1 and _masked()):
         raise UnavailableError(
             f"ranks on {os.uname().nodename}",
-            f"{max(launch.local_ranks, local + 1)} with {count} {kind} device"
-            f"{'s' if count > 1 else ''}",
+            f"{max(launch.local_ranks, local + 1)} with {counted(count, f'{kind} device')}",
             f"at most {count}",
             "Start fewer ranks, or rehearse with several on one device: --rehearse.",
         )

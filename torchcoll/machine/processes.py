@@ -39,10 +39,10 @@ def launch(
     timeout_s: float | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> Ended:
-    """Run a run to its end, output to ``log``; ``tick`` is called each second.
+    """Run a command to its end with its output in ``log``; ``tick`` is called each second.
 
-    Past ``timeout_s`` it is ended. An exception here (Ctrl-C) ends it too and goes on; a second
-    one while it ends kills at once.
+    It is ended after ``timeout_s``, and on an exception such as Ctrl-C, which goes on. A second
+    exception kills it at once.
     """
     began = time.monotonic()
     try:
@@ -124,10 +124,7 @@ def end_orphans(mark: str) -> int:
 
 
 def end_leftovers(mark: str, grace_s: float) -> None:
-    """Kill what still runs with this mark once ``grace_s`` is over.
-
-    Those of other hosts are the launcher's. Without /proc nothing is found.
-    """
+    """Kill this host's processes with this mark after ``grace_s``."""
     deadline = time.monotonic() + grace_s
     while (left := marked(mark)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -168,8 +165,9 @@ class LoadEnded(Exception):
 def under_load(
     argv: Sequence[str], environ: Mapping[str, str], mark: str, log: IO[bytes]
 ) -> Iterator[Callable[[], None]]:
-    """A load that runs inside; what is given raises LoadEnded where it runs no more. Raises
-    LoadEnded too where it cannot be started, or has ended at once or by the end.
+    """Keep a load running; the function that is given raises LoadEnded if it ended.
+
+    Raises LoadEnded if it cannot start, or ends too early.
     """
     began = time.monotonic()
     try:

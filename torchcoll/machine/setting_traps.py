@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torchcoll.core.backends import NCCL, ONECCL, of_family
+from torchcoll.core.units import counted
 from torchcoll.core.variables import kept_value
 from torchcoll.libraries.oneccl.variables import ALGORITHMS
 
@@ -276,7 +277,7 @@ TRAPS = (
 
 def setting_traps(settings: Settings) -> Iterator[Finding]:
     """Yield the traps in one host's settings."""
-    cores = f"{settings.cores} core{'s' if settings.cores > 1 else ''}"
+    cores = counted(settings.cores, "core")
     for trap in TRAPS:
         names = tuple(
             name

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.units import format_bytes
+from torchcoll.core.units import counted, format_bytes
 from torchcoll.machine.placement import cpu_numbers, number_in, text_in
 
 # The load of the cores is the difference of two samples of the ticks in /proc, which only increase.
@@ -330,7 +330,7 @@ def _device_concerns(
     for kind in ("uncorrected", "corrected"):
         risen = _rise(first.get(f"ecc_{kind}"), last.get(f"ecc_{kind}"))
         if risen:
-            yield f"{name}: {risen} {kind} ECC error{'s' if risen > 1 else ''} during the run"
+            yield f"{name}: {counted(risen, f'{kind} ECC error')} during the run"
     links, earlier = last.get("nvlinks"), first.get("nvlinks")
     if links is not None and earlier is not None and links < earlier:
         yield f"{name}: {earlier - links} of {earlier} NVLinks lost during the run"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from torchcoll.core.backends import BACKENDS, NCCL, ONECCL, minor_version, of_family
 from torchcoll.core.shared_cores import oversubscribed_hosts
-from torchcoll.core.units import format_bytes
+from torchcoll.core.units import counted, format_bytes
 from torchcoll.libraries.known_variables import unknown_variables
 from torchcoll.libraries.nccl import variables as nccl
 from torchcoll.libraries.oneccl import variables as oneccl
@@ -87,7 +87,7 @@ def more_ranks_than_devices(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "more_ranks_than_devices",
         "error",
-        f"{ranks} ranks on this host, {count} GPU{'s' if count > 1 else ''}",
+        f"{ranks} ranks on this host, {counted(count, 'GPU')}",
         "NCCL refuses two ranks on one GPU.",
         f"Start {count} per host, or rehearse on one GPU: --rehearse.",
     )

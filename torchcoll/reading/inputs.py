@@ -30,7 +30,7 @@ from torchcoll.core.merged_samples import add_kept_samples
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, shorten, shorten_list
 
 if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic
@@ -458,16 +458,14 @@ def _without_traffic(
     broken = [error for error in foreign.values() if not isinstance(error, ForeignError)]
     if foreign and not kept:
         raise broken[0] if broken else _none_of(not_results, foreign)
-    for refused in broken[:_NAMED]:
-        tell(f"torchcoll: note: skipped: {refused}")
-    if len(broken) > _NAMED:
-        tell(f"torchcoll: note: skipped: {len(broken) - _NAMED} more files that could not be read")
+    refusals = [str(refused) for refused in broken]
+    for text in shorten_list(refusals, _NAMED, "{} more files that could not be read"):
+        tell(f"torchcoll: note: skipped: {text}")
     if not_results:
         number = counted(len(not_results), "file")
-        tell(f"torchcoll: note: skipped {number} without results: {_first_of(not_results)}")
+        tell(f"torchcoll: note: skipped {number} without results: {shorten(not_results, _NAMED)}")
     if traffic and all(isinstance(source, str) and is_manifest(source) for source in kept):
-        more = f" and {len(traffic) - 1} more" * (len(traffic) > 1)
-        actual = f"traffic alone: {traffic[0]}{more}"
+        actual = f"traffic alone: {shorten(traffic, 1)}"
         raise UnreadableError(
             "result files",
             actual,
@@ -486,14 +484,11 @@ def _none_of(paths: Sequence[str], errors: Mapping[str, UnreadableError]) -> Unr
     nested = [p for folder in folders for p in glob.glob(f"{glob.escape(folder)}/*/*.jsonl")]
     subfolders = list(dict.fromkeys(os.path.dirname(path) for path in sorted(nested)))
     return UnreadableError(
-        "result files", _first_of(paths), "a torchcoll result file, or output of another tool",
-        f"Name a folder of them: {_first_of(subfolders)}." if subfolders else "",
-    )  # fmt: skip
-
-
-def _first_of(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+        "result files",
+        shorten(paths, _NAMED),
+        "a torchcoll result file, or output of another tool",
+        f"Name a folder of them: {shorten(subfolders, _NAMED)}." if subfolders else "",
+    )
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -514,7 +509,7 @@ def _no_files(folder: Path) -> UnreadableError:
         if visited >= _LOOKED_AT:
             break
         if count := len(_files_in(Path(name))):
-            subfolders.append(f"{name} ({count} file{'s' if count > 1 else ''})")
+            subfolders.append(f"{name} ({counted(count, 'file')})")
     names = ", ".join(
         subfolders if len(subfolders) < 5 else [*subfolders[:3], f"... ({len(subfolders)} folders)"]
     )

@@ -23,6 +23,7 @@ from torchcoll.core.collectives import exchange_with_splits, uneven
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.intervals import Span, Union, exposed, merged
 from torchcoll.core.traffic import ROOT, Group, Traffic, TrafficCall
+from torchcoll.core.units import counted
 from torchcoll.libraries.nccl.algorithms import kernel_choice
 from torchcoll.reading import kineto_events
 from torchcoll.reading.base import itemsize, whole
@@ -373,7 +374,7 @@ def fill_from_root(traffic: Traffic) -> None:
         traffic.calls[rank] = kept
     if left:
         traffic.notes.append(
-            f"left out: {left} call{'s' * (left > 1)} of scatter: dtype not known but from the "
+            f"left out: {counted(left, 'call')} of scatter: dtype not known but from the "
             "trace of the root, which was not read"
         )
 
@@ -512,10 +513,7 @@ def _notes(
     works: Mapping[kineto_events.IssuedCall, Sequence[kineto_events.Event]],
     unassigned: Sequence[kineto_events.Event],
 ) -> list[str]:
-    notes = [
-        f"left out: {count} call{'s' * (count > 1)} of {why}"
-        for why, count in maker.unknown.items()
-    ]
+    notes = [f"left out: {counted(count, 'call')} of {why}" for why, count in maker.unknown.items()]
     if any(not call.group for call in calls):
         which = f"which of the {len(maker.groups)} groups calls on gloo are of"
         notes.append(f"the trace does not tell {which if maker.groups else 'groups'}")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import format_ranges
+from torchcoll.core.units import format_ranges, shorten_list
 
 _DAY_NS = 86_400 * 10**9
 _NAMED = 4  # files, in a note
@@ -145,8 +145,7 @@ def _names(files: Sequence[RankFile]) -> str:
     """Their names, with what differs of their folders."""
     folder = os.path.commonpath([file.path.parent for file in files])
     names = [os.path.relpath(file.path, folder) for file in files]
-    if len(names) > _NAMED:
-        names[_NAMED:] = [f"{len(names) - _NAMED} more"]
+    names = shorten_list(names, _NAMED)
     return " and ".join(names) if len(names) < 3 else ", ".join(names)
 
 

@@ -27,7 +27,15 @@ from torchcoll.core.summary import (
     over_ranks,
     recorded_connects,
 )
-from torchcoll.core.units import counted, format_bytes, format_ns, format_ranges, format_size
+from torchcoll.core.units import (
+    counted,
+    format_bytes,
+    format_ns,
+    format_ranges,
+    format_size,
+    plural,
+    shorten,
+)
 from torchcoll.report.columns import distinct_values, statistics_of
 
 _ALWAYS = ("collective", "size_bytes", "dtype", "op", "ranks", "backend", "concurrent")
@@ -54,7 +62,7 @@ def _kind_text(kind: Mapping[str, Any], names: Sequence[str]) -> str:
         if name == "in_place":
             parts.append("in place" if value else "out of place")
         elif name == "ranks":
-            parts.append(f"{value} rank{'s' * (value != 1)}")
+            parts.append(counted(value, "rank"))
         elif name == "size_bytes":
             parts.append(f"{format_size(value)} bytes" if value < 1024 else format_size(value))
         elif name in _PLAIN:
@@ -244,7 +252,7 @@ def _backends(run: Run, items: Sequence[Any]) -> str:
         name, library = one_line(name), one_line(libraries.get(name) or name)
         text = library if library.startswith(name) else f"{name} ({library})"
         texts.append(f"{text} (nothing is communicated)" if not communicates(name) else text)
-    return f"backend{'s' if len(texts) > 1 else ''}: {', '.join(texts) or 'unknown'}"
+    return f"{plural(len(texts) or 1, 'backend')}: {', '.join(texts) or 'unknown'}"
 
 
 def _devices(members: Sequence[dict[str, Any]]) -> str:
@@ -347,8 +355,7 @@ def _unknown_states(run: Run) -> str:
                 one_line(state.get("host") or "?")
             )
     return "; ".join(
-        f"not known: {what} on {', '.join(hosts[:_FEW_HOSTS])}"
-        + (f" and {len(hosts) - _FEW_HOSTS} more hosts" if len(hosts) > _FEW_HOSTS else "")
+        f"not known: {what} on {shorten(hosts, _FEW_HOSTS, ' and {} more hosts')}"
         for what, hosts in unknown.items()
     )
 
@@ -371,16 +378,19 @@ def _start_up(run: Run, items: Sequence[Any]) -> str:
     alone = run.ranks == 1 or (backends and not any(map(communicates, backends)))
     first_backend = next(iter(run.header.get("connects_of") or backends), "")
     connects_at = None if alone else connects(run, first_backend)
-    names = (
-        *(("import torch", "import_torch"), ("rendezvous", "rendezvous"), ("device", "device")),
-        *(("init", "init_process_group"), ("connect", "communicator")),
-    )
-    parts = [
-        f"{text} {format_ns(ns, 3)}" for text, key in names if (ns := _phase(run, key)) is not None
-    ]
-    if connects_at == "init_process_group":
-        parts = [f"{w} including connecting" if w.startswith("init ") else w for w in parts]
-    elif connects_at == "first call":
+    names = {
+        "import_torch": "import torch",
+        "rendezvous": "rendezvous",
+        "device": "device",
+        "init_process_group": "init",
+        "communicator": "connect",
+    }
+    parts = []
+    for key, text in names.items():
+        if (ns := _phase(run, key)) is not None:
+            also = " including connecting" if key == "init_process_group" == connects_at else ""
+            parts.append(f"{text} {format_ns(ns, 3)}{also}")
+    if connects_at == "first call":
         parts.append("connects in the first call")
     elif connects_at == "before":
         parts.append("the process group was there")

@@ -13,7 +13,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import Row, median
-from torchcoll.core.units import counted, format_ratio, format_size, format_time
+from torchcoll.core.units import counted, format_ratio, format_size, format_time, shorten_list
 from torchcoll.report.answer import VERDICTS, Answer
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import View
@@ -60,9 +60,8 @@ def runs_grids(
         below.append(f"{counted(len(failed), 'case')} without a result: {_list_first(texts)}")
     for kind in ("bad", "doubt"):
         of_kind = [(name, answer) for name, answer in named if answer.level == kind]
-        below += [f"{name}: {answer.text}" for name, answer in of_kind[:_NAMED]]
-        if len(of_kind) > _NAMED:
-            below.append(f"and {len(of_kind) - _NAMED} more with {VERDICTS[kind]}")
+        answers = [f"{name}: {answer.text}" for name, answer in of_kind]
+        below += shorten_list(answers, _NAMED, f"and {{}} more with {VERDICTS[kind]}")
     relative_times = _relative_times(list(cases.values()))
     grids = [_spread_grid(list(cases.values()), names)]
     if len(relative_times) > 1 and any(len(case) > 2 for case in cases.values()):

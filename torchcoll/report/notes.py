@@ -26,7 +26,7 @@ from torchcoll.core.summary import (
     steady_times,
 )
 from torchcoll.core.two_modes import Modes, two_modes
-from torchcoll.core.units import counted, format_ns, format_ranges, format_size
+from torchcoll.core.units import counted, format_ns, format_ranges, format_size, plural
 from torchcoll.report.answer import Caveat
 
 SPLITS_LINE = (
@@ -121,10 +121,12 @@ class Notes:
             return []
         least, most = min(self._short.values()), max(self._short.values())
         calls = f"{least} calls" if least == most else f"{least} to {most} calls"
-        several = len(self._short) > 1
-        rows = f"{len(self._short)} rows are" if several else "1 row is"
-        have = "have" if several else "has"
-        return [f"{rows} not marked bimodal, but {have} only {calls}: too few to rule it out"]
+        rows = len(self._short)
+        are, have = plural(rows, "is", "are"), plural(rows, "has", "have")
+        return [
+            f"{counted(rows, 'row')} {are} not marked bimodal, but {have} only {calls}: "
+            "too few to rule it out"
+        ]
 
 
 def _result_notes(result: CaseResult) -> Iterable[str]:
@@ -132,9 +134,8 @@ def _result_notes(result: CaseResult) -> Iterable[str]:
         yield one_line(result.reason)
     check = result.verification
     if check is not None and check.failed and check.wrong_ranks:
-        yield f"wrong on rank{'s' if len(check.wrong_ranks) > 1 else ''} " + format_ranges(
-            check.wrong_ranks
-        )
+        ranks = plural(len(check.wrong_ranks), "rank")
+        yield f"wrong on {ranks} {format_ranges(check.wrong_ranks)}"
     if check is not None and check.tolerance_ulp:
         yield f"values within {check.tolerance_ulp} ulp count as correct"
     if medians := position_medians(result):

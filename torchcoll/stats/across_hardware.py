@@ -9,10 +9,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import first_call_ns, first_result_ns, first_results
 from torchcoll.stats.matching import Pair
 from torchcoll.stats.ratios import geometric
-from torchcoll.stats.sides import (
-    Measured,
-    Side,
-)
+from torchcoll.stats.sides import Measured, Side
 
 _HALF = 0.5
 
@@ -21,12 +18,11 @@ _HALF = 0.5
 class Profile:
     """What one side reaches in one table, by its own measure. None is unknown.
 
-    ranks: the numbers of them. best_gbps: the highest busbw, of best_bytes. largest_bytes: the
-    largest size that has a busbw. half_bytes: the smallest size that reaches half of it, and
-    below_bytes the next smaller one: the true size lies between them. floor_ns: the time of the
-    smallest size, floor_bytes; None where that reaches half of the best already, so that its time
-    is no latency. first_call_ns: the first call of the run, and first_result_ns: that with
-    connecting before it, geometric means over the runs.
+    ranks: all numbers of ranks. best_gbps: the highest busbw, at best_bytes. largest_bytes: the
+    largest size with a busbw. half_bytes: the smallest size that reaches half of the best, and
+    below_bytes the next smaller one. floor_ns: the time of the smallest size, floor_bytes; None if
+    that size reaches half of the best. first_call_ns, first_result_ns: the first call, and with
+    connecting; geometric means over the runs.
     """
 
     ranks: tuple[int, ...]
@@ -43,9 +39,10 @@ class Profile:
 
 @dataclass(frozen=True)
 class Start:
-    """What a side's first call on one backend took, the geometric mean over its runs as in
-    ``cold``, nanoseconds: the call itself, and with connecting before it (None where no run
-    tells that). runs_ns: of each run with connecting, where all runs tell that, else the call.
+    """The first call of a side on one backend, in ns: geometric means over the runs.
+
+    first_result_ns: with connecting before it; None if no run records that. runs_ns: of each run,
+    with connecting if all runs record it.
     """
 
     backend: str
@@ -55,7 +52,7 @@ class Start:
 
 
 def start(side: Side, backends: Iterable[str]) -> Start | None:
-    """Of the backend of a side that has one; None where it has several, or no run tells."""
+    """The start of a side with one backend; None if it has several, or no first call is known."""
     names = set(backends)
     if len(names) != 1:
         return None
@@ -70,9 +67,7 @@ def start(side: Side, backends: Iterable[str]) -> Start | None:
 
 
 def unlike(base: Side, new: Side) -> str:
-    """Why the two machines are not the same kind, as a reason; '' where they are, or where a
-    source does not tell.
-    """
+    """How the hardware of the sides differs, as a reason; '' if it does not, or is not known."""
     for what, of in (
         ("devices", _devices),
         ("device names", _device_names),
@@ -86,7 +81,7 @@ def unlike(base: Side, new: Side) -> str:
 
 
 def unlike_ranks(pair: Pair) -> str:
-    """``different numbers of ranks: 4 and 8``; '' where they agree."""
+    """``different numbers of ranks: 4 and 8``; '' if they agree."""
     ours, theirs = ({m.row.ranks for m in items} - {0} for items in (pair.base, pair.new))
     if not ours or not theirs or ours == theirs:
         return ""

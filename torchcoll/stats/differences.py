@@ -1,4 +1,4 @@
-"""What differs between the sides beside the figures: that is usually the answer."""
+"""What differs between the sides besides the figures: usually the explanation."""
 
 from __future__ import annotations
 
@@ -23,8 +23,18 @@ from torchcoll.stats.sides import (
 
 # Told first: what an upgrade changes. Then the variables and the rest, by name.
 _FIRST: tuple[str, ...] = (
-    *("label=", "source", "device_name", "hosts", "kernel", "driver"),
-    *(*of_family(NCCL), "rccl", *of_family(ONECCL), "mapped ", "torch", "torchcoll"),
+    "label=",
+    "source",
+    "device_name",
+    "hosts",
+    "kernel",
+    "driver",
+    *of_family(NCCL),
+    "rccl",
+    *of_family(ONECCL),
+    "mapped ",
+    "torch",
+    "torchcoll",
 )
 # Labels of `torchcoll matrix` that count runs and ranks, or name combinations.
 _COUNTING = ("cell", "run", "nproc", "ranks", "nnodes", "nodes")
@@ -34,7 +44,7 @@ _OF_THE_PLACE = ("label=run", "hosts", "device_name", "kernel", "cpu", "cores", 
 
 @dataclass(frozen=True)
 class Difference:
-    """What is not the same on both sides, with the values that each side has; () is not known."""
+    """A fact that differs between the sides, with the values of each side; () is not known."""
 
     name: str
     base: tuple[str, ...]
@@ -47,7 +57,7 @@ class Difference:
 
 
 def differences_of(base: Side, new: Side) -> list[Difference]:
-    """Every fact whose values are not those of the other side, where both tell it."""
+    """Every fact that both sides record and whose values differ."""
     ours, theirs = values_by_name(base), values_by_name(new)
     differences = [
         Difference(name, tuple(a), tuple(b))
@@ -58,7 +68,7 @@ def differences_of(base: Side, new: Side) -> list[Difference]:
 
 
 def unknown_of(base: Side, new: Side) -> list[str]:
-    """What only one side tells, and values that both sides withhold: they may differ or not."""
+    """Sentences on facts that only one side records, and on values that both sides withhold."""
     ours, theirs = values_by_name(base), values_by_name(new)
     withheld = [name for name in ours if MASK in ours[name] and MASK in theirs.get(name, ())]
     lines = []
@@ -71,15 +81,14 @@ def unknown_of(base: Side, new: Side) -> list[str]:
 
 
 def settings_of(base: Side, new: Side, pairs: Sequence[Pair]) -> list[Difference]:
-    """Everything that is not the same on both sides: in the cases, in how they were measured and in
-    the environments. What only one side records has no values on the other.
+    """Everything that differs between the sides: in the cases, in how they were measured and in the
+    environments. A side that does not record a setting has no values.
     """
     ours, theirs = values_by_name(base), values_by_name(new)
     names = dict.fromkeys(name for several in _unknown_names(base, new) for name in several)
     alone = [Difference(n, tuple(_values(ours, n)), tuple(_values(theirs, n))) for n in names]
-    differences = sorted(
-        [*differences_of(base, new), *alone], key=lambda d: (_place(d.name), d.name)
-    )
+    differences = [*differences_of(base, new), *alone]
+    differences.sort(key=lambda d: (_place(d.name), d.name))
     cases = [d for d in [*dimensions_of(pairs), _libraries(pairs)] if d.base != d.new]
     return [*cases, *ways_of(pairs), *differences]
 
@@ -92,7 +101,7 @@ def _libraries(pairs: Sequence[Pair]) -> Difference:
 
 
 def _unknown_names(base: Side, new: Side) -> tuple[list[str], list[str]]:
-    """What base does not tell and new does, and the reverse."""
+    """The facts that base does not record and new does, and the reverse."""
     ours, theirs = values_by_name(base), values_by_name(new)
     # A library belongs to its backend, and those are told apart elsewhere.
     libraries = {
@@ -103,11 +112,8 @@ def _unknown_names(base: Side, new: Side) -> tuple[list[str], list[str]]:
     }
 
     def unknown(facts: dict[str, list[str]], others: dict[str, list[str]]) -> list[str]:
-        return [
-            name
-            for name in others
-            if not _values(facts, name) and name not in libraries and not name.startswith("mapped ")
-        ]
+        missing = [name for name in others if not _values(facts, name) and name not in libraries]
+        return [name for name in missing if not name.startswith("mapped ")]
 
     return unknown(ours, theirs), unknown(theirs, ours)
 
@@ -126,9 +132,9 @@ def _place(name: str) -> int:
 
 
 def hidden_of(base: Side, new: Side, by: Sequence[str]) -> list[str]:
-    """What varies among the runs of one side: their ratio is one over a mixture.
+    """Sentences on what varies among the runs of one side: their ratio is over a mixture.
 
-    Their number in a matrix is not that: runs are the replicates.
+    The label ``run`` does not count, because runs are the replicates.
     """
     lines = []
     for side in (base, new):
@@ -139,24 +145,21 @@ def hidden_of(base: Side, new: Side, by: Sequence[str]) -> list[str]:
 
 
 def hidden_note(varying: str, which: str = "the runs") -> str:
-    """What is said of runs that are shown as one although they differ; '' if they do not."""
+    """A sentence on runs that are shown as one although they differ; '' if they do not."""
     return f"hidden: {which} are not alike in {varying}" if varying else ""
 
 
 def varying_text(values: Mapping[str, Sequence[str]], without: Sequence[str] = ()) -> str:
     """``kernel (6.1, 6.8); NCCL_ALGO (Ring, unset)``: the facts that have several values."""
-    return "; ".join(
-        f"{name} ({_several(several)})"
-        for name, several in values.items()
-        if len(several) > 1 and name not in without
-    )
+    several = {n: each for n, each in values.items() if len(each) > 1 and n not in without}
+    return "; ".join(f"{name} ({_several(each)})" for name, each in several.items())
 
 
 def kept_separate(runs: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
-    """Names of what was varied on purpose among runs, given as (ranks, facts).
+    """The facts that were varied on purpose among runs, given as (ranks, facts).
 
-    Variables, settings and labels that have several values at one number of ranks make different
-    curves; what changes with the ranks alone cannot be told from them, and is a hidden dimension.
+    Variables, settings and labels with several values at one number of ranks make separate curves.
+    What changes only with the ranks cannot be separated from them.
     """
     values: dict[tuple[int, str], set[str]] = {}
     facts = list(runs)
@@ -168,10 +171,10 @@ def kept_separate(runs: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
 
 
 def check_unmixed(base: Side, new: Side) -> None:
-    """Raises UsageError where some runs of ``new`` are like ``base`` and others are not.
+    """Raises UsageError if some runs of ``new`` are like ``base`` and others are not.
 
-    For files that nobody named: ``compare many/*a* many/*b*`` is many files to the shell, of which
-    BASE is the first alone. Told by any fact but those of the place, which a scheduler chooses.
+    For sides without names: the shell expands ``compare many/*a* many/*b*`` to many files, of which
+    only the first is BASE. Facts that a scheduler chooses, such as the host, do not count.
     """
     ours, theirs = (
         [known_of(part) | {"ranks": str(part.ranks)} for part in side.parts] for side in (base, new)
@@ -200,9 +203,9 @@ def _stated(facts: Mapping[str, str], name: str) -> str:
 
 
 def hidden_among(runs: Sequence[Mapping[str, str]], separate: Sequence[str]) -> str:
-    """What differs among runs, given by their facts, that are shown as one kind; '' if nothing.
+    """What differs among runs that are shown as one kind, given by their facts; '' if nothing.
 
-    Neither what keeps kinds ``apart``, nor labels of ``torchcoll matrix`` for the number of ranks.
+    separate: facts that keep kinds apart. Labels of ``torchcoll matrix`` do not count.
     """
     values = values_of_facts([dict(facts) for facts in runs])
     return varying_text(values, [*separate, *(f"label={name}" for name in _COUNTING)])
@@ -215,7 +218,7 @@ def _on_purpose(name: str) -> bool:
 
 
 def dimensions_of(pairs: Sequence[Pair]) -> list[Difference]:
-    """What differs in matched cases themselves; no values on a side that does not tell."""
+    """The dimensions in which matched cases differ; () on a side that does not record one."""
     values: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for pair in pairs:
         if not (pair.base and pair.new):
@@ -232,7 +235,7 @@ def dimensions_of(pairs: Sequence[Pair]) -> list[Difference]:
 
 
 def separate_of(pairs: Sequence[Pair], chosen_by: str = "") -> list[str]:
-    """``dimensions_of`` in sentences, without the fact that the sides were chosen by."""
+    """``dimensions_of`` in sentences, without the dimension that names the sides."""
     dimensions = [dimension for dimension in dimensions_of(pairs) if dimension.name != chosen_by]
     unknown = [d.name for d in dimensions if not (d.base and d.new)]
     lines = also_differ([d for d in dimensions if d.base and d.new])
@@ -242,16 +245,15 @@ def separate_of(pairs: Sequence[Pair], chosen_by: str = "") -> list[str]:
 
 
 def also_differ(dimensions: Sequence[Difference]) -> list[str]:
-    """The dimensions of the cases in which the sides differ, as one line; [] without any."""
+    """One line on the dimensions in which the cases of the sides differ; [] without any."""
     differ = [f"{d.name} ({_several(d.base)} -> {_several(d.new)})" for d in dimensions]
     return [f"the sides also differ in: {'; '.join(differ)}"] if differ else []
 
 
 def taken_of(pairs: Sequence[Pair]) -> list[str]:
-    """What some runs do not tell, and was taken for what all others have."""
-    taken = dict.fromkeys(
-        taken_value for pair in pairs if pair.base and pair.new for taken_value in pair.taken
-    )
+    """Sentences on dimensions that some runs do not record and that were assumed."""
+    pairs = [pair for pair in pairs if pair.base and pair.new]
+    taken = dict.fromkeys(item for pair in pairs for item in pair.taken)
     return [
         f"some runs do not tell {name}: taken for {value_text(name, value)}, as all others"
         for name, value in taken
@@ -259,7 +261,6 @@ def taken_of(pairs: Sequence[Pair]) -> list[str]:
 
 
 def value_text(name: str, value: Any) -> str:
-    """A value of a dimension in words."""
     if value is None:
         return "-"
     return {True: "in place", False: "out of place"}[value] if name == "in_place" else str(value)
@@ -270,20 +271,14 @@ def _several(values: Sequence[str]) -> str:
     return ", ".join(few) or NOT_KNOWN
 
 
-# How the cases of the two sides were measured: calls asked for, why they ended, ramp-up calls.
-#
-# These are no facts of an environment and keep no cases apart: they are named, case by case, where
-# they are not the same, because each of them can be what a ratio shows.
+# How the cases were measured: number of calls, why they ended, ramp-up calls. They keep no cases
+# apart, but each of them can be what a ratio shows, so differences are named.
 
 
 def ways_of(pairs: Sequence[Pair]) -> list[Difference]:
-    """What the sides share no value of, in the cases that both have. Unknown on a side is none."""
+    """How matched cases were measured differently: the ways in which the sides share no value."""
     matched = [pair for pair in pairs if pair.base and pair.new]
-    return [
-        difference
-        for name, of in _WAYS
-        if (difference := _difference(name, of, matched)) is not None
-    ]
+    return list(filter(None, (_difference(name, of, matched) for name, of in _WAYS)))
 
 
 def _difference(
@@ -315,16 +310,10 @@ def _stop(item: Measured) -> str:
 
 
 def _lead(item: Measured) -> str:
-    """Whether there were ramp-up calls; a file from before there were any had none. Not how many:
-    it is 10 ms over the last cold call, and so differs between two runs of one command.
-    """
+    """Whether there were ramp-up calls. Their number differs between two equal runs."""
     if not item.result.time_ns:
         return ""
     return "some" if any(item.result.ramp_up_ns) else "none"
 
 
-_WAYS = (
-    ("iterations (-n)", _asked),
-    ("stopped by", _stop),
-    ("ramp-up calls", _lead),
-)
+_WAYS = (("iterations (-n)", _asked), ("stopped by", _stop), ("ramp-up calls", _lead))

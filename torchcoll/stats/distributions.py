@@ -18,13 +18,20 @@ _MOST_STEPS = 200  # of ``root_between``
 _PRECISION = 1e-13
 
 
+MAD_TO_SIGMA = 1.4826  # standard deviation over median absolute deviation, of normal noise
+
+
+def mad_scale(deviations: ArrayLike) -> float:
+    """The standard deviation by the median absolute deviation; outliers do not spoil it."""
+    return MAD_TO_SIGMA * float(numpy.median(numpy.abs(deviations)))
+
+
 def t_quantile(share: float, degrees: float) -> float:
     """The value that Student's t with so many degrees of freedom stays below with ``share``."""
     return float(special.stdtrit(degrees, share))
 
 
 def t_p_value(t: float, degrees: float) -> float:
-    """The two-sided p of Student's t."""
     return float(2 * special.stdtr(degrees, -abs(t)))
 
 
@@ -94,11 +101,7 @@ def kendall_p(x: ArrayLike, y: ArrayLike) -> float:
     total = n * (n - 1.0)
     pairs, threes, weighted = zip(
         *(
-            (
-                (t * (t - 1)).sum(),
-                (t * (t - 1) * (t - 2)).sum(),
-                (t * (t - 1) * (2 * t + 5)).sum(),
-            )
+            ((t * (t - 1)).sum(), (t * (t - 1) * (t - 2)).sum(), (t * (t - 1) * (2 * t + 5)).sum())
             for t in ties
         ),
         strict=True,

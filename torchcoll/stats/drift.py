@@ -1,4 +1,4 @@
-"""Whether what was measured over and over became slower with time."""
+"""Whether repeated measurements became slower with time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ SURE = 0.05  # p up to which one is
 
 @dataclass(frozen=True)
 class TimeDrift:
-    """By how much the last quarter of the time lies above the first, as a share of it; its 90 %
-    interval, and the p of none.
+    """By how much the last quarter of the time is slower than the first, as a share, with its 90 %
+    interval and the p of no drift.
 
-    Means of the logs over eight stretches of equally many values: neighbours are alike, stretches
-    less so (batch means: Law and Carson, Operations Research 27, 1979). The error is their scatter
-    about a line (6 degrees of freedom): neither a steady drift nor a step widens it much.
+    Means of the logarithms over eight stretches, which are nearly independent (batch means: Law and
+    Carson, Operations Research 27, 1979). The error is their scatter about a line.
     """
 
     value: float
@@ -30,9 +29,7 @@ class TimeDrift:
 
 
 def drift_of(values: Sequence[float]) -> TimeDrift | None:
-    """values: in the order of time, a window or a step each. None of fewer than eight, and where
-    one is not above 0.
-    """
+    """values: in the order of time. None for fewer than eight values, or if one is not above 0."""
     if len(values) < STRETCHES or min(values) <= 0:
         return None
     from torchcoll.stats.distributions import line_through, t_p_value, t_quantile

@@ -44,9 +44,7 @@ class Condition:
 
 
 def conditions(filter: str | Sequence[str]) -> list[Condition]:
-    """The conditions of a text with commas, or of several. Raises UsageError naming the first bad
-    one.
-    """
+    """Parse a text with commas, or several texts. Raises UsageError for a bad condition."""
     return [_condition(text) for text in text_items(filter, "filter") if text.strip()]
 
 

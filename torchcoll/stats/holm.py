@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns the p values adjusted for their number, in their order.
-
-    Source: S. Holm, Scandinavian Journal of Statistics 6 (1979) 65. Rejecting what is below a level
-    keeps the chance of any false alarm below it, however the cases depend on each other; they do.
+    """Returns the p values adjusted for their number, in their order (S. Holm, Scandinavian Journal
+    of Statistics 6 (1979) 65). It holds for dependent cases too.
     """
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted, highest = [0.0] * len(p_values), 0.0
@@ -20,11 +18,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def holm_levels(p_values: Sequence[float], level: float) -> list[float]:
-    """Of each p value the level that it must stay below to be rejected, given the others.
+    """The level that each p value must be below to be rejected, given the others.
 
-    Holm rejects k of the others whatever this p value is, as far as they are below level / n,
-    level / (n - 1), ... in order; the level that is left is level / (n - k). level: of all tests
-    together.
+    Holm rejects k of the others, as far as they are below level / n, level / (n - 1), ... in order;
+    then level / (n - k) is left. level: of all tests together.
     """
     levels = []
     for i in range(len(p_values)):

@@ -10,10 +10,9 @@ Floats = NDArray[numpy.float64]
 
 
 def fit_line(sizes: Floats, times: Floats) -> tuple[float, float]:
-    """(latency in ns, ns per byte) of times in ns over sizes in bytes, neither below 0.
+    """Fit (latency in ns, ns per byte) to times in ns over sizes in bytes, neither below 0.
 
-    Least squares of the relative deviations, because noise is relative: else the largest size alone
-    would decide, and the latency would be what is left over.
+    Least squares of the relative deviations: otherwise the largest sizes alone would decide.
     """
     largest = float(sizes.max())
     columns = numpy.column_stack((1 / times, sizes / largest / times))

@@ -42,8 +42,8 @@ Key = tuple[tuple[str, Any], ...]
 class Pair:
     """One case on both sides; a side without it is empty.
 
-    common: what both have, size aside; side_values: the values of each side in what they do
-    not share; taken: (name, value) of what some of them do not tell, and all others have.
+    common: the dimensions that both share, without the size. side_values: those of each side that
+    they do not share. taken: (name, value) of what some runs do not record and was assumed.
     """
 
     common: dict[str, Any]
@@ -68,7 +68,9 @@ def value_of(item: Measured, name: str) -> Any:
 
 
 def kind_of(item: Measured, separate: Sequence[str] = ()) -> dict[str, Any]:
-    """What a case is, size, ranks and clock aside, and its values of the facts in ``apart``."""
+    """The kind of a case: its dimensions except size, ranks and clock, and the facts in
+    ``separate``.
+    """
     kind = {name: value_of(item, name) for name in NAMES if name not in ("ranks", "clock")}
     return kind | {name: value_of_fact(item.facts, name) for name in separate}
 
@@ -81,9 +83,8 @@ def pairs_of(
 ) -> list[Pair]:
     """Every case of either side, in the order of the base, sizes ascending.
 
-    ``by``: further names that both sides must agree in; ``asked``: what is to be compared, whatever
-    it is. Raises UsageError where the sides share no
-    case, naming what keeps them apart.
+    by: further names that both sides must agree in. asked: what is compared, whatever its values
+    are. Raises UsageError if the sides share no case, naming what keeps them apart.
     """
     names = [*NAMES, *(name for name in by if name not in NAMES)]
     pairs = []
@@ -104,12 +105,11 @@ def pairs_of(
 def sizes_of_sides(
     pair: Pair, pairs: Iterable[Pair]
 ) -> tuple[list[list[Measured]], list[list[Measured]]]:
-    """Every size that each side has in the table of ``pair``, ascending, those of one side too."""
+    """The runs of every size that each side has in the table of ``pair``, sizes ascending."""
     alike = [other for other in pairs if other.common == pair.common]
-    base = {
-        p.size_bytes: p.base for p in alike if p.base and p.side_values[0] == pair.side_values[0]
-    }
-    new = {p.size_bytes: p.new for p in alike if p.new and p.side_values[1] == pair.side_values[1]}
+    ours, theirs = pair.side_values
+    base = {p.size_bytes: p.base for p in alike if p.base and p.side_values[0] == ours}
+    new = {p.size_bytes: p.new for p in alike if p.new and p.side_values[1] == theirs}
     return [base[size] for size in sorted(base)], [new[size] for size in sorted(new)]
 
 
@@ -124,7 +124,7 @@ def _pairs(
     free: Sequence[str],
     alone: Mapping[str, Any],
 ) -> list[Pair]:
-    """``alone``: what is not known is taken for this."""
+    """alone: the values that are assumed if a case does not record them."""
     shared = [n for n in names if n not in free]
     size = _size_of([*base, *new])
     groups_by_case: dict[
@@ -169,7 +169,7 @@ def _unstated(item: Measured, name: str) -> bool:
 
 
 def _only_known(name: str, items: Sequence[Measured]) -> Any:
-    """The one value of all that tell, where some do not; None else."""
+    """The one value that some items record and others do not; otherwise None."""
     values = {value_of(m, name) for m in items if not _unstated(m, name)}
     some = any(_unstated(m, name) for m in items)
     return values.pop() if some and len(values) == 1 and name not in _OF_SAMPLES else None
@@ -195,7 +195,7 @@ def _is_free(name: str, base: Sequence[Measured], new: Sequence[Measured]) -> bo
 
 
 def _size_of(items: Iterable[Measured]) -> Callable[[Row], int]:
-    """Requested bytes where both sides have them, else the actual ones."""
+    """Requested bytes if both sides know them, otherwise the actual ones."""
     if all(item.knows_requested for item in items):
         return lambda row: row.size_bytes_requested
     return lambda row: row.size_bytes or row.size_bytes_requested

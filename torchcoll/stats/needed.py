@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy
 from scipy import special
 
-from torchcoll.stats.distributions import gauss_legendre, root_between
+from torchcoll.stats.distributions import gauss_legendre, root_between, t_quantile
 from torchcoll.stats.ratios import LEVEL, NO_SPREAD, Design, Ratio
 from torchcoll.stats.sequential import FIRST_LOOK, bounds, least_t
 
@@ -50,7 +50,7 @@ class Target:
         """Beyond which |t| is a difference; inf where none is."""
         degrees = design.degrees(runs)
         if not self.looks:
-            return _quantile(degrees, 1 - self.level / 2)
+            return t_quantile(1 - self.level / 2, degrees)
         information = design.error(runs) ** -2
         return float(least_t(numpy.array(degrees), numpy.array(information), self.level))
 
@@ -58,7 +58,7 @@ class Target:
         """Beyond which both one-sided t show that nothing differs."""
         bound = bounds(min(runs, _MOST_ROUNDS))[-1] if self.looks else 0.0
         share = float(special.ndtr(bound)) if self.looks else 0.95
-        return _quantile(design.degrees(runs), share)
+        return t_quantile(share, design.degrees(runs))
 
 
 def asked(threshold: float, tested: int, decided: int = 0, looks: bool = False) -> Target:
@@ -67,11 +67,7 @@ def asked(threshold: float, tested: int, decided: int = 0, looks: bool = False) 
 
 
 def power(
-    what: Target,
-    design: Design,
-    runs: int,
-    difference: numpy.ndarray,
-    spread: numpy.ndarray,
+    what: Target, design: Design, runs: int, difference: numpy.ndarray, spread: numpy.ndarray
 ) -> numpy.ndarray:
     """How often so many runs a side give the result that is true of this ``difference`` of
     logarithms and ``spread`` of one run: a difference beyond the threshold, the same within it.
@@ -110,10 +106,6 @@ def _chi(degrees: float) -> tuple[numpy.ndarray, numpy.ndarray]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _quantile(degrees: float, share: float) -> float:
-    return float(special.stdtrit(degrees, share))
-
-
 def least_difference(what: Target, ratio: Ratio) -> float:
     """A lower bound, as a logarithm of 0 or more, of a difference that the test of ``what`` has
     shown: the near end of a 95 % interval. Of all differences that are shown, at most LEVEL have a
@@ -150,7 +142,7 @@ def _least_shown(what: Target, ratio: Ratio, error: float, spread: float) -> flo
         information = numpy.array((spread / error) ** 2)
         critical = float(least_t(numpy.array(degrees), information, what.level))
     else:
-        critical = _quantile(degrees, 1 - what.level / 2)
+        critical = t_quantile(1 - what.level / 2, degrees)
     # A case of ``versus`` may have passed at an earlier look, and not pass any more.
     if difference <= max(critical * error, what.limit):
         return 0.0
@@ -217,7 +209,7 @@ def runs_to_bound(ratio: Ratio, threshold: float) -> int | None:
     def enough(runs: int) -> bool:
         degrees = design.degrees(runs)
         far = margin / (design.error(runs) * spread)
-        return degrees > 0 and special.nctdtr(degrees, far, _quantile(degrees, 0.975)) <= 1 - POWER
+        return degrees > 0 and special.nctdtr(degrees, far, t_quantile(0.975, degrees)) <= 1 - POWER
 
     return _least(enough)
 

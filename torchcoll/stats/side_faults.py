@@ -1,4 +1,4 @@
-"""What of one side is in no figure: wrong results, hangs, failures, and cases that it lacks."""
+"""What of one side has no figure: wrong results, hangs, failures and missing cases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_NAMED = 4  # cases of one fault
 
 
 def fault_runs(items: Iterable[Measured]) -> dict[str, set[int]]:
-    """The runs of each outcome that is a fault: not right, unsupported or skipped."""
+    """The runs of each outcome that is a fault."""
     faults: dict[str, set[int]] = {}
     for item in items:
         if (outcome := item.row.outcome) not in EXPECTED_STATUSES:
@@ -38,7 +38,7 @@ def fault_runs(items: Iterable[Measured]) -> dict[str, set[int]]:
 
 @dataclass(frozen=True)
 class Fault:
-    """kind: the outcome of the cases, or ENDED_EARLY; runs: how many have it."""
+    """kind: the outcome of the cases, or ENDED_EARLY. runs: how many runs have it."""
 
     kind: str
     runs: int
@@ -52,11 +52,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class SideFaults:
-    """What of one side is in no figure.
+    """The faults of one side.
 
-    side: its name, '' of all runs; runs: how many it has; faults: the worst first; missing: cases
-    that the other side has and no run of this one; cases: how many there are; outliers: how many
-    times as fast as the other runs each run is that does not count.
+    side: its name, '' for all runs. runs: how many it has. faults: the worst first. missing: cases
+    that only the other side has. cases: how many there are. outliers: how many times as fast as the
+    others each run is that was left out.
     """
 
     side: str = ""
@@ -68,7 +68,7 @@ class SideFaults:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many cases are wrong, failed and missing; those that are 0 are left out."""
+        """The number of wrong, failed and missing cases, without zeros."""
         cases: dict[str, set[str]] = {name: set() for name in ENTRIES}
         for fault in self.faults:
             cases[fault.entry] |= set(fault.cases)
@@ -83,14 +83,12 @@ class SideFaults:
 
     @property
     def without_figure(self) -> bool:
-        """Whether cases have no figure: a run that ended early leaves them those of other runs."""
+        """Whether a case has no figure. After an early end other runs have figures."""
         return bool(self.missing) or any(fault.kind != ENDED_EARLY for fault in self.faults)
 
     @property
     def texts(self) -> list[str]:
-        """A clause each: ``3 of 6 runs of new timed out (128)``, ``wrong results in 2 of 6 (32)``,
-        ``new lacks 2 of 10 cases (64, 128)``.
-        """
+        """Such as ``3 of 6 runs of new timed out (128)``, ``new lacks 2 of 10 cases (64, 128)``."""
         side, clauses = one_line(self.side), []
         for number, fault in enumerate(self.faults):
             runs = f"{fault.runs} of {self.runs}"
@@ -147,7 +145,7 @@ def side_faults(
     outliers: Sequence[float] = (),
     cut: Mapping[int, Collection[str]] | None = None,
 ) -> SideFaults:
-    """cases: the name of each and what the side's runs have of it. cut: as of ``cut_runs``."""
+    """cases: (name, the runs of this side). cut: see ``cut_runs``."""
     by_kind: dict[str, tuple[set[int], list[str]]] = {}
     number = 0
     for name, items in cases:
@@ -169,8 +167,8 @@ def side_faults(
 
 
 def cut_runs(side: Side) -> dict[int, set[str]]:
-    """The numbers of the runs of torchcoll that did not end well, and the collectives that each was
-    asked for.
+    """The runs of torchcoll that did not end well, by number, and the collectives they were to
+    measure.
     """
     return {
         number: set(run.header.get("spec", {}).get("collectives") or ())
@@ -181,7 +179,7 @@ def cut_runs(side: Side) -> dict[int, set[str]]:
 
 
 def _absent(items: Sequence[Measured], cut: Mapping[int, Collection[str]]) -> set[int]:
-    """The runs that ended before this case, which other runs of the side have."""
+    """The runs that ended before they measured this case."""
     collectives = {item.row.collective for item in items}
     # A run that ended before it had any case may not say what it was asked for.
     asked = {number for number, of_run in cut.items() if not of_run or collectives & set(of_run)}
@@ -189,7 +187,7 @@ def _absent(items: Sequence[Measured], cut: Mapping[int, Collection[str]]) -> se
 
 
 def faults_of_items(side: str, runs: int, items: Sequence[Measured]) -> SideFaults:
-    """Of a side that is compared with none. items: of its ``runs``."""
+    """The faults of a side that is not compared. items: of its ``runs``."""
     cases: dict[str, list[Measured]] = {}
     several = len({item.row.collective for item in items}) > 1
     for item in items:
@@ -200,7 +198,7 @@ def faults_of_items(side: str, runs: int, items: Sequence[Measured]) -> SideFaul
 
 
 def entries_of(sides: Iterable[SideFaults]) -> Mapping[str, int]:
-    """``counts`` of several sides together."""
+    """The sum of ``counts`` over several sides."""
     total: dict[str, int] = {}
     for side in sides:
         for name, count in side.counts.items():

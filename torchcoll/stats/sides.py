@@ -12,22 +12,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core import summary
 from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import doubted, doubts_of
 from torchcoll.core.result import CaseResult, Reported, Run, run_numbers
 from torchcoll.core.run_facts import facts_of
-from torchcoll.core.summary import (
-    COLD_CALL,
-    OVER_RANKS,
-    PERIOD,
-    Row,
-    default_clock,
-    has_period,
-    libraries_of,
-    mean_time,
-    summarise,
-)
 from torchcoll.core.units import parse_utc
 from torchcoll.libraries.known_variables import NCCL_CHOICES
 from torchcoll.reading.inputs import Source, expand, load_all, split_label
@@ -51,7 +41,7 @@ _PUBLISHED = "a published table"  # as reading/plain.py names the source of a ta
 class Measured:
     """One case of one run. ``figure``: what enters the comparison; None where there is none."""
 
-    row: Row
+    row: summary.Row
     result: CaseResult
     run: int  # the number of its file on its side
     figure: float | None
@@ -74,7 +64,8 @@ class Reading:
 
     def of(self, result: CaseResult) -> str:
         """What the figure of a case with samples is of its calls and ranks."""
-        return self._text(PERIOD if has_period(result, default_clock(result)) else "median")
+        has_period = summary.has_period(result, summary.default_clock(result))
+        return self._text(summary.PERIOD if has_period else "median")
 
     def _text(self, usual: str) -> str:
         return f"{'mean' if self.mean else usual} over calls, {self.over_ranks} over ranks"
@@ -90,13 +81,13 @@ class Side(OneLine):
 
     @property
     def only(self) -> tuple[str, str] | None:
-        """(dimension, value) of a side named ``backend:gloo``: its cases are those alone."""
+        """(dimension, value) of a side named ``backend:gloo``, which has only these cases."""
         dimension, colon, value = self.name.partition(":")
         return (dimension, value) if colon else None
 
     @property
     def parts(self) -> list[Run]:
-        """All runs, those of --resume too."""
+        """All runs, including the earlier ones of --resume."""
         return [part for run in self.runs for part, _ in run.all_runs()]
 
     @property
@@ -109,26 +100,25 @@ class Side(OneLine):
 
     @property
     def reference(self) -> bool:
-        """True where all figures are published ones, of a machine that is not here."""
+        """Whether all figures were published, of a machine that is not here."""
         return bool(self.runs) and all(run.source.get("tool") == _PUBLISHED for run in self.runs)
 
     @property
     def from_library_benchmark(self) -> bool:
-        """True where oneCCL's own benchmark made all of it, which calls the library from C++."""
-        return bool(self.runs) and all(
-            run.source.get("tool") == _ONECCL_BENCHMARK for run in self.runs
-        )
+        """Whether oneCCL's own benchmark, which calls the library from C++, measured all of it."""
+        tools = [run.source.get("tool") for run in self.runs]
+        return bool(tools) and all(tool == _ONECCL_BENCHMARK for tool in tools)
 
     @property
     def through_torch(self) -> bool:
-        """True where torchcoll itself measured all of it."""
+        """Whether torchcoll itself measured all of it."""
         return bool(self.runs) and not any(run.source for run in self.runs)
 
     def traps(self, compared: Collection[str] = ()) -> list[str]:
-        """Settings that are traps for the backends of its cases, as its runs recorded them.
+        """Settings of the runs that are traps for the backends of the cases.
 
-        compared: variables that the sides have set to different values; a trap of these alone is
-        the subject of the comparison.
+        compared: variables that differ between the sides; a trap of these alone is what is
+        compared.
         """
         cases = [result.case for result in self.results]
         if self.only:
@@ -156,17 +146,16 @@ class Side(OneLine):
 
     @property
     def rehearsal_note(self) -> str:
-        """What is said of those, '' where there are none."""
+        """A note on the rehearsals; '' if there are none."""
         return _REHEARSALS if self.rehearsals else ""
 
     def read_as(self, reading: Reading) -> str:
-        """What a figure is of the calls and ranks: of samples ``reading``, else what the sources
-        tell; '' where no case has any.
+        """How a figure was computed from calls and ranks, in words; '' if no case has one. reading:
+        how samples are read.
         """
         results = [r for r in self.results if r.time_ns or r.reported]
-        return " or ".join(
-            dict.fromkeys(reading.of(r) if r.time_ns else _stated(r.reported) for r in results)
-        )
+        texts = (reading.of(r) if r.time_ns else _stated(r.reported) for r in results)
+        return " or ".join(dict.fromkeys(texts))
 
     def measured(self, metric: str, reading: Reading) -> list[Measured]:
         """Every case of every run, read for ``metric``."""
@@ -175,17 +164,21 @@ class Side(OneLine):
         for number, run in enumerate(self.runs):
             parts = [(known_of(p), start_of(p), _iters_of(p)) for p, _ in run.all_runs()]
             each = zip(
-                run_numbers(run), run.results, libraries_of(run), doubts_of(run), strict=True
+                run_numbers(run),
+                run.results,
+                summary.libraries_of(run),
+                doubts_of(run),
+                strict=True,
             )
             for part, result, library, doubt in sorted(each, key=itemgetter(0)):
-                row = summarise(result, reading.over_ranks, library=library)
+                row = summary.summarise(result, reading.over_ranks, library=library)
                 if reading.mean and result.time_ns:
                     row = _read_as_mean(row, result, reading.over_ranks)
                 row = doubted(row, doubt)
                 figure: float | None = getattr(row, METRICS[metric])
                 # A duration of nothing has no logarithm; only a broken clock gives one.
                 figure = figure if figure and 0 < figure < math.inf else None
-                if row.statistic == COLD_CALL:  # the next one may take a thousandth of it
+                if row.statistic == summary.COLD_CALL:  # the next one may take a thousandth of it
                     figure = None
                 facts, start, iters = parts[part]
                 knows, place = not run.source, before + part
@@ -197,7 +190,7 @@ class Side(OneLine):
 
 
 def _iters_of(run: Run) -> str:
-    """The calls that a run asked for, or UNTIL_PRECISE; '' where its file does not tell."""
+    """The number of calls that a run requested, or UNTIL_PRECISE; '' if it is not known."""
     spec = run.header.get("spec") or {}
     if run.source or "iters" not in spec:
         return ""
@@ -205,7 +198,7 @@ def _iters_of(run: Run) -> str:
 
 
 def start_of(run: Run) -> float | None:
-    """When a run began, in seconds of UTC; None where its file does not tell it."""
+    """When a run began, in seconds of UTC; None if it is not known."""
     text = str(run.header.get("start_utc") or "")
     try:
         when = parse_utc(text)
@@ -215,25 +208,25 @@ def start_of(run: Run) -> float | None:
 
 
 def _stated(reported: Reported | None) -> str:
-    """What a figure is of the calls and of the ranks, as far as its source tells."""
+    """How a figure was computed from calls and ranks, as far as its source says."""
     assert reported is not None
     readings = ((reported.statistic, "over calls"), (reported.over_ranks, "over ranks"))
     if reported.one_cold_call:
-        return f"{COLD_CALL}, {reported.over_ranks} over ranks"
+        return f"{summary.COLD_CALL}, {reported.over_ranks} over ranks"
     recorded = [f"{reading} {what}" for reading, what in readings if reading != "unknown"]
     return ", ".join(recorded if len(recorded) == len(readings) else [*recorded, "as published"])
 
 
 def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
-    """How samples are read beside what the other side gives.
+    """How samples are read, given the other side.
 
-    A source that knows only means is compared like with like: samples are read as means too, over
-    the ranks in the way of the source; where it does not tell, over all of them.
+    If a source has only means, samples are read as means too, over the ranks as in the source, or
+    over all of them if it does not say.
     """
     reported = [r.reported for s in (base, new) for r in s.results if r.reported and not r.time_ns]
     if over_ranks is None and reported:
         statistics = {
-            reported_case.over_ranks if reported_case.over_ranks in OVER_RANKS else "mean"
+            reported_case.over_ranks if reported_case.over_ranks in summary.OVER_RANKS else "mean"
             for reported_case in reported
         }
         how = statistics.pop() if len(statistics) == 1 else "mean"
@@ -242,9 +235,9 @@ def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
     return Reading(how, mean=any(reported_case.statistic == "mean" for reported_case in reported))
 
 
-def _read_as_mean(row: Row, result: CaseResult, how: str) -> Row:
+def _read_as_mean(row: summary.Row, result: CaseResult, how: str) -> summary.Row:
     """The row with the mean over the calls in place of the median."""
-    mean = mean_time(result, row.clock, how)
+    mean = summary.mean_time(result, row.clock, how)
     if not mean or not row.median_ns:
         return row
     scale = row.median_ns / mean
@@ -280,10 +273,10 @@ def side(
     collective: str | None = None,
     ranks: int | None = None,
 ) -> Side:
-    """A side of a Run, a file, a folder, a glob, or several of them.
+    """A side made of a Run, a file, a folder, a glob, or several of them.
 
-    collective, ranks: of output of other tools that does not tell them. Raises UsageError for
-    anything else, and UnreadableError for a file.
+    collective, ranks: of output that does not record them. Raises UsageError for anything else,
+    UnreadableError for a file.
     """
     several = _several(name, sources)
     files: list[Source] = [each for source in several for each in expand(source)]
@@ -317,13 +310,9 @@ def _several(name: str, sources: object) -> list[Source]:
 
 
 def named_side(name: str, sources: Source | Sequence[Source]) -> Side:
-    """As ``side``, of texts that may be ``label=PATH``, which then names it. Raises UsageError for
-    two labels.
-    """
-    parts = [
-        split_label(source) if isinstance(source, str) else ("", source)
-        for source in _several(name, sources)
-    ]
+    """As ``side``; ``label=PATH`` names it. Raises UsageError for two labels."""
+    several = _several(name, sources)
+    parts = [split_label(each) if isinstance(each, str) else ("", each) for each in several]
     labels = list(dict.fromkeys(label for label, _ in parts if label))
     if len(labels) > 1:
         raise UsageError(name, f"sides named {' and '.join(labels)}", "runs of one side")
@@ -331,7 +320,7 @@ def named_side(name: str, sources: Source | Sequence[Source]) -> Side:
 
 
 def _without_copies(runs: Sequence[Run]) -> list[Run]:
-    """Each run once: a copy is no further replicate. What is left out is a problem."""
+    """Each run once, as a copy is no replicate. The run that stays has it as a problem."""
     kept: dict[object, Run] = {}
     for number, run in enumerate(runs):
         first = kept.setdefault(identity_of(run) or number, run)
@@ -341,10 +330,10 @@ def _without_copies(runs: Sequence[Run]) -> list[Run]:
 
 
 def identity_of(run: Run) -> object:
-    """What only one run has; None where nothing tells it from another.
+    """A value that only this run has; None if it cannot be told from others.
 
-    Of our own its start and every cold call to the nanosecond; of an imported one its figures, for
-    which two runs may well agree in one or two of three digits.
+    For runs of torchcoll its start and cold calls; for imported ones their figures, if there are
+    enough.
     """
     if not run.source:
         start = run.header.get("start_utc")
@@ -354,7 +343,7 @@ def identity_of(run: Run) -> object:
 
 
 def check_together(base: Side, new: Side) -> None:
-    """Raises UsageError where the two must not be compared at all."""
+    """Raises UsageError if the two sides must not be compared."""
     if base.only and new.only and base.only != new.only:
         shared: set[str] = set()  # two backends of one run are two sides
         copies: dict[object, Path | None] = {}
@@ -383,15 +372,12 @@ def check_together(base: Side, new: Side) -> None:
 
 
 def values_by_name(side: Side) -> dict[str, list[str]]:
-    """Each fact of a side with its different values, in order; a run may lack it.
-
-    A fact that no run of the side has is not in it.
-    """
+    """The different values of each fact that a run of the side has, in order."""
     return values_of_facts([known_of(run) for run in side.parts])
 
 
 def values_of_facts(facts: Sequence[dict[str, str]]) -> dict[str, list[str]]:
-    """The different values of each fact, in order; also of runs that lack it."""
+    """The different values of each fact, in order, including those of runs that lack it."""
     names = dict.fromkeys(name for fact in facts for name in fact)
 
     def value(fact: dict[str, str], name: str) -> str:
@@ -403,10 +389,10 @@ def values_of_facts(facts: Sequence[dict[str, str]]) -> dict[str, list[str]]:
 
 
 def value_of_fact(facts: Mapping[str, str], name: str) -> str:
-    """A variable, setting or label of a run; ``unset``; ``not known`` where a file cannot say so.
+    """A variable, setting or label of a run; ``unset``; ``not known`` if the file cannot say.
 
-    NCCL looks at NCCL_CHOICES in every run, and its log names what it finds set: a file that names
-    any variable of NCCL would name these. A file that has the whole environment would name any.
+    NCCL's log names every variable of NCCL_CHOICES that is set. A file that names one variable of
+    NCCL therefore would name the others too, and so would one with the whole environment.
     """
     if name in facts:
         return facts[name]

@@ -28,8 +28,9 @@ class StartModes:
 
 
 def start_modes(cases: Sequence[Figures], more_is_faster: bool = False) -> StartModes | None:
-    """The modes of what all cases of a run share, the median over those that all runs have. None
-    where there is one mode, or where the modes are the sides.
+    """The two modes in which runs start, over the cases that all runs have.
+
+    None if there is one mode, or if the modes are the sides.
     """
     runs = sorted({run for case in cases for run in case.runs})
     whole = [case for case in cases if sorted(case.runs) == runs]

@@ -79,11 +79,9 @@ class Figures:
 
     def without(self, left_out: Sequence[tuple[int, int]]) -> Figures:
         keep = [i for i, run in enumerate(self.runs) if run not in left_out]
-        return Figures(
-            tuple(self.values[i] for i in keep),
-            tuple(self.runs[i] for i in keep),
-            None if self.order is None else tuple(self.order[i] for i in keep),
-        )
+        values, runs = tuple(self.values[i] for i in keep), tuple(self.runs[i] for i in keep)
+        order = None if self.order is None else tuple(self.order[i] for i in keep)
+        return Figures(values, runs, order)
 
 
 @dataclass(frozen=True)
@@ -272,9 +270,8 @@ def side_ratio(figures: Figures, share: float | None = None) -> Ratio:
                 squares = [(rest[model.sides == side] ** 2).sum() for side in (0, 1)]
                 spread = math.sqrt((squares[0] / free[0] + squares[1] / free[1]) / 2)
             design = ORDERED if model.in_order else ONE_NOISE
-            design = dataclasses.replace(
-                design, degrees_share=1 / (2 * (noise**2 + (1 - noise) ** 2))
-            )
+            shared = 1 / (2 * (noise**2 + (1 - noise) ** 2))
+            design = dataclasses.replace(design, degrees_share=shared)
             return ratio_of(float(effect), error, degrees, spread, design)
     return plain_ratio(figures)
 
@@ -330,9 +327,7 @@ def _outlier(
     return Outlier(run, exp(off), t, limit)
 
 
-def _medians(
-    cases: Sequence[Figures],
-) -> tuple[dict[tuple[int, int], tuple[float, float]], float]:
+def _medians(cases: Sequence[Figures]) -> tuple[dict[tuple[int, int], tuple[float, float]], float]:
     """Of each run the medians over the cases (deviate, logarithm), and the deviates' limit."""
     alike: dict[tuple[object, object], list[Figures]] = {}
     for case in cases:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.units import counted
 from torchcoll.libraries.nccl import speeds
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS
 from torchcoll.libraries.nccl.topology import SearchGraph, Topology
@@ -227,7 +228,7 @@ def _between(reach: Reach, nics: float) -> list[AlgorithmLimit]:
     n, h, g = reach.ranks, reach.hosts, reach.gpus
     # With one GPU per host, no link within a host is used.
     b = None if g == 1 or reach.gpu_gbps is None else reach.links.gbps
-    interfaces = f"{reach.nics} interface{'s' if reach.nics > 1 else ''} of a host, {nics:g} GB/s"
+    interfaces = f"{counted(reach.nics, 'interface')} of a host, {nics:g} GB/s"
     if g > 1 and b is None:
         interfaces += "; what the links within a host allow is not known"
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.nvlink import generation_of
+from torchcoll.core.units import counted
 from torchcoll.libraries.nccl.topology import (
     PATHS,
     Gpu,
@@ -234,7 +235,7 @@ def _links_ceiling(gpus: list[Gpu], what: str, library: str) -> Ceiling:
     count = sum(link.count for link in outward(gpu))
     each = link_gbps(gpu, outward(gpu)[0])
     wire = wire_gbps(gpu)
-    source = f"{count} link{'s' if count > 1 else ''} x {each:g} GB/s, {library} topo.h"
+    source = f"{counted(count, 'link')} x {each:g} GB/s, {library} topo.h"
     return Ceiling(least, source, round(count * wire, 3) if wire else None)
 
 

@@ -13,35 +13,15 @@ from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.jsonl import read_objects
 from torchcoll.core.result import Run
 from torchcoll.libraries.known_variables import FORCING
+from torchcoll.parts.curves import forced_cells
 from torchcoll.parts.curves.contest import CellAt, SizeContest, Table, judge
-from torchcoll.parts.curves.forced_cells import (
-    Forced,
-    cell_name,
-    disobeyed,
-    forced_settings,
-    records_variables,
-    varied_variables,
-)
+from torchcoll.questions.comparison import results
 from torchcoll.questions.comparison.compare import THRESHOLD
-from torchcoll.questions.comparison.results import (
-    NO_STARTS,
-    ONE_AFTER_THE_OTHER,
-    outlier_text,
-    runs_of,
-)
 from torchcoll.reading.inputs import MANIFEST, Source, is_manifest
+from torchcoll.stats import sides
 from torchcoll.stats.differences import hidden_note, kept_separate, varying_text
 from torchcoll.stats.filters import conditions
 from torchcoll.stats.matching import NAMES, value_of
-from torchcoll.stats.sides import (
-    Measured,
-    Reading,
-    Side,
-    known_of,
-    side,
-    value_of_fact,
-    values_of_facts,
-)
 
 _USUAL = ("communicator", "clock")  # a case that did not run gets those of other cases
 
@@ -83,17 +63,17 @@ def algorithms(
     """
     if not (isinstance(threshold, int | float) and 0 < threshold < 1):
         raise UsageError("threshold", threshold, "above 0 % and below 100 %")
-    files = side("files", sources)
+    files = sides.side("files", sources)
     wanted = conditions(filter)
-    reading = Reading(over_ranks)
+    reading = sides.Reading(over_ranks)
     measured = files.measured("time", reading)
     items = [m for m in measured if all(condition.holds(m) for condition in wanted)]
     if not items and wanted:
         texts = ",".join(condition.text for condition in wanted)
         raise UsageError("filter", texts, "conditions that some case fulfils")
-    runs = [(run.ranks, known_of(run)) for run in files.parts]
-    varied = varied_variables([facts for _, facts in runs])
-    forcing = [forced_settings(m.facts, varied, m.row.backend) for m in items]
+    runs = [(run.ranks, sides.known_of(run)) for run in files.parts]
+    varied = forced_cells.varied_variables([facts for _, facts in runs])
+    forcing = [forced_cells.forced_settings(m.facts, varied, m.row.backend) for m in items]
     if not any(forcing):
         backends = ", ".join(dict.fromkeys(m.row.backend for m in items))
         raise UnusableError(
@@ -105,7 +85,7 @@ def algorithms(
     # The settings that were varied on purpose without forcing anything separate the tables. Files
     # that record no variables are ignored here, so that AUTO of such a file is in the same table as
     # the cells.
-    telling = kept_separate([run for run in runs if records_variables(run[1])])
+    telling = kept_separate([run for run in runs if forced_cells.records_variables(run[1])])
     separate = [
         name
         for name in kept_separate(runs)
@@ -121,30 +101,21 @@ def algorithms(
     within = [*inside, *(f"label={name}" for name in inside)]
     notes = _notes(files, every, runs, [*separate, *within])
     notes += _unrecorded_notes(files, runs, left_out)
-    notes += [
-        outlier_text(_file(files.runs[outlier.run[1]]), outlier) for outlier in tests.left_out
-    ]
+    notes += [results.outlier_text(_file(files.runs[o.run[1]]), o) for o in tests.left_out]
     if tests.comparisons and not (tests.in_order and tests.interleaved):
-        notes.append(ONE_AFTER_THE_OTHER if tests.in_order else NO_STARTS)
+        notes.append(results.ONE_AFTER_THE_OTHER if tests.in_order else results.NO_STARTS)
     read = files.read_as(reading) or str(reading)
     names = dict.fromkeys(files.runs[m.run].labels.get("cell", "") for m in items)
     source_cells = [name for name in names if name]
+    comparisons = tests.comparisons
     return Algorithms(
-        files.runs,
-        tables,
-        threshold,
-        tests.comparisons,
-        notes,
-        missing,
-        matrices,
-        read,
-        source_cells,
+        files.runs, tables, threshold, comparisons, notes, missing, matrices, read, source_cells
     )
 
 
 def _tables(
-    files: Side,
-    items: Sequence[Measured],
+    files: sides.Side,
+    items: Sequence[sides.Measured],
     forcing: Sequence[dict[str, str]],
     separate: Sequence[str],
 ) -> tuple[list[Table], set[str]]:
@@ -154,18 +125,17 @@ def _tables(
     these runs are left out, because a forced run among them would change AUTO's time.
     """
     usual = {name: next((v for m in items if (v := value_of(m, name))), None) for name in _USUAL}
-    groups: dict[str, tuple[dict[str, Any], list[tuple[Measured, dict[str, str]]]]] = {}
+    groups: dict[str, tuple[dict[str, Any], list[tuple[sides.Measured, dict[str, str]]]]] = {}
     for item, settings in zip(items, forcing, strict=True):
         kind = {name: value_of(item, name) for name in NAMES}
         kind |= {name: kind[name] or value for name, value in usual.items()}
-        kind |= {name: value_of_fact(item.facts, name) for name in separate}
+        kind |= {name: sides.value_of_fact(item.facts, name) for name in separate}
         groups.setdefault(repr(kind), (kind, []))[1].append((item, settings))
     tables, used = [], set()
     for kind, members in groups.values():
-        unrecorded = {
-            m.run for m, settings in members if not settings and _records_nothing(m.facts)
-        }
-        if any(not settings and m.run not in unrecorded for m, settings in members):
+        automatic = [m for m, settings in members if not settings]
+        unrecorded = {m.run for m in automatic if _records_nothing(m.facts)}
+        if any(m.run not in unrecorded for m in automatic):
             members = [member for member in members if member[0].run not in unrecorded]
         tables.append(_table(files, kind, members))
         used |= {m.run for m, _ in members}
@@ -173,14 +143,16 @@ def _tables(
 
 
 def _table(
-    files: Side, common: dict[str, Any], items: Sequence[tuple[Measured, dict[str, str]]]
+    files: sides.Side,
+    common: dict[str, Any],
+    items: Sequence[tuple[sides.Measured, dict[str, str]]],
 ) -> Table:
-    by_cell: dict[str, list[tuple[Measured, dict[str, str]]]] = {}
+    by_cell: dict[str, list[tuple[sides.Measured, dict[str, str]]]] = {}
     for item, settings in items:
         by_cell.setdefault(repr(sorted(settings.items())), []).append((item, settings))
     cells = list(by_cell.values())
     labels = [[files.runs[m.run].labels.get("cell") for m, _ in cell] for cell in cells]
-    names = [cell_name(cell[0][1], label) for cell, label in zip(cells, labels, strict=True)]
+    names = [forced_cells.cell_name(c[0][1], label) for c, label in zip(cells, labels, strict=True)]
     at: dict[int, list[CellAt]] = {}
     wrong: dict[str, list[int]] = {}
     unchecked = []
@@ -189,8 +161,8 @@ def _table(
         settings = members[0][1]
         if names.count(name) > 1:  # cells of two matrices may have the same label
             name = f"{name} ({' '.join(f'{n}={v}' for n, v in settings.items())})"
-        cell = Forced(name, settings)
-        by_size: dict[int, list[Measured]] = {}
+        cell = forced_cells.Forced(name, settings)
+        by_size: dict[int, list[sides.Measured]] = {}
         for m, _ in members:
             by_size.setdefault(m.row.size_bytes_requested or m.row.size_bytes, []).append(m)
         for size_bytes, items_at_size in sorted(by_size.items()):
@@ -217,23 +189,21 @@ def _table(
     return Table(common, hosts, library, sizes, [], wrong, unchecked, uneven)
 
 
-def _cell_at(cell: Forced, items: Sequence[Measured]) -> CellAt:
+def _cell_at(cell: forced_cells.Forced, items: Sequence[sides.Measured]) -> CellAt:
     bad = [m for m in items if not m.row.is_right]
     is_wrong = any(m.row.outcome == "wrong" for m in bad)
-    runs_and_values = [] if is_wrong else runs_of(items)
+    runs_and_values = [] if is_wrong else results.runs_of(items)
     values = tuple(value for value, _ in runs_and_values)
     state = "wrong" if is_wrong else "ok" if values else bad[0].row.outcome if bad else "no time"
     choices = tuple(dict.fromkeys(c for m in items for c in m.result.choices))
-    mismatches = disobeyed(cell.settings, items[0].row.collective, choices)
+    mismatches = forced_cells.disobeyed(cell.settings, items[0].row.collective, choices)
     cell_at = CellAt(cell, values, state, choices, tuple(mismatches))
     cell_at.runs = tuple(first.run for _, (first, *_) in runs_and_values)
     cell_at.starts = tuple(first.start for _, (first, *_) in runs_and_values)
     return cell_at
 
 
-def _manifests(
-    sources: Source | Sequence[Source],
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def _manifests(sources: Source | Sequence[Source]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The plans of ``torchcoll matrix``, and its cells that have no run with a result."""
     source_list = [sources] if not isinstance(sources, (list, tuple)) else sources
     paths = [Path(source) for source in source_list if isinstance(source, (str, os.PathLike))]
@@ -261,7 +231,9 @@ def _manifests(
 
 def _records_nothing(facts: Mapping[str, str]) -> bool:
     """Whether a file records neither variables of a library nor labels in their place."""
-    return not records_variables(facts) and not any(f"label={name}" in facts for name in FORCING)
+    return not forced_cells.records_variables(facts) and not any(
+        f"label={name}" in facts for name in FORCING
+    )
 
 
 def _file(run: Run) -> str:
@@ -269,14 +241,11 @@ def _file(run: Run) -> str:
 
 
 def _unrecorded_notes(
-    files: Side, runs: Sequence[tuple[int, Mapping[str, str]]], left_out: set[str]
+    files: sides.Side, runs: Sequence[tuple[int, Mapping[str, str]]], left_out: set[str]
 ) -> list[str]:
     """Notes on files that do not record variables: taken for AUTO, or left out."""
-    names = [
-        _file(run)
-        for run, (_, facts) in zip(files.parts, runs, strict=True)
-        if _records_nothing(facts)
-    ]
+    facts_of_runs = zip(files.parts, runs, strict=True)
+    names = [_file(run) for run, (_, facts) in facts_of_runs if _records_nothing(facts)]
     texts = (
         ("taken for AUTO, though no variable of the library is known", False),
         ("left out: no variable of the library is known, and other runs tell of AUTO", True),
@@ -292,7 +261,7 @@ def _unrecorded_notes(
 
 
 def _notes(
-    files: Side,
+    files: sides.Side,
     tables: Sequence[Table],
     runs: Sequence[tuple[int, Mapping[str, str]]],
     separate: Sequence[str],
@@ -315,6 +284,6 @@ def _notes(
             f"the runs of a cell disagree in their sizes: {', '.join(names)}; a size has the "
             "runs that measured it"
         )
-    values = values_of_facts([dict(facts) for _, facts in runs])
+    values = sides.values_of_facts([dict(facts) for _, facts in runs])
     hidden = varying_text(values, [*separate, "label=cell", "label=run"])
     return [*notes, *filter(None, (hidden_note(hidden), files.rehearsal_note))]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import format_ratio, format_size, format_time
+from torchcoll.core.units import counted, format_ratio, format_size, format_time, shorten
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head
@@ -104,8 +104,7 @@ def _sizes_grid(table: Table, title: str) -> Grid:
         styles.append(_STYLES.get(size.result, ""))
     counts = {len(at.values) for size in table.sizes for at in size.cells if at.values}
     runs = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts, default=0)}"
-    cells = len(table.cells)
-    above = f"{title}: {cells} forced cell{'s' if cells > 1 else ''}, runs a cell: {runs}"
+    above = f"{title}: {counted(len(table.cells), 'forced cell')}, runs a cell: {runs}"
     return Grid(heads, rows, [above], styles=styles)
 
 
@@ -143,9 +142,8 @@ def _best_text(size: SizeContest) -> str:
     ties = [name_of_tie for name_of_tie in size.tied if name_of_tie != name]
     if not ties:
         return one_line(name)
-    more = len(ties) - _MOST_TIED
-    tie_names = [*map(one_line, ties[:_MOST_TIED]), *([f"{more} more"] if more > 0 else [])]
-    return f"{one_line(name)} (or {', '.join(tie_names)})"
+    tie_names = shorten(list(map(one_line, ties)), _MOST_TIED, ", {} more")
+    return f"{one_line(name)} (or {tie_names})"
 
 
 def _choices_text(choices: Iterable[Any]) -> str:
@@ -195,9 +193,8 @@ def sizes_text(sizes: Sequence[int]) -> str:
 
 
 def _below(result: Algorithms) -> list[str]:
-    lines = [
-        f"no result: {one_line(cell)} ({one_line(why)})" for cell, why in result.missing.items()
-    ]
+    missing = result.missing.items()
+    lines = [f"no result: {one_line(cell)} ({one_line(why)})" for cell, why in missing]
     lines += footer_lines(result.notes, result.runs)
     if result.comparisons:
         noun = "comparison" if result.comparisons == 1 else "comparisons"

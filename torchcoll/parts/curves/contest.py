@@ -34,18 +34,10 @@ from torchcoll.parts.curves.regret import (
     winner_spans,
 )
 from torchcoll.questions.comparison.results import p_text
+from torchcoll.stats import statistics
 from torchcoll.stats.holm import holm
 from torchcoll.stats.needed import asked, runs_needed, runs_to_bound
 from torchcoll.stats.ratios import LEVEL, Ratio, geometric
-from torchcoll.stats.statistics import (
-    FEWEST,
-    Figures,
-    Outlier,
-    common_share,
-    outliers,
-    plain_ratio,
-    side_ratio,
-)
 
 
 @dataclass
@@ -164,9 +156,8 @@ class Table:
         if all(size.result == "near-optimal" for size in self.sizes):
             most = max(size.high or 0.0 for size in judged)
             extent = f"at most {format_percent(round(max(most - 1, 0.0), 4))} slower than {among}"
-            return "; ".join(
-                [f"AUTO is near-optimal at every size measured: {extent} (95 %)", *ahead]
-            )
+            text = f"AUTO is near-optimal at every size measured: {extent} (95 %)"
+            return "; ".join([text, *ahead])
         texts = []
         beaten = [size for size in judged if size.result == "beaten"]
         if beaten:
@@ -174,10 +165,10 @@ class Table:
             texts.append(f"AUTO is beaten at {self._spans(beaten)} (regret up to {most:.2f})")
         inconclusive = [size for size in judged if size.result == "inconclusive"]
         if inconclusive:
-            needed = [size.needed for size in inconclusive]
-            run_counts = [number for number in needed if number]
-            decided = f" ({max(run_counts)} runs a cell would decide it)" if len(
-                run_counts) == len(needed) else ""  # fmt: skip
+            run_counts = [size.needed for size in inconclusive if size.needed]
+            decided = ""
+            if len(run_counts) == len(inconclusive):
+                decided = f" ({max(run_counts)} runs a cell would decide it)"
             texts.append(f"inconclusive at {self._spans(inconclusive)}{decided}")
         near = [size for size in judged if size.result == "near-optimal"]
         if near:
@@ -191,9 +182,8 @@ class Table:
 
     def _spans(self, sizes: Sequence[SizeContest]) -> str:
         """Sizes such as ``1K to 4K, 1M``, with neighbouring measured sizes as one span."""
-        indexes = [
-            i for i, size in enumerate(self.sizes) if any(size is member for member in sizes)
-        ]
+        members = set(map(id, sizes))
+        indexes = [i for i, size in enumerate(self.sizes) if id(size) in members]
         spans: list[list[int]] = []
         for index in indexes:
             if spans and index == spans[-1][1] + 1:
@@ -214,7 +204,7 @@ class Tests:
     """
 
     comparisons: int
-    left_out: list[Outlier]
+    left_out: list[statistics.Outlier]
     in_order: bool
     interleaved: bool
 
@@ -228,17 +218,19 @@ def judge(tables: Sequence[Table], threshold: float) -> Tests:
     order = {start: float(number) for number, start in enumerate(known_starts)}
     in_order = None not in starts
     pairs = [pair for table in tables for pair in _pairs(table, order, in_order).values()]
-    left_out = outliers([figures for cell_pairs in pairs for figures, _ in cell_pairs])
+    left_out = statistics.outliers([figures for cell_pairs in pairs for figures, _ in cell_pairs])
     for cell in all_cells:
         cell.leave_out([outlier.run[1] for outlier in left_out])
     tested, interleaved = [], True
     right: dict[int, list[CellAt]] = {}  # by id of the size
     for table in tables:
         for cell_pairs in _pairs(table, order, in_order).values():
-            share = common_share([figures for figures, _ in cell_pairs])
+            share = statistics.common_share([figures for figures, _ in cell_pairs])
             for figures, cell in cell_pairs:
-                judged = min(len(figures.of(0)), len(figures.of(1))) >= FEWEST
-                cell.ratio = side_ratio(figures, share) if judged else plain_ratio(figures)
+                judged = min(len(figures.of(0)), len(figures.of(1))) >= statistics.FEWEST
+                cell.ratio = statistics.plain_ratio(figures)
+                if judged:
+                    cell.ratio = statistics.side_ratio(figures, share)
                 interleaved = interleaved and figures.interleaved
                 if cell.ratio.p_value is not None and cell.cell.name not in table.wrong:
                     tested.append(cell)
@@ -258,14 +250,14 @@ def judge(tables: Sequence[Table], threshold: float) -> Tests:
 
 def _pairs(
     table: Table, order: Mapping[float, float], in_order: bool
-) -> dict[str, list[tuple[Figures, CellAt]]]:
+) -> dict[str, list[tuple[statistics.Figures, CellAt]]]:
     """The values of each cell and of AUTO (the second side) at every size that both have."""
-    pairs: dict[str, list[tuple[Figures, CellAt]]] = {}
+    pairs: dict[str, list[tuple[statistics.Figures, CellAt]]] = {}
     for size in table.sizes:
         auto = size.auto
         for cell in size.cells:
             if auto and auto.values and cell.values:
-                figures = Figures(
+                figures = statistics.Figures(
                     (*cell.values, *auto.values),
                     (*((0, n) for n in cell.runs), *((1, n) for n in auto.runs)),
                     (*cell.numbers(order), *auto.numbers(order)) if in_order else None,
@@ -286,11 +278,9 @@ def _winners(
     auto = size.auto if size.auto and size.auto.values else None
     cells_by_name = {cell.cell.name: cell for cell in (*right, *([auto] if auto else []))}
     values = {name: cell.values for name, cell in cells_by_name.items()}
-    numbers = (
-        {name: cell.numbers(order) for name, cell in cells_by_name.items()}
-        if order is not None
-        else None
-    )
+    numbers = None
+    if order is not None:
+        numbers = {name: cell.numbers(order) for name, cell in cells_by_name.items()}
     drift = fit_drift(values, numbers)
     level = drift.without_drift(values, numbers or {})
     names = [cell.cell.name for cell in right]
@@ -317,7 +307,7 @@ def _result(size: SizeContest, cells: Sequence[CellAt], tested: int, threshold: 
         return
     size.result = "inconclusive"
     runs = min([len(c.values) for c in cells] + [len(size.auto.values if size.auto else ())])
-    if runs < FEWEST:
+    if runs < statistics.FEWEST:
         size.reason = f"{counted(runs, 'run')} a cell"
         return
     undecided = [c.ratio for c in cells if c.ratio and not (c.ratio.high and c.ratio.high < limit)]
@@ -326,11 +316,8 @@ def _result(size: SizeContest, cells: Sequence[CellAt], tested: int, threshold: 
         return
     # AUTO is beaten if one cell is shown to be faster; it is near-optimal only if none can be.
     test = asked(threshold, tested)
-    faster = [
-        runs_needed(test, r.design, math.log(r.ratio), r.spread or 0.0)
-        for r in undecided
-        if r.ratio > limit
-    ]
+    above = [r for r in undecided if r.ratio > limit]
+    faster = [runs_needed(test, r.design, math.log(r.ratio), r.spread or 0.0) for r in above]
     slower = [runs_to_bound(r, threshold) for r in undecided if r.ratio <= limit]
     run_counts = [n for n in faster if n] if faster else slower
     numbers = [n for n in run_counts if n]

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy
 
-from torchcoll.stats.distributions import chi2_median
+from torchcoll.stats.distributions import chi2_median, mad_scale
 
 _90 = 3.29  # standard deviations from the 5th to the 95th percentile of normal noise
 _MEDIAN = 1.25  # the standard error of a median over that of a mean
-_DEVIATION = 1.4826  # a standard deviation over the median absolute deviation, of normal noise
 _ENOUGH = 6  # sizes: from so many on the median is used, below it the mean square
 
 
@@ -82,9 +81,8 @@ def estimate_scatter(
             _median_error([y - slower[k] for k, y in by_run.items() if k in slower])
             for by_run in all_logs
         ]
-        return CurveScatter(
-            run_error, point_error, True, tuple(max(point_error, error) for error in errors)
-        )
+        errors_of_points = tuple(max(point_error, error) for error in errors)
+        return CurveScatter(run_error, point_error, True, errors_of_points)
     variances = [
         (math.log(high / low) / _90 * _MEDIAN) ** 2 / count
         for low, high, count in calls
@@ -100,5 +98,4 @@ def _median_error(logs: Sequence[float]) -> float:
     """The standard error of the median of some runs, given as logarithms; 0 for a single run."""
     if len(logs) < 2:
         return 0.0
-    deviations = numpy.abs(numpy.asarray(logs) - numpy.median(logs))
-    return _DEVIATION * float(numpy.median(deviations)) / math.sqrt(len(logs))
+    return mad_scale(numpy.asarray(logs) - numpy.median(logs)) / math.sqrt(len(logs))

@@ -175,10 +175,8 @@ def tuner(
         name = table.common["collective"]
         if name not in FUNCTIONS:
             raise UsageError("export-tuner", name, f"one of {', '.join(FUNCTIONS)}")
-        settings = [
-            (at, _setting(table, at, size_bytes, channels))
-            for size_bytes, at in _winning_cells(table)
-        ]
+        winners = _winning_cells(table)
+        settings = [(at, _setting(table, at, size, channels)) for size, at in winners]
         sizes = [size_bytes for size_bytes, _ in _winning_cells(table)]
         spans: list[tuple[int, int]] = []
         chosen: list[tuple[str, str, int]] = []
@@ -264,11 +262,8 @@ def _unambiguous_tables(result: Algorithms, names: Sequence[str]) -> list[Table]
         matching = [t for t in tables if all(t.common[n] == table.common[n] for n in names)]
         if len(matching) > 1:
             values = {n: dict.fromkeys(str(t.common[n]) for t in matching) for n in table.common}
-            differ = [
-                f"{n} ({', '.join(value_list)})"
-                for n, value_list in values.items()
-                if len(value_list) > 1
-            ]
+            several = {n: each for n, each in values.items() if len(each) > 1}
+            differ = [f"{n} ({', '.join(each)})" for n, each in several.items()]
             raise UsageError(
                 f"export of {table.common['collective']}",
                 f"{len(matching)} tables that differ in {' and '.join(differ)}",
@@ -302,11 +297,8 @@ def _origin(result: Algorithms) -> list[str]:
                      f"{_ranges_text(table.ranges)}")  # fmt: skip
         if statement := table.statement(result.threshold):
             lines.append(statement)
-        bad = [
-            winner_range.winner.name
-            for winner_range in table.ranges
-            if winner_range.winner.name in table.unchecked
-        ]
+        winners = [each.winner.name for each in table.ranges]
+        bad = [name for name in winners if name in table.unchecked]
         if bad:
             lines.append(f"NOT VERIFIED: {', '.join(dict.fromkeys(bad))}")
         disobeying = {

@@ -142,11 +142,8 @@ def recheck(
     cells = list(cell_by_text.values())
     names = dict.fromkeys(n for cell in cells for n in (*cell.axes, *cell.variables))
     by_axes = {n for cell in cells for axis in cell.axes for n in AXES_OF_LIBRARIES.get(axis, ())}
-    differ = [
-        name
-        for name in names
-        if name not in by_axes and len({_value(cell, name) for cell in cells}) > 1
-    ]
+    set_names = [name for name in names if name not in by_axes]
+    differ = [name for name in set_names if len({_value(cell, name) for cell in cells}) > 1]
     dimension = []
     for cell in cells:  # names such as nproc2: only the settings in which the cells differ
         values_by_name = {name: str(_value(cell, name) or "unset").rstrip("/") for name in differ}

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy
 
-from torchcoll.core.units import format_percent
+from torchcoll.core.units import counted, format_percent, plural
 from torchcoll.parts.curves.rank_laws import ALONE, CONSTANT, MIXTURES, TERMS, RankLaw, fit_positive
 from torchcoll.questions.comparison.results import p_text
 from torchcoll.stats import distributions
@@ -152,9 +152,7 @@ def growths(curves: Sequence[Sequence[tuple[int, float]]]) -> list[Growth]:
     for points in curves:
         numbers = tuple(sorted({n for n, _ in points}))
         if len(numbers) < FEWEST:
-            numbers_text = (
-                f"{len(numbers)} numbers of ranks" if len(numbers) != 1 else "1 number of ranks"
-            )
+            numbers_text = counted(len(numbers), "number") + " of ranks"
             reason = f"{numbers_text}, {FEWEST} are needed"
             results.append(Growth(len(points), numbers, TOO_FEW, reason))
             continue
@@ -302,11 +300,8 @@ def _repeated(ranks: Floats) -> bool:
 def _p_scatter(ranks: Floats, values: Floats, squares: float, figures: int) -> float:
     """p of a fit with this residual sum of squares, against the scatter of repeated runs."""
     numbers = numpy.unique(ranks)
-    squares_within = sum(
-        float(((values_at_n - values_at_n.mean()) ** 2).sum())
-        for n in numbers
-        for values_at_n in [values[ranks == n]]
-    )
+    groups = [values[ranks == n] for n in numbers]
+    squares_within = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
     return _p_gained(
         squares - squares_within, len(numbers) - figures, squares_within, len(values) - len(numbers)
     )
@@ -334,10 +329,8 @@ def _exp(power: float) -> float:
     return math.exp(max(-700.0, min(700.0, power)))
 
 
-def _misfit(ranks: Floats, deviations: Floats) -> tuple[float, int]:
-    worst = {
-        int(n): abs(math.expm1(-float(deviations[ranks == n].mean()))) for n in numpy.unique(ranks)
-    }
+def _misfit(ranks: Floats, off: Floats) -> tuple[float, int]:
+    worst = {int(n): abs(math.expm1(-float(off[ranks == n].mean()))) for n in numpy.unique(ranks)}
     at = max(worst, key=lambda n: worst[n])
     return worst[at], at
 
@@ -370,9 +363,7 @@ def _name_law(growth: Growth, law: Law, p: float) -> Growth:
         near = [candidate for candidate in (law, *growth.other_laws) if candidate.near]
         if len(near) == 1:
             off = f"maximum error {_percent(near[0].misfit)}, which is more than the noise"
-            alternatives = tuple(
-                candidate for candidate in (law, *growth.other_laws) if candidate is not near[0]
-            )
+            alternatives = tuple(each for each in (law, *growth.other_laws) if each is not near[0])
             result = f"{falls}{near[0].name}"
             return replace(growth, result=result, reason=off, law=near[0], other_laws=alternatives)
         if near:
@@ -380,11 +371,8 @@ def _name_law(growth: Growth, law: Law, p: float) -> Growth:
             reason = f"these fit within {_percent(MARGIN)}: {names}"
             return replace(growth, result=which, reason=reason)
         # On three numbers of ranks two laws together fit any measurement.
-        mixtures = [
-            candidate.name
-            for candidate in growth.mixtures
-            if candidate.fits and candidate.p_lacking is not None
-        ]
+        of_two_laws = [mixture for mixture in growth.mixtures if mixture.fits]
+        mixtures = [mixture.name for mixture in of_two_laws if mixture.p_lacking is not None]
         if power.misfit <= MARGIN or (power.fits and power.p_lacking is not None):
             if not mixtures:
                 reason = f"{' and '.join(TERMS)} do not fit; {p_text(p)}"
@@ -393,9 +381,8 @@ def _name_law(growth: Growth, law: Law, p: float) -> Growth:
         error = f"{law.name} has an error of {_percent(law.misfit)} on {law.misfit_at}"
         reason = f"by none of these laws; {error}"
         if mixtures:
-            reason = (
-                f"by none of these alone; {' and '.join(mixtures)} fit{'s' * (len(mixtures) < 2)}"
-            )
+            fit = plural(len(mixtures), "fits", "fit")
+            reason = f"by none of these alone; {' and '.join(mixtures)} {fit}"
         return replace(growth, result=which, reason=reason)
     if fitting == ["log2 n"] and growth.mixtures[0].fits:
         fitting.append(growth.mixtures[0].name)

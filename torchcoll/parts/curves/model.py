@@ -180,9 +180,7 @@ class KindModel:
     @property
     def ranks_per_host(self) -> float | None:
         """The most ranks per host that were measured; None if the hosts are not known."""
-        return max(
-            (curve.ranks / curve.hosts for curve in self.over_sizes if curve.hosts), default=None
-        )
+        return max((c.ranks / c.hosts for c in self.over_sizes if c.hosts), default=None)
 
     def predict(self, size_bytes: int, ranks: int, hosts: int | None = None) -> Prediction:
         """The predicted time of a call of this size on this many ranks.
@@ -240,9 +238,7 @@ class KindModel:
                 hosts_text = "on one host" if any(law.hosts) else "on hosts like those, not known"
                 texts.append(f"as if {hosts_text}: links between hosts were not measured")
         hosts = hosts or max(1, math.ceil(ranks / (self.ranks_per_host or ranks) - 1e-9))
-        steps = next(
-            law_steps for law_steps in step_laws(self.collective) if law_steps.name == law.law
-        )
+        steps = next(each for each in step_laws(self.collective) if each.name == law.law)
         if hosts < 2 and min(law.hosts) > 1:
             texts.append("as if between hosts: links within a host were not measured")
         if hosts > 1 and (law.between is None or law.between[1] is None):
@@ -377,11 +373,8 @@ class MachineModel(OneLine):
         ranks, then with the most sizes (``most_measured``). Raises UsageError if there is none.
         """
         name = find_collective(collective).name
-        entries = [
-            entry
-            for entry in self.entries
-            if entry.collective == name and all(entry.kind.get(k) == v for k, v in kind.items())
-        ]
+        named = [entry for entry in self.entries if entry.collective == name]
+        entries = [e for e in named if all(e.kind.get(k) == v for k, v in kind.items())]
         if not entries:
             requested = " ".join([name, *(f"{k}={v}" for k, v in kind.items())])
             raise self._missing_error([name], requested)
@@ -422,12 +415,7 @@ class MachineModel(OneLine):
         return self._bounded(self.entry(name, **kind)).predict(size_bytes, ranks, hosts)
 
     def predict_at_once(
-        self,
-        collective: str,
-        size_bytes: int,
-        ranks: int,
-        groups: int,
-        hosts: int | None = None,
+        self, collective: str, size_bytes: int, ranks: int, groups: int, hosts: int | None = None
     ) -> Prediction | None:
         name = find_collective(collective).name
         candidates = [
@@ -476,7 +464,7 @@ class MachineModel(OneLine):
         """Whether it was not measured, and follows from an all_reduce that was."""
         measured = self._collectives
         return (
-            collective in HALVES and collective not in measured and (DEFAULT_COLLECTIVE in measured)
+            collective in HALVES and collective not in measured and DEFAULT_COLLECTIVE in measured
         )
 
     @property
@@ -522,10 +510,10 @@ class MachineModel(OneLine):
 
     def _entries_of(self, collectives: Iterable[str]) -> list[KindModel]:
         measured = self._collectives
-        return [
-            self.entry(name if name in measured else DEFAULT_COLLECTIVE)
-            for name in dict.fromkeys(collectives)
+        names = [
+            name if name in measured else DEFAULT_COLLECTIVE for name in dict.fromkeys(collectives)
         ]
+        return [self.entry(name) for name in names]
 
     def concurrent_work(self, collectives: Iterable[str]) -> str:
         works = [entry.concurrent for entry in self._entries_of(collectives)]

@@ -16,19 +16,13 @@ from torchcoll.core.errors import UsageError, brief
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.units import counted
+from torchcoll.parts.curves import model_fit
 from torchcoll.parts.curves.model import (
     CONCURRENT,
     GROUPS_AT_ONCE,
     KindModel,
     MachineModel,
     most_measured,
-)
-from torchcoll.parts.curves.model_fit import (
-    groups_at_once,
-    machine_facts,
-    measured_times,
-    run_ids,
-    subgroup_hosts,
 )
 from torchcoll.parts.curves.predictions import only_a_guess
 from torchcoll.parts.curves.transitions import size_points
@@ -69,7 +63,8 @@ def check_model(model: MachineModel, sources: Source | Sequence[Source]) -> Chec
     UnreadableError for a file that cannot be read.
     """
     measured = side("measured", sources)
-    items, out = measured_times(measured, any(entry.concurrent for entry in model.entries))
+    concurrent = any(entry.concurrent for entry in model.entries)
+    items, out = model_fit.measured_times(measured, concurrent)
     groups, unknown, notes = _groups(model, measured, items)
     name = str(model.path or "the model")
     points, first = [], None
@@ -115,9 +110,7 @@ def _reasons(unknown: Unknown) -> list[str]:
     """Texts such as ``20 cases of all_reduce, all_gather: REASON``, one for each reason."""
     texts = []
     for why in dict.fromkeys(why for _, why in unknown):
-        counts = {
-            name: count for (name, why_of_case), count in unknown.items() if why_of_case == why
-        }
+        counts = {name: count for (name, reason), count in unknown.items() if reason == why}
         texts.append(f"{counted(sum(counts.values()), 'case')} of {', '.join(counts)}: {why}")
     return texts
 
@@ -142,7 +135,7 @@ def _groups(
         taken |= {reason: None} if reason else {}
         ranks, count = item.row.ranks, hosts[item.part]
         if entry.groups_at_once > 1:
-            count = subgroup_hosts(run, item)
+            count = model_fit.subgroup_hosts(run, item)
         group = groups.setdefault((id(entry), ranks, count), (entry, ranks, count, []))
         group[-1].append(item)
     return list(groups.values()), unknown, list(taken)
@@ -207,7 +200,7 @@ def _kind(entry: KindModel) -> dict[str, Any]:
 def _value(run: Run, item: Measured, name: str) -> Any:
     """A field of a case, in the form of the model's file; None if it is not recorded."""
     if name == GROUPS_AT_ONCE:
-        return groups_at_once(run, item)
+        return model_fit.groups_at_once(run, item)
     if name == CONCURRENT:
         return item.result.concurrent.work if item.result.concurrent else None
     value = value_of(item, name) if name in NAMES else value_of_fact(item.facts, name)
@@ -224,14 +217,14 @@ def kind_differences(entry: KindModel, run: Run, item: Measured) -> dict[str, An
 def _differences(model: MachineModel, measured: Side) -> list[str]:
     """Notes on differences of the machine, and on runs that the model was fitted to."""
     notes = [measured.rehearsal_note] * bool(measured.rehearsal_note)
-    facts, fitted_facts = machine_facts(measured), model.facts
+    facts, fitted_facts = model_fit.machine_facts(measured), model.facts
     for name in ("device_name", "source", "torch"):
         if name in fitted_facts and name in facts and fitted_facts[name] != facts[name]:
             title = name.replace("_", " ")
             notes.append(
                 f"{title}: {facts[name]} here, {fitted_facts[name]} where the model was fitted"
             )
-    if seen_runs := set(run_ids(measured)) & set(fitted_facts.get("runs") or ()):
+    if seen_runs := set(model_fit.run_ids(measured)) & set(fitted_facts.get("runs") or ()):
         notes.append(
             f"{counted(len(seen_runs), 'run')} of these are among those that the model "
             "was fitted to: its errors there are no test of it"

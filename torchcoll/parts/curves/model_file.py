@@ -185,9 +185,7 @@ def _read_entry(data: Mapping[str, Any]) -> KindModel:
 
 def _read_sizes(data: Mapping[str, Any]) -> OverSizes:
     latencies = tuple(_optional_figure(size_range["latency_ns"]) for size_range in data["ranges"])
-    bandwidths = tuple(
-        _optional_figure(size_range["bandwidth_gbps"]) for size_range in data["ranges"]
-    )
+    bandwidths = tuple(_optional_figure(each["bandwidth_gbps"]) for each in data["ranges"])
     pieces = tuple(
         Piece(
             float(size_range["low_bytes"]),

@@ -36,10 +36,7 @@ from torchcoll.parts.curves.model_sizes import (
 )
 from torchcoll.parts.curves.predictions import WIDEST, too_wide
 from torchcoll.parts.curves.scaling import describe_unusable, exclusion_reason
-from torchcoll.parts.curves.size_law import (
-    FEWEST_SIZES,
-    fit_size_law,
-)
+from torchcoll.parts.curves.size_law import FEWEST_SIZES, fit_size_law
 from torchcoll.parts.curves.transitions import size_points
 from torchcoll.reading.inputs import Source
 from torchcoll.stats.differences import kept_separate
@@ -123,9 +120,8 @@ def machine_facts(files: Side) -> dict[str, Any]:
     facts_by_run = [known_of(run) for run in files.parts]
     facts: dict[str, Any] = {"number_of_runs": len(files.parts)}
     for name in ("device_name", "source", "torch"):
-        values = list(
-            dict.fromkeys(str(run_facts[name]) for run_facts in facts_by_run if run_facts.get(name))
-        )
+        texts = (str(facts_of_run[name]) for facts_of_run in facts_by_run if facts_of_run.get(name))
+        values = list(dict.fromkeys(texts))
         if values:
             facts[name] = ", ".join(values[:4])
     links = {stated_link_gbps(run) for run in files.parts if hosts_of(run) != 1}

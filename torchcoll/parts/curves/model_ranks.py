@@ -14,13 +14,7 @@ from dataclasses import dataclass, replace
 import numpy
 
 from torchcoll.core.units import counted
-from torchcoll.parts.curves.model import (
-    Figure,
-    Link,
-    OverRanks,
-    Spread,
-    terms,
-)
+from torchcoll.parts.curves import model
 from torchcoll.parts.curves.model_sizes import (
     LEAST,
     LEVEL,
@@ -67,7 +61,9 @@ class RanksFit:
         return self.at(curve.sizes, curve.ranks, curve.hosts)
 
     def at(self, sizes: Floats, ranks: int, hosts: int) -> Floats:
-        rows = numpy.array([terms(self.steps, s, ranks, hosts, self.only_between) for s in sizes])
+        rows = numpy.array(
+            [model.terms(self.steps, s, ranks, hosts, self.only_between) for s in sizes]
+        )
         return numpy.log(numpy.maximum(rows @ self.figures, 1e-3)) + log_factors(
             self.corrections, sizes
         )
@@ -78,7 +74,7 @@ def fit_ranks(steps: StepLaw, curves: Sequence[Curve], share: float) -> RanksFit
     between = all(curve.hosts > 1 for curve in curves)
     rows = numpy.array(
         [
-            terms(steps, size, curve.ranks, curve.hosts, between)
+            model.terms(steps, size, curve.ranks, curve.hosts, between)
             for curve in curves
             for size in curve.sizes
         ]
@@ -87,9 +83,7 @@ def fit_ranks(steps: StepLaw, curves: Sequence[Curve], share: float) -> RanksFit
     times = numpy.concatenate([curve.times for curve in curves])
     parameters, _ = fit_positive(rows / times[:, None], numpy.ones(len(times)))
     uncorrected = RanksFit(steps, parameters, (), between)
-    residuals = numpy.concatenate(
-        [numpy.log(curve.times) - uncorrected.logs(curve) for curve in curves]
-    )
+    residuals = numpy.concatenate([numpy.log(c.times) - uncorrected.logs(c) for c in curves])
     return replace(uncorrected, corrections=fit_corrections(sizes, residuals, share))
 
 
@@ -139,9 +133,7 @@ def choose_ranks(
     tried = []
     shares = (0.0, 0.25, 0.5) if len(curves) > _TWO else (0.0,)
     between = [curve.hosts > 1 for curve in curves]
-    supported = tuple(
-        len(curves) > _TWO and between.count(several_hosts) > 1 for several_hosts in between
-    )
+    supported = tuple(len(curves) > _TWO and between.count(several) > 1 for several in between)
     known_laws = step_laws(collective) if any(supported) else library_laws(collective, backend)
     for steps in known_laws:
         candidates = []
@@ -163,7 +155,7 @@ def choose_ranks(
 
 def over_ranks(
     collective: str, curves: Sequence[Curve], backend: str = ""
-) -> tuple[OverRanks | None, str]:
+) -> tuple[model.OverRanks | None, str]:
     """The law over ranks of one kind of case; None and the reason if there are too few numbers, or
     if no law fits them within a factor of _WIDEST.
     """
@@ -186,11 +178,11 @@ def over_ranks(
         )
     fit = best.fit
 
-    def figure(number: int) -> Figure | None:
+    def figure(number: int) -> model.Figure | None:
         values = [float(left_out_fit.figures[number]) for left_out_fit in best.without]
         return resolved(float(fit.figures[number]), values)
 
-    def link(first: int) -> Link | None:
+    def link(first: int) -> model.Link | None:
         values = [float(left_out_fit.figures[first + 1]) for left_out_fit in best.without]
         if not any(fit.figures[first : first + 2]):
             return None
@@ -205,7 +197,7 @@ def over_ranks(
         )
         for size, _ in fit.corrections
     )
-    law = OverRanks(
+    law = model.OverRanks(
         fit.steps.name,
         tuple(remaining),
         tuple(numbers),
@@ -224,7 +216,7 @@ def over_ranks(
 
 def ranks_spread(
     collective: str, curves: Sequence[Curve], best: LeftRanks, remaining: Sequence[str]
-) -> Spread:
+) -> model.Spread:
     """The interval of a prediction over ranks.
 
     Within the measured numbers of ranks: the jackknife+ over the left-out numbers. Beyond them it
@@ -257,10 +249,8 @@ def ranks_spread(
         # Too few to say how wrong the law is beyond them.
         prior = _PRIOR if any(curve.hosts > 1 for curve in curves) else _PRIOR_WITHIN
     if not any(best.supported):
-        gap = max(
-            abs(math.log2(a / b))
-            for a, b in itertools.pairwise(sorted(curve.ranks for curve in curves))
-        )
+        numbers = sorted(curve.ranks for curve in curves)
+        gap = max(abs(math.log2(a / b)) for a, b in itertools.pairwise(numbers))
         low, high = max(low, prior * gap / 2), max(high, prior * gap / 2)
     below, above = (
         max(
@@ -270,7 +260,7 @@ def ranks_spread(
         )
         for end, factor in ((0, 0.5), (-1, 2.0))
     )
-    return Spread(math.exp(-low), math.exp(high), math.exp(below), math.exp(above), points)
+    return model.Spread(math.exp(-low), math.exp(high), math.exp(below), math.exp(above), points)
 
 
 def _ranks_widening(best: LeftRanks, curves: Sequence[Curve], end: int) -> float:
@@ -290,9 +280,8 @@ def _ranks_widening(best: LeftRanks, curves: Sequence[Curve], end: int) -> float
         return 0.0
     outer_errors = numpy.abs(best.missed[last])
     law, inner_curves = best.without[last], [curve for curve in curves if curve is not curves[last]]
-    residuals = numpy.abs(
-        numpy.concatenate([numpy.log(curve.times) - law.logs(curve) for curve in inner_curves])
-    )
+    logs = [numpy.log(curve.times) - law.logs(curve) for curve in inner_curves]
+    residuals = numpy.abs(numpy.concatenate(logs))
     return (
         max(0.0, quantile(outer_errors, len(outer_errors)) - quantile(residuals, len(residuals)))
         / distance

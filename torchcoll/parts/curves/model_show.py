@@ -134,10 +134,7 @@ def show_predictions(
     for row in rows:
         kinds.setdefault(repr(row.kind), []).append(row)
     titles = kind_texts([kind_rows[0].kind for kind_rows in kinds.values()])
-    grids = [
-        _predictions(kind_rows, title)
-        for kind_rows, title in zip(kinds.values(), titles, strict=True)
-    ]
+    grids = [_predictions(each, title) for each, title in zip(kinds.values(), titles, strict=True)]
     actions = list(dict.fromkeys(row.action for row in rows if row.action))
     last = Grid(
         [],
@@ -216,10 +213,8 @@ def _predictions(rows: Sequence[PredictedRow], title: str) -> Grid:
         prediction = row.prediction
         line = [str(row.ranks), format_size(row.size_bytes)]
         if prediction:
-            busbw, low, high = (
-                _busbw(row, ns)
-                for ns in (prediction.time_ns, prediction.high_ns, prediction.low_ns)
-            )
+            times = (prediction.time_ns, prediction.high_ns, prediction.low_ns)
+            busbw, low, high = (_busbw(row, ns) for ns in times)
             line += [
                 format_time(prediction.time_ns),
                 f"{format_time(prediction.low_ns)} to {format_ns(prediction.high_ns)}",

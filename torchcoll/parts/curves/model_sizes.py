@@ -17,11 +17,7 @@ from typing import Any
 
 import numpy
 
-from torchcoll.parts.curves.model import (
-    Figure,
-    OverSizes,
-    Spread,
-)
+from torchcoll.parts.curves import model
 from torchcoll.parts.curves.rank_laws import step_laws
 from torchcoll.parts.curves.size_law import FEWEST_SIZES, TAIL, Fit, fit_form, fit_piece
 from torchcoll.stats.distributions import normal_quantile, t_quantile
@@ -53,7 +49,7 @@ class Curve:
 Kinds = list[tuple[dict[str, Any], list[Curve]]]
 
 
-def jackknife(value: float, without: Sequence[float], logs: bool = False) -> Figure:
+def jackknife(value: float, without: Sequence[float], logs: bool = False) -> model.Figure:
     """A value with its 90 % interval, from the values without each point in turn.
 
     logs: compute in logarithms, for a value that cannot be below 0.
@@ -70,19 +66,16 @@ def jackknife(value: float, without: Sequence[float], logs: bool = False) -> Fig
     return value, max(0.0, value - half), value + half
 
 
-def over_sizes(curve: Curve, fit: Fit, spread: Spread, shared: SharedSlope | None) -> OverSizes:
+def over_sizes(
+    curve: Curve, fit: Fit, spread: model.Spread, shared: SharedSlope | None
+) -> model.OverSizes:
     """The law of one curve with the intervals of its parameters."""
     latencies, bandwidths = [], []
     for number, piece in enumerate(fit.law.pieces):
         other_pieces = [law.pieces[number] for law in fit.without if number < len(law.pieces)]
-        latencies.append(
-            resolved(piece.latency_ns, [other_piece.latency_ns for other_piece in other_pieces])
-        )
-        bandwidths.append(
-            bandwidth_figure(
-                piece.ns_per_byte, [other_piece.ns_per_byte for other_piece in other_pieces]
-            )
-        )
+        latencies.append(resolved(piece.latency_ns, [other.latency_ns for other in other_pieces]))
+        slopes = [other.ns_per_byte for other in other_pieces]
+        bandwidths.append(bandwidth_figure(piece.ns_per_byte, slopes))
     knots = [
         jackknife(fit.law.factor(size), [law.factor(size) for law in fit.without], logs=True)
         for size, _ in fit.law.corrections
@@ -90,7 +83,7 @@ def over_sizes(curve: Curve, fit: Fit, spread: Spread, shared: SharedSlope | Non
     law, without = fit.law, [left_out_law.beyond_ns_per_byte for left_out_law in fit.without]
     if shared:
         law, without = replace(law, beyond_ns_per_byte=shared.ns_per_byte), [*shared.without]
-    return OverSizes(
+    return model.OverSizes(
         curve.ranks,
         curve.hosts,
         round(curve.sizes[0]),
@@ -106,12 +99,12 @@ def over_sizes(curve: Curve, fit: Fit, spread: Spread, shared: SharedSlope | Non
     )
 
 
-def resolved(value: float, without: Sequence[float]) -> Figure | None:
+def resolved(value: float, without: Sequence[float]) -> model.Figure | None:
     """A parameter with its interval; None if it is 0, which means too small to be resolved."""
     return jackknife(value, without) if value > 0 else None
 
 
-def bandwidth_figure(ns_per_byte: float, without: Sequence[float]) -> Figure | None:
+def bandwidth_figure(ns_per_byte: float, without: Sequence[float]) -> model.Figure | None:
     """A bandwidth in GB/s with its interval; None if the time does not grow with the size.
 
     If the time does not grow once some size is left out, that value has no finite bandwidth; the
@@ -167,9 +160,7 @@ def shared_slopes(kinds: Kinds) -> list[SharedSlope | None]:
         curves = [flat[index][1] for index in indices]
         if not _shared_predicts_better(curves, shares):
             continue
-        curve_slopes = [
-            _slope(curve, len(curve.sizes)) / s for curve, s in zip(curves, shares, strict=True)
-        ]
+        curve_slopes = [_slope(c, len(c.sizes)) / s for c, s in zip(curves, shares, strict=True)]
         wire, alike = _wire(curve_slopes)
         without = [
             _wire([*curve_slopes[:i], *curve_slopes[i + 1 :]])[0] for i in range(len(curve_slopes))
@@ -276,7 +267,7 @@ def _beyond_end(curve: Curve, fit: Fit, end: int) -> tuple[Floats, Floats]:
     return numpy.concatenate(errors), numpy.concatenate(distances)
 
 
-def size_spreads(left_out_curves: Sequence[LeftOut]) -> list[Spread]:
+def size_spreads(left_out_curves: Sequence[LeftOut]) -> list[model.Spread]:
     """The interval of each curve.
 
     The 90th percentile comes from the errors of all curves, each divided by the mean error of its
@@ -290,12 +281,8 @@ def size_spreads(left_out_curves: Sequence[LeftOut]) -> list[Spread]:
         for curve in left_out_curves
     ]
     scaled_curves = list(zip(left_out_curves, scales, strict=True))
-    high = max(
-        0.0, quantile(numpy.concatenate([curve.up / s for curve, s in scaled_curves]), count)
-    )
-    low = max(
-        0.0, quantile(numpy.concatenate([curve.down / s for curve, s in scaled_curves]), count)
-    )
+    high = max(0.0, quantile(numpy.concatenate([c.up / s for c, s in scaled_curves]), count))
+    low = max(0.0, quantile(numpy.concatenate([c.down / s for c, s in scaled_curves]), count))
     # The 90th percentile of the error growth per doubling, for sizes left out at each end.
     widening = []
     for ends in (
@@ -306,7 +293,7 @@ def size_spreads(left_out_curves: Sequence[LeftOut]) -> list[Spread]:
         widening.append(quantile(rates, len(rates)) if len(rates) else 0.0)
     below, above = widening
     return [
-        Spread(
+        model.Spread(
             math.exp(-max(LEAST, low * s)),
             math.exp(max(LEAST, high * s)),
             math.exp(below),

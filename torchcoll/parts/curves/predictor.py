@@ -72,12 +72,7 @@ class Predictor(Protocol):
         """Predict a call. Raises UsageError for one that cannot be predicted."""
 
     def predict_at_once(
-        self,
-        collective: str,
-        size_bytes: int,
-        ranks: int,
-        groups: int,
-        hosts: int | None = None,
+        self, collective: str, size_bytes: int, ranks: int, groups: int, hosts: int | None = None
     ) -> Prediction | None:
         """Predict a call while so many groups of as many ranks make it at once, from calls that
         were measured so, with each group on so many hosts; None if there are none, or if these were

@@ -207,10 +207,7 @@ class PublishedLaw:
         variances = numpy.maximum(numpy.diag(remaining), 1e-6) + noise
         shared = numpy.maximum(numpy.diag(remaining), 0.0)
         return LawPrediction(
-            logs + cross @ self._weights,
-            numpy.sqrt(variances),
-            shared / variances,
-            1 - shares,
+            logs + cross @ self._weights, numpy.sqrt(variances), shared / variances, 1 - shares
         )
 
 

@@ -136,12 +136,7 @@ class PublishedMachine:
         return bounded(prediction, least_ns(*place, device_named(links.gpu), host_gbps))
 
     def predict_at_once(
-        self,
-        collective: str,
-        size_bytes: int,
-        ranks: int,
-        groups: int,
-        hosts: int | None = None,
+        self, collective: str, size_bytes: int, ranks: int, groups: int, hosts: int | None = None
     ) -> Prediction | None:
         return None  # the published runs have one group each
 
@@ -154,7 +149,8 @@ class PublishedMachine:
             texts.append(f"published: {format_size(min(sizes))} to {format_size(max(sizes))}")
         if not counts[0] <= hosts <= counts[-1]:
             listed = ", ".join(map(str, counts))
-            texts.append(f"published on {listed} host{'s' * (counts != [1])}, not on {hosts}")
+            noun = "host" if counts == [1] else "hosts"
+            texts.append(f"published on {listed} {noun}, not on {hosts}")
         return "; ".join(texts)
 
     def cases(self, collective: str | None = None) -> Sequence[PublishedCall]:
@@ -184,11 +180,9 @@ class PublishedMachine:
             f"times of {self.name} come from {what} of such machines and from their limits, not "
             "from yours: torchcoll show --published lists them with their sources"
         )
-        unit = (
-            f"group of {links.linked} linked GPUs"
-            if links.linked > 8
-            else f"host of {links.linked} GPUs"
-        )
+        unit = f"host of {links.linked} GPUs"
+        if links.linked > 8:
+            unit = f"group of {links.linked} linked GPUs"
         nics = f"{8 * links.nics_gbps:.0f} Gbit/s of network per {unit}"
         if links.doubt:
             return [text, f"assumed: {nics}"]
@@ -201,10 +195,7 @@ class PublishedMachine:
                 "half the network speed between hosts",
                 replace(self, slower=(latency, network * _WORSE)),
             ),
-            (
-                "twice the latency of each call",
-                replace(self, slower=(latency * _WORSE, network)),
-            ),
+            ("twice the latency of each call", replace(self, slower=(latency * _WORSE, network))),
         ]
 
 

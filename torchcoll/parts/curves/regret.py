@@ -80,9 +80,7 @@ def regret(auto: Sequence[float], cells: Values) -> float:
     for number in range(max(map(len, logs.values()))):
         remaining = {name: numpy.delete(cell_logs, number) if number < len(cell_logs) else cell_logs
                 for name, cell_logs in logs.items()}  # fmt: skip
-        means = {
-            name: float(cell_logs.mean()) for name, cell_logs in remaining.items() if len(cell_logs)
-        }
+        means = {name: float(logs.mean()) for name, logs in remaining.items() if len(logs)}
         if not means:
             break
         chosen = logs[min(means, key=lambda name: means[name])]

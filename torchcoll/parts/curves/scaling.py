@@ -151,10 +151,7 @@ class _Draft:
 
 
 def scaling(
-    sources: Source | Sequence[Source],
-    *,
-    sizes: Sequence[int] = (),
-    link_gbps: float | None = None,
+    sources: Source | Sequence[Source], *, sizes: Sequence[int] = (), link_gbps: float | None = None
 ) -> Scaling:
     """The curves over ranks of every kind of case of a folder, files or Runs. ``show`` prints it.
 
@@ -324,9 +321,7 @@ def _fits(drafts: Sequence[_Draft]) -> list[list[GrowthFit]]:
         real = [run for run in draft.runs if run.ranks > 1]
         mixed = {run.hosts > 1 for run in real if run.hosts} == {False, True}
         for subset in (_ONE, _SEVERAL) if mixed else ("",):
-            subset_runs = [
-                run for run in real if not subset or (run.hosts > 1) == (subset == _SEVERAL)
-            ]
+            subset_runs = [r for r in real if not subset or (r.hosts > 1) == (subset == _SEVERAL)]
             for figure, name in draft.figures.items():
                 points = [(run.ranks, ns) for run in subset_runs if (ns := getattr(run, name))]
                 if points:
@@ -341,9 +336,8 @@ def _fits(drafts: Sequence[_Draft]) -> list[list[GrowthFit]]:
 
 def _notes(files: Side, curves: Sequence[RanksCurve]) -> list[str]:
     notes = []
-    bad = Counter(
-        exclusion_reason(m) for m in files.measured("time", Reading()) if not m.row.is_right
-    )
+    measured = files.measured("time", Reading())
+    bad = Counter(exclusion_reason(m) for m in measured if not m.row.is_right)
     notes += [f"in no curve: {counted(number, 'case')} {why}" for why, number in bad.items()]
     if any(point.ranks == 1 for curve in curves for point in curve.points):
         notes.append("1 rank communicates nothing: it is in no fit")

@@ -39,9 +39,8 @@ def show_scaling(
     results: Sequence[Scaling], format: str = "table", file: TextIO | None = None
 ) -> None:
     """Print what ``scaling`` found. Raises UsageError for an unknown format."""
-    print_results(
-        [Forms(scaling_grids(result), scaling_object(result)) for result in results], format, file
-    )
+    forms = [Forms(scaling_grids(result), scaling_object(result)) for result in results]
+    print_results(forms, format, file)
 
 
 def scaling_object(result: Scaling) -> dict[str, Any]:
@@ -166,10 +165,7 @@ def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
             (Head("time"), lambda i: format_time(i[1].time_ns)),
             (Head("range", "over runs", left=True, drop=2), lambda i: spread(i, of_time=True)),
             (Head("busbw", "GB/s"), lambda i: format_bandwidth(i[1].busbw_gbps)),
-            (
-                Head("share"),
-                lambda i: "-" if i[1].share is None else f"{100 * i[1].share:.1f} %",
-            ),
+            (Head("share"), lambda i: "-" if i[1].share is None else f"{100 * i[1].share:.1f} %"),
             (Head(first, "call" if first == "first" else ""), lambda i: format_time(i[1].first_ns)),
             (Head("range", "over runs", left=True, drop=2), lambda i: spread(i, of_time=False)),
         ],

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy
 from numpy.typing import NDArray
 
-from torchcoll.stats.distributions import t_quantile
+from torchcoll.stats.distributions import mad_scale, t_quantile
 from torchcoll.stats.line import Floats
 
 Indexes = NDArray[numpy.int64]
@@ -167,7 +167,7 @@ def _spread(fitted: LawFit, size: Floats, time: Floats, index: int) -> float:
     deviations = numpy.concatenate(deviations_by_law)
     if deviations[max(index - 1, 0) : index + 1].max() > LEAST:
         return square
-    middle = 1.4826 * float(numpy.median(deviations))
+    middle = mad_scale(deviations)
     # Two standard errors above the estimate, for normal noise: a scatter that is too small would
     # make noise look like slow sizes.
     middle *= math.sqrt(len(size) / free) * (1 + 2 * 1.17 / math.sqrt(len(size)))

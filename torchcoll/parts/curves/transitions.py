@@ -24,29 +24,15 @@ from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.result import Run
 from torchcoll.core.units import format_size
 from torchcoll.libraries.known_variables import FORCING
+from torchcoll.parts.curves import ranges
 from torchcoll.parts.curves.algorithms import algorithms
 from torchcoll.parts.curves.curve_scatter import CurveScatter, estimate_scatter
-from torchcoll.parts.curves.ranges import (
-    DISAGREEING,
-    FEWEST,
-    FittedCurve,
-    SizeRange,
-    find_ranges,
-)
 from torchcoll.questions.comparison.fits import counted_share
 from torchcoll.reading.inputs import Source
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.matching import NAMES, value_of
 from torchcoll.stats.ratios import geometric
-from torchcoll.stats.sides import (
-    NOT_KNOWN,
-    Measured,
-    Reading,
-    Side,
-    known_of,
-    side,
-    value_of_fact,
-)
+from torchcoll.stats.sides import NOT_KNOWN, Measured, Reading, Side, known_of, side, value_of_fact
 
 NOISY = 0.2  # scatter about the law; with more, no boundary can be found
 POOR = 0.15  # deviation of a point; if it is larger, and larger than noise, the law does not fit
@@ -92,17 +78,15 @@ def disagreeing_sizes(curve_ranges: CurveRanges) -> list[SizePoint]:
     if not (curve_ranges.scatter and curve_ranges.scatter.from_runs):
         return []
     usual = statistics.median(point.error for point in curve_ranges.points)
-    return [p for p in curve_ranges.points if p.error > max(POOR, DISAGREEING * usual)]
+    return [p for p in curve_ranges.points if p.error > max(POOR, ranges.DISAGREEING * usual)]
 
 
 def fit_note(curve_ranges: CurveRanges) -> str:
     """What contradicts the ranges of a curve, or why none could be found; '' if nothing does."""
     points, curve = curve_ranges.points, curve_ranges.curve
-    too_few = len(points) < 2 * FEWEST
-    scatter, from_runs = (
-        curve_ranges.scatter,
-        bool(curve_ranges.scatter and curve_ranges.scatter.from_runs),
-    )
+    too_few = len(points) < 2 * ranges.FEWEST
+    scatter = curve_ranges.scatter
+    from_runs = bool(scatter and scatter.from_runs)
     if curve.noise > NOISY:
         # Compare with the scatter of the runs at one size, or of the calls of a single run.
         scatter_text = f"times scatter by {100 * curve.noise:.0f} % about any law of this kind"
@@ -131,12 +115,12 @@ def fit_note(curve_ranges: CurveRanges) -> str:
         size = format_size(point.size_bytes)
         text = f"one law does not fit: {size} takes {ratio:.2f}x the fitted time"
         text += "; too few sizes to say more" if len(points) < FEW and not too_few else ""
-        if len(points) >= 2 * FEWEST:
+        if len(points) >= 2 * ranges.FEWEST:
             return text + _agreement(curve_ranges)
     if too_few:
         return (
-            f"too few sizes to find a boundary: {len(points)}, and {FEWEST} on each side are "
-            f"needed; {text}"
+            f"too few sizes to find a boundary: {len(points)}, and {ranges.FEWEST} on each side "
+            f"are needed; {text}"
         )
     return ""
 
@@ -197,8 +181,8 @@ class Transition:
 
     low_bytes: int
     high_bytes: int
-    before: SizeRange | None
-    after: SizeRange | None
+    before: ranges.SizeRange | None
+    after: ranges.SizeRange | None
     jump: float | None
     kind: str
     handover: Handover | None = None
@@ -223,7 +207,7 @@ class CurveRanges:
 
     common: dict[str, Any]
     points: list[SizePoint]
-    curve: FittedCurve
+    curve: ranges.FittedCurve
     transitions: list[Transition] = field(default_factory=list)
     handovers: list[Handover] = field(default_factory=list)
     forced: list[Handover] = field(default_factory=list)
@@ -235,7 +219,7 @@ class CurveRanges:
     falls: list[Fall] = field(default_factory=list)
     disagreeing_sizes: list[SizePoint] = field(default_factory=list)
 
-    def algbw_gbps(self, size_range: SizeRange) -> float | None:
+    def algbw_gbps(self, size_range: ranges.SizeRange) -> float | None:
         """The algorithm bandwidth as in ``show``; for some collectives it is not size / time."""
         gbps = size_range.bandwidth_gbps
         return None if gbps is None or self.share is None else self.share * gbps
@@ -254,10 +238,8 @@ class CurveRanges:
         if 0 <= after < last_one:
             spans, lacks_law = [*spans, (measured[after], measured[after + 1])], [*lacks_law, True]
         if 0 < before <= last_one:
-            spans, lacks_law = (
-                [(measured[before - 1], measured[before]), *spans],
-                [True, *lacks_law],
-            )
+            spans = [(measured[before - 1], measured[before]), *spans]
+            lacks_law = [True, *lacks_law]
         if not spans:
             return []
         lows, highs = [low for low, _ in spans], [high for _, high in spans]
@@ -271,7 +253,7 @@ class CurveRanges:
         for low, high in zip(lows, highs, strict=True):
             sizes.update(_between(low, high, REFINING))
         for lacking, low, high in zip(lacks_law, [first, *highs], [*lows, last], strict=True):
-            sizes.update(_between(low, high, FEWEST - 1) if lacking else ())
+            sizes.update(_between(low, high, ranges.FEWEST - 1) if lacking else ())
         return sorted(sizes - set(measured))
 
 
@@ -284,11 +266,7 @@ class Transitions(Displayed):
     notes: list[str] = field(default_factory=list)
 
 
-def transitions(
-    sources: Source | Sequence[Source],
-    *,
-    over_ranks: str = "max",
-) -> Transitions:
+def transitions(sources: Source | Sequence[Source], *, over_ranks: str = "max") -> Transitions:
     """The ranges of every curve of a folder, files or Runs. ``show`` prints it.
 
     A curve consists of cases that differ only in their size; the time of a size is the median over
@@ -324,9 +302,7 @@ def _notes(files: Side, separate: Sequence[str]) -> list[str]:
     ] = {}  # each number of ranks is a curve of its own
     for run in files.parts:
         facts_by_ranks.setdefault(run.ranks, []).append(known_of(run))
-    texts = dict.fromkeys(
-        hidden_note(hidden_among(facts, separate)) for facts in facts_by_ranks.values()
-    )
+    texts = dict.fromkeys(hidden_note(hidden_among(f, separate)) for f in facts_by_ranks.values())
     return list(filter(None, (*texts, files.rehearsal_note)))
 
 
@@ -352,7 +328,7 @@ def _ranges(common: dict[str, Any], items: Sequence[Measured]) -> CurveRanges:
     points = _points(items, scatter)
     measured = len(points)
     points = points[:: -(-measured // MOST_POINTS)]
-    curve = find_ranges(
+    curve = ranges.find_ranges(
         [p.size_bytes for p in points], [p.time_ns for p in points], [p.error for p in points]
     )
     doubts = dict.fromkeys(m.row.reason for m in items if m.row.status == IMPLAUSIBLE)
@@ -385,21 +361,16 @@ def _ranges(common: dict[str, Any], items: Sequence[Measured]) -> CurveRanges:
             agreement,
         )
         curve_ranges.transitions.append(transition)
-    curve_ranges.falls, curve_ranges.disagreeing_sizes = (
-        find_falls(curve_ranges),
-        disagreeing_sizes(curve_ranges),
-    )
+    curve_ranges.falls = find_falls(curve_ranges)
+    curve_ranges.disagreeing_sizes = disagreeing_sizes(curve_ranges)
     curve_ranges.note = fit_note(curve_ranges)
     return curve_ranges
 
 
 def _scatter(items: Sequence[Measured]) -> CurveScatter | None:
     by_size = [_by_run(cases) for _, cases in _by_size(items)]
-    calls = [
-        (row.low_ns, row.high_ns, row.calls)
-        for row in (item.row for item in items)
-        if row.low_ns and row.high_ns
-    ]
+    rows = [item.row for item in items]
+    calls = [(row.low_ns, row.high_ns, row.calls) for row in rows if row.low_ns and row.high_ns]
     return estimate_scatter(by_size, calls)
 
 

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from torchcoll.core import units
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
-from torchcoll.core.units import format_bandwidth, format_ns, format_size, format_time
 from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head
@@ -28,6 +28,7 @@ _WORDS = {
     "inconclusive": "a change, but too few sizes {1} it for a law or jump; --refine proposes some",
 }
 
+_SCATTER = "one=run_error point=point_error runs=from_runs"
 LEGEND = (
     "in each range of sizes time = latency + size / algbw; a transition is the interval of sizes "
     "between two ranges (95 %)"
@@ -46,9 +47,8 @@ def show_transitions(
     """
     curves = [curve for result in results for curve in result.curves]
     curve_objects = []
-    flat: list[
-        dict[str, Any]
-    ] = []  # the rows of CSV: the ranges of each curve, then its transitions
+    # The rows of CSV: the ranges of each curve, then its transitions.
+    flat: list[dict[str, Any]] = []
     for curve in curves:
         sizes = [point.size_bytes for point in curve.points]
         ranges = [
@@ -68,11 +68,7 @@ def show_transitions(
             "sizes": len(sizes),
             **select_fields(curve, "noise=curve.noise note? doubt?"),
             "ranges": ranges,
-            "known_scatter": select_fields(
-                curve.scatter, "one=run_error point=point_error runs=from_runs"
-            )
-            if curve.scatter
-            else None,
+            "known_scatter": select_fields(curve.scatter, _SCATTER) if curve.scatter else None,
             "slow_sizes": [{"size_bytes": sizes[i], "ratio": ratio} for i, ratio in slow_sizes],
             "falls": [{**vars(fall), "ratio": fall.ratio} for fall in curve.falls],
             "handovers": [vars(handover) for handover in curve.handovers],
@@ -105,18 +101,16 @@ _MOST_TOLD = 4  # transitions, or laws, in the sentence
 def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[str]:
     """``broadcast 4M takes 3.1x the fitted time``, the worst size first."""
     slow = sorted(
-        (
-            (-factor, title, curve.points[index].size_bytes)
-            for curve, title in zip(curves, titles, strict=True)
-            for index, factor in curve.curve.slow_sizes.items()
-        ),
+        (-factor, title, curve.points[index].size_bytes)
+        for curve, title in zip(curves, titles, strict=True)
+        for index, factor in curve.curve.slow_sizes.items()
     )
     texts = [
-        f"{f'{title} ' if len(curves) > 1 else ''}{format_size(size)} takes {-factor:.3g}x the "
-        "fitted time"
-        for factor, title, size in slow[:_MOST_TOLD]
+        f"{f'{title} ' if len(curves) > 1 else ''}{units.format_size(size)} takes {-factor:.3g}x "
+        "the fitted time"
+        for factor, title, size in slow
     ]
-    return texts + [f"{len(slow) - _MOST_TOLD} more such sizes"] * (len(slow) > _MOST_TOLD)
+    return units.shorten_list(texts, _MOST_TOLD, "{} more such sizes")
 
 
 def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> Answer:
@@ -141,12 +135,9 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
                 vague_curves[title] = None
                 continue
             what = _WORDS[transition.kind].format(transition.jump, "")
-            changes.append(
-                f"{which}{what} between {_span(transition.low_bytes, transition.high_bytes)}"
-            )
-    texts += changes[:_MOST_TOLD]
-    if len(changes) > _MOST_TOLD:
-        texts.append(f"{len(changes) - _MOST_TOLD} more transitions")
+            span = _span(transition.low_bytes, transition.high_bytes)
+            changes.append(f"{which}{what} between {span}")
+    texts += units.shorten_list(changes, _MOST_TOLD, "{} more transitions")
     if vague:
         span = _span(min(low for low, _ in vague), max(high for _, high in vague))
         where_text = f" in {len(vague_curves)} of {len(curves)} curves" if len(curves) > 1 else ""
@@ -194,10 +185,10 @@ def transition_records(curve: CurveRanges) -> list[dict[str, Any]]:
 def _grid(curve_ranges: CurveRanges, title: str, refine: bool) -> Grid:
     points, curve = curve_ranges.points, curve_ranges.curve
     runs = max(point.runs for point in points)
-    sizes_text = f"{len(points)} size{'s' * (len(points) > 1)}, "
+    sizes_text = f"{units.counted(len(points), 'size')}, "
     if curve_ranges.sizes > len(points):
         sizes_text = f"{len(points)} of {curve_ranges.sizes} sizes (more are too many), "
-    sizes_text += f"{runs} run{'s' * (runs > 1)}{' (their median)' * (runs > 2)}"
+    sizes_text += units.counted(runs, "run") + (" (their median)" if runs > 2 else "")
     above = [f"{title}: {sizes_text}, residual scatter {100 * curve.noise:.1f} %"]
     heads = [Head("range", repeat=True), Head("sizes", left=True), Head("latency")]
     heads += [Head("algbw", "(GB/s)"), Head("maximum", "error", left=True)]
@@ -207,34 +198,32 @@ def _grid(curve_ranges: CurveRanges, title: str, refine: bool) -> Grid:
     rows = []
     for number, size_range in enumerate(curve.ranges, 1):
         first, last = (
-            format_size(points[i].size_bytes) for i in (size_range.first, size_range.last)
+            units.format_size(points[i].size_bytes) for i in (size_range.first, size_range.last)
         )
         row = [
             str(number),
             f"{first} to {last}",
-            format_time(size_range.latency_ns if size_range.latency_ns >= 0 else None),
+            units.format_time(size_range.latency_ns if size_range.latency_ns >= 0 else None),
         ]
-        worst_size = format_size(points[size_range.misfit_at].size_bytes)
+        worst_size = units.format_size(points[size_range.misfit_at].size_bytes)
         error = f"{100 * size_range.misfit:.1f} % at {worst_size}"
-        row += [format_bandwidth(curve_ranges.algbw_gbps(size_range)), error]
+        row += [units.format_bandwidth(curve_ranges.algbw_gbps(size_range)), error]
         if labelled:
-            inside = [
-                p.algorithm for p in points[size_range.first : size_range.last + 1] if p.algorithm
-            ]
-            row.append(", ".join(map(one_line, dict.fromkeys(inside))) or "-")
+            inside = points[size_range.first : size_range.last + 1]
+            names = dict.fromkeys(one_line(p.algorithm) for p in inside if p.algorithm)
+            row.append(", ".join(names) or "-")
         rows.append(row)
     return Grid(heads, rows, above, lines_below(curve_ranges, refine))
 
 
 def lines_below(curve_ranges: CurveRanges, refine: bool = False) -> list[str]:
-    lines = [
-        _transition_line(transition, curve_ranges.curve.ranges)
-        for transition in curve_ranges.transitions
-    ]
+    laws = curve_ranges.curve.ranges
+    lines = [_transition_line(transition, laws) for transition in curve_ranges.transitions]
     if uneven := _uneven(curve_ranges.points):
         lines.append(uneven)
     if curve_ranges.disagreeing_sizes:
-        sizes = ", ".join(format_size(point.size_bytes) for point in curve_ranges.disagreeing_sizes)
+        odd = [units.format_size(point.size_bytes) for point in curve_ranges.disagreeing_sizes]
+        sizes = ", ".join(odd)
         lines.append(f"runs disagree at {sizes}: repeat them; in the fit it weighs little")
     lines += _separate_lines(curve_ranges)
     if curve_ranges.note:
@@ -243,9 +232,8 @@ def lines_below(curve_ranges: CurveRanges, refine: bool = False) -> list[str]:
         which = "the other sizes are one range" if curve_ranges.curve.slow_sizes else "one range"
         separate = " apart from that" if curve_ranges.falls else ""
         lines.append(f"{which}: no change of behaviour is shown{separate}")
-    lines += (
-        [Caveat(one_line(curve_ranges.doubt), f"{IMPLAUSIBLE}: ")] if curve_ranges.doubt else []
-    )
+    if curve_ranges.doubt:
+        lines.append(Caveat(one_line(curve_ranges.doubt), f"{IMPLAUSIBLE}: "))
     seen = [transition.handover for transition in curve_ranges.transitions]
     for handover in curve_ranges.handovers:
         if handover not in seen:
@@ -275,12 +263,12 @@ def _separate_lines(curve_ranges: CurveRanges) -> list[str]:
     points, slow_sizes = curve_ranges.points, curve_ranges.curve.slow_sizes
     lines = []
     for index, ratio in slow_sizes.items():
-        size, ns = format_size(points[index].size_bytes), points[index].time_ns
+        size, ns = units.format_size(points[index].size_bytes), points[index].time_ns
         text = f"{'slow size' if ratio > 1 else 'fast'} at {size}: {ratio:.2f}x the time of its law"
         after = points[index + 1] if index + 1 < len(points) else None
         if after and after.time_ns < ns:
-            more = format_size(after.size_bytes)
-            text += f" ({format_ns(ns)}; {more} takes less, {format_ns(after.time_ns)})"
+            more = units.format_size(after.size_bytes)
+            text += f" ({units.format_ns(ns)}; {more} takes less, {units.format_ns(after.time_ns)})"
         text += "; in no fit"
         # If all sizes up to an end are slow (or fast), another law may begin there.
         to_start = all(i in slow_sizes for i in range(index))
@@ -288,10 +276,10 @@ def _separate_lines(curve_ranges: CurveRanges) -> list[str]:
             text += "; at the end of the sizes another law may begin"
         lines.append(text)
     for fall in curve_ranges.falls:
-        low, high = format_size(fall.low_bytes), format_size(fall.high_bytes)
+        low, high = units.format_size(fall.low_bytes), units.format_size(fall.high_bytes)
         lines.append(
-            f"time falls from {format_ns(fall.low_ns)} at {low} to {format_ns(fall.high_ns)} at "
-            f"{high}"
+            f"time falls from {units.format_ns(fall.low_ns)} at {low} to "
+            f"{units.format_ns(fall.high_ns)} at {high}"
         )
     if lines and not curve_ranges.note and max(point.runs for point in points) == 1:
         lines.append("1 run: only others show whether these times stay")
@@ -303,7 +291,7 @@ def _uneven(points: Sequence[SizePoint]) -> str:
     spans = [list(span) for _, span in itertools.groupby(points, key=lambda p: p.runs)]
     if len(spans) < 2:
         return ""
-    texts = [f"{span[0].runs} from {format_size(span[0].size_bytes)}" for span in spans]
+    texts = [f"{span[0].runs} from {units.format_size(span[0].size_bytes)}" for span in spans]
     shown = texts if len(texts) < 5 else [*texts[:3], "..."]
     return (
         f"the runs disagree in their sizes ({', '.join(shown)}): a step there may be that of "
@@ -312,7 +300,7 @@ def _uneven(points: Sequence[SizePoint]) -> str:
 
 
 def _span(low: int, high: int) -> str:
-    return f"{format_size(low)} and {format_size(high)}"
+    return f"{units.format_size(low)} and {units.format_size(high)}"
 
 
 def _transition_line(transition: Transition, ranges: Sequence[SizeRange]) -> str:

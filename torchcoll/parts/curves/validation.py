@@ -132,15 +132,11 @@ def validate(sources: Source | Sequence[Source]) -> Validation:
     groups: dict[str, list[HeldOut]] = {}
     for point in points:
         groups.setdefault(repr((point.over, point.kind, point.ranks)), []).append(point)
-    rows = [
-        validation_row(row_points, row_points[0].kind, row_points[0].ranks)
-        for row_points in groups.values()
+    rows = [validation_row(each, each[0].kind, each[0].ranks) for each in groups.values()]
+    by_kind = [
+        [point for point in points if point.over == over] for over in (OVER_SIZES, OVER_RANKS)
     ]
-    totals = [
-        validation_row(row_points)
-        for over in (OVER_SIZES, OVER_RANKS)
-        if (row_points := [point for point in points if point.over == over])
-    ]
+    totals = [validation_row(of_kind) for of_kind in by_kind if of_kind]
     return Validation(files.runs, rows, totals, points, notes)
 
 
@@ -199,9 +195,7 @@ def _over_ranks(
     """
     for kind, curves in kinds:
         for curve in curves:
-            other_curves = [
-                other_curve for other_curve in curves if other_curve.ranks != curve.ranks
-            ]
+            other_curves = [other for other in curves if other.ranks != curve.ranks]
             if len({other_curve.ranks for other_curve in other_curves}) < FEWEST_RANKS:
                 continue
             (entry,) = fit_entries([(kind, other_curves)])

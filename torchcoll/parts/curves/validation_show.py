@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_size
+from torchcoll.core.units import counted, format_share, format_size
 from torchcoll.parts.curves.validation import NEW_RUN
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
@@ -41,7 +41,7 @@ def show_validation(
     def both_means(row: ValidationRow) -> str:
         if not (row.with_baseline and row.baseline):
             return "-"
-        return f"{_percent(row.with_baseline.mean)} : {_percent(row.baseline.mean)}"
+        return f"{format_share(row.with_baseline.mean)} : {format_share(row.baseline.mean)}"
 
     grid = make_grid(
         [
@@ -49,8 +49,8 @@ def show_validation(
             (Head("case", left=True), lambda row: titles.get(repr(row.kind), "all")),
             (Head("ranks"), lambda row: "-" if row.ranks is None else str(row.ranks)),
             (Head("points"), lambda row: str(row.errors.count)),
-            (Head("geomean"), lambda row: _percent(row.errors.geomean)),
-            (Head("mean"), lambda row: _percent(row.errors.mean)),
+            (Head("geomean"), lambda row: format_share(row.errors.geomean)),
+            (Head("mean"), lambda row: format_share(row.errors.mean)),
             (Head("worst", left=True), _worst),
             (Head("in 90 %", "interval"), lambda row: f"{row.covered} of {row.errors.count}"),
             (Head("mean of model :", "of the cubic", left=True), both_means),
@@ -64,13 +64,7 @@ def show_validation(
             {
                 "left_out": row.over,
                 **_row_record(row),
-                **select_fields(
-                    row, "mean_beside_baseline=with_baseline.mean baseline_points=baseline.count"
-                ),
-                **select_fields(
-                    row, "baseline_geomean=baseline.geomean baseline_mean=baseline.mean"
-                ),
-                **select_fields(row, "baseline_worst=baseline.worst"),
+                **select_fields(row, _BASELINE),
             }
             for row in rows
         ],
@@ -82,9 +76,8 @@ def show_validation(
     kind = "doubt" if narrow else ""
     answer = Answer("; ".join(map(_sentence, validation.totals)), kind)
     last = Grid([], [], below=below, answer=answer)
-    print_results(
-        [Forms([Grid([], [], above=[_ERRORS, _CUBIC]), grid, last], document)], format, file
-    )
+    above = Grid([], [], above=[_ERRORS, _CUBIC])
+    print_results([Forms([above, grid, last], document)], format, file)
 
 
 def _titles(rows: Sequence[ValidationRow]) -> dict[str, str]:
@@ -94,14 +87,14 @@ def _titles(rows: Sequence[ValidationRow]) -> dict[str, str]:
 
 
 def _worst(row: ValidationRow) -> str:
-    return f"{_percent(row.errors.worst)} at {format_size(row.worst.size_bytes)}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
+    return f"{format_share(row.errors.worst)} at {format_size(row.worst.size_bytes)}"
 
 
 _SUMMARY = "points=count geomean mean worst"  # of an ErrorSummary, in JSON
+_BASELINE = (
+    "mean_beside_baseline=with_baseline.mean baseline_points=baseline.count "
+    "baseline_geomean=baseline.geomean baseline_mean=baseline.mean baseline_worst=baseline.worst"
+)
 _ERRORS = (
     "errors: |predicted / measured - 1|; quote the mean: papers on simulators give the geometric "
     "mean, which a few nearly exact points pull down"
@@ -161,12 +154,9 @@ def show_checked(check: CheckedModel, format: str = "table", file: TextIO | None
             (Head("case", left=True, repeat=True), lambda titled: titled[1]),
             (Head("ranks"), lambda titled: str(titled[0].ranks or "-")),
             (Head("sizes"), lambda titled: str(titled[0].errors.count)),
-            (
-                Head("predicted :", "measured", drop=1),
-                lambda titled: f"{titled[0].ratio:.3f}",
-            ),
-            (Head("geomean", "error"), lambda titled: _percent(titled[0].errors.geomean)),
-            (Head("mean", "error"), lambda titled: _percent(titled[0].errors.mean)),
+            (Head("predicted :", "measured", drop=1), lambda titled: f"{titled[0].ratio:.3f}"),
+            (Head("geomean", "error"), lambda titled: format_share(titled[0].errors.geomean)),
+            (Head("mean", "error"), lambda titled: format_share(titled[0].errors.mean)),
             (Head("worst", "error", left=True), lambda titled: _worst(titled[0])),
             (
                 Head("in 90 %", "interval"),
@@ -211,16 +201,17 @@ def _checked_answer(check: CheckedModel) -> Answer:
     errors, worst = total.errors, total.worst
     share = 100 * total.covered / errors.count
     text = (
-        f"{one_line(check.model)}: mean error {_percent(errors.mean)} (geometric mean "
-        f"{_percent(errors.geomean)}, worst {_percent(errors.worst)}: {worst.kind['collective']} "
-        f"{format_size(worst.size_bytes)} on {worst.ranks} ranks); "
+        f"{one_line(check.model)}: mean error {format_share(errors.mean)} (geometric mean "
+        f"{format_share(errors.geomean)}, worst {format_share(errors.worst)}: "
+        f"{worst.kind['collective']} {format_size(worst.size_bytes)} on {worst.ranks} ranks); "
         f"{share:.0f} % of {counted(errors.count, 'time')} lie in their 90 % interval"
     )
     if subsets:
         within, beyond = subsets
         text += (
-            f"; {_percent(within.errors.mean)} within its data, {_percent(beyond.errors.mean)} "
-            f"extrapolated ({counted(beyond.errors.count, 'time')})"
+            f"; {format_share(within.errors.mean)} within its data, "
+            f"{format_share(beyond.errors.mean)} extrapolated "
+            f"({counted(beyond.errors.count, 'time')})"
         )
     elif total.beyond:
         text += "; all are extrapolated"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_change, format_difference, format_percent
+from torchcoll.core.units import counted, format_change, format_difference, format_percent, shorten
 from torchcoll.parts.experiments.agreement import Agreement, CaseAgreement
 from torchcoll.report.answer import Answer, worst_level
 from torchcoll.report.formats import Forms, print_results
@@ -102,9 +102,9 @@ def _answer_of_the_rest(rerun: Rerun) -> Answer:
         text += f" ({runs})"
     caveats = []
     if rerun.differences:
-        shown = [one_line(line) for line in rerun.differences[:_MOST_DIFFERENCES]]
-        more = len(rerun.differences) - len(shown)
-        caveats.append(f"differences: {'; '.join(shown)}{f'; and {more} more' if more else ''}")
+        shown = list(map(one_line, rerun.differences))
+        differences = shorten(shown, _MOST_DIFFERENCES, "; and {} more", between="; ")
+        caveats.append(f"differences: {differences}")
     counts = {
         "cases": len(result.cases),
         "differing": sum(case.differs for case in result.cases),
@@ -160,9 +160,8 @@ def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:
 def _result_text(case: CaseAgreement, result: Agreement) -> str:
     if case.differs:
         return "differs"
-    return (
-        "cannot tell" if case in result.open_cases else f"within {format_percent(result.threshold)}"
-    )
+    within = f"within {format_percent(result.threshold)}"
+    return "cannot tell" if case in result.open_cases else within
 
 
 def _row(case: CaseAgreement) -> dict[str, Any]:

@@ -98,11 +98,8 @@ def agreement(pairs: Sequence[Pair], threshold: float) -> Agreement:
 
     threshold: the difference, as a share, that must be excluded in each case of a reproduced file.
     """
-    matched = [
-        (pair.base[0].result.case.describe(), _by_run(pair.base), _by_run(pair.new))
-        for pair in pairs
-        if pair.base and pair.new
-    ]
+    shared = [pair for pair in pairs if pair.base and pair.new]
+    matched = [(p.base[0].result.case.describe(), _by_run(p.base), _by_run(p.new)) for p in shared]
     return judge(matched, threshold)
 
 

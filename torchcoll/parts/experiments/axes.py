@@ -23,10 +23,7 @@ AUTO = "auto"  # the cell in which nothing is forced
 _RESERVED = ("cell", "run")  # labels of every run
 _LONGEST_PART, _LONGEST = 60, 150  # of 255 that a file's name may have
 # Axes that need no placeholder, and the variables that they set.
-AXES_OF_LIBRARIES = {
-    "library": ("LD_PRELOAD",),
-    "venv": ("VIRTUAL_ENV", "PATH", "PYTHONHOME"),
-}
+AXES_OF_LIBRARIES = {"library": ("LD_PRELOAD",), "venv": ("VIRTUAL_ENV", "PATH", "PYTHONHOME")}
 
 
 @dataclass(frozen=True)
@@ -34,9 +31,8 @@ class Cell:
     """One combination; also one value of one dimension, before they are combined.
 
     axes: values of the placeholders, and of the axes ``library`` and ``venv``; they become labels.
-    variables: None takes a variable away. arguments: more words behind the command. words: a whole
-    command in place of the one that all share. load: what runs around each run, load_name names
-    it.
+    variables: None unsets a variable. arguments: added to the command. argv: a command of its own,
+    in place of the common one. load: the command that runs around each run. load_name: its name.
     """
 
     name: str
@@ -49,8 +45,9 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """What is set in the cell, as a user writes it: ``NCCL_ALGO=Ring``, ``NCCL_ALGO unset``.
-        The name, from which files are named too, where nothing is set but a command or a load.
+        """What the cell sets, as a user writes it: ``NCCL_ALGO=Ring``, ``NCCL_ALGO unset``.
+
+        Its name, which file names have too, if it sets only a command or a load.
         """
         of_axes = {name for axis in self.axes for name in AXES_OF_LIBRARIES.get(axis, ())}
         unmatched = {k: v for k, v in self.variables.items() if k not in of_axes}
@@ -79,9 +76,7 @@ class Cell:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Cell:
-        """Of a manifest, in which nothing is masked. Raises TypeError or ValueError for what is no
-        cell.
-        """
+        """Read a cell of a manifest. Raises TypeError or ValueError for anything else."""
         axes, variables = (dict(stored.get(name) or {}) for name in ("axes", "variables"))
         variables = {name_of(name): value for name, value in variables.items()}
         arguments, argv, load = (
@@ -162,9 +157,7 @@ _LOAD = re.compile(r"(?:(?P<name>[A-Za-z_][\w.-]*)=)?(?P<command>.*)", re.DOTALL
 
 
 def load_dimension(text: str, command: Command, environ: Mapping[str, str]) -> Dimension:
-    """``none,NAME=COMMAND``: other people's work around each run. A command alone is named by
-    its program. Raises UsageError.
-    """
+    """Parse ``none,NAME=COMMAND``: other work around each run. Raises UsageError."""
     if (recorded_value := command.option("--concurrent")) is not None:
         raise UsageError("command", f"--concurrent {recorded_value}", "no --concurrent with --load")
     cells = []

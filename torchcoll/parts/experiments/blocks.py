@@ -12,6 +12,7 @@ from typing import Any
 from torchcoll.core.errors import UsageError
 from torchcoll.core.variables import SET_ON_PURPOSE, masked_words
 from torchcoll.libraries.known_variables import FORCING, unknown_variables
+from torchcoll.parts.experiments import launch_command
 from torchcoll.parts.experiments.axes import (
     AXES_OF_LIBRARIES,
     Cell,
@@ -21,12 +22,6 @@ from torchcoll.parts.experiments.axes import (
     load_dimension,
     option_dimension,
     variable_dimension,
-)
-from torchcoll.parts.experiments.launch_command import (
-    Command,
-    check_placeholders,
-    check_program,
-    command_of,
 )
 from torchcoll.parts.experiments.presets import PresetOptions, preset
 
@@ -49,16 +44,16 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class RunPlan:
-    command: Command
+    command: launch_command.Command
     cells: Sequence[Cell]
     runs: int
     seed: int
 
     def jobs(self) -> Iterator[PlannedRun]:
-        """Run 1 of every cell in an order drawn by the seed, then run 2 of every cell, ...
+        """Run 1 of every cell in random order, then run 2 of every cell, ...
 
-        So what drifts with time meets all cells alike. A block's order does not depend on how many
-        there are: runs can be added.
+        Drift over time therefore affects all cells alike. The order of a block does not depend on
+        the number of blocks, so that runs can be added.
         """
         for run in range(1, self.runs + 1):
             block = list(self.cells)
@@ -87,7 +82,7 @@ class RunPlan:
         """Raises UsageError where a launcher cannot be started."""
         for cell in self.cells:
             argv = cell.argv or self.command.filled(cell.axes)
-            check_program(argv, self.environment(cell, environ).get("PATH"))
+            launch_command.check_program(argv, self.environment(cell, environ).get("PATH"))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -112,11 +107,12 @@ def make_plan(
     implementations: str | None = None,
     load: str | None = None,
 ) -> tuple[RunPlan, list[str]]:
-    """The plan, and notes about it. Raises UsageError for what cannot be planned; whether the
-    launcher is installed is left to ``RunPlan.check_programs``.
+    """The plan, and notes on it. Raises UsageError for an impossible plan.
+
+    ``RunPlan.check_programs`` checks that the launcher is installed.
     """
     env = dict(os.environ) if environ is None else dict(environ)
-    command = command_of(argv)
+    command = launch_command.command_of(argv)
     dimensions: list[Dimension] = [variable_dimension(text) for text in variables]
     constants = [dimension[0] for dimension in dimensions if len(dimension) == 1]
     dimensions += [axis_dimension(text, env) for text in axes]
@@ -137,7 +133,7 @@ def make_plan(
             dimensions.append(option_dimension(name, values, command, such_as))
     dimensions += [load_dimension(load, command, env)] if load is not None else []
     cells = combined(dimensions)
-    check_placeholders(command, cells[0].axes, AXES_OF_LIBRARIES)
+    launch_command.check_placeholders(command, cells[0].axes, AXES_OF_LIBRARIES)
     _check_verified(command, cells)
     plan = RunPlan(command, cells, runs, seed)
     return plan, [*asked.notes, *_warnings(cells, env)]
@@ -147,9 +143,9 @@ def plan_of_commands(
     commands: Mapping[str, Sequence[str]], runs: int, environ: Mapping[str, str] | None = None
 ) -> RunPlan:
     """A cell for each whole command, by its name. Raises UsageError for one that cannot be run."""
-    parsed = {name: command_of(argv) for name, argv in commands.items()}
+    parsed = {name: launch_command.command_of(argv) for name, argv in commands.items()}
     for command in parsed.values():
-        check_placeholders(command, (), ())
+        launch_command.check_placeholders(command, (), ())
     cells = [Cell(name, argv=command.argv) for name, command in parsed.items()]
     plan = RunPlan(next(iter(parsed.values())), cells, runs, 0)
     plan.check_programs(os.environ if environ is None else environ)
@@ -157,16 +153,17 @@ def plan_of_commands(
 
 
 def stored_plan(spec: Mapping[str, Any], runs: int, environ: Mapping[str, str]) -> RunPlan:
-    """The plan of a manifest, in which nothing is masked. Raises UsageError as ``make_plan`` does,
-    and TypeError or ValueError where the cells are none.
+    """The plan of a manifest. Raises UsageError as ``make_plan``, TypeError or ValueError for bad
+    cells.
     """
     cells = [Cell.from_json(cell) for cell in spec["cells"]]
-    plan = RunPlan(command_of(spec["command"]), cells, runs, int(spec.get("seed") or 0))
+    command = launch_command.command_of(spec["command"])
+    plan = RunPlan(command, cells, runs, int(spec.get("seed") or 0))
     plan.check_programs(environ)
     return plan
 
 
-def _check_verified(command: Command, cells: Sequence[Cell]) -> None:
+def _check_verified(command: launch_command.Command, cells: Sequence[Cell]) -> None:
     """LL128 by name skips the check of NCCL whether it is safe here; others may be wrong too."""
     forced = next((n for cell in cells for n in FORCING if cell.variables.get(n)), None)
     value = command.option("-c", "--check")

@@ -33,10 +33,10 @@ STATUSES = ("ok", "failed", "timeout", "unavailable", "interrupted")
 
 
 class Manifest:
-    """The manifest of ``folder``; made with ``spec`` where there is none.
+    """The manifest of ``folder``, created with ``spec`` if it does not exist.
 
-    records: the runs that it had, in order. Raises UsageError where it was begun with another
-    spec, UnreadableError for a file that is no manifest.
+    records: its runs, in order. Raises UsageError if it was begun with another spec,
+    UnreadableError for a file that is no manifest.
     """
 
     def __init__(self, folder: Path, spec: dict[str, Any]) -> None:
@@ -128,9 +128,7 @@ Stored = dict[tuple[str, int], float | None]  # (cell, run) -> seconds that it t
 
 
 def stored(folder: Path) -> tuple[dict[str, Any], Stored] | None:
-    """(header, the runs that have a file that counts) of a folder that is only read; None
-    where there is no manifest. Raises UnreadableError for a file that is none.
-    """
+    """Read (header, usable runs) of a folder; None without a manifest. Raises UnreadableError."""
     path = folder / MANIFEST
     if not path.exists() or not path.stat().st_size:
         return None
@@ -147,9 +145,7 @@ def cells(folder: str) -> list[str]:
 
 
 def stored_records(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """(cell, run) -> the line of each run that has a file that counts; empty where there is no
-    manifest. Raises UnreadableError for a file that is none.
-    """
+    """The record of each usable run by (cell, run). Raises UnreadableError."""
     path = folder / MANIFEST
     if not path.exists() or not path.stat().st_size:
         return {}
@@ -277,8 +273,8 @@ class Folder:
             ) from None
 
     def add(self, record: dict[str, Any]) -> None:
-        """A run that has ended. Raises TorchcollError when the disk refuses its line, or when
-        there is no such folder any more.
+        """Record a run that ended. Raises TorchcollError if the disk refuses, or the folder is
+        gone.
         """
         self._check_there()
         self.manifest.append(record)
@@ -323,8 +319,8 @@ class Folder:
         return job.cell.name in self._unavailable
 
     def set_aside(self, job: PlannedRun) -> str | None:
-        """Move a result file, and what lies beside it under its name (--library-log), to where no
-        reader looks. Its path there, from the folder. Raises TorchcollError as ``add`` does.
+        """Move a result file and the files next to it to where no reader looks; returns the new
+        path. Raises TorchcollError.
         """
         self._check_there()
         name, number = self.result(job).name, 1

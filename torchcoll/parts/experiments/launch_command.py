@@ -24,10 +24,10 @@ _SUFFIXES = (".sh", ".py")
 
 @dataclass(frozen=True)
 class Command:
-    """``words`` as they were given, with placeholders; ``module`` is ``suite``, ``allreduce``, ...
+    """A command that starts torchcoll.
 
-    arguments: the words behind the module, or behind the script that starts one; then ``module`` is
-    empty.
+    argv: as given, with placeholders. module: ``suite``, ``allreduce``, ...; empty for a script
+    that starts one. arguments: those after the module or the script.
     """
 
     argv: tuple[str, ...]

@@ -1,5 +1,5 @@
-"""Whether the file of a run is what was asked for. Variables get lost on the way to the ranks,
-libraries are taken from elsewhere: then a number would bear the wrong name.
+"""Checks that the file of a run matches its cell: variables may not reach the ranks, and another
+library may be loaded.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ OF_RANKS = ("nproc", "ranks")
 
 @dataclass(frozen=True)
 class Checked:
-    """``usable``: the file counts. reason: '' where nothing is wrong. library: what was verified
-    of an axis ``library`` or ``venv``. unavailable: see UNAVAILABLE of libraries/nccl/forced.py.
-    complete: the run came to its end.
+    """The result of a check.
+
+    usable: whether the file counts. reason: '' if nothing is wrong. library: what was verified of
+    an axis ``library`` or ``venv``. unavailable: see UNAVAILABLE of libraries/nccl/forced.py.
+    complete: whether the run came to its end.
     """
 
     usable: bool
@@ -48,7 +50,7 @@ class Checked:
 
 
 def check(path: Path, job: PlannedRun, recorded: Recorded) -> Checked:
-    """Read the file of a run and hold it against its cell."""
+    """Read the file of a run and compare it with its cell."""
     try:
         run = load_own(path)
     except UnreadableError as error:
@@ -81,12 +83,8 @@ def _mismatches(run: Run, job: PlannedRun, recorded: Recorded) -> Iterator[str]:
         asked = job.cell.axes.get(name, "")
         # Of nproc a node there are several times as many. An MPI that is not the launcher's leaves
         # every process alone.
-        if (
-            asked.isascii()
-            and asked.isdigit()
-            and int(asked)
-            and (run.ranks < 1 or run.ranks % int(asked))
-        ):
+        number = int(asked) if asked.isascii() and asked.isdigit() else 0
+        if number and (run.ranks < 1 or run.ranks % number):
             yield f"{name} is {asked}, and {counted(run.ranks, 'rank')} found each other"
     yield from _lost(run, job.cell, recorded)
     version = _nccl_version(run)
@@ -97,7 +95,7 @@ def _mismatches(run: Run, job: PlannedRun, recorded: Recorded) -> Iterator[str]:
 
 
 def _lost(run: Run, cell: Cell, recorded: Recorded) -> Iterator[str]:
-    """The variables that are not on every rank as the cell has them."""
+    """Variables that do not have the value of the cell on every rank."""
     there: dict[str, str] = run.environment.get("variables") or {}
     for name, value in cell.variables.items():
         if name in _of_axes(cell) or not recorded({name: value or ""}):
@@ -119,24 +117,24 @@ def _lost(run: Run, cell: Cell, recorded: Recorded) -> Iterator[str]:
 
 
 def unverified(cell: Cell, recorded: Recorded) -> list[str]:
-    """The variables that result files do not keep: whether they arrive cannot be seen."""
+    """The variables that result files do not record, so that nobody can check them."""
     return [n for n in cell.variables if n not in _of_axes(cell) and not recorded({n: ""})]
 
 
 def _of_axes(cell: Cell) -> set[str]:
-    """The variables of axes: what they did is seen in what was mapped."""
+    """The variables of axes, which are checked by the libraries that were mapped."""
     return {name for axis in cell.axes for name in AXES_OF_LIBRARIES.get(axis, ())}
 
 
 def _mapped(run: Run) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """(rank, mapped libraries) of the ranks whose records tell them."""
+    """Yields (rank, mapped libraries) of the ranks that record them."""
     for rank, member in enumerate(run.members):
         if isinstance(member.get("mapped"), list):
             yield rank, [m for m in member["mapped"] if isinstance(m, dict)]
 
 
 def _nccl_version(run: Run) -> str:
-    """'' where it is not known, or nothing ran on NCCL: torch brings one that gloo never asks."""
+    """The version of NCCL; '' if it is not known, or nothing ran on NCCL."""
     backends = {result.case.backend for result in run.results}
     ran = [name for name in sorted(backends) if backend_of(name).family == NCCL]
     if not ran:

@@ -1,11 +1,12 @@
-"""Ready dimensions for the questions that come up: ``torchcoll matrix --preset NAME``.
+"""Dimensions of common questions: ``torchcoll matrix --preset NAME``.
 
-Each is a function of what was asked and gives cells; what is valid for which library and version
-stands in torchcoll/libraries.
+Each preset is a function of its options that returns cells; torchcoll/libraries knows which values
+are valid for which library and version.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ _RANKS, _NODES = ("nproc", "ranks"), ("nnodes", "nodes")
 
 @dataclass
 class PresetOptions:
-    """What presets go by. ``axes``: names of the axes beside; ``notes``: what is to be told."""
+    """The inputs of a preset. axes: names of the other axes. notes: what the user must know."""
 
     command: Command
     axes: Sequence[str] = ()
@@ -51,9 +52,7 @@ def preset(name: str, asked: PresetOptions) -> Dimension:
 def _nccl_algorithms(asked: PresetOptions) -> Dimension:
     collectives = _with_algorithms(asked, nccl.FUNCTIONS, "NCCL")
     version, lacking = _nccl_version(asked), _lacking(asked)
-    every = [
-        forcing.name.partition("-")[0] for forcing in nccl_forced.forcings(collectives, version)
-    ]
+    every = [each.name.partition("-")[0] for each in nccl_forced.forcings(collectives, version)]
     for why in dict.fromkeys(lacking.values()):
         names = [name for name in lacking if name in every and lacking[name] == why]
         if names:
@@ -62,8 +61,8 @@ def _nccl_algorithms(asked: PresetOptions) -> Dimension:
 
 
 def _lacking(asked: PresetOptions) -> dict[str, str]:
-    """The algorithms that cannot run where the command runs, and why: by the fabric that its label
-    states, else by the GPUs of this machine where torchrun starts all ranks here.
+    """The algorithms that cannot run where the command runs, and why: by the label ``fabric``, or
+    by the GPUs of this machine if torchrun starts all ranks here.
     """
     labels = [argument.partition("fabric=")[2] for argument in asked.command.arguments]
     fabric = next(filter(None, labels), "").partition(":")[0]
@@ -85,7 +84,7 @@ _NO_SWITCH = ("pcie-gen4", "pcie-gen5", "xgmi-mi300x", "xe-link-max")
 
 
 def _switches_reduce(fabric: str) -> bool | None:
-    """Of a fabric of torchcoll/rules; None for what connects hosts, and for others."""
+    """Whether the switches of a fabric of torchcoll/rules reduce; None if that is not known."""
     if fabric in _NO_SWITCH:
         return False
     device = device_named(fabric.removeprefix("nvswitch-")) if "nvswitch-" in fabric else None
@@ -93,7 +92,7 @@ def _switches_reduce(fabric: str) -> bool | None:
 
 
 def _device(command: Command) -> str | None:
-    """The device type that is asked for, or the only one of the backend that is."""
+    """The device type of the command, or the only one of its backend."""
     return command.option("--device") or only_device(command.option("--backend"))
 
 
@@ -114,7 +113,7 @@ def _oneccl_algorithms(asked: PresetOptions) -> Dimension:
 
 
 def _with_algorithms(asked: PresetOptions, supported: Iterable[str], library: str) -> list[str]:
-    """Those of the command's collectives for which the library has algorithms to choose from."""
+    """The collectives of the command for which the library has several algorithms."""
     collectives, supported = asked.command.collectives(), tuple(supported)
     chosen = [name for name in collectives if name in supported]
     if not chosen:
@@ -135,7 +134,11 @@ def _nccl_version(asked: PresetOptions) -> str:
         if nccl_forced.version_key(asked.nccl_version) < (2, 0):
             raise UsageError("nccl-version", asked.nccl_version, "a version such as 2.27.5")
         return asked.nccl_version
-    versions = set() if {"library", "venv"} & set(asked.axes) else set(_installed_nccl())
+    versions = set()
+    if not {"library", "venv"} & set(asked.axes):
+        for package in _NCCL_PACKAGES:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions.add(metadata.version(package))
     if len(versions) != 1:
         raise UsageError(
             "nccl-version",
@@ -146,36 +149,23 @@ def _nccl_version(asked: PresetOptions) -> str:
     return versions.pop()
 
 
-def _installed_nccl() -> Iterator[str]:
-    for package in _NCCL_PACKAGES:
-        try:
-            yield metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-
-
 def _forced(
     asked: PresetOptions, collectives: Sequence[str], forcings: Sequence[Forcing]
 ) -> Dimension:
-    """A cell for each and one in which nothing is forced.
+    """A cell for each forced choice, and one without any.
 
-    Each sets or unsets all variables of the others, whatever the caller's environment has. A suite
-    is narrowed to the collectives for which the combination exists: others would be measured
-    unforced under its name.
+    Each sets or unsets all variables of the others, whatever the environment of the caller has. A
+    suite is narrowed to the collectives that have the choice: others would run unforced under its
+    name.
     """
     names = dict.fromkeys(name for forcing in forcings for name in forcing.variables)
     every = Forcing(AUTO, tuple(collectives), {})
     cells = []
     for forcing in (every, *forcings):
         argv = ("--collectives", ",".join(forcing.collectives))
-        cells.append(
-            Cell(
-                forcing.name,
-                {},
-                {name: forcing.variables.get(name) for name in names},
-                argv if asked.command.module == SUITE else (),
-            )
-        )
+        variables = {name: forcing.variables.get(name) for name in names}
+        narrowed = argv if asked.command.module == SUITE else ()
+        cells.append(Cell(forcing.name, {}, variables, narrowed))
     return cells
 
 
@@ -203,10 +193,11 @@ def _scaling(asked: PresetOptions) -> Dimension:
 
 
 def _subsets(asked: PresetOptions) -> Dimension:
-    """Which devices: the first 2, 3, ..., other blocks of equal size, and every second, fourth, ...
+    """Subsets of devices: the first 2, 3, ..., other blocks of equal size, and every second,
+    fourth, ...
 
-    The list is one for the whole run. A mask of its own for each rank hides the peers from
-    oneCCL, which then hangs or fails (uxlfoundation/oneCCL#217), and from NCCL's peer-to-peer.
+    The mask is one for the whole run. With a mask for each rank oneCCL cannot see the peers, and
+    hangs or fails (uxlfoundation/oneCCL#217), nor can NCCL's peer-to-peer.
     """
     command = asked.command
     intel = _device(command) == "xpu"

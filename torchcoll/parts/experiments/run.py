@@ -58,11 +58,11 @@ def run(
     timeout_s: float | None = None,
     jobs: Iterable[PlannedRun] | None = None,
 ) -> int | None:
-    """Run what is missing; the number of the signal that stopped it, else None.
+    """Run what is missing. Returns the number of the signal that stopped it, or None.
 
-    recorded: what result files keep of variables. timeout_s: of one run. jobs: of those, which
-    and in which order; each is asked for when the one before has ended. Raises TorchcollError where
-    the disk refuses the manifest, UsageError where a script ignores what it is given.
+    recorded: filters the variables as result files do. timeout_s: of one run. jobs: which runs, in
+    order; each is requested when the previous one has ended. Raises TorchcollError if the disk
+    refuses the manifest, UsageError if a script ignores its arguments.
     """
     with _Signals() as signals:
         orphans = end_orphans(folder.mark)
@@ -94,9 +94,7 @@ def _runs_script(plan: RunPlan, job: PlannedRun) -> bool:
 
 
 def _check_written(folder: Folder, job: PlannedRun, record: Mapping[str, Any]) -> None:
-    """Raises UsageError where a run that ended well has written no file at all: all others would
-    end the same way.
-    """
+    """Raises UsageError if a successful run wrote no file: all others would not either."""
     if record["aside"] is None and not folder.result(job).exists():
         raise UsageError(
             "the command ended without writing the file that torchcoll added as --output FILE",
@@ -183,10 +181,8 @@ def _without_secrets(text: str, job: PlannedRun, argv: Sequence[str]) -> str:
     argv = [*argv, *job.cell.load]
     for argument, shown in zip(argv, masked_words(argv), strict=True):
         if shown != argument:
-            given += [
-                argument,
-                argument.rpartition("=")[2] if shown.endswith(f"={MASK}") else argument,
-            ]
+            value = argument.rpartition("=")[2] if shown.endswith(f"={MASK}") else argument
+            given += [argument, value]
     for secret in sorted(given, key=len, reverse=True):
         text = text.replace(secret, MASK)
     return masked(text)
@@ -236,9 +232,9 @@ _EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
 
 
 def _last_error(output: str) -> str:
-    """The last error line of torchcoll, else of Python's, else the last line that has words.
+    """The last error of torchcoll, else of Python, else the last line with words.
 
-    torchrun's own last lines are about tracebacks in general, its error is that a child failed.
+    The last lines of torchrun only say that a child failed.
     """
     lines = [line.strip() for line in output.splitlines() if any(map(str.isalpha, line))]
     ours = [line.partition(_ERROR)[2] for line in lines if _ERROR in line]
@@ -251,9 +247,8 @@ class _Stopped(BaseException):
 
 
 class _Signals:
-    """A signal ends the run that is running, and then the matrix; never half a line.
-
-    ``number``: of the first one that came.
+    """A signal ends the current run, and then the matrix, without half a line. number: the first
+    one.
     """
 
     def __init__(self) -> None:
@@ -288,8 +283,9 @@ class _Signals:
 
 
 def summary(plan: RunPlan, folder: Folder) -> list[dict[str, Any]]:
-    """One object a cell: how its runs ended, by their last attempts; seconds is the median of
-    those that are ok; reason is the last one of those that are not.
+    """An object per cell: how its runs ended, by their last attempts.
+
+    seconds: the median of successful runs. reason: the last one of the others.
     """
     rows = []
     for cell in plan.cells:

@@ -15,15 +15,10 @@ from pathlib import Path
 from torchcoll.core.file import load_own
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import default_clock, steady_figure
+from torchcoll.parts.experiments import version_search
 from torchcoll.parts.experiments.axes import Cell
 from torchcoll.parts.experiments.blocks import PlannedRun, RunPlan
 from torchcoll.parts.experiments.folder import Folder
-from torchcoll.parts.experiments.version_search import (
-    Posterior,
-    next_version,
-    posterior_of,
-    same_ends,
-)
 from torchcoll.stats.holm import holm
 from torchcoll.stats.side_faults import SideFaults, faults_of_items
 from torchcoll.stats.sides import Measured, Reading, Side
@@ -38,10 +33,9 @@ class VersionRuns:
     """The runs so far.
 
     plan: its cells are the versions, in order. metric: one of METRICS. most: runs at which it ends.
-    threshold: a smaller change between the first and the last version is none. figures[v]: of each
-    run of version v, case -> logarithm (of ``wrong``: 0 or 1). bad[v]: its cases that are wrong or
-    failed. skipped: version -> why it did not
-    start.
+    threshold: the smallest change that counts. figures[v]: of each run of version v, case ->
+    logarithm (of ``wrong``: 0 or 1). bad[v]: its wrong or failed cases. skipped: version -> why it
+    did not start.
     """
 
     plan: RunPlan
@@ -76,7 +70,7 @@ class VersionRuns:
         """Each run that is missing, until it is decided."""
         self.take(folder)
         while not self.stopped:
-            version = self.usable[next_version(self.posterior)]
+            version = self.usable[version_search.next_version(self.posterior)]
             job = PlannedRun(self.plan.cells[version], len(self.figures[version]) + 1)
             for _ in range(ATTEMPTS):
                 yield job
@@ -98,7 +92,7 @@ class VersionRuns:
             self.stopped = "too few"
             return
         posterior = self.posterior
-        if posterior.decided or same_ends(posterior, self.threshold):
+        if posterior.decided or version_search.same_ends(posterior, self.threshold):
             self.stopped = posterior.decided or "none"
         elif self.runs >= self.most:
             self.stopped = "runs"
@@ -123,9 +117,7 @@ class VersionRuns:
 
     @property
     def cases(self) -> list[str]:
-        """The cases that the answer is about: those that differ between the first and the last
-        version, or all while none is shown to.
-        """
+        """The cases that differ between the first and the last version; all if none is shown to."""
         usable = [self.figures[version] for version in self.usable]
         every = [figures for runs in usable for figures in runs]
         common = [case for case in (every[0] if every else ()) if all(case in f for f in every)]
@@ -137,7 +129,7 @@ class VersionRuns:
         return [c for c, p in zip(common, adjusted, strict=True) if p <= _LEVEL] or common
 
     @property
-    def posterior(self) -> Posterior:
+    def posterior(self) -> version_search.Posterior:
         """What the runs say, from the mean over ``cases`` of each."""
         cases = self.cases
         ran, logs = [], []
@@ -145,15 +137,13 @@ class VersionRuns:
             for figures in self.figures[version] if cases else ():
                 ran.append(number)
                 logs.append(statistics.fmean(figures[case] for case in cases))
-        return posterior_of(len(self.usable), ran, logs)
+        return version_search.posterior_of(len(self.usable), ran, logs)
 
     def change(self, first: int, last: int) -> float:
         """Difference of the mean logarithms: versions from ``last`` on less those to ``first``."""
         posterior = self.posterior
         before, after = slice(0, first + 1), slice(last, None)
-        means = [
-            posterior.sums[part].sum() / posterior.runs[part].sum() for part in (before, after)
-        ]
+        means = [posterior.sums[p].sum() / posterior.runs[p].sum() for p in (before, after)]
         return float(means[1] - means[0])
 
 

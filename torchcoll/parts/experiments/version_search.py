@@ -33,7 +33,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
+
+from torchcoll.stats.distributions import t_quantile
 
 # Prior probability of each kind of model; that of a step is divided among the versions. A larger
 # one of two steps finds more of them, and takes more runs to exclude them.
@@ -277,7 +278,7 @@ def same_ends(posterior: Posterior, threshold: float) -> bool:
     )
     degrees = sum(counts) - 2
     error = math.sqrt(max(squares / degrees, _LEAST_NOISE**2) * sum(1 / n for n in counts))
-    half = float(special.stdtrit(degrees, SURE)) * error
+    half = t_quantile(SURE, degrees) * error
     return bool(abs(means[0] - means[1]) + half < math.log1p(threshold))
 
 

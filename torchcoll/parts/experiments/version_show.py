@@ -6,7 +6,7 @@ import math
 from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_change, format_percent
+from torchcoll.core.units import counted, format_change, format_percent, shorten
 from torchcoll.parts.experiments.version_runs import VersionRuns, version_name
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
@@ -39,10 +39,16 @@ def answer_of(state: VersionRuns) -> Answer:
         return Answer(text, "doubt" if state.faults else "good", caveats=caveats)
     if state.stopped == "step":
         before, after = posterior.best - 1, posterior.best
-        what = _change_text(state, before, after)
-        text = (
-            f"{_cases_text(state)} {what} between {names[before]} and {names[after]} (95 %); {runs}"
-        )
+        difference = state.change(before, after)
+        if state.metric == "wrong":
+            what = "became wrong" if difference > 0 else "became correct"
+        else:
+            what = f"became {format_change(math.exp(difference), *_WORDS[state.metric])}"
+        cases = " and ".join(map(one_line, state.cases))
+        if len(state.cases) > _MOST_CASES:
+            every = {case for of_version in state.figures for run in of_version for case in run}
+            cases = f"{len(state.cases)} of {len(every)} cases"
+        text = f"{cases} {what} between {names[before]} and {names[after]} (95 %); {runs}"
         return Answer(text, "bad", worst=(names[after],), caveats=caveats)
     if state.stopped == "several":
         if posterior.creep > posterior.two:
@@ -63,20 +69,6 @@ def answer_of(state: VersionRuns) -> Answer:
         between = f"between {names[change[0]]} and {names[change[1]]}"
         text = f"not decided: the change is {between} (95 %); {runs}{more}"
     return Answer(text, "doubt", caveats=caveats)
-
-
-def _cases_text(state: VersionRuns) -> str:
-    cases = state.cases
-    every = {case for runs in state.figures for figures in runs for case in figures}
-    if len(cases) <= _MOST_CASES:
-        return " and ".join(map(one_line, cases))
-    return f"{len(cases)} of {len(every)} cases"
-
-
-def _change_text(state: VersionRuns, before: int, after: int) -> str:
-    if state.metric == "wrong":
-        return "became wrong" if state.change(before, after) > 0 else "became correct"
-    return f"became {format_change(math.exp(state.change(before, after)), *_WORDS[state.metric])}"
 
 
 def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -> None:
@@ -118,13 +110,11 @@ def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -
         rows,
     )
     grid.answer = answer_of(state)
-    cases = ", ".join(map(one_line, state.cases[:_MOST_CASES]))
-    more = f" and {len(state.cases) - _MOST_CASES} more" if len(state.cases) > _MOST_CASES else ""
-    grid.below = [f"over {cases}{more}", f"runs: {state.path}"]
+    cases = shorten(list(map(one_line, state.cases)), _MOST_CASES)
+    grid.below = [f"over {cases}", f"runs: {state.path}"]
     if state.stopped == "none":
-        grid.below.append(
-            f"if {one_line(state.names[0])} is slow already, begin with an older version"
-        )
+        first = one_line(state.names[0])
+        grid.below.append(f"if {first} is slow already, begin with an older version")
     if not state.stopped:
         grid.below.append("interrupted: the same command continues")
     low, high = posterior.range() if posterior.step.sum() > 0 else (0, 0)

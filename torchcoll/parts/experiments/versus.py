@@ -49,9 +49,10 @@ Done = Callable[[PlannedRun], bool]
 
 @dataclass
 class Launched:
-    """The runs of one cell that have been taken, in the order of their numbers. measured: their
-    cases. out: numbers, from 0, of those that are left out of some comparison, and by how much they
-    are off the others.
+    """The runs of one cell in the order of their numbers.
+
+    measured: their cases. out: numbers, from 0, of those that are left out, and by how much they
+    are off.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -91,12 +92,12 @@ class Repeat:
 
 
 class Versus:
-    """plan: the first of its cells is the base of all others. most: runs a side at which it
-    ends; same_most: those over which the error of 'same' is spent.
+    """The state of a ``versus``.
 
-    stopped: why it has ended; '' before. futile: whether that is that more runs would not pay;
-    failed: or a run without a result. round: the last one that was looked at; standing: what it
-    left of each cell but the base, empty before the first look.
+    plan: its first cell is the base of all others. most: runs a side at which it ends. same_most:
+    runs over which the error of 'same' is spent. stopped: why it ended, '' before. futile: whether
+    more runs would not pay. failed: whether a run has no result. round: the last round that was
+    judged. standing: what it left of each cell but the base.
     """
 
     def __init__(
@@ -124,8 +125,9 @@ class Versus:
         self._news: list[Repeat | str | None] = []
 
     def next(self, done: Done) -> PlannedRun | None:
-        """Takes what is done; the run that is missing next, or None at the end. Runs behind
-        an end that are there, for more were asked for then, are taken too.
+        """Take the runs that are done; returns the next run that is missing, or None at the end.
+
+        If more runs were requested earlier, runs beyond an end are taken too.
         """
         while True:
             kept = {name: cell.kept for name, cell in self.cells.items()}
@@ -155,8 +157,8 @@ class Versus:
             yield self._news.pop(0)
 
     def short_of(self, budget_s: float, run_s: float, spent_s: float = 0.0) -> str:
-        """What a budget cannot reach: FIRST_LOOK runs of each; '' where it can, or they are
-        there. run_s: what one takes.
+        """Why a budget is too short for FIRST_LOOK runs of each side; '' if it is not. run_s: of
+        one run.
         """
         missing = sum(max(0, FIRST_LOOK - cell.kept) for cell in self.cells.values())
         if spent_s + missing * run_s <= budget_s:
@@ -174,9 +176,10 @@ class Versus:
         now: Callable[[], float] = time.monotonic,
         run_s: float | None = None,
     ) -> Iterator[PlannedRun]:
-        """Each run that is missing, for ``run``, until it has stopped. budget_s: no round begins
-        that would end behind it, by the mean of the runs before. run_s: what one takes,
-        where that is known; else the first of them tells whether the budget will do.
+        """Yields each missing run until it has stopped.
+
+        budget_s: no round begins that would end later, by the mean of earlier runs. run_s: the time
+        of a run if it is known; otherwise the first one shows whether the budget suffices.
         """
         began, launched, tried = now(), 0, 0
         before: PlannedRun | None = None
@@ -234,14 +237,10 @@ class Versus:
         for name, standing in zip(self._names[1:], self._now, strict=True):
             if any(case.result != "not comparable" for case in standing.cases):
                 continue
-            if any(pair.is_faulty for pair in standing.pairs):
+            cases = zip(standing.cases, standing.pairs, strict=True)
+            if reasons := [case.reason for case, pair in cases if pair.is_faulty]:
                 self.failed = True
-                reason = next(
-                    case.reason
-                    for case, pair in zip(standing.cases, standing.pairs, strict=True)
-                    if pair.is_faulty
-                )
-                self.stopped = f"no case of {name} can be compared: {reason}"
+                self.stopped = f"no case of {name} can be compared: {reasons[0]}"
             else:
                 raise UsageError(
                     "cases",
@@ -316,23 +315,21 @@ class Versus:
         sides = [Side(n, self.cells[n].runs[: self._looked[n]]) for n in self._names]
         every = [case for standing in self.standing for case in standing.cases]
         cases = iter(with_resolutions(every, self.threshold, looks=True))
-        comparisons = [
+        base, *others = [cell.title for cell in self.plan.cells]
+        return [
             comparison_of(
                 matched(sides[0], side),
                 [next(cases) for _ in standing.cases],
                 standing.left_out,
                 self.threshold,
+                names=(base, other),
             )
-            for side, standing in zip(sides[1:], self.standing, strict=True)
+            for side, standing, other in zip(sides[1:], self.standing, others, strict=True)
         ]
-        base, *others = [cell.title for cell in self.plan.cells]
-        for comparison, other in zip(comparisons, others, strict=True):
-            comparison.names = (base, other)
-        return comparisons
 
     def runs_on(self, comparisons: Sequence[Comparison]) -> tuple[int | None, bool]:
-        """Runs a side that decide the inconclusive cases 9 times in 10, if these are as they look,
-        and whether that is all of those cases. None where no sensible number does.
+        """Runs a side that decide the inconclusive cases 9 times in 10 if their ratios are true,
+        and whether these are all such cases. None if no sensible number does.
         """
         every = [row.judged for comparison in comparisons for row in comparison.rows]
         targets = targets_of(every, self.threshold, looks=True)
@@ -349,9 +346,9 @@ class Versus:
 
 
 def read(folder: Path) -> Versus | None:
-    """What is in a folder, judged as it was while it ran; nothing of it can be launched. None where
-    it is none of a versus. stopped: '' where it has not ended, as far as the files tell. Raises
-    UnreadableError for a broken manifest.
+    """The state of a folder, judged as during its run; None if it is none of a versus.
+
+    Nothing of it can be launched. Raises UnreadableError for a broken manifest.
     """
     stored = begun(folder)
     if stored is None:

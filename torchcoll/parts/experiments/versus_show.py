@@ -7,11 +7,14 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_factor, format_percent, format_ratio, format_size
+from torchcoll.questions.comparison import wording
+from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.conclusion_show import (
     counts_of,
     faults_of_sides,
@@ -20,34 +23,28 @@ from torchcoll.questions.comparison.conclusion_show import (
     settings_notes,
     slower_start,
 )
-from torchcoll.questions.comparison.show import case_grid, comparison_object, start_lines, titles_of
-from torchcoll.questions.comparison.wording import (
-    NOTABLE,
-    change_text,
-    is_notable,
-    most_possible,
-    rounded_down,
-    side_names,
-    speed_cell,
-    speed_of,
-    speed_up,
+from torchcoll.questions.comparison.results import (
+    NO_BOUND,
+    Compared,
+    beyond,
+    resolution_text,
+    tables_of,
 )
+from torchcoll.questions.comparison.show import case_grid, comparison_object, start_lines, titles_of
 from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination, ProgressLine, clock_text
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid
+from torchcoll.stats.matching import Pair
 
 if TYPE_CHECKING:
     from torchcoll.parts.experiments.blocks import PlannedRun
     from torchcoll.parts.experiments.versus import Repeat, Standing, Versus
-    from torchcoll.questions.comparison.compare import Comparison
-    from torchcoll.questions.comparison.results import Compared
-    from torchcoll.stats.matching import Pair
 
 SCHEMA = "torchcoll-versus/1"
 _MOST_NAMED = 5
 _MOST_TABLES = 3  # beyond, the sentence counts cases
-_MOST_STRETCHES = 5  # of sizes, in the sentence
+_MOST_GROUPS = 5  # of neighbouring sizes, in the sentence
 _LOOKS = ("looks slower", "looks faster")  # not decided, and so large that it is named
 _ORDER = ("slower", "faster", *_LOOKS, "same", "inconclusive", "not comparable")
 _TOLD = ("label=cell", "label=run")  # the name of the side, and the number of its run
@@ -67,22 +64,19 @@ def round_text(state: Versus) -> str:
     return f"round {state.round}: {'. '.join(texts)}"
 
 
-def decided_text(state: Versus) -> str:
-    """``5 of 7 decided``; '' before the first look."""
-    cases = [case for standing in state.standing for case in standing.cases if case.ratio]
-    decided = sum(case.result != "inconclusive" for case in cases)
-    return f"{decided} of {len(cases)} decided" if cases else ""
-
-
 def _standing_text(standing: Standing) -> str:
-    rows = list(zip(_case_names(standing.pairs), standing.cases, strict=True))
+    names = [
+        " ".join(filter(None, [title, _size_text(pair)])) or str(pair.common.get("collective"))
+        for pair, title in zip(standing.pairs, titles_of(standing.pairs), strict=True)
+    ]
+    rows = zip(names, standing.cases, strict=True)
     with_ratio = [(name, case) for name, case in rows if case.ratio]
     groups = []
     for result in ("same", "slower", "faster"):
-        if names := [name for name, case in with_ratio if case.result == result]:
-            groups.append(f"{_listed(names, ' ')} {result}")
+        if of_result := [name for name, case in with_ratio if case.result == result]:
+            groups.append(f"{_listed(of_result, ' ')} {result}")
     still_open = [
-        f"{name} {speed_cell(speed_up(case.ratio.ratio, False))}"
+        f"{name} {wording.speed_cell(wording.speed_up(case.ratio.ratio, False))}"
         for name, case in with_ratio
         if case.result == "inconclusive" and case.ratio
     ]
@@ -97,21 +91,13 @@ def _listed(names: Sequence[str], between: str) -> str:
     return f"{between.join([*names[: _MOST_NAMED - 1], '...', names[-1]])} ({len(names)})"
 
 
-def _case_names(pairs: Sequence[Pair]) -> list[str]:
-    titles = titles_of(pairs)
-    return [
-        " ".join(filter(None, [title, _size_text(pair)])) or str(pair.common.get("collective"))
-        for pair, title in zip(pairs, titles, strict=True)
-    ]
-
-
 def _size_text(pair: Pair) -> str:
     has_data = COLLECTIVES[str(pair.common["collective"])].has_data
     return format_size(pair.size_bytes) if has_data else ""
 
 
 class Live:
-    """Who ``run`` tells: a line that stays on a terminal, and one for every round and repeat."""
+    """Reports the progress of ``run``: a status line, and a line per round and repeat."""
 
     def __init__(self, state: Versus, folder: str, quiet: bool) -> None:
         self._state = state
@@ -124,7 +110,7 @@ class Live:
         self.note(f"{names} in turn, at most {state.most} runs of each, into {folder}")
         if there := sum(len(cell.runs) for cell in state.cells.values()):
             self.note(f"{counted(there, 'run')} taken as they are")
-        for _ in state.news():  # of those
+        for _ in state.news():  # of the runs that were there
             pass
 
     def note(self, text: str) -> None:
@@ -140,14 +126,18 @@ class Live:
 
     def tick(self) -> None:
         parts = [f"elapsed {clock_text(time.monotonic() - self._began)}", self._doing]
-        self._line.show("  ".join(filter(None, [*parts, decided_text(self._state)])))
+        cases = [case for s in self._state.standing for case in s.cases if case.ratio]
+        if cases:
+            decided = sum(case.result != "inconclusive" for case in cases)
+            parts.append(f"{decided} of {len(cases)} decided")
+        self._line.show("  ".join(filter(None, parts)))
 
     def ended(self, job: PlannedRun, record: Mapping[str, Any]) -> None:
         if record["status"] != "ok":
             self.note(f"{job.stem}: {record['status']}: {record['reason']}")
 
     def skipped(self) -> None:
-        """No run is asked for that a cell cannot have."""
+        """Does nothing: versus plans no impossible runs."""
 
     def close(self) -> None:
         self._tell_news()
@@ -167,12 +157,12 @@ def repeat_text(repeat: Repeat) -> str:
 
 
 def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Answer:
-    """What is wrong or failed, who is faster, by how much and at which sizes; of what is
-    inconclusive how to go on.
+    """Faults of the new sides, who is faster, by how much and at which sizes, and how to decide
+    what is inconclusive.
     """
     sides = [faults_of_sides(comparison) for comparison in comparisons]
     texts = dict.fromkeys(text for _, new in sides for text in new.texts)
-    of_base = [text for text in sides[0][0].texts if sides]
+    of_base = sides[0][0].texts
     sentences = [*texts, *map(_against, comparisons)]
     text = f"{'. '.join(sentences)} ({counted(state.round, 'run')} of each)"
     text = ". ".join([text, *of_base])
@@ -188,23 +178,16 @@ def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Ans
     doubted = worst == "same" and "inconclusive" in results
     doubted |= bool(notes) or any(map(slower_start, comparisons))
     doubted |= any(base.level == "bad" or new.level for base, new in sides)
-    doubted |= any(is_notable(each, row) for each in comparisons for row in each.rows)
+    doubted |= any(wording.is_notable(each, row) for each in comparisons for row in each.rows)
     level = "doubt" if doubted and (level == "good" or notes) else level
     level = "bad" if any(new.level == "bad" for _, new in sides) else level
     return Answer(text, level, counts_of(comparisons), caveats=(*order, *first_calls, *notes))
 
 
 def _way_on(state: Versus, comparisons: Sequence[Comparison], folder: str) -> str:
-    from torchcoll.questions.comparison.results import resolution_text
-
     number, decides = state.runs_on(comparisons)
-    inconclusive = [
-        row.judged
-        for comparison in comparisons
-        for row in comparison.rows
-        if row.result == "inconclusive"
-    ]
-    change = max((case.resolution or 0.0 for case in inconclusive), default=0.0)
+    undecided = [row for each in comparisons for row in each.rows if row.result == "inconclusive"]
+    change = max((row.judged.resolution or 0.0 for row in undecided), default=0.0)
     threshold = comparisons[0].threshold
     doubt = f"The difference is too near the threshold of {format_percent(threshold)} to decide"
     if change > threshold:
@@ -212,25 +195,16 @@ def _way_on(state: Versus, comparisons: Sequence[Comparison], folder: str) -> st
     if number is None:
         return f"{doubt}; longer runs (-n, --max-time) or a larger --threshold help"
     begin = "" if decides else f"{doubt}. "
-    if number > state.same_most and _may_be_same(comparisons):  # which --resume would never find
+    ratios = [row.judged.ratio for row in undecided if row.judged.ratio]
+    may_be_same = any(not beyond(ratio, threshold) for ratio in ratios)
+    if number > state.same_most and may_be_same:  # which --resume would never find
         return f"{begin}To decide it, start again in a new folder with --runs {number}"
     more = f" --runs {number}" if number > state.most else ""
     return f"{begin}To continue: torchcoll versus --resume {shlex.quote(folder)}{more}"
 
 
-def _may_be_same(comparisons: Sequence[Comparison]) -> bool:
-    """Whether some ratio of what is inconclusive lies within the threshold."""
-    limit = math.log1p(comparisons[0].threshold)
-    rows = [
-        row for comparison in comparisons for row in comparison.rows if row.result == "inconclusive"
-    ]
-    return any(row.ratio and abs(math.log(row.ratio)) <= limit for row in rows)
-
-
 def _against(comparison: Comparison) -> str:
-    from torchcoll.questions.comparison.results import tables_of
-
-    base, new = side_names(comparison)
+    base, new = wording.side_names(comparison)
     rows = [row for row in comparison.rows if row.matched and not row.pair.is_faulty]
     tables = tables_of(rows)
     within = format_percent(comparison.threshold)
@@ -240,60 +214,57 @@ def _against(comparison: Comparison) -> str:
         return f"{new} and {base} have no case {lacking}"
     if len(tables) > _MOST_TABLES:
         parts = [
-            (r, f"in {n} of {len(rows)} cases", rows_of_result)
-            for r, n, rows_of_result in _counts(comparison, rows)
+            (result, f"in {len(of_result)} of {len(rows)} cases", of_result)
+            for result, of_result in _by_result(comparison, rows)
         ]
         return _sentence(comparison, within, parts)
     titles = titles_of([table[0].pair for table in tables])
     texts = []
     for table, title in zip(tables, titles, strict=True):
-        text = _sentence(comparison, within, list(_stretches(comparison, table)))
+        text = _sentence(comparison, within, list(_size_groups(comparison, table)))
         texts.append(f"{title}: {text}" if title else text)
     return "; ".join(texts)
 
 
 def _result_of(comparison: Comparison, row: Compared) -> str:
     """One of _ORDER."""
-    if not is_notable(comparison, row):
+    if not wording.is_notable(comparison, row):
         return row.result
-    return _LOOKS[speed_of(comparison, row) > 1]
+    return _LOOKS[wording.speed_of(comparison, row) > 1]
 
 
-def _counts(
+def _by_result(
     comparison: Comparison, rows: Sequence[Compared]
-) -> Iterable[tuple[str, int, list[Compared]]]:
+) -> Iterable[tuple[str, list[Compared]]]:
     for result in _ORDER:
-        if rows_of_result := [row for row in rows if _result_of(comparison, row) == result]:
-            yield result, len(rows_of_result), rows_of_result
+        if of_result := [row for row in rows if _result_of(comparison, row) == result]:
+            yield result, of_result
 
 
-def _stretches(
+def _size_groups(
     comparison: Comparison, table: Sequence[Compared]
 ) -> Iterable[tuple[str, str, list[Compared]]]:
-    """(result, where, its cases) of each result, those that differ first."""
-    groups: list[list[int]] = []
+    """(result, at which sizes, its cases) of each result, those that differ first."""
     results = [_result_of(comparison, row) for row in table]
-    for place, result in enumerate(results):
-        if groups and results[groups[-1][0]] == result:
-            groups[-1].append(place)
-        else:
-            groups.append([place])
+    groups = [list(group) for _, group in groupby(range(len(table)), key=lambda i: results[i])]
     sizes = [_size_text(row.pair) for row in table]
-    for result, number, rows_of_result in _counts(comparison, table):
+    for result, of_result in _by_result(comparison, table):
         mine = [g for g in groups if results[g[0]] == result]
-        if len(groups) > _MOST_STRETCHES:
-            where = f"at {number} of {len(table)} sizes"
+        if len(groups) > _MOST_GROUPS:
+            where = f"at {len(of_result)} of {len(table)} sizes"
         elif len(groups) == 2 and result != next(r for r in _ORDER if r in results):
             where = "below" if mine[0][0] == 0 else "above"
         else:
             where = " and ".join(_where(sizes, g) for g in mine)
-        yield result, where, rows_of_result
+        yield result, where, of_result
 
 
 def _where(sizes: Sequence[str], group: Sequence[int]) -> str:
     first, last = group[0], group[-1]
     if len(group) == len(sizes):
-        return f"at all {len(sizes)} sizes" if len(sizes) > 1 else f"at {sizes[0]}" * bool(sizes[0])
+        if len(sizes) > 1:
+            return f"at all {len(sizes)} sizes"
+        return f"at {sizes[0]}" if sizes[0] else ""
     if first == last:
         return f"at {sizes[first]}"
     if first == 0:
@@ -306,26 +277,23 @@ def _where(sizes: Sequence[str], group: Sequence[int]) -> str:
 def _sentence(
     comparison: Comparison, within: str, parts: Sequence[tuple[str, str, list[Compared]]]
 ) -> str:
-    base, new = side_names(comparison)
+    base, new = wording.side_names(comparison)
     texts = []
     for number, (result, where, rows_of_result) in enumerate(parts):
-        size = (
-            _size_of_difference(comparison, rows_of_result)
-            if result in ("slower", "faster")
-            else ""
-        )
-        what = {"same": f"the same within {within}"}.get(result, result)
+        differs = result in ("slower", "faster")
+        size = _size_of_difference(rows_of_result) if differs else ""
+        what = f"the same within {within}" if result == "same" else result
         if result in _LOOKS:
             what = _looks(comparison, rows_of_result, "" if number else base)
             size = ", not decided"
-        elif number == 0 and result in ("slower", "faster"):
+        elif number == 0 and differs:
             what = f"{new} is {result} than {base}"
         elif number == 0 and result == "same" and len(parts) == 1:
             what = f"{new} is as fast as {base}: {what}"
         elif number == 0 and result in ("same", "inconclusive"):
             rows_of_all = [row for _, _, rows in parts for row in rows]
             start = f"No difference found between {_both(base, new)}"
-            if most_possible(comparison, rows_of_all) >= NOTABLE:
+            if wording.most_possible(comparison, rows_of_all) >= wording.NOTABLE:
                 start = f"Cannot tell whether {new} is as fast as {base}"
             what = f"{start}: {what}"
         elif number == 0:
@@ -336,10 +304,11 @@ def _sentence(
 
 def _looks(comparison: Comparison, rows: Sequence[Compared], base: str) -> str:
     """``ccl looks 62x slower than gloo``; base: '' if it has been named."""
-    speeds = sorted((speed_of(comparison, row) for row in rows), key=lambda s: -abs(math.log(s)))
-    name = f"{side_names(comparison)[1]} " if base else ""
+    speeds = [wording.speed_of(comparison, row) for row in rows]
+    speeds.sort(key=lambda speed: -abs(math.log(speed)))
+    name = f"{wording.side_names(comparison)[1]} " if base else ""
     upto = "up to " if len(speeds) > 1 else ""
-    return f"{name}looks {upto}{change_text(speeds[0])}" + (f" than {base}" if base else "")
+    return f"{name}looks {upto}{wording.change_text(speeds[0])}" + (f" than {base}" if base else "")
 
 
 def _both(base: str, new: str) -> str:
@@ -350,11 +319,10 @@ def _both(base: str, new: str) -> str:
     return f"{base} and {new}"
 
 
-def _size_of_difference(comparison: Comparison, rows: Sequence[Compared]) -> str:
+def _size_of_difference(rows: Sequence[Compared]) -> str:
     """``: at least 1.08x at each (estimates 1.12x to 1.31x)``. Estimates alone are too large on
-    average, for they are those of cases that were found to differ.
+    average: only cases that differ are chosen.
     """
-    from torchcoll.questions.comparison.results import NO_BOUND
 
     def factor(ratio: float) -> float:
         return max(ratio, 1 / ratio)
@@ -368,7 +336,7 @@ def _size_of_difference(comparison: Comparison, rows: Sequence[Compared]) -> str
     where = f" in {len(bounds)} of {counted(len(rows), 'case')}"
     if len(bounds) == len(rows):
         where = " at each" if len(rows) > 1 else ""
-    return f": at least {format_factor(rounded_down(min(bounds)))}{where} ({estimates})"
+    return f": at least {format_factor(wording.rounded_down(min(bounds)))}{where} ({estimates})"
 
 
 def show_versus(
@@ -379,16 +347,14 @@ def show_versus(
     format: str = "table",
     file: TextIO | None = None,
 ) -> None:
-    """What the last look has left; ended: why there is no other, '' for not yet. Raises UsageError
-    for an unknown format.
+    """Print the results of the last look. ended: why it was the last one; '' if it was not.
+
+    Raises UsageError for an unknown format.
     """
     grids = versus_grids(state, comparisons, folder, ended)
     grids[-1].answer = answer(state, comparisons, folder)
-    print_results(
-        [Forms(grids, _object(state, comparisons, folder, ended), _records(comparisons))],
-        format,
-        file,
-    )
+    document = _object(state, comparisons, folder, ended)
+    print_results([Forms(grids, document, _records(comparisons))], format, file)
 
 
 def versus_grids(
@@ -399,26 +365,19 @@ def versus_grids(
 
 
 def _grids(comparison: Comparison) -> list[Grid]:
-    from torchcoll.questions.comparison.results import tables_of
-
     rows = [row for row in comparison.rows if row.matched]
     tables = tables_of(rows)
     titles = titles_of([table[0].pair for table in tables])
     notes: dict[str, int] = {}
     grids = [
-        case_grid(comparison, table, title, notes)
-        for table, title in zip(tables, titles, strict=True)
+        case_grid(comparison, t, title, notes) for t, title in zip(tables, titles, strict=True)
     ]
-    base, new = side_names(comparison)
+    base, new = wording.side_names(comparison)
     above = [
         f"base: {base}; new: {new}; time: {comparison.reading}",
         "speed-up: how many times as fast the new side is",
     ]
-    differ = [
-        one_line(str(difference))
-        for difference in comparison.differences
-        if difference.name not in _TOLD
-    ]
+    differ = [one_line(str(d)) for d in comparison.differences if d.name not in _TOLD]
     above += [f"differences: {'; '.join(differ)}"] if differ else []
     below = [f"[{number}] {text}" for text, number in notes.items()]
     alone = sum(not row.matched for row in comparison.rows)
@@ -432,18 +391,16 @@ def _below(state: Versus, comparisons: Sequence[Comparison], folder: str, ended:
     rounds = f"{counted(state.round, 'round')} ({_runs_text(state)})"
     judged = [row.judged for comparison in comparisons for row in comparison.rows]
     tested = sum(case.p_value is not None for case in judged)
-    needs = []
     number, _ = state.runs_on(comparisons)
-    if number and number > state.same_most:
-        needs.append(
-            f"--resume beyond the {state.same_most} runs a side that it was begun with finds "
-            "what differs, and no more that is the same"
-        )
+    needs = [
+        f"--resume beyond the {state.same_most} runs a side that it was begun with finds what "
+        "differs, and no more that is the same"
+    ]
     return [
         "95 %, p: anytime-valid t of the side in log time ~ side + run number, over all looks; "
         f"Holm over {counted(tested, 'case')}; same: two one-sided tests in at most "
         f"{state.same_most} rounds",
-        *needs,
+        *(needs if number and number > state.same_most else []),
         (f"ended after {rounds}: {ended}" if ended else f"{rounds} so far: it has not ended"),
         f"results, logs and manifest: {folder}",
     ]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from torchcoll.core.errors import UnusableError, UsageError, one_line
-from torchcoll.core.units import counted, format_change
+from torchcoll.core.units import counted, format_change, plural, shorten
 from torchcoll.parts.fleet import good_runs
 from torchcoll.parts.fleet.effects import (
     Floats,
@@ -157,20 +157,19 @@ def select_baselines(
             too_few.append(f"{what}: {error}, {error.expected} needed")
             continue
         if rare := [key for key in keys if key not in {case.key for case in baseline.cases}]:
-            names = ", ".join(case_names(rare)[:3])
-            more = f" and {len(rare) - 3} more" if len(rare) > 3 else ""
-            notes.append(f"{counted(len(rare), 'case')} left out, with too few runs: {names}{more}")
+            names = shorten(case_names(rare), 3)
+            notes.append(f"{counted(len(rare), 'case')} left out, with too few runs: {names}")
         baselines.append(baseline)
         notes += [f"{what}: {text}" for text in _doubts(good, baseline)]
     if not baselines:
-        named = "; ".join(f"{item.path or item.run_id}: {item.reason}" for item in left_out[:3])
-        more = f"; and {len(left_out) - 3} more" if len(left_out) > 3 else ""
+        reasons = [f"{item.path or item.run_id}: {item.reason}" for item in left_out]
+        named = shorten(reasons, 3, "; and {} more", between="; ")
         refusal = UsageError if too_few or accepted is not None else UnusableError
         raise refusal(
             "baseline",
             "; ".join(too_few) or "no good run",
             f"at least {good_runs.FEWEST_RUNS} good runs of one device model and number of ranks",
-            f"Left out: {named}{more}." if named else "",
+            f"Left out: {named}." if named else "",
         )
     baselines.sort(key=lambda item: -len(item.run_ids))
     return Selection(tuple(baselines), tuple(left_out), tuple(too_few), tuple(dict.fromkeys(notes)))
@@ -216,10 +215,9 @@ def _table(
     notes = []
     if not enough.all():
         rare = case_names([summaries.keys[k] for k in numbers[~enough].tolist()])
-        more = f" and {len(rare) - 3} more" if len(rare) > 3 else ""
         notes.append(
             f"{counted(len(rare), 'case')} left out, which fewer than half of "
-            f"{counted(len(members), 'run')} have: {', '.join(rare[:3])}{more}"
+            f"{counted(len(members), 'run')} have: {shorten(rare, 3)}"
         )
     return table[:, enough], [summaries.keys[k] for k in numbers[enough].tolist()], notes
 
@@ -354,7 +352,7 @@ def _doubts(good: good_runs.GoodRuns, baseline: good_runs.Baseline) -> list[str]
     doubts = []
     copies = len(good.log_times) - len(np.unique(np.nan_to_num(good.log_times), axis=0))
     if copies:
-        verb = "has" if copies == 1 else "have"
+        verb = plural(copies, "has", "have")
         doubts.append(
             f"{counted(copies, 'run')} {verb} exactly the times of another run: copies make the "
             "spread too small"

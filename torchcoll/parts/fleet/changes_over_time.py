@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
-from torchcoll.parts.fleet.effects import Floats, nan_mean, nan_median, student_quantile
+from torchcoll.parts.fleet.effects import Floats, mad_scales, nan_mean, nan_median, student_quantile
 from torchcoll.parts.fleet.incidents import (
     Opening,
     SeriesNoise,
@@ -35,6 +35,7 @@ from torchcoll.parts.fleet.panel import (
 )
 from torchcoll.parts.fleet.series import format_night
 from torchcoll.parts.fleet.slow_nodes import candidate_groups
+from torchcoll.stats.distributions import MAD_TO_SIGMA, mad_scale
 
 _WEEK = 7  # nights before and after its change that a node is compared over
 _FEWEST_NODES = 3  # changed, and not yet changed
@@ -282,7 +283,7 @@ def _case_weights(values: npt.NDArray[np.float32], baseline: npt.NDArray[np.bool
     """The weight of each case [C] by the variance of its nights: noisy cases count less."""
     usual = values[baseline]  # [nights of all nodes, C]
     with np.errstate(invalid="ignore"):
-        spread = 1.4826 * nan_median(np.abs(usual), axis=0).astype(np.float64)
+        spread = mad_scales(usual).astype(np.float64)
     spread = np.where(np.isfinite(spread), spread, np.inf)
     finite = np.isfinite(spread)
     smallest = max(1e-6, float(np.median(spread[finite])) / 3) if finite.any() else 1.0
@@ -403,12 +404,12 @@ def _spread_incidents(
     differences[1:] = np.abs(np.diff(series, axis=0)) / math.sqrt(2)
     distance, counts = window_values(differences, _SPREAD_NIGHTS, median=True)
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = np.log(1.4826 * distance / noise.scale)
+        ratio = np.log(MAD_TO_SIGMA * distance / noise.scale)
     usual = ratio[baseline & (counts >= _SPREAD_FEWEST) & np.isfinite(ratio)]
     if len(usual) < _SPREAD_NIGHTS:
         return []
     centre = float(np.median(usual))
-    scale = max(1.4826 * float(np.median(np.abs(usual - centre))), 0.15)
+    scale = max(mad_scale(usual - centre), 0.15)
     above = (
         (ratio - centre > _SPREAD_CRITICAL * scale)
         & (ratio - centre > _SPREAD_LEAST)

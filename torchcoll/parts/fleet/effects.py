@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special  # scipy.stats takes a second to import
 
+from torchcoll.stats.distributions import MAD_TO_SIGMA, mad_scale
+
 Floats = npt.NDArray[np.float64]
 _ROUNDS = 10
-_MAD_TO_SIGMA = 1.4826
 _QN_TO_SIGMA = 2.2219
 _CLIPPED = 2.0  # robust standard deviations of a case's residuals
 _QN_SMALL = {2: 0.399, 3: 0.994, 4: 0.512, 5: 0.844, 6: 0.611, 7: 0.857, 8: 0.669, 9: 0.872}
@@ -55,6 +56,11 @@ def nan_median(values: npt.NDArray[np.floating[Any]], axis: int | None = 0) -> A
         return np.nanmedian(values, axis=axis)
 
 
+def mad_scales(deviations: npt.NDArray[np.floating[Any]]) -> Any:
+    """``mad_scale`` of each column; NaN entries are left out."""
+    return MAD_TO_SIGMA * nan_median(np.abs(deviations), axis=0)
+
+
 def nan_mean(values: npt.NDArray[np.floating[Any]], axis: int | tuple[int, ...]) -> Any:
     """np.nanmean, NaN where nothing is known."""
     with warnings.catch_warnings():
@@ -81,7 +87,7 @@ def two_way(log_times: Floats) -> TwoWay:
     effects = np.zeros(len(log_times))
     levels = nan_median(log_times, axis=0)
     deviations = log_times - levels
-    scales = _MAD_TO_SIGMA * nan_median(np.abs(deviations), axis=0)
+    scales = mad_scales(deviations)
     smallest = max(1e-6, float(np.median(scales)) / 10)  # no case decides alone
     weights = 1 / np.maximum(scales, smallest) ** 2
     for _ in range(_ROUNDS):
@@ -93,7 +99,7 @@ def two_way(log_times: Floats) -> TwoWay:
             break
     # A mean of clipped deviations has less noise than a median, and no ties between a few nodes.
     residuals = log_times - levels - effects[:, None]
-    limits = _CLIPPED * np.maximum(_MAD_TO_SIGMA * nan_median(np.abs(residuals), axis=0), 1e-9)
+    limits = _CLIPPED * np.maximum(mad_scales(residuals), 1e-9)
     clipped = np.clip(residuals, -limits, limits)
     present = np.where(np.isnan(clipped), 0.0, weights)
     with np.errstate(invalid="ignore"):  # a node without any case has no weight
@@ -115,7 +121,7 @@ def robust_scale(values: Floats) -> float:
     """
     count = len(values)
     if count > _PAIRS_NODES:
-        return float(_MAD_TO_SIGMA * np.median(np.abs(values - np.median(values))))
+        return mad_scale(values - np.median(values))
     first, second = _pairs(count)
     half = count // 2 + 1
     rank = half * (half - 1) // 2

@@ -10,17 +10,17 @@ import shlex
 import sys
 from dataclasses import dataclass
 from typing import Any, TextIO
-from xml.sax.saxutils import quoteattr
 
 import numpy as np
 
 from torchcoll.core.errors import UsageError, one_line
-from torchcoll.core.units import counted, format_change, format_difference
+from torchcoll.core.units import counted, format_change, format_difference, shorten, shorten_list
 from torchcoll.parts.fleet.node_report import DrainList, FleetFinding, case_names
 from torchcoll.parts.fleet.slow_nodes import FEWEST_PEERS, PeersJudged, SlowNode
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
+from torchcoll.report.junit import JunitTest, junit_document
 
 _ROWS = 10  # nodes in the table without --all, besides those that are named
 _NAMED = 3
@@ -69,11 +69,11 @@ def _node_text(item: SlowNode, peers: int) -> str:
 
 def answer_of(finding: FleetFinding) -> Answer:
     """Failures first, then slow groups and nodes; of a healthy fleet how well its nodes agree."""
-    texts: list[str] = []
-    for failure in finding.failures[:_NAMED]:
-        texts.append(f"{one_line(failure.node)}: {one_line(failure.text)}")
-    if len(finding.failures) > _NAMED:
-        texts.append(f"{len(finding.failures) - _NAMED} more nodes failed")
+    texts = shorten_list(
+        [f"{one_line(failure.node)}: {one_line(failure.text)}" for failure in finding.failures],
+        _NAMED,
+        "{} more nodes failed",
+    )
     caveats: list[str] = []
     for judged in finding.judged:
         count = len(judged.peers.nodes)
@@ -108,9 +108,8 @@ def answer_of(finding: FleetFinding) -> Answer:
             rest = count - len(judged.slow)
             caveats.append(f"the other {counted(rest, 'node')} agree within {_within(judged)}")
     if finding.missing:
-        more = f" and {len(finding.missing) - _NAMED} more" if len(finding.missing) > _NAMED else ""
-        shown = ", ".join(map(one_line, finding.missing[:_NAMED]))
-        texts.append(f"{counted(len(finding.missing), 'node')} without a run: {shown}{more}")
+        shown = shorten(list(map(one_line, finding.missing)), _NAMED)
+        texts.append(f"{counted(len(finding.missing), 'node')} without a run: {shown}")
     counts = {
         "nodes": finding.nodes,
         "failed": len({failure.node for failure in finding.failures}),
@@ -366,28 +365,17 @@ def print_drain(drain: DrainCommands, format: str) -> None:
 
 def fleet_junit(finding: FleetFinding) -> str:
     """JUnit XML with one test per node; slow, failed and missing nodes fail."""
-    failing = ("slow", "wrong", "failed", "missing")
-    rows = node_rows(finding)
     tests = []
-    for row in rows:
-        head = f'<testcase classname="torchcoll.fleet" name={quoteattr(one_line(row["node"]))}'
-        if row["result"] in failing:
+    for row in node_rows(finding):
+        kind, message = "", ""
+        if row["result"] in ("slow", "wrong", "failed", "missing"):
             change = row["slower_percent"]
             text = row["reason"] or (f"{change:+.1f} % slower" if change is not None else "no run")
-            message = quoteattr(one_line(f"{row['result']}: {text}"))
-            tests.append(f"{head}><failure message={message}/></testcase>\n")
+            kind, message = "failure", f"{row['result']}: {text}"
         elif row["result"] == "not judged":
-            tests.append(f'{head}><skipped message="too few peers"/></testcase>\n')
-        else:
-            tests.append(f"{head}/>\n")
-    failures = sum(row["result"] in failing for row in rows)
-    skipped = sum(row["result"] == "not judged" for row in rows)
-    counts = f'tests="{len(rows)}" failures="{failures}" skipped="{skipped}"'
-    return (
-        '<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>\n'
-        f'<testsuite name="torchcoll fleet {finding.night}" {counts}>\n{"".join(tests)}'
-        "</testsuite>\n</testsuites>\n"
-    )
+            kind, message = "skipped", "too few peers"
+        tests.append(JunitTest(row["node"], kind, message))
+    return junit_document([(f"torchcoll fleet {finding.night}", tests)], "torchcoll.fleet")
 
 
 __all__ = [

@@ -15,15 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy import special
 
+from torchcoll.core.units import shorten
 from torchcoll.parts.fleet.effects import Floats, nan_median, weighted_median
 from torchcoll.parts.fleet.records import CaseKey
+from torchcoll.stats.distributions import t_quantile
 
 FALSE_ALARMS = 0.01  # probability that a healthy run is called slow, over all of its cases
 THRESHOLD = 0.01  # a smaller slowdown is not reported
@@ -247,12 +248,7 @@ def critical_value(degrees: float, error: float) -> float:
     Student's t with 4 degrees. The factor for an estimated one lies above 300,000 simulated
     baselines of 5 to 200 consecutive runs, at errors from 0.5 to 0.01 %.
     """
-    return _quantile_of_t4(error) / math.sqrt(2) * (1 + 4.5 / (degrees + 1))
-
-
-@lru_cache(maxsize=1024)
-def _quantile_of_t4(error: float) -> float:
-    return float(special.stdtrit(4, 1 - error))
+    return t_quantile(1 - error, 4) / math.sqrt(2) * (1 + 4.5 / (degrees + 1))
 
 
 def pooled_spreads(deviations: Floats, groups: npt.NDArray[np.intp]) -> tuple[Floats, Floats]:
@@ -441,9 +437,7 @@ def limits_of(
 
 
 def _node_names(baseline: Baseline) -> str:
-    names = [name or "several hosts" for name in baseline.nodes]
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return f"{', '.join(names[:2])}{more}"
+    return shorten([name or "several hosts" for name in baseline.nodes], 2)
 
 
 def judge_new_run(baseline: Baseline, node: str, times_ns: Mapping[CaseKey, float]) -> RunJudged:

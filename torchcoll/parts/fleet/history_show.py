@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, plural, shorten
 from torchcoll.parts.fleet.changes_over_time import Incident, PanelHistory, format_count
 from torchcoll.parts.fleet.fleet_show import TIME_LEGEND, percent, slower
 from torchcoll.report.answer import Answer
@@ -22,9 +22,7 @@ def _change_text(incident: Incident) -> str:
     """What coincides with an incident. A coincidence in time is no proof of a cause."""
     if not incident.changed:
         return "nothing recorded changed that night"
-    changed = ", ".join(map(one_line, incident.changed[:4]))
-    if len(incident.changed) > 4:
-        changed += f" and {len(incident.changed) - 4} more"
+    changed = shorten(list(map(one_line, incident.changed)), 4)
     if len(incident.changed) == 1:
         return f"coincides with {changed}; nothing else recorded changed"
     return f"coincides with {changed}, which changed together and cannot be told apart"
@@ -45,9 +43,7 @@ def _what(incident: Incident) -> str:
     """Which cases, where not all of them."""
     if not incident.of_cases or len(incident.cases) in (0, incident.of_cases):
         return ""
-    shown = ", ".join(incident.cases[:_NAMED])
-    more = len(incident.cases) - _NAMED
-    return f" in {shown}{f' and {more} more cases' if more > 0 else ''}"
+    return f" in {shorten(incident.cases, _NAMED, ' and {} more cases')}"
 
 
 def incident_text(incident: Incident, history: PanelHistory) -> str:
@@ -116,7 +112,7 @@ def answer_of(history: PanelHistory) -> Answer:
         missing = max(1, 6 - most)
         return Answer(
             f"{what}: too few to judge, at least {counted(missing, 'more night')} "
-            f"{'is' if missing == 1 else 'are'} needed",
+            f"{plural(missing, 'is', 'are')} needed",
             "",
             counts=counts,
         )
@@ -187,13 +183,13 @@ def history_grid(history: PanelHistory, whole: bool) -> Grid:
     if len(shown) < len(history.incidents):
         below.append(f"{len(history.incidents) - len(shown)} more incidents: --all")
     if history.missing_nights:
-        names = _several(history.missing_nights)
+        names = shorten(history.missing_nights, 5)
         below.append(f"{counted(len(history.missing_nights), 'night')} without any run: {names}")
     if history.gone:
-        names = _several([f"{one_line(node)} (last on {date})" for node, date in history.gone])
+        names = shorten([f"{one_line(node)} (last on {date})" for node, date in history.gone], 5)
         below.append(f"no run in the last night: {names}")
     if history.too_short and history.judged:
-        names = _several([one_line(node) for node in history.too_short])
+        names = shorten([one_line(node) for node in history.too_short], 5)
         below.append(f"not judged, fewer than 5 earlier nights: {names}")
     heads = [
         Head("since", left=True),
@@ -205,11 +201,6 @@ def history_grid(history: PanelHistory, whole: bool) -> Grid:
         Head("changed that night", left=True, drop=1),
     ]
     return Grid(heads, rows, above=above, below=below, answer=answer_of(history))
-
-
-def _several(names: Sequence[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def show_history(

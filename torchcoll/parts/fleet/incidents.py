@@ -18,10 +18,11 @@ from torchcoll.parts.fleet.effects import (
     HEAVIEST,
     Floats,
     degrees_of_freedom,
+    mad_scales,
     nan_mean,
     nan_median,
-    student_quantile,
 )
+from torchcoll.stats.distributions import mad_scale, t_quantile
 
 # (nights, whether the median of them is taken in place of the mean)
 WINDOWS = (
@@ -100,9 +101,9 @@ def estimate_noise(
     nights = np.isfinite(usual).sum(axis=0)
     with np.errstate(invalid="ignore"):
         middle = nan_median(usual, axis=0)
-        deviation = nan_median(np.abs(usual - middle), axis=0)
+        spread = mad_scales(usual - middle)
     # The MAD of n values is low on average: by 1 + 0.8/n about (Croux and Rousseeuw 1992).
-    spread = 1.4826 * deviation * nights / np.maximum(nights - 0.8, 1)
+    spread = spread * nights / np.maximum(nights - 0.8, 1)
     usable = np.isfinite(spread) & (nights >= 2)
     pooled = float(np.median(spread[usable])) if usable.any() else np.nan
     # Empirical Bayes: the spreads of the series differ by chance (a MAD of n normal values has a
@@ -110,7 +111,7 @@ def estimate_noise(
     weight = 1.0
     if alike and usable.sum() >= _FEWEST_POOLED:
         logs = np.log(np.maximum(spread[usable], 1e-12))
-        observed = (1.4826 * float(np.median(np.abs(logs - np.median(logs))))) ** 2
+        observed = mad_scale(logs - np.median(logs)) ** 2
         by_chance = 1.36 / float(np.median(nights[usable]))
         excess = max(0.0, observed - _HEAVY_TAILS * by_chance)
         weight = excess / (excess + by_chance)
@@ -135,7 +136,7 @@ def estimate_noise(
             ratios.append(np.nan)
             degrees.append(np.nan)
             continue
-        ratios.append(1.4826 * float(np.median(np.abs(values))))
+        ratios.append(mad_scale(values))
         if pooling:
             degrees.append(max(1.0, min(degrees_of_freedom(values), freedom / window)))
         else:  # the spread of each is known from its own nights alone
@@ -186,7 +187,7 @@ def scores_of(series: Floats, noise: SeriesNoise, error: float) -> Scores:
         ratio = noise.ratio[index] * gaps if median else noise.ratio[shorter]
         usual = noise.scale * np.sqrt(ratio**2 + noise.extra)
         probability = 1 - error * _ERROR_FACTORS[index] / 2
-        critical = student_quantile(noise.degrees[index], probability)
+        critical = t_quantile(probability, noise.degrees[index])
         with np.errstate(invalid="ignore"):
             value = means / (usual * critical)
         better = (np.abs(np.nan_to_num(value)) > np.abs(best)) & np.isfinite(series)

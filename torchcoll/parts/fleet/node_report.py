@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchcoll.core.units import counted, format_size
+from torchcoll.core.units import counted, format_size, shorten
 from torchcoll.parts.fleet import series
 from torchcoll.parts.fleet.effects import common_cases, grouped_medians
 from torchcoll.parts.fleet.records import FAILED, WRONG, CaseKey
@@ -120,7 +120,7 @@ def fleet_finding(
         notes.append(f"{counted(overview.undated, 'run')} left out: no date is recorded")
     if overview.ahead:
         notes.append(
-            f"clock of {_several(overview.ahead)}: the runs were received over 5 minutes before "
+            f"clock of {shorten(overview.ahead, 5)}: the runs were received over 5 minutes before "
             "they began; the time of receipt is used"
         )
     names = tonight.nodes
@@ -139,7 +139,7 @@ def fleet_finding(
     }
     missing = sorted(({*expected} or lately) - present)
     if expected and (unexpected := sorted(present - {*expected})):
-        notes.append(f"not in the list of expected nodes: {_several(unexpected)}")
+        notes.append(f"not in the list of expected nodes: {shorten(unexpected, 5)}")
     peers = []
     strata = np.unique(tonight.stratum).tolist()
     for stratum in sorted(strata, key=lambda index: tonight.strata[index]):
@@ -161,11 +161,6 @@ def fleet_finding(
     )
 
 
-def _several(names: Sequence[str], most: int = 5) -> str:
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
-
-
 def _failures(tonight: series.Summaries) -> list[NodeFailure]:
     """Wrong results first, then failed cases and runs that did not complete."""
     failures: dict[tuple[str, str], list[str]] = {}
@@ -184,8 +179,7 @@ def _failures(tonight: series.Summaries) -> list[NodeFailure]:
     for (kind, node), texts in failures.items():
         what = "wrong results" if kind == WRONG else "failed"
         details = list(dict.fromkeys(texts))
-        more = f" and {len(details) - _NAMED} more" if len(details) > _NAMED else ""
-        text = what + (f" in {', '.join(details[:_NAMED])}{more}" if details else "")
+        text = what + (f" in {shorten(details, _NAMED)}" if details else "")
         node_failures.append(NodeFailure(node, kind, text.replace("failed in the run", "the run")))
     return node_failures
 
@@ -214,12 +208,12 @@ def _peers_of(tonight: series.Summaries, stratum: int) -> tuple[list[Peers], lis
             left = [names[c] for c in np.flatnonzero(rare).tolist()]
             notes.append(
                 f"{counted(len(left), 'case')} left out, which fewer than half of "
-                f"{counted(len(members), 'node')} have: {_several(left, _NAMED)}"
+                f"{counted(len(members), 'node')} have: {shorten(left, _NAMED)}"
             )
         chosen = present[:, enough].any(axis=1)
         if not chosen.all():
             lonely = [tonight.nodes[node_indexes[m]] for m in members[~chosen].tolist()]
-            notes.append(f"not judged, no common case: {_several(lonely)}")
+            notes.append(f"not judged, no common case: {shorten(lonely, 5)}")
         nodes = node_indexes[members[chosen]].tolist()
         facts: list[Mapping[str, str]] = [
             tonight.environments[tonight.environment[last_run[n]]] for n in nodes

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torchcoll.parts.fleet.effects import Floats, grouped_medians, nan_median
 from torchcoll.parts.fleet.records import CaseKey
 from torchcoll.parts.fleet.series import NO_NIGHT, Summaries, nights_of
+from torchcoll.stats.distributions import mad_scale
 
 FEWEST_BASELINE, MOST_BASELINE = 5, 30  # nights
 
@@ -150,7 +151,7 @@ def split_fleet_and_nodes(values: npt.NDArray[np.float32], weights: Floats) -> S
         filled = np.where(np.isnan(left), 0.0, left)
         total = weight.sum(axis=1)
         mean = (filled * weight).sum(axis=1) / total
-        spread = 1.4826 * float(np.median(np.abs(left - mean[:, None])[~np.isnan(left)]))
+        spread = mad_scale((left - mean[:, None])[~np.isnan(left)])
         clipped = np.clip(filled - mean[:, None], -3 * spread, 3 * spread)
         node[night, present] = mean + (clipped * weight).sum(axis=1) / total * (spread > 0)
         fleet[night, cases] = level

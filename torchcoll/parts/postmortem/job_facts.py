@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from torchcoll.core.units import format_duration
+from torchcoll.core.units import format_duration, plural
 from torchcoll.parts.postmortem import diagnosis, standing
 from torchcoll.parts.postmortem.causes import (
     Complaints,
@@ -170,7 +170,7 @@ def add_standing(
     ]
     if waiting:
         ranks = diagnosis.rank_names(facts.job, [call.rank for call in waiting])
-        verb = "is" if len(waiting) == 1 else "are"
+        verb = plural(len(waiting), "is", "are")
         text = f"{ranks} {verb} in call {wait.number} of group {name}"
         text += f", {diagnosis.describe_call(waiting[0])}"
         result.evidence.append(diagnosis.EvidenceLine(text, waiting[0].place))

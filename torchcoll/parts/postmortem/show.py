@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_ranges
+from torchcoll.core.units import counted, format_ranges, plural, shorten
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, shortened
 from torchcoll.parts.postmortem.job_folder import FolderEvidence
 from torchcoll.report.answer import Answer
@@ -82,16 +82,15 @@ def _sources(diagnosis: Diagnosis) -> str:
         kinds[seen.what] = (count + 1, ranks | set(seen.ranks))
     texts = []
     for what, (count, ranks) in kinds.items():
-        of = f" of rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}" if ranks else ""
+        of = f" of {plural(len(ranks), 'rank')} {format_ranges(ranks)}" if ranks else ""
         texts.append(f"{what}{f' ({count} files)' if count > 1 else ''}{of}")
     return f"read: {'; '.join(texts)}"
 
 
 def _left_out(folder: FolderEvidence) -> list[str]:
-    shown = [f"{path} ({why})" for path, why in folder.left_out[:_LEFT_OUT]]
-    more = len(folder.left_out) - len(shown)
-    text = f"skipped {counted(len(folder.left_out), 'file')}: {', '.join(shown)}"
-    return [text + (f", and {more} more (--format json names all)" if more > 0 else "")]
+    texts = [f"{path} ({why})" for path, why in folder.left_out]
+    shown = shorten(texts, _LEFT_OUT, ", and {} more (--format json names all)")
+    return [f"skipped {counted(len(texts), 'file')}: {shown}"]
 
 
 def _document(folder: FolderEvidence, diagnoses: list[Diagnosis]) -> dict[str, Any]:

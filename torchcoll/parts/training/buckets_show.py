@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import format_bytes, format_ranges, format_ratio, format_size, format_time
+from torchcoll.core.units import (
+    counted,
+    format_bytes,
+    format_ranges,
+    format_ratio,
+    format_size,
+    format_time,
+)
 from torchcoll.parts.training.plans import (
     DEFAULT_CAP_MB,
     DEFAULT_FIRST_MB,
@@ -181,7 +188,7 @@ def show_trials(trials: Sequence[Trial], format: str = "table", file: TextIO | N
         base, best = trial.rows[0].name, trial.best
         above = [
             f"training steps of DistributedDataParallel: {one_line(trial.backend)}, "
-            f"{trial.device}, {trial.ranks} rank{'s' if trial.ranks > 1 else ''}",
+            f"{trial.device}, {counted(trial.ranks, 'rank')}",
             f"{trial.rounds} rounds, the caps in shuffled order (seed {trial.seed}); in each "
             f"{trial.skip} steps left out, then {trial.steps}",
             "clock: host, the device idle at both ends of a step; max over ranks",

@@ -26,7 +26,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.traffic_spec import point_of
-from torchcoll.core.units import format_ns
+from torchcoll.core.units import format_ns, shorten
 from torchcoll.parts.training.arrivals import Arrivals, find_arrivals
 from torchcoll.parts.training.exposed import Exposed, find_exposed
 from torchcoll.parts.training.isolated import IsolatedTimes
@@ -197,10 +197,10 @@ def _plan_note(rows: Sequence[CostRow]) -> str:
     calls, timed_calls = (sum(row.calls for row in counted_rows) for counted_rows in (rows, timed))
     if calls and not timed_calls:
         reasons = list(dict.fromkeys(row.reason for row in rows if row.reason))
-        more = f" and {len(reasons) - 1} more reasons" if len(reasons) > 1 else ""
+        shown = shorten(reasons, 1, " and {} more reasons")
         return (
             f"a plan: nothing ran, and the run has no time for any of its {calls} calls "
-            f"({reasons[0]}{more}). torchcoll.run(plan.spec()) measures them"
+            f"({shown}). torchcoll.run(plan.spec()) measures them"
         )
     text = f"a plan: nothing ran. Its calls one after the other: {format_ns(total)}"
     return (

@@ -35,7 +35,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.intervals import Span, Union
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.traffic_spec import point_of
-from torchcoll.core.units import counted, format_ns
+from torchcoll.core.units import counted, format_ns, plural, shorten
 from torchcoll.parts.curves.predictor import Ends, PlannedCalls, sum_of
 from torchcoll.parts.training.joined import (
     LATE,
@@ -617,9 +617,9 @@ def _kinds_text(counts: Mapping[CallKind, int]) -> str:
     """Returns for example ``2 all_gather of 10880 bytes on 4 ranks``; of many the first three."""
     texts = [
         f"{n} {kind.collective} of {kind.size_bytes} bytes on {kind.ranks} ranks"
-        for kind, n in list(counts.items())[:3]
+        for kind, n in counts.items()
     ]
-    return ", ".join(texts) + (f" and {len(counts) - 3} more kinds" if len(counts) > 3 else "")
+    return shorten(texts, 3, " and {} more kinds")
 
 
 def describe_unmatched(measured: MeasuredStep) -> list[str]:
@@ -633,7 +633,7 @@ def describe_unmatched(measured: MeasuredStep) -> list[str]:
                 CallKind(r.collective, r.size_bytes or 0, r.ranks, 1): round(r.calls) for r in rows
             }
             sentences.append(
-                f"{counted(count, 'call')} of the {where} {'is' if count == 1 else 'are'} not in "
+                f"{counted(count, 'call')} of the {where} {plural(count, 'is', 'are')} not in "
                 f"the {other}, and not in the factor: {_kinds_text(kinds)}"
             )
     return sentences

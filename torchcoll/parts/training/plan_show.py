@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_bytes, format_ns
+from torchcoll.core.units import counted, format_bytes, format_ns, plural, shorten
 from torchcoll.parts.curves.predictions import MORE_DATA
 from torchcoll.parts.curves.predictor import Ends, sum_of
 from torchcoll.parts.training.measured_step import MeasuredStep, describe_unmatched, largest_cause
@@ -271,8 +271,8 @@ def plan_answer(projection: Plan) -> Answer:
     step = projection.step
     degrees = " x ".join(f"{name}={n}" for name, n in step.degrees.items())
     setup = f"{counted(step.ranks, 'rank')}{f' ({degrees})' if degrees else ''}"
-    sent = f"{format_gigabytes(step.sent_bytes)} per rank in {step.calls:,} call"
-    sent += "s" * (step.calls != 1)
+    calls = f"{step.calls:,} {plural(step.calls, 'call')}"
+    sent = f"{format_gigabytes(step.sent_bytes)} per rank in {calls}"
     if step.comm_ns is None:
         text = f"{projection.subject or 'a step'} on {setup} sends {sent} per step"
         memory = f"; {format_gigabytes(step.memory.total)} of memory" if step.memory else ""
@@ -408,15 +408,12 @@ def _sizes(rows: Sequence[PlannedRow]) -> str:
 
 def _modules(rows: Sequence[PlannedRow]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row.modules))
-    if len(names) < 3:
-        return one_line(", ".join(names) or "-")
-    return one_line(f"{names[0]}, {names[1]} and {len(names) - 2} more")
+    return one_line(shorten(names, 2) or "-")
 
 
 def _extrapolated(rows: Sequence[PlannedRow]) -> str:
     texts = dict.fromkeys(row.extrapolated for row in rows if row.extrapolated)
-    more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
-    return one_line(next(iter(texts), "-") + more)
+    return one_line(shorten(list(texts), 1) or "-")
 
 
 def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:

@@ -11,7 +11,7 @@ from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.core.units import format_ranges, format_size
+from torchcoll.core.units import counted, format_ranges, format_size, plural
 
 _MAX_KINDS = 3  # listed for a step that differs
 _MAX_STEPS = 1_000_000  # a broken step number must not start an endless loop
@@ -201,7 +201,7 @@ def _notes(
             if step_sent != sent[alike[0]]:
                 odd[_difference(step_sent, sent[alike[0]])].append(step)
         notes += [
-            f"left out: step{'s' * (len(steps) > 1)} {format_ranges(steps)} of {len(sent)}: {text}"
+            f"left out: {plural(len(steps), 'step')} {format_ranges(steps)} of {len(sent)}: {text}"
             for text, steps in odd.items()
         ]
     counts = {len(spans) for spans in traffic.steps.values() if spans}
@@ -244,6 +244,4 @@ def _list_kinds(kinds: Mapping[Kind, int]) -> str:
     largest_first = sorted(kinds.items(), key=lambda pair: -pair[1] * (pair[0].bytes_in or 0))
     listed = [f"{count} {kind}" for kind, count in largest_first[:_MAX_KINDS]]
     omitted = sum(count for _, count in largest_first[_MAX_KINDS:])
-    return ", ".join(listed) + (
-        f" and {omitted} other call{'s' if omitted > 1 else ''}" if omitted else ""
-    )
+    return ", ".join(listed) + (f" and {counted(omitted, 'other call')}" if omitted else "")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_bytes, format_ns, format_size, format_time
+from torchcoll.core.units import counted, format_bytes, format_ns, format_size, format_time, plural
 from torchcoll.parts.training.traffic_comparison import (
     CapturedSide,
     ComparedCalls,
@@ -63,7 +63,7 @@ def _sent_text(comparison: TrafficComparison) -> str:
 def _sent(side: CapturedSide) -> str:
     if side.calls is None or side.sent_bytes is None:
         return "other calls on each rank"
-    calls = f"{side.calls:.4g} call{'s' * (side.calls != 1)}"
+    calls = f"{side.calls:.4g} {plural(side.calls, 'call')}"
     return f"{format_bytes(side.sent_bytes)} in {calls}"
 
 

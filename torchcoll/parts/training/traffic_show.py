@@ -17,6 +17,7 @@ from torchcoll.core.units import (
     format_ranges,
     format_size,
     format_time,
+    plural,
 )
 from torchcoll.parts.training.exposed import Exposed, ModuleRow
 from torchcoll.parts.training.traffic_charts import traffic_charts
@@ -356,7 +357,7 @@ def _default(rows: Sequence[TrafficRow], varying: Sequence[str]) -> list[str]:
 def _title(traffic: Traffic, table: TrafficTable, common: Sequence[str]) -> str:
     """Returns the source, the ranks, and what all rows share."""
     recorded = format_ranges(traffic.calls)
-    who = f"rank{'s' * (len(traffic.calls) > 1)} {recorded or 'none'} of {traffic.ranks}"
+    who = f"{plural(len(traffic.calls) or 1, 'rank')} {recorded or 'none'} of {traffic.ranks}"
     alone = traffic.source == "flight recorder" and len(traffic.calls) == 1
     if alone and not any(group.ranks for group in traffic.groups.values()):
         who = f"rank {recorded} of an unknown number"
@@ -374,12 +375,8 @@ def _step_lines(table: TrafficTable) -> list[str]:
     calls = sum(row.calls_per_step for row in table.rows)
     size_bytes = sum(row.bytes_per_step for row in table.rows)
     alone = len({row.ranks for row in table.rows}) == 1  # otherwise each rank has a different sum
-    several = "" if calls == 1 else "s"
-    sent = (
-        f"{_count(calls)} call{several}, {format_bytes(size_bytes)} put in by a rank"
-        if alone
-        else ""
-    )
+    noun = plural(calls, "call")
+    sent = f"{_count(calls)} {noun}, {format_bytes(size_bytes)} put in by a rank" if alone else ""
     if not table.marked or not table.rows:
         return [sent] if table.rows and sent else []
     which = f"steps {format_ranges(table.steps)} of {table.total}"

@@ -29,7 +29,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.intervals import Span, Union, merged, uncovered
 from torchcoll.core.traffic import Traffic, TrafficCall
-from torchcoll.core.units import format_ns, format_ranges
+from torchcoll.core.units import format_ns, format_ranges, plural
 from torchcoll.parts.training.arrivals import Arrivals, find_arrivals
 from torchcoll.parts.training.exposed import waiting_spans
 from torchcoll.parts.training.joined import (
@@ -421,7 +421,7 @@ def _notes(whole: WholeStep, traffic: Traffic) -> list[str]:
     if unknown:
         source = "a capture does not record" if traffic.source == "capture" else "no source records"
         notes.append(
-            f"{source} what rank{'s' * (len(unknown) > 1)} {format_ranges(unknown)} computed: what "
+            f"{source} what {plural(len(unknown), 'rank')} {format_ranges(unknown)} computed: what "
             "is not communication there may be computation or idle"
         )
     if not whole.marked:

@@ -1,4 +1,4 @@
-"""The verdict for other programs: JUnit XML for build servers, a health event for schedulers."""
+"""The verdict for other programs: JUnit XML for build servers, health events for schedulers."""
 
 from __future__ import annotations
 
@@ -6,31 +6,26 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from xml.sax.saxutils import quoteattr
 
 from torchcoll.core.case import NATIVE, SETTINGS
 from torchcoll.core.errors import one_line
-from torchcoll.core.plausibility import (
-    summarise_run,
-)
+from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import Row
 from torchcoll.questions.check.judging import Verdict
-from torchcoll.questions.check.limits import (
-    FAIL,
-)
+from torchcoll.questions.check.limits import FAIL
+from torchcoll.report.junit import JunitTest, junit_document
 
 HEALTH_SCHEMA = "torchcoll-health/1"
 
 
 def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
-    """One test suite a run: a test for the verdict, and one for each case."""
+    """A test suite per run, with a test for the verdict and one for each case."""
     suites = []
     for run, verdict in zip(runs, verdicts, strict=True):
-        failed = [verdict.word == FAIL]
-        skipped = int(not verdict.judged)  # what was compared with nothing has not passed
-        kind = "failure" if failed[0] else "skipped" if skipped else ""
-        tests = [_test("verdict", kind, verdict.line)]
+        # A run that was compared with nothing has not passed.
+        kind = "failure" if verdict.word == FAIL else "" if verdict.judged else "skipped"
+        tests = [JunitTest("verdict", kind, verdict.line)]
         names: Counter[str] = Counter()
         for row in summarise_run(run):
             title = _title(row)
@@ -39,17 +34,13 @@ def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
             text = f"{row.status}: {row.reason or row.verified}"
             expected = row.outcome in EXPECTED_STATUSES
             kind = "failure" if not expected else "skipped" if row.status != "ok" else ""
-            failed.append(not expected)
-            skipped += kind == "skipped"
-            tests.append(_test(title, kind, text, row.median_ns))
-        name = quoteattr(one_line(run.path or run.header.get("run_id") or "run"))
-        counts = f'tests="{len(tests)}" failures="{sum(failed)}" skipped="{skipped}"'
-        suites.append(f"<testsuite name={name} {counts}>\n{''.join(tests)}</testsuite>\n")
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>\n{"".join(suites)}</testsuites>\n'
+            tests.append(JunitTest(title, kind, text, row.median_ns))
+        suites.append((str(run.path or run.header.get("run_id") or "run"), tests))
+    return junit_document(suites, "torchcoll")
 
 
 def _title(row: Row) -> str:
-    """What tells cases of a run apart; build servers know a test again by it."""
+    """The name of a case, by which build servers recognise a test."""
     parts = [
         row.collective,
         str(row.size_bytes or row.size_bytes_requested or ""),
@@ -71,20 +62,11 @@ def _title(row: Row) -> str:
     return " ".join(filter(None, parts))
 
 
-def _test(name: str, kind: str, text: str, time_ns: float | None = None) -> str:
-    """``kind``: failure, skipped, or '' for a test that passed. time_ns: of a call of the case."""
-    message = f"<{kind} message={quoteattr(one_line(text))}/>" if kind else ""
-    head = f'<testcase classname="torchcoll" name={quoteattr(one_line(name))}'
-    head += f' time="{time_ns / 1e9:.9f}"' if time_ns is not None else ""
-    return f"{head}>{message}</testcase>\n" if message else f"{head}/>\n"
-
-
 def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
-    """One JSON object a line and run: what a scheduler needs to drain a node.
+    """A JSON object per run and line, by which a scheduler can drain a node.
 
-    healthy: False where the verdict is FAIL, None where nothing was judged. verdict, message: its
-    word and its line. causes: why cases failed or are not possible. hosts: those of the run.
-    suspects: the hosts that it accuses. start_utc, job: as recorded. file: its path.
+    healthy: False for FAIL, None if nothing was judged. verdict, message: the word and the line.
+    causes: why cases failed. suspects: the hosts that the run accuses.
     """
     lines = []
     for run, verdict in zip(runs, verdicts, strict=True):

@@ -1,7 +1,7 @@
 """The sentence that ends a run: PASS, WARN, FAIL or NO REFERENCE, each with its reason.
 
-It is a reading of the file, never a part of it: another fabric, other rules or a later version may
-read the same samples otherwise.
+It is computed from the file and not part of it: another fabric, other rules or a later version may
+judge the same samples differently.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchcoll.core.plausibility import (
 )
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, nothing_sent
-from torchcoll.core.units import counted, format_ns
+from torchcoll.core.units import counted, format_ns, shorten_list
 from torchcoll.questions.check.assumed import assumptions, by_names
 from torchcoll.questions.check.baseline import BaselineRuns, JudgedByBaseline, baseline_phrase
 from torchcoll.questions.check.limits import (
@@ -49,9 +49,9 @@ _MOST_TOLD = 3  # events of a kind; the others stand above the verdict
 
 @dataclass(frozen=True, repr=False)
 class Verdict(OneLine):
-    """judged: whether the run failed or was measured by anything. A warning about the machine or a
-    setting is no judgement: with one the ``word`` is WARN, whether there was a reference or not.
-    by_good_runs: of a run judged by good runs how much slower it is, over all cases and in each.
+    """judged: whether the run failed, or a reference judged it. A warning about the machine or a
+    setting makes the word WARN, with or without a reference. by_good_runs: if good runs judged it,
+    how much slower it is.
     """
 
     phrases: tuple[Phrase, ...]
@@ -74,12 +74,8 @@ class Verdict(OneLine):
 
     def to_json(self) -> dict[str, Any]:
         phrases = [vars(phrase) for phrase in self.phrases]
-        verdict: dict[str, Any] = {
-            "word": self.word,
-            "line": self.line,
-            "fabric": self.fabric,
-            "phrases": phrases,
-        }
+        facts = {"word": self.word, "line": self.line, "fabric": self.fabric}
+        verdict: dict[str, Any] = {**facts, "phrases": phrases}
         if self.by_good_runs is not None:
             verdict["deviation"] = self.by_good_runs.to_json()
         return verdict
@@ -92,13 +88,13 @@ def check(
     rules: Sequence[str | os.PathLike[str]] = (),
     baseline: Run | str | os.PathLike[str] | None = None,
 ) -> Verdict:
-    """The verdict on a run, or on that of a file: ``word`` is PASS, WARN, FAIL or NO REFERENCE.
+    """Judge a run, or the run of a file: ``word`` is PASS, WARN, FAIL or NO REFERENCE.
 
-    fabric: what the run is measured by, such as ``nvswitch-h200`` or ``ib-ndr:8``; default: the
-    fabric that it is known to be of. rules: files with fabrics of your own (TOML). baseline: in
-    place of a fabric, a run or its file; or a file of torchcoll baseline, a folder or a store of
-    good runs. Raises UsageError for a fabric that is not known or cannot be the run's, and for a
-    baseline that cannot judge it; UnreadableError for a file.
+    fabric: the reference, such as ``nvswitch-h200`` or ``ib-ndr:8``; by default the fabric that the
+    run shows. rules: files with fabrics of your own (TOML). baseline: in place of a fabric, a run
+    or its file; or a file of torchcoll baseline, a folder or a store of good runs. Raises
+    UsageError for an unknown fabric or one that cannot be the run's, and for a baseline that cannot
+    judge it; UnreadableError for a file.
     """
     if not isinstance(source, Run | str | os.PathLike):
         raise UsageError("source", type(source).__name__, "a Run or its file")
@@ -119,13 +115,12 @@ def judge(
     baseline: Run | BaselineRuns | None = None,
     rows: Sequence[Row] | None = None,
 ) -> Verdict:
-    """The verdict on a run.
+    """Judge a run.
 
-    fabric: stated; else that of the one file of ``rules``, else the label ``fabric``, or what the
-    links of the ranks show. rules: files of the user's own. baseline: a run, or the source of many,
-    to be measured by in place of a fabric's limits. rows: those of the run, where they are known
-    already (completion over ranks, default clocks). Raises UsageError for rules and fabrics that
-    are not there or cannot be the run's, and for a baseline of another machine.
+    fabric: as stated; otherwise that of the one file of ``rules``, the label ``fabric``, or the one
+    that the links of the ranks show. rules: files of the user. baseline: a run, or the source of
+    many, in place of a fabric. rows: those of the run, if they are known already. Raises UsageError
+    for missing or impossible rules and fabrics, and for a baseline of another machine.
     """
     rows = summarise_run(run) if rows is None else rows
     failures = list(_failures(run, rows))
@@ -155,13 +150,8 @@ def judge(
     if failures and all(phrase.word == NO_REFERENCE for phrase in reference):
         reference = []
     unread = () if failures else _unread(run)
-    texts = [
-        *problems,
-        *unread,
-        *odd_links(run),
-        *_stated(run, "setting"),
-        *_stated(run, "machine"),
-    ]
+    events = (*_stated(run, "setting"), *_stated(run, "machine"))
+    texts = [*problems, *unread, *odd_links(run), *events]
     warnings = [Phrase(WARN, text) for text in texts if text]
     if reference and not nothing and all(phrase.word == NO_REFERENCE for phrase in reference):
         reference += _not_bounded(run, good)
@@ -176,7 +166,7 @@ def judge(
 def _fabric(
     run: Run, fabric: str | None, rules: Sequence[str | os.PathLike[str]]
 ) -> tuple[Fabric | None, str]:
-    """The fabric of a run, and what is wrong with its label: the file is shown all the same."""
+    """The fabric of a run, and what is wrong with its label. The file is shown anyway."""
     own_rules = read_rules(rules)
     if not fabric and len(own_rules) == 1:
         fabric = next(iter(own_rules))
@@ -219,9 +209,7 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
     # that was cut reported nothing.
     accusations = _messages(run, "suspect")
     if not accusations and (pairs := read_pairs(run)):
-        accusations = [
-            suspect_text(pairs, suspect) for suspect in find_suspects(pairs) if suspect.confirmed
-        ]
+        accusations = [suspect_text(pairs, each) for each in find_suspects(pairs) if each.confirmed]
     for text in _first(accusations, "suspect"):
         yield Phrase(FAIL, text)
 
@@ -236,22 +224,20 @@ def _messages(run: Run, kind: str) -> list[str]:
 
 
 def _first(messages: Iterable[str], kind: str) -> list[str]:
-    texts = dict.fromkeys(messages)
-    first = list(texts)[:_MOST_TOLD]
-    more = len(texts) - len(first)
-    return [*first, f"{more} more of the {kind} events above"] if more else first
+    texts = list(dict.fromkeys(messages))
+    return shorten_list(texts, _MOST_TOLD, f"{{}} more of the {kind} events above")
 
 
 def _unread(run: Run) -> Iterator[str]:
-    """What reading the file lost: it is not judged."""
-    failures = ("truncated", run.ending or "truncated")  # failures
+    """Problems in reading the file. They do not make it fail."""
+    failures = ("truncated", run.ending or "truncated")  # which have phrases of their own
     lost = [p for p in run.problems if not p.startswith(failures) and not p.endswith("shown once")]
     if lost:
-        yield f"{len(lost)} problem{'s' if len(lost) > 1 else ''} in reading: {lost[0]}"
+        yield f"{counted(len(lost), 'problem')} in reading: {lost[0]}"
 
 
 def _nothing_to_judge(rows: Sequence[Row]) -> Phrase | None:
-    """Why no reference says anything of these rows."""
+    """Why no reference applies to these rows; None if one may."""
     if not rows:
         return Phrase(NO_REFERENCE, "no case has a result")
     if all(row.ranks == 1 for row in rows):
@@ -264,7 +250,7 @@ def _nothing_to_judge(rows: Sequence[Row]) -> Phrase | None:
 
 
 def _not_bounded(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
-    """Why nobody asked whether an imported figure is possible, and what would tell."""
+    """Why an imported figure was not tested for plausibility, and what would make it possible."""
     named = any(m.get("device_name") for m in run.members) or run.labels.get("gpu")
     bounded = named or (stated_link_gbps(run) is not None and not link_unused(run))
     accelerator = any(row.device != "cpu" for row in rows)
@@ -300,9 +286,7 @@ def _facts(
         yield Phrase("", unused)
     backends = backends_of(run.results)
     firsts = {b: ns for b in backends if (ns := first_result_ns(run, backend=b)) is not None}
-    parts = [
-        format_ns(ns, 3) + (f" on {backend}" if len(backends) > 1 else "")
-        for backend, ns in firsts.items()
-    ]
-    if parts:
-        yield Phrase("", f"time to first result {' and '.join(parts)}")
+    several = len(backends) > 1
+    times = [format_ns(ns, 3) + (f" on {b}" if several else "") for b, ns in firsts.items()]
+    if times:
+        yield Phrase("", f"time to first result {' and '.join(times)}")

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torchcoll.core.plausibility import (
-    device_named,
-    doubts_of,
-    stated_link_gbps,
-    summarise_run,
-)
+from torchcoll.core import plausibility
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.units import format_size
@@ -52,15 +47,15 @@ def limit_shares(run: Run, linked: int | None = None) -> Mapping[tuple[str, int]
     hosts = hosts_of(run)
     if not name or not hosts or run.ranks % hosts:
         return {}
-    device = device_named(name)
+    device = plausibility.device_named(name)
     per_host = linked or run.ranks // hosts
     groups = max(1, round(run.ranks / per_host))
-    link_gbps = stated_link_gbps(run)
+    link_gbps = plausibility.stated_link_gbps(run)
     if groups > 1 and link_gbps is None:
         return {}
     links = MachineLinks(device.name if device else name, per_host, (link_gbps or 0.0) * per_host)
     shares: dict[tuple[str, int], LimitShare] = {}
-    for row in summarise_run(run):
+    for row in plausibility.summarise_run(run):
         key = row.collective, row.size_bytes
         if not row.is_right or not row.busbw_gbps or row.ranks != run.ranks or row.group:
             continue
@@ -84,7 +79,7 @@ def largest(shares: Mapping[tuple[str, int], LimitShare]) -> LimitShare | None:
 def plausibility_text(publication: Publication) -> str:
     """What the largest case of a published entry reaches, and whether that is possible."""
     run = run_of(publication)
-    if doubt := next(filter(None, doubts_of(run)), ""):
+    if doubt := next(filter(None, plausibility.doubts_of(run)), ""):
         return f"implausible: {doubt}"
     case = largest(limit_shares(run, publication.linked))
     if case is None:

@@ -1,4 +1,4 @@
-"""Which fabric a run was measured on, and the run measured by the limits of that fabric."""
+"""The fabric of a run, and the run compared with the limits of that fabric."""
 
 from __future__ import annotations
 
@@ -7,28 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchcoll.core import plausibility
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE
 from torchcoll.core.errors import UsageError
-from torchcoll.core.plausibility import (
-    SWEEP,
-    DeviceLimits,
-    device_named,
-    device_of,
-    stated_link_gbps,
-)
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of, is_hosts
 from torchcoll.core.summary import Row
-from torchcoll.core.units import format_ranges, format_size
-from torchcoll.questions.check.rules import (
-    Fabric,
-    Limit,
-    Rule,
-    capped,
-    guessable,
-    load_fabric,
-    packaged,
-)
+from torchcoll.core.units import counted, format_ranges, format_size, plural
+from torchcoll.questions.check import rules
 
 PASS, WARN, FAIL, NO_REFERENCE = "PASS", "WARN", "FAIL", "NO REFERENCE"
 # Shares of a reference, torchcoll's own choice: healthy systems of results/ and of public logs
@@ -39,7 +25,7 @@ GOOD, POOR = 0.9, 0.75
 
 @dataclass(frozen=True)
 class Phrase:
-    """One part of the sentence. word: PASS, WARN, FAIL, NO REFERENCE, or '' for a plain fact."""
+    """A part of the sentence. word: PASS, WARN, FAIL, NO REFERENCE, or '' for a fact."""
 
     word: str
     text: str
@@ -57,24 +43,25 @@ def case_text(row: Row) -> str:
     return f"{row.collective} {size}" if COLLECTIVES[row.collective].has_data else row.collective
 
 
-def fabric_of(run: Run, asked_name: str | None, own_rules: Mapping[str, Rule]) -> Fabric | None:
-    """The fabric that is stated (else by the label ``fabric``), or recognised; None: not known.
+def fabric_of(
+    run: Run, asked_name: str | None, own_rules: Mapping[str, rules.Rule]
+) -> rules.Fabric | None:
+    """The fabric that is stated (else by the label ``fabric``) or recognised; None if not known.
 
-    Raises UsageError for one that is not there, or that cannot be the run's.
+    Raises UsageError for an unknown fabric, or one that cannot be the run's.
     """
     asked_name = asked_name or run.labels.get("fabric")
     hosts = hosts_of(run)
     if not asked_name:
         return _recognised(run, hosts, own_rules)
-    fabric = load_fabric(asked_name, own_rules)
+    fabric = rules.load_fabric(asked_name, own_rules)
     if hosts and fabric.several_hosts != (hosts > 1):
         kind = "several hosts" if fabric.several_hosts else "one host"
-        mismatch = f"{fabric.name} for a run on {hosts} host{'s' if hosts > 1 else ''}"
+        mismatch = f"{fabric.name} for a run on {counted(hosts, 'host')}"
         raise UsageError("fabric", mismatch, f"a fabric of this run; {fabric.name} is for {kind}")
-    device = device_of(run)
-    links = {
-        device_limits.ring_gbps for name in fabric.devices if (device_limits := device_named(name))
-    }
+    device = plausibility.device_of(run)
+    devices = filter(None, map(plausibility.device_named, fabric.devices))
+    links = {limits.ring_gbps for limits in devices}
     if device and links and device.ring_gbps not in links:  # an H200 has the links of an H100
         mismatch, whose = f"{fabric.name} for a run on {device.name}", ", ".join(fabric.devices)
         raise UsageError("fabric", mismatch, f"a fabric of this run; {fabric.name} is for {whose}")
@@ -82,21 +69,22 @@ def fabric_of(run: Run, asked_name: str | None, own_rules: Mapping[str, Rule]) -
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
-    """Raises UsageError for labels that the verdict would stumble over once all is measured. A
-    fabric that the package does not have may be one of the user's own.
+    """Raises UsageError for labels that the verdict could not use after the run.
+
+    A fabric that the package does not have may be one of the user's own.
     """
     label = labels.get("fabric", "")
-    if label.partition(":")[0] in packaged():
-        load_fabric(label)
+    if label.partition(":")[0] in rules.packaged():
+        rules.load_fabric(label)
     if text := label_problem(Run(header={"spec": {"labels": dict(labels)}})):
         raise UsageError(text)
 
 
 def label_problem(run: Run) -> str:
-    """What is wrong with the labels ``link_gbps`` and, of an imported table, ``hosts``, which of a
-    run of ours is anybody's word: its ranks tell their hosts. '' where nothing is.
+    """What is wrong with the labels ``link_gbps`` and, for imported tables, ``hosts``; '' if
+    nothing is.
     """
-    if "link_gbps" in run.labels and stated_link_gbps(run) is None:
+    if "link_gbps" in run.labels and plausibility.stated_link_gbps(run) is None:
         label = repr(run.labels["link_gbps"])
         return str(UsageError("label link_gbps", label, "GB/s above 0"))
     if run.source and "hosts" in run.labels and not is_hosts(run.labels["hosts"]):
@@ -117,18 +105,18 @@ def odd_links(run: Run) -> list[str]:
         usual = max(counts, key=lambda links: (counts[links], links))  # a link is lost, not won
         for count in sorted({links for _, links in members} - {usual}):
             ranks = [rank for rank, links in members if links == count]
-            ranks_text = f"rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"
+            ranks_text = f"{plural(len(ranks), 'rank')} {format_ranges(ranks)}"
             texts.append(f"{count} NVLinks on {ranks_text}, {usual} on the others")
     return texts
 
 
-def _recognised(run: Run, hosts: int, own_rules: Mapping[str, Rule]) -> Fabric | None:
-    device = device_of(run)
+def _recognised(run: Run, hosts: int, own_rules: Mapping[str, rules.Rule]) -> rules.Fabric | None:
+    device = plausibility.device_of(run)
     links = [(m.get("nvlinks"), m.get("nvlink_to_switch")) for m in run.members]
     alike = bool(links) and links == links[:1] * len(links)  # an imported table has no ranks
     if device is None or hosts != 1 or not alike or None in links[0]:
         return None
-    for fabric in guessable(own_rules):
+    for fabric in rules.guessable(own_rules):
         if device.name in fabric.devices and (fabric.nvlinks, fabric.to_switch) == links[0]:
             return fabric
     return None
@@ -139,9 +127,10 @@ BEYOND = 1.05  # of the ring's limit: something better than a ring was used
 _ANOTHER = 1.25
 
 
-def by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phrase]:
-    """The headline, and what it does not say. rows: those with a result, of several ranks; an
-    imported file may not tell of how many.
+def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> list[Phrase]:
+    """The headline, and what it does not say.
+
+    rows: those with a result, of several ranks. An imported file may not say how many.
     """
     if all(row.ranks < 1 for row in rows):
         return [Phrase(NO_REFERENCE, "where the number of ranks is unknown")]
@@ -154,10 +143,9 @@ def by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phra
         within = hosts_of(run) == 1 and all(row.device == "cpu" for row in rows)
         text = f"for {where}{' within one host' if within else ''}"
         option = "" if within else "--fabric NAME or "
-        return [
-            Phrase(NO_REFERENCE, f"{text}: give one with torchcoll check {option}--baseline RUN")
-        ]
-    device = device_of(run) if fabric.several_hosts else None
+        text += f": give one with torchcoll check {option}--baseline RUN"
+        return [Phrase(NO_REFERENCE, text)]
+    device = plausibility.device_of(run) if fabric.several_hosts else None
     judged = list(_judged(rows, fabric, device))
     if not judged:
         return [Phrase(NO_REFERENCE, f"of {fabric.name} for these cases: {_held(rows, fabric)}")]
@@ -169,35 +157,37 @@ def by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phra
 
 
 def is_rccl(row: Row) -> bool:
-    """AMD's NCCL, which torch calls nccl too."""
+    """Whether it ran on AMD's NCCL, which torch calls nccl too."""
     return (row.library or "").startswith("RCCL")
 
 
 def _doubts(
     rows: Sequence[Row],
-    fabric: Fabric,
-    judged: Sequence[tuple[float, Row, Limit]],
-    device: DeviceLimits | None,
+    fabric: rules.Fabric,
+    judged: Sequence[tuple[float, Row, rules.Limit]],
+    device: plausibility.DeviceLimits | None,
 ) -> Iterator[Phrase]:
-    """What the headline, which is the best of each collective, does not say."""
+    """Cases that are far below the headline, which is the best of each collective."""
     for share, row, _ in judged:
-        alike = [
-            r for r in rows if (r.collective, r.size_bytes) == (row.collective, row.size_bytes)
-        ]
+        case = row.collective, row.size_bytes
+        alike = [r for r in rows if (r.collective, r.size_bytes) == case]
         alike = [r for r in alike if _usable(r, fabric) and _held_by_any(fabric, r)]
         worst = min(alike, key=lambda r: r.busbw_gbps or 0.0)
         least = worst.busbw_gbps or 0.0
         if share < POOR or least >= POOR * _limit_of(worst, fabric, device).busbw_gbps:
             continue
-        pairs = ((name, getattr(worst, name)) for name in SWEEP)
+        pairs = ((name, getattr(worst, name)) for name in plausibility.SWEEP)
         other = [f"{name} {value}" for name, value in pairs if value != getattr(row, name)]
         text = f"{least:.4g} GB/s busbw in {' '.join([case_text(worst), *other])}"
         yield Phrase(WARN, f"{text}, {row.busbw_gbps:.4g} in the best of this size")
 
 
-def _headline(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> tuple[Phrase, str]:
-    """The phrase, and the collective that it is about. The lowest share decides; where that is
-    good, all_reduce speaks for the fabric.
+def _headline(
+    fabric: rules.Fabric, judged: Sequence[tuple[float, Row, rules.Limit]]
+) -> tuple[Phrase, str]:
+    """The phrase, and its collective.
+
+    The lowest share decides. If that is good, all_reduce stands for the fabric.
     """
     lowest = min(judged, key=lambda item: item[0])
     level = word_of(lowest[0])
@@ -226,9 +216,9 @@ def _headline(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> tup
 
 
 def share_of(
-    rows: Sequence[Row], fabric: Fabric, device: DeviceLimits | None
+    rows: Sequence[Row], fabric: rules.Fabric, device: plausibility.DeviceLimits | None
 ) -> tuple[float, str] | None:
-    """The share that a headline would have, and of which algorithm's limit; None without one."""
+    """The share of the headline, and the algorithm of its limit; None without one."""
     judged = list(_judged(rows, fabric, device))
     if not judged:
         return None
@@ -237,15 +227,15 @@ def share_of(
     return share, limit.algorithm
 
 
-def limit_of(row: Row, fabric: Fabric, run: Run) -> Limit | None:
-    """What a row comes under; None where the fabric has no limit for it."""
+def limit_of(row: Row, fabric: rules.Fabric, run: Run) -> rules.Limit | None:
+    """The limit of a row; None if the fabric has no limit for it."""
     if not _usable(row, fabric) or not _held_by_any(fabric, row):
         return None
-    return _limit_of(row, fabric, device_of(run) if fabric.several_hosts else None)
+    return _limit_of(row, fabric, plausibility.device_of(run) if fabric.several_hosts else None)
 
 
-def _held(rows: Sequence[Row], fabric: Fabric) -> str:
-    """From which sizes on the limits of a fabric hold, for what was run where it has any."""
+def _held(rows: Sequence[Row], fabric: rules.Fabric) -> str:
+    """From which sizes on the limits of a fabric hold for the collectives that ran."""
     ran = {row.collective for row in rows if fabric.connects(row)}
     if not ran:
         return "they did not go through it"
@@ -254,23 +244,20 @@ def _held(rows: Sequence[Row], fabric: Fabric) -> str:
     for limit in fabric.limits:
         for name in limit.collectives:
             least_sizes[name] = min(limit.least(ranks), least_sizes.get(name, limit.least(ranks)))
-    asked = {
-        name: size_bytes for name, size_bytes in least_sizes.items() if name in ran
-    } or least_sizes
+    asked = {name: size for name, size in least_sizes.items() if name in ran} or least_sizes
     by_size: dict[int, list[str]] = {}
     for name, size_bytes in asked.items():
         by_size.setdefault(size_bytes, []).append(name)
-    texts = (
-        f"{', '.join(names)} from {format_size(size_bytes)}"
-        for size_bytes, names in by_size.items()
-    )
+    texts = (f"{', '.join(names)} from {format_size(size)}" for size, names in by_size.items())
     return f"it has limits for {' and '.join(texts)}"
 
 
 def _judged(
-    rows: Sequence[Row], fabric: Fabric, device: DeviceLimits | None
-) -> Iterator[tuple[float, Row, Limit]]:
-    """For each collective its best row of the largest size, and the limit it comes under."""
+    rows: Sequence[Row], fabric: rules.Fabric, device: plausibility.DeviceLimits | None
+) -> Iterator[tuple[float, Row, rules.Limit]]:
+    """Yields for each collective the share of its best row at the largest size, that row and its
+    limit.
+    """
     connected: dict[tuple[object, ...], bool] = {}  # rows are many, and of few kinds
     usable = []
     for row in rows:
@@ -293,34 +280,34 @@ def _judged(
                 break
 
 
-def _usable(row: Row, fabric: Fabric) -> bool:
-    """Whether its bandwidth is that of the fabric."""
+def _usable(row: Row, fabric: rules.Fabric) -> bool:
+    """Whether the bandwidth of a row is that of the fabric."""
     return _has_bandwidth(row) and fabric.connects(row)
 
 
 def _has_bandwidth(row: Row) -> bool:
-    """Enqueueing alone moves nothing."""
+    """Whether a row has a bandwidth. Enqueueing alone moves nothing."""
     return bool(row.busbw_gbps) and row.ranks > 1 and row.clock != "issue"
 
 
-def _held_by_any(fabric: Fabric, row: Row) -> bool:
+def _held_by_any(fabric: rules.Fabric, row: Row) -> bool:
     return any(limit.holds(row) for limit in fabric.limits)
 
 
-def _limit_of(row: Row, fabric: Fabric, device: DeviceLimits | None) -> Limit:
-    """The limit of the algorithm that the log names; else the lowest that could have done it: a
-    ring is no bad NVLS.
-    """
+def _limit_of(
+    row: Row, fabric: rules.Fabric, device: plausibility.DeviceLimits | None
+) -> rules.Limit:
+    """The limit of the algorithm in the log; else the lowest limit that allows the bandwidth."""
     here = sorted((x for x in fabric.limits if x.holds(row)), key=lambda x: x.busbw_gbps)
     named = [x for x in here if x.algorithm.upper() in (row.algorithm or "").upper()]
     busbw = row.busbw_gbps or 0.0
     limit = next((x for x in named or here if busbw <= BEYOND * x.busbw_gbps), (named or here)[-1])
-    gbps, source = capped(limit, device)
-    return Limit(limit.algorithm, limit.collectives, gbps, source)
+    gbps, source = rules.capped(limit, device)
+    return rules.Limit(limit.algorithm, limit.collectives, gbps, source)
 
 
 def _unused(
-    fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]
+    fabric: rules.Fabric, judged: Sequence[tuple[float, Row, rules.Limit]]
 ) -> Iterator[tuple[str, Phrase]]:
     """Collectives in which a faster algorithm of the fabric was not used, though it could be."""
     for _, row, used in judged:
@@ -330,7 +317,7 @@ def _unused(
             yield row.collective, Phrase(WARN, f"{text} {limit.busbw_gbps:g} GB/s")
 
 
-def _faster(fabric: Fabric, row: Row, used: Limit) -> Limit | None:
+def _faster(fabric: rules.Fabric, row: Row, used: rules.Limit) -> rules.Limit | None:
     """The fastest algorithm that the fabric offers for the row, where that is another one."""
     others = [
         limit

@@ -1,8 +1,7 @@
-"""What others have published of the same kind of machine: how many GPUs, on how many hosts.
+"""Published figures of the same kind of machine: as many GPUs on as many hosts.
 
-Never a verdict: nobody says what else ran there, and the networks of one kind differ. The figures
-are facts of public logs, each with its source: results/published/ in the repository, which makes
-published.toml.
+They are no verdict: nobody knows what else ran there, and the networks of one kind differ. Each
+figure has its source, see results/published/ in the repository, which makes published.toml.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.toml_text import toml_table
-from torchcoll.core.units import format_size, parse_size
+from torchcoll.core.units import counted, format_size, parse_size
 
 # Other forms of a GPU of the same name: fewer links, or a part of one.
 _OTHERS = {"PCIE", "NVL", "MIG"}
@@ -71,7 +70,7 @@ class Publication:
 
 @cache
 def publications() -> tuple[Publication, ...]:
-    """All of them, in the order of the file."""
+    """All entries, in the order of the file."""
     file = resources.files("torchcoll").joinpath("questions/check/published.toml")
     runs = toml_table(file.read_text(encoding="utf-8"))["run"]
     return tuple(Publication(**{**run, "figures": _figures(run["figures"])}) for run in runs)
@@ -88,17 +87,14 @@ def _figures(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], dict[b
 
 
 def alike(run: Run) -> list[Publication]:
-    """Those of as many GPUs of the same name on as many hosts; [] where the run tells no kind."""
+    """The entries with as many such GPUs on as many hosts; [] if the kind is not known."""
     name, hosts = _name_of(run), hosts_of(run)
     gpu_words = _words(name)
     if not gpu_words or gpu_words & _OTHERS:
         return []
-    return [
-        publication
-        for publication in publications()
-        if (publication.hosts, publication.ranks) == (hosts, run.ranks)
-        and _words(publication.gpu) <= gpu_words
-    ]
+    size = hosts, run.ranks
+    equal = [each for each in publications() if (each.hosts, each.ranks) == size]
+    return [each for each in equal if _words(each.gpu) <= gpu_words]
 
 
 def kind_of_run(run: Run) -> str:
@@ -140,7 +136,7 @@ class PublishedCase:
         if many == 1:
             count = "below it" if below else "not below it"
         return (
-            f"published: {many} run{'s' * (many > 1)} on {kind} {reach} GB/s busbw in {where}; "
+            f"published: {counted(many, 'run')} on {kind} {reach} GB/s busbw in {where}; "
             f"this run's {busbw:.4g} is {count}"
         )
 
@@ -159,21 +155,14 @@ def standings(run: Run, rows: Sequence[Row]) -> list[PublishedCase]:
             best[key] = row
     cases = []
     for (collective, size), row in best.items():
-        figures = [
-            (publication, publication.gbps(collective, size, row.in_place))
-            for publication in publications_alike
-        ]
-        figures_given = tuple(
-            (publication, gbps) for publication, gbps in figures if gbps is not None
-        )
+        placement = row.in_place
+        figures = [(each, each.gbps(collective, size, placement)) for each in publications_alike]
+        figures_given = tuple((entry, gbps) for entry, gbps in figures if gbps is not None)
         cases += [PublishedCase(row, figures_given)] if figures_given else []
     names = [DEFAULT_COLLECTIVE, *COLLECTIVES]
 
     def order(standing: PublishedCase) -> tuple[int, int, int]:
-        return (
-            names.index(standing.row.collective),
-            -len(standing.published),
-            -standing.row.size_bytes,
-        )
+        row = standing.row
+        return names.index(row.collective), -len(standing.published), -row.size_bytes
 
     return sorted(cases, key=order)

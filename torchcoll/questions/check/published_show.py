@@ -11,14 +11,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_size
-from torchcoll.questions.check.published import (
-    Publication,
-    PublishedCase,
-    alike,
-    kind_of_run,
-    publications,
-    standings,
-)
+from torchcoll.questions.check import published
 from torchcoll.report.answer import Caveat
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, make_grid
@@ -44,7 +37,7 @@ def show_published(runs: Sequence[Run], format: str = "table", file: TextIO | No
         titled = [("", [_known_grid()])]
         records = [
             {**_record(publication), "collective": key[0], "size_bytes": key[1], "busbw_gbps": gbps}
-            for publication in publications()
+            for publication in published.publications()
             for key, records_of_run in publication.figures.items()
             for gbps in list(records_of_run.values())[:1]
         ]
@@ -53,21 +46,19 @@ def show_published(runs: Sequence[Run], format: str = "table", file: TextIO | No
 
 def published_lines(run: Run, rows: Sequence[Row]) -> list[Caveat]:
     """Where the run stands, in one sentence; none where nothing is published of such a machine."""
-    best = standings(run, rows)[:1]
-    return [
-        Caveat(standing.text, after=" (torchcoll show --published)", of_runs=True)
-        for standing in best
-    ]
+    best = published.standings(run, rows)[:1]
+    text = " (torchcoll show --published)"
+    return [Caveat(standing.text, after=text, of_runs=True) for standing in best]
 
 
 def published_grid(run: Run) -> Grid | None:
     """Each figure of a size that the run has too; of all sizes where it has none of them. None
     where nothing is published of such a machine.
     """
-    alike_runs = alike(run)
+    alike_runs = published.alike(run)
     if not alike_runs:
         return None
-    cases = standings(run, summarise_run(run))
+    cases = published.standings(run, summarise_run(run))
     items = [
         (case.row.collective, case.row.size_bytes, publication, gbps, case.row.busbw_gbps)
         for case in cases
@@ -103,7 +94,7 @@ _HEADS = {
 }
 
 
-def _nothing(alike_runs: Sequence[Publication]) -> str:
+def _nothing(alike_runs: Sequence[published.Publication]) -> str:
     many = counted(len(alike_runs), "run")
     return f"published: {many} on {alike_runs[0].kind}, of none of this run's cases and sizes"
 
@@ -121,10 +112,10 @@ def _unknown(run: Run) -> str:
 def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
     grid = published_grid(run)
     if grid is None:
-        kind = one_line(kind_of_run(run))
+        kind = one_line(published.kind_of_run(run))
         text = f"nothing of {kind}" if kind else _unknown(run)
         return [Grid([], [], above=[f"published: {text} (torchcoll show --published has all)"])], []
-    cases: list[PublishedCase] = standings(run, summarise_run(run))
+    cases: list[published.PublishedCase] = published.standings(run, summarise_run(run))
     return [grid], [
         {
             **_record(publication),
@@ -138,7 +129,7 @@ def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
     ]
 
 
-def _record(publication: Publication) -> dict[str, Any]:
+def _record(publication: published.Publication) -> dict[str, Any]:
     names = (
         "id",
         "machine",
@@ -154,35 +145,36 @@ def _record(publication: Publication) -> dict[str, Any]:
     return {name: getattr(publication, name) for name in (*names, "who", "source", "note")}
 
 
-def _by_source(publications_shown: Sequence[Publication]) -> list[Publication]:
+def _by_source(publications_shown: Sequence[published.Publication]) -> list[published.Publication]:
     return list({publication.source: publication for publication in publications_shown}.values())
 
 
-def _sources(publications_shown: Sequence[Publication], numbers: dict[str, int]) -> list[str]:
+def _sources(
+    publications_shown: Sequence[published.Publication], numbers: dict[str, int]
+) -> list[str]:
     texts = []
     for publication in _by_source(publications_shown):
         of_source = [other for other in publications_shown if other.source == publication.source]
         notes = dict.fromkeys(f"{other.machine}: {other.note}" for other in of_source if other.note)
         note = f" ({'; '.join(notes)})" if notes else ""  # an address ends with a blank
-        texts.append(
-            f"[{numbers[publication.source]}] {publication.who}, {publication.source}{note}"
-        )
+        number = numbers[publication.source]
+        texts.append(f"[{number}] {publication.who}, {publication.source}{note}")
     return texts
 
 
 def _known_grid() -> Grid:
     """A line for each entry, with its largest all_reduce or what else it has."""
     ordered = sorted(
-        publications(),
+        published.publications(),
         key=lambda publication: (publication.gpu, publication.hosts, publication.ranks),
     )
     origins = list(dict.fromkeys(map(_origin, ordered)))
 
-    def largest(publication: Publication) -> tuple[str, int]:
+    def largest(publication: published.Publication) -> tuple[str, int]:
         first = next(iter(publication.figures))[0]
         return max(key for key in publication.figures if key[0] == first)
 
-    def largest_text(publication: Publication) -> str:
+    def largest_text(publication: published.Publication) -> str:
         collective, size_bytes = largest(publication)
         return f"{collective} {format_size(size_bytes)}"
 
@@ -207,7 +199,7 @@ def _known_grid() -> Grid:
     )  # fmt: skip
 
 
-def _origin(publication: Publication) -> str:
+def _origin(publication: published.Publication) -> str:
     """Who published it, and in which repository: whole addresses are too long for a table."""
     address = publication.source.removeprefix("https://")
     return f"{publication.who}, {'/'.join(address.split('/')[:3])}"

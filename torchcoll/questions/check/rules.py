@@ -1,7 +1,7 @@
 """Rules: what a fabric can reach, each number with its source. Files are TOML, one fabric each.
 
-A fabric is how devices are connected, not which they are: eight H200 on NVSwitch and eight H200 on
-PCIe are two. Users add their own files; a file with an unknown key or without a source is refused.
+A fabric is how devices are connected: eight H200 on NVSwitch and eight H200 on PCIe are two
+fabrics. Users add files of their own. An unknown key or a missing source is an error.
 """
 
 from __future__ import annotations
@@ -14,16 +14,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core import errors
 from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import DTYPES, OPS, find_collective
-from torchcoll.core.errors import (
-    TorchcollError,
-    UnreadableError,
-    UsageError,
-    did_you_mean,
-    path_text,
-    unknown,
-)
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.plausibility import DeviceLimits
 from torchcoll.core.summary import Row
@@ -133,12 +126,12 @@ def read_rules(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Rule]:
     """
     rules: dict[str, Rule] = {}
     if not isinstance(paths, list | tuple):
-        raise UsageError("rules", type(paths).__name__, "a list of files")
+        raise errors.UsageError("rules", type(paths).__name__, "a list of files")
     for path in paths:
-        rule = _rule(Path(path_text(path, "rules", "files")))
+        rule = _rule(Path(errors.path_text(path, "rules", "files")))
         if rule.name in rules:
             expected = f"another name than in {rules[rule.name].path}"
-            raise UsageError("rules", f"name {rule.name} in {path}", expected)
+            raise errors.UsageError("rules", f"name {rule.name} in {path}", expected)
         rules[rule.name] = rule
     return rules
 
@@ -150,17 +143,16 @@ def load_fabric(text_of_option: str, own_rules: Mapping[str, Rule] | None = None
     """
     if not isinstance(text_of_option, str):
         expected = "the name of a fabric, such as nvswitch-h100"
-        raise UsageError("fabric", type(text_of_option).__name__, expected)
+        raise errors.UsageError("fabric", type(text_of_option).__name__, expected)
     name, colon, text = text_of_option.partition(":")
     rule = (own_rules or {}).get(name)
     if rule is None:
         packaged_names = packaged()
         if name not in packaged_names:
             names = dict.fromkeys([*(own_rules or {}), *packaged_names])
-            raise unknown("fabric", name, names, action="Or add a file: --rules FILE.")
-        return _packaged_fabric(
-            name, _parameter(_packaged(name), text_of_option, text if colon else None)
-        )
+            raise errors.unknown("fabric", name, names, action="Or add a file: --rules FILE.")
+        parameter = _parameter(_packaged(name), text_of_option, text if colon else None)
+        return _packaged_fabric(name, parameter)
     return rule.fabric(_parameter(rule, text_of_option, text if colon else None))
 
 
@@ -198,14 +190,14 @@ def _parameter(rule: Rule, fabric: str, text: str | None) -> float | None:
     what = rule.table.get("parameter")
     if not what:
         if text is not None:
-            raise UsageError("fabric", fabric, f"{rule.name} without a number")
+            raise errors.UsageError("fabric", fabric, f"{rule.name} without a number")
         return None
     try:
         number = float(text or "")
     except ValueError:
         number = 0.0
     if not 0 < number < _MOST_GBPS:
-        raise UsageError("fabric", fabric, f"{rule.name}:N, N the {what}, above 0")
+        raise errors.UsageError("fabric", fabric, f"{rule.name}:N, N the {what}, above 0")
     return number
 
 
@@ -215,26 +207,26 @@ def _rule(file: Any) -> Rule:
         with open_to_read(file) if isinstance(file, Path) else file.open("rb") as opened:
             content = opened.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
-            raise UnreadableError("rules", file, f"a file of at most {_MOST_BYTES} bytes")
+            raise errors.UnreadableError("rules", file, f"a file of at most {_MOST_BYTES} bytes")
         table = toml_table(content.decode())
     except ImportError:
-        raise UsageError(
+        raise errors.UsageError(
             "rules", f"{file} without tomli", "Python 3.11, or tomli", "pip install tomli"
         ) from None
     except OSError as error:
-        raise UnreadableError(
+        raise errors.UnreadableError(
             "rules", file, f"a file that can be read ({error.strerror})"
         ) from None
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML
-        raise UnreadableError("rules", f"{file} ({error})", "a TOML file") from None
+        raise errors.UnreadableError("rules", f"{file} ({error})", "a TOML file") from None
     rule = Rule(table, str(file))
     _check(table, rule.path)
     rule.fabric(1.0 if table.get("parameter") else None)
     return rule
 
 
-def _refuse(what: str, path: str, expected: str, action: str = "") -> UnreadableError:
-    return UnreadableError("rules", f"{what} in {path}", expected, action)
+def _refuse(what: str, path: str, expected: str, action: str = "") -> errors.UnreadableError:
+    return errors.UnreadableError("rules", f"{what} in {path}", expected, action)
 
 
 def _check(table: Mapping[str, Any], path: str) -> None:
@@ -292,8 +284,8 @@ def _limit(limit: Mapping[str, Any], number: float | None, path: str) -> Limit:
             parse_size(limit.get("from_per_rank", 0), "from_per_rank"),
             {key: tuple(values) for key, values in only.items()},
         )
-    except TorchcollError as error:
-        raise UnreadableError("rules", path, f"a file of rules ({error})") from None
+    except errors.TorchcollError as error:
+        raise errors.UnreadableError("rules", path, f"a file of rules ({error})") from None
 
 
 def _check_values(only: Mapping[str, Sequence[Any]], path: str) -> None:
@@ -315,7 +307,7 @@ def _check_values(only: Mapping[str, Sequence[Any]], path: str) -> None:
 def _check_keys(table: Mapping[str, Any], names: Sequence[str], path: str) -> None:
     if wrong := sorted(set(table) - set(names)):
         expected = f"some of {', '.join(names)}"
-        raise _refuse(f"key {wrong[0]}", path, expected, did_you_mean(wrong[0], names))
+        raise _refuse(f"key {wrong[0]}", path, expected, errors.did_you_mean(wrong[0], names))
 
 
 def _is_text(value: object) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
+from torchcoll.core.units import shorten
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.report.answer import VERDICTS, Answer
 from torchcoll.report.destination import Destination
@@ -51,7 +52,7 @@ def show_verdicts(
 
 
 def answer_of(verdict: Verdict) -> Answer:
-    """``worst`` is why the verdict is no better: a WARN may begin with what is well."""
+    """The verdict as an Answer. ``worst``: why it is no better; a WARN may begin well."""
     first, *others = [str(phrase) for phrase in verdict.phrases] or [""]
     level = _KINDS[verdict.word]
     failing = [p.text for p in verdict.phrases if p.word == verdict.word and level in _FAILING]
@@ -59,7 +60,7 @@ def answer_of(verdict: Verdict) -> Answer:
 
 
 def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
-    """One verdict of several runs, given as (name, its own): how many have which, and the worst."""
+    """One answer over several runs, given as (name, answer): how many have which, and the worst."""
     kinds = [answer.level for _, answer in named]
     counts = [f"{kinds.count(kind)} {VERDICTS[kind]}" for kind in _WORST if kind in kinds]
     worst = next(kind for kind in _WORST if kind in kinds)
@@ -79,7 +80,6 @@ def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
         [reason] = worst_runs[0][1].worst[:1] or reasons
         return Answer(f"{text}: {reason}", worst, **facts)
     for reason, names in list(reasons.items())[:_REASONS]:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        text += f"; {names[0]}{more}: {reason}"
+        text += f"; {shorten(names, 1)}: {reason}"
     left = sum(len(names) for names in list(reasons.values())[_REASONS:])
     return Answer(text + (f"; and {left} more" if left else ""), worst, **facts)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
-from torchcoll.questions.comparison.cells import figure_cell, size_cell
-from torchcoll.questions.comparison.wording import BUFFER_REUSE_TEXTS, side_names
+from torchcoll.core.plausibility import IMPLAUSIBLE
+from torchcoll.core.units import counted, format_bandwidth, format_ns, format_share, format_size
+from torchcoll.questions.comparison.compare import Comparison
+from torchcoll.questions.comparison.results import Compared, tables_of
+from torchcoll.questions.comparison.wording import (
+    BUFFER_REUSE_TEXTS,
+    figure_cell,
+    side_names,
+    size_cell,
+)
 from torchcoll.report.answer import Answer
 from torchcoll.report.grid import Grid, Head
-from torchcoll.stats.sides import NOT_KNOWN
-
-if TYPE_CHECKING:
-    from torchcoll.questions.comparison.compare import Comparison
-    from torchcoll.questions.comparison.results import Compared
-    from torchcoll.stats.across_hardware import Profile
-    from torchcoll.stats.sides import Measured
+from torchcoll.stats.across_hardware import Profile
+from torchcoll.stats.ratios import geometric
+from torchcoll.stats.sides import NOT_KNOWN, Measured
 
 
 def is_across_hardware(comparison: Comparison) -> bool:
@@ -27,11 +30,10 @@ def is_across_hardware(comparison: Comparison) -> bool:
 
 
 def across_answer(comparison: Comparison) -> Answer:
-    """What may be said of the two sides without a ratio, in one sentence."""
+    """Describe both sides in one sentence, without a ratio."""
     rows = [row for row in comparison.rows if row.matched]
-    reasons = list(dict.fromkeys(row.reason for row in rows))
-    different = [reason for reason in reasons if reason.startswith("different ")]
-    others = [reason for reason in reasons if reason not in different]
+    different = [row.reason for row in rows if row.judged.unlike]
+    others = Counter(row.reason for row in rows if not row.judged.unlike)
     why = [*different, *ranks_texts(comparison)]
     texts = [f"no ratio ({one_line('; '.join(dict.fromkeys(why)))})"]
     tables = len(comparison.profiles)
@@ -46,19 +48,15 @@ def across_answer(comparison: Comparison) -> Answer:
             texts.append(f"{what}: {_of_sides(comparison, [text or NOT_KNOWN for text in sides])}")
         if text_of is _halves_text:
             texts += _shares_texts(comparison)
-    for reason in others:
-        number = sum(row.reason == reason for row in rows)
-        texts.append(f"{counted(number, 'case')} {one_line(reason)}")
-    bad = any(reason.startswith(("wrong", "failed", "timeout", "oom")) for reason in others)
+    texts += [f"{counted(number, 'case')} {one_line(reason)}" for reason, number in others.items()]
+    bad = any(row.judged.fault not in ("", IMPLAUSIBLE) for row in rows)
     return Answer("; ".join(texts), "bad" if bad else "doubt")
 
 
 def ranks_texts(comparison: Comparison) -> list[str]:
     """``ranks: nccl 8, oneccl 2``, where the sides have different numbers of ranks."""
-    ranks = [
-        sorted({number for pair in _profiles(comparison) for number in pair[side].ranks})
-        for side in (0, 1)
-    ]
+    pairs = _profiles(comparison)
+    ranks = [sorted({number for pair in pairs for number in pair[side].ranks}) for side in (0, 1)]
     if not all(ranks) or ranks[0] == ranks[1]:
         return []
     return [f"ranks: {_of_sides(comparison, [', '.join(map(str, each)) for each in ranks])}"]
@@ -117,8 +115,6 @@ def _first_calls_text(profiles: Sequence[Profile]) -> str:
 
 def _shares_texts(comparison: Comparison) -> list[str]:
     """What each side reaches of its own best at the largest size that both have."""
-    from torchcoll.questions.comparison.results import tables_of
-
     tables = tables_of([row for row in comparison.rows if row.matched])
     shares: tuple[list[float], list[float]] = ([], [])
     sizes = set()
@@ -146,8 +142,6 @@ def _shares_texts(comparison: Comparison) -> list[str]:
 
 def share_of(items: Sequence[Measured], best_gbps: float | None) -> float | None:
     """Geometric as the best is: an arithmetic mean would exceed 100 %."""
-    from torchcoll.stats.ratios import geometric
-
     mean = geometric(m.row.busbw_gbps for m in items)
     return mean / best_gbps if mean and best_gbps else None
 
@@ -168,17 +162,12 @@ def settings_grid(comparison: Comparison) -> Grid:
         else:
             side = 0 if setting.base else 1
             alone[side].append(f"{name} {texts[side]}")
-    below = [
-        f"recorded for {names[side]} only: {', '.join(alone[side])}"
-        for side in (0, 1)
-        if alone[side]
-    ]
-    return Grid(heads if rows else [], rows, below=below) if rows or below else Grid([], [])
+    recorded = [each for each in zip(names, alone, strict=True) if each[1]]
+    below = [f"recorded for {name} only: {', '.join(texts)}" for name, texts in recorded]
+    return Grid(heads if rows else [], rows, below=below)
 
 
 _WIDEST = 28  # characters of a value, so that both sides fit into 80 columns
-
-
 _MOST_VALUES = 4
 
 
@@ -231,9 +220,7 @@ def _floor_text(profile: Profile) -> str:
 def shares_grid(
     comparison: Comparison, table: Sequence[Compared], base: Profile, new: Profile
 ) -> Grid:
-    """Each side beside its own best, with the algorithm that its library chose where it is known:
-    no ratio between machines that are not alike.
-    """
+    """The figures of each side, as a share of its own best, and its algorithm if it is known."""
     sides = (
         (comparison.base, [(row.base, row.pair.base) for row in table], base.best_gbps),
         (comparison.new, [(row.new, row.pair.new) for row in table], new.best_gbps),
@@ -243,8 +230,11 @@ def shares_grid(
     for side, figures, best_gbps in sides:
         heads += [Head(one_line(side.name)), Head("of its", "best")]
         columns.append([figure_cell(value, comparison.metric) for value, _ in figures])
-        columns.append([_share_text(share_of(items, best_gbps)) for _, items in figures])
-        algorithms = [_algorithms_text(items) for _, items in figures]
+        columns.append([format_share(share_of(items, best_gbps)) for _, items in figures])
+        algorithms = [
+            one_line(", ".join(dict.fromkeys(m.row.algorithm for m in items if m.row.algorithm)))
+            for _, items in figures
+        ]
         if any(algorithms):
             heads.append(Head("algorithm", left=True))
             columns.append([text or NOT_KNOWN for text in algorithms])
@@ -256,14 +246,6 @@ def shares_grid(
     else:
         above.append(f"all sizes: {results[0]}")
     return Grid(heads, [list(cells) for cells in zip(*columns, strict=True)], above=above)
-
-
-def _share_text(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
-
-
-def _algorithms_text(items: Sequence[Measured]) -> str:
-    return one_line(", ".join(dict.fromkeys(m.row.algorithm for m in items if m.row.algorithm)))
 
 
 def alone_line(comparison: Comparison) -> str:

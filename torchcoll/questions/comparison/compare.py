@@ -13,23 +13,18 @@ from torchcoll.core.parts import functions_of
 from torchcoll.core.summary import OVER_RANKS
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_size
-from torchcoll.questions.comparison.prediction import (
-    ScenarioError,
-    has_model,
-    scenario_errors,
-    scenarios,
-)
+from torchcoll.questions.comparison import prediction
 from torchcoll.questions.comparison.results import (
     FIRST_CALLS,
     NO_STARTS,
     Compared,
     Judged,
     beyond,
-    compared_rows,
+    compared_row,
+    figures_of,
     judge,
     measured_cases,
     outlier_text,
-    start_modes_of,
     tables_of,
 )
 from torchcoll.reading.inputs import Source
@@ -59,7 +54,7 @@ from torchcoll.stats.sides import (
     start_of,
     values_by_name,
 )
-from torchcoll.stats.start_modes import StartModes
+from torchcoll.stats.start_modes import StartModes, start_modes
 from torchcoll.stats.statistics import Outlier
 
 if TYPE_CHECKING:
@@ -70,17 +65,17 @@ THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
 
 @dataclass(repr=False)
 class Comparison(Displayed):
-    """What ``compare`` found.
+    """The result of ``compare``.
 
-    - names: what the sides are called, where that is not what they were given.
+    - names: what the sides are called, if not by the names that they were given.
     - fitted: latency and bandwidth of each table, with fit=True.
-    - left_out: the runs that were outliers, by their files; outliers: the same runs.
-    - starts: the first calls of base and new, where each has one backend.
-    - modes: where runs start in one of two modes.
-    - profiles: on different hardware, (the first pair of the table, base, new) of each table.
-    - settings: where no case has a ratio, what is not the same on both sides or known of one alone.
-    - case_differences: else the settings of the cases, such as buffer_reuse, that are not the same.
+    - profiles: on different hardware, (first pair, base, new) of each table.
+    - settings: if no case has a ratio, what differs or is known of one side only.
+    - left_out: the files of the outliers. outliers: the same runs.
+    - starts: the first calls of base and new, if each has one backend.
+    - modes: set if runs start in one of two modes.
     - errors: of a model, over all cases and over each scenario.
+    - case_differences: without ``settings``, the dimensions of the cases that differ.
     """
 
     base: Side
@@ -100,12 +95,12 @@ class Comparison(Displayed):
     outliers: tuple[Outlier, ...] = ()
     starts: tuple[Start, ...] = ()
     modes: StartModes | None = None
-    errors: list[ScenarioError] = field(default_factory=list)
+    errors: list[prediction.ScenarioError] = field(default_factory=list)
     case_differences: list[Difference] = field(default_factory=list)
 
     @property
     def tally(self) -> dict[str, int]:
-        """How many cases have each result; those that none has are left out."""
+        """The number of cases with each result."""
         return dict(Counter(row.result for row in self.rows))
 
     @property
@@ -114,23 +109,23 @@ class Comparison(Displayed):
 
     @property
     def ranked(self) -> list[Compared]:
-        """The cases that have a ratio, the slowest in comparison first."""
+        """The cases with a ratio, the one that slowed down most first."""
         with_ratio = [row for row in self.rows if row.ratio is not None]
         return sorted(with_ratio, key=lambda row: row.ratio or 0, reverse=not self.more_is_faster)
 
     @property
     def judged(self) -> list[Judged]:
-        """Of the fits, where there are any, else of the cases."""
+        """The results of the fits if there are any, otherwise of the cases."""
         return [item.judged for item in self.fitted or self.rows]
 
     @property
     def one_after_the_other(self) -> bool:
-        """Whether a case was judged whose base was measured before its new side, or after it."""
+        """Whether a case was tested of which one side was measured before the other."""
         return any(case.p_value is not None and not case.interleaved for case in self.judged)
 
     @property
     def beyond(self) -> int:
-        """How many ratios differ by more than the threshold, evidence or not."""
+        """The number of ratios beyond the threshold, significant or not."""
         ratios = [row.judged.ratio for row in self.rows if row.judged.ratio]
         return sum(beyond(ratio, self.threshold) for ratio in ratios)
 
@@ -249,8 +244,8 @@ def matched(
             facts = sorted(available - set(NAMES))
             expected = f"one of {', '.join(NAMES)}, or {', '.join(facts)}"
             raise UsageError("by", name, expected, did_you_mean(name, available))
-    if not names and has_model(ours, theirs):
-        names = scenarios(ours, theirs)
+    if not names and prediction.has_model(ours, theirs):
+        names = prediction.scenarios(ours, theirs)
     pairs, reading = _pairs_of(ours, theirs, metric, over_ranks, conditions(filter), names)
     return Matched(ours, theirs, metric, reading, pairs, names)
 
@@ -258,44 +253,54 @@ def matched(
 def comparison_of(
     sides: Matched,
     judged: Sequence[Judged],
-    separate: Sequence[Outlier],
+    outliers: Sequence[Outlier],
     threshold: float,
     fit: bool = False,
+    names: tuple[str, str] | None = None,
 ) -> Comparison:
-    """With the results of the cases: those of ``compare``, or of ``versus``."""
-    ours, theirs, pairs = sides.base, sides.new, sides.pairs
-    rows = compared_rows(pairs, judged, separate)
-    differences = [*differences_of(ours, theirs), *ways_of(pairs)]
-    comparison = Comparison(
-        ours, theirs, sides.metric, threshold, sides.reading, rows, differences, by=sides.by
-    )
-    comparison.left_out = [_run_name(comparison, outlier) for outlier in separate]
-    comparison.outliers = tuple(separate)
-    comparison.modes = start_modes_of(pairs, comparison.more_is_faster)
+    """The comparison of judged cases, those of ``compare`` or of ``versus``. names: as the field of
+    Comparison.
+    """
+    base, new, pairs, metric = sides.base, sides.new, sides.pairs, sides.metric
+    out = [outlier.run for outlier in outliers]
+    rows = [compared_row(pair, case, out) for pair, case in zip(pairs, judged, strict=True)]
+    fitted: list[Fitted] = []
     if fit:
         from torchcoll.questions.comparison.fits import fit_pairs
 
-        decided = [row.pair for row in rows if row.reason != FIRST_CALLS]
-        comparison.fitted = fit_pairs(
-            decided, ours, theirs, threshold, sides.metric, [each.run for each in separate]
-        )
-    if any(row.reason.startswith("different ") for row in rows):
-        comparison.profiles = _profiles(rows, ours, theirs)
-        if not comparison.ranked:
-            comparison.settings = settings_of(ours, theirs, pairs)
-    if not comparison.settings:
-        chosen_by = _chosen_by(ours, theirs)
-        comparison.case_differences = [
-            d for d in dimensions_of(pairs) if d.base and d.new and d.name != chosen_by
-        ]
-    comparison.errors = scenario_errors(ours, theirs, rows)
-    comparison.starts = _starts(pairs, ours, theirs)
-    named = zip(comparison.left_out, separate, strict=True)
-    comparison.notes = [
-        *(outlier_text(name, outlier) for name, outlier in named),
-        *_notes(comparison, pairs),
-    ]
-    return comparison
+        steady = [row.pair for row in rows if row.reason != FIRST_CALLS]
+        fitted = fit_pairs(steady, base, new, threshold, metric, out)
+    unlike = any(row.judged.unlike for row in rows)
+    across = unlike and all(row.ratio is None for row in rows)
+    settings = settings_of(base, new, pairs) if across else []
+    dimensions = [d for d in dimensions_of(pairs) if d.base and d.new]
+    chosen_by = _chosen_by(base, new)
+    paths = [_run_name((base, new)[side], number) for side, number in out]
+    matched = [figures_of(pair) for pair in pairs if pair.base and pair.new]
+    return Comparison(
+        base,
+        new,
+        metric,
+        threshold,
+        sides.reading,
+        rows,
+        differences=[*differences_of(base, new), *ways_of(pairs)],
+        notes=[
+            *map(outlier_text, paths, outliers),
+            *_notes(sides, rows, [item.judged for item in fitted or rows], bool(settings)),
+        ],
+        names=names,
+        by=sides.by,
+        fitted=fitted,
+        profiles=_profiles(rows, base, new) if unlike else [],
+        settings=settings,
+        left_out=paths,
+        outliers=tuple(outliers),
+        starts=_starts(pairs, base, new),
+        modes=start_modes(matched, more_is_faster=metric != "time"),
+        errors=prediction.scenario_errors(base, new, rows),
+        case_differences=[] if settings else [d for d in dimensions if d.name != chosen_by],
+    )
 
 
 def _pairs_of(
@@ -353,9 +358,9 @@ def _reading_text(base: Side, new: Side, reading: Reading) -> str:
 def _profiles(
     rows: Sequence[Compared], base: Side, new: Side
 ) -> list[tuple[Pair, Profile, Profile]]:
-    """Each side's own limits in each table, from all of its sizes: the other's do not matter."""
+    """The limits of each side in each table, from all sizes of that side."""
     profiles = []
-    for table in tables_of([row for row in rows if row.pair.base and row.pair.new]):
+    for table in tables_of([row for row in rows if row.matched]):
         pair = table[0].pair
         ours, theirs = sizes_of_sides(pair, [row.pair for row in rows])
         profiles.append((pair, profile(base, ours), profile(new, theirs)))
@@ -375,58 +380,38 @@ def _chosen_by(base: Side, new: Side) -> str:
     return names.pop() if len(names) == 1 else ""
 
 
-def _notes(comparison: Comparison, pairs: Sequence[Pair]) -> list[str]:
-    sides = (comparison.base, comparison.new)
+def _notes(
+    sides: Matched, rows: Sequence[Compared], judged: Sequence[Judged], in_settings: bool
+) -> list[str]:
+    """What a reader must know of the figures. in_settings: whether what differs is a table."""
+    base, new, pairs = sides.base, sides.new, sides.pairs
     notes = taken_of(pairs)
-    if not comparison.settings:  # else they are a table
-        name = _chosen_by(*sides)
-        notes = [*separate_of(pairs, name), *notes, *unknown_of(*sides)]
-    alone = [r.reported for s in sides for r in s.results if r.reported and not r.time_ns]
-    if any(reported.statistic == "mean" and not reported.one_cold_call for reported in alone):
-        samples = any(s.keeps_samples for s in sides)
+    if not in_settings:
+        notes = [*separate_of(pairs, _chosen_by(base, new)), *notes, *unknown_of(base, new)]
+    reported = [r.reported for s in (base, new) for r in s.results if r.reported and not r.time_ns]
+    if any(each.statistic == "mean" and not each.one_cold_call for each in reported):
+        samples = base.keeps_samples or new.keeps_samples
         like = "; samples are read as means too" if samples else ""
         notes.append(f"some figures are means, and no single calls are known{like}")
-    notes += hidden_of(comparison.base, comparison.new, comparison.by)
-    if comparison.base.rehearsals:
+    notes += hidden_of(base, new, sides.by)
+    if base.rehearsals:
         notes.append("all runs are rehearsals: ranks shared a GPU, and no time means anything")
-    notes += _nothing_sent(comparison)
-    notes += _not_verified(pairs, comparison.new)
-    notes += _order_notes(comparison)
+    # Ratios of cases that communicate nothing are of the cost of a call.
+    with_ratio = [row.row for row in rows if row.judged.ratio]
+    if any(row.ranks == 1 for row in with_ratio):
+        notes.append("one rank, no communication: the times are of the calls alone")
+    for name in dict.fromkeys(row.backend for row in with_ratio if not row.communicates):
+        notes.append(f"{name} backend: nothing was communicated, the times are of the calls alone")
+    matched = [pair for pair in pairs if pair.base and pair.new]
+    base_checks = {m.row.verified for pair in matched for m in pair.base}
+    new_checks = {m.row.verified for pair in matched for m in pair.new}
+    if new_checks == {"unchecked"} and base_checks - {"unchecked"}:
+        notes.append(f"no result of {new.name} was verified; those of the base were")
+    starts = {start_of(part) for side in (base, new) for part in side.parts}
+    if None in starts and any(case.p_value is not None for case in judged):
+        notes.append(NO_STARTS)
     return notes
 
 
-def _not_verified(pairs: Sequence[Pair], new: Side) -> list[str]:
-    """Says that no result of the new side was verified, where results of the base were."""
-    matched = [pair for pair in pairs if pair.base and pair.new]
-    base_words = {m.row.verified for pair in matched for m in pair.base}
-    new_words = {m.row.verified for pair in matched for m in pair.new}
-    if new_words == {"unchecked"} and base_words - {"unchecked"}:
-        return [f"no result of {new.name} was verified; those of the base were"]
-    return []
-
-
-def _run_name(comparison: Comparison, outlier: Outlier) -> str:
-    side, number = outlier.run
-    run = (comparison.base, comparison.new)[side].runs[number]
-    return str(run.path or f"run {number + 1} of {(comparison.base, comparison.new)[side].name}")
-
-
-def _order_notes(comparison: Comparison) -> list[str]:
-    """What the order of the runs in time leaves open."""
-    if all(case.p_value is None for case in comparison.judged):
-        return []
-    starts = {start_of(part) for s in (comparison.base, comparison.new) for part in s.parts}
-    if None in starts:
-        return [NO_STARTS]
-    return []
-
-
-def _nothing_sent(comparison: Comparison) -> list[str]:
-    """Ratios of what communicates nothing: they are of the cost of a call."""
-    rows = [row.row for row in comparison.rows if row.judged.ratio]
-    lines = []
-    if any(row.ranks == 1 for row in rows):
-        lines.append("one rank, no communication: the times are of the calls alone")
-    for name in dict.fromkeys(row.backend for row in rows if not row.communicates):
-        lines.append(f"{name} backend: nothing was communicated, the times are of the calls alone")
-    return lines
+def _run_name(side: Side, number: int) -> str:
+    return str(side.runs[number].path or f"run {number + 1} of {side.name}")

@@ -8,68 +8,32 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torchcoll.core import units
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import (
-    counted,
-    format_factor,
-    format_ns,
-    format_percent,
-    format_size,
-)
+from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.across_hardware_show import across_answer, is_across_hardware
-from torchcoll.questions.comparison.cells import size_cell
-from torchcoll.questions.comparison.wording import (
-    NOTABLE,
-    change_text,
-    is_notable,
-    judged_sentence,
-    least_text,
-    metric_words,
-    side_names,
-    speed_of,
-    speed_up,
-)
+from torchcoll.questions.comparison.compare import Comparison
+from torchcoll.questions.comparison.results import ONE_AFTER_THE_OTHER, Compared, beyond
 from torchcoll.report.answer import Answer, worst_level
-from torchcoll.stats.differences import differences_of
+from torchcoll.stats.differences import differences_of, value_text
 from torchcoll.stats.distributions import two_sample_p
+from torchcoll.stats.matching import NAMES, Pair
 from torchcoll.stats.ratios import LEVEL
 from torchcoll.stats.side_faults import SideFaults, cut_runs, entries_of, fault_runs, side_faults
 from torchcoll.stats.sides import UNSET
 from torchcoll.stats.statistics import FEWEST
 
 if TYPE_CHECKING:
-    from torchcoll.questions.comparison.compare import Comparison
     from torchcoll.questions.comparison.fits import Fitted
-    from torchcoll.questions.comparison.results import Compared, Judged
-    from torchcoll.stats.matching import Pair
-
-
-def error_text(error: float) -> str:
-    return f"{100 * error:.1f} %"
-
-
-def _model_answer(comparison: Comparison) -> Answer | None:
-    """How far predictions are off, where one side is a model."""
-    if not comparison.errors:
-        return None
-    (where,) = _names(comparison, [comparison.errors[0].worst])
-    every = comparison.errors[0].summary
-    return Answer(
-        f"the model's {comparison.metric} has a mean error of {error_text(every.mean)} "
-        f"({error_text(every.geomean)} geometric mean) over {counted(every.count, 'case')}; worst "
-        f"{error_text(every.worst)} ({where})"
-    )
-
 
 CHANGED = ("slower", "faster")
 
 
 def answer_of(comparison: Comparison) -> Answer:
-    """Whether the new side may replace the base: what of it is wrong, failed, hung or missing, what
-    changed, and the first calls; where nothing could be judged, what differs.
+    """Whether the new side may replace the base: its faults, what changed, and the first calls.
 
-    A setting that slows one side, or a side that was called without torch, is named: the difference
-    may be that setting's, or torch's. So is what the order of the runs leaves open.
+    The caveats name settings that slow one side, a side that was measured without torch, and what
+    the order of the runs leaves open.
     """
     base, new = faults_of_sides(comparison)
     answer = _judged_answer(comparison, new)
@@ -79,7 +43,7 @@ def answer_of(comparison: Comparison) -> Answer:
     notes = [*settings_notes(comparison), *direct_notes(comparison)]
     level = "doubt" if notes else answer.level
     # The base is what the new side was judged by.
-    slow_run = any(speed <= 1 / NOTABLE for speed in new.outliers)
+    slow_run = any(speed <= 1 / wording.NOTABLE for speed in new.outliers)
     if level == "good" and (slow_run or slower_start(comparison) or base.level == "bad"):
         level = "doubt"
     return dataclasses.replace(
@@ -92,12 +56,8 @@ def answer_of(comparison: Comparison) -> Answer:
 
 
 def counts_of(comparisons: Sequence[Comparison]) -> dict[str, int]:
-    """Count the cases that both sides have by result, and those that are wrong, failed and missing
-    in the new side.
-    """
-    results = Counter(
-        row.result for comparison in comparisons for row in comparison.rows if row.matched
-    )
+    """Count the matched cases by result, and the wrong, failed and missing ones of the new side."""
+    results = Counter(row.result for each in comparisons for row in each.rows if row.matched)
     return {**results, **entries_of(faults_of_sides(each)[1] for each in comparisons)}
 
 
@@ -119,43 +79,38 @@ def faults_of_sides(comparison: Comparison) -> tuple[SideFaults, SideFaults]:
             has_none = not any(m.row.is_right for m in mine) and not fault_runs(mine)
             if lacking and has_none and any(m.figure and m.row.is_right for m in other):
                 missing.append(name or row.row.collective)
-        outliers = [
-            speed_up(each.factor, comparison.more_is_faster)
-            for each in comparison.outliers
-            if each.run[0] == number
-        ]
-        name = side_names(comparison)[number]
+        factors = [each.factor for each in comparison.outliers if each.run[0] == number]
+        outliers = [wording.speed_up(factor, comparison.more_is_faster) for factor in factors]
+        name = wording.side_names(comparison)[number]
         sides.append(side_faults(name, len(side.runs), cases, missing, outliers, cut_runs(side)))
     return sides[0], sides[1]
 
 
 def limit_notes(comparison: Comparison) -> list[str]:
     """What limits the judgement: the order of the runs, outliers, and modes of starts."""
-    from torchcoll.questions.comparison.results import ONE_AFTER_THE_OTHER
-
     notes = [ONE_AFTER_THE_OTHER] if comparison.one_after_the_other else []
     notes += [side.outlier_text for side in faults_of_sides(comparison) if side.outliers]
     if modes := comparison.modes:
-        names = side_names(comparison)
+        names = wording.side_names(comparison)
         (first, second) = sorted((0, 1), key=lambda side: -modes.slow[side] / modes.runs[side])
         notes.append(
-            f"{names[first]} starts in the slow mode ({format_factor(modes.factor)}) in "
-            f"{modes.slow[first]} of {counted(modes.runs[first], 'run')}, {names[second]} in "
+            f"{names[first]} starts in the slow mode ({units.format_factor(modes.factor)}) in "
+            f"{modes.slow[first]} of {units.counted(modes.runs[first], 'run')}, {names[second]} in "
             f"{modes.slow[second]} of {modes.runs[second]}"
         )
     return notes
 
 
 def notable_start(comparison: Comparison) -> float | None:
-    """How many times as long the new side's first result takes, where both have one backend and
-    the difference is one that matters and is evidence; else None.
+    """How many times as long the new side takes to its first result, if both sides have one backend
+    and the difference is large and significant; otherwise None.
     """
     starts = comparison.starts
     if len(starts) < 2 or min(len(side.runs_ns) for side in starts) < FEWEST:
         return None
     base, new = ([math.log(ns) for ns in side.runs_ns] for side in starts)
     factor = math.exp(sum(new) / len(new) - sum(base) / len(base))
-    is_large = max(factor, 1 / factor) >= NOTABLE
+    is_large = max(factor, 1 / factor) >= wording.NOTABLE
     return factor if is_large and two_sample_p(base, new) < LEVEL else None
 
 
@@ -169,8 +124,9 @@ def _one_backend(comparison: Comparison) -> bool:
 
 
 def first_calls_notes(comparison: Comparison) -> list[str]:
-    """``first call: gloo 1.97 ms, ccl 705 ms`` of two backends, or of one where it changed; with
-    connecting, where both sides tell that: one backend connects in its first call, another before.
+    """``first call: gloo 1.97 ms, ccl 705 ms`` of two backends, or of one if it changed.
+
+    With connecting if both sides record it: one backend connects in its first call, another before.
     """
     if not comparison.starts or (_one_backend(comparison) and not notable_start(comparison)):
         return []
@@ -179,21 +135,21 @@ def first_calls_notes(comparison: Comparison) -> list[str]:
     if complete:
         what, name = ("time to first result (connecting and first call)", "first_result_ns")
     times = [
-        f"{start_name} {format_ns(getattr(start, name), 3)}"
+        f"{start_name} {units.format_ns(getattr(start, name), 3)}"
         for start_name, start in zip(start_names(comparison), comparison.starts, strict=True)
     ]
     return [f"{what}: {', '.join(times)}"]
 
 
 def start_names(comparison: Comparison) -> Sequence[str]:
-    """What the first calls of both sides are called: the backends, or the sides."""
+    """The names of both sides in texts about first calls: the backends, or the sides."""
     if _one_backend(comparison):
-        return side_names(comparison)
+        return wording.side_names(comparison)
     return [one_line(start.backend) for start in comparison.starts]
 
 
 def direct_notes(comparison: Comparison) -> list[str]:
-    """Where a program of the library's own called it, and torch on the other side."""
+    """Says that oneCCL's own benchmark measured one side, and torchcoll the other."""
     sides = (comparison.base, comparison.new)
     for direct, through_torch in (sides, sides[::-1]):
         if direct.from_library_benchmark and through_torch.through_torch:
@@ -205,12 +161,11 @@ def direct_notes(comparison: Comparison) -> list[str]:
 
 
 def settings_notes(comparison: Comparison) -> list[str]:
-    """The settings of a side that are traps, with its name."""
+    """The settings of each side that are traps."""
     sides = (comparison.base, comparison.new)
     if not any(side.traps() for side in sides):
         return []
-    # A variable that both sides have set is what the comparison is about; one that a single side
-    # has set may be forgotten.
+    # A variable that both sides set is what is compared; one side alone may have forgotten it.
     compared = [d.name for d in differences_of(*sides) if UNSET not in (*d.base, *d.new)]
     base, new = (side.traps(compared) for side in sides)
     shared = [text for text in new if text in base]
@@ -222,33 +177,36 @@ def settings_notes(comparison: Comparison) -> list[str]:
 
 
 def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
-    items: Sequence[Compared | Fitted] = comparison.fitted or [
-        r for r in comparison.rows if r.matched
-    ]
+    matched = [row for row in comparison.rows if row.matched]
+    items: Sequence[Compared | Fitted] = comparison.fitted or matched
     if is_across_hardware(comparison):
         return across_answer(comparison)
     if not items:
+        cases = units.counted(len(comparison.rows), "case")
+        return Answer(f"no case is on both sides: {cases} on one", "doubt")
+    if comparison.errors:  # one side is a model
+        (where,) = _names(comparison, [comparison.errors[0].worst])
+        every = comparison.errors[0].summary
+        mean, geomean, worst = map(units.format_share, (every.mean, every.geomean, every.worst))
         return Answer(
-            f"no case is on both sides: {counted(len(comparison.rows), 'case')} on one", "doubt"
+            f"the model's {comparison.metric} has a mean error of {mean} ({geomean} geometric "
+            f"mean) over {units.counted(every.count, 'case')}; worst {worst} ({where})"
         )
-    if error := _model_answer(comparison):
-        return error
     ratios = [item for item in items if item.judged.ratio]
-    what = metric_words(comparison)
+    what = wording.metric_words(comparison)
     # What is wrong, failed or missing has a clause of its own.
     out = [
         item.judged.reason
         for item in items
         if item.judged.result == "not comparable"
         and not item.pair.is_faulty
-        and not (faults.missing and _is_unsupported(item))
+        and not (faults.missing and not any(m.row.is_right for m in item.pair.new))
     ]
     aside = f"; {len(out)} cannot be compared ({one_line(out[0])})" if out and ratios else ""
     if not ratios:
-        reasons = [item.judged.reason for item in items]
-        more = ", ..." if len(set(reasons)) > 1 else ""
-        of = f"none of {counted(len(items), 'case')} can be compared"
-        return Answer(f"{of}: {one_line(reasons[0])}{more}", "doubt")
+        reasons = list(dict.fromkeys(one_line(item.judged.reason) for item in items))
+        of = f"none of {units.counted(len(items), 'case')} can be compared"
+        return Answer(f"{of}: {units.shorten(reasons, 1, ', ...')}", "doubt")
     tested = [item for item in ratios if item.judged.p_value is not None]
     if not tested:
         return Answer(_untested_text(comparison, ratios, what) + aside, "doubt")
@@ -257,28 +215,23 @@ def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
     level = "bad" if slower else "good" if "faster" in results or results == {"same"} else "doubt"
     names = _names(comparison, ratios)
     looks_slower = any(
-        is_notable(comparison, item) and speed_of(comparison, item) < 1 for item in ratios
+        wording.is_notable(comparison, item) and wording.speed_of(comparison, item) < 1
+        for item in ratios
     )
     level = "doubt" if level == "good" and looks_slower else level
-    text = judged_sentence(comparison, ratios, names, others=faults.without_figure) + aside
+    text = wording.judged_sentence(comparison, ratios, names, others=faults.without_figure) + aside
     return Answer(text, level, worst=tuple(_furthest(comparison, slower)))
-
-
-def _is_unsupported(item: Compared | Fitted) -> bool:
-    return not any(m.row.is_right for m in item.pair.new)
 
 
 def _untested_text(comparison: Comparison, ratios: Sequence[Compared | Fitted], what: str) -> str:
     """``new looks slower than base in 2 of 80 cases: broadcast 4M 3.2x slower, ... (not judged:
     only 1 run of each side; at least 3 are needed)``.
     """
-    from torchcoll.questions.comparison.results import beyond
-
-    base, new = side_names(comparison)
-    limit = format_percent(comparison.threshold)
+    base, new = wording.side_names(comparison)
+    limit = units.format_percent(comparison.threshold)
     reasons = list(dict.fromkeys(item.judged.reason for item in ratios))
     why = "no case could be tested" if len(reasons) > 1 else _why_untested(comparison, reasons[0])
-    of = counted(len(ratios), "case")
+    of = units.counted(len(ratios), "case")
     texts: list[str] = []
     for direction in CHANGED:
         apart = [
@@ -286,7 +239,7 @@ def _untested_text(comparison: Comparison, ratios: Sequence[Compared | Fitted], 
             for item in ratios
             if item.judged.ratio
             and beyond(item.judged.ratio, comparison.threshold)
-            and (speed_of(comparison, item) < 1) == (direction == "slower")
+            and (wording.speed_of(comparison, item) < 1) == (direction == "slower")
         ]
         if apart:
             start = f"{new} looks {direction} than {base}{what} in {len(apart)} of {of}"
@@ -299,7 +252,7 @@ def _untested_text(comparison: Comparison, ratios: Sequence[Compared | Fitted], 
 
 
 def _why_untested(comparison: Comparison, reason: str) -> str:
-    base, new = side_names(comparison)
+    base, new = wording.side_names(comparison)
     sides = {" a side": "of each side", " in base": f"in {base}", " in new": f"in {new}"}
     for text, place in sides.items():
         number = reason.removesuffix(text)
@@ -308,30 +261,27 @@ def _why_untested(comparison: Comparison, reason: str) -> str:
     return one_line(reason)
 
 
-_TOO_FEW = tuple(counted(number, "run") for number in range(1, FEWEST))
+_TOO_FEW = tuple(units.counted(number, "run") for number in range(1, FEWEST))
 _NAMED = 5  # cases in the sentence
 
 
 def _furthest(comparison: Comparison, items: Sequence[Compared | Fitted]) -> list[str]:
     """``broadcast 4M 3.2x slower``: those that changed most, of the new side."""
-    ranked = sorted(items, key=lambda item: -abs(math.log(speed_of(comparison, item))))
+    ranked = sorted(items, key=lambda item: -abs(math.log(wording.speed_of(comparison, item))))
     names = _names(comparison, ranked[:_NAMED])
     texts = [
-        f"{name} {change_text(speed_of(comparison, item))}"
-        f"{_least_text(comparison, item.judged)}".strip()
+        f"{name} {wording.change_text(wording.speed_of(comparison, item))}".strip()
         for name, item in zip(names, ranked, strict=False)
     ]
+    for number, (text, item) in enumerate(zip(texts, ranked, strict=False)):
+        if item.judged.result in CHANGED:
+            least = wording.least_text(item.judged, comparison.more_is_faster)
+            texts[number] = f"{text} ({least})"
     return [*texts, "..."] if len(ranked) > _NAMED else texts
 
 
-def _least_text(comparison: Comparison, judged: Judged) -> str:
-    return f" ({least_text(judged, comparison.more_is_faster)})" if judged.result in CHANGED else ""
-
-
 def _names(comparison: Comparison, items: Sequence[Compared | Fitted]) -> list[str]:
-    """What tells each from the others: collective, size, what else varies in the comparison."""
-    from torchcoll.stats.matching import NAMES
-
+    """Name each case by what varies in the comparison: collective, size and other dimensions."""
     of_fits = bool(comparison.fitted) and items is not comparison.rows
     every = [item.pair for item in (comparison.fitted if of_fits else comparison.rows)]
     varying = [n for n in NAMES if len({_stated(pair, n) for pair in every}) > 1]
@@ -339,12 +289,9 @@ def _names(comparison: Comparison, items: Sequence[Compared | Fitted]) -> list[s
     for item in items:
         parts = [str(item.pair.common.get("collective"))] if "collective" in varying else []
         if item.pair.size_bytes and not of_fits:
-            parts.append(format_size(item.pair.size_bytes))
-        parts += [
-            text
-            for n in varying
-            if n not in ("collective", "size") and (text := _stated(item.pair, n))
-        ]
+            parts.append(units.format_size(item.pair.size_bytes))
+        others = [n for n in varying if n not in ("collective", "size")]
+        parts += filter(None, (_stated(item.pair, n) for n in others))
         parts += [figure] if (figure := getattr(item, "figure", "")) else []
         names.append(" ".join(parts))
     if of_fits:
@@ -352,7 +299,10 @@ def _names(comparison: Comparison, items: Sequence[Compared | Fitted]) -> list[s
     several = len({row.row.collective for row in comparison.rows}) > 1
     short = {
         id(row): " ".join(
-            [row.row.collective] * several + [size_cell(row)] * bool(row.pair.size_bytes)
+            [
+                *([row.row.collective] if several else []),
+                *([wording.size_cell(row)] if row.pair.size_bytes else []),
+            ]
         )
         for row in comparison.rows
     }
@@ -364,12 +314,7 @@ def _names(comparison: Comparison, items: Sequence[Compared | Fitted]) -> list[s
 
 
 def _stated(pair: Pair, name: str) -> str:
-    from torchcoll.stats.differences import value_text
-
-    values = [
-        pair.common.get(name),
-        *(values_of_side.get(name) for values_of_side in pair.side_values),
-    ]
+    values = [pair.common.get(name), *(of_side.get(name) for of_side in pair.side_values)]
     texts = [value_text(name, value) for value in values if value is not None]
     form = {"ranks": "{} ranks", "root": "root {}"}.get(name, "{}")  # no number without its name
     return " -> ".join(form.format(text) for text in texts)

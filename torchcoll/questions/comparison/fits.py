@@ -17,17 +17,7 @@ import numpy
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import format_size
-from torchcoll.questions.comparison.results import (
-    Judged,
-    Orders,
-    beyond,
-    case_of,
-    judge,
-    not_comparable,
-    other_clock,
-    ratio_alone,
-    record_of,
-)
+from torchcoll.questions.comparison import results
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
 from torchcoll.stats.line import fit_line
 from torchcoll.stats.matching import Pair, sizes_of_sides
@@ -63,7 +53,7 @@ class Fitted:
 
     pair: Pair
     figure: str
-    judged: Judged
+    judged: results.Judged
     metric: str
     misfit: float | None  # the larger of both sides
     misfit_bytes: int | None
@@ -82,7 +72,7 @@ class Fitted:
             **self.pair.common,
             "figure": f"{self.figure}_{'ns' if self.figure == 'latency' else 'gbps'}",
             "bandwidth": self.metric,
-            **record_of(self.judged, self.base, self.new),
+            **results.record_of(self.judged, self.base, self.new),
             "misfit": self.misfit,
             "misfit_bytes": self.misfit_bytes,
         }
@@ -106,7 +96,7 @@ def fit_pairs(
         if pair.base and pair.new:
             tables.setdefault(repr((pair.common, pair.side_values)), []).append(pair)
     fits = []
-    orders = Orders(pairs)
+    orders = results.Orders(pairs)
     for table in tables.values():
         apart = different or unlike_ranks(table[0])
         sizes: Sequence[Sequence[Sequence[Measured]]]
@@ -129,39 +119,36 @@ def fit_pairs(
                 orders.of(start for *_, start in lines_of_side),
             )
             base, new = figures.of(0), figures.of(1)
-            reason = apart or other_clock(table[0])
+            reason = apart or results.other_clock(table[0])
             reason = reason or _uncounted(figure, table[0], metric)
             reason = reason or _why_not(figure, base, new)
-            reason = reason or _unresolved(
-                figure, *(_resolved(figure, lines) for lines in (ours, theirs))
-            )
+            resolved = (_resolved(figure, lines) for lines in (ours, theirs))
+            reason = reason or _unresolved(figure, *resolved)
             if reason:
-                case = not_comparable(base, new, reason)
+                case = results.not_comparable(figures, reason)
             elif worst and worst.share > POOR:
                 off = f"off by {_off(worst.share)} at {format_size(worst.size_bytes)}"
-                case = Judged(base, new, "inconclusive", f"no line: {off}")
+                case = results.Judged(base, new, "inconclusive", f"no line: {off}")
             else:
-                case = case_of(table[0], figures, base_side, new_side)
+                case = results.case_of(table[0], figures, base_side, new_side)
                 if worst and _within_misfit(case, worst.share, threshold):
                     text = f"the line is off by {_off(worst.share)}, more than this ratio"
-                    case = ratio_alone(figures, text)
+                    case = results.ratio_alone(figures, text)
             misfit = (worst.share, worst.size_bytes) if worst else (None, None)
             fits.append(Fitted(table[0], figure, case, metric, *misfit))
     more = [item.figure == "bandwidth" for item in fits]
     # Holm counts all; which direction is the faster one differs.
-    up = judge([item.judged for item in fits], threshold, more_is_faster=True)
-    down = judge([item.judged for item in fits], threshold, more_is_faster=False)
-    return [
-        replace(item, judged=a if is_more else b)
-        for item, is_more, a, b in zip(fits, more, up, down, strict=True)
-    ]
+    up = results.judge([item.judged for item in fits], threshold, more_is_faster=True)
+    down = results.judge([item.judged for item in fits], threshold, more_is_faster=False)
+    judged = [a if is_more else b for is_more, a, b in zip(more, up, down, strict=True)]
+    return [replace(item, judged=case) for item, case in zip(fits, judged, strict=True)]
 
 
-def _within_misfit(case: Judged, misfit: float, threshold: float) -> bool:
+def _within_misfit(case: results.Judged, misfit: float, threshold: float) -> bool:
     """Where the points leave the line by more than the two lines differ, the difference may be that
     of what the line does not follow.
     """
-    return misfit > threshold and case.ratio is not None and not beyond(case.ratio, misfit)
+    return misfit > threshold and case.ratio is not None and not results.beyond(case.ratio, misfit)
 
 
 def counted_share(collective: str, ranks: int) -> float | None:

@@ -6,15 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchcoll.questions.comparison.results import (
-    Compared,
-    tables_of,
-)
+from torchcoll.questions.comparison.results import Compared, tables_of
 from torchcoll.stats.matching import Pair
-from torchcoll.stats.sides import (
-    Side,
-    values_by_name,
-)
+from torchcoll.stats.sides import Side, values_by_name
 
 MODEL = "model"  # a side of this name is a prediction
 
@@ -74,9 +68,7 @@ def scenario_errors(base: Side, new: Side, rows: Sequence[Compared]) -> list[Sce
     """Those of all cases with a ratio, then of each scenario; [] where there is no model."""
     tables = tables_of([row for _, row in model_errors(base, new, rows)])
     groups = [(None, rows), *((table[0].pair, table) for table in tables)]
-    errors = [
-        (pair, model_errors(base, new, errors_of_pair)) for pair, errors_of_pair in groups if tables
-    ]
+    errors = [(pair, model_errors(base, new, of_pair)) for pair, of_pair in groups if tables]
     return [
         ScenarioError(
             pair,

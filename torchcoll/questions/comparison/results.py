@@ -15,17 +15,10 @@ from torchcoll.core.units import counted, format_factor, format_percent, format_
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
 from torchcoll.stats.holm import holm, holm_levels
 from torchcoll.stats.matching import Pair
-from torchcoll.stats.needed import (
-    SEARCH_RUNS,
-    Target,
-    asked,
-    least_difference,
-    smallest_difference,
-)
+from torchcoll.stats.needed import SEARCH_RUNS, Target, asked, least_difference, smallest_difference
 from torchcoll.stats.ratios import LEVEL, Ratio, exp, geometric
 from torchcoll.stats.side_faults import fault_runs
 from torchcoll.stats.sides import METRICS, Measured, Side
-from torchcoll.stats.start_modes import StartModes, start_modes
 from torchcoll.stats.statistics import (
     FEWEST,
     Figures,
@@ -47,7 +40,17 @@ ONE_AFTER_THE_OTHER = (
 
 @dataclass(frozen=True)
 class Judged:
-    """What is known of one pair of sets of runs. ``p_value`` is Holm's, over the comparison."""
+    """The result of one case.
+
+    - base, new: one figure per run.
+    - result: one of RESULTS. reason: why, as shown.
+    - p_value: adjusted by Holm over all cases of the comparison.
+    - interleaved: False if one side was measured before the other.
+    - resolution: ``smallest_difference`` of an inconclusive case.
+    - least: the ratio differs from 1 by at least this, if that is known.
+    - fault: the outcome, such as ``wrong``, that makes the case not comparable.
+    - unlike: whether the hardware or the number of ranks makes it not comparable.
+    """
 
     base: tuple[float, ...]
     new: tuple[float, ...]
@@ -55,19 +58,21 @@ class Judged:
     reason: str
     ratio: Ratio | None = None
     p_value: float | None = None
-    interleaved: bool = True  # False: one side was measured before the other
-    resolution: float | None = None  # of an inconclusive case: see ``smallest_difference``
-    least: float | None = None  # of a difference: the ratio is at least so far from 1, if known
+    interleaved: bool = True
+    resolution: float | None = None
+    least: float | None = None
+    fault: str = ""
+    unlike: bool = False
 
     @property
     def decided(self) -> bool:
-        """True where the reason is already known, before the test."""
+        """Whether the result is known without a test."""
         return self.ratio is None or self.ratio.p_value is None
 
 
 def measure(figures: Figures, single: str = "", share: float | None = None) -> Judged:
-    """The ratio of one case, one figure a run; ``single``: what one run is, if not that.
-    share: of the noise, as ``side_ratio`` has it.
+    """Compute the ratio of one case. single: a note on what the figure of a run is. share: as in
+    ``side_ratio``.
     """
     base, new = figures.of(0), figures.of(1)
     least = min(len(base), len(new))
@@ -86,18 +91,20 @@ def ratio_alone(figures: Figures, reason: str) -> Judged:
     return Judged(figures.of(0), figures.of(1), "inconclusive", reason, plain_ratio(figures))
 
 
-def not_comparable(base: Sequence[float], new: Sequence[float], reason: str) -> Judged:
-    return Judged(tuple(base), tuple(new), "not comparable", reason)
+def not_comparable(figures: Figures, reason: str, fault: str = "", unlike: bool = False) -> Judged:
+    base, new = figures.of(0), figures.of(1)
+    return Judged(base, new, "not comparable", reason, fault=fault, unlike=unlike)
 
 
 def judge(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:
-    """The result of each case among all cases of the comparison."""
+    """Test all cases, and add what further runs would show of those that stay inconclusive."""
     return with_resolutions(decide(cases, threshold, more_is_faster), threshold)
 
 
 def targets_of(judged: Sequence[Judged], threshold: float, looks: bool = False) -> list[Target]:
-    """What each case must pass to be decided, given the others. looks: by the rule of ``versus``;
-    judged: all cases that Holm counts.
+    """What each case must pass to be decided, given the others.
+
+    judged: all cases that Holm counts. looks: by the rule of ``versus``.
     """
     tested = [case for case in judged if not case.decided]
     decided = sum((case.p_value or 0.0) < LEVEL for case in tested)
@@ -113,27 +120,23 @@ def targets_of(judged: Sequence[Judged], threshold: float, looks: bool = False) 
 def with_resolutions(
     judged: Sequence[Judged], threshold: float, looks: bool = False
 ) -> list[Judged]:
-    """The cases, those that are inconclusive with what further runs would show, in the reason too.
-    looks: by the rule of ``versus``; judged: all cases that Holm counts.
+    """Add to each inconclusive case, and to its reason, what further runs would show.
+
+    Parameters as of ``targets_of``.
     """
-    return [
-        _with_resolution(case, what)
-        for case, what in zip(judged, targets_of(judged, threshold, looks), strict=True)
-    ]
-
-
-def _with_resolution(case: Judged, what: Target) -> Judged:
-    if case.decided or case.result != "inconclusive" or case.ratio is None:
-        return case
-    resolution = smallest_difference(what, case.ratio)
-    if resolution is None:
-        return case
-    text = f"{case.reason}, {resolution_text(resolution)}"
-    return replace(case, resolution=resolution, reason=text)
+    cases = []
+    for case, what in zip(judged, targets_of(judged, threshold, looks), strict=True):
+        if not case.decided and case.result == "inconclusive" and case.ratio is not None:
+            resolution = smallest_difference(what, case.ratio)
+            if resolution is not None:
+                reason = f"{case.reason}, {resolution_text(resolution)}"
+                case = replace(case, resolution=resolution, reason=reason)
+        cases.append(case)
+    return cases
 
 
 def decide(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:
-    """The results alone."""
+    """Test all cases."""
     tested = [i for i, case in enumerate(cases) if not case.decided]
     p_values = [case.ratio.p_value or 0.0 for i in tested if (case := cases[i]).ratio]
     judged = list(cases)
@@ -144,7 +147,7 @@ def decide(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> l
 
 
 def with_bound(case: Judged, what: Target) -> Judged:
-    """A case that ``what`` has shown to differ, with the bound of the difference."""
+    """Add the bound of the difference to a case that ``what`` has shown to differ."""
     if case.result not in ("faster", "slower"):
         return case
     assert case.ratio is not None
@@ -212,9 +215,9 @@ FIRST_CALLS = "first calls of a process: torchcoll cold"
 class Compared:
     """One case on both sides.
 
-    row: the new side's (the base's, where new has none): figures are geometric means over the
-    runs, other numbers medians. base, new: the metric, as ``row`` has it; of figures that
-    cannot be too, where a side has no other.
+    - row: of the new side, or of the base if the new side lacks the case. Figures are geometric
+      means over the runs, other numbers medians.
+    - base, new: the metric; of implausible figures if a side has no others.
     """
 
     pair: Pair
@@ -239,7 +242,7 @@ class Compared:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The case as an object of base units: the fields of a Row and what was found."""
+        """The fields of the row and of ``record_of``, in base units."""
         reported = any(m.result.reported for m in self.pair.new or self.pair.base)
         row = {name: stated(self.row, name, reported) for name in _ROW_NAMES}
         return row | record_of(self.judged, self.base, self.new)
@@ -250,9 +253,7 @@ class Compared:
 
 
 def record_of(judged: Judged, base: float | None, new: float | None) -> dict[str, Any]:
-    """What was found of two sets of runs. p_value is Holm's; resolution: the change that 30 runs a
-    side would show, of an inconclusive case.
-    """
+    """The result as a JSON object."""
     ratio = judged.ratio
     return {
         "result": judged.result,
@@ -276,49 +277,37 @@ def measured_cases(
     different = unlike(base, new)
     orders = Orders(pairs)
     every = [figures_of(pair, orders) for pair in pairs]
-    reasons = [
-        _why_not(pair, figures, metric) or different or unlike_ranks(pair)
+    refused = [
+        _refused(pair, figures, metric, different)
         for pair, figures in zip(pairs, every, strict=True)
     ]
-    left_out = outliers([figures for figures, why in zip(every, reasons, strict=True) if not why])
+    left_out = outliers([figures for figures, why in zip(every, refused, strict=True) if not why])
     out = [outlier.run for outlier in left_out]
     remaining = [figures.without(out) for figures in every]
-    reasons = [why or _gone(kept) for why, kept in zip(reasons, remaining, strict=True)]
-    share = common_share([kept for kept, why in zip(remaining, reasons, strict=True) if not why])
-    cases = []
-    for pair, figures, kept, reason in zip(pairs, every, remaining, reasons, strict=True):
-        if reason:
-            cases.append(not_comparable(figures.of(0), figures.of(1), reason))
-        else:
-            cases.append(case_of(pair, kept, base, new, share))
+    for number, (figures, kept) in enumerate(zip(every, remaining, strict=True)):
+        gone = [name for side, name in enumerate(("base", "new")) if not kept.of(side)]
+        if gone and not refused[number]:
+            reason = f"{' and '.join(gone)} only in runs left out"
+            refused[number] = not_comparable(figures, reason)
+    share = common_share([kept for kept, why in zip(remaining, refused, strict=True) if not why])
+    cases = [
+        why or case_of(pair, kept, base, new, share)
+        for pair, kept, why in zip(pairs, remaining, refused, strict=True)
+    ]
     return cases, left_out
 
 
-def start_modes_of(pairs: Sequence[Pair], more_is_faster: bool) -> StartModes | None:
-    """``start_modes`` of the runs of both sides, over the cases that both have."""
-    matched = [figures_of(pair) for pair in pairs if pair.base and pair.new]
-    return start_modes(matched, more_is_faster)
-
-
-def compared_rows(
-    pairs: Sequence[Pair], judged: Sequence[Judged], left_out: Sequence[Outlier]
-) -> list[Compared]:
-    """The cases as they are shown."""
-    out = [outlier.run for outlier in left_out]
-    return [_compared(pair, case, out) for pair, case in zip(pairs, judged, strict=True)]
-
-
 class Orders:
-    """The number of each start among those of all runs that have a part in the comparison.
+    """Numbers the starts of all compared runs, in order.
 
-    Runs that were started in the same second, and both sides of one run, have one number.
+    Runs that started in the same second, and both sides of one run, share a number.
     """
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         matched = [pair for pair in pairs if pair.base and pair.new]
         starts = {m.start for pair in matched for m in (*pair.base, *pair.new) if m.row.is_right}
         recorded = sorted(start for start in starts if start is not None)
-        # One that is unknown may be any: the others alone are no order.
+        # With one unknown start, the others alone are no order.
         self._numbers = {start: float(n) for n, start in enumerate(recorded)}
         self.known = None not in starts
 
@@ -329,7 +318,7 @@ class Orders:
 
 
 def figures_of(pair: Pair, orders: Orders | None = None) -> Figures:
-    """The runs of both sides that have a right result, in no order without ``orders``."""
+    """The figures of both sides with a right result; without ``orders`` their order is unknown."""
     sides = [(side, runs_of(items)) for side, items in enumerate((pair.base, pair.new))]
     values = [(value, (side, items[0])) for side, several in sides for value, items in several]
     matched = bool(pair.base and pair.new)
@@ -343,7 +332,7 @@ def figures_of(pair: Pair, orders: Orders | None = None) -> Figures:
 def case_of(
     pair: Pair, figures: Figures, base: Side, new: Side, share: float | None = None
 ) -> Judged:
-    """The ratio of figures, one a run, of what may be compared. share: as ``side_ratio``."""
+    """Judge a comparable case before the test. share: as in ``side_ratio``."""
     if base.reference != new.reference:
         return ratio_alone(figures, "reference, a published figure")
     if how := _measured_separately(pair, base, new):
@@ -360,41 +349,46 @@ def _enters(item: Measured) -> bool:
 
 
 def runs_of(items: Sequence[Measured]) -> list[tuple[float, list[Measured]]]:
-    """One figure a run, of those that are right: a case that ran twice in one is one."""
+    """One figure per run with a right result; a case that ran twice in a run counts once."""
     by_run: dict[int, list[Measured]] = {}
     for item in items:
         if _enters(item):
             by_run.setdefault(item.run, []).append(item)
-    return [
-        (geometric([m.figure for m in items_of_run]) or 0.0, items_of_run)
-        for items_of_run in by_run.values()
-    ]
+    return [(geometric([m.figure for m in several]) or 0.0, several) for several in by_run.values()]
 
 
-def _why_not(pair: Pair, figures: Figures, metric: str) -> str:
-    """Why a case has no ratio; '' where it has one."""
+def _refused(pair: Pair, figures: Figures, metric: str, different: str) -> Judged | None:
+    """The case as not comparable; None if it has a ratio. different: how the hardware differs."""
     if not pair.base or not pair.new:
-        return f"only in {'base' if pair.base else 'new'}"
+        return not_comparable(figures, f"only in {'base' if pair.base else 'new'}")
     for side, (name, items) in enumerate((("base", pair.base), ("new", pair.new))):
         if faults := fault_runs(items):
-            return _fault_text(name, items, faults)
+            outcome = "wrong" if "wrong" in faults else next(iter(faults))
+            return not_comparable(figures, _fault_text(name, items, faults, outcome), outcome)
         if figures.of(side):
             continue
-        if any(m.row.statistic == COLD_CALL for m in items):
-            return FIRST_CALLS
         bad = next((m.row for m in items if not m.row.is_right), None)
-        if bad is None:
-            return f"no {metric} in {name}"
-        return f"{bad.outcome} in {name}" + (f": {bad.reason}" if bad.reason else "")
-    return other_clock(pair)
+        if any(m.row.statistic == COLD_CALL for m in items):
+            reason = FIRST_CALLS
+        elif bad is None:
+            reason = f"no {metric} in {name}"
+        else:
+            reason = f"{bad.outcome} in {name}" + (f": {bad.reason}" if bad.reason else "")
+        return not_comparable(figures, reason)
+    if reason := other_clock(pair):
+        return not_comparable(figures, reason)
+    if reason := different or unlike_ranks(pair):
+        return not_comparable(figures, reason, unlike=True)
+    return None
 
 
-def _fault_text(name: str, items: Sequence[Measured], faults: dict[str, set[int]]) -> str:
+def _fault_text(
+    name: str, items: Sequence[Measured], faults: dict[str, set[int]], outcome: str
+) -> str:
     """``wrong in 2 of 6 runs of new``, ``wrong in new: 3 of 8``, ``oom in new: too large``.
 
-    The runs that were right are no sample: a side that hangs when it is slow looks faster.
+    The runs without a fault are no sample: a side that hangs when it is slow looks faster.
     """
-    outcome = "wrong" if "wrong" in faults else next(iter(faults))
     runs = {item.run for item in items}
     if faults[outcome] != runs:
         return f"{outcome} in {len(faults[outcome])} of {len(runs)} runs of {name}"
@@ -406,16 +400,9 @@ def _fault_text(name: str, items: Sequence[Measured], faults: dict[str, set[int]
     return f"{outcome} in {name}" + (f": {reason}" if reason else "")
 
 
-def _gone(kept: Figures) -> str:
-    """Why a case that had a figure on both sides has none in the runs that were kept."""
-    gone = [name for side, name in enumerate(("base", "new")) if not kept.of(side)]
-    return f"{' and '.join(gone)} only in runs left out" if gone else ""
-
-
 def other_clock(pair: Pair) -> str:
-    """Why a call is not compared with an operation: the issue clock stops when the call returns.
-
-    '' where both sides have it or neither.
+    """Why only one side was measured with the issue clock, which stops when the call returns; ''
+    if both sides or neither.
     """
     issued = [{m.row.clock == "issue" for m in items} for items in (pair.base, pair.new)]
     if issued[0] == issued[1]:
@@ -424,8 +411,8 @@ def other_clock(pair: Pair) -> str:
 
 
 def _measured_separately(pair: Pair, base: Side, new: Side) -> str:
-    """Why a ratio is one of ways to measure, perhaps: calls back to back against calls behind a
-    barrier, a device's clock against a host's. '' where the sides are named after it.
+    """How the sides were measured differently, by mode or clock; '' if they were not, or if the
+    sides are named after the difference.
     """
     asked = {side.only[0] for side in (base, new) if side.only}
     pairs_of_values = [
@@ -438,7 +425,8 @@ def _measured_separately(pair: Pair, base: Side, new: Side) -> str:
     return f"measured in different ways: {', '.join(texts)}" if texts else ""
 
 
-def _compared(pair: Pair, judged: Judged, left_out: Sequence[tuple[int, int]]) -> Compared:
+def compared_row(pair: Pair, judged: Judged, left_out: Sequence[tuple[int, int]]) -> Compared:
+    """The case as it is shown. left_out: (side, number) of the runs that are outliers."""
     items = pair.new or pair.base
     side = int(bool(pair.new))
     kept = [m for m in items if (side, m.run) not in left_out] if judged.ratio else items
@@ -447,30 +435,30 @@ def _compared(pair: Pair, judged: Judged, left_out: Sequence[tuple[int, int]]) -
     for name, side_items in (("base", pair.base), ("new", pair.new)):
         out = [m for m in side_items if not _enters(m) and m.row.outcome in EXPECTED_STATUSES]
         if out and len(out) < len(side_items):
-            reasons = ", ".join(dict.fromkeys(map(_why_out, out)))
-            notes.append(f"{len(out)} of {len(side_items)} runs of {name} left out: {reasons}")
+            reasons = dict.fromkeys(
+                m.row.outcome
+                if not m.row.is_right
+                else COLD_CALL
+                if m.row.statistic == COLD_CALL
+                else "no figure"
+                for m in out
+            )
+            left = f"{len(out)} of {len(side_items)} runs of {name} left out"
+            notes.append(f"{left}: {', '.join(reasons)}")
         remarks = dict.fromkeys(text for m in side_items for text in m.result.warnings)
         notes += [f"{name}: {text}" for text in remarks]
     sizes = {m.row.size_bytes for m in [*pair.base, *pair.new] if m.row.size_bytes}
     if len(sizes) > 1 and pair.base and pair.new:
         notes.append(f"actual sizes differ: {', '.join(map(str, sorted(sizes)))} bytes")
     row = _one_row(good or [m.row for m in items])
+    # Implausible figures are shown next to the reason, and are in no ratio.
     base, new = (
-        geometric(values or _implausible(side_items))
+        geometric(
+            values or [m.figure for m in side_items if m.figure and m.row.status == IMPLAUSIBLE]
+        )
         for values, side_items in ((judged.base, pair.base), (judged.new, pair.new))
     )
     return Compared(pair, row, judged, base, new, tuple(notes))
-
-
-def _implausible(items: Sequence[Measured]) -> list[float]:
-    """Figures that cannot be: they are shown, beside the reason, and in no ratio."""
-    return [m.figure for m in items if m.figure and m.row.status == IMPLAUSIBLE]
-
-
-def _why_out(item: Measured) -> str:
-    if item.row.is_right:
-        return COLD_CALL if item.row.statistic == COLD_CALL else "no figure"
-    return item.row.outcome
 
 
 def _one_row(rows: Sequence[Row]) -> Row:
@@ -488,7 +476,7 @@ def _one_row(rows: Sequence[Row]) -> Row:
 
 
 def tables_of(rows: Sequence[Compared]) -> list[list[Compared]]:
-    """The cases in their tables: those that differ in nothing but the size."""
+    """Group cases that differ only in size."""
     tables: dict[str, list[Compared]] = {}
     for row in rows:
         tables.setdefault(repr((row.pair.common, row.pair.side_values)), []).append(row)

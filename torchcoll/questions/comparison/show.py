@@ -6,14 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from torchcoll.core import units
 from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import (
-    counted,
-    format_bandwidth,
-    format_ns,
-    format_time,
-)
+from torchcoll.core.summary import Row
+from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.across_hardware_show import (
     alone_line,
     is_across_hardware,
@@ -22,37 +19,27 @@ from torchcoll.questions.comparison.across_hardware_show import (
     settings_grid,
     shares_grid,
 )
-from torchcoll.questions.comparison.cells import figure_cell, size_cell
+from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.conclusion_show import (
     CHANGED,
     answer_of,
-    error_text,
     faults_of_sides,
     first_calls_notes,
     start_names,
 )
-from torchcoll.questions.comparison.wording import (
-    BUFFER_REUSE_TEXTS,
-    side_names,
-    speed_cell,
-    speed_interval,
-    speed_of,
-)
+from torchcoll.questions.comparison.prediction import error_of
+from torchcoll.questions.comparison.results import FIRST_CALLS, Compared, beyond, p_note, tables_of
 from torchcoll.report.columns import ROW_FIELDS
 from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import common_text
 from torchcoll.report.notes import note_lines, run_problems
 from torchcoll.stats.differences import also_differ
+from torchcoll.stats.matching import Pair
+from torchcoll.stats.sides import Side
 
 if TYPE_CHECKING:
-    from torchcoll.core.summary import Row
-    from torchcoll.questions.comparison.compare import Comparison
     from torchcoll.questions.comparison.fits import Fitted
-    from torchcoll.questions.comparison.results import Compared
-    from torchcoll.stats.matching import Pair
-    from torchcoll.stats.sides import Side
-
 
 _RAN = {
     "backend": "{}",
@@ -79,8 +66,6 @@ def comparison_grids(
     The tables list the cases that changed or cannot be compared; the same and inconclusive cases
     of a table are one line. every: all rows; only: those of ONLY. verbose: the statistics too.
     """
-    from torchcoll.questions.comparison.results import FIRST_CALLS, tables_of
-
     tables = tables_of([r for r in comparison.rows if r.matched and r.reason != FIRST_CALLS])
     first = Grid([], [], above=_above(comparison, verbose))
     last = Grid([], [], below=_below(comparison, verbose), answer=answer_of(comparison))
@@ -95,18 +80,13 @@ def comparison_grids(
     changed: list[tuple[str, Compared]] = []
     folded: list[tuple[str, list[Compared]]] = []
     for table, title in zip(tables, titles, strict=True):
-        profiles = next(
-            (
-                sides_profiles
-                for pair, *sides_profiles in comparison.profiles
-                if pair is table[0].pair
-            ),
-            None,
-        )
-        if profiles and not any(row.ratio for row in table):  # other ranks, or another machine
-            grids.append(profile_grid(comparison, profiles[0], profiles[1], title))
-            grids.append(shares_grid(comparison, table, profiles[0], profiles[1]))
-        elif every or not any(row.ratio for row in table):
+        profiles = [sides for pair, *sides in comparison.profiles if pair is table[0].pair]
+        has_ratio = any(row.ratio for row in table)
+        if profiles and not has_ratio:  # other ranks, or another machine
+            ((base, new),) = profiles
+            grids.append(profile_grid(comparison, base, new, title))
+            grids.append(shares_grid(comparison, table, base, new))
+        elif every or not has_ratio:
             grids.append(case_grid(comparison, table, title, notes))
         else:
             shown = [row for row in table if _is_shown(comparison, row, only)]
@@ -137,8 +117,10 @@ def _errors_grid(comparison: Comparison) -> Grid:
         [
             name,
             str(error.summary.count),
-            *map(error_text, (error.summary.geomean, error.summary.mean, error.summary.worst)),
-            size_cell(error.worst),
+            *map(
+                units.format_share, (error.summary.geomean, error.summary.mean, error.summary.worst)
+            ),
+            wording.size_cell(error.worst),
         ]
         for name, error in zip(names, scenarios, strict=True)
     ]
@@ -149,13 +131,9 @@ def _errors_grid(comparison: Comparison) -> Grid:
 
 def _is_shown(comparison: Comparison, row: Compared, only: str) -> bool:
     """``only``: one of ONLY, or '' for what has changed and what could not be compared."""
-    from torchcoll.questions.comparison.results import beyond
-
     ratio = row.judged.ratio
-    untested = ratio is not None and row.judged.p_value is None
-    changed = row.result in CHANGED or bool(
-        untested and ratio and beyond(ratio, comparison.threshold)
-    )
+    untested = row.judged.p_value is None and ratio and beyond(ratio, comparison.threshold)
+    changed = row.result in CHANGED or bool(untested)
     if only == "slower":
         slower = ratio is not None and (ratio.ratio > 1) != comparison.more_is_faster
         return changed and slower
@@ -175,26 +153,30 @@ def _folded_lines(
     return [first, *reason, *(_folded(comparison, title, rows, once) for title, rows in tables)]
 
 
+def _sizes_text(rows: Sequence[Compared], with_count: bool = False) -> str:
+    """``1K, 4K, ..., 1G`` and for with_count ``(21)``, if there are many."""
+    sizes = [wording.size_cell(row) for row in rows]
+    several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1]]
+    several += [f"({len(sizes)})"] if with_count and len(sizes) >= 6 else []
+    return ", ".join(several)
+
+
 def _folded(comparison: Comparison, title: str, rows: Sequence[Compared], said_above: str) -> str:
     """``all_reduce: 9 same, speed-up 0.991 to 1.012; 3 inconclusive (8M, 32M, 128M)``."""
     texts = []
     for result in dict.fromkeys(row.result for row in rows):
         rows_of_result = [row for row in rows if row.result == result]
-        speeds = sorted(speed_of(comparison, row) for row in rows_of_result if row.ratio)
-        ends = dict.fromkeys(speed_cell(speed) for speed in (speeds[:1] + speeds[-1:]))
+        speeds = sorted(wording.speed_of(comparison, row) for row in rows_of_result if row.ratio)
+        ends = dict.fromkeys(wording.speed_cell(speed) for speed in (speeds[:1] + speeds[-1:]))
         reasons = {one_line(row.reason) for row in rows_of_result}
         text = f"{len(rows_of_result)} {result}"
-        if (
-            len(reasons) == 1
-            and result in ("inconclusive", "not comparable")
-            and said_above not in reasons
-        ):
+        has_reason = result in ("inconclusive", "not comparable")
+        if has_reason and len(reasons) == 1 and said_above not in reasons:
             text += f" ({reasons.pop()})"
         text += f", speed-up {' to '.join(ends)}" if ends else ""
         texts.append(text)
-    sizes = [size_cell(row) for row in rows if size_cell(row) != "-"]
-    several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1]]
-    where = f" at {', '.join(several)}" if sizes else ""
+    with_data = [row for row in rows if wording.size_cell(row) != "-"]
+    where = f" at {_sizes_text(with_data)}" if with_data else ""
     return f"  {title}{where}: {'; '.join(texts)}"
 
 
@@ -203,8 +185,6 @@ _MOST_ALONE = 2  # tables of one side that have a line each
 
 def _unmatched(comparison: Comparison, every: bool) -> list[str]:
     """What only one side has, in short: rows of it would hide the others."""
-    from torchcoll.questions.comparison.results import tables_of
-
     alone = [row for row in comparison.rows if not row.matched]
     tables = [
         t for has in ("base", "new") for t in tables_of([r for r in alone if getattr(r.pair, has)])
@@ -215,16 +195,15 @@ def _unmatched(comparison: Comparison, every: bool) -> list[str]:
     # What tells them from the cases that both have is a part of the answer.
     pairs = [*(table[0].pair for table in tables), *(r.pair for r in comparison.rows if r.matched)]
     for table, title in zip(tables, titles_of(pairs), strict=False):
-        sizes = [size_cell(row) for row in table]
-        several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1], f"({len(sizes)})"]
         side = comparison.base if table[0].pair.base else comparison.new
         what = title or table[0].row.collective
-        lines.append(f"only in {one_line(side.name)}: {what}: {', '.join(several)}")
+        sizes = _sizes_text(table, with_count=True)
+        lines.append(f"only in {one_line(side.name)}: {what}: {sizes}")
     return lines
 
 
 def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
-    base, new = side_names(comparison)
+    base, new = wording.side_names(comparison)
     sides = (("base", base, comparison.base), ("new", new, comparison.new))
     lines = ["; ".join(_side_text(*each) for each in sides)]
     lines.append("; ".join([common_text(_shared(comparison)), *_in_common(comparison)]))
@@ -245,18 +224,14 @@ def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
         for run in side.runs:
             where = one_line(run.path or run.header.get("run_id") or side.name)
             lines += [p if where in p else f"{where}: {p}" for p in run_problems(run)]
-    figures = {"time": "time", "algbw": "algbw in GB/s", "busbw": "busbw in GB/s"}[
-        comparison.metric
-    ]
-    figures = (
-        f"latency and bandwidth ({comparison.fitted[0].metric})" if comparison.fitted else figures
-    )
+    metric = comparison.metric
+    figures = metric if metric == "time" else f"{metric} in GB/s"
+    if comparison.fitted:
+        figures = f"latency and bandwidth ({comparison.fitted[0].metric})"
     many = len(comparison.base.runs) + len(comparison.new.runs) > 2
     several = "; geometric mean over the runs" if many else ""
-    ratios = (
-        comparison.ranked or comparison.fitted
-    ) and not comparison.errors  # of a model: errors
-    speed = "; speed-up: how many times as fast the new side is" if ratios else ""
+    has_ratios = (comparison.ranked or comparison.fitted) and not comparison.errors
+    speed = "; speed-up: how many times as fast the new side is" if has_ratios else ""
     lines.append(f"{figures}: {comparison.reading}{several}{speed}")
     if verbose and any(r.judged.ratio and r.judged.ratio.design.in_order for r in comparison.rows):
         lines.append("steady drift from run to run is taken out of the speed-up")
@@ -288,16 +263,15 @@ def _in_common(comparison: Comparison) -> list[str]:
     values = {n: {common.get(n) for common in commons} - {None} for n in shared}
     constants = {n: next(iter(several)) for n, several in values.items() if len(several) == 1}
     texts = [_RAN[n].format(constants[n]) for n in shared if n in constants]
-    return [", ".join(texts).replace(" 1 ranks", " 1 rank")] * bool(constants)
+    return [", ".join(texts).replace(" 1 ranks", " 1 rank")] if constants else []
 
 
 def _side_text(role: str, name: str, side: Side) -> str:
-    """``base: gloo (runs/gloo, 6 runs)``; what would be said twice is said once."""
+    """``base: gloo (runs/gloo, 6 runs)``, without repetitions."""
     where = one_line(side.where)
-    inside = [where] * bool(where and where != name) + [counted(len(side.runs), "run")]
-    return (
-        f"{role}: {name} ({', '.join(inside)})" if name != role else f"{role} ({', '.join(inside)})"
-    )
+    inside = "" if not where or where == name else f"{where}, "
+    inside += units.counted(len(side.runs), "run")
+    return f"{role} ({inside})" if name == role else f"{role}: {name} ({inside})"
 
 
 def titles_of(pairs: Sequence[Pair]) -> list[str]:
@@ -311,11 +285,8 @@ def titles_of(pairs: Sequence[Pair]) -> list[str]:
     for pair in pairs:
         parts = [_word(n, v) for n in varying if (v := pair.common.get(n)) is not None]
         for name in owns:
-            side_texts = [
-                _word(name, values_of_side[name])
-                for values_of_side in pair.side_values
-                if values_of_side.get(name) is not None
-            ]
+            values = [each[name] for each in pair.side_values if each.get(name) is not None]
+            side_texts = [_word(name, value) for value in values]
             parts += [" -> ".join(side_texts)] if side_texts else []
         titles.append(", ".join(parts))
     return titles
@@ -327,7 +298,7 @@ def _word(name: str, value: Any) -> str:
     if name == "collective":
         return str(value)
     if name == "buffer_reuse":
-        return BUFFER_REUSE_TEXTS.get(value, f"{name} {value}")
+        return wording.BUFFER_REUSE_TEXTS.get(value, f"{name} {value}")
     if name in ("mode", "clock"):
         return _RAN[name].format(one_line(value))
     return one_line(value) if isinstance(value, str) else f"{name} {value}"
@@ -335,12 +306,12 @@ def _word(name: str, value: Any) -> str:
 
 def interval_text(comparison: Comparison, item: Compared | Fitted) -> str:
     """The 95 % interval of the speed-up."""
-    ends = speed_interval(comparison, item)
-    return " to ".join(map(speed_cell, ends)) if ends else "-"
+    ends = wording.speed_interval(comparison, item)
+    return " to ".join(map(wording.speed_cell, ends)) if ends else "-"
 
 
 def _speed_cell(comparison: Comparison, item: Compared | Fitted) -> str:
-    return speed_cell(speed_of(comparison, item) if item.judged.ratio else None)
+    return wording.speed_cell(wording.speed_of(comparison, item) if item.judged.ratio else None)
 
 
 def _short_titles(changed: Sequence[tuple[str, Compared]]) -> list[str]:
@@ -370,18 +341,24 @@ def case_grid(
     names: Sequence[str] = (),
 ) -> Grid:
     """names: what tells each case from those of other tables."""
-    sides = side_names(comparison)
+    sides = wording.side_names(comparison)
     above = [title] if title else []
     heads = [Head("size", repeat=True), Head(sides[0]), Head(sides[1])]
-    cells = [[size_cell(row), *_figures(comparison, row)] for row in cases]
+    cells = [
+        [
+            wording.size_cell(row),
+            *(wording.figure_cell(value, comparison.metric) for value in (row.base, row.new)),
+        ]
+        for row in cases
+    ]
     if any(names):
         heads.insert(0, Head("case", left=True, repeat=True))
         cells = [[name, *line] for name, line in zip(names, cells, strict=True)]
     if comparison.errors:
-        lines = [
-            [*line, _error_cell(comparison, row)] for line, row in zip(cells, cases, strict=True)
-        ]
-        return Grid([*heads, Head("error")], lines, above=above)
+        for line, row in zip(cells, cases, strict=True):
+            error = error_of(row, comparison.new)
+            line.append(row.result if error is None else f"{100 * error:+.1f} %")
+        return Grid([*heads, Head("error")], cells, above=above)
     results = {_result_text(comparison, row, notes) for row in cases}
     untested = all(row.judged.p_value is None for row in cases)
     if said_once := len(results) == 1 and len(cases) > 1 and untested:
@@ -389,33 +366,23 @@ def case_grid(
     if any(row.ratio for row in cases):
         column = len(heads)
         heads.append(Head("speed-up"))
-        cells = [[*c, _speed_cell(comparison, row)] for c, row in zip(cells, cases, strict=True)]
+        for line, row in zip(cells, cases, strict=True):
+            line.append(_speed_cell(comparison, row))
         _points_aligned(cells, column)
     if not said_once:
         heads.append(Head("result", left=True))
-        cells = [
-            [*c, _result_text(comparison, row, notes)] for c, row in zip(cells, cases, strict=True)
-        ]
+        for line, row in zip(cells, cases, strict=True):
+            line.append(_result_text(comparison, row, notes))
     if any(row.judged.ratio and row.judged.ratio.low for row in cases):
         heads.append(Head("95 % interval"))
-        cells = [[*c, interval_text(comparison, row)] for c, row in zip(cells, cases, strict=True)]
+        for line, row in zip(cells, cases, strict=True):
+            line.append(interval_text(comparison, row))
     styles = [_STYLES.get(row.result, "") for row in cases]
     return Grid(heads, cells, above=above, styles=styles)
 
 
-def _error_cell(comparison: Comparison, row: Compared) -> str:
-    from torchcoll.questions.comparison.prediction import error_of
-
-    error = error_of(row, comparison.new)
-    return f"{row.result}" if error is None else f"{100 * error:+.1f} %"
-
-
-def _figures(comparison: Comparison, row: Compared) -> list[str]:
-    return [figure_cell(value, comparison.metric) for value in (row.base, row.new)]
-
-
 def _result_text(comparison: Comparison, row: Compared, notes: dict[str, int]) -> str:
-    names = dict(zip(("base", "new"), side_names(comparison), strict=True))
+    names = dict(zip(("base", "new"), wording.side_names(comparison), strict=True))
     texts = []
     for text in row.notes:
         side, colon, rest = text.partition(": ")
@@ -426,41 +393,31 @@ def _result_text(comparison: Comparison, row: Compared, notes: dict[str, int]) -
 
 
 def _fit_grid(comparison: Comparison) -> Grid:
-    names = side_names(comparison)
+    names = wording.side_names(comparison)
     titles = titles_of([fit.pair for fit in comparison.fitted])
     heads = [Head("case", left=True, repeat=True), Head("figure", left=True, repeat=True)]
     heads += [Head(names[0]), Head(names[1])]
     across = is_across_hardware(comparison)
     heads += [Head("maximum", "error")] if across else [Head("speed-up"), Head("95 % interval")]
     heads.append(Head("result", left=True))
-    rows = [
-        [
-            title or str(fit.pair.common.get("collective")),
-            fit.figure,
-            *(_fit_figure(fit, value) for value in (fit.base, fit.new)),
-            *(
-                ["-" if fit.misfit is None else f"{100 * fit.misfit:.0f} %"]
-                if across
-                else [
-                    _speed_cell(comparison, fit),
-                    interval_text(comparison, fit),
-                ]
-            ),
-            f"{fit.judged.result} ({one_line(fit.judged.reason)})",
-        ]
-        for fit, title in zip(comparison.fitted, titles, strict=True)
-    ]
+    rows = []
+    for fit, title in zip(comparison.fitted, titles, strict=True):
+        figures = [units.format_time(value) for value in (fit.base, fit.new)]
+        if fit.figure == "bandwidth":
+            figures = [
+                "-" if value is None else f"{units.format_bandwidth(value)} GB/s"
+                for value in (fit.base, fit.new)
+            ]
+        ratio = [_speed_cell(comparison, fit), interval_text(comparison, fit)]
+        if across:
+            ratio = [units.format_share(fit.misfit, 0)]
+        name = title or str(fit.pair.common.get("collective"))
+        result = f"{fit.judged.result} ({one_line(fit.judged.reason)})"
+        rows.append([name, fit.figure, *figures, *ratio, result])
     if not across:
         _points_aligned(rows, 4)
-    return Grid(
-        heads, rows, styles=[_STYLES.get(fit.judged.result, "") for fit in comparison.fitted]
-    )
-
-
-def _fit_figure(fit: Fitted, value: float | None) -> str:
-    if fit.figure == "latency":
-        return format_time(value)
-    return "-" if value is None else f"{format_bandwidth(value)} GB/s"
+    styles = [_STYLES.get(fit.judged.result, "") for fit in comparison.fitted]
+    return Grid(heads, rows, styles=styles)
 
 
 def start_lines(comparison: Comparison) -> list[str]:
@@ -474,17 +431,15 @@ def start_lines(comparison: Comparison) -> list[str]:
     ):
         durations = [getattr(start, name) for start in comparison.starts]
         named = zip(start_names(comparison), durations, strict=True)
-        texts = [f"{side} {format_ns(ns, 3)}" for side, ns in named if ns is not None]
+        texts = [f"{side} {units.format_ns(ns, 3)}" for side, ns in named if ns is not None]
         lines += [f"{what}: {', '.join(texts)}"] if texts else []
     return [f"{'; '.join(lines)} (geometric means over the runs)"] if lines else []
 
 
 def _below(comparison: Comparison, verbose: bool = False) -> list[str]:
-    from torchcoll.questions.comparison.results import FIRST_CALLS, p_note
-
     lines = []
     if cold := sum(row.reason == FIRST_CALLS for row in comparison.rows):
-        lines.append(f"{counted(cold, 'case')} not shown: {FIRST_CALLS}")
+        lines.append(f"{units.counted(cold, 'case')} not shown: {FIRST_CALLS}")
     lines += start_lines(comparison)
     if comparison.fitted:
         from torchcoll.questions.comparison.fits import misfit_note
@@ -503,8 +458,17 @@ def _below(comparison: Comparison, verbose: bool = False) -> list[str]:
 
 SCHEMA = "torchcoll-comparison/1"
 _FOUND = (
-    *("result", "reason", "ratio", "ratio_low", "ratio_high", "p_value"),
-    *("base", "new", "base_runs", "new_runs", "resolution"),
+    "result",
+    "reason",
+    "ratio",
+    "ratio_low",
+    "ratio_high",
+    "p_value",
+    "base",
+    "new",
+    "base_runs",
+    "new_runs",
+    "resolution",
 )
 # `reason` of a Row says why a case did not run; here it says why the result is what it is.
 CASE_NAMES = (*(name for name in ROW_FIELDS if name != "reason"), *_FOUND)
@@ -536,9 +500,8 @@ def notes_of_sides(comparisons: Sequence[Comparison], format: str) -> list[str]:
     """As ``note_lines`` of all sides."""
     lines = []
     for comparison in comparisons:
-        differences = (
-            comparison.settings if is_across_hardware(comparison) else comparison.differences
-        )
+        across = is_across_hardware(comparison)
+        differences = comparison.settings if across else comparison.differences
         notes = [f"differs: {each}" for each in differences]
         notes += [f"note: {text}" for text in comparison.notes] + [answer_of(comparison).text]
         lines += note_lines(format, [*comparison.base.runs, *comparison.new.runs], notes)
@@ -553,8 +516,6 @@ _OF_ERRORS = (
 
 def comparison_object(comparison: Comparison) -> dict[str, Any]:
     """What differs first, then the cases or the fits."""
-    from torchcoll.questions.comparison.prediction import error_of
-
     fits = {"fits": [item.record for item in comparison.fitted]} if comparison.fitted else {}
     errors = [
         {"error": error_of(row, comparison.new)} if comparison.errors else {}

@@ -1,4 +1,4 @@
-"""The sentence that a comparison begins with, and speed-ups as people say them."""
+"""The first sentence of a comparison, and its speed-ups, sizes and figures as text."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from torchcoll.core import units
+from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_factor, format_percent
+from torchcoll.questions.comparison.compare import Comparison
+from torchcoll.questions.comparison.results import NO_BOUND, Compared, Judged, resolution_text
+from torchcoll.stats.sides import Side
 
 if TYPE_CHECKING:
-    from torchcoll.questions.comparison.compare import Comparison
     from torchcoll.questions.comparison.fits import Fitted
-    from torchcoll.questions.comparison.results import Compared, Judged
-    from torchcoll.stats.sides import Side
 
 _MOST_NAMED = 3  # cases in the sentence
 NOTABLE = 1.5  # a factor that is named, whether or not it is evidence
@@ -30,15 +32,14 @@ BUFFER_REUSE_TEXTS = {
 
 
 def side_names(comparison: Comparison) -> tuple[str, str]:
-    """What the sides are called in sentences and heads: ``gloo`` of ``backend:gloo``; of sides
-    without a name of their own that of their file or folder, where it tells them apart.
+    """What the sides are called in sentences and heads: ``gloo`` of ``backend:gloo``.
+
+    Sides without names are called after their files or folders if these differ.
     """
     if comparison.names:
         return comparison.names
-    names = [
-        one_line(side.only[1] if side.only else side.name)
-        for side in (comparison.base, comparison.new)
-    ]
+    sides = (comparison.base, comparison.new)
+    names = [one_line(side.only[1] if side.only else side.name) for side in sides]
     files = [_file_name(side) for side in (comparison.base, comparison.new)]
     if names == ["base", "new"] and all(files) and files[0] != files[1]:
         names = files
@@ -62,6 +63,17 @@ def change_text(speed: float) -> str:
     return f"{format_factor(max(speed, 1 / speed))} {'faster' if speed >= 1 else 'slower'}"
 
 
+def size_cell(row: Compared) -> str:
+    """The size of a case; ``-`` for a barrier."""
+    has_data = COLLECTIVES[row.row.collective].has_data
+    return units.format_size(row.pair.size_bytes) if has_data else "-"
+
+
+def figure_cell(value: float | None, metric: str) -> str:
+    """A time or a bandwidth."""
+    return units.format_time(value) if metric == "time" else units.format_bandwidth(value)
+
+
 def speed_cell(speed: float | None) -> str:
     """A speed-up as a number: ``13.1``, ``2.14``, ``0.987``, ``0.0114``; ``-`` for None."""
     if speed is None:
@@ -72,11 +84,9 @@ def speed_cell(speed: float | None) -> str:
 
 
 def least_text(judged: Judged, more_is_faster: bool) -> str:
-    """``at least 1.19x``: the estimate of a case that was chosen because it differs is too large
-    on average.
+    """``at least 1.19x``. The estimate itself is too large on average: it was chosen because it
+    differs.
     """
-    from torchcoll.questions.comparison.results import NO_BOUND
-
     if judged.least is None:
         return NO_BOUND
     least = speed_up(judged.least, more_is_faster)
@@ -84,13 +94,13 @@ def least_text(judged: Judged, more_is_faster: bool) -> str:
 
 
 def rounded_down(factor: float) -> float:
-    """A bound to as many digits as are shown: rounded up, it would state more than is known."""
+    """A lower bound with the digits of ``format_factor``, never rounded up."""
     digits = 0 if factor >= 9.95 else 1 if factor >= 1.995 else 2 if factor > 1.0095 else 3
     return float(math.floor(factor * 10**digits) / 10**digits)
 
 
 def is_notable(comparison: Comparison, item: Compared | Fitted) -> bool:
-    """Whether a case that is not decided looks so much slower or faster that it is named."""
+    """Whether an undecided case looks so much slower or faster that it is named."""
     if item.judged.result != "inconclusive" or not item.judged.ratio:
         return False
     speed = speed_of(comparison, item)
@@ -99,12 +109,8 @@ def is_notable(comparison: Comparison, item: Compared | Fitted) -> bool:
 
 def most_possible(comparison: Comparison, items: Sequence[Compared | Fitted]) -> float:
     """The largest factor that the 95 % intervals of undecided cases leave possible."""
-    ends = [
-        end
-        for item in items
-        if item.judged.result == "inconclusive"
-        for end in speed_interval(comparison, item) or ()
-    ]
+    undecided = [item for item in items if item.judged.result == "inconclusive"]
+    ends = [end for item in undecided for end in speed_interval(comparison, item) or ()]
     return max((max(end, 1 / end) for end in ends), default=math.inf)
 
 
@@ -114,20 +120,17 @@ def judged_sentence(
     names: Sequence[str],
     others: bool = False,
 ) -> str:
-    """Who is faster, by how much, over what, and in how many cases; names: of the cases. others:
-    these are what is left of more cases.
+    """Who is faster, by how much, over what, and in how many cases.
+
+    names: of the cases. others: the sentence before was about further cases.
     """
-    if others and all(item.judged.result == "same" for item in ratios):
-        limit = format_percent(comparison.threshold)
-        which = "case is" if len(ratios) == 1 else "cases are"
-        return f"the other {which} the same within {limit}{metric_words(comparison)}"
-    sentence = _sentence_of_all(comparison, ratios, names)
-    return f"of the other {counted(len(ratios), 'case')}: {sentence}" if others else sentence
-
-
-def _sentence_of_all(
-    comparison: Comparison, ratios: Sequence[Compared | Fitted], names: Sequence[str]
-) -> str:
+    if others:
+        if all(item.judged.result == "same" for item in ratios):
+            limit = format_percent(comparison.threshold)
+            which = units.plural(len(ratios), "case is", "cases are")
+            return f"the other {which} the same within {limit}{metric_words(comparison)}"
+        sentence = judged_sentence(comparison, ratios, names)
+        return f"of the other {counted(len(ratios), 'case')}: {sentence}"
     base, new = side_names(comparison)
     results = [item.judged.result for item in ratios]
     changed = [result for result in ("slower", "faster") if result in results]
@@ -140,7 +143,8 @@ def _sentence_of_all(
         bound = least_text(item.judged, comparison.more_is_faster)
         runs = _runs_text(ratios)
         where = ", ".join(filter(None, [names[0], bound]))  # a barrier has no size
-        return f"{new} is {_change(comparison, item)} than {base}{what} ({where}{runs})"
+        change = change_text(speed_of(comparison, item))
+        return f"{new} is {change} than {base}{what} ({where}{runs})"
     speeds = sorted(speed_of(comparison, item) for item in ratios)
     mean = math.exp(sum(map(math.log, speeds)) / count)
     most = len(changed) == 1 and results.count(changed[0]) >= _MOST_CHANGED * count
@@ -164,17 +168,15 @@ def _sentence_of_all(
         named = [
             f"{names[place]} {format_factor(max(s := speed_of(comparison, ratios[place]), 1 / s))} "
             f"({least_text(ratios[place].judged, comparison.more_is_faster)})"
-            for place in places[:_MOST_NAMED]
+            for place in places
         ]
-        named += ["..."] * (len(places) > _MOST_NAMED)
-        where = (
-            f"in {len(places)} of {counted(count, 'case')}" if not number else f"in {len(places)}"
-        )
-        begin = f"{new} is {result} than {base}{what} " if not number else f"{result} "
-        texts.append(f"{begin}{where}: {', '.join(named)}")
-    rest = _counts(results, ratios, names, ())
-    looks = _looks(comparison, ratios, names)
-    return "; ".join([*texts, *looks, *([rest] if rest else [])])
+        begin = f"{result} in {len(places)}"
+        if not number:
+            begin = f"{new} is {result} than {base}{what} in {len(places)} of "
+            begin += counted(count, "case")
+        texts.append(f"{begin}: {units.shorten(named, _MOST_NAMED, ', ...')}")
+    texts += [*_looks(comparison, ratios, names), _counts(results, ratios, names, ())]
+    return "; ".join(filter(None, texts))
 
 
 def _looks(
@@ -191,10 +193,9 @@ def _looks(
         ]
         notable.sort(key=lambda each: -each[0])
         named = [f"{name} {format_factor(factor)}".strip() for factor, name in notable]
-        if len(named) > _MOST_NAMED:
-            named[_MOST_NAMED:] = ["..."]
         if named:
-            texts.append(f"looks {direction} in {len(notable)}, not decided: {', '.join(named)}")
+            shown = units.shorten(named, _MOST_NAMED, ", ...")
+            texts.append(f"looks {direction} in {len(notable)}, not decided: {shown}")
     return texts
 
 
@@ -203,10 +204,6 @@ def metric_words(comparison: Comparison) -> str:
     if comparison.fitted:
         return " in latency or bandwidth"
     return "" if comparison.metric == "time" else f" in {comparison.metric}"
-
-
-def _change(comparison: Comparison, item: Compared | Fitted) -> str:
-    return change_text(speed_of(comparison, item))
 
 
 def rises(comparison: Comparison, item: Compared | Fitted) -> bool:
@@ -244,32 +241,21 @@ def _counts(
     first: Sequence[str],
 ) -> str:
     """``31 faster, 1 inconclusive (broadcast 16M)``: the fewest are named."""
-    texts = [
-        f"all {len(results)} {result}" if results.count(result) == len(results) > 1
-        else f"{results.count(result)} {result}"
-        for result in first
-    ]  # fmt: skip
-    for result in ("same", "inconclusive"):
-        names_of_result = [
-            name for name, each in zip(names, results, strict=True) if each == result
-        ]
-        if names_of_result:
-            named = (
-                f" ({', '.join(names_of_result)})"
-                if len(names_of_result) <= _MOST_NAMED and any(names_of_result)
-                else ""
-            )
-            texts.append(
-                f"{len(names_of_result)} {'the same' if result == 'same' else result}{named}"
-            )
+    texts = []
+    for result in first:
+        every = "all " if results.count(result) == len(results) > 1 else ""
+        texts.append(f"{every}{results.count(result)} {result}")
+    for result, text in (("same", "the same"), ("inconclusive", "inconclusive")):
+        of_result = [name for name, each in zip(names, results, strict=True) if each == result]
+        named = f" ({', '.join(of_result)})" if any(of_result) else ""
+        if of_result:
+            texts.append(f"{len(of_result)} {text}{named if len(of_result) <= _MOST_NAMED else ''}")
     return ", ".join(texts)
 
 
 def _no_difference(
     comparison: Comparison, ratios: Sequence[Compared | Fitted], names: Sequence[str]
 ) -> str:
-    from torchcoll.questions.comparison.results import resolution_text
-
     base, new = side_names(comparison)
     results = [item.judged.result for item in ratios]
     limit = format_percent(comparison.threshold)
@@ -285,7 +271,8 @@ def _no_difference(
     if looks and len(results) == 1:
         decided = f"not decided after {runs}" if runs else "not decided"
         name = f"{names[0]}: " if names[0] else ""
-        return f"{name}{new} looks {_change(comparison, ratios[0])} than {base}{what}, {decided}"
+        change = change_text(speed_of(comparison, ratios[0]))
+        return f"{name}{new} looks {change} than {base}{what}, {decided}"
     notes = [runs]
     if looks:
         text = f"{new} {'; '.join(looks)} (compared with {base}{what})"

@@ -1,7 +1,7 @@
-"""What a collective and the work beside it did to each other: slowdowns, and how much overlapped.
+"""How a collective and concurrent work slow each other down, and how much of them overlaps.
 
 The blocks of one run are the replicates (bench/concurrent.py): intervals say what more blocks of
-this run would show, not what another run would.
+this run would show, not another run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchcoll.core.case import Case
-from torchcoll.core.summary import bandwidths
+from torchcoll.core.summary import bandwidths, median
 
 if TYPE_CHECKING:
     from torchcoll.core.result import CaseResult, Matrix, Run
@@ -30,18 +30,16 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Overlap:
-    """One case and the work beside it.
+    """One case with its concurrent work.
 
-    calls_ns, work_ns: one call of the slowest rank, and the work of a block, alone: medians over
-    the blocks. slowdown: at once over alone. work_slowdown: while the calls ran. efficiency: of the
-    time that could have been hidden, the part that was, (calls + work - at once) / min(calls,
-    work), each that of the rank that was last: 1 is all of it, 0 is one after the other, below 0
-    is worse than that; None where the work began later, for then less could have been.
-    uncovered: blocks in which the work of some rank ended before all of it had; covered: whether
-    those are few. offset_ns: of ``--offset``, after each call the work began so much later (median
-    over ranks and blocks of the mean; 0: at once), work_ns is of one repeat of it, and
-    work_slowdown of its whole time; None where a block is a run of calls. calls_gbps: busbw of the
-    calls alone, by the same function as in the table of the run; None where they have none.
+    calls_ns, work_ns: one call on the slowest rank, and the work of a block, each alone; medians
+    over the blocks. slowdown: of the calls at the same time as the work; work_slowdown: of the work
+    during the calls. efficiency: the share of the time that could be hidden and was, (calls + work
+    - both) / min(calls, work), by the last rank: 1 is all, 0 is one after the other; None if the
+    work began later. uncovered: blocks in which the work of some rank ended before the calls;
+    covered: whether those are few. offset_ns: with ``--offset``, how much later than the call the
+    work began (0: at once). Then work_ns is one repeat, and work_slowdown is of its whole time.
+    calls_gbps: busbw of the calls alone.
     """
 
     case: Case
@@ -64,9 +62,9 @@ class Overlap:
 
     @property
     def busbw_gbps(self) -> tuple[float, float] | None:
-        """(alone, at once) of both collectives together, in 10^9 bytes/s: alone that of the faster
-        one. None where the work is no collective; and of single calls: where one lasts longer it is
-        alone then, so that the rates of both, added, are none that there was.
+        """(faster of both collectives alone, both together) in 10^9 bytes/s.
+
+        None if the work is no collective, and for single calls: the longer one is partly alone.
         """
         if self.calls_gbps is None or not self.work_bus_bytes or self.offset_ns is not None:
             return None
@@ -75,7 +73,7 @@ class Overlap:
 
 
 def overlaps(run: Run) -> list[Overlap]:
-    """Of each case that was measured beside other work, with an offset two; [] where none was."""
+    """The overlap of each case with concurrent work; two for each with an offset."""
     rows = []
     for result in run.results:
         if result.concurrent and result.concurrent.blocks:
@@ -86,14 +84,14 @@ def overlaps(run: Run) -> list[Overlap]:
 
 
 def overlap(result: CaseResult, later: bool = False) -> Overlap:
-    """later: with the offset. Raises AssertionError for a result without ``beside``."""
+    """later: with the offset. Raises AssertionError without concurrent work."""
     blocks = result.concurrent
     assert blocks is not None
     together = blocks.both_calls_ns, blocks.both_work_ns, blocks.both_ns
     offset_ns, repeats = (None, 1) if blocks.offset_ns is None else (0.0, blocks.repeats)
     if later:
         together = blocks.later_calls_ns, blocks.later_work_ns, blocks.later_ns
-        offset_ns = _median([ns for of_rank in blocks.later_begins_ns for ns in of_rank])
+        offset_ns = median([ns for of_rank in blocks.later_begins_ns for ns in of_rank])
     alone, work = _last(blocks.alone_ns), _last(blocks.work_ns)
     both_calls, both_work, whole = map(_last, together)
     if offset_ns is None:
@@ -102,7 +100,7 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
     else:  # one of each: how much longer it took is all there is
         work_slowdown = _ratio(both_work, work)
     turns = zip(alone, work, whole, strict=True)
-    calls_ns = _median(alone) / blocks.calls
+    calls_ns = median(alone) / blocks.calls
     return Overlap(
         result.case,
         result.ranks,
@@ -112,7 +110,7 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
         blocks.repeats,
         blocks.blocks,
         calls_ns,
-        _median(work) / repeats,
+        median(work) / repeats,
         _ratio(both_calls, alone),
         work_slowdown,
         None if later else _mean([(a + w - t) / min(a, w) for a, w, t in turns]),
@@ -125,24 +123,17 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
 
 
 def _last(matrix: Matrix) -> list[float]:
-    """Of each block the rank that was last; at least 1 ns, for it is divided by."""
+    """The time of the last rank in each block; at least 1 ns, as others are divided by it."""
     return [max(1.0, *block) for block in zip(*matrix, strict=True)]
 
 
-def _median(values: Sequence[float]) -> float:
-    import statistics
-
-    return statistics.median(values)
-
-
 def _ratio(over: Sequence[float], under: Sequence[float]) -> Estimate:
-    """Of the geometric means."""
     return _mean_of_logs([math.log(a / b) for a, b in zip(over, under, strict=True)])
 
 
 def _while_both(alone: float, work: float, calls: float) -> float:
-    """By how much the work was slower while the calls ran. What was left of it when they had ended
-    ran alone, at its own rate: so much less was done beside them.
+    """The slowdown of the work during the calls. What was left of it afterwards ran at its own
+    rate.
     """
     done = alone - max(0.0, work - calls)
     return min(work, calls) / done if done > 0 else work / alone

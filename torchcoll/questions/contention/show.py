@@ -24,16 +24,17 @@ _OVERLAP = (
 
 
 def concurrent_grid(overlaps: Sequence[Overlap], machine: Sequence[str] = ()) -> Grid:
-    """A row a case, with an offset two; ``found`` is not empty. machine: warnings about the machine
-    while it was measured.
-    """
+    """A row per case, two with an offset. machine: warnings about the machine during the run."""
     begins: list[tuple[Head, Callable[[Overlap], str]]] = []
     alone: list[tuple[Head, Callable[[Overlap], str]]] = []
     of_work = _WORK
-    if any(
-        overlap.offset_ns is not None for overlap in overlaps
-    ):  # then all: it is of the whole sweep
-        begins.append((Head("work", "begins", legend=_BEGINS), _begins))
+    if overlaps[0].offset_ns is not None:  # all rows have it, or none
+        begins.append(
+            (
+                Head("work", "begins", legend=_BEGINS),
+                lambda o: f"+{format_time(o.offset_ns)}" if o.offset_ns else "at once",
+            )
+        )
         of_work = _WORK_SINGLE
     else:
         alone.append((Head("busbw", "alone"), lambda o: _busbw(o, 0)))
@@ -78,7 +79,7 @@ def _heads(overlaps: Sequence[Overlap]) -> list[str]:
 
 
 def _single_or_row(overlaps: Sequence[Overlap]) -> str:
-    """Which of the two times of a case is which."""
+    """Explains how this time differs from the one in the table above."""
     mode = overlaps[0].case.mode
     how = "pairs of single calls, each after a pause and a barrier"
     if overlaps[0].offset_ns is None:
@@ -105,7 +106,7 @@ def _notes(overlaps: Sequence[Overlap]) -> list[str]:
 
 
 def _overlap_text(overlap: Overlap) -> str:
-    """-: the interval is wider than all that there is, or the work began later."""
+    """``-`` if the interval is wider than the whole range, or the work began later."""
     value = overlap.efficiency
     if value is None:
         return "-"
@@ -115,10 +116,6 @@ def _overlap_text(overlap: Overlap) -> str:
 
 def _busbw(overlap: Overlap, which: int) -> str:
     return format_bandwidth(overlap.busbw_gbps[which]) if overlap.busbw_gbps else "-"
-
-
-def _begins(overlap: Overlap) -> str:
-    return f"+{format_time(overlap.offset_ns)}" if overlap.offset_ns else "at once"
 
 
 def _text(value: Estimate, unit: str = "") -> str:

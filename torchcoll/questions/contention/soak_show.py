@@ -20,13 +20,12 @@ _CURVE = 24  # characters
 
 
 def soak_grid(soak: Soaked) -> Grid:
-    """A row a case."""
     return make_grid(
         [
             (Head("collective", left=True, repeat=True), lambda c: c.case.collective),
             (Head("size", repeat=True), lambda c: format_size(c.case.size_bytes)),
             (Head("calls"), lambda c: str(c.calls)),
-            (Head("median"), lambda c: format_time(_middle(c.medians_ns))),
+            (Head("median"), lambda c: format_time(sorted(c.medians_ns)[len(c.medians_ns) // 2])),
             (Head("p99"), lambda c: format_time(c.p99_ns)),
             (Head("max"), lambda c: format_time(c.max_ns)),
             (Head("drift"), lambda c: drift_text(c.drift)),
@@ -74,10 +73,6 @@ def soak_answer(soak: Soaked) -> str:
     return f"soak: {rounds} in {long} ({windows}): {checked}; {moved}"
 
 
-def _middle(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
 def _clock(us: int) -> str:
     return datetime.fromtimestamp(us / 1e6, timezone.utc).strftime("%H:%M:%SZ")
 
@@ -90,9 +85,7 @@ def _slowest_text(case: SoakedCase) -> str:
 
 
 def curve(values: Sequence[float | None]) -> str:
-    """At most 24 characters of eight heights; neighbours share one, by their largest; a blank where
-    there is none.
-    """
+    """At most 24 characters of eight heights, each for its largest value; a blank for none."""
     step = max(1, -(-len(values) // _CURVE))
     parts = [
         [v for v in values[i : i + step] if v is not None] for i in range(0, len(values), step)

@@ -1,4 +1,4 @@
-"""What hours of the same cases show: drift, the worst of the time, and which rank was late when."""
+"""What a soak of hours shows: drift, the worst window, and which rank was last."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MostLast:
-    """The rank that was last most often, its share of the calls, the share of each of equal ranks,
-    and how often chance makes some rank's share as large.
+    """The rank that was last most often.
+
+    share: of the calls. even: the share of each rank if all are equal. p: how often chance gives
+    some rank this share.
     """
 
     rank: int
@@ -33,10 +35,9 @@ class MostLast:
 class SoakedCase:
     """One case over all windows.
 
-    medians_ns: of each window that it ran in. over_time: of all windows; None where it did not run.
-    worst: its number from 0, worst_us: when it began, since 1970.
-    most_last: the rank that was last most often; None without a barrier. slowest: that rank and its
-    share, where it was last more often than chance explains at 5 % over all cases (Holm).
+    medians_ns: of the windows in which it ran. over_time: of all windows; None where it did not
+    run. worst, worst_us: number and start (since 1970) of the worst window. most_last: None without
+    a barrier. slowest: that rank and its share, if significant at 5 % over all cases (Holm).
     """
 
     case: Case
@@ -59,10 +60,11 @@ class SoakedCase:
 
 @dataclass(frozen=True)
 class Soaked:
-    """rounds: the first aside. seconds: from the first window to the end of the last. checked: the
-    calls whose results were checked, the first round's too. calls: all calls that were made, or 0
-    if the file does not say. faulty: how many faults were found. faults: the first of them, a line
-    each.
+    """A soak without its first round.
+
+    seconds: from the first window to the end of the last. checked: calls with checked results,
+    including the first round. calls: all calls, 0 if not known. faulty: the number of faults.
+    faults: the first of them.
     """
 
     rounds: int
@@ -76,7 +78,7 @@ class Soaked:
 
     @property
     def drifting(self) -> tuple[SoakedCase, ...]:
-        """Cases that drift by 2 % at least, at 5 % over all of them (Holm)."""
+        """Cases that drift by 2 % or more, at 5 % over all cases (Holm)."""
         by_p = sorted((c for c in self.cases if c.drift), key=lambda c: c.drift.p if c.drift else 1)
         drifting = []
         for place, case in enumerate(by_p):
@@ -88,7 +90,7 @@ class Soaked:
 
 
 def soaked(run: Run) -> Soaked | None:
-    """None where no --soak was."""
+    """None without --soak."""
     windows = run.windows
     if not windows:
         return None
@@ -121,10 +123,8 @@ def _case(case: Case, windows: Sequence[SoakWindow], ranks: int) -> SoakedCase:
     bins = Counter[int]()
     for _, soaked_case in measured:
         bins.update({int(name): calls for name, calls in soaked_case.bins.items()})
-    worst, most = (
-        medians.index(max(medians)),
-        max(soaked_case.max_ns for _, soaked_case in measured),
-    )
+    worst = medians.index(max(medians))
+    most = max(soaked_case.max_ns for _, soaked_case in measured)
     calls = sum(soaked_case.calls for _, soaked_case in measured)
     return SoakedCase(
         case,
@@ -145,7 +145,6 @@ _NOTABLE = 1.1  # times its share by chance: less is nothing to act on
 
 
 def _with_slowest(cases: Sequence[SoakedCase]) -> tuple[SoakedCase, ...]:
-    """The cases with ``slowest``."""
     tests = sorted((case.most_last.p, n) for n, case in enumerate(cases) if case.most_last)
     sure: set[int] = set()
     for place, (p, n) in enumerate(tests):
@@ -162,12 +161,12 @@ def _with_slowest(cases: Sequence[SoakedCase]) -> tuple[SoakedCase, ...]:
 
 
 def _most_last(windows: Sequence[Mapping[str, int]], ranks: int) -> MostLast | None:
-    """The rank that was last most often, and what chance makes of it.
+    """The rank that was last most often, and the chance of that.
 
-    windows: of each how often each rank was last. Calls are not independent: a rank that was last
-    is so again, for a while. Stretches of time are the replicates. If no rank is special, then
-    within a stretch the ranks can be exchanged: in each draw the ranks of every stretch are turned
-    by a random number, and the largest sum over the stretches is compared with the one measured.
+    windows: how often each rank was last. A rank that was last often stays last for a while, so
+    stretches of time are the replicates. If no rank is special, the ranks of a stretch can be
+    exchanged: each draw rotates those of every stretch at random, and compares the largest sum over
+    the stretches.
     """
     names = sorted({int(rank) for window in windows for rank in window})
     ranks = max(ranks, len(names))

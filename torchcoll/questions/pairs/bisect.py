@@ -103,9 +103,8 @@ def bisect(
         nonlocal step
         step += 1
         subgroups = [unit_ranks(units, first), unit_ranks(units, second)]
-        remaining_ranks = {*range(session.local.ranks)} - {
-            rank for subgroup in subgroups for rank in subgroup
-        }
+        busy = {rank for subgroup in subgroups for rank in subgroup}
+        remaining_ranks = {*range(session.local.ranks)} - busy
         subgroups += [tuple(sorted(remaining_ranks))] if remaining_ranks else []
         sweep = Sweep(session, spec, tuple(subgroups))
         step_case = replace(case, group=f"bisect {step}")
@@ -179,15 +178,12 @@ def record_halving(
     ranks = unit_ranks(units, halving.group)
     hosts = list(dict.fromkeys(members[rank]["host"] for rank in ranks))
     waiting_hosts = {host for host, _ in oversubscribed_hosts(members)} if on_cpu else set()
-    compared_hosts = {
-        members[rank]["host"] for half in last_step.halves for rank in unit_ranks(units, half)
-    }
+    halves_ranks = [rank for half in last_step.halves for rank in unit_ranks(units, half)]
+    compared_hosts = {members[rank]["host"] for rank in halves_ranks}
     if compared_hosts & waiting_hosts:
         names = ", ".join(sorted(compared_hosts & waiting_hosts)[:8])
-        recorder.event(
-            "bisect",
-            f"bisect: {halves}, but ranks wait for a core on {names}: no fault is sought there",
-        )
+        text = f"bisect: {halves}, but ranks wait for a core on {names}: no fault is sought there"
+        recorder.event("bisect", text)
         return
     message = (
         f"bisect: ranks {format_ranges(ranks)} ({', '.join(hosts[:8])}) do all_reduce at "

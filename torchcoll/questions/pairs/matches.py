@@ -134,9 +134,8 @@ def read_pairs(run: Run) -> Pairs | None:
         samples = result.time_ns.get(default_clock(result) or "", [])
         calls = sorted(over_ranks(samples)) if samples else []
         if not result.is_right or not calls or calls[0] <= 0:
-            pairs.failed.append(
-                f"pair {name}: {result.case.describe()}: {result.reason or _NO_TIME}"
-            )
+            why = result.reason or _NO_TIME
+            pairs.failed.append(f"pair {name}: {result.case.describe()}: {why}")
             continue
         pair = (int(low), int(high))
         if result.case.root == 1:

@@ -25,40 +25,16 @@ from torchcoll.bench.options import Options, Other, Parser, number, parse
 from torchcoll.bench.session import Session
 from torchcoll.bench.sweep import Sweep
 from torchcoll.bench.verify import Buffers, Checker, allocate
+from torchcoll.core import errors
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import Case, SizedCase, size_case
 from torchcoll.core.collectives import DEFAULT_COLLECTIVE
-from torchcoll.core.errors import (
-    ExitCode,
-    TorchcollError,
-    UnavailableError,
-    UsageError,
-    brief,
-    choice,
-)
 from torchcoll.core.spec import Spec
-from torchcoll.core.units import format_size, parse_share, whole_number
+from torchcoll.core.units import format_size, parse_share, shorten, whole_number
 from torchcoll.machine.devices import nothing
 from torchcoll.machine.launcher import Launch
+from torchcoll.questions.pairs import schedule
 from torchcoll.questions.pairs.bisect import bisect
-from torchcoll.questions.pairs.schedule import (
-    BY,
-    ITERS,
-    LATENCY_BYTES,
-    LATENCY_ITERS,
-    PASSES,
-    SIZES,
-    THRESHOLD,
-    Pair,
-    PairOptions,
-    check_units,
-    group_ranks,
-    pair_cases,
-    plan_lines,
-    rank_pairs,
-    round_count,
-    rounds,
-)
 
 if TYPE_CHECKING:
     from torchcoll.bench.output import Output
@@ -78,14 +54,15 @@ def _parser() -> argparse.ArgumentParser:
         "round run at the same time, every pair meets once; the slow ones run again alone, then "
         "all ranks do all_reduce together. Exit code 1 where a suspect is left.",
         epilog="Further, as torchcoll.allreduce --help has them: --sizes "
-        f"({','.join(map(format_size, SIZES))}, on slow links less) -n ({ITERS}) -d -c -T "
-        "--backend --device --rehearse --rendezvous-file -J --no-output --label "
+        f"({','.join(map(format_size, schedule.SIZES))}, on slow links less) "
+        f"-n ({schedule.ITERS}) -d -c -T --backend --device --rehearse "
+        "--rendezvous-file -J --no-output --label "
         "--library-log --format --quiet --gate --dry-run --ranks --require-idle.",
         allow_abbrev=False,
     )
     p.add_argument(
         "--by",
-        default=BY[0],
+        default=schedule.BY[0],
         help=(
             "rank (default): every rank with every other; node: all ranks of a node"
             " with those of another at once, first with first, second with second"
@@ -94,9 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--threshold",
         metavar="SHARE",
-        default=str(THRESHOLD),
+        default=str(schedule.THRESHOLD),
         help=f"a pair slower than the others by this share (and an outlier) is suspect "
-        f"({100 * THRESHOLD:g}%%)",
+        f"({100 * schedule.THRESHOLD:g}%%)",
     )
     p.add_argument(
         "--bisect",
@@ -110,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     return p
 
 
-def parse_pairs(argv: Sequence[str]) -> tuple[Options, PairOptions]:
+def parse_pairs(argv: Sequence[str]) -> tuple[Options, schedule.PairOptions]:
     """Parse a command line. Raises UsageError."""
     arguments, remaining = _parser().parse_known_args(list(argv))
     options = parse(remaining, DEFAULT_COLLECTIVE, "torchcoll.pairs")
@@ -119,28 +96,34 @@ def parse_pairs(argv: Sequence[str]) -> tuple[Options, PairOptions]:
         given = getattr(spec, field.name)
         if field.name not in _SUPPORTED and given != getattr(plain, field.name):
             flag = field.name.replace("_", "-")
-            raise UsageError(flag, given, "none: torchcoll.pairs has no such choice")
+            raise errors.UsageError(flag, given, "none: torchcoll.pairs has no such choice")
     if options.resume:
-        raise UsageError("resume", options.resume, "none: pairs are measured in one go")
-    choice(options.format, "format", ("table", "markdown", "csv", "json"))
-    sizes = spec.sizes or SIZES
-    if min(sizes) <= LATENCY_BYTES:
-        expected = f"more than {LATENCY_BYTES} bytes"
-        raise UsageError("sizes", min(sizes), expected, "The latency is measured in any case.")
+        raise errors.UsageError("resume", options.resume, "none: pairs are measured in one go")
+    errors.choice(options.format, "format", ("table", "markdown", "csv", "json"))
+    sizes = spec.sizes or schedule.SIZES
+    if min(sizes) <= schedule.LATENCY_BYTES:
+        expected = f"more than {schedule.LATENCY_BYTES} bytes"
+        raise errors.UsageError(
+            "sizes", min(sizes), expected, "The latency is measured in any case."
+        )
     for size_bytes in sizes:
-        if size_bytes % LATENCY_BYTES:  # a whole number of elements of every type
-            raise UsageError("sizes", size_bytes, f"a multiple of {LATENCY_BYTES} bytes")
+        if size_bytes % schedule.LATENCY_BYTES:  # a whole number of elements of every type
+            raise errors.UsageError(
+                "sizes", size_bytes, f"a multiple of {schedule.LATENCY_BYTES} bytes"
+            )
     if len(spec.dtypes) > 1:
-        raise UsageError("dtype", ",".join(spec.dtypes), "one type")
-    iters = ITERS if spec.iters is None else spec.iters
+        raise errors.UsageError("dtype", ",".join(spec.dtypes), "one type")
+    iters = schedule.ITERS if spec.iters is None else spec.iters
     whole_number(iters, "iters", 1)
     threshold = parse_share(arguments.threshold, "threshold")
     per_node = arguments.ranks_per_node
     if per_node is not None:
         per_node = whole_number(number(per_node, int), "ranks-per-node", 1)
         if not options.dry_run:
-            raise UsageError("ranks-per-node", per_node, "--dry-run with it")
-    pairs = PairOptions(arguments.by, arguments.bisect, threshold, per_node, not spec.sizes)
+            raise errors.UsageError("ranks-per-node", per_node, "--dry-run with it")
+    pairs = schedule.PairOptions(
+        arguments.by, arguments.bisect, threshold, per_node, not spec.sizes
+    )
     # The threshold goes into the file, so that ``torchcoll pairs`` judges as the run did.
     pairs_action = Other("pairs", pairs, {"threshold": threshold})
     return replace(options, spec=replace(spec, sizes=sizes, iters=iters), other=pairs_action), pairs
@@ -160,7 +143,7 @@ class _Role:
     index: 0 if this rank is in the lower unit of the pair, 1 in the higher.
     """
 
-    pair: Pair
+    pair: schedule.Pair
     peer: int
     index: int
 
@@ -172,17 +155,17 @@ class PairsRun:
     """
 
     def __init__(
-        self, session: Session, options: PairOptions, on_progress: Callable[[str], None]
+        self, session: Session, options: schedule.PairOptions, on_progress: Callable[[str], None]
     ) -> None:
         self.session, self.local = session, session.local
         self.options, self._on_progress = options, on_progress
         self._all = Sweep(session)
-        self.units = group_ranks(options.by, self.local.control.hosts)
-        check_units(self.units, options.by)
+        self.units = schedule.group_ranks(options.by, self.local.control.hosts)
+        schedule.check_units(self.units, options.by)
         first = session.sizings[0].case
         rule = "pair" if options.by == "rank" else "node"
         self._rule = rule
-        self._cases = pair_cases(session.spec, rule, first)
+        self._cases = schedule.pair_cases(session.spec, rule, first)
         self._buffers: dict[int, Buffers] = {}  # by the size of the case in bytes
         self._tried = False
         self._began = (0, 0)  # start of the latest kind of call: monotonic in ns, wall clock in us
@@ -197,11 +180,14 @@ class PairsRun:
         if self.options.adapts:
             self._adapt()
         count = len(self.units)
-        for turn, round_pairs in enumerate(rounds(count), 1):
+        for turn, round_pairs in enumerate(schedule.rounds(count), 1):
             self._round(
-                round_pairs, f"round {turn} of {round_count(count)}", self._rule, self._cases
+                round_pairs,
+                f"round {turn} of {schedule.round_count(count)}",
+                self._rule,
+                self._cases,
             )
-        for turn in range(1, PASSES + 1):
+        for turn in range(1, schedule.PASSES + 1):
             repeated, indexes = self.local.control.decide(self._next_pass())
             cases = [self._cases[index] for index in indexes]
             for pair in repeated:
@@ -223,7 +209,7 @@ class PairsRun:
         for case in self._cases:
             sizing = size_case(case, self.local.ranks)
             if refused := self._all.agree_on_case(sizing):
-                raise TorchcollError(f"pairs: {case.describe()}: {refused.reason}")
+                raise errors.TorchcollError(f"pairs: {case.describe()}: {refused.reason}")
         self._allocate()
         self.local.progress.step("connecting all ranks")
         # PyTorch requires all ranks to take part in the first call on a group if it is a send or
@@ -238,19 +224,18 @@ class PairsRun:
                 if case.size_bytes not in self._buffers:
                     buffers = allocate(self.local.torch, sizing, 0, self.local.device.name)
                     self._buffers[case.size_bytes] = buffers
-                    Checker(
-                        self.local.torch, sizing, 0, buffers, self.local.progress.beat
-                    ).prepare()
+                    beat = self.local.progress.beat
+                    Checker(self.local.torch, sizing, 0, buffers, beat).prepare()
         except (RuntimeError, MemoryError) as error:
-            failure = brief(error)
+            failure = errors.brief(error)
         failed = self.local.control.failed(failure)
         if failed:
-            raise TorchcollError("pairs: no memory on {}: {}".format(*failed))
+            raise errors.TorchcollError("pairs: no memory on {}: {}".format(*failed))
 
     def _adapt(self) -> None:
         """Halve the size until a call of the slowest pair of the first round is short enough."""
-        case = next(case for case in self._cases if case.size_bytes > LATENCY_BYTES)
-        role = self._role(next(rounds(len(self.units))))
+        case = next(case for case in self._cases if case.size_bytes > schedule.LATENCY_BYTES)
+        role = self._role(next(schedule.rounds(len(self.units))))
         times: list[int] = []
         self.local.progress.step("how slow the links are")
         if role:
@@ -265,7 +250,7 @@ class PairsRun:
         if size_bytes == case.size_bytes:
             return
         spec = replace(self.session.spec, sizes=(size_bytes,))
-        self._cases = pair_cases(spec, self._rule, self.session.sizings[0].case)
+        self._cases = schedule.pair_cases(spec, self._rule, self.session.sizings[0].case)
         self._allocate()
         if self.local.rank == 0:
             text = f"the links are slow: measured with {format_size(size_bytes)} in place of "
@@ -275,18 +260,18 @@ class PairsRun:
         try:
             call()
         except RuntimeError as error:
-            self.local.abort(f"{what}: {brief(error)}")
+            self.local.abort(f"{what}: {errors.brief(error)}")
 
-    def _role(self, round_pairs: Sequence[Pair]) -> _Role | None:
+    def _role(self, round_pairs: Sequence[schedule.Pair]) -> _Role | None:
         for pair in round_pairs:
-            for low, high in rank_pairs(self.units, pair):
+            for low, high in schedule.rank_pairs(self.units, pair):
                 if self.local.rank in (low, high):
                     first = self.local.rank == low
                     return _Role(pair, high if first else low, 0 if first else 1)
         return None
 
     def _round(
-        self, round_pairs: Sequence[Pair], text: str, rule: str, cases: Sequence[Case]
+        self, round_pairs: Sequence[schedule.Pair], text: str, rule: str, cases: Sequence[Case]
     ) -> None:
         role = self._role(round_pairs)
         if len(round_pairs) <= _NAMED:
@@ -306,8 +291,8 @@ class PairsRun:
     def _measure_kind(self, case: Case, role: _Role | None, text: str) -> list[Any]:
         """Run one kind of call on all pairs of the round; rank 0 gets the samples of each rank."""
         session, iters = self.session, self.session.spec.iters or 0
-        if case.size_bytes == LATENCY_BYTES:
-            iters = max(iters, LATENCY_ITERS)
+        if case.size_bytes == schedule.LATENCY_BYTES:
+            iters = max(iters, schedule.LATENCY_ITERS)
         kind = f"{text}: {case.describe()}"
         cold: list[int] = []
         steady: list[int] = []
@@ -349,7 +334,7 @@ class PairsRun:
         refused = first_call(self.local, "pairs: sending", call)
         if refused:
             (entry, *_) = self.session.entries
-            raise UnavailableError(
+            raise errors.UnavailableError(
                 "pairs",
                 f"{case.backend} on {case.device}: {entry.reason(case, refused.text)}",
                 "a backend that sends from rank to rank",
@@ -391,19 +376,19 @@ class PairsRun:
         return self.session.recorder
 
     def _record(
-        self, case: Case, gathered: list[Any], round_pairs: Sequence[Pair], rule: str
+        self, case: Case, gathered: list[Any], round_pairs: Sequence[schedule.Pair], rule: str
     ) -> None:
         from torchcoll.bench.recorder import result_of_pair
 
         for pair in round_pairs:
-            members = rank_pairs(self.units, pair)
+            members = schedule.rank_pairs(self.units, pair)
             ranks = [low for low, _ in members] + [high for _, high in members]
             pair_case = replace(case, group=f"{rule}/{pair[0]}-{pair[1]}")
             result = result_of_pair(pair_case, ranks, [gathered[rank] for rank in ranks])
             result.start_ns, result.start_wall_us = self._began
             self._recorder.case(result)
 
-    def _next_pass(self) -> tuple[list[Pair], list[int]] | None:
+    def _next_pass(self) -> tuple[list[schedule.Pair], list[int]] | None:
         """The pairs of the next pass alone, and the indexes of the cases in which they were slow.
 
         These are the pairs of suspects that no pass has cleared yet, between usual pairs. Only rank
@@ -427,9 +412,7 @@ class PairsRun:
         suspect_pairs = [
             pair for pair, indexes in chosen.items() if uncleared & {*indexes} and pair not in usual
         ]
-        mixed = [
-            pair for neighbours in zip_longest(usual, suspect_pairs) for pair in neighbours if pair
-        ]
+        mixed = [pair for several in zip_longest(usual, suspect_pairs) for pair in several if pair]
         kinds = suspected_kinds(suspected[index] for index in sorted(uncleared))
         return mixed, [i for i, case in enumerate(self._cases) if case_key(case) in kinds]
 
@@ -445,29 +428,29 @@ class PairsRun:
 
 def refuse_lone(backend: str | None, ranks: int) -> None:
     """Raises UsageError if there can be no pairs, before anything starts."""
-    check_units(tuple((rank,) for rank in range(ranks)), "rank")
+    schedule.check_units(tuple((rank,) for rank in range(ranks)), "rank")
     if backend and not communicates(backend):
-        raise UsageError(
+        raise errors.UsageError(
             "backend", backend, "one that communicates", "--dry-run plans without one."
         )
     if backend and "," in backend:
-        raise UsageError("backend", backend, "one backend")
+        raise errors.UsageError("backend", backend, "one backend")
 
 
 def run_pairs(launch: Launch, arguments: list[str]) -> int:
     """Run ``torchrun -m torchcoll.pairs``: measure every pair of ranks, or print the plan."""
     options, pairs = parse_pairs(arguments)
     if options.dry_run:
-        lines = plan_lines(options.spec, pairs, options.ranks or launch.ranks)
+        lines = schedule.plan_lines(options.spec, pairs, options.ranks or launch.ranks)
         if launch.rank == 0:
             print("\n".join(lines))
-        return ExitCode.OK
+        return errors.ExitCode.OK
     refuse_lone(options.spec.backend, launch.ranks)
     return measure(options, launch, arguments, partial(_sweep, options, pairs))
 
 
 def _sweep(
-    options: Options, pairs: PairOptions, session: Session, output: Output | None
+    options: Options, pairs: schedule.PairOptions, session: Session, output: Output | None
 ) -> str | None:
     """Measure the pairs and print the result on rank 0.
 
@@ -496,8 +479,7 @@ def _sweep(
         failure = output.failure()
         accused = [e["message"] for e in finished.events if e["kind"] == "suspect"]
         if accused and not failure:
-            more = f" (and {len(accused) - 1} more)" if len(accused) > 1 else ""
-            failure = f"suspect: {accused[0]}{more}"
+            failure = f"suspect: {shorten(accused, 1, ' (and {} more)')}"
     agreed: str | None = session.local.control.decide(failure)
     return agreed
 

@@ -18,7 +18,10 @@ from torchcoll.core.units import (
     format_ranges,
     format_size,
     format_time,
+    shorten,
+    shorten_list,
 )
+from torchcoll.questions.pairs import suspects
 from torchcoll.questions.pairs.matches import (
     EXCHANGE,
     LATENCY,
@@ -29,18 +32,6 @@ from torchcoll.questions.pairs.matches import (
     read_pairs,
 )
 from torchcoll.questions.pairs.schedule import Pair
-from torchcoll.questions.pairs.suspects import (
-    Z_LIMIT,
-    Suspect,
-    evidence_text,
-    find_noise,
-    find_suspects,
-    largest_sound_group,
-    noise_summary,
-    noise_text,
-    suspect_name,
-    suspect_text,
-)
 from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import Forms, print_results, select_fields
@@ -94,10 +85,8 @@ def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
                 cells.append(shades[sum(speed < limit for limit in _LIMITS)])
         if merged > 1:
             order = [_SELF, *shades, _NONE]
-            cells = [
-                max(cells[first : first + merged], key=order.index)
-                for first in range(0, count, merged)
-            ]
+            starts = range(0, count, merged)
+            cells = [max(cells[first : first + merged], key=order.index) for first in starts]
         rows.append([str(unit), "|" + "".join(cell * each for cell in cells) + "|"])
     steps = ", ".join(f"{s} below {100 * x:g} %" for s, x in zip(shades[1:], _LIMITS, strict=True))
     lines = [above, f"of the median (within a node, between nodes): {steps}; {_SELF} itself"]
@@ -124,10 +113,8 @@ def _relative(pairs: Pairs, key: tuple[str, int]) -> dict[Pair, float]:
     for pair, timing in pairs.times[key].items():
         kinds[within[pair]].append(1 / timing.median_ns)
     middles = {kind: median(speeds) for kind, speeds in kinds.items() if speeds}
-    return {
-        pair: 1 / timing.median_ns / middles[within[pair]]
-        for pair, timing in pairs.times[key].items()
-    }
+    times = pairs.times[key].items()
+    return {pair: 1 / timing.median_ns / middles[within[pair]] for pair, timing in times}
 
 
 def slowest_units(pairs: Pairs, key: tuple[str, int]) -> list[int]:
@@ -161,20 +148,19 @@ def show_pairs(
         action = "torchcoll show reads it." if run.results else ""
         raise UnusableError("pairs", one_line(what), "a result file of torchcoll.pairs", action)
     threshold = threshold or pairs.threshold
-    suspected = find_suspects(pairs, threshold)
+    suspected = suspects.find_suspects(pairs, threshold)
     document = _object(run, pairs, suspected, threshold)
     grids = pairs_grids(run, pairs, Destination(file), suspected, threshold, format)
     print_results([Forms(grids, document)], format, file)
-    return any(suspect.confirmed for suspect in suspected) or bool(
-        _bisect_texts(run) or pairs.failed
-    )
+    has_suspect = any(suspect.confirmed for suspect in suspected)
+    return has_suspect or bool(_bisect_texts(run) or pairs.failed)
 
 
 def pairs_grids(
     run: Run,
     pairs: Pairs,
     out: Destination,
-    suspected: Sequence[Suspect],
+    suspected: Sequence[suspects.Suspect],
     threshold: float,
     format: str = "table",
 ) -> list[Grid]:
@@ -248,7 +234,9 @@ def _units(pairs: Pairs, format: str) -> Grid:
     return Grid(heads, rows, [f"each {pairs.by}: median over its pairs"])
 
 
-def _below(run: Run, pairs: Pairs, suspected: Sequence[Suspect], threshold: float) -> list[str]:
+def _below(
+    run: Run, pairs: Pairs, suspected: Sequence[suspects.Suspect], threshold: float
+) -> list[str]:
     lines = []
     if len(pairs.pairs) < pairs.pair_count:
         lines.append(f"not complete: {len(pairs.pairs)} of {pairs.pair_count} pairs")
@@ -256,9 +244,7 @@ def _below(run: Run, pairs: Pairs, suspected: Sequence[Suspect], threshold: floa
         lines.append(one_line(run.ending))
     lines += [one_line(problem) for problem in run.problems]
     lines += [one_line(e.get("message")) for e in run.events if e.get("kind") != "suspect"]
-    lines += [one_line(text) for text in pairs.failed[:8]]
-    if len(pairs.failed) > 8:
-        lines.append(f"and {len(pairs.failed) - 8} more that failed")
+    lines += shorten_list(list(map(one_line, pairs.failed)), 8, "and {} more that failed")
     for result in run.results:
         if not is_pair(result):
             lines.append(_together(result))
@@ -266,26 +252,25 @@ def _below(run: Run, pairs: Pairs, suspected: Sequence[Suspect], threshold: floa
     return lines
 
 
-def _answer(pairs: Pairs, suspected: Sequence[Suspect], bisect_texts: Sequence[str]) -> Answer:
+def _answer(
+    pairs: Pairs, suspected: Sequence[suspects.Suspect], bisect_texts: Sequence[str]
+) -> Answer:
     """Which unit or link is slow, in one sentence."""
     accused = [
-        f"{suspect_name(pairs, suspect)} is slow: {evidence_text(pairs, suspect)}"
+        f"{suspects.suspect_name(pairs, suspect)} is slow: {suspects.evidence_text(pairs, suspect)}"
         for suspect in suspected
         if suspect.confirmed
     ] + list(bisect_texts)
     if accused:
-        more = f"; and {len(accused) - 1} more" if len(accused) > 1 else ""
-        return Answer(one_line(f"{accused[0]}{more}"), "bad")
+        return Answer(one_line(shorten(accused, 1, "; and {} more")), "bad")
     if pairs.failed:
         return Answer(one_line(f"{len(pairs.failed)} failed, the first: {pairs.failed[0]}"), "bad")
     judged = sum(map(pairs.judged, pairs.pairs))
     if pairs.rehearsal or not judged or len(pairs.units) == 2:
         return Answer(f"no {pairs.by} can be judged here", "doubt")
     kind = "good" if judged == pairs.pair_count else "doubt"
-    return Answer(
-        f"no suspect: no {pairs.by} or link is slow, {judged} of {pairs.pair_count} pairs judged",
-        kind,
-    )
+    text = f"no {pairs.by} or link is slow, {judged} of {pairs.pair_count} pairs judged"
+    return Answer(f"no suspect: {text}", kind)
 
 
 def _bisect_texts(run: Run) -> list[str]:
@@ -306,7 +291,10 @@ def _together(result: Any) -> str:
 
 
 def _conclusion(
-    pairs: Pairs, suspected: Sequence[Suspect], bisect_texts: Sequence[str], threshold: float
+    pairs: Pairs,
+    suspected: Sequence[suspects.Suspect],
+    bisect_texts: Sequence[str],
+    threshold: float,
 ) -> list[str]:
     confirmed = [suspect for suspect in suspected if suspect.confirmed]
     if pairs.rehearsal:
@@ -324,37 +312,36 @@ def _conclusion(
     aside = []
     if pairs.crowded:
         hosts = [one_line(name) for name in sorted(pairs.crowded)]
-        more = f" and {len(hosts) - 8} more" if len(hosts) > 8 else ""
         aside = [
-            f"on {', '.join(hosts[:8])}{more} ranks wait for a core: those pairs accuse nobody "
+            f"on {shorten(hosts, 8)} ranks wait for a core: those pairs accuse nobody "
             "(start no more ranks than cores to judge them)"
         ]
     if not judged:
         return [*aside, *(f"SUSPECT {text}" for text in bisect_texts), "no pair is judged"]
     rule = (
         f"slow: {100 * threshold:g} % below the pairs without it (latency: twice their time) and a "
-        f"modified z-score (Iglewicz and Hoaglin 1993) beyond -{Z_LIMIT}, by the lower quartile of "
-        f"the calls; a {pairs.by} is slow where more than half of its pairs are"
+        f"modified z-score (Iglewicz and Hoaglin 1993) beyond -{suspects.Z_LIMIT}, by the lower "
+        f"quartile of the calls; a {pairs.by} is slow where more than half of its pairs are"
     )
     lines = [*aside, rule]
-    lines += [f"SUSPECT {one_line(suspect_text(pairs, suspect))}" for suspect in confirmed]
+    lines += [f"SUSPECT {one_line(suspects.suspect_text(pairs, suspect))}" for suspect in confirmed]
     lines += [f"SUSPECT {text}" for text in bisect_texts]
     lines += [
-        f"not alone: {one_line(suspect_text(pairs, suspect))}: not slow in every pass alone"
+        f"not alone: {one_line(suspects.suspect_text(pairs, suspect))}: not slow in every pass "
+        "alone"
         for suspect in suspected
         if not suspect.confirmed
     ]
     if confirmed:
-        sound_units = largest_sound_group(pairs, confirmed)
+        sound_units = suspects.largest_sound_group(pairs, confirmed)
         names = format_ranges(rank for unit in sound_units for rank in pairs.units[unit])
-        lines.append(
-            f"largest group without them: {len(sound_units)} {pairs.by}s, ranks {names or 'none'}"
-        )
+        sound = f"{len(sound_units)} {pairs.by}s, ranks {names or 'none'}"
+        lines.append(f"largest group without them: {sound}")
     elif not bisect_texts:
         whole = sum(map(pairs.judged, pairs.pairs))
         some = "" if whole == pairs.pair_count else f" among the {whole} pairs that were judged"
         lines.append(f"no suspect{some}")
-    if text := noise_text(pairs, find_noise(pairs, confirmed, threshold)):
+    if text := suspects.noise_text(pairs, suspects.find_noise(pairs, confirmed, threshold)):
         lines.append(text)
     if len(pairs.units) == 3 and not confirmed:
         lines.append("with three there are two other pairs to compare each with: little evidence")
@@ -391,7 +378,7 @@ def _records(pairs: Pairs) -> list[dict[str, Any]]:
 
 
 def _object(
-    run: Run, pairs: Pairs, suspected: Sequence[Suspect], threshold: float
+    run: Run, pairs: Pairs, suspected: Sequence[suspects.Suspect], threshold: float
 ) -> dict[str, Any]:
     confirmed = [suspect for suspect in suspected if suspect.confirmed]
     return {
@@ -403,20 +390,21 @@ def _object(
             for unit, (host, ranks) in enumerate(zip(pairs.hosts, pairs.units, strict=True))
         ],
         "threshold": threshold,
-        "z_limit": Z_LIMIT,
+        "z_limit": suspects.Z_LIMIT,
         "rows": _records(pairs),
         "suspects": [_suspect_object(pairs, suspect) for suspect in suspected],
         "too_noisy": [
-            noise_summary(pairs, noise) for noise in find_noise(pairs, confirmed, threshold)
+            suspects.noise_summary(pairs, noise)
+            for noise in suspects.find_noise(pairs, confirmed, threshold)
         ],
         "bisected": _bisect_texts(run),
-        "largest_group": largest_sound_group(pairs, suspected),
+        "largest_group": suspects.largest_sound_group(pairs, suspected),
         "failed": pairs.failed,
         "not_judged_hosts": sorted(pairs.crowded),
     }
 
 
-def _suspect_object(pairs: Pairs, suspect: Suspect) -> dict[str, Any]:
+def _suspect_object(pairs: Pairs, suspect: suspects.Suspect) -> dict[str, Any]:
     evidence = [
         {
             **select_fields(e, "kind=what size_bytes within_node=within ratio"),
@@ -430,6 +418,6 @@ def _suspect_object(pairs: Pairs, suspect: Suspect) -> dict[str, Any]:
         "units": list(suspect.units),
         "hosts": [pairs.hosts[unit] for unit in suspect.units],
         "stands": suspect.confirmed,
-        "message": suspect_text(pairs, suspect),
+        "message": suspects.suspect_text(pairs, suspect),
         "evidence": evidence,
     }

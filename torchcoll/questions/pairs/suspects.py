@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchcoll.core.summary import median
-from torchcoll.core.units import format_size
+from torchcoll.core.units import format_size, shorten
 from torchcoll.questions.pairs.matches import (
     EXCHANGE,
     LATENCY,
@@ -189,9 +189,7 @@ def find_suspects(
         Suspect(units, tuple(sorted(evidence, key=lambda e: (e.confirmed is False, e.ratio))))
         for units, evidence in ordered
     ]
-    confirmed_units = {
-        suspect.units[0] for suspect in result if suspect.confirmed and not suspect.is_link
-    }
+    confirmed_units = {each.units[0] for each in result if each.confirmed and not each.is_link}
     return [
         suspect
         for suspect in result
@@ -256,11 +254,9 @@ class _Table:
         if self._groups > _FEW:
             group = None
         if group not in self._scales:
-            other_pairs = [
-                pair
-                for pair in self._speeds
-                if group is None or group not in (self._group(pair[0]), self._group(pair[1]))
-            ]
+            group_of = self._group
+            ends = ((pair, {group_of(pair[0]), group_of(pair[1])}) for pair in self._speeds)
+            other_pairs = [pair for pair, groups in ends if group is None or group not in groups]
             self._scales[group] = self._scaled(other_pairs)
         return self._scales[group]
 
@@ -379,9 +375,8 @@ def pairs_to_repeat(
     for index, suspect in enumerate(suspected):
         suspect_pairs = [(suspect.units[0], suspect.units[-1])]
         if not suspect.is_link:
-            suspect_pairs = [
-                pair for pair in speeds if suspect.units[0] in pair and pairs.judged(pair)
-            ]
+            unit = suspect.units[0]
+            suspect_pairs = [pair for pair in speeds if unit in pair and pairs.judged(pair)]
             # Prefer partners that are not suspects, as a slow partner would explain the pair.
             suspect_pairs.sort(key=lambda pair: (len({*pair} & bad), -speeds[pair], pair))
         for pair in suspect_pairs[:_AGAIN]:
@@ -399,9 +394,7 @@ def suspected_kinds(suspected: Iterable[Suspect]) -> set[tuple[str, int]]:
         if evidence.confirmed is not False
     ]
     kinds = {(evidence.what, evidence.size_bytes) for evidence in remaining}
-    return {
-        (what if what in (LATENCY, EXCHANGE) else SEND, size_bytes) for what, size_bytes in kinds
-    }
+    return {(what if what in (LATENCY, EXCHANGE) else SEND, size) for what, size in kinds}
 
 
 def largest_sound_group(pairs: Pairs, suspected: Sequence[Suspect]) -> list[int]:
@@ -412,11 +405,8 @@ def largest_sound_group(pairs: Pairs, suspected: Sequence[Suspect]) -> list[int]
     """
     confirmed_suspects = [suspect for suspect in suspected if suspect.confirmed]
     excluded = {suspect.units[0] for suspect in confirmed_suspects if not suspect.is_link}
-    links = [
-        suspect.units
-        for suspect in confirmed_suspects
-        if suspect.is_link and not {*suspect.units} & excluded
-    ]
+    links = [each.units for each in confirmed_suspects if each.is_link]
+    links = [units for units in links if not {*units} & excluded]
     while links:
         ends = [unit for link in links for unit in link]
         worst = max(sorted({*ends}), key=ends.count)
@@ -445,13 +435,10 @@ def evidence_text(pairs: Pairs, suspect: Suspect) -> str:
     The first figure is that of the pairs alone if they were measured so: in the rounds pairs share
     the network.
     """
-    shown = [
-        evidence
-        for evidence in suspect.evidence
-        if evidence.confirmed is not False or not suspect.confirmed
-    ]
+    every = suspect.evidence
+    shown = [e for e in every if e.confirmed is not False or not suspect.confirmed]
     texts: list[str] = []
-    for evidence in shown[:_MOST_SHOWN]:
+    for evidence in shown:
         scope = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _scope_text(evidence)
         ratio, how, note = evidence.ratio, "", "not measured alone"
         if evidence.alone_ratio is not None:
@@ -461,8 +448,7 @@ def evidence_text(pairs: Pairs, suspect: Suspect) -> str:
             note += f", {evidence.slow} of {evidence.pairs} pairs slow"
         of = "" if texts else " of the others' speed"
         texts.append(f"{100 * ratio:.0f} %{of} {evidence.what}{scope}{how} ({note})")
-    more = f", and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
-    return ", ".join(texts) + more
+    return shorten(texts, _MOST_SHOWN, ", and {} more")
 
 
 def noise_text(pairs: Pairs, several: Sequence[Noise]) -> str:

@@ -93,9 +93,8 @@ def recipe_of(run: Run, trust: bool = False) -> Recipe:
     settings = {name: value for name, value in variables.items() if name not in left_out}
     if left_out:
         names = ", ".join(left_out)
-        notes.append(
-            f"not set, for they name files or code: {names}. If you trust the file: --trust"
-        )
+        text = f"not set, for they name files or code: {names}"
+        notes.append(f"{text}. If you trust the file: --trust")
     if run.header.get("argv") is None or run.source:
         recipe = _foreign_recipe(run, ranks, hosts)
         notes = [*recipe.notes, *notes]
@@ -300,11 +299,8 @@ def unset_settings(recipe: Recipe, environ: Mapping[str, str]) -> Recipe:
     the recipe leaves out stay as this shell has them.
     """
     kept = {*_OF_LAUNCHERS, *recipe.variables, *recipe.left_out, "OMP_NUM_THREADS"}
-    extra = {
-        name: None
-        for name in sorted(named(environ))
-        if kind_of(name) == SETTINGS and name not in kept
-    }
+    settings = [name for name in sorted(named(environ)) if kind_of(name) == SETTINGS]
+    extra = {name: None for name in settings if name not in kept}
     return replace(recipe, variables={**recipe.variables, **extra})
 
 

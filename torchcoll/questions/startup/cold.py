@@ -1,11 +1,11 @@
-"""What starting costs: set-up, the first calls of each run, and cases that pay again later.
+"""The cost of starting: set-up, the first calls of each run, and later cases that are cold again.
 
-Cases pay again because NCCL connects an algorithm when it is first used, a library may set up
+Later cases are cold because NCCL connects an algorithm when it is first used, a library may set up
 something at a new size, and --fresh-group makes a communicator for every case. One run cannot
-tell such a call from a hiccup: in how many runs it was cold stands beside it.
+distinguish such a call from a hiccup, so each case says in how many runs it was cold.
 
-The unit is the run. Of its calls the slowest rank is read, the maximum over ranks. Nothing is
-said of growth with the number of ranks here: that needs a law, which is ``torchcoll scaling``.
+The unit is the run, and a call takes as long as on its slowest rank. ``torchcoll scaling`` fits the
+growth with the number of ranks.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torchcoll.core.summary import (
     median,
     over_ranks,
 )
+from torchcoll.core.units import counted
 from torchcoll.questions.startup.repeats import (
     FIRST_TWO,
     Placed,
@@ -48,10 +49,10 @@ _INIT = "nccl_init"  # of NCCL's own log (--library-log): the whole, and _INIT_n
 
 @dataclass(frozen=True)
 class Slowest:
-    """A duration on each rank: the longest, whose it is, and how far beyond the median of the
-    other ranks.
+    """The longest of the durations of all ranks.
 
-    rank, host and beyond_ns are None where one rank alone, or no rank, is known.
+    rank, host: where it was measured. beyond_ns: how much longer than the median of the others.
+    These are None if one rank or none is known.
     """
 
     ns: float
@@ -74,16 +75,13 @@ def slowest(durations: Mapping[int, float], run: Run) -> Slowest | None:
 
 
 def _set_up_of(run: Run) -> tuple[dict[str, Slowest], dict[str, float]]:
-    """Set-up phases in their order, what measuring costs left out; and NCCL's 'Init timings' by
-    part, ns, of the rank that took longest, {} without its log.
+    """The set-up phases in order, without the cost of measuring; and NCCL's 'Init timings' by part
+    in ns, on the rank that took longest, {} without its log.
     """
     names = [n for n in run.phases if not n.startswith(("cost_", f"{_INIT}_"))]
     names.sort(key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
-    phases = {}
-    for name in names:
-        longest = slowest(dict(enumerate(run.phases[name])), run)
-        if longest:
-            phases[name] = longest
+    slowest_ranks = {name: slowest(dict(enumerate(run.phases[name])), run) for name in names}
+    phases = {name: longest for name, longest in slowest_ranks.items() if longest}
     whole = run.phases.get(_INIT) or []
     if not whole:
         return phases, {}
@@ -98,13 +96,12 @@ def _set_up_of(run: Run) -> tuple[dict[str, Slowest], dict[str, float]]:
 
 @dataclass(frozen=True)
 class Late:
-    """One case of runs alike: geometric means over the runs, of the slowest rank, in ns.
+    """One case of equal runs: geometric means over the runs, on the slowest rank, in ns.
 
     steady_ns: the steady figure (median, or period) or the last cold call, whichever is larger:
-    the steady calls may be on another clock and back to back. cold: of how many ``runs`` the
-    first call took over 3 times that. ordinal: calls on the communicator before it, the fewest.
-    why: what is known of the cause: an algorithm used for the first time, a communicator of its
-    own, or ''.
+    the steady calls may be on another clock and back to back. cold: in how many of the ``runs`` the
+    first call took over 3 times that. ordinal: the fewest calls on the communicator before it.
+    why: the cause, such as an algorithm that is used for the first time; '' if not known.
     """
 
     kind: Mapping[str, Any]
@@ -129,11 +126,12 @@ class _Seen:
     first_ns: float
     steady_ns: float
     why: str
+    is_first_use: bool  # of an algorithm
 
 
 def late_cases(runs: Iterable[Sequence[Measured]], separate: Sequence[str]) -> list[Late]:
-    """Cases that were cold in more than half of their runs, and those that the log shows to
-    use an algorithm first; the first case of each run aside.
+    """Cases that were cold in more than half of their runs, or that use an algorithm for the first
+    time by the log of the library; without the first case of each run.
     """
     groups: dict[str, list[_Seen]] = {}
     kinds: dict[str, dict[str, Any]] = {}
@@ -143,12 +141,17 @@ def late_cases(runs: Iterable[Sequence[Measured]], separate: Sequence[str]) -> l
             key = repr((kind, seen.item.row.ranks, seen.item.row.size_bytes_requested))
             groups.setdefault(key, []).append(seen)
             kinds[key] = kind
-    late = [_late(kinds[key], seen) for key, seen in groups.items()]
-    return [case for case in late if 2 * case.cold > case.runs or case.why.startswith("first")]
+    late = []
+    for key, calls in groups.items():
+        case = _late(kinds[key], calls)
+        explained = [call for call in calls if call.why]
+        if 2 * case.cold > case.runs or (explained and explained[0].is_first_use):
+            late.append(case)
+    return late
 
 
 def _seen(items: Sequence[Measured]) -> Iterable[_Seen]:
-    """The cases of one run whose first call can be judged."""
+    """Yields the cases of one run whose first call can be judged."""
     starts: list[CaseResult] = []
     for backend in dict.fromkeys(item.result.case.backend for item in items):
         results = [item.result for item in items if item.result.case.backend == backend]
@@ -163,15 +166,15 @@ def _seen(items: Sequence[Measured]) -> Iterable[_Seen]:
         calls = over_ranks(result.cold_ns)
         if any(result is start for start in starts) or not calls or not result.is_right:
             continue
-        if result.ranks == 1:
-            continue  # it connects to nobody
+        if result.ranks == 1:  # one rank connects to nobody
+            continue
         steady = max(item.figure or 0.0, calls[-1] if len(calls) > 1 else 0.0)
         if steady <= 0 or calls[0] <= 0:
             continue
         why = f"first of {', '.join(new)}" if new else ""
         if result.ordinal == 0:
             why = f"a communicator of its own ({result.communicator})"
-        yield _Seen(item, calls[0], steady, why)
+        yield _Seen(item, calls[0], steady, why, bool(new) and result.ordinal != 0)
 
 
 def _late(kind: dict[str, Any], seen: Sequence[_Seen]) -> Late:
@@ -195,14 +198,14 @@ def _late(kind: dict[str, Any], seen: Sequence[_Seen]) -> Late:
 
 @dataclass(frozen=True)
 class ColdRow:
-    """One run (of several backends: one for each). Durations in ns, None where unknown.
+    """One run on one backend. Durations in ns, None if unknown.
 
-    kind: what its first case is, the number of ranks aside. placed: its scheduler's job, and its
-    place there; in_job: its place among those of its kind, where it matters. calls_ns: its first
-    calls in order; sizes: S of each, in bytes. fresh: False where others had used the communicator
-    before. steady_ns: the figure (median, or period) of the steady calls of the same case, on
-    ``clock``. first: the first call by ranks. parts_ns: of NCCL's 'Init timings', of the rank that
-    took longest.
+    kind: of its first case, without the number of ranks. placed: its position in its scheduler's
+    job. in_job: its position among the runs of its kind, if it matters. calls_ns: its first calls
+    in order; sizes: S of each, in bytes. fresh: whether nobody had used the communicator before.
+    steady_ns: the figure (median, or period) of the steady calls of the same case, on ``clock``.
+    first: the first call on the slowest rank. parts_ns: NCCL's 'Init timings' on the rank that took
+    longest.
     """
 
     name: str
@@ -225,18 +228,18 @@ class ColdRow:
     in_job: str = ""
 
     def call_ns(self, number: int) -> float | None:
-        """The call of this number from 1 on."""
+        """The call with this number, counted from 1."""
         return self.calls_ns[number - 1] if len(self.calls_ns) >= number else None
 
     @property
     def last_ns(self) -> float | None:
-        """The last cold call, where there are enough to call it one, and all of one size."""
+        """The last cold call, if there are three or more and all have one size."""
         return self.calls_ns[-1] if len(self.calls_ns) > 2 and len(self.sizes) == 1 else None
 
     @property
     def connect_ns(self) -> float | None:
-        """What the first result cost beyond a steady call: that of a new communicator of several
-        ranks alone.
+        """How much longer the first result took than a steady call; None if the communicator was
+        not new, or has one rank.
         """
         first = self.first_result_ns or self.call_ns(1)
         if not (self.fresh and first and self.steady_ns) or self.ranks == 1:
@@ -245,17 +248,16 @@ class ColdRow:
 
     @property
     def largest_part(self) -> tuple[str, float] | None:
-        """Name and ns of what took most of NCCL's initialisation."""
+        """Name and ns of the longest part of NCCL's initialisation."""
         return max(self.parts_ns.items(), key=lambda part: part[1], default=None)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Runs of one kind and one number of ranks: geometric means over the runs.
+    """Geometric means over the runs of one kind, number of ranks and position in their jobs.
 
-    in_job: '', or at which place of their jobs all of them stood, as repeats.in_job tells. low_ns,
-    high_ns: the least and the largest first call of them. again: the second run of a job against
-    the first, beside the second where they are apart.
+    in_job: their position, as ``repeats.in_job`` names it. low_ns, high_ns: the shortest and the
+    longest first call. again: second runs of a job compared with first ones.
     """
 
     kind: Mapping[str, Any]
@@ -276,7 +278,7 @@ class Scale:
 
 @dataclass(repr=False)
 class Cold(Displayed):
-    """What ``cold`` found. again: second runs against first ones over all numbers of ranks."""
+    """The result of ``cold``. again: second runs compared with first ones, over all ranks."""
 
     runs: list[Run]
     rows: list[ColdRow]
@@ -287,9 +289,9 @@ class Cold(Displayed):
 
 
 def cold(sources: Source | Sequence[Source]) -> Cold:
-    """What starting cost in these Runs, files, folders or globs, run by run.
+    """The cost of starting in these Runs, files, folders or globs, run by run.
 
-    Raises UsageError where no run tells its first calls, UnreadableError for a file.
+    Raises UnusableError if no run has first calls, UnreadableError for a file.
     """
     files = side("files", sources)
     runs = files.parts
@@ -297,20 +299,17 @@ def cold(sources: Source | Sequence[Source]) -> Cold:
     measured: list[list[Measured]] = [[] for _ in runs]
     for item in files.measured("time", Reading()):
         measured[item.part].append(item)
-    rows = [
-        row
-        for run, items, placed in zip(runs, measured, places_of(runs), strict=True)
-        for row in _rows(run, items, placed, separate)
-    ]
+    of_runs = zip(runs, measured, places_of(runs), strict=True)
+    rows = [row for run, items, placed in of_runs for row in _rows(run, items, placed, separate)]
     if not rows:
         raise UnusableError(
             "first calls",
-            f"none in {len(files.runs)} file{'s' if len(files.runs) > 1 else ''}",
+            f"none in {counted(len(files.runs), 'file')}",
             "runs with cold calls, JSON of nccl-tests -w 0 -I 1, or output of oneCCL's benchmark "
             "-i 1 -w 0",
         )
     rows.sort(key=lambda row: row.placed.order)
-    # A case that was wrong keeps its row, and enters no mean and no comparison.
+    # A wrong case keeps its row, but is in no mean and no comparison.
     usable = [i for i, row in enumerate(rows) if row.status == "ok" and row.call_ns(1)]
     likes = []
     groups: dict[tuple[str, int], list[int]] = {}
@@ -325,10 +324,7 @@ def cold(sources: Source | Sequence[Source]) -> Cold:
     later, later_pooled = later_of(likes)
     for key, members in groups.items():
         again, after = (
-            [
-                *([each[key]] if key in each else []),
-                *(scale for scale in whole if scale.kind == key[0]),
-            ]
+            [pair for pair in (each.get(key), *whole) if pair and pair.kind == key[0]]
             for each, whole in ((pairs, pooled), (later, later_pooled))
         )
         texts = in_job([rows[i].placed for i in members], again, after)
@@ -342,7 +338,7 @@ def cold(sources: Source | Sequence[Source]) -> Cold:
 def _rows(
     run: Run, items: Sequence[Measured], placed: Placed, separate: Sequence[str]
 ) -> Iterable[ColdRow]:
-    """A row for each backend of the run that tells its first calls."""
+    """Yields a row for each backend of the run whose first calls are known."""
     results = [item.result for item in items]
     phases, parts_ns = _set_up_of(run)
     for backend in backends_of(results):
@@ -350,10 +346,9 @@ def _rows(
         # The results that hold the first calls, and whether the communicator was new to them.
         firsts, fresh = first_results(mine), True
         if not firsts:
-            # Rows of one call each: the process' first calls, as the importer says.
-            firsts = [
-                r for r in mine if r.reported and r.reported.first_call_ns and r.ordinal is not None
-            ]
+            # An imported file may have the first calls of the process as rows of one call each.
+            reported = [r for r in mine if r.reported and r.reported.first_call_ns]
+            firsts = [r for r in reported if r.ordinal is not None]
             firsts.sort(key=lambda r: r.ordinal or 0)
         if not firsts:
             firsts, fresh = [r for r in mine if r.cold_ns and all(r.cold_ns)][:1], False
@@ -366,7 +361,7 @@ def _rows(
         calls: Sequence[float | None]
         if by_rank:
             calls = over_ranks(list(by_rank.values()))
-        else:  # by their numbers: a row that could not be read leaves its place empty
+        else:  # a row that could not be read leaves a gap
             by_number = {r.ordinal: r.reported.first_call_ns for r in firsts if r.reported}
             last = min(max(number or 0 for number in by_number), MOST_ROWS)
             calls = [by_number.get(number) for number in range(1 + last)]
@@ -379,11 +374,11 @@ def _rows(
             ranks=run.ranks or item.row.ranks,
             hosts=len({m["host"] for m in run.members if m.get("host")}) or None,
             placed=placed,
-            # A broken clock gives durations that have no logarithm.
+            # A broken clock gives durations without a logarithm.
             calls_ns=tuple(ns if ns and ns > 0 else None for ns in calls),
             sizes=tuple(r.size_bytes for r in firsts) if not by_rank else (item.row.size_bytes,),
             fresh=fresh,
-            # Sub-groups make their calls together: the slowest one tells.
+            # Sub-groups call at the same time: the slowest counts.
             steady_ns=max(steady, default=None),
             clock=item.row.clock if steady else None,
             status=bad[0] if bad else "ok",
@@ -404,7 +399,7 @@ def _name(run: Run) -> str:
 
 
 def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], RunPairs]) -> list[Scale]:
-    """The rows, all of which have a first call, by kind, number of ranks and place in the job."""
+    """Group rows with a first call by kind, number of ranks and position in the job."""
     groups: dict[tuple[str, int, str], list[ColdRow]] = {}
     for row in rows:
         groups.setdefault((repr(row.kind), row.ranks, row.in_job), []).append(row)
@@ -427,7 +422,7 @@ def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], RunPairs]) 
             steady_ns=geometric(row.steady_ns for row in alike),
             first_result_ns=geometric(row.first_result_ns for row in alike),
             connect_ns=geometric(row.connect_ns for row in alike),
-            # Beside the second of a job, where it stands on a line of its own.
+            # If second runs have a line of their own, it is there.
             again=pairs.get(key[:2]) if key[2] in ("", "2", FIRST_TWO) else None,
         )
         scales.append(scale)

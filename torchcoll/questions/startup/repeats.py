@@ -1,7 +1,7 @@
-"""Runs of one scheduler job in order of time: is the second one any better off than the first?
+"""Runs of one scheduler job in order of time: does the second one start faster than the first?
 
-The job is the replicate: each gives the ratio of its second to its first run, and what the nodes
-of a job have in common cancels. One job is a ratio and no evidence.
+The job is the replicate: each gives the ratio of its second to its first run, so that what the
+nodes of a job have in common cancels. A single job gives a ratio without evidence.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from torchcoll.core.result import Run
 from torchcoll.questions.comparison.results import Judged, judge
 from torchcoll.stats.ratios import geometric, paired_ratio
 
-# A difference of two starts below it is none that anyone would act on.
-THRESHOLD = 0.1
-FIRST_TWO = "1 to 2"  # places in a job that are shown to be the same
+THRESHOLD = 0.1  # nobody would act on a smaller difference of two starts
+FIRST_TWO = "1 to 2"  # positions in a job that are shown to be the same
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a run stands: its job (None: no scheduler's), its place in it from 1 on, of how
-    many runs; order: by which all runs are listed.
+    """The position of a run.
+
+    job: None without a scheduler. place: from 1, of ``of`` runs in the job. order: among all runs.
     """
 
     job: str | None
@@ -32,11 +32,10 @@ class Placed:
 
 @dataclass(frozen=True)
 class RunPairs:
-    """Second runs against first runs of their jobs: ``judged.base`` holds the first ones'
-    figures, ``judged.new`` the second ones', a pair a job. figure: what is compared.
+    """Second runs compared with the first runs of their jobs, one pair per job.
 
-    others: pairs of which the first was not the first run of its job: what it found may have
-    been warmed by others.
+    figure: what is compared. judged: ``base`` has the first runs. others: pairs whose first run was
+    not the first run of the job, which may have been warmed up by earlier runs.
     """
 
     kind: str
@@ -47,10 +46,10 @@ class RunPairs:
 
 
 def places_of(runs: Sequence[Run]) -> list[Placed]:
-    """The place of each run. Runs without a job have one of their own.
+    """The position of each run. A run without a job counts as a job of its own.
 
-    By time where it is known (to the second; equal ones stay in the order of reading). Runs
-    whose output is in one file, one after the other, are those of one job script.
+    Runs are ordered by start if it is known (in seconds; ties keep the order of reading). Runs
+    whose output follows each other in one file are those of one job script.
     """
     # ISO 8601 in UTC: sorts as text.
     starts = [str(run.header.get("start_utc") or "") for run in runs]
@@ -87,11 +86,11 @@ def places_of(runs: Sequence[Run]) -> list[Placed]:
 def in_job(
     runs: Sequence[Placed], again: Sequence[RunPairs], later: Sequence[RunPairs] = ()
 ) -> list[str]:
-    """Where each of the runs of one kind and number of ranks stands among those of its job:
-    ``1``, ``2``, ``3 to 5`` (later ones are not told apart), ``-`` outside of any. A mean over the
-    places is no run's figure: they are ``1 to 2`` where ``again``, of these runs or of their
-    kind on all numbers of ranks, shows the second to be as the first; and '' for all where
-    ``later`` shows that of the third and those after it too, or no job has several.
+    """The position in its job of each run of one kind and number of ranks.
+
+    It is ``1``, ``2``, ``3 to 5`` for all later ones, or ``-`` without a job. It is ``1 to 2`` if
+    ``again`` shows that second runs are as fast as first ones, and '' for all runs if ``later``
+    shows the same of the third and later ones, or no job has several runs.
     """
     numbers: dict[tuple[str, int], list[int]] = {}
     for placed in runs:
@@ -123,10 +122,10 @@ _Found = dict[tuple[str, int], list[tuple[float, float, str, bool]]]
 
 
 def pairs_of(runs: Likes) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
-    """Of (kind, ranks, place, figure, its name): the pairs of each kind and number of ranks, and
-    those of each kind over all its numbers of ranks.
+    """The pairs of each kind and number of ranks, and of each kind over all numbers of ranks.
 
-    Of several runs of one kind in one job the first two are a pair. Holm is over all.
+    runs: (kind, ranks, position, figure, name of the figure). The first two runs of one kind in a
+    job are a pair. Holm is over all pairs.
     """
     by_kind: _Found = {}
     for key, firsts in _jobs(runs):
@@ -137,17 +136,16 @@ def pairs_of(runs: Likes) -> tuple[dict[tuple[str, int], RunPairs], list[RunPair
 
 
 def later_of(runs: Likes) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
-    """As ``pairs_of``: the third run of each job and those after it against the first two, each
-    by their geometric mean.
+    """As ``pairs_of``, with the geometric mean of the third and later runs of each job compared
+    with that of the first two.
     """
     by_kind: _Found = {}
     for key, firsts in _jobs(runs):
         if len(firsts) > 2 and len({name for *_, name in firsts}) == 1:
             first, rest = (geometric(ns for _, ns, _ in part) for part in (firsts[:2], firsts[2:]))
             if first and rest:
-                by_kind.setdefault(key, []).append(
-                    (first, rest, firsts[0][2], firsts[0][0].place > 1)
-                )
+                pair = (first, rest, firsts[0][2], firsts[0][0].place > 1)
+                by_kind.setdefault(key, []).append(pair)
     return _pairs(by_kind)
 
 
@@ -170,30 +168,23 @@ def _pairs(by_kind: _Found) -> tuple[dict[tuple[str, int], RunPairs], list[RunPa
         (kind, (ranks,), pairs_of_ranks) for (kind, ranks), pairs_of_ranks in by_kind.items()
     ]
     for kind in dict.fromkeys(kind for kind, _ in by_kind):
-        several = {
-            ranks: pairs_of_ranks
-            for (name, ranks), pairs_of_ranks in by_kind.items()
-            if name == kind
-        }
+        several = {ranks: pairs for (name, ranks), pairs in by_kind.items() if name == kind}
         if len(several) > 1:
-            whole = [pair for pairs_of_ranks in several.values() for pair in pairs_of_ranks]
+            whole = [pair for pairs in several.values() for pair in pairs]
             groups.append((kind, tuple(sorted(several)), whole))
     measures = []
     for _, _, pairs_of_ranks in groups:
-        base, new = (
-            tuple(pair[0] for pair in pairs_of_ranks),
-            tuple(pair[1] for pair in pairs_of_ranks),
-        )
+        base = tuple(first for first, *_ in pairs_of_ranks)
+        new = tuple(second for _, second, *_ in pairs_of_ranks)
         ratio = paired_ratio(base, new)
         reason = "" if ratio.p_value is not None else "the jobs are equal: no spread to judge by"
-        measures.append(
-            Judged(base, new, "inconclusive", "1 job" if len(base) == 1 else reason, ratio)
-        )
-    pairs = []
+        reason = "1 job" if len(base) == 1 else reason
+        measures.append(Judged(base, new, "inconclusive", reason, ratio))
+    run_pairs = []
     judged = judge(measures, THRESHOLD, more_is_faster=False)
     for (kind, ranks, pairs_of_ranks), result in zip(groups, judged, strict=True):
         of_jobs = replace(result, reason=result.reason.replace(" runs", " jobs"))
         others = sum(other for *_, other in pairs_of_ranks)
-        pairs.append(RunPairs(kind, ranks, pairs_of_ranks[0][2], of_jobs, others))
-    each = {(pair.kind, pair.ranks[0]): pair for pair in pairs if len(pair.ranks) == 1}
-    return each, [pair for pair in pairs if len(pair.ranks) > 1]
+        run_pairs.append(RunPairs(kind, ranks, pairs_of_ranks[0][2], of_jobs, others))
+    each = {(pair.kind, pair.ranks[0]): pair for pair in run_pairs if len(pair.ranks) == 1}
+    return each, [pair for pair in run_pairs if len(pair.ranks) > 1]

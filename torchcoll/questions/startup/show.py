@@ -10,7 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_ns, format_ratio, format_size, format_time
+from torchcoll.core.units import (
+    counted,
+    format_ns,
+    format_ratio,
+    format_size,
+    format_time,
+    shorten_list,
+)
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head, make_grid, without_repeated_lines
@@ -23,11 +30,7 @@ if TYPE_CHECKING:
 
 
 MOST_LATE = 12  # of the late cases, those that cost most; JSON has all
-_WORDS = {
-    "import_torch": "import torch",
-    "init_process_group": "init",
-    "nccl_init": "NCCL init",
-}
+_WORDS = {"import_torch": "import torch", "init_process_group": "init", "nccl_init": "NCCL init"}
 READING = "time = max over ranks, the slowest rank"
 _RESULT = "to first result: connecting before the 1st call, if any, plus the 1st call"
 _CONNECT = "library setup: time to first result minus one steady call"
@@ -71,7 +74,7 @@ _MOST_KINDS = 3  # in the sentence
 
 
 def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
-    """What the first call costs beside a steady one, on the most ranks of each kind."""
+    """What the first call costs compared with a steady one, on the most ranks of each kind."""
     by_kind: dict[str, Scale] = {}
     for scale in sorted(finding.scales, key=lambda scale: scale.ranks):
         if scale.first_ns:
@@ -79,28 +82,21 @@ def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
     if not by_kind:
         return Answer("no first call has a time")
     order = sorted(by_kind.values(), key=lambda scale: -(scale.first_ns or 0.0))
-    titles_of = dict(
-        zip(dict.fromkeys(repr(row.kind) for row in finding.rows), titles, strict=False)
-    )
+    kinds = dict.fromkeys(repr(row.kind) for row in finding.rows)
+    titles_of = dict(zip(kinds, titles, strict=False))
     title_parts = [titles_of.get(repr(scale.kind), "").split(", ") for scale in order]
-    common = (
-        set(title_parts[0]).intersection(*title_parts)
-        if len(title_parts) > 1
-        else set(title_parts[0])
-    )
+    common = set(title_parts[0]).intersection(*title_parts)
     texts = []
-    for shown_scale, title_part in list(zip(order, title_parts, strict=True))[:_MOST_KINDS]:
-        name = " ".join(text_part for text_part in title_part if text_part not in common)
-        text = (
-            f"the first call{f' of {name}' * bool(name)} takes {format_ns(shown_scale.first_ns, 3)}"
-        )
-        if ratio := over(shown_scale.first_ns, shown_scale.steady_ns):
-            text += f", {_times(ratio)} times a steady call ({format_ns(shown_scale.steady_ns, 3)})"
-        if shown_scale.first_result_ns:
-            text += f", time to first result {format_ns(shown_scale.first_result_ns, 3)}"
+    for scale, parts in zip(order, title_parts, strict=True):
+        name = " ".join(part for part in parts if part not in common)
+        of = f" of {name}" if name else ""
+        text = f"the first call{of} takes {format_ns(scale.first_ns, 3)}"
+        if ratio := over(scale.first_ns, scale.steady_ns):
+            text += f", {_times(ratio)} times a steady call ({format_ns(scale.steady_ns, 3)})"
+        if scale.first_result_ns:
+            text += f", time to first result {format_ns(scale.first_result_ns, 3)}"
         texts.append(text)
-    if len(order) > _MOST_KINDS:
-        texts.append(f"{len(order) - _MOST_KINDS} more kinds take less")
+    texts = shorten_list(texts, _MOST_KINDS, "{} more kinds take less")
     ranks = dict.fromkeys(scale.ranks for scale in order if scale.ranks)
     if len(ranks) == 1:
         texts[0] = f"on {counted(next(iter(ranks)), 'rank')} {texts[0]}"
@@ -145,10 +141,7 @@ def _runs(rows: Sequence[ColdRow], title: str) -> Grid:
             (Head("2nd /", "1st", drop=3), lambda r: _ratio(r.call_ns(2), r.call_ns(1))),
             (Head("2nd /", "3rd", drop=3), lambda r: _ratio(r.call_ns(2), r.call_ns(3))),
             (Head("1st /", head.text.split()[0]), lambda r: _ratio(r.call_ns(1), steady_ns(r))),
-            (
-                Head("to first", "result", legend=_RESULT),
-                lambda r: format_time(r.first_result_ns),
-            ),
+            (Head("to first", "result", legend=_RESULT), lambda r: format_time(r.first_result_ns)),
             (
                 Head("library", "setup", drop=1, legend=_CONNECT),
                 lambda r: format_time(r.connect_ns),
@@ -202,10 +195,7 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> Grid:
             (Head("2nd /", "1st", drop=3), lambda s: _ratio(s.second_ns, s.first_ns)),
             (Head("2nd /", "3rd", drop=3), lambda s: _ratio(s.second_ns, s.third_ns)),
             (Head("1st /", "steady"), lambda s: _ratio(s.first_ns, s.steady_ns)),
-            (
-                Head("to first", "result", legend=_RESULT),
-                lambda s: format_time(s.first_result_ns),
-            ),
+            (Head("to first", "result", legend=_RESULT), lambda s: format_time(s.first_result_ns)),
             (
                 Head("library", "setup", drop=1, legend=_CONNECT),
                 lambda s: format_time(s.connect_ns),
@@ -232,9 +222,7 @@ def _again_cells(pairs: RunPairs | None) -> tuple[str, str, str]:
 
 
 def _below_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> list[str]:
-    """The ratios from the fewest ranks to the most (whether they grow is another question), and
-    what second runs are against first ones.
-    """
+    """The ratios from the fewest to the most ranks, and second runs compared with first ones."""
     lines = []
     for place in dict.fromkeys(scale.in_job for scale in scales):
         which = {"": "", "-": ", outside of jobs"}.get(place, f", {place} in job")
@@ -311,7 +299,7 @@ def _part_cell(row: ColdRow) -> str:
 
 
 def _late(late: Sequence[Late]) -> Grid:
-    """Cases that were cold although the run had called before, the dearest first."""
+    """Later cases that were cold, the most expensive first."""
     shown = sorted(late, key=lambda case: -case.extra_ns)[:MOST_LATE]
     titles = kind_texts([case.kind for case in late])
     several = len(set(titles)) > 1
@@ -321,16 +309,10 @@ def _late(late: Sequence[Late]) -> Grid:
         below.append("one run cannot tell a call that connects from one that met a hiccup")
     return make_grid(
         [
-            (
-                Head("case", left=True, repeat=True),
-                lambda o: named.get(repr(o.kind), "-"),
-            ),
+            (Head("case", left=True, repeat=True), lambda o: named.get(repr(o.kind), "-")),
             (Head("ranks"), lambda o: str(o.ranks or "-")),
             (Head("size", repeat=True), lambda o: format_size(o.size_bytes)),
-            (
-                Head("calls", "before"),
-                lambda o: "-" if o.ordinal is None else str(o.ordinal),
-            ),
+            (Head("calls", "before"), lambda o: "-" if o.ordinal is None else str(o.ordinal)),
             (Head("algorithm", left=True), lambda o: one_line(o.algorithm or "-")),
             (Head("1st", "call"), lambda o: format_time(o.first_ns)),
             (Head("steady"), lambda o: format_time(o.steady_ns)),
@@ -353,10 +335,9 @@ SCHEMA = "torchcoll-cold/1"
 
 
 def show_cold(findings: Sequence[Cold], format: str = "table", file: TextIO | None = None) -> None:
-    """Print what ``cold`` found. Raises UsageError for an unknown format."""
-    print_results(
-        [Forms(cold_grids(finding), cold_object(finding)) for finding in findings], format, file
-    )
+    """Print cold starts. Raises UsageError for an unknown format."""
+    forms = [Forms(cold_grids(finding), cold_object(finding)) for finding in findings]
+    print_results(forms, format, file)
 
 
 def cold_object(finding: Cold) -> dict[str, Any]:
@@ -380,6 +361,12 @@ def cold_object(finding: Cold) -> dict[str, Any]:
     }
 
 
+_OF_ROW = (
+    "first_result_ns connect_ns new_communicator=fresh status "
+    "first_call_slowest_rank=first.rank first_call_beyond_ns=first.beyond_ns"
+)
+
+
 def _row_record(row: ColdRow) -> dict[str, Any]:
     """One run, flat: durations in ns, unknown is null."""
     part = row.largest_part
@@ -400,10 +387,7 @@ def _row_record(row: ColdRow) -> dict[str, Any]:
         "second_over_first": over(row.call_ns(2), row.call_ns(1)),
         "second_over_third": over(row.call_ns(2), row.call_ns(3)),
         "first_over_steady": over(row.call_ns(1), row.steady_ns),
-        **select_fields(row, "first_result_ns connect_ns new_communicator=fresh status"),
-        **select_fields(
-            row, "first_call_slowest_rank=first.rank first_call_beyond_ns=first.beyond_ns"
-        ),
+        **select_fields(row, _OF_ROW),
         **{
             f"{name}_{field}": value
             for name, phase in row.phases.items()
