@@ -40,7 +40,8 @@ def cold_charts(finding: Cold) -> list[chart.Chart]:
         else:
             kind = (repr(scales[0].kind), scales[0].in_job)
             drawn = _cold_runs([r for r in finding.rows if (repr(r.kind), r.in_job) == kind])
-            how = f"{most} runs at most; dashed: their geometric means"
+            how = f"{counted(most, 'run')} at most"
+            how += "; dashed: their geometric means" if most > 1 else ""
         drawn.title = chart.plain(title)
         drawn.notes = [calls_line(finding.rows), f"{READING}; {how}", *finding.notes]
         drawn.shared = True
