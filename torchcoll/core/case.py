@@ -101,7 +101,7 @@ class Setting(Field):
     """A field that every case of the Spec has too, under the same name: cases differ in it.
 
     Spec, Case and Row get it, the result file records it, tables have its column, and runs that
-    differ in it are kept apart. kind: str, int or bool.
+    differ in it are kept apart. Its kind is str, int or bool.
 
     default: its value unless asked for.
     head: the two lines of the heading of its column.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Shown:
     """How findings of one class are displayed.
 
-    - show: prints several, ``show(findings, format, file)``; format: table, markdown, csv or json.
+    - show: prints several, ``show(findings, format, file)``, as a table, markdown, csv or json.
     - options: further arguments that ``show`` takes: ``columns``, ``every``.
     - charts: those of one, which answer what it is about; plotted: ``plot`` draws them to a file.
     - frame: the DataFrame of one; without it the ``rows`` of its JSON are one.

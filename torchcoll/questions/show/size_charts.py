@@ -29,7 +29,7 @@ class PlotPoint:
     """One size of a line; times in ns, busbw in GB/s.
 
     low_ns, high_ns: of one run the 5th and 95th percentile of its calls, of several the least
-    and the largest of their medians; None where a source does not tell them. busbw: None where
+    and the largest of their medians; None where a source does not tell them. busbw_gbps: None where
     nothing was communicated. results: what it was read from.
     """
 
