@@ -39,7 +39,7 @@ EXCEPTIONS = {
     "machine/setting_traps.py": ({"mpi"}, "a value of oneCCL's CCL_ATL_TRANSPORT"),
     "report/header.py": ({"barrier"}, "a label: the cost of the barrier between calls"),
     "parts/curves/model.py": ({"reduce_scatter"}, "derived from all_reduce by the ring's algebra"),
-    "questions/check/machine_links.py": ({"all_to_all"}, "its limit is that of the interfaces"),
+    "questions/check/limit_share.py": ({"all_to_all"}, "its limit is that of the interfaces"),
     "parts/curves/published_law.py": (
         {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"},
         "derived from all_reduce by the ring's algebra",

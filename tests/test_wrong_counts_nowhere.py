@@ -11,7 +11,7 @@ from made_runs import measured, run
 from torchcoll.core.result import Verification
 from torchcoll.core.summary import summarise
 from torchcoll.parts.curves.scaling import exclusion_reason
-from torchcoll.parts.experiments.version_runs import figures_of
+from torchcoll.parts.experiments.version_search import figures_of
 from torchcoll.parts.fleet.records import _summarise_case
 from torchcoll.questions.check.baseline import baseline_pairs
 from torchcoll.questions.check.judging import check

@@ -223,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if on_ranks:
             code = options.run(options)
         else:
-            from torchcoll.report.waiting import show_waiting
+            from torchcoll.report.destination import show_waiting
 
             with _ending_in_order(), show_waiting(f"torchcoll {name}"):
                 code = first_answer("extends", name, options)

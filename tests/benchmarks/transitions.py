@@ -31,8 +31,7 @@ import numpy
 from common import title
 
 from torchcoll.core.spec import Spec
-from torchcoll.parts.curves.curve_scatter import estimate_scatter
-from torchcoll.parts.curves.ranges import FEWEST, find_ranges
+from torchcoll.parts.curves.ranges import FEWEST, estimate_scatter, find_ranges
 from torchcoll.parts.curves.transitions import CLIFF
 
 NOISES = (0.01, 0.03, 0.05)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from torchcoll.parts.curves.curve_scatter import estimate_scatter
+from torchcoll.parts.curves.ranges import estimate_scatter
 
 
 def test_launches_that_differ_at_one_size_more_than_at_another():

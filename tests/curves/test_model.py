@@ -17,7 +17,7 @@ from torchcoll.parts.curves.model_file import load_model, model_object, model_te
 from torchcoll.parts.curves.model_fit import fit_model
 from torchcoll.parts.curves.model_show import show_fit
 from torchcoll.parts.curves.model_sizes import jackknife, quantile
-from torchcoll.parts.curves.predictions import predict_all
+from torchcoll.parts.curves.predictor import predict_all
 from torchcoll.parts.curves.validation import OVER_RANKS, OVER_SIZES, validate
 from torchcoll.stats.sides import side
 

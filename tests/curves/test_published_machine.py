@@ -16,8 +16,14 @@ from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import device_named
 from torchcoll.parts.curves.named_machines import find_machine
-from torchcoll.parts.curves.predictions import predict_all
-from torchcoll.parts.curves.predictor import PlannedCalls, Prediction, bounded, least_ns, sum_of
+from torchcoll.parts.curves.predictor import (
+    PlannedCalls,
+    Prediction,
+    bounded,
+    least_ns,
+    predict_all,
+    sum_of,
+)
 from torchcoll.parts.curves.published_law import (
     QUANTILE,
     PublishedLaw,
@@ -26,7 +32,7 @@ from torchcoll.parts.curves.published_law import (
     published_points,
 )
 from torchcoll.parts.curves.published_machine import published_machines
-from torchcoll.questions.check.machine_links import MachineLinks
+from torchcoll.questions.check.limit_share import MachineLinks
 from torchcoll.questions.check.published import publications
 
 GIB = 1 << 30

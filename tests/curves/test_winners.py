@@ -8,7 +8,7 @@ import numpy
 import pytest
 from scipy import stats
 
-from torchcoll.parts.curves.regret import (
+from torchcoll.parts.curves.contest import (
     fit_drift,
     may_be_best,
     regret,

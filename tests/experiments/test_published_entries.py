@@ -14,8 +14,7 @@ from made_runs import measured, run
 from torchcoll.cli import main
 from torchcoll.core.plausibility import doubts_of
 from torchcoll.questions.check.limit_share import compared_shares, largest, limit_shares
-from torchcoll.questions.check.published import publications
-from torchcoll.questions.check.published_run import publication_named, run_of
+from torchcoll.questions.check.published import publication_named, publications, run_of
 from torchcoll.questions.show.recipe import recipe_of
 
 RESULTS = Path(__file__).parents[2] / "results"

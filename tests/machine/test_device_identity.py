@@ -13,9 +13,8 @@ from types import SimpleNamespace
 import pytest
 from error_form import error_text
 
-from torchcoll.core.device_identity import device_identity
 from torchcoll.core.errors import UnavailableError
-from torchcoll.core.shared_cores import hosts_with_isolated_gpus
+from torchcoll.core.shared_cores import device_identity, hosts_with_isolated_gpus
 from torchcoll.machine import gpu_state
 from torchcoll.machine.devices import refuse_shared
 from torchcoll.machine.environment import device_place

@@ -18,10 +18,15 @@ from torchcoll.parts.fleet.nights_page import nights_charts
 from torchcoll.parts.fleet.panel import Panel, baseline_nights, deviations, split_fleet_and_nodes
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.comparison.speed_up_charts import speed_up_charts
-from torchcoll.questions.contention.soak_charts import soak_chart
+from torchcoll.questions.contention.soak_show import soak_chart
 from torchcoll.questions.contention.soaked import soaked
-from torchcoll.questions.page.charts import calls_chart, calls_pictures, chosen, first_calls_charts
-from torchcoll.questions.page.heat_maps import ranks_chart
+from torchcoll.questions.page.charts import (
+    calls_chart,
+    calls_pictures,
+    chosen,
+    first_calls_charts,
+    ranks_chart,
+)
 from torchcoll.questions.pairs.matches import read_pairs
 from torchcoll.questions.pairs.pairs_charts import pairs_charts
 from torchcoll.questions.show.size_charts import curves_charts, picture_of

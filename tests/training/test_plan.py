@@ -21,7 +21,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.parts.curves.model_file import model_object
 from torchcoll.parts.curves.model_fit import fit_model
-from torchcoll.parts.curves.predictions import predict_all
+from torchcoll.parts.curves.predictor import predict_all
 from torchcoll.parts.training.config_projection import project_parameters
 from torchcoll.parts.training.plan_show import show_training_plans
 from torchcoll.parts.training.planning import StepStage, plan_traffic, stage_program

@@ -121,7 +121,7 @@ def device_place(torch: Any, device: Device) -> tuple[str | None, str | None]:
     """
     if device.kind == "cpu":
         return None, None
-    from torchcoll.core.device_identity import device_identity
+    from torchcoll.core.shared_cores import device_identity
     from torchcoll.machine.placement import device_facts
 
     facts = device_facts(torch, device.name)

@@ -169,10 +169,9 @@ def _fit(options: argparse.Namespace) -> ExitCode:
 
 def _predict(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.units import parse_ranks, parse_sizes
-    from torchcoll.parts.curves.machines_show import show_machines
-    from torchcoll.parts.curves.model_show import show_predictions
+    from torchcoll.parts.curves.model_show import show_machines, show_predictions
     from torchcoll.parts.curves.named_machines import LIST, find_machine
-    from torchcoll.parts.curves.predictions import predict_all
+    from torchcoll.parts.curves.predictor import predict_all
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)

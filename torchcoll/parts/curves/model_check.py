@@ -24,7 +24,7 @@ from torchcoll.parts.curves.model import (
     MachineModel,
     most_measured,
 )
-from torchcoll.parts.curves.predictions import only_a_guess
+from torchcoll.parts.curves.predictor import only_a_guess
 from torchcoll.parts.curves.transitions import size_points
 from torchcoll.parts.curves.validation import NEW_RUN, HeldOut, ValidationRow, validation_row
 from torchcoll.reading.inputs import Source

@@ -34,7 +34,7 @@ from torchcoll.parts.curves.model_sizes import (
     shared_slopes,
     size_spreads,
 )
-from torchcoll.parts.curves.predictions import WIDEST, too_wide
+from torchcoll.parts.curves.predictor import WIDEST, too_wide
 from torchcoll.parts.curves.scaling import describe_unusable, exclusion_reason
 from torchcoll.parts.curves.size_law import FEWEST_SIZES, fit_size_law
 from torchcoll.parts.curves.transitions import size_points

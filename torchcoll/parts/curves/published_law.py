@@ -28,7 +28,7 @@ import numpy
 from scipy import linalg, optimize
 
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE
-from torchcoll.questions.check.machine_links import MachineLinks
+from torchcoll.questions.check.limit_share import MachineLinks
 from torchcoll.questions.check.published import Publication, publications
 from torchcoll.stats.line import Floats
 

@@ -25,7 +25,7 @@ from torchcoll.parts.curves.published_law import (
     links_of_kind,
     published_law,
 )
-from torchcoll.questions.check.machine_links import MachineLinks
+from torchcoll.questions.check.limit_share import MachineLinks
 from torchcoll.questions.check.published import Publication, publications
 
 # GB (10^9 bytes) of one GPU, by the data sheets; of several sizes of a name the largest.

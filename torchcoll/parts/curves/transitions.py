@@ -26,7 +26,7 @@ from torchcoll.core.units import format_size
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.parts.curves import ranges
 from torchcoll.parts.curves.algorithms import algorithms
-from torchcoll.parts.curves.curve_scatter import CurveScatter, estimate_scatter
+from torchcoll.parts.curves.ranges import CurveScatter, estimate_scatter
 from torchcoll.questions.comparison.fits import counted_share
 from torchcoll.reading.inputs import Source
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate

@@ -81,7 +81,7 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.parts.experiments.agreement import LEAST_RUNS
     from torchcoll.parts.experiments.matrix_command import launch, number_of
     from torchcoll.questions.check.limit_share import plausibility_text
-    from torchcoll.questions.check.published_run import publication_named, run_of
+    from torchcoll.questions.check.published import publication_named, run_of
     from torchcoll.questions.show.recipe import recipe_of, unset_settings
     from torchcoll.reading.inputs import expand, load_all
     from torchcoll.report.formats import FORMATS
@@ -291,7 +291,7 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.parts.experiments.folder import Folder
     from torchcoll.parts.experiments.matrix_command import RunWatcher, number_of
     from torchcoll.parts.experiments.run import run
-    from torchcoll.parts.experiments.version_runs import METRICS, VersionRuns
+    from torchcoll.parts.experiments.version_search import METRICS, VersionRuns
     from torchcoll.parts.experiments.version_show import answer_of, show_versions
     from torchcoll.report.formats import FORMATS
 

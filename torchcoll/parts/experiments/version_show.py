@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_change, format_percent, shorten
-from torchcoll.parts.experiments.version_runs import VersionRuns, version_name
+from torchcoll.parts.experiments.version_search import VersionRuns, version_name
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Head, make_grid

@@ -64,7 +64,7 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_gradients(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.parts.curves.machines_show import show_machines
+    from torchcoll.parts.curves.model_show import show_machines
     from torchcoll.parts.curves.named_machines import LIST
     from torchcoll.parts.training.buckets_show import show_plans
     from torchcoll.parts.training.plan_show import show_training_plans
@@ -421,7 +421,7 @@ _OF_CONFIG = (
 
 
 def run_plan(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.parts.curves.machines_show import show_machines
+    from torchcoll.parts.curves.model_show import show_machines
     from torchcoll.parts.curves.named_machines import LIST
     from torchcoll.parts.training.config_projection import LayoutComparison
     from torchcoll.parts.training.layouts_show import show_layouts

@@ -11,8 +11,7 @@ from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bytes, format_ns, plural, shorten
-from torchcoll.parts.curves.predictions import MORE_DATA
-from torchcoll.parts.curves.predictor import Ends, sum_of
+from torchcoll.parts.curves.predictor import MORE_DATA, Ends, sum_of
 from torchcoll.parts.training.measured_step import MeasuredStep, describe_unmatched, largest_cause
 from torchcoll.parts.training.projection import (
     GAIN,

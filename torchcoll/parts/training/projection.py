@@ -27,14 +27,15 @@ from typing import TYPE_CHECKING
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
-from torchcoll.parts.curves.predictions import WIDEST, too_wide
 from torchcoll.parts.curves.predictor import (
+    WIDEST,
     Ends,
     PlannedCalls,
     PredictedCase,
     Prediction,
     Predictor,
     sum_of,
+    too_wide,
 )
 from torchcoll.parts.training.step_program import BACKWARD, FORWARD, Memory, SentCall, StepProgram
 
@@ -284,7 +285,7 @@ class PlannedStep:
 
     @property
     def only_a_guess(self) -> bool:
-        """Whether the interval is too wide to be a prediction (curves/predictions.py)."""
+        """Whether the interval is too wide to be a prediction (curves/predictor.py)."""
         return self.comm_ns is not None and too_wide(*self.comm_ns[1:])
 
     @property

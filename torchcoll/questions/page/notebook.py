@@ -13,10 +13,9 @@ from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted
-from torchcoll.questions.contention.soak_charts import soak_chart
+from torchcoll.questions.contention.soak_show import soak_chart
 from torchcoll.questions.contention.soaked import soaked
-from torchcoll.questions.page.charts import calls_chart, chosen, first_calls_charts
-from torchcoll.questions.page.heat_maps import ranks_chart
+from torchcoll.questions.page.charts import calls_chart, chosen, first_calls_charts, ranks_chart
 from torchcoll.questions.pairs.matches import read_pairs
 from torchcoll.questions.pairs.pairs_charts import pairs_charts
 from torchcoll.questions.show.show import has_pairs, html_of

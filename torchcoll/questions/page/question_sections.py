@@ -53,8 +53,7 @@ def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
 
 
 def add_calls(document: PageDraft) -> None:
-    from torchcoll.questions.page.charts import calls_pictures, chosen
-    from torchcoll.questions.page.heat_maps import ranks_chart
+    from torchcoll.questions.page.charts import calls_pictures, chosen, ranks_chart
 
     runs = document.plain
     run = next((result for result in runs if chosen(result)), None)
@@ -184,8 +183,7 @@ def add_further(document: PageDraft, run: Run) -> None:
         return
     drawings = []
     if run.windows:
-        from torchcoll.questions.contention.soak_charts import soak_chart
-        from torchcoll.questions.contention.soak_show import soak_answer
+        from torchcoll.questions.contention.soak_show import soak_answer, soak_chart
         from torchcoll.questions.contention.soaked import soaked
 
         if soak := soaked(run):
