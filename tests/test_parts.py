@@ -122,7 +122,9 @@ def test_a_command_that_needs_a_part_that_is_away_says_so(tmp_path):
     )
 
 
-@pytest.mark.parametrize("table", ["commands", "public", "options", "extends", "sections"])
+@pytest.mark.parametrize(
+    "table", ["commands", "public", "options", "extends", "sections", "shows", "answers"]
+)
 def test_what_a_part_names_is_there(table):
     for package, part in parts():
         names = getattr(part, table)
@@ -183,6 +185,44 @@ def test_a_part_from_outside(tmp_path):
     assert done.stdout.startswith("True rain\n")
     assert "other:\n  weather      tell it\n" in done.stdout
     assert "--weather" in done.stdout
+
+
+def test_a_broken_part_from_outside_is_named_and_left_out(tmp_path):
+    info = tmp_path / "weather-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weather\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[torchcoll.parts]\nweather = no_such_package\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "torchcoll", "show", str(RUNS / "run-1.jsonl")],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0
+    assert "all_gather" in done.stdout
+    assert done.stderr == (
+        "torchcoll: warning: the part no_such_package is left out: "
+        "ModuleNotFoundError: No module named 'no_such_package'\n"
+    )
+
+
+def test_traffic_cannot_be_compared_without_training(tmp_path):
+    program = (
+        "import torchcoll\n"
+        "sent = torchcoll.Traffic.__new__(torchcoll.Traffic)\n"
+        "try:\n    torchcoll.compare(sent, sent)\n"
+        "except torchcoll.TorchcollError as error:\n    print(error.line())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(linked(tmp_path, {"training"}))},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == (
+        "torchcoll: error: training: got none, expected it installed. "
+        "This needs torchcoll's part training.\n"
+    )
 
 
 def test_a_rank_finds_a_public_name_without_reading_every_distribution():

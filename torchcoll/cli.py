@@ -209,8 +209,9 @@ def _ending_in_order() -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     arguments, rank = list(sys.argv[1:] if argv is None else argv), 0
-    on_ranks = bool(arguments) and _commands_on_ranks(arguments[0]) is not None
+    on_ranks = False
     try:
+        on_ranks = bool(arguments) and _commands_on_ranks(arguments[0]) is not None
         if on_ranks:
             from torchcoll.machine.launcher import likely_rank
 

@@ -58,6 +58,6 @@ class Displayed(OneLine):
         importlib.import_module("torchcoll.questions.page.notebook").display(self)
 
     def _repr_html_(self) -> str:
-        # By name: all packages know what they compute, and only `overview` how it is printed.
+        # By name: packages know what they compute, and only `questions/show` how it is printed.
         html: str = importlib.import_module("torchcoll.questions.show.show").html_of(self)
         return html

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
+
+from torchcoll.core.errors import one_line, tell
 
 GROUP = "torchcoll.parts"
 
@@ -22,15 +24,17 @@ GROUP = "torchcoll.parts"
 class Part:
     """What a part adds.
 
-    - commands: modules whose ``COMMANDS`` are commands of ``torchcoll``.
-    - on_ranks: those commands that a launcher starts on every rank.
+    - commands: modules whose ``COMMANDS`` are commands of ``torchcoll``; () for a part without any.
+    - on_ranks: names of commands that a launcher starts on every rank (no other part extends them).
     - public: public name of ``torchcoll`` -> the module that defines it.
     - options: command of the kernel -> ``function(parser)``, which adds options to it.
     - extends: command of the kernel -> ``function(options)``, which takes it over where it returns
       an exit code; None leaves it to the kernel, with the options as the function has left them.
-    - sections: place of a page (``PLACES`` of questions/page/page_draft.py) -> ``function(draft)``.
+    - sections: place of a page -> ``function(draft)``; ``PLACES`` of questions/page/page_draft.py
+      says what each place is for, and which return something.
     - shows: module of the kernel -> the module with ``SHOWN`` of its findings (report/shown.py).
-    - answers: question of the kernel -> the function that answers it, None if it is not asked:
+    - answers: question of the kernel -> the function that answers it, with None where the question
+      is for others:
       ``recognises(argument)``: whether the argument, such as a store, is one that this part reads;
       ``compares(base, new)``: the comparison of two Traffics;
       ``baseline(path)``: the good runs of a path (questions/check/baseline.py, BaselineRuns);
@@ -59,29 +63,33 @@ def parts() -> Iterator[tuple[str, Part]]:
 def _own_parts() -> dict[str, Part]:
     folder = importlib.import_module("torchcoll.parts")
 
-    return _imported(f"{folder.__name__}.{m.name}" for m in pkgutil.iter_modules(folder.__path__))
+    names = [f"{folder.__name__}.{m.name}" for m in pkgutil.iter_modules(folder.__path__)]
+    return {name: importlib.import_module(f"{name}.part").PART for name in names}
 
 
 @cache
 def _installed_parts() -> dict[str, Part]:
     from importlib import metadata
 
-    return _imported(entry.value for entry in metadata.entry_points(group=GROUP))
-
-
-def _imported(packages: Iterable[str]) -> dict[str, Part]:
-    return {name: importlib.import_module(f"{name}.part").PART for name in packages}
+    found = {}
+    for entry in metadata.entry_points(group=GROUP):
+        try:
+            found[entry.value] = importlib.import_module(f"{entry.value}.part").PART
+        except Exception as error:  # somebody else's code is not to stop every command
+            why = one_line(f"{type(error).__name__}: {error}")
+            tell(f"torchcoll: warning: the part {one_line(entry.value)} is left out: {why}")
+    return found
 
 
 def modules_of(table: str, name: str) -> Iterator[str]:
-    """The full names of the modules that parts name in ``table`` (a field of Part)."""
+    """What parts have under this name in a mapping of Part, with their packages before it."""
     for package, part in parts():
         if (module := getattr(part, table).get(name)) is not None:
             yield f"{package}.{module}"
 
 
 def functions_of(table: str, name: str) -> Iterator[Callable[..., Any]]:
-    """The functions that parts name in ``table`` (a field of Part)."""
+    """The functions that parts have under this name in a mapping of Part."""
     for reference in modules_of(table, name):
         module, _, function = reference.partition(":")
         yield getattr(importlib.import_module(module), function)

@@ -4,11 +4,11 @@ An importer is a module, built in or named by an entry point of the group ``torc
 
     NAME = "osu"                                     the name for --from
     def sniff(head: Sequence[str]) -> bool           is it this format? head: the first lines
-    def read(lines: Iterable[Line], options: Options) -> Imported
+    def read(lines: Iterable[Line], options: ImportOptions) -> Imported
     LONG_LINES = True                                if a line may be longer than MOST_TEXT
     STARTS = re.compile(...)                         how its rows and headings begin, if text of
                                                      other programs may precede them
-    def read_together(files: Iterable[Iterable[Line]], options: Options) -> Imported
+    def read_together(files: Iterable[Iterable[Line]], options: ImportOptions) -> Imported
                                                      if the processes of a job write a file each:
                                                      a run for each job in the files
 

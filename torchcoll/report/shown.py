@@ -1,8 +1,8 @@
 """How findings are displayed: the package of a finding's class has a module ``shown`` that says it.
 
-A part shows findings of the kernel too, where its ``Part.shows`` names their module. So each class
-of findings has one description, from which ``torchcoll.show``, ``plot``, ``table`` and notebooks
-display it.
+A part shows findings of the kernel too, where its ``Part.shows`` names their module, such as
+Traffic. So a class of findings has one description, from which ``torchcoll.show``, ``plot``,
+``table`` and notebooks display it. A Run is no finding: questions/show displays it itself.
 """
 
 from __future__ import annotations

@@ -8,8 +8,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, overload
 
 from torchcoll.core.display import Displayed
-from torchcoll.core.errors import UsageError, choice, did_you_mean, literal, text_items, unknown
-from torchcoll.core.parts import functions_of
+from torchcoll.core.errors import (
+    UnavailableError,
+    UsageError,
+    choice,
+    did_you_mean,
+    literal,
+    text_items,
+    unknown,
+)
+from torchcoll.core.parts import first_answer
 from torchcoll.core.summary import OVER_RANKS
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_size
@@ -188,7 +196,10 @@ def compare(
         for name, (value, default) in options.items():
             if value != default:
                 raise UsageError(name, value, "none with captures of a training")
-        compared: Displayed = next(functions_of("answers", "compares"))(base, new)
+        compared: Displayed | None = first_answer("answers", "compares", base, new)
+        if compared is None:
+            action = "This needs torchcoll's part training."
+            raise UnavailableError("training", "none", "it installed", action)
         return compared
     for name, side in (("base", base), ("new", new)):
         if isinstance(side, Traffic):
