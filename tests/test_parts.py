@@ -215,6 +215,7 @@ def test_traffic_cannot_be_compared_without_training(tmp_path):
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
+        cwd=RUNS,  # not here, where the whole torchcoll is
         env={**os.environ, "PYTHONPATH": str(linked(tmp_path, {"training"}))},
         capture_output=True,
         text=True,
