@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import torchcoll
-from torchcoll.core.parts import functions_of, modules_of, parts
+from torchcoll.core.parts import functions_of, missing_part, modules_of, parts
 from torchcoll.questions.page.page_draft import PLACES
 
 ROOT = Path(__file__).parent.parent
@@ -224,6 +224,19 @@ def test_traffic_cannot_be_compared_without_training(tmp_path):
         "torchcoll: error: training: got none, expected it installed. "
         "This needs torchcoll's part training.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "part"),
+    [
+        ("torchcoll.parts.curves", "curves"),
+        ("torchcoll.parts.curves.nothing", ""),  # a defect of a part that is there
+        ("torchcoll.nothing", ""),
+        ("scipy", ""),
+    ],
+)
+def test_which_part_is_missing(module, part):
+    assert missing_part(ModuleNotFoundError(name=module)) == part
 
 
 def test_a_rank_finds_a_public_name_without_reading_every_distribution():

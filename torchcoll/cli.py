@@ -32,7 +32,7 @@ from torchcoll.core.errors import (
     unknown,
 )
 from torchcoll.core.opening import DISK_REFUSES, not_written
-from torchcoll.core.parts import first_answer, functions_of, parts
+from torchcoll.core.parts import first_answer, functions_of, missing_part, parts
 from torchcoll.help import Formatter, examples_text, groups_text
 
 # A container with its own torch may lack some of these (launch/ with NO_INSTALL=1).
@@ -69,8 +69,15 @@ class _Parser(argparse.ArgumentParser):
 
 # The packages of the kernel that have commands, in the order of --help.
 _KERNEL = (
-    *("bench", "machine", "questions.show", "questions.check", "libraries"),
-    *("reading", "questions.comparison", "questions.startup", "questions.pairs"),
+    "bench",
+    "machine",
+    "questions.show",
+    "questions.check",
+    "libraries",
+    "reading",
+    "questions.comparison",
+    "questions.startup",
+    "questions.pairs",
 )
 
 
@@ -241,13 +248,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             tell(error.line())
         return int(error.exit_code)
     except ModuleNotFoundError as error:
-        missing, _, part = (error.name or "").partition(".parts.")
-        action = f"This command needs torchcoll's part {part}." if part else ""
-        missing = missing.partition(".")[0]
+        part = missing_part(error)
+        missing = part or (error.name or "").partition(".")[0]
         if missing not in _LIBRARIES and not part:
             raise
-        action = action or f"python -m pip install {missing}."
-        refusal = UnavailableError(part or missing, "none", "it installed", action)
+        install = f"python -m pip install {missing}."
+        action = f"This command needs torchcoll's part {part}." if part else install
+        refusal = UnavailableError(missing, "none", "it installed", action)
         tell(refusal.line())
         return int(refusal.exit_code)
     except SystemExit as stop:  # --help and --version

@@ -71,14 +71,14 @@ def _own_parts() -> dict[str, Part]:
 def _installed_parts() -> dict[str, Part]:
     from importlib import metadata
 
-    found = {}
+    installed = {}
     for entry in metadata.entry_points(group=GROUP):
         try:
-            found[entry.value] = importlib.import_module(f"{entry.value}.part").PART
+            installed[entry.value] = importlib.import_module(f"{entry.value}.part").PART
         except Exception as error:  # somebody else's code is not to stop every command
             why = one_line(f"{type(error).__name__}: {error}")
             tell(f"torchcoll: warning: the part {one_line(entry.value)} is left out: {why}")
-    return found
+    return installed
 
 
 def modules_of(table: str, name: str) -> Iterator[str]:
@@ -99,3 +99,9 @@ def first_answer(table: str, name: str, *arguments: Any) -> Any:
     """The first answer of a part that is not None."""
     answers = (function(*arguments) for function in functions_of(table, name))
     return next((answer for answer in answers if answer is not None), None)
+
+
+def missing_part(error: ModuleNotFoundError) -> str:
+    """The name of the part of torchcoll that is not there; '' if another module is missing."""
+    package, _, name = (error.name or "").rpartition(".")
+    return name if package == "torchcoll.parts" else ""

@@ -31,6 +31,7 @@ from torchcoll.core.errors import (
     unknown,
 )
 from torchcoll.core.opening import check_folder
+from torchcoll.core.parts import missing_part
 from torchcoll.parts.proof import judge
 from torchcoll.parts.proof.judge import FAILED, NOT_RUN, NOT_SHOWN, PartResult
 from torchcoll.parts.proof.kit import (
@@ -174,7 +175,10 @@ def run_part(kit: Kit, name: str) -> PartResult:
     except TorchcollError as error:
         status = NOT_SHOWN if isinstance(error, UnavailableError) else FAILED
         result = PartResult(name, status, str(error))
-    except Exception as error:  # a defect of a part is not to stop the others
+    except Exception as error:  # a defect of one is not to stop the others
+        if isinstance(error, ModuleNotFoundError) and (missing := missing_part(error)):
+            text = f"it needs torchcoll's part {missing}, which is not installed"
+            return PartResult(name, NOT_SHOWN, text)
         text = f"the part itself failed: {type(error).__name__}: {error}"
         result = PartResult(name, FAILED, one_line(text)[:400])
     return replace(result, name=name, seconds=round(time.monotonic() - began, 1))
