@@ -1,4 +1,4 @@
-"""The views of a store: what they say of made runs, and that a store of version 1 gets them."""
+"""The views of a store: what they say of made runs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import store_version_1
 from made_stores import (
     DAY_US,
     NOON_US,
-    dump,
     figures,
     key,
     made_files,
@@ -30,7 +28,7 @@ from torchcoll.parts.fleet.address import parse_address
 from torchcoll.parts.fleet.collect import collect
 from torchcoll.parts.fleet.connecting import Database
 from torchcoll.parts.fleet.records import CaseSummary
-from torchcoll.parts.fleet.schema import META, VERSION
+from torchcoll.parts.fleet.schema import META
 from torchcoll.parts.fleet.sources import summaries_of
 from torchcoll.parts.fleet.writer import StoreWriter
 
@@ -235,39 +233,6 @@ def test_a_collect_that_ended_before_the_views_were_refreshed(postgres_store, tm
     assert len(rows(postgres_store, "SELECT * FROM node_nights_v1")) == 2
 
 
-def test_a_store_of_version_1(store, tmp_path):
-    """It keeps its rows, gets the views, and can be collected into and read."""
-    files = made_files(tmp_path / "runs", 3)
-    newer = str(tmp_path / "newer.sqlite")
-    collect(files[:2], parse_address(newer, new=True))
-    database = Database(parse_address(store, new=True), create=True)
-    postgresql = database.address.path is None
-    tables = store_version_1.POSTGRESQL if postgresql else store_version_1.SQLITE
-    with database.writing() as connection:
-        for statement in tables.split(";"):
-            if statement.strip():
-                connection.execute(text(statement))
-        connection.execute(META.insert().values(version=1, torchcoll="0.1.0", created_us=0))
-        with Database(parse_address(newer)).reading() as source:
-            for table in META.metadata.sorted_tables:
-                values = [dict(row._mapping) for row in source.execute(table.select())]
-                if table is not META and values:
-                    connection.execute(table.insert(), values)
-    before = dump(store)
-    assert len(before["cases"]) == 6
-    with pytest.raises(UnreadableError, match="version 1"):
-        summaries_of([store])
-    collect(files[:2], parse_address(store))
-    assert rows(store, "SELECT version FROM meta") == [{"version": VERSION}]
-    assert dump(store) == before
-    assert len(rows(store, "SELECT * FROM cases_v1")) == 6
-    if postgresql:
-        assert len(rows(store, "SELECT * FROM node_nights_v1")) == 2
-    collect(files, parse_address(store))
-    assert len(rows(store, "SELECT * FROM runs_v1")) == 3
-    assert len(summaries_of([store])) == 3
-
-
 def test_hostile_names(store):
     """Quotes, percent signs and colons are text wherever they come from."""
     name = "it's %s :night {x} \"--\n"
@@ -279,16 +244,20 @@ def test_hostile_names(store):
 
 
 @pytest.mark.parametrize(
-    ("maker", "advice"),
-    [("99.0", "Use torchcoll 99.0 or newer."), ("0.1.0", "Use torchcoll newer than 0.1.0.")],
+    ("version", "maker", "advice"),
+    [
+        (99, "99.0", "Use torchcoll 99.0 or newer."),
+        (99, "0.1.0", "Use torchcoll newer than 0.1.0."),
+        (1, "0.1.0", "Collect the result files into a new store."),
+    ],
 )
-def test_a_store_of_a_later_version_names_what_reads_it(tmp_path, monkeypatch, maker, advice):
+def test_a_store_of_another_version_is_refused(tmp_path, monkeypatch, version, maker, advice):
     """A build between releases may have made it, with the number of the one that reads."""
     monkeypatch.setattr("torchcoll.parts.fleet.schema.__version__", "0.1.0")
     path = str(tmp_path / "s.sqlite")
     collect(made_files(tmp_path / "runs", 1), parse_address(path, new=True))
     with Database(parse_address(path)).writing() as connection:
-        connection.execute(META.update().values(version=99, torchcoll=maker))
+        connection.execute(META.update().values(version=version, torchcoll=maker))
     with pytest.raises(UnreadableError) as refused:
         summaries_of([path])
     assert str(refused.value).endswith(advice)

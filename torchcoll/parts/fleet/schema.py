@@ -1,5 +1,4 @@
-"""The tables of a store and its views for dashboards, and how a store of an earlier version becomes
-one of this version.
+"""The tables of a store and its views for dashboards.
 
 The names of views end in the version of their columns: a view keeps its columns, and a change that
 a dashboard would notice is a new view (``runs_v2``) beside the old one. SQLite has ``runs_v1`` and
@@ -11,7 +10,7 @@ changed, ``refresh_nights`` computes these again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -34,7 +33,6 @@ from sqlalchemy import (
     inspect,
     select,
     text,
-    update,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -384,21 +382,10 @@ FILES = Table(
 )
 
 
-def _add_views(connection: Connection) -> None:
-    next(index for index in RUNS.indexes if index.name == "runs_when").create(connection)
-    connection.execute(text("DROP INDEX runs_start"))  # the new one begins with its column
-    create_views(connection)
+def has_store(connection: Connection, name: str) -> bool:
+    """Whether the database has a store of this version; False if it has no store at all.
 
-
-Migration = Callable[[Connection], None]
-# MIGRATIONS[n] makes a store of version n one of version n + 1, inside a transaction.
-MIGRATIONS: dict[int, Migration] = {1: _add_views}
-
-
-def stored_version(connection: Connection, name: str) -> int | None:
-    """The version of a store, None of a database that is empty as far as a store is concerned.
-
-    name: of the store, in messages. Raises UnreadableError for a newer version, UsageError for a
+    name: of the store, in messages. Raises UnreadableError for another version, UsageError for a
     database with tables of another program.
     """
     if connection.dialect.name == "sqlite":
@@ -419,13 +406,20 @@ def stored_version(connection: Connection, name: str) -> int | None:
                 f"version {VERSION}, the newest that torchcoll {__version__} reads",
                 f"Use torchcoll {newer}.",
             )
-        return int(row.version)
+        if row.version < VERSION:
+            raise UnreadableError(
+                "store",
+                f"version {row.version} in {name}",
+                f"version {VERSION}",
+                "Collect the result files into a new store.",
+            )
+        return True
     tables = inspector.get_table_names()
     # A PostgreSQL database may well be shared, an SQLite file is not.
     strange = tables if connection.dialect.name == "sqlite" else set(tables) & {*_METADATA.tables}
     if strange:
         raise _foreign(name, min(strange))
-    return None
+    return False
 
 
 def _check_tables(connection: Connection, name: str) -> None:
@@ -450,40 +444,26 @@ def _check_tables(connection: Connection, name: str) -> None:
 
 def check_current(connection: Connection, name: str) -> None:
     """Raises UnreadableError unless the database is a store of this version; for reading."""
-    version = stored_version(connection, name)
-    if version is None:
+    if not has_store(connection, name):
         raise UnreadableError(
             "store",
             f"a database without a store in {name}",
             "one that torchcoll collect has written",
             f"torchcoll collect PATH... --into {name} makes one.",
         )
-    if version < VERSION:
-        raise UnreadableError(
-            "store",
-            f"version {version} in {name}",
-            f"version {VERSION}",
-            f"torchcoll collect PATH... --into {name} brings it up to date.",
-        )
 
 
 def prepare(connection: Connection, name: str) -> None:
-    """Makes the tables where there are none, or migrates those of an earlier version.
+    """Makes the tables where there are none.
 
-    Call it inside a transaction that excludes other writers. Raises as ``stored_version`` does.
+    Call it inside a transaction that excludes other writers. Raises as ``has_store`` does.
     """
-    version = stored_version(connection, name)
-    if version is None:
+    if not has_store(connection, name):
         _METADATA.create_all(connection)
         create_views(connection)
         now = int(time.time() * 1e6)
         values = {"version": VERSION, "torchcoll": __version__, "created_us": now}
         connection.execute(insert(META).values(values))
-        return
-    for step in range(version, VERSION):
-        MIGRATIONS[step](connection)
-        values = {"version": step + 1, "torchcoll": __version__}
-        connection.execute(update(META).values(values))
 
 
 def next_id(connection: Connection, table: Table) -> int:

@@ -81,7 +81,7 @@ class _Ids:
 
 
 class StoreWriter:
-    """Writes to a store, which it makes or migrates first; a context that closes it.
+    """Writes to a store, which it makes first; a context that closes it.
 
     Raises as ``Database.write`` does, and as ``schema.prepare``.
     """
