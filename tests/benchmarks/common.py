@@ -69,23 +69,6 @@ def paired_ratio(pairs: Sequence[tuple[float, float]], percent: int = 95) -> str
     return f"{middle:.3f} ({percent} % {low:.3f} to {high:.3f})"
 
 
-def beside_noise(ratios: Sequence[float], noise: Sequence[float], held: bool = True) -> str:
-    """Both with their 90 % intervals, and what is claimed: that the ratio lies within 0.97 to 1.03
-    (not where ``held`` is False), where the noise (A/A) lies within 0.98 to 1.02, real-time
-    scheduled.
-    """
-    middle, low, high = interval(ratios, 90)
-    same, least, most = interval(noise, 90)
-    judged = ("held" if low >= 0.97 and high <= 1.03 else "NOT HELD") if held else ""
-    fifo = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
-    if not (fifo and least >= 0.98 and most <= 1.02):
-        judged = "too noisy: nothing is claimed"
-    return (
-        f"{middle:.3f} (90 % {low:.3f} to {high:.3f})  A/A {same:.3f} ({least:.3f} to {most:.3f})  "
-        f"{judged}"
-    )
-
-
 def title(what: str) -> None:
     git = ["git", "-C", str(Path(torchcoll.__file__).parent), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() or "not known"

@@ -246,8 +246,7 @@ def interval(count: int, of: int) -> str:
     return f"{100 * count / of:5.1f} % ({100 * exact.low:.1f} to {100 * exact.high:.1f})"
 
 
-# -- false alarms and power --------------------------------------------------------------------
-
+# False alarms and power.
 DRIFTS = (0.001, 0.002, 0.005, 0.01, 0.02)
 ASKED = (
     *(Scenario("A-B", drift=d, outlier=o) for d in DRIFTS for o in (0, 1)),
@@ -320,9 +319,6 @@ def report_power(repetitions: int) -> None:
               f"{100 * found.covered:.1f} %", flush=True)  # fmt: skip
 
 
-# -- the path through files --------------------------------------------------------------------
-
-
 def launch(logs: numpy.ndarray, number: int) -> Run:
     """A run that started ``number`` minutes after the first, one figure a case."""
     results = []
@@ -375,8 +371,7 @@ def report_agreement(repetitions: int) -> None:
         print(f"{scenario!s:64}{agree} of {total} cases agree", flush=True)
 
 
-# -- how many runs it needs ----------------------------------------------------------------
-
+# How many runs it needs.
 TRUTHS = (0.0, 0.01, 0.015, 0.025, 0.03, 0.05, 0.1)
 NOISES = (0.01, 0.02, 0.05)
 
@@ -411,8 +406,7 @@ def report_needs(repetitions: int) -> None:
             print(f"{name:18}{number or 'over 1000':>5}   {texts[0]:>15}{texts[1]:>12}", flush=True)
 
 
-# -- two modes of starts -----------------------------------------------------------------------
-
+# Two modes of starts.
 RUNS_A_SIDE = (4, 6, 12)
 START_TAILS = ("normal", "t3", "exponential")
 SLOW_SHARE = 0.3  # of the starts

@@ -41,9 +41,6 @@ ARGUMENTS = f"--sizes 8,16 -n 30 -T {TIMEOUT_S} --quiet --output"
 Setup = Callable[[], None]
 
 
-# -- faults: each is done to one rank, before torchcoll starts there -------------------------------
-
-
 def in_call(action: Callable[..., Any], at: int = 9) -> Setup:
     """``action(call, buffers)`` instead of that call of all_reduce; it is the user's code."""
 
@@ -207,8 +204,7 @@ def another_case() -> None:
     Spec.sizings = sizings  # type: ignore[method-assign]
 
 
-# -- what is around a rank: disks, folders, networks, memory, the environment --------------------
-
+# What is around a rank: disks, folders, networks, memory, the environment.
 COULD_FILL = 1 << 20  # bytes: the disk of a file that is to fill up
 
 
@@ -362,8 +358,7 @@ AT_START = (
 OF_ITEM_6 = ("sleep before a call", "spin", "late", "skipped call", "hang in the exchange")
 
 
-# -- who was named ---------------------------------------------------------------------------------
-
+# Who was named.
 _NAMES = r"((?:rank \d+(?: \([^)]*\))?(?:, )?)+)"
 _ACCUSED = (
     rf"{_NAMES} stood still",
@@ -411,9 +406,6 @@ def verdict(fault: str, victim: int, lines: list[str], end: str) -> str:
     if victim in named:
         return f"named, with {', '.join(map(str, sorted(named - {victim})))}"
     return f"! {', '.join(map(str, sorted(named)))}" if named else "nobody"
-
-
-# -- runs --------------------------------------------------------------------------------------
 
 
 def as_rank(fault: str, victim: int, path: str, rank: int) -> None:

@@ -1,6 +1,6 @@
 """600 dead jobs: does ``torchcoll postmortem`` name the rank that broke, and no innocent one?
 
-    python tests/benchmarks/postmortem.py FOLDER [--fr-trace] [--seed N]
+    python tests/benchmarks/postmortem.py FOLDER [--seed N]
 
 60 real gloo jobs of tests/dying_jobs.py die (those in FOLDER/live are not made again), and 540 more
 folders are made of them: nine of each, with a random half of the files, in mixed formats and
@@ -10,8 +10,7 @@ py-spy for its dumps.
 
 An innocent named alone is an answer that names ranks without the victim, or a rank of the healthy
 job. An answer that names nobody, but offers candidates without the victim, is counted beside it.
-The time is that of ``python -m torchcoll postmortem`` as a process, on a sample. Beside it is
-fr_trace, torch's own analysis of Flight Recorder dumps.
+The time is that of ``python -m torchcoll postmortem`` as a process, on a sample.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ import death_evidence
 from death_evidence import Source, read_facts, sources
 from death_truth import DECIDABLE, HINTED, SYMMETRIC, UNDECIDABLE, VERDICTS, Truth, truth
 from dying_jobs import FAULTS, HEALTHY, Death, deaths, make, make_all
-from recorder_trace import run_fr_trace
 
 from torchcoll.cli import main as torchcoll_main
 
@@ -72,7 +70,6 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--fr-trace", action="store_true", help="run torch's own analysis as well")
     parser.add_argument("--seed", type=int, default=0, help="other variants of the same jobs")
     options = parser.parse_args()
     title("tests/benchmarks/postmortem.py: 60 dead jobs, and 540 folders made of them")
@@ -88,8 +85,6 @@ def main() -> int:
     (options.folder / "misses.txt").write_text("\n".join(misses) + "\n")
     show(cases, answers, verdicts)
     show_times(cases)
-    if options.fr_trace:
-        show_fr_trace(cases)
     return int(INNOCENT in verdicts)
 
 
@@ -268,34 +263,6 @@ def show_times(cases: list[Case]) -> None:
         f"Time to the answer as a process: median {statistics.median(seconds):.2f} s, longest "
         f"{max(seconds):.2f} s ({len(sample)} folders, load average {os.getloadavg()[0]:.1f})."
     )
-
-
-def show_fr_trace(cases: list[Case]) -> None:
-    """fr_trace on the same folders, as they are, and with what it needs put there for it."""
-    with_dumps = [case for case in cases if any(source.kind == "fr" for source in case.kept)]
-    print(
-        f"\nfr_trace of torch: {len(with_dumps)} of {len(cases)} folders have Flight Recorder dumps"
-    )
-    for helped in (False, True):
-        read, outcome = 0, Counter[str]()
-        for case in with_dumps:
-            result = run_fr_trace(case.folder, case.death.ranks, helped)
-            read += result.read
-            named = set(result.culprits | result.missing)
-            if not named:
-                verdict = "names nobody"
-            elif case.death.victim not in named:
-                verdict = "innocents alone"
-            elif named == {case.death.victim}:
-                verdict = "the victim alone"
-            elif case.truth.verdict == SYMMETRIC and named == case.truth.named:
-                verdict = "both of two"
-            else:
-                verdict = "the victim and others"
-            outcome[verdict] += 1
-        how = "with names and groups that it can read" if helped else "as they are"
-        said = ", ".join(f"{what} in {n}" for what, n in outcome.most_common())
-        print(f"    {how}: reads {read} without an exception; {said}.", flush=True)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ from pathlib import Path
 
 import numpy
 from common import title
-from compare_simulation import launch
-from scipy import stats
+from compare_simulation import interval, launch
 
 from torchcoll.core.file import save
 from torchcoll.parts.experiments.axes import Cell
@@ -229,15 +228,6 @@ def _look(
                 one.ended, one.why = number, why or "most"
 
 
-# -------------------------------------------------------------------------------------------------
-
-
-def interval(count: int, of: int) -> str:
-    """A share and its 95 % interval (Clopper and Pearson)."""
-    exact = stats.binomtest(count, of).proportion_ci()
-    return f"{100 * count / of:5.1f} % ({100 * exact.low:.1f} to {100 * exact.high:.1f})"
-
-
 def _ends(found: Sequence[One]) -> str:
     ways = collections.Counter(one.why for one in found)
     ended = sum(one.ended for one in found) / len(found)
@@ -299,9 +289,6 @@ def report_changes(scenarios: Sequence[Scenario], runs: int) -> None:
             f"{'' if scenario.outlier else f'{100 * fixed:.1f} %':>12}",
             flush=True,
         )
-
-
-# -- the path through files --------------------------------------------------------------------
 
 
 def through_files(one: One) -> tuple[int, list[str]]:

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 REFUSAL_S = 10.0
 # Whatever interrupts the calls (a decision, samples to rank 0, a refill) leaves threads asleep and
 # caches cold: the next two calls are 4 to 15 % slow on an idle machine, up to ten on a loaded one
-# (tests/benchmarks/steady.py). The pause is what counts: a refill alone changes nothing, waiting
-# for 1 ms does. Long calls do not notice: ramp-up calls take no more than so long, but one always
-# is made.
+# (results/benchmarks/measuring-2026-11-22.txt). The pause is what counts: a refill alone changes
+# nothing, waiting for 1 ms does. Long calls do not notice: ramp-up calls take no more than so long,
+# but one always is made.
 LEAD_CALLS, LEAD_NS = 10, 10_000_000
 # Barriers that wake the ranks before a cold call: ramp-up calls would be cold calls themselves.
 # Their number is odd: gloo's two threads take operations by turns, and a thread's first call of a

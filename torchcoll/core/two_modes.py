@@ -37,7 +37,8 @@ def two_modes(times_ns: Sequence[float]) -> Modes | None:
 
     Otsu's criterion on the logarithms, whose lowest and highest 5 % are drawn in to the 5th and the
     95th percentile: a few calls that take a hundred times as long are no mode, and would hide one.
-    Of log-normal samples, one in 500 at most is taken for two modes (tests/benchmarks/modes.py).
+    Of log-normal samples, one in 500 at most is taken for two modes
+    (results/benchmarks/modes-2026-11-28.txt).
     """
     ordered = sorted(times_ns)
     n = len(ordered)

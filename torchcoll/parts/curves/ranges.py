@@ -29,7 +29,8 @@ MOST_RANGES = 8
 FLOOR = 0.005
 # The penalty of a boundary in units of log(points), in addition to the two parameters of its range.
 # The position of a boundary is no ordinary parameter, as it is the best of all positions. With this
-# value at most 2 % of curves with one range show a boundary, see tests/benchmarks/transitions.py.
+# value at most 2 % of curves with one range show a boundary:
+# results/benchmarks/transitions-2026-11-28.txt.
 BOUNDARY_COST = 3.0
 # A point weighs less if its runs disagree by more than so many times the usual standard error.
 DISAGREEING = 4

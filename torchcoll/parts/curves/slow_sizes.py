@@ -22,7 +22,7 @@ from torchcoll.stats.line import Floats
 Indexes = NDArray[numpy.int64]
 
 LEAST = 0.15  # relative deviation from the law; nobody would act on less
-_LEVEL = 0.01  # for all sizes of a curve: see tests/benchmarks/transitions.py
+_LEVEL = 0.01  # for all sizes of a curve: see results/benchmarks/transitions-2026-11-28.txt
 _FEWEST = 6  # sizes: a law through the five others leaves three degrees of freedom
 _LOOKED_AT = 3  # candidates: the sizes furthest from the law, and those furthest from neighbours
 _MANY = 64  # sizes: of so many a single one hardly moves the law of the others

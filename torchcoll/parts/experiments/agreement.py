@@ -8,7 +8,7 @@ Statistical Intervals, 1991, section 4.5).
 Two tests share the error: one of the geometric mean over all cases, which finds what changed
 everywhere, and one of each case (Holm), which finds what changed in one place. The second gets less
 of it: with few runs, the tails of real noise make errors in single cases more frequent than the t
-distribution says (tests/benchmarks/again.py).
+distribution says (results/benchmarks/again-2026-11-28.txt).
 
 A difference that is not shown is not yet agreement. ``reproduced`` also needs that in each case a
 difference of the threshold is excluded: the 95 % interval of its ratio lies within the threshold

@@ -21,8 +21,8 @@ The next run is of the version whose time tells most about the answer (none, a s
 steps): the mutual information of answer and time, with the entropy of each distribution taken as
 that of a normal one of the same variance. It halves the probability of k at first (probabilistic
 bisection: Horstein 1963), then alternates between the neighbours of a step, and goes to the ends
-where a second step would show. tests/benchmarks/bisection.py has the error rates and the number
-of runs.
+where a second step would show. results/benchmarks/bisection-2026-11-28.txt has the error rates and
+the number of runs.
 
 The runs of ``torchcoll bisect``: which version is run next, and what the runs say together.
 
