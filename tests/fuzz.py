@@ -63,8 +63,6 @@ from torchcoll.report.reference import load_points
 
 LIMIT_S = 1.0
 
-# -- real-looking inputs ---------------------------------------------------------------------
-
 
 def _lines(*records: dict[str, Any]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
@@ -634,8 +632,6 @@ POINTS = json.dumps(
     }
 )
 
-# -- readers: a path -> what the command would do with it ---------------------------------------
-
 
 def _shown(*found: Any) -> None:
     for format in ("table", "csv", "json"):
@@ -774,8 +770,6 @@ READERS = {
     "manifest": Reader(_manifest, (MANIFEST,), "manifest.jsonl"),
     "points": Reader(lambda path: load_points(str(path)), (POINTS,)),  # type: ignore[arg-type,return-value]
 }
-
-# -- changes -----------------------------------------------------------------------------------
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _VALUE = re.compile(r'"[^"\n]*"|-?\d+(?:\.\d+)?|\[[^\[\]]*\]|null|true|false')
@@ -964,8 +958,6 @@ _BINARY_CHANGES = (
     *(_other_byte, _other_byte, _other_byte, _more_bytes, _more_bytes),
     *(_repeated_bytes, _without_bytes, _cut_bytes, _moved_bytes),
 )
-
-# -- running -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass

@@ -172,8 +172,6 @@ def device() -> SimulatedDevice:
     return DEVICE
 
 
-# -- tensors -----------------------------------------------------------------------------------
-
 # What only looks at a tensor, or at a part of it, waits for nothing.
 _LOOKS = {
     *("__get__", "narrow", "view", "unbind", "numel", "element_size", "data_ptr", "__len__"),
@@ -236,9 +234,6 @@ def _maker(make: Callable[..., Any]) -> Callable[..., Any]:
         return tensor.as_subclass(OnDevice) if str(device).startswith("cuda") else tensor
 
     return made
-
-
-# -- the process group -------------------------------------------------------------------------
 
 
 class Work(torch._C._distributed_c10d.Work):

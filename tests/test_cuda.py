@@ -172,9 +172,6 @@ def check_all(run, ranks: int) -> None:
     assert seen == set(COLLECTIVES)
 
 
-# -- one rank ----------------------------------------------------------------------------------
-
-
 def test_all_collectives_with_one_rank(tmp_path):
     run = Started(tmp_path, "suite", "--sizes 4K,16M -n 20").run()
     check_all(run, 1)
@@ -406,8 +403,7 @@ def test_implementations_side_by_side(tmp_path):
     print(made)
 
 
-# -- the state of the machine ------------------------------------------------------------------
-
+# The state of the machine.
 SMI = "index,clocks.max.sm,clocks.max.mem,enforced.power.limit,persistence_mode"
 
 
@@ -482,9 +478,6 @@ def test_a_busy_gpu_is_noticed(tmp_path):
     assert any("% busy" in text and " before the run" in text for text in stated)
     assert refused.codes == [4]
     assert error_line("require-idle", "GPU ") in refused.stderr[0]
-
-
-# -- several ranks -----------------------------------------------------------------------------
 
 
 def test_rehearsal(tmp_path):

@@ -331,7 +331,6 @@ def test_commands_that_the_pages_name_exist() -> None:
         assert {*re.findall(r"`torchcoll ([a-z]+)", text)} <= {*cli.commands()}, page
 
 
-# -------------------------------------------------------------------------------------------------
 # What else a page promises.
 
 LINKED = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -387,7 +386,6 @@ def test_the_readme_is_short() -> None:
     assert 500 <= len(README.split()) <= 700
 
 
-# -------------------------------------------------------------------------------------------------
 # Programs.
 
 

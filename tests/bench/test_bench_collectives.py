@@ -153,8 +153,7 @@ def expected_checked(result: CaseResult) -> int:
     return n * count
 
 
-# -- dtype x op x collective ------------------------------------------------------------------
-
+# Dtype x op x collective.
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int32", "int64")
 BY_NAME = ("int16", "float8_e4m3fn", "float8_e5m2")
@@ -236,8 +235,6 @@ def test_placements_that_torch_does_not_have(launch):
     assert inside.only().status == "unsupported"
     assert inside.only().reason == "torch.distributed has all_to_all out of place only"
 
-
-# -- faults ------------------------------------------------------------------------------------
 
 Spoil = Callable[[str, Any, Any], None]  # collective, layout, recv: after the call
 

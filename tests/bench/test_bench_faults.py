@@ -137,8 +137,7 @@ def event_of(measured) -> dict:
     return measured.run.events[-1]
 
 
-# -- ranks that wait in vain: started before all other tests, looked at after them -----------------
-
+# Ranks that wait in vain: started before all other tests, looked at after them.
 TIMEOUT_S = 6
 
 
@@ -292,9 +291,6 @@ def started(tmp_path_factory):
     watcher.join()
     for measured in jobs.values():
         measured.job.kill()
-
-
-# -- ranks that are lost --------------------------------------------------------------------------
 
 
 def test_a_killed_rank_is_named(launch):
@@ -561,9 +557,6 @@ def test_a_call_that_one_rank_refuses_at_once(launch):
     assert measured.run.end["reason"] == line.removeprefix("torchcoll: error: ")
 
 
-# -- ranks that disagree --------------------------------------------------------------------------
-
-
 def test_different_arguments_are_named(jobs, tmp_path):
     def target():
         size = "16" if os.environ["RANK"] == "2" else "8"
@@ -617,9 +610,6 @@ def test_another_case_on_one_rank(launch):
     run = measured.run
     assert [r.case.size_bytes for r in run.results] == [8]
     assert (run.end["status"], run.end["exit_code"]) == ("failed", 2)
-
-
-# -- during start-up ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("where", "victim"), [("_open_device", 1), ("_exchange_members", 0)])
@@ -704,9 +694,6 @@ def test_no_room_for_a_thread(launch):
     measured = launch("all_reduce", "--sizes 8 -T 60", 3, setup=setup).ended([HANG, 4, HANG], 45)
     (line,) = measured.errors()
     assert ": rank 1: can't start new thread in " in line
-
-
-# -- signals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
@@ -841,9 +828,6 @@ def test_other_signals_keep_their_handlers(launch):
     assert (measured.job.folder / "came").exists()
 
 
-# -- kill -9 at any moment ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_kill_9_leaves_a_file_that_loads(launch, victim, after):
@@ -861,9 +845,6 @@ def test_kill_9_leaves_a_file_that_loads(launch, victim, after):
     # a rank can be lost between two cases
     assert (run.end["status"], run.end["exit_code"]) == ("failed", HANG)
     assert f"lost rank {victim}" in run.end["reason"]
-
-
-# -- ranks that waited in vain --------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -148,9 +148,6 @@ def test_a_disk_that_fills_up(launch):
     assert [r.case.size_bytes for r in measured.run.results] == [8]
 
 
-# -- --resume -------------------------------------------------------------------------------------
-
-
 def interrupted(launch, options: str, cases: int, ranks: int = 2, collective="all_reduce"):
     """A run killed when so many cases were in the file; one of a MiB or more never ends."""
     from rank_faults import running

@@ -299,9 +299,6 @@ def test_a_call_with_the_blocks_of_another_position_is_found(launch):
     assert result.ended(1).only().status == "wrong"
 
 
-# -- memory ---------------------------------------------------------------------------------------
-
-
 def test_too_large_is_skipped(launch):
     """4 MiB on each of 2 ranks, and what verification takes, against 80 % of 1 MB."""
 
@@ -361,9 +358,7 @@ def test_an_allocation_that_fails_on_one_rank(launch, error):
     assert (measured.run.end["status"], measured.run.end["exit_code"]) == ("complete", 1)
 
 
-# -- one rank, and none ---------------------------------------------------------------------------
-
-
+# One rank, and none.
 NO_LAUNCHER = dict.fromkeys(
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 )

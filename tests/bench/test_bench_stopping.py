@@ -374,9 +374,6 @@ def test_the_plan_knows_the_limits():
     assert plan.PATIENCE == stopping.PATIENCE
 
 
-# -- the timed loops ------------------------------------------------------------------------------
-
-
 def test_isolated_calls():
     """The barrier lies outside the stamps."""
     clock, samples = FakeClock(), [7]

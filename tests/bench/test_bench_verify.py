@@ -258,9 +258,6 @@ def test_tolerance():
     assert tolerance_ulp(case(op="avg", dtype="int32"), 6) == 0
 
 
-# -- the checker on buffers ------------------------------------------------------------------------
-
-
 def checker_of(asked: Case, ranks: int, rank: int) -> tuple[Checker, Buffers]:
     sizing = size_case(asked, ranks)
     buffers = allocate(torch, sizing, rank, "cpu")

@@ -31,9 +31,6 @@ def by_case(run):
     return {(r.case.collective, r.case.root, r.case.group): r for r in run.results}
 
 
-# -- sub-groups --------------------------------------------------------------------------------
-
-
 def one_leads(rank):
     """One call before each batch, where up to ten are made for timings that no test looks at."""
     measure.LEAD_CALLS = 1
@@ -172,9 +169,6 @@ def test_splits_that_a_sub_group_cannot_have(launch):
     assert line.startswith(error_line("splits", ""))
 
 
-# -- asynchronous ------------------------------------------------------------------------------
-
-
 def test_asynchronous_calls(launch):
     """All but those that are several calls."""
     run = launch(None, "--collectives all --async --sizes 240 -n 3", 2).ended(0).run
@@ -220,9 +214,6 @@ def test_async_op_is_asked_for_and_waited_for(launch):
     stated = [line for line in measured.stdout(1).splitlines() if line]
     # The last one verifies: what was timed is what is verified.
     assert stated == ["async_op True", "wait"] * 21
-
-
-# -- coalesced ---------------------------------------------------------------------------------
 
 
 def test_coalesced_calls_on_gloo(launch):
@@ -296,9 +287,6 @@ def test_only_reductions_in_place_are_not_verified_in_a_group(launch):
     assert not any("verified" in text for text in result.warnings)
 
 
-# -- modes ----------------------------------------------------------------------------------
-
-
 def test_stream_on_the_cpu(launch):
     run = launch(None, "--collectives all --mode back-to-back --sizes 240 -n 12", 2).ended(0).run
     assert {r.case.collective for r in run.results} == set(NAMES)
@@ -356,9 +344,6 @@ def test_a_graph_that_is_not_captured_ends_the_case_alone(launch, refused):
         )
         assert result.cold_ns and not result.time_ns and result.verification is None
     assert run.results[1].ordinal == len(run.results[0].cold_ns[0])
-
-
-# -- memory ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", ["", "--fresh-group"])

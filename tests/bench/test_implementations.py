@@ -163,9 +163,6 @@ def test_what_torch_and_the_device_refuse(measured, name, reasons):
     assert not any(result["time_ns"] for result in results)
 
 
-# -- against the torch that is here --------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "collective"),
     [(name, collective) for name, kernels in IMPLEMENTATIONS.items() for collective in kernels],

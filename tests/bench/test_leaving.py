@@ -81,8 +81,7 @@ def test_nothing_is_told_after_the_end(launch):
     assert measured.errors() == []
 
 
-# -- the file of a rank 0 that is gone -------------------------------------------------------------
-
+# The file of a rank 0 that is gone.
 EVENT = {"kind": "lost_rank", "message": "lost rank 0"}
 END = {"status": "failed", "exit_code": 5, "wall_s": 1.0, "reason": "lost rank 0"}
 

@@ -48,9 +48,6 @@ def stated(measured) -> str:
     return line.removeprefix("torchcoll: error: ")
 
 
-# -- nothing was measured -------------------------------------------------------------------------
-
-
 def test_an_exception_of_one_rank_alone_ends_its_file(launch):
     """Two ranks have the watchdog for that; one rank has nobody to tell, but a file."""
 
@@ -163,9 +160,6 @@ def test_pairs_measure_nothing(launch):
     measured = launch("pairs", "--sizes 1K -n 2 -T 60", 2, setup=setup).ended(4)
     assert WHY in stated(measured)
     assert measured.run.end["exit_code"] == 4
-
-
-# -- the file is taken away -----------------------------------------------------------------------
 
 
 def at_call(name, place, action):
@@ -306,9 +300,6 @@ def test_there_is_nowhere_to_write_it(launch, tmp_path):
     assert "result file: " not in measured.stderr()
     assert rows(measured) == ["8", "16"]
     assert [r.case.size_bytes for r in load(tmp_path / "moved.jsonl").results] == [8, 16]
-
-
-# -- replay ---------------------------------------------------------------------------------------
 
 
 def a_step(path: Path) -> str:

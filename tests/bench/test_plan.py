@@ -31,9 +31,6 @@ def sizing(collective, size_bytes, ranks, **fields):
     return spec.sizings(ranks)[0]
 
 
-# --- memory ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("collective", "size_bytes", "fields", "unchecked", "checked"),
     [
@@ -122,9 +119,6 @@ def test_all_to_all_v_by_hand():
     assert (row.need_bytes, row.host_bytes) == (760, 920)  # 400 + 520, and 760 alone
 
 
-# --- time ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("fields", "limit"),
     [
@@ -175,9 +169,6 @@ def test_the_rules_of_the_bench_keep_the_limit():
     assert longest_of_all > 0.3  # a bound, and no fantasy
 
 
-# --- what cannot run -------------------------------------------------------------------------
-
-
 def case(collective, **fields):
     entry = COLLECTIVES[collective]
     values = {"dtype": "float32", "op": "sum", "in_place": entry.placements[0], **fields}
@@ -224,9 +215,6 @@ def test_what_cannot_run_costs_nothing():
     skipped, run = the_plan.rows
     assert (skipped.status, skipped.need_bytes, skipped.host_bytes) == ("skipped", 0, 0)
     assert (the_plan.limit_s, the_plan.need_bytes) == (15.0, run.need_bytes)
-
-
-# --- the plan and its text -------------------------------------------------------------------
 
 
 def test_rows_are_the_cases_in_the_order_in_which_they_run():

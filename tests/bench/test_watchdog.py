@@ -15,8 +15,6 @@ from torchcoll.bench import watchdog
 from torchcoll.bench.departure import seen_from_outside
 from torchcoll.bench.watchdog import StackSampler, place_of
 
-# -- what a thread is seen to do -------------------------------------------------------------------
-
 
 def told_of(work, monkeypatch, until=0.4):
     """What is told of a thread that does ``work(event)`` for so many seconds. The clock is the CPU

@@ -107,9 +107,6 @@ def test_what_was_left_out_says_why():
     assert len(publications()) == len(KEPT)
 
 
-# -------------------------------------------------------------------------------------------------
-
-
 def a_launch(device, ranks, hosts, busbw_gbps, size="8G", **labels):
     case = case_of(busbw_gbps, size_bytes=parse_size(size), ranks=ranks)
     return launch(case, hosts=hosts, device=device, labels=labels)
@@ -172,7 +169,6 @@ def test_an_impossible_figure_stands_nowhere():
     assert alike(a_launch("NVIDIA A100-SXM4-80GB", 8, 1, 1400.0))
 
 
-# -------------------------------------------------------------------------------------------------
 # show --published
 
 

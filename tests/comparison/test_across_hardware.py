@@ -175,9 +175,6 @@ def test_cases_of_one_side_are_one_line():
     assert len(listed) == 3
 
 
-# -- fit ----------------------------------------------------------------------------------------
-
-
 def test_each_side_has_a_line_through_its_own_sizes():
     """Two sizes in common, which make no line: latency + size / bandwidth of all sizes of each."""
     base = make_runs([{n: 20_000 + n // 10 for n in (K, M, 4 * M, 16 * M)}])
@@ -193,9 +190,6 @@ def test_each_side_has_a_line_through_its_own_sizes():
     lines = lines_of(comparison)
     (head,) = (line for line in lines if line.startswith("case | figure"))
     assert head == "case | figure | base | new | maximum error | result"
-
-
-# -- oneCCL's own benchmark ---------------------------------------------------------------------
 
 
 def test_a_library_called_from_cpp_is_not_one_called_through_torch():

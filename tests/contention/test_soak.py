@@ -283,9 +283,6 @@ def test_a_disk_that_fills(tmp_path):
     assert job.run.way_on == ""  # a soak begins anew
 
 
-# -- rank 0's account, on a clock of its own -------------------------------------------------------
-
-
 class Clock:
     """time of bench/soak.py: seconds that the test sets, for both clocks apart."""
 

@@ -29,9 +29,6 @@ def case(collective="all_reduce", size_bytes=1024, dtype="float32", **fields):
     return Case(collective, size_bytes, dtype if entry.has_data else None, **{**values, **fields})
 
 
-# --- what becomes of a size ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("collective", "size_bytes", "dtype", "ranks", "count", "actual", "sent", "received"),
     [
@@ -170,9 +167,6 @@ def test_all_to_all_v_is_never_empty_and_never_larger(size_bytes, ranks, dtype):
     layouts = [sizing.layout(rank) for rank in range(ranks)]
     entry = COLLECTIVES["all_to_all_v"]
     assert [entry.elements(x) for x in layouts] == [sizing.elements(r) for r in range(ranks)]
-
-
-# --- JSON and fingerprints -------------------------------------------------------------------
 
 
 def test_unknown_fields_are_ignored():

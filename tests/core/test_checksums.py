@@ -75,9 +75,6 @@ def test_the_check_sum_by_hand(text):
     assert json.loads(second)["line"] == 2
 
 
-# --- 2,000 damaged files ----------------------------------------------------------------------
-
-
 def flipped(rng, lines, other):
     data = bytearray(b"".join(lines))
     data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
@@ -173,9 +170,6 @@ def test_no_damaged_traffic_reads_as_other_numbers(tmp_path):
         except UnreadableError:
             continue
         assert found.problems or found == whole, path.read_bytes()
-
-
-# --- what is said -----------------------------------------------------------------------------
 
 
 def test_a_lost_line_is_named(tmp_path, text):
@@ -318,9 +312,6 @@ def test_a_file_without_end_lost_a_case(tmp_path, text):
         "F:5: line 5 is missing before it",
         "truncated: the file has no end record",
     ]
-
-
-# --- what is written --------------------------------------------------------------------------
 
 
 def test_what_resume_makes_up_for_is_no_loss(tmp_path, text):

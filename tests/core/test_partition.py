@@ -59,9 +59,6 @@ def test_every_rank_is_in_one_group(rule, number, ranks):
     assert [part[0] for part in parts] == sorted(part[0] for part in parts)
 
 
-# -- back again --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("parts", "text"),
     [

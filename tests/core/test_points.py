@@ -23,9 +23,6 @@ POINTS = (
 )
 
 
-# -- in a Spec ---------------------------------------------------------------------------------
-
-
 def test_the_cases_are_the_points():
     """Not their product."""
     cases = Spec(points=POINTS).cases(4)
@@ -148,8 +145,6 @@ def test_a_plan_of_points():
     ]
 
 
-# -- of a call ---------------------------------------------------------------------------------
-
 # On 4 ranks: collective, bytes in, bytes out, its size in nccl-tests (doc/PERFORMANCE.md).
 SIZES = [
     ("all_reduce", 100, 100, 100),
@@ -240,9 +235,6 @@ def test_what_is_not_measured_as_it_was(call, point, remark):
     assert point_of(call, 2) == (point, remark)
 
 
-# -- of a traffic ------------------------------------------------------------------------------
-
-
 def sent(*calls: TrafficCall, ranks: int = 2, rank: int = 0, **groups: tuple[int, ...]) -> Traffic:
     named = {name: Group(name, members) for name, members in groups.items()}
     return Traffic(ranks=ranks, calls={rank: list(calls)}, groups=named)
@@ -327,9 +319,6 @@ def test_nothing_to_measure(traffic, stated):
     assert str(caught.value) == (
         error_text("traffic", f"no call that can be measured ({stated})", "at least one")
     )
-
-
-# -- groups ------------------------------------------------------------------------------------
 
 
 def test_one_way_to_divide_the_ranks():

@@ -84,9 +84,6 @@ def refusal(path, reading=load):
     return str(caught.value)
 
 
-# --- round trips -----------------------------------------------------------------------------
-
-
 def test_round_trip(tmp_path):
     run, path = a_run(), tmp_path / "new folder" / "run.jsonl"
     save(run, path)
@@ -294,9 +291,6 @@ def test_a_damaged_gz_is_one_line(tmp_path, at):
             assert run.problems
 
 
-# --- truncated and broken files --------------------------------------------------------------
-
-
 def small_run():
     return Run(
         header={"run_id": "a", "spec": {"sizes": [1024]}, "ranks": 2},
@@ -491,8 +485,7 @@ def test_the_end_is_judged(tmp_path):
     assert load_lines(tmp_path, started, changed()).in_flight is None
 
 
-# --- what is no result file ------------------------------------------------------------------
-
+# What is no result file.
 FOREIGN = 'a torchcoll result file, whose first line holds "schema":"torchcoll/2"'
 
 
@@ -612,9 +605,6 @@ def test_the_same_major_schema(tmp_path, schema):
     assert (run.spec, run.environment, run.labels, run.ranks) == (Spec(), {}, {}, 0)
 
 
-# --- continuations ---------------------------------------------------------------------------
-
-
 def test_file_2_and_3_are_merged(tmp_path):
     path = tmp_path / "run.jsonl"
     first = a_run()
@@ -694,9 +684,6 @@ def test_a_continuation_cut_before_its_header_is_a_problem(tmp_path):
             "one is empty",
         )
     ]
-
-
-# --- writing ---------------------------------------------------------------------------------
 
 
 def test_each_line_is_in_the_file_when_write_returns(tmp_path):

@@ -23,9 +23,6 @@ def refusal(**fields):
     return str(caught.value)
 
 
-# --- the sizes asked for -------------------------------------------------------------------
-
-
 def test_default_sizes():
     assert Spec().size_list() == (
         *(8, 32, 128, 512, 2048, 8192, 32768, 131072, 524288),
@@ -116,9 +113,6 @@ def test_too_many_sizes(fields):
             "sizes", "more than 100000 sizes", "at most 100000. Use a larger factor or step."
         )
     )
-
-
-# --- the cases of a Spec ---------------------------------------------------------------------
 
 
 def test_default_cases():
@@ -260,8 +254,6 @@ def test_backends_take_turns_over_all_points_not_only_over_sizes():
         *(("int32", "gloo"), ("int32", "ccl")),
     ]
 
-
-# --- bad fields ------------------------------------------------------------------------------
 
 SIZES = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K, 25M or 1.5G"
 
@@ -405,8 +397,6 @@ def test_numbers_may_be_texts():
     assert type(Spec(iters=20.0).iters) is int
     assert Spec(roots=3).roots == (3,)
 
-
-# --- JSON----------------- -------------------------------------------------------------------
 
 SPECS = [
     Spec(),

@@ -265,9 +265,6 @@ def test_members():
         assert found.members(TrafficCall("barrier", 0, 0, group=name)) == (0, 1, 2)
 
 
-# -- joining -----------------------------------------------------------------------------------
-
-
 def test_join():
     first, second = traffic(0, notes=["a", "b"]), traffic(1, notes=["b", "c"])
     second.groups["dp"] = Group("dp", (1,))

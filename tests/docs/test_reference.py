@@ -77,9 +77,6 @@ def test_exit_code_1_is_documented_for_each_command_that_can_fail():
         assert f"| `{name}` | {command.exit_1 or '-'} |" in page
 
 
-# -------------------------------------------------------------------------------------------------
-
-
 def of(record: str) -> jsonschema.Draft202012Validator:
     """For one record: what is wrong is then named, and not 'none of eight'."""
     whole = {k: v for k, v in SCHEMA.items() if k != "oneOf"}

@@ -59,9 +59,6 @@ def only():
     return record
 
 
-# -- what goes well --------------------------------------------------------------------------
-
-
 def test_two_cells_twice(capsys):
     assert matrix("--env", "NCCL_ALGO=,Ring", runs=2) == 0
     out, err = capsys.readouterr()
@@ -115,9 +112,6 @@ def test_readers_take_the_folder_and_the_glob(capsys):
     os.remove("D/auto-2.jsonl")
     with pytest.raises(UnreadableError, match=expecting("a folder with result files")):
         side("base", "D")
-
-
-# -- what goes wrong -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -315,9 +309,6 @@ def test_the_environment_that_was_really_used(in_tmp_path):
     assert record["reason"] == "its file does not say which libraries were mapped"
 
 
-# -- hanging, interrupted, killed ------------------------------------------------------------
-
-
 def test_a_cell_that_hangs(capsys, monkeypatch):
     """TERM does not end it, and its rank is in a session of its own."""
     mark = f"{os.path.realpath('D')}//"
@@ -412,9 +403,6 @@ def test_one_matrix_at_a_time(capsys):
     assert line.endswith(
         error_tail("works", "one matrix at a time in a folder. Wait for it, or end it.\n")
     )
-
-
-# -- the manifest ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,6 @@ def without_bounds(text):
     return re.sub(r"at least [\d.]+x", "at least B", text)
 
 
-# -- what is launched ------------------------------------------------------------------------
-
-
 def test_a_b_b_a_until_every_case_is_settled():
     state = begun()
     started = played(state, noisy({"a": {K: 1, M: 1}, "b": {K: 1, M: 1.3}}, noise=0.002))
@@ -253,9 +250,6 @@ def test_after_every_round_it_says_what_is_settled():
     )
 
 
-# -- what cannot be compared -----------------------------------------------------------------
-
-
 def test_nothing_comparable_ends_after_one_launch_of_each():
     state = begun()
     for name, ranks in (("a", 2), ("b", 4)):
@@ -286,9 +280,6 @@ def test_a_wrong_case_leaves_the_others():
     assert [row.result for row in found.rows] == ["slower", "not comparable"]
     assert found.rows[1].reason == f"failed in 1 of {state.round} runs of base"
     assert told(state).endswith(f". 1 of {state.round} runs of a failed (1M)")
-
-
-# -- sentences -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -328,9 +319,6 @@ def test_the_answer_in_one_sentence(ratios, start):
     new = dict(zip(sizes, ratios, strict=True))
     played(state, noisy({"a": dict.fromkeys(sizes, 1), "b": new}, noise=0.0005))
     assert without_bounds(told(state)) == f"{start} ({state.round} runs of each)"
-
-
-# -- the budget ------------------------------------------------------------------------------
 
 
 class Files:
@@ -399,9 +387,6 @@ def test_a_launch_without_a_result_is_tried_once_more():
     assert state.failed and state.stopped == "a-1 has no result: out of memory"
     lacking = begun()
     assert list(lacking.jobs(Files(("a",)))) == [] and lacking.failed
-
-
-# -- the command -----------------------------------------------------------------------------
 
 
 def versus(*options, words=("slow=NCCL_ALGO",)):

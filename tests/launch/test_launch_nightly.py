@@ -43,9 +43,6 @@ def wait_until(condition, what, limit_s=60):
 SMALL_JOB = ("--ntasks-per-node=2", "--gpus-per-node=0")
 
 
-# -- Slurm: jobs ---------------------------------------------------------------------------------
-
-
 def submit(cluster, folder, script, *options, **env):
     """The ids of the job and of its collector."""
     env = {**cluster.env, **SMALL, "STORE": f"{folder}/store.sqlite", **env}
@@ -124,9 +121,6 @@ def test_drain_without_the_list_of_drained_nodes_prints_nothing(tmp_path):
     done = run(["bash", NIGHTLY / "drain.sh"], env={"PATH": f"{tmp_path}:{PATH}"})
     assert done.returncode == 1
     assert (done.stdout, done.stderr) == ("", "Unable to contact slurm controller\n")
-
-
-# -- Slurm: health check and prolog --------------------------------------------------------------
 
 
 @pytest.mark.slurm
@@ -420,9 +414,6 @@ def test_prolog_lets_the_job_start_on_any_fault_of_its_own(tmp_path, fault):
     assert run([NIGHTLY / "prolog.sh"], env=env).returncode == 0
 
 
-# -- Without a scheduler -------------------------------------------------------------------------
-
-
 def test_a_node_measures_spools_and_collects(python, tmp_path):
     """torchrun with two ranks; a file that could not be moved in an earlier night comes along."""
     local = tmp_path / "local"
@@ -467,6 +458,3 @@ def test_the_collector_goes_on_after_an_unreadable_file(python, tmp_path):
     (tmp_path / "nodes").write_text("node000\nnode099\n")
     done = run(["bash", NIGHTLY / "collect.sh"], cwd=tmp_path, env={**env, "EXPECTED": "nodes"})
     assert "1 node without a run: node099" in done.stdout
-
-
-# -- Kubernetes ----------------------------------------------------------------------------------

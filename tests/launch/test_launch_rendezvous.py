@@ -32,9 +32,6 @@ APART = Launch("Open MPI", 3, 8, 1, 2)
 OMPI = {"PMIX_NAMESPACE": "874184705"}
 
 
-# -- lists ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "hosts"),
     [
@@ -62,9 +59,6 @@ def test_a_range_is_its_numbers(low, more, width):
     names = expand_hosts(f"n[{low:0{width}}-{low + more}]")
     assert [int(name[1:]) for name in names] == list(range(low, low + more + 1))
     assert len(set(map(len, names))) == 1 or width < 4
-
-
-# -- host and port -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -227,9 +221,6 @@ def test_a_node_file_that_only_rank_0_has():
         find_master(APART, environ)
     with pytest.raises(UsageError, match="PBS_NODEFILE /nowhere/nodes"):
         find_master(Launch("Open MPI", 0, 8, 0, 2), environ)
-
-
-# -- meeting -------------------------------------------------------------------------------------
 
 
 def meet(launches, timeout_s=60.0):
@@ -401,8 +392,6 @@ def test_the_command_says_so(monkeypatch, capfd):
     stated = error_line(f"rendezvous of {own}", f"no store at 127.0.0.1:{port} within ")
     assert err.startswith(stated)
 
-
-# -- interfaces ----------------------------------------------------------------------------------
 
 THERE = {"lo": True, "eth0": True, "ib0": True, "ib1": False, "docker0": True}
 

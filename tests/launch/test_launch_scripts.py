@@ -54,8 +54,6 @@ def program(folder, name, text):
     return {"PATH": f"{folder}:{PATH}"}
 
 
-# -- PBS -----------------------------------------------------------------------------------------
-
 END = '{"record":"end","status":"complete","exit_code":0,'
 # What PALS' mpiexec is documented to take and to set, no more: it has never been here. It writes
 # down what it would start.
@@ -179,9 +177,6 @@ def test_one_pbs_job_for_each_number_of_nodes(tmp_path):
     ]
 
 
-# -- Slurm, where there is none ------------------------------------------------------------------
-
-
 def test_one_slurm_job_for_each_variant(tmp_path):
     env = program(tmp_path / "bin", "sbatch", '#!/bin/sh\necho "$VARIANT: $*"\n')
     script = LAUNCH / "slurm.sbatch"
@@ -299,9 +294,6 @@ def test_outside_a_job(script, env, line):
     done = run(["bash", LAUNCH / script], env=env)
     assert done.returncode == 2
     assert done.stderr.startswith(f"torchcoll: error: {line}")
-
-
-# -- Kubernetes ----------------------------------------------------------------------------------
 
 
 @pytest.fixture

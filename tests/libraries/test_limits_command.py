@@ -190,9 +190,6 @@ def test_this_machines_topology_is_dumped(gpus, host, capsys):
     )
 
 
-# -- rows --------------------------------------------------------------------------------------
-
-
 def shares(run, *paths):
     machine = read_machine([str(path) for path in paths])
     return row_limits(machine, run, summarise_run(run))

@@ -10,8 +10,6 @@ from nccl_log_lines import info, only, read, started
 from torchcoll.libraries.nccl.jobs import jobs
 from torchcoll.libraries.nccl.log import NcclLogReader
 
-# -- who speaks ------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     "prefix",
@@ -90,9 +88,6 @@ def test_rccl_is_distinguished_from_nccl():
     reader = read(*lines, "HIP version  : 7.2.26015-fc0010cf6a", "Hostname     : TARS")
     assert [(p.library, p.version) for p in reader.processes] == [("RCCL", "2.27.7-HEAD:0d2c4fd")]
     assert reader.tally.counts == {"understood": 1, "other": 2}
-
-
-# -- lines in lines, and what is not understood ----------------------------------------------
 
 
 def test_lines_of_other_processes_in_a_line():

@@ -8,8 +8,6 @@ from nccl_log_lines import info, only, read, started
 from torchcoll.libraries.nccl.jobs import jobs
 from torchcoll.libraries.nccl.messages import Graph, Tuned
 
-# -- communicators ---------------------------------------------------------------------------
-
 
 def test_a_communicator_of_2_27():
     rank0 = info(
@@ -166,9 +164,6 @@ def test_processes_that_name_no_communicator_are_together_by_file():
     assert [job.files for job in jobs(readers)] == [["a.log", "b.log"]]
 
 
-# -- transports ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("line", "kind", "pair"),
     [
@@ -185,9 +180,6 @@ def test_processes_that_name_no_communicator_are_together_by_file():
 def test_transports(line, kind, pair):
     (process,) = read(*info(line, line)).processes
     assert (process.transports, process.pairs) == ({kind: 2}, {kind: {pair}})
-
-
-# -- tuning table ----------------------------------------------------------------------------
 
 
 NINE = "  Protocol    |  LL | LL128 | Simple |  LL | LL128 | Simple |  LL | LL128 | Simple |"
@@ -235,9 +227,6 @@ def test_the_tuning_table_up_to_2_17():
     ]
     assert reader.tally.counts == {"understood": 2, "known": 1, "cut": 1}
     assert reader.tally.examples[0][0] == 4
-
-
-# -- what NCCL takes the machine for ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(

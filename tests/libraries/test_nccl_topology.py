@@ -25,9 +25,6 @@ def ceiling(tmp_path, *cpus: str, version: int = 1) -> speeds.Ceiling:
     return speeds.ring_ceiling(read(tmp_path, system(*cpus, version=version)))
 
 
-# -- what a file says ------------------------------------------------------------------------
-
-
 def test_gpus_links_interfaces_and_cpus(tmp_path):
     topo = read(
         tmp_path,
@@ -172,9 +169,6 @@ def test_the_narrowest_link_up_to_the_cpu(tmp_path):
     assert speeds.narrowest_pci_gbps(topo.gpus[0]) == 12.0
 
 
-# -- ceilings of a ring ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "sm", "links"),
     [("V100", 70, 6), ("A100", 80, 12), ("H100", 90, 18), ("B200", 100, 18)],
@@ -317,8 +311,6 @@ def test_an_unknown_xgmi(tmp_path):
     )
     assert speeds.link_gbps(topo.gpus[0], topo.gpus[0].links[0]) is None
 
-
-# -- files -----------------------------------------------------------------------------------
 
 WHOLE = system(cpu(0, gpu(0, switches(12)), gpu(1, switches(12))))
 

@@ -21,8 +21,6 @@ from torchcoll.core.backends import BACKENDS, choose_backends, is_nccl
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError
 from torchcoll.machine import environment, provenance
 
-# -- choosing ------------------------------------------------------------------------------------
-
 
 def machine(kinds=(), built=("gloo",), capability=None, distributed=True):
     """A stand-in for torch with these accelerators and backends."""
@@ -294,9 +292,6 @@ def test_bindings_that_do_not_register_ccl(bindings):
         chosen((), ("gloo",), "ccl")
 
 
-# -- names in the record -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("backend", "hip", "expected"),
     [
@@ -364,9 +359,6 @@ def test_the_backend_of_a_group_that_is_there(config, kind, kinds, expected):
     fake = machine(kinds)
     fake.distributed.get_backend_config = lambda: config
     assert backends.current_backend(fake, kind) == expected
-
-
-# -- stand-ins, on real ranks ------------------------------------------------------------------
 
 
 def register(name, devices=("cpu",)):
@@ -489,8 +481,7 @@ def test_a_group_of_another_name_is_found(jobs, tmp_path):
     assert json.loads((tmp_path / "seen.json").read_text()) == [["echo", "gloo"], [None, 0]]
 
 
-# -- XPU without any: the real path over gloo --------------------------------------------------
-
+# XPU without any: the real path over gloo.
 BINDINGS = """
 import torch.distributed as dist
 
@@ -634,8 +625,7 @@ def test_the_bindings_on_the_cpu(jobs, tmp_path):
     assert "oneCCL bindings 2.8.0+standin" in job.text(0, "stdout")
 
 
-# -- torchcomms, which is no backend but makes them ----------------------------------------------
-
+# Torchcomms, which is no backend but makes them.
 INSTALL = (
     "It is not installed: pip install torchcomms --index-url "
     "https://download.pytorch.org/whl/cu128 (on Linux, with a CUDA build of torch; PyPI's "

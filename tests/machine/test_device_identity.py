@@ -97,8 +97,6 @@ def test_ranks_that_see_a_gpu_alone():
     assert hosts_with_isolated_gpus([one, one]) == []
 
 
-# -- Intel -----------------------------------------------------------------------------------
-
 # intel/compute-runtime, Device::generateUuidFromPciBusInfo: 8086 and 0bd5 (a Data Center GPU Max),
 # little-endian; revision 2f, domain 0, bus 3a, device 0, function 0; the last byte is the tile.
 MAX_1550 = "8680d50b-2f00-0000-3a00-0000000000"
@@ -141,9 +139,6 @@ def test_the_state_of_an_intel_gpu_is_that_of_its_card(tmp_path):
         1600,
     )
     assert state["reasons"] == ["thermal"]
-
-
-# -- AMD -------------------------------------------------------------------------------------
 
 
 def amd_sysfs(folder, files):

@@ -39,8 +39,6 @@ from torchcoll.machine.devices import (
 from torchcoll.machine.launcher import Launch
 from torchcoll.questions.pairs.pairs_run import parse_pairs
 
-# -- which device ------------------------------------------------------------------------------
-
 
 def launched(local_rank=0, local_ranks=1):
     return Launch("torchrun", local_rank, local_ranks, local_rank, local_ranks)
@@ -239,9 +237,6 @@ def test_two_ranks_on_one_device_unasked():
     )
 
 
-# -- the clocks --------------------------------------------------------------------------------
-
-
 def test_cost_of_measuring():
     """Each reading of this clock takes 10 ns, which is the cost of an event here."""
     device, aligned = Machine().open(), []
@@ -375,9 +370,6 @@ def test_on_the_cpu_stream_runs_free():
     clocks = {"host": []}
     Cpu(lambda: next(stamps)).stream(lambda: None, 2, clocks, 1, lead)
     assert (lead, clocks) == ([5], {"host": [4, 11]})
-
-
-# -- communicators -----------------------------------------------------------------------------
 
 
 class Dist:
@@ -669,9 +661,6 @@ def test_a_group_that_was_found_has_had_calls():
     groups.close()
 
 
-# -- registered buffers ------------------------------------------------------------------------
-
-
 def sizing(buffers):
     case = Case(
         *("all_reduce", 64, "float32", "sum", None, True, "back-to-back", "nccl", "cuda"),
@@ -772,8 +761,6 @@ def test_torch_without_symmetric_registration():
         pools.allocate("symmetric")
 
 
-# -- launch/one_gpu.sh -------------------------------------------------------------------------
-
 SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "one_gpu.sh"
 
 
@@ -853,9 +840,6 @@ def test_what_one_gpu_all_starts_is_understood(tmp_path):
             names = {entry.module: name for name, entry in COLLECTIVES.items()}
             modes.add(parse(arguments, names.get(module), module).spec.mode)
     assert modes == {None, "synchronized", "back-to-back", "blocking", "graph"}
-
-
-# -- what this torch really has ------------------------------------------------------------------
 
 
 def test_the_stand_ins_are_like_torch():

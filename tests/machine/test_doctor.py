@@ -49,9 +49,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 GIB = 1 << 30
 
 
-# -- three hosts on which all is well --------------------------------------------------------
-
-
 def interface(name, kind="ethernet", state="up", families=("ipv4",), speed_mbps=None):
     return {
         **{"name": name, "kind": kind, "state": state, "families": list(families)},
@@ -148,8 +145,7 @@ def test_without_any_facts_nothing_breaks():
     assert report(Facts())["usable"] is False
 
 
-# -- each trap, on and off -------------------------------------------------------------------
-
+# Each trap, on and off.
 NOT_FOUND = "ImportError: libccl.so.1: cannot open shared object file: No such file or directory"
 BAD_CCL = {"version": "2.8.0", "registers": False, "error": NOT_FOUND}
 # As torch-ccl's issue 59 has it; its README names one version of torch for each release.
@@ -357,9 +353,6 @@ def test_the_worst_comes_first():
 )
 def test_the_syntax_of_nccl_socket_ifname(value, expected):
     assert matching(value, ["eth0", "eth1", "lo"]) == expected
-
-
-# -- what can be used ------------------------------------------------------------------------
 
 
 def test_every_backend_of_the_table_is_judged():
@@ -618,9 +611,6 @@ def test_ranks_read_each_others_cores():
     assert texts == ["None\n", f"{ {1: {cores[1]}} }\n"]
 
 
-# -- gathering -------------------------------------------------------------------------------
-
-
 def test_cpu(tmp_path):
     (tmp_path / "cpuinfo").write_text("model name : CPU X\nflags\t: fpu hypervisor\n")
     (tmp_path / "stat").write_text("cpu  60 0 30 800 100 0 0 10 0 0\ncpu0 1\n")
@@ -735,9 +725,6 @@ def test_a_contradiction_of_launchers_is_reported():
     assert launch_facts({}) == (Launch("none"), "")
 
 
-# -- what is printed -------------------------------------------------------------------------
-
-
 class Terminal(io.StringIO):
     encoding = "utf-8"
 
@@ -797,9 +784,6 @@ def test_a_terminal_of_80_columns(monkeypatch):
     monkeypatch.delenv("NO_COLOR")
     pytest.importorskip("rich")
     assert "\x1b[" in printed(plain(), 80, monkeypatch)
-
-
-# -- the command -----------------------------------------------------------------------------
 
 
 def doctor(*arguments, **environ):

@@ -62,9 +62,6 @@ def test_differences():
     assert differences(reference, reference) == {}
 
 
-# -- free memory ----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def host(tmp_path, monkeypatch):
     """Write /proc/meminfo, /proc/self/cgroup and cgroup files of an imaginary host."""

@@ -167,8 +167,7 @@ def test_what_a_backend_lacks_is_named_as_the_option(launch, ccl):
     }
 
 
-# -- what never connects ---------------------------------------------------------------------------
-
+# What never connects.
 NO_PROVIDER = "oneCCL: atl_ofi_comm.cpp:276 init_transport: EXCEPTION: failed to initialize ATL"
 NO_ALGORITHM = (
     "oneCCL: selector_allreduce.cpp:104 algo_from_str: EXCEPTION: unknown algorithm name 'bogus'"
@@ -271,9 +270,6 @@ def asked(collective="all_reduce", op="sum", dtype="float32", device="xpu", **ch
 )
 def test_the_table_of_what_backends_lack(backend, case, reason):
     assert BACKENDS[backend].reason(case, "text") == reason
-
-
-# -- stdout --------------------------------------------------------------------------------------
 
 
 def warns(rank):

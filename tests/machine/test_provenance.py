@@ -27,9 +27,6 @@ from torchcoll.machine.provenance import mapped_libraries, rank_facts
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-# -- libraries -------------------------------------------------------------------------------
-
-
 def maps(tmp_path, *paths):
     lines = [f"7f00-7f01 r-xp 00000000 fe:00 240 {' ' * 20}{path}\n" for path in paths]
     (tmp_path / "maps").write_text("7ffc-7ffd rw-p 00000000 00:00 0 [stack]\n" + "".join(lines))
@@ -161,8 +158,6 @@ def test_this_process_has_torchs_gloo():
     assert "pci_id" not in facts
 
 
-# -- PCI -------------------------------------------------------------------------------------
-
 # Two sockets. Socket 0: a switch with a GPU and a RoCE NIC, and another NIC at the bridge.
 DEVICES = {
     "0000:03:00.0": ("pci0000:00/0000:00:01.0/0000:01:00.0/0000:03:00.0", 0),  # GPU 0
@@ -275,9 +270,6 @@ def test_loopback_of_this_host():
     (lo,) = [i for i in network_interfaces() if i["name"] == "lo"]
     assert lo["kind"] == "loopback"
     assert "ipv4" in lo["families"]
-
-
-# -- devices ---------------------------------------------------------------------------------
 
 
 def fake_torch(kind="cuda", **properties):

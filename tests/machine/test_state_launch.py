@@ -76,9 +76,6 @@ def test_no_check_without_communication(launch):
     assert run.machine == []
 
 
-# -- GPUs, with the driver's answers from a table --------------------------------------------------
-
-
 def with_gpus(first, second, later=None):
     """A setup for children: rank r uses GPU r of these two."""
 
@@ -151,9 +148,6 @@ def test_require_idle_on_gpus_that_are(launch):
     assert [text for text in messages if text.startswith("GPU")] == []
 
 
-# -- cores -----------------------------------------------------------------------------------------
-
-
 def on_one_core():
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
@@ -203,9 +197,6 @@ def test_busy_cores_during_the_run(launch, burner):
     assert any(
         "other processes used " in text and text.endswith("during the run") for text in messages
     )
-
-
-# -- parts -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -186,9 +186,6 @@ def test_stacks_without_a_whole_first_line(read):
         read(made_rings.STACKS[:40])
 
 
-# -- traffic and results -----------------------------------------------------------------------
-
-
 def traffic(*records, **environment):
     header = {
         "record": "header",

@@ -198,9 +198,6 @@ def test_an_unknown_number_of_ranks_matches_any():
     assert any(note.startswith("matched without ranks") for note in found.notes)
 
 
-# -- environments -------------------------------------------------------------------------------
-
-
 def test_what_differs_between_the_environments_comes_first():
     base = run(measured(100), labels={"node": "a"}, variables={"GLOO_X": "1"})
     environment = {"kernel": "6.8", "libraries": {"gloo": "gloo 2"}}
@@ -235,8 +232,6 @@ def test_hidden_dimensions_are_reported_and_by_keeps_them_apart():
     assert [round(row.ratio, 2) for row in separate.rows] == [1.01, 0.75]
     assert not any(line.startswith("hidden") for line in separate.notes)
 
-
-# -- filter -------------------------------------------------------------------------------------
 
 MANY = run(
     *(measured(100, size_bytes=n) for n in (1024, 1 << 20, 2 << 20)),
@@ -286,8 +281,6 @@ def test_bad_filters(text, error):
         compare(MANY, MANY, filter=text)
     assert str(caught.value).startswith(error)
 
-
-# -- hardware -----------------------------------------------------------------------------------
 
 SIZES = {1024: 10_000, 1 << 20: 20_000, 4 << 20: 50_000}
 
@@ -386,9 +379,6 @@ def test_two_backends_are_compared_by_their_first_calls_too():
     assert comparison_object(found)["starts"][1]["first_result_ns"] == pytest.approx(1e9)
     # Of one backend they are not told, unless they changed.
     assert "first" not in answer_of(compare(one(), one())).text
-
-
-# -- fit ----------------------------------------------------------------------------------------
 
 
 def line(latency, gbps, noise=1.0):

@@ -139,9 +139,6 @@ def test_launches_that_bring_the_upper_end_below_the_threshold():
     assert runs_to_bound(Ratio(1.0), 0.02) is None
 
 
-# -- the bound of a difference -----------------------------------------------------------------
-
-
 def shown_by_t(rng, change, noise, runs=6):
     """(estimate, bound) of 2,000 differences that one comparison by t has shown, in logarithms, in
     the direction of the truth.

@@ -81,8 +81,6 @@ def test_same_is_two_tests_against_the_threshold():
     assert shown_same(one, limit, stats.norm.isf(0.001)).tolist() == [True, False, False, False]
 
 
-# -- looks -----------------------------------------------------------------------------------
-
 CASES = numpy.arange(3)
 
 

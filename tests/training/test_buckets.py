@@ -117,9 +117,6 @@ def test_the_last_bucket_can_be_the_small_one(tmp_path, monkeypatch):
     assert turned.buckets != plain.buckets
 
 
-# -- by hand -----------------------------------------------------------------------------------
-
-
 def test_buckets_are_those_of_torchs_own_function():
     """Random parameters of up to 4 dtypes, in a random order of gradients and as registered."""
     dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
@@ -205,9 +202,6 @@ def test_what_ddp_ignores_is_left_out():
     assert (len(bucket.parameters), "layers.0.weight" in bucket.parameters) == (7, False)
 
 
-# -- the step ----------------------------------------------------------------------------------
-
-
 def test_the_model_is_not_touched():
     model = Mlp()
     model.cache = torch.ones(3)  # a tensor that is neither parameter nor buffer
@@ -238,9 +232,6 @@ def test_gradients_of_several_backwards_count_once():
         step(model)
 
     assert gradient_buckets(Mlp(), KIB, twice) == gradient_buckets(Mlp(), KIB, step)
-
-
-# -- bad input ---------------------------------------------------------------------------------
 
 
 class Sparse(nn.Module):

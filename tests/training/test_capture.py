@@ -35,9 +35,6 @@ def refused(**arguments):
     return str(error.value)
 
 
-# -- what cannot be captured -------------------------------------------------------------------
-
-
 def test_outside_of_a_process_group():
     assert refused() == NO_GROUP
     assert torchcoll.capture is capture
@@ -111,9 +108,6 @@ def raised():
     return str(traffic.path) == str(Path("raised/traffic-rank0.jsonl").absolute())
 
 
-# -- what is left alone ------------------------------------------------------------------------
-
-
 def additions(profiler):
     return sum(event.count for event in profiler.key_averages() if event.key == "aten::add_")
 
@@ -155,9 +149,6 @@ def compiled():
         for _ in range(3):
             model(torch.ones(4))
     return len(graphs), [call.bytes_in for call in traffic.calls[0]]
-
-
-# -- what it sees, and what it says it missed --------------------------------------------------
 
 
 def another_thread():
@@ -308,9 +299,6 @@ def test_what_cannot_be_read_is_counted_and_disturbs_nothing(alone):
     assert alone["unreadable"] == [1, 0, [text]]
 
 
-# -- several ranks -----------------------------------------------------------------------------
-
-
 def test_a_late_rank_is_in_the_durations(tmp_path):
     """From issue to completion: not until the call returns, which an asynchronous one does at once.
 
@@ -349,9 +337,6 @@ def test_a_late_rank_is_in_the_durations(tmp_path):
     assert [call.step for call in early] == [0, 1, None]  # None: after the last mark
     assert early[2].time_ns is None or early[2].time_ns > 0  # as fast as the other rank is
     assert len(late) == 2
-
-
-# -- in the life of a job ------------------------------------------------------------------------
 
 
 def restarted(folder, into, victim=None):

@@ -444,9 +444,6 @@ def test_what_could_not_be_seen_is_said(outcomes):
     ) in outcomes["unknown"].notes
 
 
-# -- groups ------------------------------------------------------------------------------------
-
-
 def test_three_groups(tmp_path):
     """Roots and peers are ranks of the world."""
 
@@ -484,9 +481,7 @@ def test_three_groups(tmp_path):
         assert [c.bytes_in for c in calls] == [8, 12, 16 if r < 2 else 0, 20, 4]
 
 
-# -- what gloo has not -------------------------------------------------------------------------
-
-
+# What gloo has not.
 OPS = torch.ops.c10d
 
 

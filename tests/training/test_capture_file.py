@@ -244,9 +244,6 @@ def test_what_was_learned_after_the_header(alone):
     assert facts["ddp_buckets"] == [[1]]
 
 
-# -- killed --------------------------------------------------------------------------------------
-
-
 def test_a_kill_loses_only_what_came_after_the_last_mark(tmp_path, capsys):
     """Both ranks are killed in their fourth step."""
 

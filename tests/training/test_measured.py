@@ -106,9 +106,6 @@ def measured(traffic, model, compute_ns=None, plan=PLAN):
     return measure_step(step, traffic, "", compute_ns)
 
 
-# -- the decomposition ----------------------------------------------------------------------------
-
-
 def test_a_step_as_planned_has_factor_one(model):
     result = measured(captured(), model, 8 * MS)
     assert result.planned_ns[0] == pytest.approx(GATHER_NS + SCATTER_NS, rel=1e-3)
@@ -227,9 +224,6 @@ def test_one_rank_alone_does_not_show_who_is_late(model):
     assert any("1 of the 2 ranks of its group" in note for note in result.notes)
 
 
-# -- the interval ---------------------------------------------------------------------------------
-
-
 def test_the_interval_is_that_of_another_step(model):
     """Equal steps: at least 5 %. Student's t of 3 degrees is 2.353, exp(2.353 x 0.05) = 1.125."""
     value, low, high = measured(captured(), model).correction.factor
@@ -248,9 +242,6 @@ def test_what_a_corrected_prediction_keeps_of_the_errors():
     assert math.log(near.high_ns / 200) ** 2 == pytest.approx(1 + 0.64 * wide)
     assert math.log(far.high_ns / 200) ** 2 == pytest.approx(1 + wide)
     assert near.common == pytest.approx(1 / (1 + 0.64 * wide))
-
-
-# -- matching -------------------------------------------------------------------------------------
 
 
 def test_calls_match_by_collective_size_and_group():
@@ -298,9 +289,6 @@ def test_nothing_that_matches_is_an_error(model):
         torchcoll.plan(traffic=other, machine=model, measured=captured())
     with pytest.raises(UsageError, match="a plan, expected a capture of steps that ran"):
         torchcoll.plan(traffic=PLAN, machine=model, measured=PLAN)
-
-
-# -- what changes ---------------------------------------------------------------------------------
 
 
 def test_the_plan_takes_the_factor_the_gaps_and_the_waiting(model):
@@ -372,9 +360,6 @@ def test_other_collectives_take_the_factor_of_all(model):
     assert found.time_ns == pytest.approx(factor * plain.time_ns)
     assert found.high_ns / found.time_ns > plain.high_ns / plain.time_ns
     assert not machine.on_cpu(["all_reduce"])
-
-
-# -- real steps -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

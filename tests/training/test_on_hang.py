@@ -39,9 +39,6 @@ def shown(ring):
     ]
 
 
-# -- one rank ----------------------------------------------------------------------------------
-
-
 def wrong_arguments():
     return [
         *(refused(path="x", on_hang=value) for value in ("yes", True, "")),
@@ -225,9 +222,6 @@ def test_an_exception_of_the_program(alone):
         "reason": "ValueError",
         "text": "ValueError: of the loader",
     }
-
-
-# -- several ranks -----------------------------------------------------------------------------
 
 
 def quick(rank):

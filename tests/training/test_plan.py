@@ -49,8 +49,6 @@ def file(model, tmp_path):
     return str(path)
 
 
-# -- the timeline -------------------------------------------------------------------------------
-
 PASSES = {FORWARD: 10.0, BACKWARD: 20.0}
 DP = SentCall("dp", "all_reduce", 1)
 
@@ -83,9 +81,6 @@ def test_the_next_part_is_gathered_while_this_one_computes():
     assert (
         stage_program(stages).step_ns(lambda sent: 4.0, PASSES) == 38
     )  # what is scattered, from 34
-
-
-# -- steps --------------------------------------------------------------------------------------
 
 
 def test_a_step_of_even_buckets(model):
@@ -141,9 +136,6 @@ def test_the_largest_part_of_a_group_without_a_name():
         None, Traffic("capture", 2, {0: [call]}, {"0": Group("0", (0, 1))}), [], None
     )
     assert dominant(projection.step) == ("all_reduce of group 0", 1.0)
-
-
-# -- traffic ------------------------------------------------------------------------------------
 
 
 def planned(calls):
@@ -243,9 +235,6 @@ def test_a_step_grows_where_a_group_has_all_ranks(model):
         UsageError, match=error_text("ranks", "groups pair of 2", "one of all 4 ran")
     ):
         plan_traffic(model, planned([pair]), [4, 8], None)
-
-
-# -- the command --------------------------------------------------------------------------------
 
 
 def test_the_answer_comes_first(file, capsys):

@@ -39,9 +39,6 @@ def world(*ranks: list[TrafficCall], size: int | None = None, **groups) -> Traff
     return Traffic(ranks=size or len(ranks), calls=dict(enumerate(ranks)), groups=named)
 
 
-# -- which step --------------------------------------------------------------------------------
-
-
 def test_the_usual_steps():
     """DDP's first step sends one bucket, and the last was cut."""
     calls = [reduced(16, step=0)]
@@ -66,9 +63,6 @@ def test_a_rank_that_makes_no_calls_can_play_any_step():
     traffic = world([reduced(step=2, group="a")], [], a=(0,))
     assert most_common_steps(traffic, 1) == []
     assert rank_playback(traffic, 1, 2).plays == ()
-
-
-# -- what of it --------------------------------------------------------------------------------
 
 
 def test_gaps_and_what_had_ended_before():
@@ -145,9 +139,6 @@ def test_what_cannot_be_played(call, message):
     assert str(caught.value) == message
 
 
-# -- ranks that were not captured --------------------------------------------------------------
-
-
 def test_who_stands_in():
     traffic = Traffic(ranks=8, calls={1: [reduced()], 4: [reduced()], 6: []})
     assert [source_rank(traffic, rank) for rank in range(8)] == [1, 1, 1, 1, 4, 4, 6, 4]
@@ -198,9 +189,6 @@ def test_where_no_rank_can_stand_in(call, actual, expected):
     with pytest.raises(UsageError) as caught:
         rank_playback(world([call], size=3, odd=(0, 2)), 1, None)
     assert str(caught.value) == error_text("traffic", actual, f"{expected}. {ALL}")
-
-
-# -- whether they fit together -----------------------------------------------------------------
 
 
 def stated(traffic: Traffic, step: int | None = None) -> str:

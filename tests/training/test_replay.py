@@ -105,9 +105,6 @@ def errors(job) -> list[str]:
     return [line for text in texts for line in text.splitlines() if "torchcoll: error" in line]
 
 
-# -- what is played ----------------------------------------------------------------------------
-
-
 def test_every_kind_of_call(jobs, tmp_path):
     """The command, on the file of all ranks."""
     calls_by_rank = [every_collective(rank) + messages(rank) for rank in (0, 1)]
@@ -330,9 +327,6 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
     assert groups == {"row": [0, 1], "row@2": [2, 3]}
 
 
-# -- what is refused ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("reported", "arguments", "code", "line"),
     [
@@ -531,9 +525,6 @@ def test_a_fault_of_ours(jobs, tmp_path):
     (line,) = errors(job)
     assert f"rank 1 ({socket.gethostname()}): ZeroDivisionError: division by zero" in line
     assert "Traceback" in job.text(1)
-
-
-# -- the command line --------------------------------------------------------------------------
 
 
 def test_torchrun_lets_every_option_pass():

@@ -244,9 +244,6 @@ def test_what_is_refused(tmp_path):
     assert on_ranks(tmp_path / "job", 2, {"refused": refused})["refused"] == [expected] * 2
 
 
-# -- calls that end after the mark of their step ---------------------------------------------------
-
-
 @pytest.fixture
 def alone():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -396,9 +393,6 @@ def test_a_rank_is_named_that_is_late_in_three_windows_in_a_row(tmp_path, monkey
     assert 'torchcoll_late_rank_caused_seconds{job="torchcoll"' in path.read_text()
 
 
-# -- metrics ---------------------------------------------------------------------------------------
-
-
 def test_the_figures_of_a_step():
     """Two groups. In that of all, rank 1 was 1 ms in 2 calls, the others 3 and 4 ms: they waited up
     to 3 ms for it, and 5 ms together. In 'tp' the ranks saw other numbers of calls: no figures.
@@ -465,9 +459,6 @@ def test_a_file_that_cannot_be_written(tmp_path):
         (tmp_path / "folder.prom").mkdir(exist_ok=True)
         with pytest.raises(UsageError, match=location):
             check_metrics(tmp_path / name)
-
-
-# -- hours -----------------------------------------------------------------------------------------
 
 
 def test_hours():

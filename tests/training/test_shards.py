@@ -160,9 +160,6 @@ def test_the_plan_is_what_fully_shard_sends(outcomes, name, ranks):
     assert sent(shard_traffic(model, wrap, ranks, **how)) == outcomes[ranks][name]
 
 
-# -- by hand -----------------------------------------------------------------------------------
-
-
 def by_hand(traffic):
     (calls,) = traffic.calls.values()
     names = {"all_gather": "AG", "reduce_scatter": "RS", "all_reduce": "AR"}
@@ -242,9 +239,6 @@ def test_a_model_of_70_billion_parameters_needs_no_memory():
     assert sum(bucket.size_bytes for bucket in gradient_buckets(model).buckets) == (
         4 * (80 * layer + 2 * 128256 * 8192 + 2 * 8192)
     )
-
-
-# -- bad input ---------------------------------------------------------------------------------
 
 
 def twice():

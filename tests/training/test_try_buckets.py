@@ -175,8 +175,6 @@ def test_what_is_refused(caps, choices, text):
     assert str(caught.value).startswith(text)
 
 
-# -- by hand -------------------------------------------------------------------------------------
-
 MS = 1_000_000
 
 

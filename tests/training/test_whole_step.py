@@ -188,9 +188,6 @@ def test_a_call_that_ends_later_held_nothing_up():
     assert whole_step(recorded).path == pytest.approx({"computing": 0.7, "idle": 0.3})
 
 
-# -- clocks ----------------------------------------------------------------------------------------
-
-
 def by_calls(result):
     joined, _ = join_ranks(result)
     return measure_offsets(
@@ -266,9 +263,6 @@ def test_the_clock_of_a_host_lies_within_what_calls_tell(jobs, tmp_path):
         exposed = [None, None]
     assert [rank_step.exposed_ns for rank_step in whole.ranks] == exposed
     assert any("may be computation or idle" in note for note in whole.notes)
-
-
-# -- traces ----------------------------------------------------------------------------------------
 
 
 def kineto(folder, rank, *events):
@@ -376,9 +370,6 @@ def test_many_ranks_are_not_all_drawn_but_the_late_one_is():
     recorded.clocks = {rank: ("here", 0) for rank in range(40)}
     drawn = _ranks_to_draw(whole_step(recorded))
     assert (len(drawn), drawn[-1].rank) == (MAX_RANKS_DRAWN, 38)
-
-
-# -- bad input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
