@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from torchcoll.parts.postmortem.evidence import (
-    CallSeen,
-    FileRead,
-    GroupSeen,
-    JobEvent,
-    JobEvidence,
-    Place,
-)
+from torchcoll.parts.postmortem import evidence
 
 SECOND = 10**9
 START = 1_790_000_000 * SECOND
@@ -19,12 +12,12 @@ def call(rank, number, collective="all_reduce", *, group="0", size=(1024,), stat
          **more):  # fmt: skip
     """A call that completed, issued 0.1 s after the one before."""
     more.setdefault("created_ns", START + number * SECOND // 10)
-    return CallSeen(
+    return evidence.CallSeen(
         rank,
         group,
         number,
         collective,
-        Place(f"dump_rank{rank}.json"),
+        evidence.Place(f"dump_rank{rank}.json"),
         sizes_in=None if size is None else (size,),
         dtype=more.pop("dtype", "float32"),
         state=state,
@@ -43,27 +36,31 @@ def calls_to(rank, last, *, state="completed", **more):
 def event(kind, rank=None, text="", *, seconds=None, line=1, path=None, **more):
     path = path or (f"log_rank{rank}.txt" if rank is not None else "log.txt")
     when_ns = None if seconds is None else START + round(seconds * SECOND)
-    return JobEvent(kind, Place(path, line), text or kind, rank, when_ns=when_ns, **more)
+    return evidence.JobEvent(
+        kind, evidence.Place(path, line), text or kind, rank, when_ns=when_ns, **more
+    )
 
 
 def job(*parts, ranks=4, groups=None, nodes=None, logs=None):
     """A job of these calls and events. groups: name -> ranks, besides the default group. nodes: a
     node for each rank, or a number of ranks per node. logs: ranks of which a log was read.
     """
-    made = JobEvidence(name="job", ranks=ranks)
-    made.groups["0"] = GroupSeen("0", tuple(range(ranks)), "default_pg")
+    made = evidence.JobEvidence(name="job", ranks=ranks)
+    made.groups["0"] = evidence.GroupSeen("0", tuple(range(ranks)), "default_pg")
     for name, members in (groups or {}).items():
-        made.groups[name] = GroupSeen(name, tuple(members))
+        made.groups[name] = evidence.GroupSeen(name, tuple(members))
     for part in parts:
         for item in part if isinstance(part, list) else [part]:
-            (made.calls if isinstance(item, CallSeen) else made.events).append(item)
+            (made.calls if isinstance(item, evidence.CallSeen) else made.events).append(item)
     if isinstance(nodes, int):
         nodes = [f"node{rank // nodes}" for rank in range(ranks)]
     for rank, node in enumerate(nodes or ()):
         made.nodes[rank] = node
     for rank in sorted({item.rank for item in made.calls}):
-        made.files.append(FileRead(f"dump_rank{rank}.json", "Flight Recorder dump", (rank,)))
+        made.files.append(
+            evidence.FileRead(f"dump_rank{rank}.json", "Flight Recorder dump", (rank,))
+        )
     logged = {item.rank for item in made.events if item.rank is not None} | set(logs or ())
     for rank in sorted(logged):
-        made.files.append(FileRead(f"log_rank{rank}.txt", "stderr", (rank,)))
+        made.files.append(evidence.FileRead(f"log_rank{rank}.txt", "stderr", (rank,)))
     return made

@@ -11,16 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, parallel
 from torch.distributed.tensor.experimental._context_parallel import _attention
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    loss_parallel,
-    parallelize_module,
-)
 
 HIDDEN, HEADS, KEY_HEADS, WIDE, VOCABULARY, TOKENS = 16, 4, 2, 40, 32, 8
 
@@ -169,28 +161,31 @@ def split_over_tp(model, mesh, sequence_parallel):
     """parallelize_module as torchtitan calls it (models/llama3/infra/parallelize.py)."""
     inside = Shard(1) if sequence_parallel else Replicate()
     ends = {
-        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=inside),
-        "head": ColwiseParallel(
+        "embedding": parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=inside),
+        "head": parallel.ColwiseParallel(
             input_layouts=inside, output_layouts=Shard(-1), use_local_output=False
         ),
     }
-    prepare = PrepareModuleInput(
+    prepare = parallel.PrepareModuleInput(
         input_layouts=(inside,), desired_input_layouts=(Replicate(),), use_local_output=False
     )
     layer_plan = {
         "attention": prepare,
         "mlp": prepare,
-        **{f"attention.{name}": ColwiseParallel() for name in "qkv"},
-        **{f"mlp.{name}": ColwiseParallel() for name in ("gate", "up")},
-        "attention.o": RowwiseParallel(output_layouts=inside),
-        "mlp.down": RowwiseParallel(output_layouts=inside),
+        **{f"attention.{name}": parallel.ColwiseParallel() for name in "qkv"},
+        **{f"mlp.{name}": parallel.ColwiseParallel() for name in ("gate", "up")},
+        "attention.o": parallel.RowwiseParallel(output_layouts=inside),
+        "mlp.down": parallel.RowwiseParallel(output_layouts=inside),
     }
     if sequence_parallel:
-        ends["norm"] = SequenceParallel()
-        layer_plan |= {"norm_in": SequenceParallel(), "norm_post": SequenceParallel()}
-    parallelize_module(model, mesh, ends)
+        ends["norm"] = parallel.SequenceParallel()
+        layer_plan |= {
+            "norm_in": parallel.SequenceParallel(),
+            "norm_post": parallel.SequenceParallel(),
+        }
+    parallel.parallelize_module(model, mesh, ends)
     for layer in model.layers:
-        parallelize_module(layer, mesh, layer_plan)
+        parallel.parallelize_module(layer, mesh, layer_plan)
 
 
 def train_step(model, parallel_loss=False, tokens=None):
@@ -200,7 +195,7 @@ def train_step(model, parallel_loss=False, tokens=None):
     if not parallel_loss:
         out.sum().backward()
         return
-    with loss_parallel():
+    with parallel.loss_parallel():
         F.cross_entropy(out.flatten(0, 1), tokens.flatten()).backward()
 
 

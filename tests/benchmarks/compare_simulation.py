@@ -35,19 +35,10 @@ from torchcoll.core.case import Case
 from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.units import counted
+from torchcoll.stats import statistics
 from torchcoll.stats.needed import asked, runs_needed
 from torchcoll.stats.ratios import LEVEL, ORDERED
 from torchcoll.stats.start_modes import start_modes
-from torchcoll.stats.statistics import (
-    FEWEST,
-    Figures,
-    least_squares,
-    model_of,
-    noise_share,
-    outlier_deviates,
-    outlier_limit,
-    side_error,
-)
 
 CASES = 25
 LAUNCHES = 6
@@ -172,10 +163,10 @@ def _once(
     sides: tuple[int, ...], order: tuple[float, ...], logs: numpy.ndarray, left_out: int
 ) -> tuple[Judged, tuple[numpy.ndarray, numpy.ndarray]]:
     """With these runs alone, and of each repetition the worst of them and if it is too far."""
-    model = model_of(sides, order)
-    effect, _, rest = least_squares(model, logs)
-    share = numpy.median(noise_share(model, rest), axis=1, keepdims=True)
-    error, degrees = side_error(model, rest, share)
+    model = statistics.model_of(sides, order)
+    effect, _, rest = statistics.least_squares(model, logs)
+    share = numpy.median(statistics.noise_share(model, rest), axis=1, keepdims=True)
+    error, degrees = statistics.side_error(model, rest, share)
     t_90 = special.stdtrit(degrees, 0.95)
     p = holm(2 * special.stdtr(degrees, -abs(effect) / error))
     limit = math.log1p(THRESHOLD)
@@ -188,9 +179,12 @@ def _once(
         numpy.broadcast_to(special.stdtrit(degrees, 0.975) * error, effect.shape).copy(),
         numpy.full(logs.shape[1], left_out),
     )
-    deviates = abs(numpy.median(outlier_deviates(model, rest, logs.shape[2])[0], axis=2))
-    deviates[[sides.count(side) <= FEWEST for side in sides]] = 0.0  # these stay
-    return found, (deviates.argmax(axis=0), deviates.max(axis=0) > outlier_limit(len(sides)))
+    deviates = abs(numpy.median(statistics.outlier_deviates(model, rest, logs.shape[2])[0], axis=2))
+    deviates[[sides.count(side) <= statistics.FEWEST for side in sides]] = 0.0  # these stay
+    return found, (
+        deviates.argmax(axis=0),
+        deviates.max(axis=0) > statistics.outlier_limit(len(sides)),
+    )
 
 
 def _put(found: Judged, places: numpy.ndarray, other: Judged, which: numpy.ndarray) -> None:
@@ -382,11 +376,11 @@ def decided(truth: float, noise: float, launches: int, repetitions: int, seed: i
     """
     rng = numpy.random.default_rng([seed, launches, round(1e4 * truth), round(1e4 * noise)])
     sides = (0, 1) * launches
-    model = model_of(sides, tuple(map(float, range(2 * launches))))
+    model = statistics.model_of(sides, tuple(map(float, range(2 * launches))))
     z = rng.standard_normal((2 * launches, repetitions))
     logs = noise * z + truth * numpy.array(sides)[:, None]
-    effect, _, rest = least_squares(model, logs)
-    (error, degrees), limit = side_error(model, rest, 0.5), math.log1p(THRESHOLD)
+    effect, _, rest = statistics.least_squares(model, logs)
+    (error, degrees), limit = statistics.side_error(model, rest, 0.5), math.log1p(THRESHOLD)
     if abs(truth) > limit:
         p = 2 * special.stdtr(degrees, -abs(effect) / error)
         return float(((p < LEVEL / CASES) & (effect > limit)).mean())
@@ -431,7 +425,9 @@ def starts(
         common, own = (_start_noise(tails, rng, (len(sides), n)) for n in (1, CASES))
         slow = rng.random(len(sides)) < (SLOW_SHARE if factor > 1 else 0)
         logs = noise * math.sqrt(0.5) * (common + own) + math.log(factor) * slow[:, None]
-        modes = start_modes([Figures(tuple(case), runs, order) for case in numpy.exp(logs).T])
+        modes = start_modes(
+            [statistics.Figures(tuple(case), runs, order) for case in numpy.exp(logs).T]
+        )
         counts = tuple(int(slow[numpy.array(sides) == side].sum()) for side in (0, 1))
         seen += modes is not None
         right += modes is not None and modes.slow == counts

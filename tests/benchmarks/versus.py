@@ -29,18 +29,10 @@ from torchcoll.parts.experiments.axes import Cell
 from torchcoll.parts.experiments.blocks import RunPlan
 from torchcoll.parts.experiments.launch_command import command_of
 from torchcoll.parts.experiments.versus import Versus
+from torchcoll.stats import statistics
 from torchcoll.stats.needed import asked, power
 from torchcoll.stats.ratios import ORDERED
 from torchcoll.stats.sequential import FIRST_LOOK, Decided, Looks, Seen, due
-from torchcoll.stats.statistics import (
-    FEWEST,
-    least_squares,
-    model_of,
-    noise_share,
-    outlier_deviates,
-    outlier_limit,
-    side_error,
-)
 
 CASES = 25
 CHANGED = 12  # the number of the case that changes, where one does
@@ -177,23 +169,23 @@ def _find_outliers(every: Sequence[One], runs: Sequence[int], figures: numpy.nda
 def _furthest(
     sides: tuple[int, ...], keep: list[int], logs: numpy.ndarray
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
-    model = model_of(tuple(sides[p] for p in keep), tuple(map(float, keep)))
-    rest = least_squares(model, logs[keep])[2]
-    deviates = abs(numpy.median(outlier_deviates(model, rest, logs.shape[2])[0], axis=2))
+    model = statistics.model_of(tuple(sides[p] for p in keep), tuple(map(float, keep)))
+    rest = statistics.least_squares(model, logs[keep])[2]
+    deviates = abs(numpy.median(statistics.outlier_deviates(model, rest, logs.shape[2])[0], axis=2))
     for side in (0, 1):  # those of which fewer would be left stay
         own = [n for n, p in enumerate(keep) if sides[p] == side]
-        if len(own) <= FEWEST:
+        if len(own) <= statistics.FEWEST:
             deviates[own] = 0.0
     worst = deviates.argmax(axis=0)
-    return numpy.array(keep)[worst], deviates.max(axis=0) > outlier_limit(len(keep))
+    return numpy.array(keep)[worst], deviates.max(axis=0) > statistics.outlier_limit(len(keep))
 
 
 def seen_of(sides: Sequence[int], keep: Sequence[int], logs: numpy.ndarray) -> Seen:
     """Of logs [run][run][case]."""
-    model = model_of(tuple(sides[p] for p in keep), tuple(map(float, keep)))
-    effect, _, rest = least_squares(model, logs[list(keep)])
-    share = numpy.median(noise_share(model, rest), axis=1, keepdims=True)
-    error, degrees = side_error(model, rest, share)
+    model = statistics.model_of(tuple(sides[p] for p in keep), tuple(map(float, keep)))
+    effect, _, rest = statistics.least_squares(model, logs[list(keep)])
+    share = numpy.median(statistics.noise_share(model, rest), axis=1, keepdims=True)
+    error, degrees = statistics.side_error(model, rest, share)
     free = [float(model.free[model.sides == side].sum()) for side in (0, 1)]
     squares = [(rest[model.sides == side] ** 2).sum(axis=0) / free[side] for side in (0, 1)]
     spread = numpy.sqrt((squares[0] + squares[1]) / 2)

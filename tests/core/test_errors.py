@@ -4,17 +4,7 @@ import pickle
 
 import pytest
 
-from torchcoll.core.errors import (
-    HangError,
-    TorchcollError,
-    UnavailableError,
-    UnreadableError,
-    UsageError,
-    brief,
-    choice,
-    did_you_mean,
-    unknown,
-)
+from torchcoll.core import errors
 
 
 @pytest.mark.parametrize(
@@ -36,7 +26,7 @@ from torchcoll.core.errors import (
     ],
 )
 def test_text(arguments, text):
-    error = TorchcollError(*arguments)
+    error = errors.TorchcollError(*arguments)
     assert str(error) == text
     assert error.line() == f"torchcoll: error: {text}"
     assert error.what == arguments[0]
@@ -45,21 +35,21 @@ def test_text(arguments, text):
 @pytest.mark.parametrize(
     ("kind", "code"),
     [
-        (TorchcollError, 1),
-        (UsageError, 2),
-        (UnreadableError, 3),
-        (UnavailableError, 4),
-        (HangError, 5),
+        (errors.TorchcollError, 1),
+        (errors.UsageError, 2),
+        (errors.UnreadableError, 3),
+        (errors.UnavailableError, 4),
+        (errors.HangError, 5),
     ],
 )
 def test_exit_codes_of_the_design(kind, code):
     assert kind("x").exit_code == code
-    assert issubclass(kind, TorchcollError)
+    assert issubclass(kind, errors.TorchcollError)
 
 
 def test_usage_error_is_a_value_error():
     with pytest.raises(ValueError, match=r"^size: got 1$"):
-        raise UsageError("size", 1)
+        raise errors.UsageError("size", 1)
 
 
 COLORS = ("red", "green", "blue", None, "dark_blue")
@@ -79,23 +69,23 @@ COLORS = ("red", "green", "blue", None, "dark_blue")
     ],
 )
 def test_did_you_mean(got, hint):
-    assert did_you_mean(got, ("red", "green", "blue", "dark_blue")) == (
+    assert errors.did_you_mean(got, ("red", "green", "blue", "dark_blue")) == (
         f"Did you mean {hint}?" if hint else ""
     )
 
 
 def test_one_of_a_set():
     for color in COLORS:
-        choice(color, "color", COLORS)
-    with pytest.raises(UsageError) as found:
-        choice("gren", "color", COLORS)
+        errors.choice(color, "color", COLORS)
+    with pytest.raises(errors.UsageError) as found:
+        errors.choice("gren", "color", COLORS)
     listed = "red, green, blue, dark_blue"
     line = f"color: got gren, expected one of {listed}. Did you mean green?"
     assert str(found.value) == line
-    assert str(unknown("color", "pink", COLORS[:2], "some of {}", "Mix it.")) == (
+    assert str(errors.unknown("color", "pink", COLORS[:2], "some of {}", "Mix it.")) == (
         "color: got pink, expected some of red, green. Mix it."
     )
-    assert str(unknown("color", "rad", COLORS[:2], action="Mix it.")) == (
+    assert str(errors.unknown("color", "rad", COLORS[:2], action="Mix it.")) == (
         "color: got rad, expected one of red, green. Did you mean red? Mix it."
     )
 
@@ -113,10 +103,12 @@ def test_one_of_a_set():
     ],
 )  # fmt: skip
 def test_the_first_sentence_of_an_error(error, text):
-    assert brief(error) == text
+    assert errors.brief(error) == text
 
 
 def test_text_survives_pickling():
-    error = pickle.loads(pickle.dumps(HangError("rank 3", "no word", "a word", "Look there.")))
-    assert type(error) is HangError
+    error = pickle.loads(
+        pickle.dumps(errors.HangError("rank 3", "no word", "a word", "Look there."))
+    )
+    assert type(error) is errors.HangError
     assert str(error) == "rank 3: got no word, expected a word. Look there."

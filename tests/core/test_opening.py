@@ -8,17 +8,10 @@ import socket
 import pytest
 
 from torchcoll.bench.watchdog import write_error_file
+from torchcoll.core import opening
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import Writer, append_end
 from torchcoll.core.metrics import Metric, write_metrics
-from torchcoll.core.opening import (
-    NotRegularError,
-    make_folder,
-    move,
-    open_to_read,
-    open_to_write,
-    replace_file,
-)
 
 
 @pytest.fixture
@@ -33,8 +26,8 @@ def victim(in_tmp_path):
 def test_a_link_is_not_opened_to_write(in_tmp_path, victim, mode):
     link = in_tmp_path / "link"
     link.symlink_to(victim)
-    with pytest.raises(NotRegularError) as refused:
-        open_to_write(link, mode)
+    with pytest.raises(opening.NotRegularError) as refused:
+        opening.open_to_write(link, mode)
     assert refused.value.strerror == "link is a symbolic link"
 
 
@@ -43,22 +36,22 @@ def test_links_on_the_way_to_the_folder_are_followed_and_below_it_not(in_tmp_pat
     (in_tmp_path / "named").symlink_to("real")
     (in_tmp_path / "real/linked").symlink_to("inner")
     named = in_tmp_path / "named"
-    with open_to_write(named / "inner/a", "xb", folder=named) as file:
+    with opening.open_to_write(named / "inner/a", "xb", folder=named) as file:
         file.write(b"1")
     assert (in_tmp_path / "real/inner/a").read_bytes() == b"1"
-    with pytest.raises(NotRegularError, match="linked is a symbolic link"):
-        open_to_write(named / "linked/b", "xb", folder=named)
+    with pytest.raises(opening.NotRegularError, match="linked is a symbolic link"):
+        opening.open_to_write(named / "linked/b", "xb", folder=named)
     (in_tmp_path / "real/c").write_bytes(b"2")
-    with pytest.raises(NotRegularError, match="linked is a symbolic link"):
-        move(named / "c", named / "linked/c", named)
-    move(named / "c", named / "inner/c", named)
+    with pytest.raises(opening.NotRegularError, match="linked is a symbolic link"):
+        opening.move(named / "c", named / "linked/c", named)
+    opening.move(named / "c", named / "inner/c", named)
     assert sorted(os.listdir("real/inner")) == ["a", "c"]
 
 
 def test_a_new_file_has_the_rights_that_open_gives(in_tmp_path):
     before = os.umask(0o027)
     try:
-        open_to_write("new", "ab").close()
+        opening.open_to_write("new", "ab").close()
     finally:
         os.umask(before)
     assert os.stat("new").st_mode & 0o777 == 0o640
@@ -69,41 +62,43 @@ def test_what_is_no_regular_file(in_tmp_path):
     server = socket.socket(socket.AF_UNIX)
     server.bind("socket")
     for path, kind in (("fifo", "a FIFO"), ("socket", "a socket"), ("/dev/zero", "a device")):
-        for opened in (open_to_read, lambda name: open_to_write(name, "ab")):
-            with pytest.raises(NotRegularError, match=f"{os.path.basename(path)} is {kind}"):
+        for opened in (opening.open_to_read, lambda name: opening.open_to_write(name, "ab")):
+            with pytest.raises(
+                opening.NotRegularError, match=f"{os.path.basename(path)} is {kind}"
+            ):
                 opened(path)
     server.close()
-    with pytest.raises(NotRegularError, match="is a directory"):
-        open_to_write(in_tmp_path, "ab")
+    with pytest.raises(opening.NotRegularError, match="is a directory"):
+        opening.open_to_write(in_tmp_path, "ab")
     with pytest.raises(FileNotFoundError):
-        open_to_read("none")
+        opening.open_to_read("none")
 
 
 def test_what_is_read_may_be_a_link(in_tmp_path, victim):
     (in_tmp_path / "link").symlink_to(victim)
-    with open_to_read("link") as file:
+    with opening.open_to_read("link") as file:
         assert file.read() == b"precious"
 
 
 def test_a_folder_that_is_a_link(in_tmp_path):
-    make_folder(in_tmp_path / "a")
-    make_folder(in_tmp_path / "a")
+    opening.make_folder(in_tmp_path / "a")
+    opening.make_folder(in_tmp_path / "a")
     (in_tmp_path / "b").symlink_to("a")
     (in_tmp_path / "c").write_text("")
-    with pytest.raises(NotRegularError, match="b is a symbolic link"):
-        make_folder(in_tmp_path / "b")
-    with pytest.raises(NotRegularError, match="c is no directory"):
-        make_folder(in_tmp_path / "c")
+    with pytest.raises(opening.NotRegularError, match="b is a symbolic link"):
+        opening.make_folder(in_tmp_path / "b")
+    with pytest.raises(opening.NotRegularError, match="c is no directory"):
+        opening.make_folder(in_tmp_path / "c")
 
 
 def test_a_file_is_replaced_whole_and_not_through_a_link(in_tmp_path, victim):
     path = in_tmp_path / "a"
     path.symlink_to(victim)
     os.symlink(victim, f".a.{os.getpid()}")  # the name that is written first is known, too
-    replace_file(path, b"new")
+    opening.replace_file(path, b"new")
     assert path.read_bytes() == b"new" and not path.is_symlink()
     with pytest.raises(FileExistsError):
-        replace_file(path, b"newer", only_new=True)
+        opening.replace_file(path, b"newer", only_new=True)
     assert sorted(os.listdir()) == ["a", "victim"]
 
 

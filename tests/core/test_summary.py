@@ -9,24 +9,11 @@ from error_form import error_text
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchcoll.core import summary
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import CaseResult, Choice, Reported, Run, Verification
-from torchcoll.core.summary import (
-    Row,
-    default_clock,
-    geometric_interval,
-    host_bound,
-    library_of,
-    median,
-    over_ranks,
-    quantile,
-    relative_half_width,
-    summarise,
-    t_975,
-    verified,
-)
 
 TIMES = st.lists(st.integers(1, 10**12), min_size=1, max_size=60)
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
@@ -34,24 +21,24 @@ CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "g
 
 @given(TIMES, st.floats(0, 1))
 def test_quantile_is_numpys(values, q):
-    assert quantile(sorted(values), q) == pytest.approx(numpy.quantile(values, q), rel=1e-9)
+    assert summary.quantile(sorted(values), q) == pytest.approx(numpy.quantile(values, q), rel=1e-9)
 
 
 def test_quantile_by_hand():
-    assert quantile([1, 2, 3, 4], 0.5) == 2.5
-    assert quantile([10, 20, 30, 40, 50], 0.95) == 48.0  # place 3.8
-    assert quantile([7], 0.99) == 7
-    assert (quantile([1, 9], 0), quantile([1, 9], 1)) == (1, 9)
+    assert summary.quantile([1, 2, 3, 4], 0.5) == 2.5
+    assert summary.quantile([10, 20, 30, 40, 50], 0.95) == 48.0  # place 3.8
+    assert summary.quantile([7], 0.99) == 7
+    assert (summary.quantile([1, 9], 0), summary.quantile([1, 9], 1)) == (1, 9)
 
 
 @given(TIMES)
 def test_median_is_numpys_in_any_order(values):
-    assert median(values) == pytest.approx(numpy.median(values), rel=1e-12)
+    assert summary.median(values) == pytest.approx(numpy.median(values), rel=1e-12)
 
 
 @pytest.mark.parametrize("degrees", [*range(1, 61), 100, 1000, 10**6])
 def test_t_table_is_scipys(degrees):
-    assert t_975(degrees) == pytest.approx(scipy.stats.t.ppf(0.975, degrees), rel=6e-5)
+    assert summary.t_975(degrees) == pytest.approx(scipy.stats.t.ppf(0.975, degrees), rel=6e-5)
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=2, max_size=50))
@@ -61,11 +48,11 @@ def test_paired_ratio_is_scipys_interval_of_logarithms(ratios):
         return
     found = scipy.stats.ttest_1samp(logs, 0).confidence_interval(0.95)
     expected = [numpy.exp(logs.mean()), *numpy.exp(found)]
-    assert geometric_interval(ratios) == pytest.approx(expected, rel=1e-3)
+    assert summary.geometric_interval(ratios) == pytest.approx(expected, rel=1e-3)
 
 
 def test_one_pair_has_no_interval():
-    assert geometric_interval([1.25]) == (1.25, None, None)
+    assert summary.geometric_interval([1.25]) == (1.25, None, None)
 
 
 @given(st.lists(st.floats(1, 1e9), min_size=2, max_size=50))
@@ -75,13 +62,13 @@ def test_relative_half_width_is_scipys_interval(values):
         return
     low, high = scipy.stats.t.interval(0.95, len(values) - 1, loc=mean, scale=error)
     expected = (high - low) / 2 / numpy.median(values)
-    assert relative_half_width(values) == pytest.approx(expected, rel=1e-4)
+    assert summary.relative_half_width(values) == pytest.approx(expected, rel=1e-4)
 
 
 def test_relative_half_width_by_hand():
     # Two values 9 and 11: deviation sqrt 2, over sqrt 2 is 1, times 12.7062, over the median 10.
-    assert relative_half_width([9, 11]) == pytest.approx(1.27062)
-    assert relative_half_width([5.0, 5.0, 5.0]) == 0
+    assert summary.relative_half_width([9, 11]) == pytest.approx(1.27062)
+    assert summary.relative_half_width([5.0, 5.0, 5.0]) == 0
 
 
 SAMPLES = [[10, 20, 31], [12, 18, 30], [11, 25, 30]]
@@ -97,20 +84,20 @@ SAMPLES = [[10, 20, 31], [12, 18, 30], [11, 25, 30]]
     ],
 )
 def test_over_ranks(how, durations):
-    assert over_ranks(SAMPLES, how) == durations
+    assert summary.over_ranks(SAMPLES, how) == durations
 
 
 def test_over_ranks_keeps_whole_calls_only():
-    assert over_ranks([[1, 2, 3], [4, 5]]) == [4, 5]
-    assert over_ranks([[1, 2, 3], []]) == []
-    assert over_ranks([]) == []
-    assert over_ranks([[3, 4]], "mean") == [3, 4]
+    assert summary.over_ranks([[1, 2, 3], [4, 5]]) == [4, 5]
+    assert summary.over_ranks([[1, 2, 3], []]) == []
+    assert summary.over_ranks([]) == []
+    assert summary.over_ranks([[3, 4]], "mean") == [3, 4]
 
 
 def test_over_ranks_refuses_other_words():
     for samples in (SAMPLES, []):
         with pytest.raises(UsageError) as caught:
-            over_ranks(samples, "p99")
+            summary.over_ranks(samples, "p99")
         assert str(caught.value) == error_text("over-ranks", "p99", "one of max, mean, min, rank0")
 
 
@@ -130,35 +117,40 @@ def test_the_figure_of_a_stream_is_its_period():
     40, count the stall twice: their mean is 54, their median 40.
     """
     measured = result(case=STREAM, time_ns={"host": INTERVALS}, batches=[3, 2])
-    row = summarise(measured)
+    row = summary.summarise(measured)
     assert (row.statistic, row.median_ns, row.calls) == ("period", 38, 5)
     assert row.algbw_gbps == pytest.approx(1000 / 38)
     # The spread is of the intervals on those ranks: 10, 10, 30, 40, 100, at places 0.2 and 3.8.
     assert (row.low_ns, row.high_ns) == (10, pytest.approx(40 + 0.8 * 60))
     # Fastest: 110 and 50; mean of the ranks: 115 and 60; rank 0 again 110 and 50.
-    readings = {how: summarise(measured, how).median_ns for how in ("min", "mean", "rank0")}
+    readings = {how: summary.summarise(measured, how).median_ns for how in ("min", "mean", "rank0")}
     assert readings == {"min": 32, "mean": 35, "rank0": 32}
     isolated = result(time_ns={"host": INTERVALS}, batches=[3, 2])
-    assert (summarise(isolated).statistic, summarise(isolated).median_ns) == ("median", 40)
+    assert (summary.summarise(isolated).statistic, summary.summarise(isolated).median_ns) == (
+        "median",
+        40,
+    )
 
 
 @pytest.mark.parametrize("batches", [[], [5], [4, 4]])
 def test_a_stream_whose_batches_are_not_told_is_one_batch(batches):
     """Rank 0: 160 of 5 calls, rank 1: 190."""
     measured = result(case=STREAM, time_ns={"host": INTERVALS}, batches=batches)
-    assert summarise(measured).median_ns == 38
+    assert summary.summarise(measured).median_ns == 38
     lost = [INTERVALS[0], INTERVALS[1][:2]]  # a rank that was lost: whole calls are kept
-    assert summarise(result(case=STREAM, time_ns={"host": lost}, batches=[5])).median_ns == 50
+    assert (
+        summary.summarise(result(case=STREAM, time_ns={"host": lost}, batches=[5])).median_ns == 50
+    )
 
 
 def test_a_period_weighs_samples_by_their_calls():
     """Means of up to 3 calls: of the batch of 7 calls 3, 3 and 1, of the next one 2."""
     clocks = {"device": [[10, 20, 60, 30]], "issue": [[1, 2, 3, 4, 5, 6, 7, 8, 90]]}
     measured = result(case=STREAM, time_ns=clocks, batches=[7, 2], calls_per_sample=3)
-    row = summarise(measured)
+    row = summary.summarise(measured)
     assert (row.clock, row.median_ns, row.calls) == ("device", (30 + 60 + 60 + 60) / 9, 9)
     # Times to issue are no intervals: they have a median.
-    issue = summarise(measured, clock="issue")
+    issue = summary.summarise(measured, clock="issue")
     assert (issue.statistic, issue.median_ns) == ("median", 5)
 
 
@@ -176,9 +168,9 @@ def test_a_period_weighs_samples_by_their_calls():
 )
 def test_host_bound(issue, bound):
     clocks = {"device": [[10, 12, 8, 10]], "issue": [issue] if issue else []}
-    assert host_bound(result(case=STREAM, time_ns=clocks, batches=[4])) == bound
+    assert summary.host_bound(result(case=STREAM, time_ns=clocks, batches=[4])) == bound
     isolated = {"host": [[10] * 4], "issue": [[10] * 4]}
-    assert host_bound(result(time_ns=isolated, batches=[4])) is None
+    assert summary.host_bound(result(time_ns=isolated, batches=[4])) is None
 
 
 @pytest.mark.parametrize(("slowest", "bound"), [(10, None), (45, (45, 50))])
@@ -187,7 +179,7 @@ def test_host_bound_is_read_rank_by_rank(slowest, bound):
     issue = [[100 if (call + rank) % 32 == 0 else 10 for call in range(96)] for rank in range(63)]
     assert {max(call) for call in zip(*issue, strict=True)} == {100}
     clocks = {"device": [[50] * 96] * 64, "issue": [*issue, [slowest] * 96]}
-    assert host_bound(result(case=STREAM, ranks=64, time_ns=clocks, batches=[96])) == bound
+    assert summary.host_bound(result(case=STREAM, ranks=64, time_ns=clocks, batches=[96])) == bound
 
 
 def test_row_by_hand():
@@ -202,7 +194,7 @@ def test_row_by_hand():
     )
     # Completions 110, 210, 320: median 210; 5 % at place 0.1, 95 % at place 1.9. 1000 B in 210 ns;
     # the bus factor of all_reduce on two ranks is 1.
-    assert summarise(measured, library="gloo 1") == Row(
+    assert summary.summarise(measured, library="gloo 1") == summary.Row(
         collective="all_reduce",
         backend="gloo",
         library="gloo 1",
@@ -248,13 +240,13 @@ def test_row_by_hand():
         status="ok",
         reason="",
     )
-    by_min = summarise(measured, how="min")
+    by_min = summary.summarise(measured, how="min")
     assert (by_min.median_ns, by_min.first_call_ns, by_min.second_call_ns) == (190, 5000, 800)
     assert by_min.library is None
 
 
 def test_names_of_a_row_are_the_designs():
-    assert " ".join(f.name for f in dataclasses.fields(Row)) == (
+    assert " ".join(f.name for f in dataclasses.fields(summary.Row)) == (
         "collective backend library device ranks dtype op root in_place "
         "group buffers buffer_reuse misalign_bytes implementation asynchronous coalesce "
         "rehearsal splits communicator mode "
@@ -267,21 +259,21 @@ def test_names_of_a_row_are_the_designs():
 
 def test_calls_of_one_case_may_be_served_by_several_algorithms():
     both = [Choice("RING", "LL", 2), Choice("RING", "LL", 4), Choice("NVLS")]
-    row = summarise(result(choices=both))
+    row = summary.summarise(result(choices=both))
     assert (row.algorithm, row.channels) == ("RING/LL, NVLS", None)
-    row = summarise(result())
+    row = summary.summarise(result())
     assert (row.algorithm, row.channels) == (None, None)
 
 
 @pytest.mark.parametrize(("calls", "p99"), [(99, None), (100, pytest.approx(99.01))])
 def test_p99_from_100_calls(calls, p99):
-    row = summarise(result(time_ns={"host": [list(range(1, calls + 1))]}))
+    row = summary.summarise(result(time_ns={"host": [list(range(1, calls + 1))]}))
     assert row.p99_ns == p99
     assert row.calls == calls
 
 
 def test_no_samples():
-    row = summarise(result(status="skipped", reason="too large"))
+    row = summary.summarise(result(status="skipped", reason="too large"))
     assert (row.clock, row.median_ns, row.low_ns, row.high_ns, row.p99_ns) == (None,) * 5
     assert (row.first_call_ns, row.second_call_ns) == (None, None)
     assert (row.algbw_gbps, row.busbw_gbps, row.calls) == (None, None, 0)
@@ -290,51 +282,53 @@ def test_no_samples():
 
 
 def test_cold_calls_alone():
-    row = summarise(result(cold_ns=[[500], [600]]))
+    row = summary.summarise(result(cold_ns=[[500], [600]]))
     assert (row.first_call_ns, row.second_call_ns, row.median_ns) == (600, None, None)
     assert not row.slow_first
 
 
 def test_one_rank_has_times_and_no_bandwidth():
-    row = summarise(result(ranks=1, time_ns={"host": [[100, 200, 300]]}))
+    row = summary.summarise(result(ranks=1, time_ns={"host": [[100, 200, 300]]}))
     assert (row.median_ns, row.algbw_gbps, row.busbw_gbps) == (200, None, None)
 
 
 def test_fake_has_times_and_no_bandwidth():
     """Nothing was communicated, whatever the number of ranks."""
     case = dataclasses.replace(CASE, backend="fake")
-    row = summarise(result(case=case, ranks=8, time_ns={"host": [[100, 200, 300]]}))
+    row = summary.summarise(result(case=case, ranks=8, time_ns={"host": [[100, 200, 300]]}))
     assert (row.median_ns, row.algbw_gbps, row.busbw_gbps) == (200, None, None)
 
 
 def test_splits_communicator_and_stop_are_the_results():
     case = dataclasses.replace(CASE, collective="all_to_all_v", op=None, splits="1,3")
-    row = summarise(result(case=case, cold_ns=[[1]], communicator="new_group", stop="cap"))
+    row = summary.summarise(result(case=case, cold_ns=[[1]], communicator="new_group", stop="cap"))
     assert (row.splits, row.communicator, row.stop) == ("1,3", "new_group", "cap")
     # What never ran used no communicator: it is no other kind of row.
-    assert summarise(result(status="skipped", communicator="shared")).communicator is None
+    assert summary.summarise(result(status="skipped", communicator="shared")).communicator is None
 
 
 def test_busbw_of_all_to_all_v_is_the_busiest_ranks():
     """1000 B in 200 ns, of which 790 B cross: nccl-tests' (n - 1) / n would be 2.5 GB/s."""
     case = dataclasses.replace(CASE, collective="all_to_all_v", op=None, splits="1,3")
     timed = {"case": case, "time_ns": {"host": [[200], [100]]}}
-    row = summarise(result(busiest_bytes=790, **timed))
+    row = summary.summarise(result(busiest_bytes=790, **timed))
     assert (row.algbw_gbps, row.busbw_gbps) == (5.0, 3.95)
     twice = dataclasses.replace(case, coalesce=2)
-    row = summarise(result(busiest_bytes=790, **timed | {"case": twice}))
+    row = summary.summarise(result(busiest_bytes=790, **timed | {"case": twice}))
     assert (row.algbw_gbps, row.busbw_gbps) == (10.0, 7.9)
     # A file that does not tell, and a source that does.
-    row = summarise(result(**timed))
+    row = summary.summarise(result(**timed))
     assert (row.algbw_gbps, row.busbw_gbps) == (5.0, None)
     reported = Reported(200.0, clock="host", algbw_gbps=5.0, busbw_gbps=2.5)
-    row = summarise(result(case=case, reported=reported))
+    row = summary.summarise(result(case=case, reported=reported))
     assert (row.algbw_gbps, row.busbw_gbps) == (5.0, 2.5)
 
 
 def test_barrier_has_no_bandwidth():
     barrier = Case("barrier", 0, None, None, None, False, "synchronized", "gloo", "cpu")
-    row = summarise(result(case=barrier, size_bytes=0, count=0, time_ns={"host": [[5], [6]]}))
+    row = summary.summarise(
+        result(case=barrier, size_bytes=0, count=0, time_ns={"host": [[5], [6]]})
+    )
     assert (row.median_ns, row.algbw_gbps, row.dtype, row.size_bytes) == (6, None, None, 0)
 
 
@@ -342,7 +336,7 @@ def test_barrier_has_no_bandwidth():
     ("first", "slow"), [(299, False), (300, False), (301, True), (100000, True)]
 )
 def test_slow_first_is_over_three_medians(first, slow):
-    row = summarise(result(cold_ns=[[first]], time_ns={"host": [[90, 100, 110]]}))
+    row = summary.summarise(result(cold_ns=[[first]], time_ns={"host": [[90, 100, 110]]}))
     assert row.slow_first is slow
 
 
@@ -356,14 +350,14 @@ def test_slow_first_is_over_three_medians(first, slow):
     ],
 )
 def test_default_clock(clocks, chosen):
-    assert default_clock(result(time_ns={clock: [[1]] for clock in clocks})) == chosen
+    assert summary.default_clock(result(time_ns={clock: [[1]] for clock in clocks})) == chosen
 
 
 def test_another_clock():
     measured = result(time_ns={"host": [[100], [100]], "issue": [[7], [8]]})
-    assert summarise(measured, clock="issue").median_ns == 8
+    assert summary.summarise(measured, clock="issue").median_ns == 8
     # A clock that was not read has no figures, and does not borrow another's.
-    absent = summarise(measured, clock="device")
+    absent = summary.summarise(measured, clock="device")
     assert (absent.clock, absent.median_ns, absent.calls) == ("device", None, 0)
 
 
@@ -377,7 +371,7 @@ def test_another_clock():
     ],
 )
 def test_verified(verification, word):
-    assert verified(result(verification=verification)) == word
+    assert summary.verified(result(verification=verification)) == word
 
 
 def test_rows_of_a_run_name_the_library():
@@ -414,13 +408,13 @@ def imported(collective="all_reduce", ranks=8, size_bytes=1000, **reported):
 
 
 def test_one_cold_call_is_no_mean_and_has_no_bandwidth():
-    row = summarise(imported(calls=1, first_call_ns=7000.0))
+    row = summary.summarise(imported(calls=1, first_call_ns=7000.0))
     assert (row.statistic, row.median_ns, row.first_call_ns) == ("one cold call", 500.0, 7000.0)
     assert (row.algbw_gbps, row.busbw_gbps) == (None, None)
 
 
 def test_a_given_mean_is_no_median():
-    row = summarise(imported(calls=20, p99_ns=900.0, first_call_ns=7000.0))
+    row = summary.summarise(imported(calls=20, p99_ns=900.0, first_call_ns=7000.0))
     assert (row.statistic, row.median_ns, row.clock, row.calls) == ("mean", 500.0, "host", 20)
     assert (row.first_call_ns, row.p99_ns, row.low_ns) == (7000.0, 900.0, None)
     # 1000 B in 500 ns, and 2 x 7 / 8 of it.
@@ -433,22 +427,25 @@ def test_a_given_mean_is_no_median():
     [("all_reduce", (2.0, None)), ("broadcast", (2.0, 2.0)), ("hypercube", (None, None))],
 )
 def test_bandwidth_of_unknown_ranks_is_what_needs_no_ranks(collective, expected):
-    row = summarise(imported(collective, ranks=0))
+    row = summary.summarise(imported(collective, ranks=0))
     assert (row.algbw_gbps, row.busbw_gbps) == expected
 
 
 def test_what_was_given_stands_where_nothing_can_be_derived():
-    row = summarise(imported(ranks=0, busbw_gbps=3.4))
+    row = summary.summarise(imported(ranks=0, busbw_gbps=3.4))
     assert (row.algbw_gbps, row.busbw_gbps) == (2.0, 3.4)
-    row = summarise(imported(clock="issue", algbw_gbps=1.5, busbw_gbps=2.6))
+    row = summary.summarise(imported(clock="issue", algbw_gbps=1.5, busbw_gbps=2.6))
     assert (row.median_ns, row.algbw_gbps, row.busbw_gbps) == (500.0, 1.5, 2.6)
 
 
 def test_samples_come_before_what_is_given_beside_them():
     both = imported()
     both.time_ns = {"device": [[100, 200, 300]]}
-    assert (summarise(both).statistic, summarise(both).median_ns) == ("median", 200)
-    assert (summarise(both, clock="host").statistic, summarise(both, clock="host").calls) == (
+    assert (summary.summarise(both).statistic, summary.summarise(both).median_ns) == ("median", 200)
+    assert (
+        summary.summarise(both, clock="host").statistic,
+        summary.summarise(both, clock="host").calls,
+    ) == (
         "mean",
         0,
     )
@@ -456,7 +453,7 @@ def test_samples_come_before_what_is_given_beside_them():
 
 def test_the_library_of_symmetric_memory_is_torch():
     environment = {"torch": "2.13.0", "libraries": {"gloo": "gloo 1"}}
-    assert library_of(CASE, environment) == "gloo 1"
+    assert summary.library_of(CASE, environment) == "gloo 1"
     other = dataclasses.replace(CASE, implementation="two_shot")
-    assert library_of(other, environment) == "symmetric memory of torch 2.13.0"
-    assert library_of(other, {}) == "symmetric memory of torch"
+    assert summary.library_of(other, environment) == "symmetric memory of torch 2.13.0"
+    assert summary.library_of(other, {}) == "symmetric memory of torch"

@@ -5,24 +5,8 @@ from error_form import error_tail, error_text
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchcoll.core import units
 from torchcoll.core.errors import UsageError
-from torchcoll.core.units import (
-    MAX_BYTES,
-    counted,
-    format_bandwidth,
-    format_bytes,
-    format_change,
-    format_ratio,
-    format_size,
-    format_time,
-    parse_ranks,
-    parse_share,
-    parse_size,
-    parse_sizes,
-    shorten,
-    shorten_list,
-    whole_number,
-)
 
 SET = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K, 25M or 1.5G"
 
@@ -47,8 +31,8 @@ SET = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K, 
     ],
 )
 def test_parse(text, size_bytes):
-    assert parse_size(text) == size_bytes
-    assert type(parse_size(text)) is int
+    assert units.parse_size(text) == size_bytes
+    assert type(units.parse_size(text)) is int
 
 
 @pytest.mark.parametrize(
@@ -109,7 +93,7 @@ def test_parse(text, size_bytes):
 )
 def test_refused(text, line):
     with pytest.raises(UsageError) as caught:
-        parse_size(text)
+        units.parse_size(text)
     assert str(caught.value) == line
     assert caught.value.exit_code == 2
 
@@ -118,18 +102,18 @@ def test_refusal_names_what_was_read():
     with pytest.raises(
         UsageError, match=error_text("^min-bytes", error_tail(r"1\.5", "a whole number of bytes"))
     ):
-        parse_size("1.5", "min-bytes")
+        units.parse_size("1.5", "min-bytes")
 
 
-@given(st.integers(0, MAX_BYTES))
+@given(st.integers(0, units.MAX_BYTES))
 def test_any_size_is_read_back(size_bytes):
-    assert parse_size(format_size(size_bytes)) == size_bytes
+    assert units.parse_size(units.format_size(size_bytes)) == size_bytes
 
 
 @given(st.integers(0, 4 * 1024), st.sampled_from([2**8, 2**10, 2**18, 2**30, 2**40]))
 def test_round_sizes_are_short_and_read_back(n, unit):
-    text = format_size(n * unit)
-    assert parse_size(text) == n * unit
+    text = units.format_size(n * unit)
+    assert units.parse_size(text) == n * unit
     assert len(text) <= 8
 
 
@@ -155,7 +139,7 @@ def test_round_sizes_are_short_and_read_back(n, unit):
     ],
 )
 def test_format_size(size_bytes, text):
-    assert format_size(size_bytes) == text
+    assert units.format_size(size_bytes) == text
 
 
 @pytest.mark.parametrize(
@@ -175,7 +159,7 @@ def test_format_size(size_bytes, text):
     ],
 )
 def test_format_bytes(size_bytes, text):
-    assert format_bytes(size_bytes) == text
+    assert units.format_bytes(size_bytes) == text
 
 
 @pytest.mark.parametrize(
@@ -200,12 +184,12 @@ def test_format_bytes(size_bytes, text):
     ],
 )
 def test_format_time(ns, text):
-    assert format_time(ns) == text
+    assert units.format_time(ns) == text
 
 
 @given(st.floats(1, 1e15))
 def test_format_time_is_near_and_its_unit_two_wide(ns):
-    text = format_time(ns)
+    text = units.format_time(ns)
     unit = text[-2:]
     scale = {"ns": 1, "us": 1e3, "ms": 1e6, "s ": 1e9}[unit]
     number = float(text[:-3])
@@ -216,8 +200,8 @@ def test_format_time_is_near_and_its_unit_two_wide(ns):
 
 
 def test_format_time_digits():
-    assert format_time(155_234, digits=3) == "155 us"
-    assert format_time(1_555, digits=2) == "1.6 us"
+    assert units.format_time(155_234, digits=3) == "155 us"
+    assert units.format_time(1_555, digits=2) == "1.6 us"
 
 
 @pytest.mark.parametrize(
@@ -232,18 +216,18 @@ def test_format_time_digits():
     ],
 )
 def test_format_bandwidth(gbps, text):
-    assert format_bandwidth(gbps) == text
+    assert units.format_bandwidth(gbps) == text
 
 
 @pytest.mark.parametrize("value", [1, 2.0, "3", True])
 def test_what_is_no_whole_number_from_2_on(value):
     with pytest.raises(UsageError) as caught:
-        whole_number(value, "rounds", 2)
+        units.whole_number(value, "rounds", 2)
     assert str(caught.value) == error_text("rounds", value, "a whole number from 2 on")
 
 
 def test_a_whole_number():
-    assert whole_number(2, "rounds", 2) == 2
+    assert units.whole_number(2, "rounds", 2) == 2
 
 
 @pytest.mark.parametrize(
@@ -256,20 +240,20 @@ def test_a_whole_number():
     ],
 )
 def test_ratios_keep_three_digits_and_have_no_powers_of_ten(ratio, text):
-    assert format_ratio(ratio) == text
+    assert units.format_ratio(ratio) == text
 
 
 @pytest.mark.parametrize(
     ("text", "share"), [("2%", 0.02), (" 2.5 % ", 0.025), ("0.02", 0.02), ("99.9%", 0.999)]
 )
 def test_a_share(text, share):
-    assert parse_share(text, "threshold") == pytest.approx(share, rel=1e-15)
+    assert units.parse_share(text, "threshold") == pytest.approx(share, rel=1e-15)
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "0%", "1", "20", "100%", "-2%", "nan", "1e-2"])
 def test_what_is_no_share(text):
     with pytest.raises(UsageError) as caught:
-        parse_share(text, "threshold")
+        units.parse_share(text, "threshold")
     expected = "a share above 0 and below 1, such as 2% or 0.02"
     assert str(caught.value).startswith(error_text("threshold", text).rstrip())
     assert expected in str(caught.value)
@@ -280,21 +264,21 @@ def test_what_is_no_share(text):
     [("64", [64]), ("64,8", [8, 64]), ("8..100", [8, 16, 32, 64, 100]), ("2,4..16", [2, 4, 8, 16])],
 )
 def test_lists_of_ranks(text, ranks):
-    assert parse_ranks(text) == ranks
+    assert units.parse_ranks(text) == ranks
 
 
 def test_lists_of_sizes():
-    assert parse_sizes("1K..20K,3") == [3, 1024, 4096, 16384, 20480]
+    assert units.parse_sizes("1K..20K,3") == [3, 1024, 4096, 16384, 20480]
 
 
 @pytest.mark.parametrize("text", ["", "1", "8..4", "2..", "eight", "33554432", "9" * 5000, "8,,4"])
 def test_what_is_no_list_of_ranks(text):
     with pytest.raises(UsageError, match=error_text("ranks", "")):
-        parse_ranks(text)
+        units.parse_ranks(text)
 
 
 def test_counted():
-    assert [counted(1, "case"), counted(2, "case"), counted(0, "run")] == (
+    assert [units.counted(1, "case"), units.counted(2, "case"), units.counted(0, "run")] == (
         ["1 case", "2 cases", "0 runs"]
     )
 
@@ -315,12 +299,16 @@ def test_counted():
     ],
 )
 def test_a_change_is_a_percentage_below_twice_and_a_factor_from_there(ratio, text):
-    assert format_change(ratio) == text
+    assert units.format_change(ratio) == text
 
 
 def test_a_shortened_list_says_how_many_are_left_out():
-    assert shorten(["a", "b"], 2) == "a, b"
-    assert shorten(["a", "b", "c"], 2) == "a, b and 1 more"
-    assert shorten(["a", "b", "c"], 1, "; and {} more", between="; ") == "a; and 2 more"
-    assert shorten_list(["a", "b", "c"], 2, "{} more such sizes") == ["a", "b", "1 more such sizes"]
-    assert shorten_list(["a"], 2) == ["a"]
+    assert units.shorten(["a", "b"], 2) == "a, b"
+    assert units.shorten(["a", "b", "c"], 2) == "a, b and 1 more"
+    assert units.shorten(["a", "b", "c"], 1, "; and {} more", between="; ") == "a; and 2 more"
+    assert units.shorten_list(["a", "b", "c"], 2, "{} more such sizes") == [
+        "a",
+        "b",
+        "1 more such sizes",
+    ]
+    assert units.shorten_list(["a"], 2) == ["a"]

@@ -15,15 +15,8 @@ import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import device_named
+from torchcoll.parts.curves import predictor
 from torchcoll.parts.curves.named_machines import find_machine
-from torchcoll.parts.curves.predictor import (
-    PlannedCalls,
-    Prediction,
-    bounded,
-    least_ns,
-    predict_all,
-    sum_of,
-)
 from torchcoll.parts.curves.published_law import (
     QUANTILE,
     PublishedLaw,
@@ -125,12 +118,12 @@ def test_intervals_hold_types_that_are_left_out():
 
 
 def test_a_sum_has_a_common_and_an_independent_error():
-    wide = Prediction(100.0, 100 / math.e, 100 * math.e, "", 0.0)
+    wide = predictor.Prediction(100.0, 100 / math.e, 100 * math.e, "", 0.0)
 
     def half(prediction, size=1 << 20):
         """The logarithm of the upper end over the value, of a call of 1 GiB and one of ``size``."""
-        calls = [PlannedCalls("all_gather", n, 1, prediction) for n in (GIB, size)]
-        value, low, high = sum_of(calls)
+        calls = [predictor.PlannedCalls("all_gather", n, 1, prediction) for n in (GIB, size)]
+        value, low, high = predictor.sum_of(calls)
         assert value == 200 and low * high == pytest.approx(200 * 200)
         return math.log(high / 200)
 
@@ -141,22 +134,22 @@ def test_a_sum_has_a_common_and_an_independent_error():
     assert half(wide._replace(common=1.0)) == pytest.approx(1)
     assert half(wide._replace(common=0.5)) == pytest.approx(math.sqrt(0.5 + 0.5 / 2))
     # Calls of one size have one error, however many there are.
-    nine = sum_of([PlannedCalls("all_gather", GIB, 9, wide)])
+    nine = predictor.sum_of([predictor.PlannedCalls("all_gather", GIB, 9, wide)])
     assert nine == pytest.approx((900, 900 / math.e, 900 * math.e))
-    assert sum_of([]) == (0.0, 0.0, 0.0)
+    assert predictor.sum_of([]) == (0.0, 0.0, 0.0)
 
 
 def test_no_time_is_shorter_than_the_links_allow():
     a100 = device_named("NVIDIA A100-SXM4-80GB")
     # 300 GB/s of NVLink in one direction, 2 x 7 / 8 of S for an all_reduce.
-    least = least_ns("all_reduce", GIB, 8, 1, a100)
+    least = predictor.least_ns("all_reduce", GIB, 8, 1, a100)
     assert least == pytest.approx(GIB * 1.75 / 300)
     # All of S leaves each of two hosts once: 25 GB/s take longer than NVLink.
-    assert least_ns("all_reduce", GIB, 16, 2, a100, 25.0) == pytest.approx(GIB / 25)
-    assert least_ns("all_reduce", GIB, 16, 2, None) == 0.0
-    assert bounded(Prediction(3.0, 1.0, 9.0, ""), 2.0)[:3] == (3.0, 2.0, 9.0)
-    assert bounded(Prediction(3.0, 1.0, 9.0, ""), 4.0)[:3] == (4.0, 4.0, 9.0)
-    assert bounded(Prediction(3.0, 1.0, 9.0, ""), 0.5)[:3] == (3.0, 1.0, 9.0)
+    assert predictor.least_ns("all_reduce", GIB, 16, 2, a100, 25.0) == pytest.approx(GIB / 25)
+    assert predictor.least_ns("all_reduce", GIB, 16, 2, None) == 0.0
+    assert predictor.bounded(predictor.Prediction(3.0, 1.0, 9.0, ""), 2.0)[:3] == (3.0, 2.0, 9.0)
+    assert predictor.bounded(predictor.Prediction(3.0, 1.0, 9.0, ""), 4.0)[:3] == (4.0, 4.0, 9.0)
+    assert predictor.bounded(predictor.Prediction(3.0, 1.0, 9.0, ""), 0.5)[:3] == (3.0, 1.0, 9.0)
 
 
 @pytest.mark.parametrize("name", published_machines())
@@ -164,10 +157,10 @@ def test_every_machine_predicts_below_what_its_links_allow(name):
     machine = find_machine(name)
     device = device_named(machine.links.gpu)
     ranks = 4 * machine.links.linked
-    for row in predict_all(machine, [ranks], [1 << 20, GIB]):
+    for row in predictor.predict_all(machine, [ranks], [1 << 20, GIB]):
         if row.prediction is None:
             continue
-        least = least_ns(row.kind["collective"], row.size_bytes, ranks, 4, device)
+        least = predictor.least_ns(row.kind["collective"], row.size_bytes, ranks, 4, device)
         assert least <= row.prediction.low_ns <= row.prediction.time_ns <= row.prediction.high_ns
 
 

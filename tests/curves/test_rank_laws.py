@@ -5,19 +5,12 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from torchcoll.parts.curves.rank_laws import (
-    CONSTANT,
-    MIXTURES,
-    TERMS,
-    RankLaw,
-    fit_positive,
-    step_laws,
-)
+from torchcoll.parts.curves import rank_laws
 
 
 def test_the_terms_at_eight_ranks():
     eight = numpy.array([8.0])
-    assert {name: float(of(eight)[0]) for name, of in TERMS.items()} == {
+    assert {name: float(of(eight)[0]) for name, of in rank_laws.TERMS.items()} == {
         "log2 n": 3.0,
         "n": 8.0,
         "(n-1)/n": 0.875,
@@ -25,15 +18,15 @@ def test_the_terms_at_eight_ranks():
 
 
 def test_a_law_has_a_constant_and_its_terms():
-    ring = RankLaw(("n", "(n-1)/n"))
+    ring = rank_laws.RankLaw(("n", "(n-1)/n"))
     assert (ring.name, ring.parameters) == ("n + (n-1)/n", 3)
     assert [column.tolist() for column in ring.columns(numpy.array([2.0, 4.0]))] == [
         [1.0, 1.0],
         [2.0, 4.0],
         [0.5, 0.75],
     ]
-    assert CONSTANT.parameters == 1
-    assert ring in MIXTURES
+    assert rank_laws.CONSTANT.parameters == 1
+    assert ring in rank_laws.MIXTURES
 
 
 @pytest.mark.parametrize(
@@ -58,26 +51,26 @@ def test_a_law_has_a_constant_and_its_terms():
     ],
 )
 def test_steps_and_shares_of_eight_ranks(collective, law, steps, share):
-    (step_law,) = [one for one in step_laws(collective) if one.name == law]
+    (step_law,) = [one for one in rank_laws.step_laws(collective) if one.name == law]
     assert (step_law.steps(8), step_law.share(8)) == (steps, share)
 
 
 def test_neighbours_have_no_other_law():
-    assert [law.name for law in step_laws("sendrecv")] == ["neighbours"]
+    assert [law.name for law in rank_laws.step_laws("sendrecv")] == ["neighbours"]
 
 
 def test_a_fit_gives_the_parameters_that_the_times_were_made_of():
     ranks = numpy.array([2.0, 4.0, 8.0])
     times = 3 + 2 * ranks
-    rows = numpy.column_stack(RankLaw(("n",)).columns(ranks))
-    parameters, fitted = fit_positive(rows / times[:, None], numpy.ones(3))
+    rows = numpy.column_stack(rank_laws.RankLaw(("n",)).columns(ranks))
+    parameters, fitted = rank_laws.fit_positive(rows / times[:, None], numpy.ones(3))
     assert parameters == pytest.approx([3.0, 2.0])
     assert fitted == pytest.approx([1.0, 1.0, 1.0])
 
 
 def test_no_parameter_is_below_zero():
     # 4 at 1 and 2 at 2 fall: without a slope the mean is the best.
-    parameters, fitted = fit_positive(
+    parameters, fitted = rank_laws.fit_positive(
         numpy.array([[1.0, 1.0], [1.0, 2.0]]), numpy.array([4.0, 2.0])
     )
     assert parameters == pytest.approx([3.0, 0.0])

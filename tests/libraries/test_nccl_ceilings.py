@@ -7,16 +7,7 @@ from __future__ import annotations
 import pytest
 from made_topologies import cpu, gpu, graph, graphs, hgx, nic, nvlink, pci, switches, system
 
-from torchcoll.libraries.nccl.ceilings import (
-    COLLNET,
-    DIRECT,
-    NVLS,
-    NVLS_TREE,
-    RING,
-    TREE,
-    algorithm_limits,
-    make_reach,
-)
+from torchcoll.libraries.nccl import ceilings
 from torchcoll.libraries.nccl.speeds import gpu_path, nearest, rails, tree_lines
 from torchcoll.libraries.nccl.topology import read_graphs, read_topology
 from torchcoll.libraries.nccl.xml_tree import read_tree
@@ -34,7 +25,7 @@ def limits_by_key(tmp_path, text, hosts=None, graph_text=""):
     if graph_text:
         (tmp_path / "graph.xml").write_text(graph_text)
         known_graphs = read_graphs(read_tree(str(tmp_path / "graph.xml"))[0])
-    limits = algorithm_limits(make_reach(topologies, hosts), known_graphs)
+    limits = ceilings.algorithm_limits(ceilings.make_reach(topologies, hosts), known_graphs)
     return {(limit.algorithm, limit.collectives[0]): limit for limit in limits}
 
 
@@ -46,37 +37,37 @@ def test_eight_h100_on_one_host(tmp_path):
     """18 links x 20.6 = 370.8; a measured ring comes to 370, NVLS to 468 to 480 of 490."""
     limits = gbps(limits_by_key(tmp_path, hgx()))
     assert limits == {
-        (RING, "all_reduce"): pytest.approx(370.8),
-        (TREE, "all_reduce"): pytest.approx(370.8 * 7 / 8),
-        (NVLS, "all_reduce"): pytest.approx(490.28, abs=0.01),  # 0.85 x 370.8 x 14 / 9
-        (NVLS, "all_gather"): pytest.approx(275.78, abs=0.01),  # 0.85 x 370.8 x 7 / 8
-        (DIRECT, "all_to_all"): pytest.approx(370.8),
+        (ceilings.RING, "all_reduce"): pytest.approx(370.8),
+        (ceilings.TREE, "all_reduce"): pytest.approx(370.8 * 7 / 8),
+        (ceilings.NVLS, "all_reduce"): pytest.approx(490.28, abs=0.01),  # 0.85 x 370.8 x 14 / 9
+        (ceilings.NVLS, "all_gather"): pytest.approx(275.78, abs=0.01),  # 0.85 x 370.8 x 7 / 8
+        (ceilings.DIRECT, "all_to_all"): pytest.approx(370.8),
     }
 
 
 def test_a100_have_no_nvls_and_two_gpus_no_middle_of_a_chain(tmp_path):
     limits = limits_by_key(tmp_path, hgx(gpus=2, sm=80, links=12))
     assert gbps(limits) == {
-        (RING, "all_reduce"): 240,
-        (TREE, "all_reduce"): 240,
-        (DIRECT, "all_to_all"): 240,
+        (ceilings.RING, "all_reduce"): 240,
+        (ceilings.TREE, "all_reduce"): 240,
+        (ceilings.DIRECT, "all_to_all"): 240,
     }
-    assert limits[NVLS, "all_reduce"].formula == "needs Hopper or newer"
-    assert "several hosts only" in limits[COLLNET, "all_reduce"].formula
+    assert limits[ceilings.NVLS, "all_reduce"].formula == "needs Hopper or newer"
+    assert "several hosts only" in limits[ceilings.COLLNET, "all_reduce"].formula
 
 
 def test_over_pci_a_tree_shares_each_gpus_own_link(tmp_path):
     """Four GPUs, two below each switch, all links 24 GB/s: a chain of four sends twice over one."""
     below = [pci(f"0000:{n}a:00.0", gpu(n), gpu(n + 1)) for n in (0, 2)]
     limits = gbps(limits_by_key(tmp_path, system(cpu(0, *below))))
-    assert limits[RING, "all_reduce"] == 24
-    assert limits[TREE, "all_reduce"] == pytest.approx(24 / 2 * 2 * 3 / 4)
+    assert limits[ceilings.RING, "all_reduce"] == 24
+    assert limits[ceilings.TREE, "all_reduce"] == pytest.approx(24 / 2 * 2 * 3 / 4)
 
 
 def test_unknown_links_are_no_limit(tmp_path):
     limits = limits_by_key(tmp_path, system(cpu(0, gpu(0, link=""), gpu(1, link=""))))
     assert gbps(limits) == {}
-    assert "does not tell their PCI links" in limits[RING, "all_reduce"].formula
+    assert "does not tell their PCI links" in limits[ceilings.RING, "all_reduce"].formula
 
 
 @pytest.mark.parametrize(
@@ -90,9 +81,9 @@ def test_hosts_with_slow_interfaces(tmp_path, hosts, tree):
     """Four interfaces of 200 Gbit/s are 100 GB/s per host."""
     limits = gbps(limits_by_key(tmp_path, hgx(gbits=200, nics=4), hosts))
     assert limits == {
-        (RING, "all_reduce"): 100,
-        (TREE, "all_reduce"): pytest.approx(tree, abs=0.01),
-        (NVLS_TREE, "all_reduce"): pytest.approx(tree, abs=0.01),
+        (ceilings.RING, "all_reduce"): 100,
+        (ceilings.TREE, "all_reduce"): pytest.approx(tree, abs=0.01),
+        (ceilings.NVLS_TREE, "all_reduce"): pytest.approx(tree, abs=0.01),
     }
 
 
@@ -101,22 +92,24 @@ def test_hosts_with_fast_interfaces_are_limited_by_their_links(tmp_path):
     links.
     """
     limits = gbps(limits_by_key(tmp_path, hgx(), 2))
-    assert limits[RING, "all_reduce"] == pytest.approx(370.8)
-    assert limits[TREE, "all_reduce"] == pytest.approx(370.8 / 2 * 2 * 15 / 16)
+    assert limits[ceilings.RING, "all_reduce"] == pytest.approx(370.8)
+    assert limits[ceilings.TREE, "all_reduce"] == pytest.approx(370.8 / 2 * 2 * 15 / 16)
     # Within a host each GPU sends 9/8 of S at 85 %: 280.16 GB/s of S.
-    assert limits[NVLS_TREE, "all_reduce"] == pytest.approx(525.3, abs=0.01)
+    assert limits[ceilings.NVLS_TREE, "all_reduce"] == pytest.approx(525.3, abs=0.01)
 
 
 def test_one_gpu_a_host_has_the_network_alone(tmp_path):
     limits = gbps(limits_by_key(tmp_path, hgx(gpus=1, nics=1), 2))
-    assert limits == {(RING, "all_reduce"): 50, (TREE, "all_reduce"): 50}
+    assert limits == {(ceilings.RING, "all_reduce"): 50, (ceilings.TREE, "all_reduce"): 50}
 
 
 def test_a_network_that_reduces(tmp_path):
     """S goes out and comes in once: 100 GB/s x 2 x 15 / 16."""
     limits = gbps(limits_by_key(tmp_path, hgx(gbits=200, nics=4, more='coll="1"'), 2))
-    assert limits[COLLNET, "all_reduce"] == pytest.approx(187.5)
-    assert (COLLNET, "all_reduce") not in gbps(limits_by_key(tmp_path, hgx(gbits=200, nics=4), 2))
+    assert limits[ceilings.COLLNET, "all_reduce"] == pytest.approx(187.5)
+    assert (ceilings.COLLNET, "all_reduce") not in gbps(
+        limits_by_key(tmp_path, hgx(gbits=200, nics=4), 2)
+    )
 
 
 def test_what_nccl_expects_on_one_host(tmp_path):
@@ -125,10 +118,12 @@ def test_what_nccl_expects_on_one_host(tmp_path):
     limits = limits_by_key(tmp_path, hgx(), graph_text=text)
     expected = {key: limit.expected_gbps for key, limit in limits.items() if limit.expected_gbps}
     assert expected == {
-        (RING, "all_reduce"): 360,
-        (TREE, "all_reduce"): pytest.approx(0.92 * 360 / 2 * 14 / 8),
-        (NVLS, "all_reduce"): pytest.approx(476),  # 8 x 40 x 0.85 x 7/8 x 2
-        (NVLS, "all_gather"): pytest.approx(8 * 40 * 0.85 * 7 / 8 * 7 / 8 * 7 / 8, abs=0.001),
+        (ceilings.RING, "all_reduce"): 360,
+        (ceilings.TREE, "all_reduce"): pytest.approx(0.92 * 360 / 2 * 14 / 8),
+        (ceilings.NVLS, "all_reduce"): pytest.approx(476),  # 8 x 40 x 0.85 x 7/8 x 2
+        (ceilings.NVLS, "all_gather"): pytest.approx(
+            8 * 40 * 0.85 * 7 / 8 * 7 / 8 * 7 / 8, abs=0.001
+        ),
     }
 
 
@@ -136,10 +131,12 @@ def test_what_nccl_expects_over_two_hosts(tmp_path):
     """Eight channels of 48 within, 40 between; a tree's channel has at most 41.4 there."""
     text = graphs(graph(0, 8, 48, 40, nets=True), graph(1, 8, 48, 40, nets=True))
     limits = limits_by_key(tmp_path, hgx(), 2, graph_text=text)
-    assert limits[RING, "all_reduce"].expected_gbps == 384
-    assert limits[TREE, "all_reduce"].expected_gbps == pytest.approx(8 * 41.4 / 2 * 2 * 15 / 16)
+    assert limits[ceilings.RING, "all_reduce"].expected_gbps == 384
+    assert limits[ceilings.TREE, "all_reduce"].expected_gbps == pytest.approx(
+        8 * 41.4 / 2 * 2 * 15 / 16
+    )
     within = limits_by_key(tmp_path, hgx(), 1, graph_text=text)
-    assert within[RING, "all_reduce"].expected_gbps is None  # its channels leave the host
+    assert within[ceilings.RING, "all_reduce"].expected_gbps is None  # its channels leave the host
 
 
 def test_paths_between_gpus(tmp_path):

@@ -10,20 +10,9 @@ import pytest
 
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Run
+from torchcoll.questions.pairs import suspects
 from torchcoll.questions.pairs.matches import EXCHANGE, LATENCY, SEND, Pairs, Timing, read_pairs
 from torchcoll.questions.pairs.schedule import PASSES
-from torchcoll.questions.pairs.suspects import (
-    find_noise,
-    find_suspects,
-    largest_sound_group,
-    modified_z,
-    noise_text,
-    pairs_to_repeat,
-    robust,
-    suspect_events,
-    suspect_text,
-    suspected_kinds,
-)
 
 BW, LAT, ONE_WAY = (EXCHANGE, 1 << 20), (LATENCY, 8), (SEND, 1 << 20)
 SMALL = (EXCHANGE, 128 << 10)
@@ -51,70 +40,72 @@ def named(found):
 
 def test_the_modified_z_score_by_hand():
     # Median 5, absolute deviations 2 1 0 1 4: MAD 1. 0.6745 (9 - 5) / 1 = 2.698.
-    assert modified_z(9, *robust([3, 4, 5, 6, 9])) == pytest.approx(2.698)
+    assert suspects.modified_z(9, *suspects.robust([3, 4, 5, 6, 9])) == pytest.approx(2.698)
     # MAD 0: the mean absolute deviation is 2: (15 - 5) / (1.253314 x 2).
-    assert modified_z(15, *robust([5, 5, 5, 5, 15])) == pytest.approx(10 / (1.253314 * 2))
-    assert modified_z(4, *robust([5, 5, 5])) == -math.inf
-    assert modified_z(5, *robust([5, 5, 5])) == 0
+    assert suspects.modified_z(15, *suspects.robust([5, 5, 5, 5, 15])) == pytest.approx(
+        10 / (1.253314 * 2)
+    )
+    assert suspects.modified_z(4, *suspects.robust([5, 5, 5])) == -math.inf
+    assert suspects.modified_z(5, *suspects.robust([5, 5, 5])) == 0
     # The scale is the least one where the values agree.
-    assert modified_z(4, *robust([5, 5, 5], least=0.5)) == -2
+    assert suspects.modified_z(4, *suspects.robust([5, 5, 5], least=0.5)) == -2
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 6, 8, 17, 40])
 @pytest.mark.parametrize("culprit", [0, 2])
 def test_a_slow_rank_is_named(count, culprit):
     pairs = made(["h"] * count, lambda a, b: 1000 / 0.6 if culprit in (a, b) else 1000)
-    assert named(find_suspects(pairs)) == [(culprit,)]
+    assert named(suspects.find_suspects(pairs)) == [(culprit,)]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 6, 33])
 def test_nobody_where_all_are_alike(count):
-    assert find_suspects(made(["h"] * count, lambda a, b: 1000, noise=0.05)) == []
+    assert suspects.find_suspects(made(["h"] * count, lambda a, b: 1000, noise=0.05)) == []
 
 
 @pytest.mark.parametrize("count", [3, 5, 30])
 def test_a_slow_link_is_no_slow_rank(count):
     pairs = made(["h"] * count, lambda a, b: 2000 if (a, b) == (0, 2) else 1000)
-    assert named(find_suspects(pairs)) == [(0, 2)]
+    assert named(suspects.find_suspects(pairs)) == [(0, 2)]
 
 
 def test_ten_per_cent_is_below_the_threshold_however_clear():
     pairs = made(["h"] * 6, lambda a, b: 1100 if 3 in (a, b) else 1000, noise=0.001)
-    assert find_suspects(pairs) == []
-    assert named(find_suspects(pairs, threshold=0.05)) == [(3,)]
+    assert suspects.find_suspects(pairs) == []
+    assert named(suspects.find_suspects(pairs, threshold=0.05)) == [(3,)]
 
 
 def test_beyond_the_threshold_but_no_outlier_where_calls_scatter():
     pairs = made(["h"] * 6, lambda a, b: 1000 / 0.7 if (a, b) == (1, 4) else 1000, noise=0.3)
-    assert find_suspects(pairs) == []
+    assert suspects.find_suspects(pairs) == []
 
 
 def test_two_culprits_of_eight():
     pairs = made(["h"] * 8, lambda a, b: 2000 if {a, b} & {1, 6} else 1000)
-    assert named(find_suspects(pairs)) == [(1,), (6,)]
+    assert named(suspects.find_suspects(pairs)) == [(1,), (6,)]
 
 
 @pytest.mark.parametrize("key", [BW, LAT, ONE_WAY])
 def test_one_pair_says_nothing(key):
     # Not even its two directions, one far slower than the other: there is no other link.
     times = {(0, 1): 50_000, (1, 0): 4_000}
-    assert find_suspects(made(["a", "b"], lambda a, b: times[a, b], key=key)) == []
+    assert suspects.find_suspects(made(["a", "b"], lambda a, b: times[a, b], key=key)) == []
 
 
 def test_one_direction_of_a_link_is_compared_with_other_links():
     def time_ns(a, b):
         return 2000 if (a, b) == (0, 2) else 1000
 
-    assert named(find_suspects(made(["h"] * 3, time_ns, key=ONE_WAY))) == [(0, 2)]
+    assert named(suspects.find_suspects(made(["h"] * 3, time_ns, key=ONE_WAY))) == [(0, 2)]
     alone = [(a, b) for a in range(3) for b in range(3) if a != b]
-    (found,) = find_suspects(made(["h"] * 3, time_ns, key=ONE_WAY, alone=alone))
+    (found,) = suspects.find_suspects(made(["h"] * 3, time_ns, key=ONE_WAY, alone=alone))
     assert found.confirmed and found.evidence[0].alone_ratio == pytest.approx(0.5, rel=0.03)
 
 
 def test_within_and_between_nodes_are_never_compared():
     hosts = ["a"] * 4 + ["b"] * 4
     pairs = made(hosts, lambda a, b: 100 if hosts[a] == hosts[b] else 5000)
-    assert find_suspects(pairs) == []
+    assert suspects.find_suspects(pairs) == []
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 6])
@@ -127,10 +118,10 @@ def test_a_node_with_a_bad_network_is_named_by_its_ranks(nodes):
         return 10000 if "h1" in (hosts[a], hosts[b]) else 5000
 
     pairs = made(hosts, time_ns)
-    found = find_suspects(pairs)
+    found = suspects.find_suspects(pairs)
     assert named(found) == [(4,), (5,), (6,), (7,)]
     assert all(not one.evidence[0].within for one in found)
-    (event,) = suspect_events(pairs, found)
+    (event,) = suspects.suspect_events(pairs, found)
     assert (event["host"], event["ranks"], event["kind"]) == ("h1", [4, 5, 6, 7], "suspect")
     assert event["message"].startswith("4 of 4 ranks of node h1; rank 4 (h1): ")
 
@@ -138,7 +129,7 @@ def test_a_node_with_a_bad_network_is_named_by_its_ranks(nodes):
 @pytest.mark.parametrize(("place", "what"), [(0, "sending"), (1, "receiving")])
 def test_one_way_tells_sending_from_receiving(place, what):
     pairs = made(["h"] * 6, lambda *pair: 2000 if pair[place] == 3 else 1000, key=ONE_WAY)
-    (one,) = find_suspects(pairs)
+    (one,) = suspects.find_suspects(pairs)
     assert one.units == (3,)
     assert [e.what for e in one.evidence] == [what]
     assert one.evidence[0].ratio == pytest.approx(0.5, rel=0.02)
@@ -147,7 +138,9 @@ def test_one_way_tells_sending_from_receiving(place, what):
 
 def test_latency_is_suspect_from_twice_the_time_on():
     def with_factor(factor):
-        return find_suspects(made(["h"] * 6, lambda a, b: factor if 2 in (a, b) else 1, key=LAT))
+        return suspects.find_suspects(
+            made(["h"] * 6, lambda a, b: factor if 2 in (a, b) else 1, key=LAT)
+        )
 
     assert with_factor(1.8) == []
     assert named(with_factor(2.2)) == [(2,)]
@@ -155,7 +148,7 @@ def test_latency_is_suspect_from_twice_the_time_on():
 
 def test_a_long_way_is_no_suspect_link():
     far = made(["h"] * 6, lambda a, b: 5000 if (a, b) == (1, 4) else 1000, key=LAT)
-    assert find_suspects(far) == []
+    assert suspects.find_suspects(far) == []
 
 
 def passes(pairs, *tables):
@@ -168,34 +161,34 @@ def passes(pairs, *tables):
 
 def test_a_suspicion_falls_where_the_pairs_are_fast_alone():
     pairs = made(["h"] * 6, lambda a, b: 2000 if 1 in (a, b) else 1000)
-    usual, own = pairs_to_repeat(pairs, find_suspects(pairs))
+    usual, own = suspects.pairs_to_repeat(pairs, suspects.find_suspects(pairs))
     assert len(usual) == 3 and not any(1 in pair for pair in usual)
     assert len(own) == 3 and all(1 in pair for pair in own)
     again = [*usual, *own]
     passes(pairs, dict.fromkeys(again, 1000))
-    (one,) = find_suspects(pairs)
+    (one,) = suspects.find_suspects(pairs)
     assert not one.confirmed
-    assert suspect_events(pairs, [one]) == []
-    assert largest_sound_group(pairs, [one]) == [0, 1, 2, 3, 4, 5]
-    assert suspected_kinds([one]) == set()
+    assert suspects.suspect_events(pairs, [one]) == []
+    assert suspects.largest_sound_group(pairs, [one]) == [0, 1, 2, 3, 4, 5]
+    assert suspects.suspected_kinds([one]) == set()
     passes(pairs, {pair: 2000 if 1 in pair else 1000 for pair in again})
-    (one,) = find_suspects(pairs)
+    (one,) = suspects.find_suspects(pairs)
     assert one.confirmed and one.evidence[0].alone_ratio == 0.5
-    assert suspected_kinds([one]) == {BW}
+    assert suspects.suspected_kinds([one]) == {BW}
 
 
 @pytest.mark.parametrize("last", [{(0, 2): 1100}, {(0, 2): 2000, (1, 3): 2100}])
 def test_one_pass_clears(last):
     """Slow in three passes of four; then fast, or no slower than a usual pair."""
     pairs = made(["h"] * 6, lambda a, b: 2000 if (a, b) == (0, 2) else 1000)
-    usual, own = pairs_to_repeat(pairs, find_suspects(pairs))
+    usual, own = suspects.pairs_to_repeat(pairs, suspects.find_suspects(pairs))
     assert own == {(0, 2): [0]}
     slow = dict.fromkeys([*usual, (1, 3)], 1000) | {(0, 2): 2000}
     passes(pairs, slow, slow, slow)
-    (one,) = find_suspects(pairs)
+    (one,) = suspects.find_suspects(pairs)
     assert one.confirmed and one.evidence[0].alone_ratio == 0.5
     passes(pairs, slow, slow, slow, slow | last)
-    (one,) = find_suspects(pairs)
+    (one,) = suspects.find_suspects(pairs)
     assert not one.confirmed
 
 
@@ -206,11 +199,11 @@ def test_pairs_of_two_modes_accuse_nobody():
     draw, accused, suspected = random.Random(3), 0, 0
     for _ in range(400):
         pairs = made(["h"] * 6, lambda a, b: 2000 if (a, b) == (0, 2) else 1000)
-        usual, own = pairs_to_repeat(pairs, find_suspects(pairs))
+        usual, own = suspects.pairs_to_repeat(pairs, suspects.find_suspects(pairs))
         again = [*usual, *own]
         passes(pairs, *({pair: draw.choice((1000, 2000)) for pair in again} for _ in range(PASSES)))
         suspected += 1
-        accused += any(one.confirmed for one in find_suspects(pairs))
+        accused += any(one.confirmed for one in suspects.find_suspects(pairs))
     # Alone slow in a pass: 1 / 2 ** 4; in all four: 1 / 65536.
     assert suspected == 400 and accused == 0
 
@@ -220,10 +213,10 @@ def test_a_cleared_rank_hides_no_link_of_its_own():
     pairs = made(["h"] * 6, lambda a, b: 2000 if 1 in (a, b) else 1000)
     one_way = made(["h"] * 6, lambda *p: 2000 if {*p} == {1, 5} else 1000, key=ONE_WAY)
     pairs.times |= one_way.times
-    assert named(find_suspects(pairs)) == [(1,)]
-    found = find_suspects(pairs, with_hidden=True)
+    assert named(suspects.find_suspects(pairs)) == [(1,)]
+    found = suspects.find_suspects(pairs, with_hidden=True)
     assert named(found) == [(1,), (1, 5)]
-    usual, own = pairs_to_repeat(pairs, found)
+    usual, own = suspects.pairs_to_repeat(pairs, found)
     assert (1, 5) in own
     pairs.alone = [
         {
@@ -232,7 +225,7 @@ def test_a_cleared_rank_hides_no_link_of_its_own():
             | {p: one_way.times[ONE_WAY][p] for p in usual},
         }
     ]
-    assert [(one.units, one.confirmed) for one in find_suspects(pairs)] == [
+    assert [(one.units, one.confirmed) for one in suspects.find_suspects(pairs)] == [
         ((1,), False),
         ((1, 5), True),
     ]
@@ -242,15 +235,18 @@ def test_scatter_too_large_for_the_threshold_is_said():
     """A pair 30 % slower than the others. Calls spread by 35 %: 1 - exp(-3.5 x 0.35) = 71 %."""
     pairs = made(["h"] * 6, lambda a, b: 1000 / 0.7 if (a, b) == (1, 4) else 1000, key=SMALL)
     timings = pairs.times[SMALL]
-    assert named(find_suspects(pairs)) == [(1, 4)] and find_noise(pairs, find_suspects(pairs)) == []
+    assert (
+        named(suspects.find_suspects(pairs)) == [(1, 4)]
+        and suspects.find_noise(pairs, suspects.find_suspects(pairs)) == []
+    )
     pairs.times[SMALL] = {pair: t._replace(spread=0.35, calls=5) for pair, t in timings.items()}
-    assert find_suspects(pairs) == []
-    (one,) = find_noise(pairs, [])
-    assert noise_text(pairs, [one]) == (
+    assert suspects.find_suspects(pairs) == []
+    (one,) = suspects.find_noise(pairs, [])
+    assert suspects.noise_text(pairs, [one]) == (
         "too noisy to accuse at 20 %: both ways 128K x 5 calls spread by 35 % (seen from 71 % on); "
         "use --sizes 8M -n 10"
     )
-    assert find_noise(pairs, [], threshold=0.75) == []
+    assert suspects.find_noise(pairs, [], threshold=0.75) == []
 
 
 def test_pairs_that_differ_are_noise_however_steady_their_calls():
@@ -260,10 +256,10 @@ def test_pairs_that_differ_are_noise_however_steady_their_calls():
         pair: Timing(ns := 1000.0 * (1 + place % 2), ns, 0.0, 10)
         for place, pair in enumerate(sorted(pairs.times[BW]))
     }
-    (one,) = find_noise(pairs, [])
+    (one,) = suspects.find_noise(pairs, [])
     assert one.between == pytest.approx(math.log(2) / 2 / 0.6745)
     # 1 - exp(-3.5 x 0.5139) = 83.4 %
-    assert noise_text(pairs, [one]) == (
+    assert suspects.noise_text(pairs, [one]) == (
         "too noisy to accuse at 20 %: both ways 1M x 10 calls differ by 51 % from pair to pair "
         "(seen from 84 % on); use --sizes 8M"
     )
@@ -274,37 +270,37 @@ def test_noise_is_one_line_of_what_was_asked_for():
     pairs = made(["h"] * 6, lambda a, b: 1000)
     noisy = {pair: t._replace(spread=0.3, calls=10) for pair, t in pairs.times[BW].items()}
     pairs.times = {LAT: noisy, (SEND, 8 << 20): noisy, (EXCHANGE, 8 << 20): noisy}
-    several = find_noise(pairs, [])
+    several = suspects.find_noise(pairs, [])
     assert len(several) == 3
     # 1 - exp(-3.5 x 0.3) = 65.01 %
-    assert noise_text(pairs, several) == (
+    assert suspects.noise_text(pairs, several) == (
         "too noisy to accuse at 20 %: one way 8M x 10 calls spread by 30 % (seen from 66 % on), "
         "both ways 8M x 10 calls spread by 30 % (seen from 66 % on); use --threshold 66%"
     )
     pairs.times = {LAT: noisy}
-    assert noise_text(pairs, find_noise(pairs, [])) == (
+    assert suspects.noise_text(pairs, suspects.find_noise(pairs, [])) == (
         "too noisy to accuse at 50 %: latency 8 x 10 calls spread by 30 % (seen from 66 % on)"
     )
-    assert noise_text(pairs, []) == ""
+    assert suspects.noise_text(pairs, []) == ""
 
 
 def test_a_fault_is_no_noise():
     pairs = made(["h"] * 4, lambda a, b: 3000 if 1 in (a, b) else 1000)
-    found = find_suspects(pairs)
+    found = suspects.find_suspects(pairs)
     assert named(found) == [(1,)]
-    assert len(find_noise(pairs, [])) == 1 and find_noise(pairs, found) == []
+    assert len(suspects.find_noise(pairs, [])) == 1 and suspects.find_noise(pairs, found) == []
 
 
 def test_nothing_runs_again_without_a_suspect():
-    assert pairs_to_repeat(made(["h"] * 6, lambda a, b: 1000), []) == ([], {})
+    assert suspects.pairs_to_repeat(made(["h"] * 6, lambda a, b: 1000), []) == ([], {})
 
 
 def test_the_largest_group_without_them():
     pairs = made(["h"] * 6, lambda a, b: 2000 if (a, b) in ((0, 2), (2, 5)) else 1000)
-    found = find_suspects(pairs)
+    found = suspects.find_suspects(pairs)
     assert named(found) == [(0, 2), (2, 5)]
-    assert largest_sound_group(pairs, found) == [0, 1, 3, 4, 5]  # 2 is an end of both
-    links = suspect_events(pairs, found)
+    assert suspects.largest_sound_group(pairs, found) == [0, 1, 3, 4, 5]  # 2 is an end of both
+    links = suspects.suspect_events(pairs, found)
     assert [(e["link"], e["ranks"]) for e in links] == [(["h", "h"], [0, 2]), (["h", "h"], [2, 5])]
     assert all("host" not in e for e in links)
 
@@ -312,9 +308,9 @@ def test_the_largest_group_without_them():
 def test_the_text_of_a_suspect():
     hosts = ["x", "y", "z", "u"]
     pairs = made(hosts, lambda a, b: 2000 if 1 in (a, b) else 1000, noise=0)
-    (one,) = find_suspects(pairs)
+    (one,) = suspects.find_suspects(pairs)
     text = "rank 1 (y): 50 % of the others' speed both ways (not measured alone, 3 of 3 pairs slow)"
-    assert suspect_text(pairs, one) == text
+    assert suspects.suspect_text(pairs, one) == text
 
 
 def test_the_figure_of_a_suspect_is_that_of_its_pairs_alone():
@@ -322,10 +318,10 @@ def test_the_figure_of_a_suspect_is_that_of_its_pairs_alone():
     hosts = ["a", "b", "c", "d", "e", "f"]
     pairs = made(hosts, lambda a, b: 20000 if (a, b) == (2, 5) else 3000, noise=0)
     passes(pairs, *[{(2, 5): 4000, (0, 1): 1000, (0, 3): 1000, (1, 4): 1000}] * 4)
-    (link,) = find_suspects(pairs)
+    (link,) = suspects.find_suspects(pairs)
     name = "link of rank 2 (c) and rank 5 (f)"
     text = f"{name}: 25 % of the others' speed both ways, alone (15 % while other pairs ran)"
-    assert suspect_text(pairs, link) == text
+    assert suspects.suspect_text(pairs, link) == text
 
 
 def case(group, size_bytes, root, times, status="ok"):
@@ -378,10 +374,10 @@ def test_ranks_that_wait_for_a_core_accuse_nobody(affinity, found):
     ]
     pairs = read_pairs(run)
     assert pairs.crowded == (frozenset() if found else {"a"})
-    assert named(find_suspects(pairs)) == found
+    assert named(suspects.find_suspects(pairs)) == found
     for result in run.results:  # a GPU does not wait for the host's cores
         result.case = Case.from_json(result.case.to_json() | {"device": "cuda"})
-    assert named(find_suspects(read_pairs(run))) == [(2,)]
+    assert named(suspects.find_suspects(read_pairs(run))) == [(2,)]
 
 
 def test_a_host_is_that_of_its_rank_where_others_are_missing():
@@ -401,5 +397,5 @@ def test_a_pair_is_measured_when_all_of_its_calls_are():
 
 
 def test_one_of_512_ranks_is_named():
-    found = find_suspects(made(["h"] * 512, lambda a, b: 2000 if 9 in (a, b) else 1000))
+    found = suspects.find_suspects(made(["h"] * 512, lambda a, b: 2000 if 9 in (a, b) else 1000))
     assert named(found) == [(9,)]

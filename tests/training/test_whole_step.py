@@ -14,16 +14,8 @@ from sent import MS, call, traffic, world
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, join
+from torchcoll.parts.training import step_show
 from torchcoll.parts.training.joined import join_ranks, measure_offsets
-from torchcoll.parts.training.step_show import (
-    MAX_RANKS_DRAWN,
-    _group_overlapping,
-    _label,
-    _ranks_to_draw,
-    answer_lines,
-    draw_step,
-    traffic_trace,
-)
 from torchcoll.parts.training.whole_step import whole_step
 from torchcoll.reading.traces import read_traffic
 
@@ -73,7 +65,7 @@ def test_the_critical_path_goes_to_the_rank_that_came_last():
     whole = whole_step(made())
     assert whole.path == pytest.approx({"computing": 0.7, "exposed": 0.2, "idle": 0.1})
     assert [rank_step.path for rank_step in whole.ranks] == [0.5, 0.5]
-    assert answer_lines(whole) == [
+    assert step_show.answer_lines(whole) == [
         "60 % computing, 30 % exposed communication, 10 % idle (of all ranks' time)",
         "critical path: 70 % computing, 20 % communication, 10 % idle; 50 % of it on rank 0",
     ]
@@ -102,7 +94,7 @@ def test_a_rank_is_called_late_beyond_chance_alone():
     captured = in_steps(6)
     assert [row.rank for row in captured.arrivals.late] == [1]
     assert [rank_step.caused_ns for rank_step in captured.ranks] == [0, 6 * 9 * 2 * MS]
-    assert any(line.startswith("rank 1 is late: ") for line in answer_lines(captured))
+    assert any(line.startswith("rank 1 is late: ") for line in step_show.answer_lines(captured))
 
 
 def test_a_group_that_calls_more_often_makes_none_of_its_ranks_late():
@@ -176,9 +168,9 @@ def test_a_call_behind_another_one_is_queued_and_does_not_wait(begun, waited_ms)
     recorded.clocks = dict.fromkeys((0, 1), ("here", 0))
     zero, rank_step = whole_step(recorded).ranks
     assert (zero.wait_ns, rank_step.wait_ns) == (waited_ms * MS, 0)
-    (together,) = _group_overlapping(zero.calls)
-    assert _label(together) == "3 all_reduce, together 3M"  # one bar has one label
-    assert _label(together[:1]) == "all_reduce 1M"
+    (together,) = step_show._group_overlapping(zero.calls)
+    assert step_show._label(together) == "3 all_reduce, together 3M"  # one bar has one label
+    assert step_show._label(together[:1]) == "all_reduce 1M"
 
 
 def test_a_call_that_ends_later_held_nothing_up():
@@ -218,7 +210,7 @@ def test_calls_that_contradict_each_other_align_nothing():
     recorded.calls[1].append(ran(380, 382, AHEAD, sequence=1))
     assert by_calls(recorded).added_ns == {0: 0}
     assert "no one offset fits all calls" in whole_step(recorded).notes[0]
-    (message,) = traffic_trace(recorded)[1]
+    (message,) = step_show.traffic_trace(recorded)[1]
     assert message.endswith("their events are right among themselves only")
 
 
@@ -327,7 +319,7 @@ def test_perfetto_shows_ranks_on_one_clock_and_no_two_events_on_a_thread(tmp_pat
     recorded = made(clocks=False)
     recorded.calls[0].append(ran(60, 65, sequence=1))
     recorded.calls[1].append(ran(60, 65, AHEAD, sequence=1))
-    text, (message,) = traffic_trace(recorded)
+    text, (message,) = step_show.traffic_trace(recorded)
     document = json.loads(text)
     assert document["otherData"]["clocks"] == [message] and "at most 5.00 ms off" in message
     tracks = {}
@@ -352,7 +344,7 @@ def test_perfetto_shows_ranks_on_one_clock_and_no_two_events_on_a_thread(tmp_pat
 def test_the_trace_has_communication_of_no_known_call_and_no_empty_note():
     recorded = made()
     recorded.apart = {1: spans((92, 98), ahead=AHEAD)}
-    text, _ = traffic_trace(recorded)
+    text, _ = step_show.traffic_trace(recorded)
     (untold,) = (
         event_value
         for event_value in json.loads(text)["traceEvents"]
@@ -360,7 +352,7 @@ def test_the_trace_has_communication_of_no_known_call_and_no_empty_note():
     )
     assert (untold["pid"], untold["dur"]) == (1, 6000)  # us
     alone = traffic(lambda rank: [ran(20, 70)], 1)
-    assert traffic_trace(alone)[1] == []
+    assert step_show.traffic_trace(alone)[1] == []
 
 
 def test_many_ranks_are_not_all_drawn_but_the_late_one_is():
@@ -368,8 +360,8 @@ def test_many_ranks_are_not_all_drawn_but_the_late_one_is():
     recorded = traffic(lambda rank: [ran(10 + rank % 39, 60)], 40, groups=groups)
     recorded.steps = {rank: spans((0, 100)) for rank in range(40)}
     recorded.clocks = {rank: ("here", 0) for rank in range(40)}
-    drawn = _ranks_to_draw(whole_step(recorded))
-    assert (len(drawn), drawn[-1].rank) == (MAX_RANKS_DRAWN, 38)
+    drawn = step_show._ranks_to_draw(whole_step(recorded))
+    assert (len(drawn), drawn[-1].rank) == (step_show.MAX_RANKS_DRAWN, 38)
 
 
 @pytest.mark.parametrize(
@@ -408,7 +400,7 @@ def test_one_rank_no_step_and_no_computation(tmp_path):
     text = " ".join(whole.notes)
     assert "no source records what rank 0 computed" in text
     assert "no step is marked" in text and "1 of 2 ranks" in text
-    draw_step(whole, tmp_path / "s.svg")
+    step_show.draw_step(whole, tmp_path / "s.svg")
     assert "unknown whether hidden" in (tmp_path / "s.svg").read_text()
 
 
