@@ -1,4 +1,4 @@
-"""What every test starts from: none of the variables that the code reads."""
+"""What every test starts from: none of the variables that the code reads; and shared fixtures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,19 @@ gc.disable()
 import pytest  # noqa: E402
 from forked_programs import forked_python  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
+from rank_fixtures import jobs, launch, less_patience, no_torchrun_to_wait_for  # noqa: E402
 from ranks import busy  # noqa: E402
+from show_fixtures import fixed_columns, on_terminal, shown  # noqa: E402
+
+__all__ = [  # fixtures of all tests, beside those below
+    "fixed_columns",
+    "jobs",
+    "launch",
+    "less_patience",
+    "no_torchrun_to_wait_for",
+    "on_terminal",
+    "shown",
+]
 
 # No deadline, and no complaint about slow examples: a busy machine is no failure. The same examples
 # each time: a build says something of the code, not of its luck.
