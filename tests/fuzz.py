@@ -7,13 +7,12 @@ as the commands do it. The same number always makes the same input. The time is 
 busy machine is no fault of a reader. tests/test_fuzz.py runs some of each.
 """
 
-# ruff: noqa: E501
-# The inputs are as long as they are.
 from __future__ import annotations
 
 import argparse
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import pickle
@@ -33,7 +32,6 @@ from types import ModuleType
 from typing import Any
 
 import made_rings
-from fuzz_logs import LOGS, STACKS, STACKS_JSON
 
 from torchcoll.core.errors import TorchcollError
 from torchcoll.core.traffic import Traffic
@@ -62,538 +60,22 @@ from torchcoll.reading.traces import read_jobs, read_traffic
 from torchcoll.report.reference import load_points
 
 LIMIT_S = 1.0
+# One real-looking input a file.
+INPUTS = Path(__file__).parent / "fuzz_inputs"
+LOGS = ("torch.log", "torchrun.log", "cluster.log", "pod.log", "job_nccl.log", "ras.log")
+# In batches: format v4.3, in which the first record of a communicator has what all have in common.
+INSPECTOR = ("inspector.jsonl", "inspector_batches.jsonl", "inspector_last.prom")
+
+
+def seed(name: str) -> str:
+    """The text of an input."""
+    return (INPUTS / name).read_bytes().decode()
 
 
 def _lines(*records: dict[str, Any]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-_CASE = {
-    "collective": "all_reduce",
-    "size_bytes": 1024,
-    "dtype": "float32",
-    "op": "sum",
-    "root": None,
-    "in_place": True,
-    "mode": "synchronized",
-    "backend": "gloo",
-    "device": "cpu",
-}
-_RESULT = {
-    "record": "case",
-    "case": _CASE,
-    "status": "ok",
-    "ranks": 2,
-    "count": 256,
-    "size_bytes": 1024,
-    "bytes_in": 1024,
-    "bytes_out": 1024,
-    "cold_ns": [[9000, 500], [8000, 510]],
-    "warmup_ns": [[450], [460]],
-    "time_ns": {"host": [[400, 410, 390], [420, 400, 395]]},
-    "batches": [3],
-    "members": [],
-    "ordinal": 0,
-    "steady_after": 2,
-    "stop": "count",
-    "verification": {"checked": 512, "wrong": 0, "wrong_ranks": [], "tolerance_ulp": 0},
-    "warnings": ["a"],
-    "choices": [{"algorithm": "RING", "protocol": "LL", "channels": 2}],
-}
-_HEADER = {
-    "record": "header",
-    "schema": "torchcoll/2",
-    "run_id": "ab12",
-    "ranks": 2,
-    "start_utc": "2026-11-22T05:00:00+00:00",
-    "argv": ["-b", "8"],
-    "spec": {"collectives": ["all_reduce"], "sizes": [1024], "labels": {"a": "b"}, "iters": 3},
-    "environment": {
-        "torch": "2.8.0",
-        "host": "n0",
-        "libraries": {"gloo": "x"},
-        "variables": {"NCCL_ALGO": "Ring"},
-    },
-}
-RESULT = _lines(
-    _HEADER,
-    {
-        "record": "ranks",
-        "ranks": [{"rank": r, "host": "n0", "pid": 7, "device": "cpu"} for r in (0, 1)],
-    },
-    {"record": "phase", "name": "import_torch", "ns": [5, 6]},
-    {"record": "machine", "when": "before", "host": "n0", "utc": "x", "load": 1.5},
-    {"record": "started", "case": _CASE},
-    _RESULT,
-    {**_RESULT, "case": {**_CASE, "size_bytes": 4096}, "size_bytes": 4096, "count": 1024},
-    {"record": "event", "kind": "warning", "message": "text"},
-    {"record": "end", "status": "complete", "exit_code": 0, "wall_s": 1.5},
-)
-TRAFFIC = _lines(
-    {
-        "record": "header",
-        "schema": "torchcoll-traffic/2",
-        "source": "capture",
-        "ranks": 2,
-        "environment": {"torch": "2.8.0"},
-    },
-    {
-        "record": "group",
-        "name": "0",
-        "ranks": [0, 1],
-        "backend": "gloo",
-        "description": "default_pg",
-    },
-    {"record": "step", "rank": 0, "spans_ns": [[0, 9000000]]},
-    {
-        "record": "call",
-        "rank": 0,
-        "collective": "all_reduce",
-        "bytes_in": 1024,
-        "bytes_out": 1024,
-        "dtype": "float32",
-        "op": "sum",
-        "group": "0",
-        "step": 0,
-        "start_ns": 5000,
-        "time_ns": 900,
-    },
-    {
-        "record": "call",
-        "rank": 0,
-        "collective": "all_to_all_v",
-        "bytes_in": 64,
-        "bytes_out": 64,
-        "dtype": "int64",
-        "group": "0",
-        "sequence": 1,
-        "start_ns": 90000,
-        "splits": [32, 32],
-    },
-    {
-        "record": "call",
-        "rank": 0,
-        "collective": "send",
-        "bytes_in": 64,
-        "bytes_out": 0,
-        "peer": 1,
-        "group": "0",
-        "start_ns": 95000,
-        "time_ns": 7,
-        "exposed_ns": 5,
-    },
-    {"record": "note", "text": "3 calls were not seen"},
-    {"record": "end", "status": "complete"},
-)
-_EXPLAINED = """# nThread 1 nGpus 1 minBytes 1024 maxBytes 4096 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
-#"""
-NCCL_TEXT = f"""# Collective test starting: all_reduce_perf
-# nccl-tests version 2.17.6 nccl-headers=22902 nccl-library=22902
-{_EXPLAINED}
-# Using devices
-#  Rank  0 Group  0 Pid   4711 on      node0 device  0 [0000:18:00] NVIDIA H100 80GB HBM3
-#  Rank  1 Group  0 Pid   4712 on      node0 device  1 [0000:2a:00] NVIDIA H100 80GB HBM3
-node0:4711:4711 [0] NCCL INFO NCCL_ALGO set by environment to Ring.
-node0:4711:4711 [0] NCCL INFO AllReduce: 1024 Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..1}}
-#
-#                                                              out-of-place
-# in-place       size         count      type   redop    root     time   algbw   busbw #wrong
-# time   algbw   busbw #wrong        (B)    (elements)                               (us)  (GB/s)
-# (GB/s)            (us)  (GB/s)  (GB/s)
-        1024           256     float     sum      -1    12.26    0.08    0.08      0    12.38    0.08    0.08      0
-        2048           512     float     sum      -1    12.75    0.16    0.16      0    12.64    0.16    0.16      0
-        4096          1024     float     sum      -1    12.91    0.32    0.32      0    12.99    0.32    0.32      0
-# Out of bounds values : 0 OK
-# Avg bus bandwidth    : 0.1867
-#
-# Collective test concluded: all_reduce_perf
-"""
-NCCL_JSON = json.dumps(
-    {
-        "version": 3,
-        "start_time": "2026-07-20 19:33:49",
-        "args": ["./all_reduce_perf", "-b", "8", "-f", "1.5", "-n", "2"],
-        "env": ["PATH=\\/usr\\/bin", "NCCL_DEBUG=WARN"],
-        "nccl_version": 22902,
-        "config": {
-            "nthreads": 1,
-            "ngpus": 1,
-            "iterations": 2,
-            "graph": 0,
-            "devices": [
-                {"rank": r, "pid": 4711, "hostname": "node0", "device": r, "device_info": "H100"}
-                for r in (0, 1)
-            ],
-        },
-        "results": [
-            {
-                "size": 1048576,
-                "count": 262144,
-                "type": "float",
-                "redop": "sum",
-                "root": "    -1",
-                "in_place": {"time": 24.31, "alg_bw": 43.1, "bus_bw": 43.1, "nwrong": 0.0},
-                "in_place_per_iter": {
-                    "min_us": 23.5,
-                    "max_us": 34.0,
-                    "p99_us": 34.0,
-                    "times_us": [34.0, 23.5],
-                    "per_process_max_times_us": [[34.0, 23.5], [33.0, 23.9]],
-                },
-            }
-        ],
-        "errors": [""],
-        "end_time": "2026-07-20 19:33:59",
-    },
-    indent=1,
-)
-ONECCL_TEXT = """
-options:
-  processes:       2
-  backend:         host
-  iters:           20
-  warmup_iters:    5
-  buf_count:       1
-  check:           last
-  inplace:         0
-  collectives:     allreduce
-
-datatype: float32
-reduction: sum
-
-#------------------------------------------------------------
-# Benchmarking: allreduce
-# #processes: 2
-#------------------------------------------------------------
-
-        #bytes  #elem_count   #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]   stddev[%]
-          1024          256             20       120.70       123.48       122.09        0.94
-       1048576       262144             20      1120.70      1123.48      1122.09        0.94
-
-# All done
-"""
-ONECCL_CSV = """#ranks,collective,reduction,dtype,dtype_size,#elements/buffer,message_size,#buffers,#repetitions,t_min[usec],t_max[usec],t_avg[usec],stddev[%],wait_t_avg[usec]
-2,allreduce,sum,float32,4,256,1024,1,16,120.703,123.484,122.094,0.947018,100.211
-2,allgather,,float32,4,256,1024,1,16,110.703,113.484,112.094,0.947018,100.211
-2,allgatherv,,float32,4,256,1024,1,16,110.703,113.484,112.094,0.947018,100.211
-"""
-OSU = """
-# OSU MPI Allreduce Latency Test v7.4
-# Datatype: MPI_CHAR.
-# Size         Avg Latency(us)     Min Latency(us)     Max Latency(us)  Iterations
-# Validation
-1                         3.21                3.00                3.60        1000                Pass
-1024                      3.31                3.10                3.70        1000                Pass
-"""
-IMB = """
-#    Intel(R) MPI Benchmarks 2021.3, MPI-1 part
-# MPI_Datatype for reductions    :   MPI_FLOAT
-# Benchmarking Multi-Allreduce
-# ( 2 groups of 2 processes each running simultaneous )
-# Group  0:     0    1
-# Group  1:     2    3
-        Group       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]
-            0         4096           20        10.00        12.00        11.00
-            1         4096           20        20.00        22.00        21.00
-# Benchmarking Reduce_scatter
-# #processes = 4
-       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]
-         4096         1000        10.20        12.30        11.25
-         8192 out-of-mem.; needed X=   0.001 GB
-# All processes entering MPI_Finalize
-"""
-UCC = """
-Collective:             Allreduce
-Memory type:            cuda
-Datatype:               float32
-Reduction:              sum
-Inplace:                0
-Iterations:
-  small                 10
-  large                 10
-
-       Count        Size                Time, us                       Bus Bandwidth, GB/s
-                                 avg         min         max         avg         max         min
-     1048576     4194304      682.48      649.85      719.07       43.02       45.18       40.83
-"""
-PARAM = """\t PARAM COMM environment: {'world_size': 2, 'local_size': -1, 'global_rank': 0}
-\t backend: gloo nw-stack: pytorch-dist args.b: 8
-Hello from Rank 0: [Rank   0] host vm, device: cpu, local_rank: 0 world_size: 2
-\tCOMMS-RES                          total-size (B)  nElementsPerRank      Time(us):p50         p75         p95         Min         Max    AlgBW(GB/s) BusBW(GB/s) TotalTime(us):p50
-\tCOMMS-RES-all_reduce-float32                 8                 2            2299.2      2383.9      2451.5      2130.0      2468.5          0.000       0.000                 0.0
-"""
-DEEPSPEED = """
----- Performance of all_reduce on 8 devices ---------------------------------------------------------
-Size (Bytes)         Description               Duration             Throughput (Gbps)    BusBW (Gbps)
-----------------------------------------------------------------------------------------------------
-64.0 B               16x4                      45.312 us            0.023                0.020
-256.0 MB             67108864x4                1.432 ms             2999.170             2624.274
-Comm. Op            Message Size        Count               Total Latency(ms)   Avg Latency(ms)     tput_avg (Gbps)     busbw_avg (Gbps)
-all_reduce
-                    128.0 MB            2                   12.34               6.17                34.1                29.8
-"""
-INSPECTOR = "".join(
-    json.dumps(
-        {
-            "header": {"id": "0x9a", "rank": rank, "n_ranks": 2, "nnodes": 1},
-            "metadata": {"inspector_output_format_version": "v4.0", "hostname": "n0", "pid": 7},
-            "coll_perf": {
-                "coll": "AllReduce",
-                "coll_sn": sn,
-                "coll_msg_size_bytes": 1048576,
-                "coll_exec_time_us": 60.5,
-                "coll_timing_source": "kernel_gpu",
-                "coll_algobw_gbs": 17.0,
-                "coll_busbw_gbs": 17.0,
-            },
-        }
-    )
-    + "\n"
-    for sn in (1, 2)
-    for rank in (0, 1)
-)
-_VERBOSE = {
-    "event_trace_ts": {
-        "coll_start_ts": 1763000000000001,
-        "coll_stop_ts": 1763000000000002,
-        "kernel_events": [{"channel_id": 0, "kernel_start_ts": 1763000000000003}],
-    }
-}
-_PERF = json.loads(INSPECTOR.splitlines()[0])["coll_perf"]
-# Format v4.3: what the records of a communicator have in common stands in the first.
-INSPECTOR_BATCHES = "".join(
-    json.dumps(each) + "\n"
-    for rank in (0, 1)
-    for each in (
-        {
-            "header": {"id": "0x9a", "comm_name": "dp", "rank": rank, "n_ranks": 2, "nnodes": 1},
-            "metadata": {"dump_timestamp_us": 1763000000000000, "hostname": "n0", "pid": 7 + rank},
-            "dump_stats": {"coll_records": 8, "coll_dropped_since_last_dump": 2, "p2p_records": 1},
-        },
-        *(
-            {"coll_perf": {**_PERF, "coll_sn": sn, "coll_exec_time_us": 20 + 30 * rank, **_VERBOSE}}
-            for sn in range(8)
-        ),
-        {
-            "p2p_perf": {
-                "p2p": "Send",
-                "p2p_sn": 1,
-                "p2p_peer": 1 - rank,
-                "p2p_msg_size_bytes": 512,
-                "p2p_exec_time_us": 5,
-            }
-        },
-    )
-)
-INSPECTOR_LAST = "".join(
-    f'nccl_collective_exec_time_microseconds{{comm_id="0x9",hostname="n0",rank="{rank}",nranks="2",gpu_device_id="GPU{rank}",collective="AllReduce",coll_sn="4",timestamp="2025-11-13T02:13:20Z",message_size="2.00MB"}} {40 + rank}\n'
-    for rank in (0, 1)
-)
-INSPECTOR_METRICS = "# TYPE nccl_bus_bandwidth_gbs gauge\n" + "".join(
-    f'{name}{{version="v5.1",slurm_job_id="7",node="n0",gpu="GPU{rank}",comm_name="DP Group 0",n_nodes="1",nranks="2",collective="AllReduce",message_size="4-5MB",algo_proto="RING_LL"}} {value * (1 + rank)}\n'
-    for rank in (0, 1)
-    for name, value in (
-        ("nccl_bus_bandwidth_gbs", 20.5),
-        ("nccl_collective_exec_time_microseconds", 100),
-    )
-)
-RCCL = """numCycle,collective,ranks,size,type,redop,inplace,time,algbw,busbw,wrong
-0,AllReduce,8,1048576,float,sum,0,45.3,23.1,40.5,0
-0,AllReduce,8,2097152,float,sum,1,55.3,37.9,66.3,0
-"""
-PLAIN = """# all_reduce of 8 GPUs
-
-| Size | Time (us) | Algbw (GB/s) | Busbw (GB/s) | ranks |
-|------|-----------|--------------|--------------|-------|
-| 16KB | 25.1 | 0.65 | 1.14 | 8 |
-| 16MB | 125.1 | 134.1 | 234.7 | 8 |
-"""
-
-
-def _trace() -> str:
-    info = {
-        "backend": "nccl",
-        "rank": 0,
-        "world_size": 2,
-        "pg_config": [
-            {
-                "pg_name": "0",
-                "pg_desc": "default_pg",
-                "pg_size": 2,
-                "ranks": [0, 1],
-                "backend_config": "cpu:gloo,cuda:nccl",
-            }
-        ],
-    }
-    args = {
-        "External id": 5,
-        "Collective name": "allreduce",
-        "dtype": "Float",
-        "Rank": 0,
-        "In msg nelems": 250,
-        "Out msg nelems": 250,
-        "Group size": 2,
-        "Process Group Name": "0",
-        "Process Group Description": "default_pg",
-        "Process Group Ranks": "[0, 1]",
-        "In split size": "[]",
-        "Out split size": "[]",
-        "Seq": 1,
-    }
-    one = {"ph": "X", "pid": 9, "tid": 1, "cat": "cpu_op"}
-    shown = {
-        "Input type": ["TensorList", "", "Scalar"],
-        "Input Dims": [[[250]], [], []],
-        "Concrete Inputs": ["", "", "False"],
-    }
-    events = [
-        {
-            **one,
-            "name": "ProfilerStep#3",
-            "cat": "user_annotation",
-            "ts": 90.5,
-            "dur": 300,
-            "args": {},
-        },
-        {**one, "name": "c10d::allreduce_", "ts": 100.125, "dur": 20, "args": shown},
-        {**one, "name": "record_param_comms", "ts": 101, "dur": 10, "args": args},
-        {
-            **one,
-            "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
-            "cat": "kernel",
-            "ts": 130,
-            "dur": 40.5,
-            "tid": 20,
-            "args": {"External id": 5, "device": 0},
-        },
-        {
-            **one,
-            "name": "gemm",
-            "cat": "kernel",
-            "ts": 140,
-            "dur": 5,
-            "tid": 7,
-            "args": {"device": 0},
-        },
-        {**one, "name": "aten::mm", "ts": 150, "dur": 9, "args": {}},
-        {
-            **one,
-            "name": "c10d::send",
-            "ts": 160,
-            "dur": 9,
-            "args": {
-                "Input type": ["TensorList", "", "Scalar"],
-                "Input Dims": [[[8]], [], []],
-                "Concrete Inputs": ["", "", "1"],
-            },
-        },
-        {
-            **one,
-            "name": "gloo:all_reduce",
-            "ts": 161,
-            "dur": 9,
-            "tid": 3,
-            "args": {"Input type": ["float"], "Input Dims": [[250]]},
-        },
-    ]
-    return json.dumps(
-        {"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}, indent=1
-    )
-
-
-def _flight() -> str:
-    def entry(name: str, number: int, sizes: Any) -> dict[str, Any]:
-        return {
-            "record_id": number,
-            "pg_id": 0,
-            "process_group": ["0", "default_pg"],
-            "collective_seq_id": number + 1,
-            "profiling_name": name,
-            "duration_ms": 2.5,
-            "time_created_ns": 1700000000000000000 + number,
-            "input_sizes": sizes,
-            "input_dtypes": ["Float"],
-            "output_sizes": sizes,
-            "output_dtypes": ["Float"],
-            "state": "completed",
-        }
-
-    entries = [entry("nccl:all_reduce", 0, [[3, 4]]), entry("nccl:send 0->1", 1, [[12]])]
-    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
-    return json.dumps({"version": "2.10", "pg_config": config, "entries": entries}, indent=1)
-
-
-NCCL_LOG = """node0:12:12 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>
-node0:12:12 [0] NCCL INFO cudaDriverVersion 12090
-node0:12:12 [0] NCCL INFO NCCL version 2.29.7+cuda12.9
-node0:12:12 [0] NCCL INFO NCCL_ALGO set by environment to Ring.
-node0:12:12 [0] NCCL INFO Using network Socket
-node0:12:12 [0] NCCL INFO ncclCommInitRank comm 0x59 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 2000 commId 0x95 - Init START
-node0:12:12 [0] NCCL INFO Bootstrap timings total 0.000643 (create 0.000018, send 0.000067, delay 0.000000)
-node0:12:12 [0] NCCL INFO comm 0x59 rank 0 nRanks 2 nNodes 1 localRanks 2 localRank 0 MNNVL 0
-node0:12:12 [0] NCCL INFO Channel 00/02 : 0 1
-node0:12:12 [0] NCCL INFO Channel 01/02 : 0 1
-node0:12:12 [0] NCCL INFO Trees [0] 1/-1/-1->0->-1 [1] 1/-1/-1->0->-1
-node0:12:12 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
-node0:12:12 [0] NCCL INFO Pattern 4, crossNic 0, nChannels 2, bw 44.000000/44.000000, type SYS/PIX, sameChannels 1
-node0:12:12 [0] NCCL INFO 2 coll channels, 2 collnet channels, 0 nvls channels, 2 p2p channels, 2 p2p channels per peer
-node0:12:12 [0] NCCL INFO ncclCommInitRank comm 0x59 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 2000 commId 0x95 - Init COMPLETE
-node0:12:12 [0] NCCL INFO Init timings - ncclCommInitRank: rank 0 nranks 2 total 0.15 (kernels 0.12, alloc 0.02, bootstrap 0.00, allgathers 0.00, topo 0.01, graphs 0.00, connections 0.00, rest 0.00)
-node0:12:12 [0] NCCL INFO AllReduce: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}
-node0:12:12 [0] NCCL WARN Call to connect failed
-"""
-ONECCL_LOG = """2026:11:20-10:52:29:20751 |CCL_WARN| value of CCL_LOG_LEVEL changed to be debug (default:warn)
-2026:11:20-10:52:29:20751 |CCL_INFO| process launcher: none, local_proc_idx: 0, local_proc_count: 2
-2026:11:20-10:52:29:20751 |CCL_DEBUG| communicator_impl.hpp:149 create_communicator: size 2, rank 0
-2026:11:20-10:52:29:20751 |CCL_INFO| library version: 2021.14
-2026:11:20-10:52:29:20751:[0] |CCL_INFO| atl-ofi: coord: global [ idx 0, cnt 2 ]
-2026:11:20-10:52:29:20751:[0] |CCL_INFO| print:
-allreduce selection
-main table
-[0 - 4095]: recursive_doubling
-[4096 - max]: ring
-2026:11:20-10:52:29:20751:[0] |CCL_DEBUG| selected algo: coll allreduce, count 256, algo ring
-"""
-TOPOLOGY = """<system version="1">
-  <cpu numaid="0" affinity="00000000,00ffffff" arch="x86_64" vendor="AuthenticAMD" familyid="175" modelid="1">
-    <pci busid="0001:00:00.0" class="0x030200" vendor="0x10de" device="0x20b5" link_speed="16.0 GT/s PCIe" link_width="16">
-      <gpu dev="0" sm="80" rank="0" gdr="1">
-        <nvlink target="0002:00:00.0" count="12" tclass="0x030200"/>
-      </gpu>
-    </pci>
-    <pci busid="0002:00:00.0" class="0x030200" vendor="0x10de" device="0x20b5" link_speed="" link_width="0">
-      <gpu dev="1" sm="80" rank="1" gdr="1"/>
-    </pci>
-    <nic>
-      <net name="eth0" dev="0" speed="100000" port="0" latency="0.000000" guid="0x0" maxconn="65536" gdr="0"/>
-    </nic>
-  </cpu>
-</system>
-"""
-GRAPHS = """<graphs version="1">
-  <graph id="0" pattern="4" crossnic="0" nchannels="1" speedintra="12" speedinter="12" latencyinter="0" typeintra="SYS" typeinter="PIX" samechannels="0">
-    <channel>
-      <net dev="0"/>
-      <gpu dev="0"/>
-      <gpu dev="1"/>
-    </channel>
-  </graph>
-</graphs>
-"""
-RULES = """name = "mine"
-what = "several nodes; state the rails: mine:8"
-several_hosts = true
-parameter = "rails of a node"
-[[limit]]
-algorithm = "ring"
-collectives = ["all_reduce", "all_gather"]
-busbw_gbps_each = 50
-from_per_rank = "64M"
-source = "400 Gbit/s a rail"
-[limit.only]
-ranks = [16, 32]
-dtype = ["float32"]
-"""
 _COMMAND = ["true", "-m", "torchcoll.allreduce"]
 _PLAN, _ = make_plan(_COMMAND, ["NCCL_NTHREADS=64,128"], runs=2)
 MANIFEST = _lines(
@@ -614,22 +96,6 @@ MANIFEST = _lines(
         }
         for cell in _PLAN.cells
     ),
-)
-POINTS = json.dumps(
-    {
-        "points": [
-            {
-                "name": "a",
-                "collective": "all_reduce",
-                "size_bytes": 1048576,
-                "ranks": 8,
-                "busbw_gbps": 234.5,
-                "status": "measured",
-                "why": "",
-                "source": "x",
-            }
-        ]
-    }
 )
 
 
@@ -655,7 +121,10 @@ def _importer(name: str) -> Callable[[Path], None]:
 def _dumps(path: Path) -> None:
     """A file next to one of the same rank and one of another."""
     data = path.read_bytes()
-    for name, content in (("rank1.json", data), ("b-rank0.json", _flight().encode())):
+    for name, content in (
+        ("rank1.json", data),
+        ("b-rank0.json", seed("flight_recorder.json").encode()),
+    ):
         (path.parent / name).write_bytes(content)
     _shown(*read_jobs([path.parent]))
 
@@ -714,61 +183,67 @@ def _manifest(path: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    read: Callable[[Path], None]
-    seeds: tuple[str | bytes, ...]
+    """read: reads and shows a file. inputs: names in INPUTS. name: of the file that is read. made:
+    inputs that are made here.
+    """
+
+    read: Callable[[Path], object]
+    inputs: tuple[str, ...]
     name: str = "input"
+    made: tuple[str | bytes, ...] = ()
+
+    @functools.cached_property
+    def seeds(self) -> tuple[str | bytes, ...]:
+        return (*map(seed, self.inputs), *self.made)
+
+
+def _pickled(*protocols: int) -> tuple[bytes, ...]:
+    dump = json.loads(seed("flight_recorder.json"))
+    return tuple(pickle.dumps(dump, protocol) for protocol in protocols)
+
+
+def _read_traffic(path: Path) -> None:
+    _shown(read_traffic([path]))
 
 
 READERS = {
-    "result file": Reader(_result, (RESULT,), "a.jsonl"),
-    "traffic": Reader(lambda path: _shown(Traffic.load(path)), (TRAFFIC,), "a.jsonl"),
-    "nccl-tests text": Reader(_importer("nccl-tests"), (NCCL_TEXT,)),
-    "nccl-tests JSON": Reader(_importer("nccl-tests-json"), (NCCL_JSON,)),
-    "oneCCL benchmark": Reader(_importer("oneccl"), (ONECCL_TEXT, ONECCL_CSV)),
-    "OSU": Reader(_importer("osu"), (OSU,)),
-    "Intel MPI Benchmarks": Reader(_importer("imb"), (IMB,)),
-    "UCC perftest": Reader(_importer("ucc"), (UCC,)),
-    "PARAM": Reader(_importer("param"), (PARAM,)),
-    "DeepSpeed": Reader(_importer("deepspeed"), (DEEPSPEED,)),
-    "NCCL Inspector": Reader(
-        _importer("nccl-inspector"), (INSPECTOR, INSPECTOR_BATCHES, INSPECTOR_LAST)
-    ),
-    "NCCL Inspector metrics": Reader(_importer("nccl-inspector-prom"), (INSPECTOR_METRICS,)),
-    "NCCL Inspector traffic": Reader(
-        _arrived, (INSPECTOR, INSPECTOR_BATCHES, INSPECTOR_LAST), "n0-pid7.log"
-    ),
+    "result file": Reader(_result, ("result.jsonl",), "a.jsonl"),
+    "traffic": Reader(lambda path: _shown(Traffic.load(path)), ("traffic.jsonl",), "a.jsonl"),
+    "nccl-tests text": Reader(_importer("nccl-tests"), ("nccl_tests.txt",)),
+    "nccl-tests JSON": Reader(_importer("nccl-tests-json"), ("nccl_tests.json",)),
+    "oneCCL benchmark": Reader(_importer("oneccl"), ("oneccl.txt", "oneccl.csv")),
+    "OSU": Reader(_importer("osu"), ("osu.txt",)),
+    "Intel MPI Benchmarks": Reader(_importer("imb"), ("imb.txt",)),
+    "UCC perftest": Reader(_importer("ucc"), ("ucc.txt",)),
+    "PARAM": Reader(_importer("param"), ("param.txt",)),
+    "DeepSpeed": Reader(_importer("deepspeed"), ("deepspeed.txt",)),
+    "NCCL Inspector": Reader(_importer("nccl-inspector"), INSPECTOR),
+    "NCCL Inspector metrics": Reader(_importer("nccl-inspector-prom"), ("inspector_metrics.prom",)),
+    "NCCL Inspector traffic": Reader(_arrived, INSPECTOR, "n0-pid7.log"),
     "Inspector evidence": Reader(
-        _evidence(inspector_evidence),
-        (INSPECTOR, INSPECTOR_BATCHES, INSPECTOR_LAST, INSPECTOR_METRICS),
-        "n0-pid7.log",
+        _evidence(inspector_evidence), (*INSPECTOR, "inspector_metrics.prom"), "n0-pid7.log"
     ),
-    "plain table": Reader(_importer("plain"), (PLAIN, RCCL)),
-    "Kineto": Reader(lambda path: _shown(read_traffic([path])), (_trace(),), "rank0.json"),
-    "Flight Recorder": Reader(
-        lambda path: _shown(read_traffic([path])), (_flight(),), "rank0.json"
-    ),
-    "Flight Recorder pickle": Reader(
-        lambda path: _shown(read_traffic([path])),
-        tuple(pickle.dumps(json.loads(_flight()), protocol) for protocol in range(5)),
-        "rank0.pickle",
-    ),
-    "dumps of several jobs": Reader(_dumps, (_flight(),), "rank0.json"),
+    "plain table": Reader(_importer("plain"), ("plain.md", "rccl.csv")),
+    "Kineto": Reader(_read_traffic, ("kineto.json",), "rank0.json"),
+    "Flight Recorder": Reader(_read_traffic, ("flight_recorder.json",), "rank0.json"),
+    "Flight Recorder pickle": Reader(_read_traffic, (), "rank0.pickle", _pickled(0, 1, 2, 3, 4)),
+    "dumps of several jobs": Reader(_dumps, ("flight_recorder.json",), "rank0.json"),
     "recorder evidence": Reader(
-        _evidence(recorder_evidence),
-        (_flight(), pickle.dumps(json.loads(_flight()), 2)),
-        "rank0.json",
+        _evidence(recorder_evidence), ("flight_recorder.json",), "rank0.json", _pickled(2)
     ),
-    "Kineto evidence": Reader(_evidence(kineto_evidence), (_trace(),), "rank0.json"),
+    "Kineto evidence": Reader(_evidence(kineto_evidence), ("kineto.json",), "rank0.json"),
     "log evidence": Reader(_evidence(log_evidence), LOGS, "rank3.log"),
-    "stack evidence": Reader(_evidence(stack_evidence), (STACKS, STACKS_JSON), "rank3.txt"),
-    "call ring": Reader(_ring, (_RING,)),
-    "capture evidence": Reader(_evidence(capture_evidence), (made_rings.STACKS, TRAFFIC, RESULT)),
-    "NCCL log": Reader(_log, (NCCL_LOG,)),
-    "oneCCL log": Reader(_log, (ONECCL_LOG,)),
-    "XML": Reader(_dump, (TOPOLOGY, GRAPHS)),
-    "rules": Reader(_rules, (RULES,)),
-    "manifest": Reader(_manifest, (MANIFEST,), "manifest.jsonl"),
-    "points": Reader(lambda path: load_points(str(path)), (POINTS,)),  # type: ignore[arg-type,return-value]
+    "stack evidence": Reader(_evidence(stack_evidence), ("stacks.txt", "stacks.json"), "rank3.txt"),
+    "call ring": Reader(_ring, (), made=(_RING,)),
+    "capture evidence": Reader(
+        _evidence(capture_evidence), ("ring_stacks.txt", "traffic.jsonl", "result.jsonl")
+    ),
+    "NCCL log": Reader(_log, ("nccl.log",)),
+    "oneCCL log": Reader(_log, ("oneccl.log",)),
+    "XML": Reader(_dump, ("topology.xml", "graphs.xml")),
+    "rules": Reader(_rules, ("rules.toml",)),
+    "manifest": Reader(_manifest, (), "manifest.jsonl", (MANIFEST,)),
+    "points": Reader(lambda path: load_points(str(path)), ("points.json",)),
 }
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -1010,12 +485,10 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--trace", action="store_true", help="show where the first one was raised")
     options = parser.parse_args()
-    print(
-        f"# Python {platform.python_version()}, inputs {options.first} to {options.first + options.count - 1}"
-    )
-    print(
-        f"{'reader':20}{'inputs':>8}{'read':>8}{'refused':>9}{'uncaught':>10}{'over 1 s':>10}{'longest':>10}"
-    )
+    last = options.first + options.count - 1
+    print(f"# Python {platform.python_version()}, inputs {options.first} to {last}")
+    heads = f"{'inputs':>8}{'read':>8}{'refused':>9}{'uncaught':>10}{'over 1 s':>10}{'longest':>10}"
+    print(f"{'reader':20}{heads}")
     bad = 0
     for name in options.readers or READERS:
         with tempfile.TemporaryDirectory() as folder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from pathlib import Path
 
 HEADER = {
     "record": "header",
@@ -64,13 +65,4 @@ def ring(*calls, records=(), header=HEADER, alive_ns=2_000_000_000):
     return (prefix + texts).ljust(1 << 16, b"\0") + body
 
 
-STACKS = """torchcoll stacks 2026-11-24T03:10:00.000000+00:00: rank 1 of 4 on node07, process 4711
-capture: 2026-11-24T03:00:00+00:00 1f2e
-no call began or ended for 30.1 s; last call: number 3 of group 0, all_reduce
-Thread 0x00007f0dc31bfb80 [MainThread] (most recent call first):
-  File "/home/me/data.py", line 31 in load_batch
-  File "/home/me/train.py", line 88 in step
-Thread 0x00007f0dc31bfb81 [Thread-1] (most recent call first):
-  File "/home/me/other.py", line 1 in run
-
-"""
+STACKS = (Path(__file__).parent / "fuzz_inputs" / "ring_stacks.txt").read_text()

@@ -44,7 +44,7 @@ FORMATS = {
     "oneccl": ONECCL.format(names="allreduce"),
     "imb": IMB.format(name="Allreduce"),
     "osu": OSU.format(kind="", name="Allreduce"),
-    "ucc": fuzz.UCC,
+    "ucc": fuzz.seed("ucc.txt"),
     "param": PARAM,
     "nccl-inspector": json.dumps(inspector(0, 1, 5.0)) + "\n" + json.dumps(inspector(1, 1, 6.0)),
     "deepspeed": DEEPSPEED,
@@ -484,12 +484,10 @@ def test_what_a_training_sent_is_for_another_command(tmp_path, capsys, command, 
     path.write_text(text)
     assert main([command, str(path), str(path)]) == 3
     err = capsys.readouterr().err
-    assert err == (
-        error_line(
-            "file",
-            path,
-            f"results; this is what a training sent. torchcoll trace {path} reads it.\n",
-        )
+    assert err == error_line(
+        "file",
+        path,
+        f"results; this is what a training sent. torchcoll trace {path} reads it.\n",
     )
 
 
