@@ -6,6 +6,8 @@ import io
 import re
 from typing import Any
 
+import made_runs
+
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Run, Verification
 
@@ -13,18 +15,7 @@ MIB = 1 << 20
 
 
 def case(**changed: Any) -> Case:
-    fields: dict[str, Any] = {
-        "collective": "all_reduce",
-        "size_bytes": 64 * MIB,
-        "dtype": "float32",
-        "op": "sum",
-        "root": None,
-        "in_place": True,
-        "mode": "synchronized",
-        "backend": "gloo",
-        "device": "cpu",
-    }
-    return Case(**(fields | changed))
+    return made_runs.case(**({"size_bytes": 64 * MIB} | changed))
 
 
 def steady(ranks: int) -> list[list[int]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchcoll.core.case import Case
-from torchcoll.core.result import CaseResult, Run, Verification
+from made_runs import COMPLETE, measured
+
+from torchcoll.core.result import CaseResult, Run
 
 MIB, GIB = 1 << 20, 1 << 30
-COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}
 # nccl-tests' doc/PERFORMANCE.md.
 FACTORS = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -16,10 +16,6 @@ FACTORS = {
         ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), lambda n: (n - 1) / n
     ),
     **dict.fromkeys(("broadcast", "reduce", "sendrecv"), lambda n: 1),
-}
-_FIELDS = {
-    **{"dtype": "float32", "op": "sum", "root": None, "in_place": True, "mode": "back-to-back"},
-    **{"backend": "nccl", "device": "cuda"},
 }
 
 
@@ -31,15 +27,17 @@ def case_of(
     **changed: Any,
 ) -> CaseResult:
     """A case of that busbw in GB/s; ``changed``: fields of Case and of CaseResult."""
-    asked = _FIELDS | {k: changed.pop(k) for k in list(changed) if k in Case.__annotations__}
     ns = round(size_bytes * FACTORS[collective](ranks) / busbw)
     fields: dict[str, Any] = {
+        "collective": collective,
         "size_bytes": size_bytes,
+        "mode": "back-to-back",
+        "backend": "nccl",
+        "device": "cuda",
+        "cold_ns": [],
         "time_ns": {"host": [[ns] * 3] * ranks},
-        "verification": Verification(checked=1, wrong=0),
     }
-    status = changed.pop("status", "ok")
-    return CaseResult(Case(collective, size_bytes, **asked), status, ranks, **(fields | changed))
+    return measured(ns, ranks, **(fields | changed))
 
 
 def launch(*results: CaseResult, hosts: int = 1, **changed: Any) -> Run:

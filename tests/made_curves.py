@@ -34,30 +34,20 @@ def curve(
     more = {
         name: changed.pop(name) for name in ("asynchronous", "coalesce", "group") if name in changed
     }
-    own = [measured(round(MS * time(n)), ranks, size_bytes=n, **dict(changed)) for n in sizes]
-    for result in own:
+    results = [measured(round(MS * time(n)), ranks, size_bytes=n, **dict(changed)) for n in sizes]
+    for result in results:
         result.case = dataclasses.replace(result.case, **more)
-    return run(*own, ranks=ranks)
+    return run(*results, ranks=ranks)
 
 
-def spread_curve() -> Run:
-    """Of 21 calls a size two take half the time and two take twice: exactly p5 and p95."""
-    results = []
-    for n in SIZES:
-        ns = round(MS * line()(n))
-        calls = [ns // 2] * 2 + [ns] * 17 + [2 * ns] * 2
-        results.append(measured(ns, size_bytes=n, device="cuda", time_ns={"host": [calls, calls]}))
-    return run(*results)
-
-
-def timed(found: Traffic, *times_ms: float | None, **changed: Any) -> Traffic:
+def timed(traffic: Traffic, *times_ms: float | None, **changed: Any) -> Traffic:
     """The calls of each rank take so many ms in turn; None: nobody knows."""
-    for rank, calls in found.calls.items():
-        found.calls[rank] = [
+    for rank, calls in traffic.calls.items():
+        traffic.calls[rank] = [
             dataclasses.replace(call, time_ns=None if ms is None else round(ms * MS), **changed)
             for call, ms in zip(calls, itertools.cycle(times_ms))
         ]
-    return found
+    return traffic
 
 
 def traffic(
@@ -70,12 +60,18 @@ def traffic(
     """Each step a list of (MiB, ms of issue); the same on every rank. spans in ms."""
     calls = [
         TrafficCall(
-            "all_reduce", round(size * MIB), round(size * MIB), "float32", group="0",
-            step=number, asynchronous=True, start_ns=round(at * MS),
+            "all_reduce",
+            round(size * MIB),
+            round(size * MIB),
+            "float32",
+            group="0",
+            step=number,
+            asynchronous=True,
+            start_ns=round(at * MS),
         )
         for number, step in enumerate(steps)
         for size, at in step
-    ]  # fmt: skip
+    ]
     fields: dict[str, Any] = {
         "ranks": ranks,
         "calls": {rank: list(calls) for rank in range(ranks)},

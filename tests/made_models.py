@@ -25,7 +25,7 @@ def runs(
     collectives: Sequence[str] = ("all_reduce",), ranks: Sequence[int] = (2, 4, 8)
 ) -> list[Run]:
     """One run for each number of ranks, on one host, without noise."""
-    found = []
+    made_runs = []
     for count in ranks:
         results: list[Any] = []
         for name in collectives:
@@ -40,5 +40,5 @@ def runs(
                 time_ns = round(ring_ns(name, size_bytes, count))
                 samples = {"host": [[time_ns] * 21] * count}
                 results.append(handmade.result(count, case=case, time_ns=samples))
-        found.append(handmade.run(*results, ranks=count))
-    return found
+        made_runs.append(handmade.run(*results, ranks=count))
+    return made_runs

@@ -1,4 +1,7 @@
-"""Runs made by hand for comparisons: one duration a case, which every call has."""
+"""Runs made by hand for comparisons: one duration a case, which every call has.
+
+handmade.py makes runs to be displayed, whose calls differ; judged.py makes cases of a given busbw.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +12,28 @@ from typing import Any
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Reported, Run, Verification
 
-FIELDS: dict[str, Any] = {
-    "collective": "all_reduce",
-    "size_bytes": 1024,
-    "dtype": "float32",
-    "op": "sum",
-    "root": None,
-    "in_place": True,
-    "mode": "synchronized",
-    "backend": "gloo",
-    "device": "cpu",
-    "buffer_reuse": "same",
-    "implementation": "own",
-    "misalign_bytes": 0,
-}
 _NUMBERS = itertools.count()
 COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}
 
 
+def case(**changed: Any) -> Case:
+    fields: dict[str, Any] = {
+        "collective": "all_reduce",
+        "size_bytes": 1024,
+        "dtype": "float32",
+        "op": "sum",
+        "root": None,
+        "in_place": True,
+        "mode": "synchronized",
+        "backend": "gloo",
+        "device": "cpu",
+    }
+    return Case(**(fields | changed))
+
+
 def measured(ns: int, ranks: int = 2, **changed: Any) -> CaseResult:
     """Three calls of ``ns`` on the slowest rank; fields of Case and of CaseResult."""
-    asked = Case(
-        **FIELDS | {k: changed.pop(k) for k in list(changed) if k in FIELDS},
-        group=changed.pop("group", None),
-    )
+    asked = case(**{k: changed.pop(k) for k in list(changed) if k in Case.__annotations__})
     fields: dict[str, Any] = {
         "status": "ok",
         "size_bytes": asked.size_bytes,
@@ -97,7 +98,7 @@ def in_turn(*sides: Sequence[Run]) -> list[list[Run]]:
     Of runs made one side behind the other every result would carry a footnote.
     """
     for number, runs in enumerate(sides):
-        for place, one in enumerate(runs):
-            minute = place * len(sides) + number
-            one.header["start_utc"] = f"2026-02-01T{minute // 60:02}:{minute % 60:02}:00Z"
+        for index, each in enumerate(runs):
+            minute = index * len(sides) + number
+            each.header["start_utc"] = f"2026-02-01T{minute // 60:02}:{minute % 60:02}:00Z"
     return [list(runs) for runs in sides]

@@ -29,20 +29,20 @@ def world(ranks: int, name: str = "0", backend: str = "gloo") -> dict[str, Group
 
 
 def traffic(
-    own: Callable[[int], Iterable[TrafficCall]],
+    calls_of: Callable[[int], Iterable[TrafficCall]],
     ranks: int = 2,
     steps: int = 0,
     groups: Mapping[str, Group] | None = None,
     recorded: Iterable[int] | None = None,
 ) -> Traffic:
-    """``own(rank)``: the calls of a rank. Steps of 100 ms each follow one another."""
-    seen = list(range(ranks) if recorded is None else recorded)
+    """``calls_of(rank)``: the calls of a rank. Steps of 100 ms each follow one another."""
+    recorded_ranks = list(range(ranks) if recorded is None else recorded)
     spans = [(i * STEP_NS, (i + 1) * STEP_NS) for i in range(steps)]
     return Traffic(
         ranks=ranks,
-        calls={rank: list(own(rank)) for rank in seen},
+        calls={rank: list(calls_of(rank)) for rank in recorded_ranks},
         groups=dict(world(ranks) if groups is None else groups),
-        steps={rank: list(spans) for rank in seen} if steps else {},
+        steps={rank: list(spans) for rank in recorded_ranks} if steps else {},
     )
 
 
@@ -56,12 +56,12 @@ def ddp(rank: int) -> Iterable[TrafficCall]:
     sequence = 0
     for step in range(4):
         buckets = [84] if step == 0 else [25, 25, 25, 9]
-        for place, mib in enumerate(buckets):
+        for index, mib in enumerate(buckets):
             yield call(
                 size_bytes=mib * MIB,
                 sequence=sequence,
                 step=step,
-                start_ns=step * STEP_NS + 10 * MS * place + 5 * MS * rank,
+                start_ns=step * STEP_NS + 10 * MS * index + 5 * MS * rank,
                 time_ns=(12 - 5 * rank) * MS,
             )
             sequence += 1

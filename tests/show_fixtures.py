@@ -18,8 +18,18 @@ def fixed_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     The list that is shown by default has a test of its own, in tests/show/test_table.py.
     """
     names = (
-        *("size_bytes", "first_call_ns", "median_ns", "low_ns", "high_ns", "p99_ns"),
-        *("calls", "expected_ns", "algorithm", "algbw_gbps", "busbw_gbps", "verified"),
+        "size_bytes",
+        "first_call_ns",
+        "median_ns",
+        "low_ns",
+        "high_ns",
+        "p99_ns",
+        "calls",
+        "expected_ns",
+        "algorithm",
+        "algbw_gbps",
+        "busbw_gbps",
+        "verified",
     )
     monkeypatch.setattr(report_columns, "SHOWN_BY_DEFAULT", names)
 

@@ -75,7 +75,8 @@ def test_stated_beats_the_label_and_both_beat_the_links():
 def test_a_fabric_that_cannot_be_the_runs():
     for stated, hosts, message in (
         (
-            *("nvswitch-h200", 2),
+            "nvswitch-h200",
+            2,
             error_text(
                 "fabric",
                 "nvswitch-h200 for a run on 2 hosts",
@@ -83,7 +84,8 @@ def test_a_fabric_that_cannot_be_the_runs():
             ),
         ),
         (
-            *("ib-ndr:8", 1),
+            "ib-ndr:8",
+            1,
             error_text(
                 "fabric",
                 "ib-ndr:8 for a run on 1 host",
@@ -99,12 +101,10 @@ def test_a_fabric_that_cannot_be_the_runs():
 def test_a_fabric_of_other_links_than_the_devices():
     with pytest.raises(UsageError) as caught:
         name_of("nvswitch-h200", device="NVIDIA A100-SXM4-80GB")
-    assert str(caught.value) == (
-        error_text(
-            "fabric",
-            "nvswitch-h200 for a run on A100",
-            "a fabric of this run; nvswitch-h200 is for H200",
-        )
+    assert str(caught.value) == error_text(
+        "fabric",
+        "nvswitch-h200 for a run on A100",
+        "a fabric of this run; nvswitch-h200 is for H200",
     )
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from error_form import error_tail, error_text, expecting
-from judged import COMPLETE, GIB, MIB, case_of, launch
+from judged import GIB, MIB, case_of, launch
+from made_runs import COMPLETE
 
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError

@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 from error_form import error_line, error_text
-from judged import COMPLETE, GIB, case_of, launch
+from judged import GIB, case_of, launch
+from made_runs import COMPLETE
 
 import torchcoll
 from torchcoll.cli import main
@@ -187,10 +188,18 @@ def test_junit(tmp_path, capsys):
     ]
     # Seconds of a call: 1 GiB x 7/4 at 365 GB/s of busbw. What did not run has none.
     assert [t.get("time") for t in suite] == [
-        *(None, "0.005148077", None, None, "0.010296154"),
+        None,
+        "0.005148077",
+        None,
+        None,
+        "0.010296154",
     ]
     assert [child[0][0] if child else "" for _, child in stated] == [
-        *("failure", "", "skipped", "failure", "failure"),
+        "failure",
+        "",
+        "skipped",
+        "failure",
+        "failure",
     ]
     assert stated[0][1][0][1].startswith(
         "FAIL 1 of 4 cases wrong: all_reduce 2G; FAIL 1 of 4 cases"

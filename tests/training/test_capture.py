@@ -209,15 +209,6 @@ def unreadable():
     return tensor.item(), len(traffic.calls[0]), traffic.notes
 
 
-def everything_seen():
-    with capture() as traffic:
-        reduce()
-        dist.barrier()
-        dist.monitored_barrier()
-        dist.all_gather_object([None], 1)
-    return traffic.notes
-
-
 CASES = (nested, paths, ended, no_path, ours, raised, profilers, compiled, another_thread)
 CASES += (inference, made_of_others, failed, unknown_group, unreadable)
 
