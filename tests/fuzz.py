@@ -99,9 +99,9 @@ MANIFEST = _lines(
 )
 
 
-def _shown(*found: Any) -> None:
+def _shown(*results: Any) -> None:
     for format in ("table", "csv", "json"):
-        show(*found, format=format, file=io.StringIO())
+        show(*results, format=format, file=io.StringIO())
 
 
 def _result(path: Path) -> None:
@@ -110,10 +110,10 @@ def _result(path: Path) -> None:
 
 def _importer(name: str) -> Callable[[Path], None]:
     def read(path: Path) -> None:
-        found = import_file(str(path), None, name)
-        found.refusals()
-        if found.runs:
-            _shown(*found.runs)
+        imported = import_file(str(path), None, name)
+        imported.refusals()
+        if imported.runs:
+            _shown(*imported.runs)
 
     return read
 
@@ -250,37 +250,63 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _VALUE = re.compile(r'"[^"\n]*"|-?\d+(?:\.\d+)?|\[[^\[\]]*\]|null|true|false')
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _NUMBERS = (
-    *("9" * 5000, "1e308", "-1", "0", "²", "٣", "1e999", "NaN", "Infinity", "9" * 20, "1e-320"),
-    *(
-        "4294967296",
-        "9223372036854775807",
-        "9223372036854775808",
-        "0.1",
-        "-0",
-        "1e18",
-        "007",
-        "1" * 400,
-    ),
-    *("2147483647", "1048577", "0x10", "1_000", "+1", ".", "1e", "-1e308", "90000000"),
+    "9" * 5000,
+    "1e308",
+    "-1",
+    "0",
+    "²",
+    "٣",
+    "1e999",
+    "NaN",
+    "Infinity",
+    "9" * 20,
+    "1e-320",
+    "4294967296",
+    "9223372036854775807",
+    "9223372036854775808",
+    "0.1",
+    "-0",
+    "1e18",
+    "007",
+    "1" * 400,
+    "2147483647",
+    "1048577",
+    "0x10",
+    "1_000",
+    "+1",
+    ".",
+    "1e",
+    "-1e308",
+    "90000000",
 )
 _VALUES = (
-    *(
-        "{}",
-        "[]",
-        "null",
-        "true",
-        "false",
-        '""',
-        "[[]]",
-        "[null]",
-        '{"a": []}',
-        '"x"',
-        "0",
-        "-1",
-        "1.5",
-    ),
-    *("[1e308]", "[-1]", "[1, 2, 3]", '"\\ud800"', '"\\u0000"', "9" * 5000, '[{"a": 1}]', "1e400"),
-    *("[[1e308]]", '["²"]', '"[0, 90000000]"', '"[' + "0," * 50 + '0]"', "[0, 90000000]", "[[[]]]"),
+    "{}",
+    "[]",
+    "null",
+    "true",
+    "false",
+    '""',
+    "[[]]",
+    "[null]",
+    '{"a": []}',
+    '"x"',
+    "0",
+    "-1",
+    "1.5",
+    "[1e308]",
+    "[-1]",
+    "[1, 2, 3]",
+    '"\\ud800"',
+    '"\\u0000"',
+    "9" * 5000,
+    '[{"a": 1}]',
+    "1e400",
+    "[[1e308]]",
+    '["²"]',
+    '"[0, 90000000]"',
+    '"[' + "0," * 50 + '0]"',
+    "[0, 90000000]",
+    "[[[]]]",
 )
 _WORDS = (
     "",
@@ -308,17 +334,17 @@ def changed(text: str | bytes, random: random.Random) -> bytes:
         text = random.choice(_CHANGES)(text, random)
     data = text.encode("utf-8", "surrogatepass")
     if random.random() < 0.05 and data:
-        place = random.randrange(len(data))
-        data = data[:place] + bytes([random.randrange(256)]) + data[place + 1 :]
+        index = random.randrange(len(data))
+        data = data[:index] + bytes([random.randrange(256)]) + data[index + 1 :]
     return data
 
 
 def _replaced(pattern: re.Pattern[str], by: tuple[str, ...]) -> Callable[[str, random.Random], str]:
     def change(text: str, random: random.Random) -> str:
-        found = list(pattern.finditer(text))
-        if not found:
+        matches = list(pattern.finditer(text))
+        if not matches:
             return text
-        match = random.choice(found)
+        match = random.choice(matches)
         return text[: match.start()] + random.choice(by) + text[match.end() :]
 
     return change
@@ -326,10 +352,10 @@ def _replaced(pattern: re.Pattern[str], by: tuple[str, ...]) -> Callable[[str, r
 
 def _other_value(text: str, random: random.Random) -> str:
     """One value in the place of another of the same input."""
-    found = list(_VALUE.finditer(text))
-    if not found:
+    matches = list(_VALUE.finditer(text))
+    if not matches:
         return text
-    match, other = random.choice(found), random.choice(found)
+    match, other = random.choice(matches), random.choice(matches)
     return text[: match.start()] + other[0] + text[match.end() :]
 
 
@@ -365,28 +391,34 @@ def _repeated(text: str, random: random.Random) -> str:
 
 
 def _nested(text: str, random: random.Random) -> str:
-    place = random.randrange(len(text) + 1)
-    return text[:place] + random.choice(("[", "{", '{"a":', "<a>", "(")) * 3000 + text[place:]
+    index = random.randrange(len(text) + 1)
+    return text[:index] + random.choice(("[", "{", '{"a":', "<a>", "(")) * 3000 + text[index:]
 
 
 _CHANGES = (
     *[_replaced(_NUMBER, _NUMBERS)] * 3,
     *[_replaced(_VALUE, _VALUES)] * 3,
     *[_replaced(_WORD, _WORDS)] * 2,
-    *(_other_value, _other_value, _cut, _without, _line, _repeated, _nested),
+    _other_value,
+    _other_value,
+    _cut,
+    _without,
+    _line,
+    _repeated,
+    _nested,
 )
 
 
 def _other_byte(data: bytes, random: random.Random) -> bytes:
     """Half of them instructions of a pickle."""
-    place = random.randrange(len(data) + 1)
+    index = random.randrange(len(data) + 1)
     byte = random.choice(_INSTRUCTIONS) if random.random() < 0.5 else random.randbytes(1)
-    return data[:place] + byte + data[place + 1 :]
+    return data[:index] + byte + data[index + 1 :]
 
 
 def _more_bytes(data: bytes, random: random.Random) -> bytes:
-    place = random.randrange(len(data) + 1)
-    return data[:place] + random.choice(_PIECES) + data[place:]
+    index = random.randrange(len(data) + 1)
+    return data[:index] + random.choice(_PIECES) + data[index:]
 
 
 def _repeated_bytes(data: bytes, random: random.Random) -> bytes:
@@ -413,33 +445,51 @@ def _moved_bytes(data: bytes, random: random.Random) -> bytes:
 
 _INSTRUCTIONS = tuple(code.code.encode("latin-1") for code in pickletools.opcodes)
 _PIECES = (
-    *(
-        b"cos\nsystem\n",
-        b"cbuiltins\neval\n(Vx\ntR",
-        b"\x8c\x02os\x8c\x06system\x93)R",
-        b"]q\0h\0a",
-    ),
-    *(b"B\xff\xff\xff\xff", b"\x8e" + b"\xff" * 8, b"\x8b\xff\xff\xff\x7f", b"r\xff\xff\xff\x7f"),
-    *(b"]" * 3000, b"(" * 3000, b"}" * 3000, b"2" * 3000, b"1" * 50, b"\x85" * 3000, b"\x86" * 20),
-    *(
-        b"L" + b"9" * 5000 + b"L\n",
-        b"F1e999\n",
-        b"G\x7f\xf8" + b"\0" * 6,
-        b"\x8a\xff" + b"\xff" * 255,
-    ),
-    *(b"X\x03\0\0\0\xed\xa0\x80", b"\x95" + b"\xff" * 8, b"I00\n", b"\x88", b"N", b"K\x01", b")"),
+    b"cos\nsystem\n",
+    b"cbuiltins\neval\n(Vx\ntR",
+    b"\x8c\x02os\x8c\x06system\x93)R",
+    b"]q\0h\0a",
+    b"B\xff\xff\xff\xff",
+    b"\x8e" + b"\xff" * 8,
+    b"\x8b\xff\xff\xff\x7f",
+    b"r\xff\xff\xff\x7f",
+    b"]" * 3000,
+    b"(" * 3000,
+    b"}" * 3000,
+    b"2" * 3000,
+    b"1" * 50,
+    b"\x85" * 3000,
+    b"\x86" * 20,
+    b"L" + b"9" * 5000 + b"L\n",
+    b"F1e999\n",
+    b"G\x7f\xf8" + b"\0" * 6,
+    b"\x8a\xff" + b"\xff" * 255,
+    b"X\x03\0\0\0\xed\xa0\x80",
+    b"\x95" + b"\xff" * 8,
+    b"I00\n",
+    b"\x88",
+    b"N",
+    b"K\x01",
+    b")",
 )
 _BINARY_CHANGES = (
-    *(_other_byte, _other_byte, _other_byte, _more_bytes, _more_bytes),
-    *(_repeated_bytes, _without_bytes, _cut_bytes, _moved_bytes),
+    _other_byte,
+    _other_byte,
+    _other_byte,
+    _more_bytes,
+    _more_bytes,
+    _repeated_bytes,
+    _without_bytes,
+    _cut_bytes,
+    _moved_bytes,
 )
 
 
 @dataclasses.dataclass
-class Found:
+class Outcome:
     """What happened to the inputs of one reader."""
 
-    outcomes: Counter[str] = dataclasses.field(default_factory=Counter)
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
     uncaught: dict[str, int] = dataclasses.field(
         default_factory=dict
     )  # where -> number of an input
@@ -447,9 +497,9 @@ class Found:
     longest_s: float = 0.0
 
 
-def run(name: str, numbers: range, folder: Path) -> Found:
+def run(name: str, numbers: range, folder: Path) -> Outcome:
     """Read these inputs of a reader."""
-    reader, found = READERS[name], Found()
+    reader, outcome = READERS[name], Outcome()
     path = folder / reader.name
     for number in numbers:
         source = random.Random(f"{name}/{number}")
@@ -458,22 +508,22 @@ def run(name: str, numbers: range, folder: Path) -> Found:
         try:
             with contextlib.redirect_stderr(io.StringIO()):
                 reader.read(path)
-            found.outcomes["read"] += 1
+            outcome.counts["read"] += 1
         except TorchcollError as error:
             assert error.line().isprintable(), f"{name} {number}: {error.line()!r}"
-            found.outcomes["refused"] += 1
+            outcome.counts["refused"] += 1
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = (
                 f"{type(error).__name__} in {Path(last.filename).name}:{last.lineno} {last.name}"
             )
-            found.uncaught.setdefault(where, number)
-            found.outcomes["uncaught"] += 1
+            outcome.uncaught.setdefault(where, number)
+            outcome.counts["uncaught"] += 1
         seconds = time.process_time() - began
-        found.longest_s = max(found.longest_s, seconds)
+        outcome.longest_s = max(outcome.longest_s, seconds)
         if seconds > LIMIT_S:
-            found.slow.append(number)
-    return found
+            outcome.slow.append(number)
+    return outcome
 
 
 def main() -> int:
@@ -492,18 +542,18 @@ def main() -> int:
     bad = 0
     for name in options.readers or READERS:
         with tempfile.TemporaryDirectory() as folder:
-            found = run(name, range(options.first, options.first + options.count), Path(folder))
-        counts = [found.outcomes[kind] for kind in ("read", "refused", "uncaught")]
+            outcome = run(name, range(options.first, options.first + options.count), Path(folder))
+        counts = [outcome.counts[kind] for kind in ("read", "refused", "uncaught")]
         print(
             f"{name:20}{options.count:>8}{counts[0]:>8}{counts[1]:>9}{counts[2]:>10}"
-            f"{len(found.slow):>10}{found.longest_s:>8.2f} s",
+            f"{len(outcome.slow):>10}{outcome.longest_s:>8.2f} s",
             flush=True,
         )
-        for where, number in found.uncaught.items():
+        for where, number in outcome.uncaught.items():
             print(f"    {where}: input {number}", file=sys.stderr)
-        for number in found.slow[:3]:
+        for number in outcome.slow[:3]:
             print(f"    over {LIMIT_S:g} s: input {number}", file=sys.stderr)
-        bad += counts[2] + len(found.slow)
+        bad += counts[2] + len(outcome.slow)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(f"# largest memory of the process: {peak_mib} MiB")
     return int(bool(bad))

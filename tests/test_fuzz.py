@@ -8,9 +8,9 @@ import pytest
 
 @pytest.mark.parametrize("name", fuzz.READERS)
 def test_nothing_but_our_own_errors(tmp_path, name):
-    found = fuzz.run(name, range(40), tmp_path)
-    assert found.uncaught == {}
-    assert found.outcomes["read"] and sum(found.outcomes.values()) == 40
+    outcome = fuzz.run(name, range(40), tmp_path)
+    assert outcome.uncaught == {}
+    assert outcome.counts["read"] and sum(outcome.counts.values()) == 40
 
 
 @pytest.mark.parametrize("name", fuzz.READERS)

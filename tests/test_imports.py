@@ -28,8 +28,8 @@ def package_of(path):
     return "/".join(folders[: 1 + (folders[0] in NESTED)])
 
 
-ROOMS = {package_of(path.relative_to(PACKAGE)) for path in PACKAGE.glob("*/**/__init__.py")}
-ROOMS -= NESTED
+PACKAGES = {package_of(path.relative_to(PACKAGE)) for path in PACKAGE.glob("*/**/__init__.py")}
+PACKAGES -= NESTED
 
 # What a file may import at its top: our packages, or files of one, and others; and what besides
 # inside a function, or for type checkers only. `torchcoll` itself is free: it loads nothing. The
@@ -38,8 +38,12 @@ SCIENCE = {"numpy", "scipy", "pandas"}
 DRAWN = {"rich", "matplotlib", "pandas", "jinja2", "markupsafe", "plotly"}
 NOUNS = {"core", "libraries", "reading"}
 QUESTIONS = {
-    *("questions/check", "questions/comparison", "questions/contention", "questions/pairs"),
-    *("questions/show", "questions/startup"),
+    "questions/check",
+    "questions/comparison",
+    "questions/contention",
+    "questions/pairs",
+    "questions/show",
+    "questions/startup",
 }
 KERNEL = {*NOUNS, "stats", *QUESTIONS, "questions/page"}
 TABLE = {
@@ -80,14 +84,25 @@ TABLE = {
 }
 # Files that run on ranks, in packages of questions and parts.
 ON_RANKS = {
-    *("questions/pairs/bisect", "questions/pairs/pairs_run"),
+    "questions/pairs/bisect",
+    "questions/pairs/pairs_run",
     *(f"parts/training/integrations/{name}" for name in ("driven", "hugging_face", "lightning")),
     *(f"parts/proof/{name}" for name in ("fault_probe", "probe", "probes")),
     *(
         f"parts/training/{name}"
         for name in (
-            *("bucket_trial", "buckets", "call_ends", "capture", "decode", "ddp_buckets"),
-            *("meta_model", "module_names", "player", "recorded_calls", "replay", "ring_file"),
+            "bucket_trial",
+            "buckets",
+            "call_ends",
+            "capture",
+            "decode",
+            "ddp_buckets",
+            "meta_model",
+            "module_names",
+            "player",
+            "recorded_calls",
+            "replay",
+            "ring_file",
         )
     ),
 }
@@ -154,7 +169,7 @@ def offences(source, path):
         if first != "torchcoll":
             fine = first in others or (inside and first in inner)
         elif not (PACKAGE / f"{(rest or ['-'])[0]}.py").exists() and not any(
-            room.startswith(rest[0]) for room in ROOMS if rest
+            package.startswith(rest[0]) for package in PACKAGES if rest
         ):
             fine = True  # torchcoll itself, or a name in it
         else:
@@ -171,9 +186,9 @@ def test_the_table_of_packages():
     ] == []
 
 
-def test_every_room_is_in_the_table():
-    assert set(TABLE) >= ROOMS
-    assert {"core", "bench", "report", "questions/comparison", "parts/curves"} <= ROOMS
+def test_every_package_is_in_the_table():
+    assert set(TABLE) >= PACKAGES
+    assert {"core", "bench", "report", "questions/comparison", "parts/curves"} <= PACKAGES
 
 
 @pytest.mark.parametrize(
@@ -233,7 +248,7 @@ def test_no_package_grows_unnoticed():
     stated = {
         n: int(count) for n, count in re.findall(r"\| `torchcoll/([\w/]+)/` \|.*\| (\d+) \|", page)
     }
-    assert stated.keys() == ROOMS
+    assert stated.keys() == PACKAGES
     sizes = Counter()
     for path in MODULES:
         sizes[package_of(path.relative_to(PACKAGE))] += len(path.read_text().splitlines())
@@ -368,7 +383,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 def test_no_module_hides_a_public_name():
     """Importing torchcoll.x sets torchcoll.x, whatever was there."""
-    names = {path.stem for path in PACKAGE.glob("*.py")} | ROOMS | NESTED
+    names = {path.stem for path in PACKAGE.glob("*.py")} | PACKAGES | NESTED
     assert names & set(torchcoll.__all__) == set()
 
 
@@ -403,7 +418,7 @@ def test_files_that_comments_name_are_there():
     ours = {str(path.relative_to(PACKAGE)) for path in MODULES}
     ours |= {name.partition("/")[2] for name in ours if name.partition("/")[0] in NESTED}
     gone = {"importers", "verdict", "overview", "matrix", "forcing", "reproduction", "store"}
-    known = {*(room.rpartition("/")[2] for room in ROOMS), *NESTED, *gone}
+    known = {*(package.rpartition("/")[2] for package in PACKAGES), *NESTED, *gone}
     found = {
         (str(path.relative_to(PACKAGE)), named)
         for path in MODULES

@@ -437,7 +437,7 @@ def test_the_recipe_of_a_sub_command(
     recipe = next(text for text in programs("docs/extending.md") if "COMMANDS" in text)
     names: dict[str, Any] = {}
     exec(recipe, names)
-    monkeypatch.setattr(cli, "commands", lambda *rooms: names["COMMANDS"])
+    monkeypatch.setattr(cli, "commands", lambda *packages: names["COMMANDS"])
     path = str(ROOT / "results/h200-8gpu-kernels/generic.jsonl")
     assert cli.main(["hello", path]) == 0
     assert capsys.readouterr().out == f"{path}: 80 cases\n"

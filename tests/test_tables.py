@@ -19,7 +19,7 @@ TABLES = {"core/collectives.py": {*COLLECTIVES}, "core/backends.py": {*BACKENDS}
 STUBS = {
     f"{name}.py": {one.name} for one in COLLECTIVES.values() for name in (one.module, one.name)
 }
-# Rooms whose subject is what others call things.
+# Packages whose subject is what others call things.
 FOREIGN = {
     "reading": "collectives and backends as other tools have them",
     "libraries": "what a library calls its functions, and its own name",
@@ -58,8 +58,15 @@ EXCEPTIONS = {
     ),
     "parts/training/decode.py": (
         {
-            *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"),
-            *("gather", "scatter", "barrier"),
+            "all_reduce",
+            "all_gather",
+            "reduce_scatter",
+            "all_to_all",
+            "broadcast",
+            "reduce",
+            "gather",
+            "scatter",
+            "barrier",
         },
         "torch's own operators",
     ),

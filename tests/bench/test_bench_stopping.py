@@ -10,7 +10,6 @@ import statistics
 import pytest
 from fake_clock import FakeClock
 
-from torchcoll.bench import plan
 from torchcoll.bench.stopping import (
     SteadyStateRule,
     StoppingRule,
@@ -363,15 +362,6 @@ def test_means_see_modes_of_a_few_calls():
             mean = statistics.fmean(series[: rule.calls])
             off += rule.reason == "precision" and abs(mean / true - 1) > 0.05
         assert off <= 15, (fast, slow)
-
-
-def test_the_plan_knows_the_limits():
-    """bench/plan.py repeats these numbers, for it may not import them."""
-    from torchcoll.bench import stopping
-
-    assert plan.COLD_LIMIT_S == SteadyStateRule.MOST_NS / 1e9
-    assert plan.COLD_CALLS == SteadyStateRule.MOST
-    assert plan.PATIENCE == stopping.PATIENCE
 
 
 def test_isolated_calls():

@@ -139,6 +139,7 @@ def test_limit_of_a_case(fields, limit):
 
 
 def test_the_limits_are_those_of_the_bench():
+    """bench/plan.py repeats these numbers, because it may not import them."""
     assert (module.PATIENCE, module.COLD_CALLS) == (PATIENCE, SteadyStateRule.MOST)
     assert module.COLD_LIMIT_S * 1e9 == SteadyStateRule.MOST_NS
 

@@ -11,14 +11,11 @@ lasts until the frame after it has been painted; in brackets is the CPU time of 
 thread, which hardly depends on what else runs on the machine.
 --axe: a file of axe-core (``npm pack axe-core``), by which the page is checked in light and dark.
 --keep: a folder for the pages; those there are not made again.
---libraries: instead of the pages, what a page with one chart costs with plotly and with bokeh.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
-import gzip
 import os
 import statistics
 import sys
@@ -177,59 +174,6 @@ const start = performance.now();
 """
 
 
-def libraries(driver: Any, folder: Path) -> None:
-    """One chart of 8 lines x 200 points by each library, inline: size of the page and ms until the
-    script is ready and until the chart is drawn.
-    """
-    from plotly.offline import get_plotlyjs
-
-    lines = "[...Array(8).keys()].map(k => [...Array(200).keys()].map(i => Math.random() + k))"
-    draw = f"""Plotly.newPlot('c', {lines}.map(y => ({{ y, mode: 'lines+markers' }})), {{}})
-        .then(() => window.drawn = performance.now());"""
-    packed = base64.b64encode(gzip.compress(get_plotlyjs().encode())).decode()
-    unpack = f"""(async () => {{
-        const text = atob(document.getElementById('z').textContent);
-        const bytes = Uint8Array.from(text, c => c.charCodeAt(0));
-        const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
-        const script = document.createElement('script');
-        script.textContent = await new Response(stream).text();
-        document.head.append(script);
-        window.ready = performance.now(); {draw}
-    }})()"""
-    now = "<script>ready = performance.now();"
-    pages = {
-        "plotly.js": f"<script>{get_plotlyjs()}</script>{now}{draw}</script>",
-        "plotly.js, packed": (
-            f"<script type=text/plain id=z>{packed}</script><script>{unpack}</script>"
-        ),
-    }
-    try:
-        import bokeh
-    except ImportError:
-        print("BokehJS: not installed")
-    else:
-        static = Path(bokeh.__file__).parent / "server/static/js"
-        script = "".join((static / f"bokeh{n}.min.js").read_text() for n in ("", "-api"))
-        draw = f"""const p = Bokeh.Plotting.figure({{ width: 700, height: 450 }});
-            const x = [...Array(200).keys()];
-            for (const y of {lines}) {{ p.line(x, y); p.scatter(x, y, {{ size: 6 }}); }}
-            Bokeh.Plotting.show(p, '#c').then(() => window.drawn = performance.now());"""
-        pages[f"BokehJS {bokeh.__version__}"] = f"<script>{script}</script>{now}{draw}</script>"
-    for name, scripts in pages.items():
-        path = folder / "library.html"
-        box = "<div id=c style='width:700px;height:450px'></div>"
-        path.write_text(f"<!doctype html><meta charset=utf-8>{box}{scripts}", encoding="utf-8")
-        marks = []
-        for _ in range(REPEATS):
-            driver.get(path.as_uri())
-            while not driver.execute_script("return window.drawn"):
-                time.sleep(0.05)
-            marks.append(driver.execute_script("return [ready, drawn]"))
-        ready, drawn = map(statistics.median, zip(*marks, strict=True))
-        size = path.stat().st_size / 1e6
-        print(f"{name}: {size:.2f} MB, ready {ready:.0f}, drawn {drawn:.0f}", flush=True)
-
-
 AXE = """
 const done = arguments[0];
 axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'best-practice'] })
@@ -289,17 +233,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default=",".join(PAGES))
     parser.add_argument("--axe")
-    parser.add_argument("--libraries", action="store_true")
     parser.add_argument("--keep")
     options = parser.parse_args()
     title("the HTML report in a browser")
     print(f"plotly {plotly.__version__}; load average at the start {os.getloadavg()[0]:.1f}")
     axe = Path(options.axe).read_text() if options.axe else ""
     with tempfile.TemporaryDirectory() as folder:
-        if options.libraries:
-            with browser(Path(tempfile.mkdtemp(dir=folder))) as driver:
-                libraries(driver, Path(folder))
-            return
         kept = Path(options.keep or folder)
         for name in options.only.split(","):
             path = kept / f"{name}.html"

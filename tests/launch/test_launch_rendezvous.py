@@ -258,13 +258,12 @@ def test_ranks_meet_in_a_file(tmp_path):
     assert meet(launches) == [[0, 1]] * 2
     path.write_text("left over")
     late, first = meet(launches, 0.5)
-    assert str(first) == (
-        error_text(
-            "rendezvous-file",
-            f"{path}, left over from an earlier run or used by another",
-            "a file that does not exist. Remove it, or name another.",
-        )
+    assert str(first) == error_text(
+        "rendezvous-file",
+        f"{path}, left over from an earlier run or used by another",
+        "a file that does not exist. Remove it, or name another.",
     )
+
     assert str(late) == error_text(
         "rendezvous-file", f"{path}, which is no store", "a new file's path"
     )
@@ -296,11 +295,10 @@ def test_a_file_that_cannot_be(tmp_path):
     first, late = meet(
         [Launch(BY_HAND, r, 2, r, 2, rendezvous_file=str(path)) for r in (0, 1)], 0.3
     )
-    assert str(first) == (
-        error_text(
-            "rendezvous-file", f"{path} (No such file or directory)", "a path that can be written"
-        )
+    assert str(first) == error_text(
+        "rendezvous-file", f"{path} (No such file or directory)", "a path that can be written"
     )
+
     assert str(late).startswith(
         error_text("rendezvous-file", f"no {path} on {socket.gethostname()} within ")
     )
@@ -369,12 +367,10 @@ def test_rank_0_is_not_where_the_list_says(monkeypatch):
     with pytest.raises(UsageError) as caught:
         open_store(torch, Launch("Open MPI", 0, 2, 0, 1), 0.5)
     own = socket.gethostname()
-    assert str(caught.value) == (
-        error_text(
-            "MASTER_ADDR",
-            f"192.0.2.77 from LSB_HOSTS, while rank 0 runs on {own}",
-            f"the host of rank 0. Set MASTER_ADDR={own} for all ranks.",
-        )
+    assert str(caught.value) == error_text(
+        "MASTER_ADDR",
+        f"192.0.2.77 from LSB_HOSTS, while rank 0 runs on {own}",
+        f"the host of rank 0. Set MASTER_ADDR={own} for all ranks.",
     )
 
 

@@ -140,7 +140,9 @@ def test_nccl_by_all_its_names():
         ((), "undefined", None, error_text("backend", "undefined", "one that this torch has: ")),
         ((), "", None, error_text("backend", "an empty text", "one that this torch has: ")),
         (
-            *((), "nccl", None),
+            (),
+            "nccl",
+            None,
             error_text(
                 "backend",
                 "nccl",
@@ -149,7 +151,9 @@ def test_nccl_by_all_its_names():
             ),
         ),
         (
-            *((), "xccl", None),
+            (),
+            "xccl",
+            None,
             error_text(
                 "backend",
                 "xccl",
@@ -179,20 +183,28 @@ def test_what_is_not_there(kinds, backend, device, message):
     ("backend", "device", "error", "message"),
     [
         (
-            *("nccl,xccl", None, UnavailableError),
+            "nccl,xccl",
+            None,
+            UnavailableError,
             error_text("device", "nccl,xccl", "backends with a device in common"),
         ),
         (
-            *("gloo,nccl", "cpu", UnavailableError),
+            "gloo,nccl",
+            "cpu",
+            UnavailableError,
             error_text("device", "cpu", "cuda for gloo,nccl"),
         ),
         ("gloo,gloo", None, UsageError, error_text("backend", "gloo,gloo", "each backend once")),
         (
-            *("gloo,fake", None, UsageError),
+            "gloo,fake",
+            None,
+            UsageError,
             error_text("backend", "gloo,fake", "fake alone. It communicates with no other rank."),
         ),
         (
-            *("nccl", "cuda:1", UsageError),
+            "nccl",
+            "cuda:1",
+            UsageError,
             error_text("device", "cuda:1", "cpu, cuda or xpu. Rank l of a host takes device l."),
         ),
     ],
@@ -206,8 +218,8 @@ def test_what_does_not_go_together(backend, device, error, message):
 def test_torch_without_distributed():
     with pytest.raises(UnavailableError) as caught:
         chosen(distributed=False)
-    assert str(caught.value) == (
-        error_text("torch", "2.99 without torch.distributed", "a build that has it")
+    assert str(caught.value) == error_text(
+        "torch", "2.99 without torch.distributed", "a build that has it"
     )
 
 
@@ -239,13 +251,10 @@ def test_bindings_without_their_library_give_the_doctors_error(bindings):
     bindings.fails = {CCL: ImportError(text)}
     with pytest.raises(UnavailableError) as caught:
         chosen((), ("gloo", "ccl"), "ccl")
-    assert str(caught.value) == (
-        error_text(
-            "backend ccl",
-            f"ImportError: {text}",
-            f"{CCL} for torch 2.99. Source oneCCL's setvars.sh, so that the loader finds "
-            "libccl.so.1.",
-        )
+    assert str(caught.value) == error_text(
+        "backend ccl",
+        f"ImportError: {text}",
+        f"{CCL} for torch 2.99. Source oneCCL's setvars.sh, so that the loader finds libccl.so.1.",
     )
 
 
@@ -253,12 +262,10 @@ def test_bindings_that_are_not_installed(bindings):
     bindings.fails = {CCL: ModuleNotFoundError(f"No module named '{CCL}'")}
     with pytest.raises(UnavailableError) as caught:
         chosen((), ("gloo",), "ccl")
-    assert str(caught.value) == (
-        error_text(
-            "backend ccl",
-            f"ModuleNotFoundError: No module named '{CCL}'",
-            f"{CCL} for torch 2.99. {MISSING}",
-        )
+    assert str(caught.value) == error_text(
+        "backend ccl",
+        f"ModuleNotFoundError: No module named '{CCL}'",
+        f"{CCL} for torch 2.99. {MISSING}",
     )
 
 
@@ -275,13 +282,12 @@ def test_ipex_of_another_torch_dies_with_an_attribute_error(bindings):
     bindings.fails = {IPEX: AttributeError("module 'os' has no attribute 'exit'")}
     with pytest.raises(UnavailableError) as caught:
         chosen(("xpu",), ("gloo", "ccl"), "ccl")
-    assert str(caught.value) == (
-        error_text(
-            IPEX,
-            "AttributeError: module 'os' has no attribute 'exit'",
-            f"the version for torch 2.99, which ccl on xpu needs. {MISSING}",
-        )
+    assert str(caught.value) == error_text(
+        IPEX,
+        "AttributeError: module 'os' has no attribute 'exit'",
+        f"the version for torch 2.99, which ccl on xpu needs. {MISSING}",
     )
+
     assert CCL not in bindings
 
 
@@ -380,9 +386,12 @@ def test_two_backends_in_one_run(launch):
     run = measured.run
     order = [(r.case.backend, r.case.size_bytes) for r in run.results]
     assert order == [  # A B B A
-        *(("gloo", 64), ("echo", 64)),
-        *(("echo", 1024), ("gloo", 1024)),
-        *(("gloo", 4096), ("echo", 4096)),
+        ("gloo", 64),
+        ("echo", 64),
+        ("echo", 1024),
+        ("gloo", 1024),
+        ("gloo", 4096),
+        ("echo", 4096),
     ]
     for result in run.results:
         assert result.status == "ok"
@@ -657,8 +666,9 @@ def test_torchcomms_asked_of_a_torch_that_would_go_on_without(no_torchcomms, mon
     with pytest.raises(UnavailableError) as caught:
         choose_backends(torch, "gloo", "cpu")
     expected = "torchcomms next to torch, which would go on without it"
-    assert str(caught.value) == (
-        error_text("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "1", f"{expected}. {INSTALL}")
+    assert str(caught.value) == error_text(
+        "TORCH_DISTRIBUTED_USE_TORCHCOMMS", "1", f"{expected}. {INSTALL}"
     )
+
     monkeypatch.setattr(dist.distributed_c10d, "_TORCHCOMM_AVAILABLE", True)
     assert choose_backends(torch, "gloo", "cpu")[1] == "cpu"

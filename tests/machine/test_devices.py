@@ -87,12 +87,11 @@ HOST = os.uname().nodename
 def test_more_ranks_than_devices(count, local, ranks, recorded):
     with pytest.raises(UnavailableError) as caught:
         open_device(Machine(count=count).torch, "cuda", launched(local, ranks), shared=False)
-    assert str(caught.value) == (
-        error_text(
-            f"ranks on {HOST}",
-            f"{recorded}. Start fewer ranks, or rehearse with several on one device: --rehearse.",
-        )
+    assert str(caught.value) == error_text(
+        f"ranks on {HOST}",
+        f"{recorded}. Start fewer ranks, or rehearse with several on one device: --rehearse.",
     )
+
     assert caught.value.exit_code == 4
 
 
@@ -113,33 +112,17 @@ def test_launchers_that_show_each_rank_its_own_device(mask, monkeypatch):
 def test_no_device():
     with pytest.raises(UnavailableError) as caught:
         open_device(Machine("xpu", count=0).torch, "xpu", launched(), shared=False)
-    assert str(caught.value) == (
-        error_text(
-            "device xpu",
-            "none that torch 2.99 can use",
-            "at least one. torchcoll doctor says why; --device cpu measures on the CPU.",
-        )
-    )
-
-
-def test_a_device_that_does_not_open():
-    def refuse(index):
-        raise RuntimeError("CUDA error: all CUDA-capable devices are busy\nCompile with ...")
-
-    with pytest.raises(UnavailableError) as caught:
-        open_device(Machine(set_device=refuse).torch, "cuda", launched(), shared=False)
-    assert str(caught.value) == (
-        error_text(
-            "device cuda:0",
-            "CUDA error: all CUDA-capable devices are busy",
-            "one that this process can use. torchcoll doctor says why.",
-        )
+    assert str(caught.value) == error_text(
+        "device xpu",
+        "none that torch 2.99 can use",
+        "at least one. torchcoll doctor says why; --device cpu measures on the CPU.",
     )
 
 
 @pytest.mark.parametrize(
     ("text", "action"),
     [
+        ("CUDA error: all CUDA-capable devices are busy", "torchcoll doctor says why."),
         (
             "CUDA error: all CUDA-capable devices are busy or unavailable",
             "Another process has it, or it is in exclusive mode: see nvidia-smi -q -d COMPUTE,"
@@ -176,14 +159,12 @@ def test_a_driver_older_than_the_runtime():
 
     with pytest.raises(UnavailableError) as caught:
         open_device(Machine(count=0, init=refuse).torch, "cuda", launched(), shared=False)
-    assert str(caught.value) == (
-        error_text(
-            "device cuda",
-            "none that torch 2.99 can use (The NVIDIA driver on your system is too old "
-            "(found version 11040))",
-            "at least one. Update the driver, or install a torch that was built for an "
-            "older CUDA; --device cpu measures on the CPU.",
-        )
+    assert str(caught.value) == error_text(
+        "device cuda",
+        "none that torch 2.99 can use (The NVIDIA driver on your system is too old "
+        "(found version 11040))",
+        "at least one. Update the driver, or install a torch that was built for an "
+        "older CUDA; --device cpu measures on the CPU.",
     )
 
 
@@ -202,13 +183,11 @@ def test_slices_of_one_gpu():
     device = Machine(get_device_name=lambda index: name).open()
     with pytest.raises(UnavailableError) as caught:
         refuse_shared([("a", "0000:01:00.0")] * 2, device.described)
-    assert str(caught.value) == (
-        error_text(
-            "device",
-            "ranks 0 and 1 on MIG slices of 0000:01:00.0 of a",
-            "a device for each rank. NCCL connects no slices of one GPU: one rank alone, "
-            "or GPUs without MIG.",
-        )
+    assert str(caught.value) == error_text(
+        "device",
+        "ranks 0 and 1 on MIG slices of 0000:01:00.0 of a",
+        "a device for each rank. NCCL connects no slices of one GPU: one rank alone, "
+        "or GPUs without MIG.",
     )
 
 
@@ -227,13 +206,11 @@ def test_two_ranks_on_one_device_unasked():
     refuse_shared([("a", None), ("a", None)])  # nothing is known, nothing is said
     with pytest.raises(UnavailableError) as caught:
         refuse_shared([("a", "0000:01:00.0"), ("b", "0000:01:00.0"), ("a", "0000:01:00.0")])
-    assert str(caught.value) == (
-        error_text(
-            "device",
-            "ranks 0 and 2 on 0000:01:00.0 of a",
-            "a device for each rank. Start fewer ranks, or rehearse with several on one "
-            "device: --rehearse.",
-        )
+    assert str(caught.value) == error_text(
+        "device",
+        "ranks 0 and 2 on 0000:01:00.0 of a",
+        "a device for each rank. Start fewer ranks, or rehearse with several on one "
+        "device: --rehearse.",
     )
 
 
@@ -512,8 +489,8 @@ def test_eager_where_connecting_does_nothing(backend, kind):
     """All of torch's backends have the method, but only NCCL's does something."""
     with pytest.raises(UnavailableError) as caught:
         communicators(Dist(), backend, kind=kind, init="eager")
-    assert str(caught.value) == (
-        error_text("init", f"eager with {backend}", f"lazy. {backend} has no eager connect.")
+    assert str(caught.value) == error_text(
+        "init", f"eager with {backend}", f"lazy. {backend} has no eager connect."
     )
 
 
@@ -663,7 +640,15 @@ def test_a_group_that_was_found_has_had_calls():
 
 def sizing(buffers):
     case = Case(
-        *("all_reduce", 64, "float32", "sum", None, True, "back-to-back", "nccl", "cuda"),
+        "all_reduce",
+        64,
+        "float32",
+        "sum",
+        None,
+        True,
+        "back-to-back",
+        "nccl",
+        "cuda",
         buffers=buffers,
     )
     return size_case(case, 2)

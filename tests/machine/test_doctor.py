@@ -169,44 +169,64 @@ ON = [
     (plain({"CCL_ATL_TRANSPORT": "mpi"}), "ccl_atl_transport", "error", "hangs"),
     (
         plain(ranks=4, cpu=cpu(affinity=[0, 1, 2, 3])),
-        *("ccl_worker_offload", "warning", "4 ranks on 4 cores"),
+        "ccl_worker_offload",
+        "warning",
+        "4 ranks on 4 cores",
     ),
     (
         nvidia({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING"}),
-        *("nccl_debug_subsys", "note", "INIT,ENV,TUNING"),
+        "nccl_debug_subsys",
+        "note",
+        "INIT,ENV,TUNING",
     ),
     (nvidia({"NCCL_DEBUG_SUBSYS": "INIT"}), "nccl_debug_subsys", "note", "Nothing is logged"),
     (
         host(1, {}, torch=torch_of("2.13.0+cpu"), gpus=gpus_of("NVIDIA", 1, "580.95")),
-        *("torch_without_gpu", "warning", "has no CUDA"),
+        "torch_without_gpu",
+        "warning",
+        "has no CUDA",
     ),
     (
         host(1, {}, torch=torch_of(), gpus=gpus_of("NVIDIA", 0, None)),  # only /dev/nvidia0
-        *("torch_without_gpu", "warning", "has no CUDA"),
+        "torch_without_gpu",
+        "warning",
+        "has no CUDA",
     ),
     (
         host(1, {}, torch=torch_of(), gpus=gpus_of("Intel", 1, "xe")),
-        *("torch_without_gpu", "warning", "has no XPU"),
+        "torch_without_gpu",
+        "warning",
+        "has no XPU",
     ),
     (
         host(1, {}, torch=torch_of(), gpus=gpus_of("AMD", 1, "amdgpu")),
-        *("torch_without_gpu", "warning", "has no ROCm"),
+        "torch_without_gpu",
+        "warning",
+        "has no ROCm",
     ),
     (
         plain(ranks=8, torch=torch_of("2.8.0", threads=64)),
-        *("omp_num_threads", "warning", "OMP_NUM_THREADS=8"),
+        "omp_num_threads",
+        "warning",
+        "OMP_NUM_THREADS=8",
     ),
     (
         nvidia(limits={"shm_bytes": 64 << 20, "memlock_bytes": None}),
-        *("small_shm", "warning", "64 MiB"),
+        "small_shm",
+        "warning",
+        "64 MiB",
     ),
     (
         nvidia(limits={"shm_bytes": 0, "memlock_bytes": None}),
-        *("small_shm", "warning", "there is no /dev/shm"),
+        "small_shm",
+        "warning",
+        "there is no /dev/shm",
     ),
     (
         nvidia(limits={"shm_bytes": GIB, "memlock_bytes": 8 << 20}, rdma=RDMA),
-        *("memlock", "error", "8 MiB next to mlx5_0"),
+        "memlock",
+        "error",
+        "8 MiB next to mlx5_0",
     ),
     (
         nvidia({"NCCL_SOCKET_IFNAME": "ib"}),
@@ -223,7 +243,9 @@ ON = [
     (nvidia(ranks=16), "more_ranks_than_devices", "error", "16 ranks on this host, 8 GPUs"),
     (
         nvidia({"CUDA_VISIBLE_DEVICES": "3"}, ranks=2, torch=ONE_GPU),
-        *("more_ranks_than_devices", "error", "2 ranks on this host, 1 GPU NCCL"),
+        "more_ranks_than_devices",
+        "error",
+        "2 ranks on this host, 1 GPU NCCL",
     ),
     (nvidia({"CUDA_VISIBLE_DEVICES": ""}), "hidden_devices", "warning", "hides every GPU"),
     (nvidia({"CUDA_VISIBLE_DEVICES": "-1"}), "hidden_devices", "warning", "=-1 hides"),
@@ -239,19 +261,25 @@ ON = [
     (nvidia(version="2.15.0"), "nccl_implementation", "note", "is ProcessGroupNCCL2"),
     (
         nvidia({"TORCH_DIST_USE_NCCL2": "0"}, version="2.15.0"),
-        *("nccl_implementation", "note", "is the one of earlier torch"),
+        "nccl_implementation",
+        "note",
+        "is the one of earlier torch",
     ),
     (nvidia(version="2.14.1"), "nccl_implementation", "note", "the one of earlier torch"),
     (
         nvidia({"TORCH_DIST_USE_NCCL2": "1"}, version="2.14.1"),
-        *("nccl_implementation", "note", "is ProcessGroupNCCL2"),
+        "nccl_implementation",
+        "note",
+        "is ProcessGroupNCCL2",
     ),
     (nvidia({"TORCH_DIST_USE_NCCL2": "1"}), "nccl_implementation", "note", "does not read it"),
     (nvidia(cpu=cpu(affinity=[0, 1])), "more_ranks_than_cores", "warning", "8 ranks share 2"),
     (plain(cpu=cpu(virtual=True, steal=0.05)), "stolen_time", "warning", "gave 5%"),
     (
         plain(cpu=cpu(governor="powersave", driver="acpi-cpufreq")),
-        *("cpu_governor", "warning", "lowest frequency"),
+        "cpu_governor",
+        "warning",
+        "lowest frequency",
     ),
     (plain(cpu=cpu(governor="powersave")), "cpu_governor", "note", "only under load"),
     (nvidia(cpu=cpu(numa_nodes=[1])), "other_numa_node", "warning", "sits on node 0"),
@@ -408,15 +436,21 @@ def none_of(facts, kind):
         (nvidia(torch=none_of(nvidia(), "cuda"), gpus=gpus_of()), "cuda", "no NVIDIA GPU", "gres"),
         (
             nvidia(torch=none_of(nvidia(), "cuda"), gpus=gpus_of("NVIDIA", 8, None, False)),
-            *("cuda", "no device files", "--gpus all"),
+            "cuda",
+            "no device files",
+            "--gpus all",
         ),
         (
             nvidia({"CUDA_VISIBLE_DEVICES": ""}, torch=none_of(nvidia(), "cuda")),
-            *("cuda", "CUDA_VISIBLE_DEVICES='' hides", "unset CUDA_VISIBLE_DEVICES"),
+            "cuda",
+            "CUDA_VISIBLE_DEVICES='' hides",
+            "unset CUDA_VISIBLE_DEVICES",
         ),
         (
             nvidia(torch={**none_of(nvidia(), "cuda"), "why": {"cuda": "driver is too old"}}),
-            *("cuda", "driver is too old", "nvidia-smi"),
+            "cuda",
+            "driver is too old",
+            "nvidia-smi",
         ),
         (
             nvidia(
@@ -425,14 +459,18 @@ def none_of(facts, kind):
                     "devices": {"cuda": [{**gpu("cuda", 0), "error": "no kernel image"}]},
                 }
             ),
-            *("cuda", "cuda:0 fails at a sum: no kernel image", "nvidia-smi"),
+            "cuda",
+            "cuda:0 fails at a sum: no kernel image",
+            "nvidia-smi",
         ),
         (plain(), "xpu", "has no XPU", "no action needed: no Intel GPU here"),
         (plain(gpus=gpus_of("Intel", 1, "xe")), "xpu", "has an Intel GPU", "whl/xpu"),
         (intel(torch=none_of(intel(), "xpu")), "xpu", "finds no device", "ZE_AFFINITY_MASK"),
         (
             intel(torch=none_of(intel(), "xpu"), gpus=gpus_of("Intel", 1, "xe", False)),
-            *("xpu", "no device files", "--device /dev/dri"),
+            "xpu",
+            "no device files",
+            "--device /dev/dri",
         ),
     ],
 )
@@ -451,38 +489,42 @@ def test_why_a_device_cannot_be_used(facts, name, reason, action):
         (plain(), "xccl", "built without it", "no action needed"),
         (
             intel(torch={**intel().torch, "built": {"gloo": True}}),
-            *("xccl", "has XPU but not xccl", "torch 2.8 or newer"),
+            "xccl",
+            "has XPU but not xccl",
+            "torch 2.8 or newer",
         ),
         (intel(torch=none_of(intel(), "xpu")), "xccl", "no device", "xpu-smi"),
         (nvidia(), "ccl", "is not installed", "up to 2.8"),
         (
             plain(modules={BINDINGS: BAD_CCL}),
-            *("ccl", "libccl.so.1", "source oneCCL's setvars.sh, so that the loader finds libccl"),
+            "ccl",
+            "libccl.so.1",
+            "source oneCCL's setvars.sh, so that the loader finds libccl",
         ),
         (
             plain(modules={BINDINGS: FOREIGN_CCL}, torch=torch_of("2.13.0+cpu")),
-            *(
-                "ccl",
-                "Mismatch in kernel signatures",
-                "bindings_for_pytorch 2.1.400 is built for torch 2.1",
-            ),
+            "ccl",
+            "Mismatch in kernel signatures",
+            "bindings_for_pytorch 2.1.400 is built for torch 2.1",
         ),
         (
             plain(modules={BINDINGS: BAD_CCL}, torch=torch_of("2.13.0+cpu")),
-            *(
-                "ccl",
-                "libccl.so.1",
-                "bindings_for_pytorch 2.8.0 is built for torch 2.8, not for 2.13",
-            ),
+            "ccl",
+            "libccl.so.1",
+            "bindings_for_pytorch 2.8.0 is built for torch 2.8, not for 2.13",
         ),
         (
             plain(modules={BINDINGS: {"version": "2.8.0", "registers": False, "error": ""}}),
-            *("ccl", "registers no backend", "of the same minor version as torch"),
+            "ccl",
+            "registers no backend",
+            "of the same minor version as torch",
         ),
         (plain(torch=torch_of(built=())), "gloo", "built without", "another build"),
         (
             Facts(torch_error="ModuleNotFoundError: No module named 'torch'"),
-            *("gloo", "torch cannot be imported", "pip install torch"),
+            "gloo",
+            "torch cannot be imported",
+            "pip install torch",
         ),
         (Facts(torch_error="OSError: libcudart.so"), "gloo", "libcudart.so", "broken"),
     ],
@@ -553,14 +595,17 @@ def test_interfaces():
 def test_ranks_and_their_devices():
     rows = rank_map(nvidia(launch=Launch("torchrun", 8, 16, 0, 8)))
     assert [(r["rank"], r["local_rank"], r["device"]) for r in rows[:2]] == [
-        *((8, 0, "cuda:0"), (9, 1, "cuda:1"))
+        (8, 0, "cuda:0"),
+        (9, 1, "cuda:1"),
     ]
     assert len(rows) == 8
     # Slurm may number across hosts: of the others nothing is known.
     (row,) = rank_map(nvidia(launch=Launch("srun", 0, 16, 0, 8)))
     assert (row["device"], row["pci_id"]) == ("cuda:0", "0000:00:00.0")
     assert [r["device"] for r in rank_map(nvidia(torch=ONE_GPU, ranks=3))] == [
-        *("cuda:0", "cuda", "cuda")
+        "cuda:0",
+        "cuda",
+        "cuda",
     ]
     assert [r["device"] for r in rank_map(plain())] == ["cpu", "cpu"]
     assert rank_map(plain(launch=Launch("none"))) == []
@@ -814,8 +859,19 @@ def test_json_of_this_process(jobs, tmp_path):
     assert (done.code, done.stderr) == (0, "")
     result = json.loads(done.stdout)
     assert list(result) == [
-        *("schema", "torchcoll", "usable", "versions", "launch", "devices", "backends"),
-        *("launchers", "interfaces", "ranks", "libraries", "findings", "answer"),
+        "schema",
+        "torchcoll",
+        "usable",
+        "versions",
+        "launch",
+        "devices",
+        "backends",
+        "launchers",
+        "interfaces",
+        "ranks",
+        "libraries",
+        "findings",
+        "answer",
     ]
     assert (result["schema"], result["usable"]) == ("torchcoll-doctor/1", True)
     assert result["versions"]["torch"] == torch.__version__

@@ -99,15 +99,20 @@ def test_available_memory(host):
     assert free_bytes() == 8_000_000 * 1024
 
 
-def test_a_cgroup_limit(host):
-    """Cached files count as used in a cgroup, but can be freed: 1000 - 800 + 500."""
-    host(8_000_000, "0::/job/step\n", **limits("job/step/", "1000", 800, 500))
-    assert free_bytes() == 700
-
-
-def test_more_limit_than_memory(host):
-    host(1, "0::/job\n", **limits("job/", "1000000", 800, 0))
-    assert free_bytes() == 1024
+@pytest.mark.parametrize(
+    ("available_kib", "cgroup", "files", "free"),
+    [
+        # Cached files count as used in a cgroup, but can be freed: 1000 - 800 + 500.
+        (8_000_000, "0::/job/step\n", limits("job/step/", "1000", 800, 500), 700),
+        (1, "0::/job\n", limits("job/", "1000000", 800, 0), 1024),  # more limit than memory
+        # In a container the path is the host's, which is not mounted; the root has the limit.
+        (8_000_000, "0::/kubepods/pod1/abc\n", limits("", "3000", 1000, 0), 2000),
+        (8_000_000, "0::/job\n", limits("job/", "1000", 1200, 0), 0),  # beyond the limit
+    ],
+)
+def test_a_cgroup_limit(host, available_kib, cgroup, files, free):
+    host(available_kib, cgroup, **files)
+    assert free_bytes() == free
 
 
 def test_a_limit_of_the_cgroup_above(host):
@@ -115,12 +120,6 @@ def test_a_limit_of_the_cgroup_above(host):
     files = limits("job/step/", "max", 800, 0) | limits("job/", "5000", 1000, 0)
     host(8_000_000, "0::/job/step\n", **files)
     assert free_bytes() == 4000
-
-
-def test_inside_a_container(host):
-    """The path is the host's, which is not mounted in the container; the root has the limit."""
-    host(8_000_000, "0::/kubepods/pod1/abc\n", **limits("", "3000", 1000, 0))
-    assert free_bytes() == 2000
 
 
 def test_cgroups_of_version_1(host):
@@ -135,11 +134,6 @@ def test_cgroups_of_version_1(host):
 def test_no_limit(host, cgroup):
     host(2, cgroup)
     assert free_bytes() == 2048
-
-
-def test_beyond_the_limit_is_no_memory(host):
-    host(8_000_000, "0::/job\n", **limits("job/", "1000", 1200, 0))
-    assert free_bytes() == 0
 
 
 def test_unknown_is_no_limit(host):

@@ -131,13 +131,12 @@ def test_require_idle_names_the_process(launch):
     (line,) = measured.errors()
     name = state.process_name(os.getpid())
     user = state.user_name(os.getpid())
-    assert line == (
-        error_line(
-            "require-idle",
-            f"GPU 0 of {environment.hostname()}: {name} (pid {os.getpid()}, {user}, 34.2 GiB)",
-            "a machine that nobody else uses. Wait, end that, or leave --require-idle out.",
-        )
+    assert line == error_line(
+        "require-idle",
+        f"GPU 0 of {environment.hostname()}: {name} (pid {os.getpid()}, {user}, 34.2 GiB)",
+        "a machine that nobody else uses. Wait, end that, or leave --require-idle out.",
     )
+
     assert not measured.path.exists()  # nothing has begun
 
 

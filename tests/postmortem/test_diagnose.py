@@ -7,10 +7,13 @@ from made_jobs import SECOND, START, call, calls_to, event, job
 
 from torchcoll.parts.postmortem.diagnose import diagnose
 from torchcoll.parts.postmortem.diagnosis import CERTAINTIES, DETAILS, KINDS
+from torchcoll.parts.postmortem.evidence import JobEvidence
 
 
-def concluded(evidence):
-    result = diagnose(evidence)
+def concluded(*parts, **options):
+    """The diagnosis of this evidence, or of a job of these calls and events."""
+    whole = len(parts) == 1 and isinstance(parts[0], JobEvidence)
+    result = diagnose(parts[0] if whole else job(*parts, **options))
     assert result.kind in KINDS
     assert result.certainty in CERTAINTIES
     assert result.detail is None or result.detail in DETAILS[result.kind]
@@ -68,101 +71,86 @@ class TestARankThatEnded:
         assert result.evidence[0].place.path == "dmesg.txt"
 
     def test_killed_and_only_complaints_of_the_others(self):
-        result = concluded(
-            job(event("exit", 2, "exitcode: -9", exit_code=-9), lost(0, 1, 3), ranks=4)
-        )
+        result = concluded(event("exit", 2, "exitcode: -9", exit_code=-9), lost(0, 1, 3), ranks=4)
         assert (result.kind, result.detail, result.culprits) == ("killed", "SIGKILL", (2,))
         assert result.certainty == "certain"
 
     def test_an_exception_and_the_launchers_sigterm_to_the_rest(self):
         result = concluded(
-            job(
-                event("exception", 1, "ValueError: bad sample 17", seconds=5),
-                event("exit", 1, "exitcode 1", exit_code=1, seconds=5.2),
-                [event("killed", r, "received SIGTERM", signal=15, seconds=6) for r in (0, 2, 3)],
-            )
+            event("exception", 1, "ValueError: bad sample 17", seconds=5),
+            event("exit", 1, "exitcode 1", exit_code=1, seconds=5.2),
+            [event("killed", r, "received SIGTERM", signal=15, seconds=6) for r in (0, 2, 3)],
         )
         assert (result.kind, result.culprits) == ("exception", (1,))
         assert "ValueError: bad sample 17" in result.headline
 
     def test_complaints_before_the_exit_are_no_failure_of_its_own(self):
         result = concluded(
-            job(
-                event("exception", 1, "OSError: [Errno 28]", seconds=5),
-                event("disk_full", 1, "OSError: [Errno 28] No space left on device", seconds=5),
-                lost(0, seconds=6),
-                event("exception", 0, "ValueError: in a finally", seconds=6.5, line=9),
-                ranks=2,
-            )
+            event("exception", 1, "OSError: [Errno 28]", seconds=5),
+            event("disk_full", 1, "OSError: [Errno 28] No space left on device", seconds=5),
+            lost(0, seconds=6),
+            event("exception", 0, "ValueError: in a finally", seconds=6.5, line=9),
+            ranks=2,
         )
         assert (result.kind, result.culprits) == ("disk_full", (1,))
 
     def test_exceptions_of_communication_are_complaints(self):
         result = concluded(
-            job(
-                event("exception", 0, "torch.distributed.DistBackendError: NCCL error in: x"),
-                event("exception", 1, "torch.OutOfMemoryError: CUDA out of memory"),
-                event("out_of_memory", 1, "torch.OutOfMemoryError: CUDA out of memory"),
-                ranks=2,
-            )
+            event("exception", 0, "torch.distributed.DistBackendError: NCCL error in: x"),
+            event("exception", 1, "torch.OutOfMemoryError: CUDA out of memory"),
+            event("out_of_memory", 1, "torch.OutOfMemoryError: CUDA out of memory"),
+            ranks=2,
         )
         assert (result.kind, result.detail, result.culprits) == ("out_of_memory", "device", (1,))
 
     def test_the_first_of_two_failures(self):
         result = concluded(
-            job(
-                event("exception", 0, "KeyError: 'x'", seconds=30),
-                event("exception", 2, "ValueError: y", seconds=3),
-                nodes=1,
-                ranks=3,
-            )
+            event("exception", 0, "KeyError: 'x'", seconds=30),
+            event("exception", 2, "ValueError: y", seconds=3),
+            nodes=1,
+            ranks=3,
         )
         assert result.culprits == (2,)
         assert "rank 0 on node0 has a failure of its own" in result.contradictions[0]
 
     def test_clocks_of_two_hosts_do_not_tell_who_failed_first(self):
         result = concluded(
-            job(
-                event("exception", 0, "KeyError: 'x'", seconds=4),
-                event("exception", 2, "ValueError: y", seconds=3),
-                nodes=1,
-                ranks=3,
-            )
+            event("exception", 0, "KeyError: 'x'", seconds=4),
+            event("exception", 2, "ValueError: y", seconds=3),
+            nodes=1,
+            ranks=3,
         )
         assert result.culprits == (0, 2)
         assert result.certainty == "likely"
 
     def test_killed_while_it_waited_is_not_the_cause(self):
         """A person, or the launcher after its grace, kills ranks of a job that hangs."""
-        evidence = job(
+        result = concluded(
             waiting(0, 1, 2),
             calls_to(3, 40),
             event("exit", 0, "exitcode: -9", exit_code=-9, seconds=900),
         )
-        result = concluded(evidence)
         assert result.culprits == (3,)
         assert result.kind == "stopped"
 
     def test_sigkill_of_a_victim_after_its_complaint(self):
         result = concluded(
-            job(
-                lost(0, 1, seconds=5),
-                event("exit", 0, "exitcode: -9", exit_code=-9, seconds=40),
-                event("exception", 2, "RuntimeError: worker died", seconds=4),
-                ranks=3,
-            )
+            lost(0, 1, seconds=5),
+            event("exit", 0, "exitcode: -9", exit_code=-9, seconds=40),
+            event("exception", 2, "RuntimeError: worker died", seconds=4),
+            ranks=3,
         )
         assert (result.kind, result.culprits) == ("exception", (2,))
 
     def test_all_ranks_fail_alike(self):
         result = concluded(
-            job([event("exception", r, "FileNotFoundError: c.yaml", seconds=1) for r in range(4)])
+            [event("exception", r, "FileNotFoundError: c.yaml", seconds=1) for r in range(4)]
         )
         assert result.culprits == (0, 1, 2, 3)
         assert result.kind == "exception"
 
     def test_a_failure_beside_missing_files_is_not_certain(self):
-        result = concluded(job(event("exception", 1, "ValueError: x")))
+        result = concluded(event("exception", 1, "ValueError: x"))
         assert result.culprits == (1,)
         assert result.certainty == "likely"
         assert any(
@@ -171,16 +159,14 @@ class TestARankThatEnded:
 
     def test_a_lost_node(self):
         result = concluded(
-            job(
-                event("node_failed", None, "Node failure on node1", node="node1"),
-                lost(0, 1),
-                nodes=2,
-            )
+            event("node_failed", None, "Node failure on node1", node="node1"),
+            lost(0, 1),
+            nodes=2,
         )
         assert (result.kind, result.culprits, result.nodes) == ("node_failed", (2, 3), ("node1",))
 
     def test_canceled_at_the_time_limit(self):
-        result = concluded(job(event("canceled", None, "CANCELLED DUE TO TIME LIMIT")))
+        result = concluded(event("canceled", None, "CANCELLED DUE TO TIME LIMIT"))
         assert (result.kind, result.detail) == ("canceled", "time limit")
         assert result.culprits == result.candidates == ()
 
@@ -193,14 +179,14 @@ class TestARankThatEnded:
         assert concluded(evidence).culprits == (2,)
 
     def test_sigterm_alone_to_all(self):
-        result = concluded(job([event("killed", r, "SIGTERM", signal=15) for r in range(4)]))
+        result = concluded([event("killed", r, "SIGTERM", signal=15) for r in range(4)])
         assert set(result.culprits) in (set(), {0, 1, 2, 3})
 
 
 class TestCallsThatDiffer:
     def test_another_size_of_one_rank(self):
         odd = [*calls_to(2, 40), call(2, 41, size=(512,), state="started")]
-        result = concluded(job(waiting(0, 1, 3), odd))
+        result = concluded(waiting(0, 1, 3), odd)
         assert (result.kind, result.detail, result.culprits) == ("mismatch", "size", (2,))
         assert result.number == 41
         assert result.certainty == "certain"
@@ -211,25 +197,25 @@ class TestCallsThatDiffer:
 
     def test_shapes_of_as_many_elements_are_alike(self):
         same = [*calls_to(1, 40), call(1, 41, size=(32, 32), state="started")]
-        result = concluded(job(waiting(0), same, ranks=2))
+        result = concluded(waiting(0), same, ranks=2)
         assert result.kind != "mismatch"
 
     def test_another_dtype(self):
         odd = [*calls_to(2, 40), call(2, 41, dtype="bfloat16", state="started")]
-        result = concluded(job(waiting(0, 1, 3), odd))
+        result = concluded(waiting(0, 1, 3), odd)
         assert (result.kind, result.detail, result.culprits) == ("mismatch", "dtype", (2,))
 
     def test_two_ranks_with_two_orders_are_both_named(self):
         first = [*calls_to(0, 4), call(0, 5, "broadcast", state="started"), call(0, 6)]
         second = [*calls_to(1, 4), call(1, 5, state="started"), call(1, 6, "broadcast")]
-        result = concluded(job(first, second, ranks=2))
+        result = concluded(first, second, ranks=2)
         assert (result.kind, result.detail, result.culprits) == ("mismatch", "order", (0, 1))
 
     def test_two_against_two_are_all_named(self):
         odd = [
             c for r in (2, 3) for c in (*calls_to(r, 40), call(r, 41, "broadcast", state="started"))
         ]
-        result = concluded(job(waiting(0, 1), odd))
+        result = concluded(waiting(0, 1), odd)
         assert result.culprits == (0, 1, 2, 3)
 
     def test_a_skipped_call(self):
@@ -243,41 +229,41 @@ class TestCallsThatDiffer:
             call(3, n + 1, name, state="started" if n else "completed")
             for n, name in enumerate([names[0], *names[2:]])
         ]
-        result = concluded(job(usual, skipped))
+        result = concluded(usual, skipped)
         assert (result.kind, result.culprits, result.number) == ("missing_call", (3,), 2)
 
     def test_uneven_splits_are_no_mismatch(self):
         parts = [call(r, 1, "all_to_all", size=(10 + r,), state="started") for r in range(4)]
-        assert concluded(job(parts)).kind != "mismatch"
+        assert concluded(parts).kind != "mismatch"
 
     def test_a_difference_that_completed_is_harmless(self):
         odd = calls_to(2, 40)
         odd[19] = call(2, 20, size=(7,))
-        result = concluded(job(waiting(0, 1, 3), odd))
+        result = concluded(waiting(0, 1, 3), odd)
         assert (result.kind, result.culprits) == ("stopped", (2,))
 
     def test_an_exception_before_the_barrier_of_a_finally(self):
         odd = [*calls_to(2, 40), call(2, 41, "barrier", size=None, state="started")]
         failed = event("exception", 2, "ValueError: x", seconds=4.05)
-        result = concluded(job(waiting(0, 1, 3), odd, failed))
+        result = concluded(waiting(0, 1, 3), odd, failed)
         assert (result.kind, result.culprits) == ("exception", (2,))
 
     def test_ring_buffers_that_lost_the_beginning(self):
         """Numbers are compared, not positions in the buffer."""
         usual = [item for item in waiting(0, 1, 3) if item.number > 35]
         odd = [item for item in calls_to(2, 40) if item.number > 20]
-        result = concluded(job(usual, odd))
+        result = concluded(usual, odd)
         assert (result.kind, result.culprits, result.number) == ("stopped", (2,), 41)
 
     def test_torchs_own_report(self):
         text = "Detected mismatch between collectives on ranks. Rank {} is running x, but Rank 2"
         events = [event("mismatch", r, text.format(r), about=(2,)) for r in (0, 1, 3)]
-        result = concluded(job(events))
+        result = concluded(events)
         assert (result.kind, result.culprits) == ("mismatch", (2,))
 
     def test_a_report_that_names_nobody(self):
         text = "op.preamble.length <= op.nbytes. 8192 vs 4096"
-        result = concluded(job(event("mismatch", 1, text), lost(0, 2, 3)))
+        result = concluded(event("mismatch", 1, text), lost(0, 2, 3))
         assert result.culprits == ()
         assert result.candidates == (0, 1, 2, 3)
 
@@ -290,38 +276,38 @@ class TestCallsThatDiffer:
             ]  # fmt: skip
 
         two = timeouts(r0="all_gather", r1="all_reduce")
-        result = concluded(job(two, timeouts(r2="all_gather"), ranks=3))
+        result = concluded(two, timeouts(r2="all_gather"), ranks=3)
         assert (result.kind, result.detail, result.culprits) == ("mismatch", "collective", (1,))
         assert (result.collective, result.number) == ("all_gather", 10)
         # Rank 2 may have made either call.
-        result = concluded(job(two, ranks=3))
+        result = concluded(two, ranks=3)
         assert (result.kind, result.culprits, result.certainty) == ("mismatch", (0, 1), "likely")
         # The failure of a rank that then made another call, such as a barrier, explains it.
-        result = concluded(job(two, event("exception", 1, "ValueError: x"), ranks=3))
+        result = concluded(two, event("exception", 1, "ValueError: x"), ranks=3)
         assert (result.kind, result.culprits) == ("exception", (1,))
         # A record has the name barrier for a call that the watchdog of torch calls all_reduce.
         barrier = calls_to(0, 10, collective="barrier", state="started")
-        result = concluded(job(barrier, timeouts(r1="all_reduce"), ranks=2))
+        result = concluded(barrier, timeouts(r1="all_reduce"), ranks=2)
         assert result.kind != "mismatch"
 
     def test_a_truncated_message_does_not_tell_what_differs(self):
         """It follows from another collective as well, though NCCL's text speaks of sizes."""
         text = "message truncated : receiving 87424 bytes instead of 65536. There may be a mismatch"
-        result = concluded(job(event("mismatch", 2, f"{text} in collective sizes"), ranks=3))
+        result = concluded(event("mismatch", 2, f"{text} in collective sizes"), ranks=3)
         assert (result.kind, result.detail, result.candidates) == ("mismatch", None, (0, 1, 2))
         assert "another collective, another size or another order" in result.reasons[0]
 
 
 class TestWhoWaitsForWhom:
     def test_a_rank_that_is_behind(self):
-        result = concluded(job(waiting(0, 1, 3), calls_to(2, 40)))
+        result = concluded(waiting(0, 1, 3), calls_to(2, 40))
         assert (result.kind, result.culprits, result.waiting) == ("stopped", (2,), (0, 1, 3))
         assert result.certainty == "certain"
 
     def test_without_states_it_is_likely(self):
         quiet = {"state": "scheduled", "reliable_state": False}
         parts = [c for r in (0, 1, 3) for c in calls_to(r, 41, reliable_state=False)]
-        result = concluded(job(parts, calls_to(2, 40, **quiet)))
+        result = concluded(parts, calls_to(2, 40, **quiet))
         assert (result.culprits, result.certainty) == ((2,), "likely")
 
     @pytest.mark.parametrize("last_ran", [(67, 0, 66), None])
@@ -355,12 +341,12 @@ class TestWhoWaitsForWhom:
 
     def test_in_user_code(self):
         stack = event("stack", 2, "preprocess (data.py:88)")
-        result = concluded(job(waiting(0, 1, 3), calls_to(2, 40), stack))
+        result = concluded(waiting(0, 1, 3), calls_to(2, 40), stack)
         assert (result.kind, result.culprits) == ("user_code", (2,))
         assert "data.py:88" in result.headline
 
     def test_ended_early(self):
-        result = concluded(job(waiting(0, 1, 3), calls_to(2, 40), event("ending", 2, "done")))
+        result = concluded(waiting(0, 1, 3), calls_to(2, 40), event("ending", 2, "done"))
         assert (result.kind, result.culprits) == ("missing_call", (2,))
 
     def test_through_another_group(self):
@@ -372,7 +358,7 @@ class TestWhoWaitsForWhom:
             *calls_to(3, 4, group="column1"),
         ]
         groups = {"row0": (0, 1), "column1": (1, 3)}
-        result = concluded(job(parts, groups=groups))
+        result = concluded(parts, groups=groups)
         assert result.culprits == (3,)
         assert set(result.waiting) == {0, 1}
 
@@ -401,7 +387,7 @@ class TestWhoWaitsForWhom:
             call(0, 1, "recv", peer=1, state="started"),
             call(1, 1, "recv", peer=0, state="started"),
         ]
-        result = concluded(job(parts, ranks=2))
+        result = concluded(parts, ranks=2)
         assert (result.kind, result.detail, result.culprits) == ("mismatch", "order", (0, 1))
 
     def test_a_send_whose_receiver_is_in_it_waits_for_nobody(self):
@@ -409,30 +395,30 @@ class TestWhoWaitsForWhom:
             call(0, 1, "send", peer=1, state="started"),
             call(1, 1, "recv", peer=0, state="started"),
         ]
-        assert concluded(job(parts, ranks=2)).culprits == ()
+        assert concluded(parts, ranks=2).culprits == ()
 
     def test_one_rank_that_makes_a_call_of_its_own(self):
         others = [c for r in (1, 2, 3) for c in calls_to(r, 40)]
         ended = [event("ending", r) for r in (1, 2, 3)]
-        result = concluded(job(waiting(0), others, ended))
+        result = concluded(waiting(0), others, ended)
         assert (result.kind, result.culprits) == ("missing_call", (0,))
         assert "which the others did not make" in result.headline
 
     def test_a_rank_that_gave_up_itself_is_not_the_one_that_stopped(self):
         """A pipeline: what the rank waits for is a message, which the source does not record."""
-        result = concluded(job(waiting(0, 1, 3), calls_to(2, 40), gave_up(0, 1, 2, 3)))
+        result = concluded(waiting(0, 1, 3), calls_to(2, 40), gave_up(0, 1, 2, 3))
         assert result.culprits != (2,)
 
     def test_many_behind_one_are_not_told_apart(self):
         """A pipeline whose messages are not recorded: only the first stage made the barrier."""
         others = [c for r in (1, 2, 3) for c in calls_to(r, 40)]
-        result = concluded(job(waiting(0), others))
+        result = concluded(waiting(0), others)
         assert (result.culprits, result.candidates) == ((), (1, 2, 3))
 
     def test_a_rank_that_is_behind_because_it_lost_its_peer(self):
         """Rank 2 waited for a message of rank 1, which is not recorded; rank 1 left nothing."""
         parts = [waiting(0, 3), calls_to(2, 40), lost(0, 2, 3)]
-        result = concluded(job(*parts))
+        result = concluded(*parts)
         assert (result.culprits, result.candidates) == ((), (1, 2))
 
     def test_a_group_whose_members_are_not_known(self):
@@ -443,37 +429,36 @@ class TestWhoWaitsForWhom:
             *calls_to(2, 9, group="column", state="scheduled"),
             *calls_to(0, 8, group="column"),
         ]
-        evidence = job(parts, ranks=3)
-        result = concluded(evidence)
+        result = concluded(parts, ranks=3)
         assert result.culprits == ()
 
 
 class TestARankWithoutFiles:
     def test_all_others_are_in_the_call(self):
-        result = concluded(job(waiting(0, 1, 3)))
+        result = concluded(waiting(0, 1, 3))
         assert (result.kind, result.culprits, result.certainty) == ("stopped", (2,), "likely")
 
     def test_without_states_it_is_a_candidate(self):
         parts = [c for r in (0, 1, 3) for c in calls_to(r, 41, reliable_state=False)]
-        result = concluded(job(parts))
+        result = concluded(parts)
         assert result.culprits == ()
 
     def test_two_without_files_are_candidates(self):
-        result = concluded(job(waiting(0, 1)))
+        result = concluded(waiting(0, 1))
         assert (result.culprits, result.candidates) == ((), (2, 3))
         assert result.certainty == "possible"
 
     def test_two_without_files_and_one_is_blamed(self):
-        result = concluded(job(waiting(0, 1), lost(0, 1, about=(3,))))
+        result = concluded(waiting(0, 1), lost(0, 1, about=(3,)))
         assert result.culprits == (3,)
 
     def test_only_complaints_that_name_nobody(self):
         """Rank 2 is named if its log is there and says nothing, and not if it is missing: the
         others may have made different calls, and the log of one of them is lost.
         """
-        result = concluded(job(lost(0, 1, 3), logs=[0, 1, 2, 3]))
+        result = concluded(lost(0, 1, 3), logs=[0, 1, 2, 3])
         assert (result.culprits, result.certainty) == ((2,), "likely")
-        result = concluded(job(lost(0, 1, 3)))
+        result = concluded(lost(0, 1, 3))
         assert result.culprits == result.candidates == ()
 
     def test_the_number_of_ranks_is_not_known(self):
@@ -484,17 +469,17 @@ class TestARankWithoutFiles:
 
     def test_one_record_does_not_clear_the_others(self):
         """Rank 3 is in a call alone: it may be the wrong one, and rank 2 one that waits."""
-        result = concluded(job(waiting(3), lost(0, 1, 3)))
+        result = concluded(waiting(3), lost(0, 1, 3))
         assert result.culprits == ()
 
     def test_a_rank_that_overslept_complains_last(self):
         """Rank 2 slept, the others gave up, and the log of rank 1 is missing."""
-        result = concluded(job(gave_up(0, 3), lost(2, seconds=90)))
+        result = concluded(gave_up(0, 3), lost(2, seconds=90))
         assert result.culprits == ()
 
     def test_blame_leads_to_the_one_without_a_complaint(self):
         parts = [lost(0, about=(1,)), lost(1, about=(2,)), lost(3, about=(1,))]
-        result = concluded(job(*parts, logs=[0, 1, 2, 3]))
+        result = concluded(*parts, logs=[0, 1, 2, 3])
         assert result.culprits == (2,)
 
 
@@ -503,7 +488,7 @@ class TestLateAndLink:
         quiet = {"reliable_state": False}
         parts = [c for r in (0, 1, 3) for c in calls_to(r, 41, **quiet)]
         late = [*calls_to(2, 40, **quiet), call(2, 41, created_ns=START + 60 * SECOND, **quiet)]
-        result = concluded(job(parts, late, gave_up(0, 1, seconds=14), lost(2, 3, seconds=60)))
+        result = concluded(parts, late, gave_up(0, 1, seconds=14), lost(2, 3, seconds=60))
         assert (result.kind, result.culprits) == ("slow", (2,))
 
     def test_clocks_that_differ_by_a_minute_are_not_late(self):
@@ -513,7 +498,7 @@ class TestLateAndLink:
             call(2, n, created_ns=START + n * SECOND // 10 + 60 * SECOND, **quiet)
             for n in range(1, 42)
         ]
-        result = concluded(job(parts, ahead, gave_up(0, 1, 2, 3, seconds=14)))
+        result = concluded(parts, ahead, gave_up(0, 1, 2, 3, seconds=14))
         assert result.culprits == ()
 
     def test_a_link(self):
@@ -527,7 +512,7 @@ class TestLateAndLink:
         assert "between node0 and node1" in result.headline
 
     def test_all_in_one_call_and_nothing_else(self):
-        result = concluded(job(waiting(0, 1, 2, 3), gave_up(0, 1, 2, 3)))
+        result = concluded(waiting(0, 1, 2, 3), gave_up(0, 1, 2, 3))
         assert (result.kind, result.culprits, result.candidates) == ("unknown", (), ())
         assert result.number == 41
         assert result.collect_next
@@ -535,19 +520,19 @@ class TestLateAndLink:
     def test_a_rank_of_which_nothing_says_how_it_ended(self):
         """Who is certain, why is not: the launcher knows. With its line there is nothing to ask."""
         stopped = (calls_to(1, 40), waiting(0, 2, 3))
-        result = concluded(job(*stopped))
+        result = concluded(*stopped)
         assert (result.kind, result.certainty, result.culprits) == ("stopped", "certain", (1,))
         assert "launcher" in result.collect_next[0]
         killed = event("killed", 1, "failed (exitcode: -9)", signal=9)
-        assert concluded(job(*stopped, killed)).collect_next == []
+        assert concluded(*stopped, killed).collect_next == []
 
     def test_the_last_call_without_a_state_is_no_wait(self):
         """gloo records no states: the rank may have left the call and failed after it."""
         quiet = calls_to(1, 41, state="scheduled", reliable_state=False)
         exits = [event("exit", r, "exited with exit code 1", exit_code=1) for r in range(4)]
-        result = concluded(job(quiet, exits))
+        result = concluded(quiet, exits)
         assert (result.kind, result.waiting, result.number) == ("unknown", (), None)
-        result = concluded(job(quiet, exits, lost(1)))
+        result = concluded(quiet, exits, lost(1))
         assert (result.kind, result.waiting, result.number) == ("unknown", (1,), 41)
 
     def test_what_cannot_be_attributed_is_shown(self):
@@ -556,7 +541,7 @@ class TestLateAndLink:
         killed = event("killed", None, "failed (exitcode: -9) local_rank: 1", signal=9, pid=17)
         stack = event("stack", None, "in user code: data.py:88 tokenize", pid=18)
         waits = event("stack", None, "in all_reduce", collective="all_reduce", pid=19)
-        result = concluded(job(exit_code, killed, stack, waits))
+        result = concluded(exit_code, killed, stack, waits)
         assert (result.kind, result.culprits) == ("unknown", ())
         assert [(line.rank, line.text) for line in result.evidence] == [
             (None, "process 17: failed (exitcode: -9) local_rank: 1"),
@@ -565,16 +550,16 @@ class TestLateAndLink:
         ]
 
     def test_all_ended_well(self):
-        assert concluded(job([event("ending", r) for r in range(4)])).kind == "none"
+        assert concluded([event("ending", r) for r in range(4)]).kind == "none"
 
     def test_nothing(self):
-        result = concluded(job())
+        result = concluded()
         assert (result.kind, result.certainty) == ("unknown", "unknown")
 
 
 @pytest.mark.parametrize("kept", [[0, 1], [0, 2], [1, 3], [2, 3], [0], [2], [0, 1, 3], [1, 2, 3]])
 def test_half_of_the_dumps_never_names_an_innocent(kept):
     parts = {r: calls_to(r, 40) if r == 2 else waiting(r) for r in range(4)}
-    result = concluded(job(*(parts[r] for r in kept)))
+    result = concluded(*(parts[r] for r in kept))
     assert result.culprits in ((), (2,))
     assert not result.candidates or 2 in result.candidates

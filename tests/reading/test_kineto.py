@@ -79,14 +79,20 @@ def test_a_step_of_ddp_on_nccl(read):
     assert traffic.calls == {
         0: [
             TrafficCall(
-                *("all_reduce", 1000, 1000, "float32"),
+                "all_reduce",
+                1000,
+                1000,
+                "float32",
                 **group,
                 **{"sequence": 4, "step": 0, "asynchronous": True, "start_ns": 110 * US},
                 **{"time_ns": 100 * US, "exposed_ns": 70 * US, "algorithm": "RING/LL"},
                 began_ns=200 * US,
             ),
             TrafficCall(
-                *("all_reduce", 2000, 2000, "bfloat16"),
+                "all_reduce",
+                2000,
+                2000,
+                "bfloat16",
                 **group,
                 **{"sequence": 5, "step": 0, "start_ns": 310 * US},
                 **{"time_ns": 100 * US, "exposed_ns": 100 * US, "algorithm": "RING/LL"},
@@ -274,7 +280,10 @@ def test_gloos_work_has_the_dtype_and_the_end(read):
     assert traffic.calls == {
         1: [
             TrafficCall(
-                *("all_reduce", 500, 500, "bfloat16"),
+                "all_reduce",
+                500,
+                500,
+                "bfloat16",
                 **{"group": "0", "asynchronous": True, "start_ns": 100 * US},
                 **{"time_ns": 300 * US, "exposed_ns": 200 * US},
             )
@@ -461,28 +470,27 @@ def test_calls_without_sizes_are_dropped_but_counted(read):
     )
 
 
-def test_a_trace_without_shapes(read):
-    with pytest.raises(UnreadableError) as caught:
-        read(event("c10d::allreduce_", 0, 10), work("gloo:all_reduce", 5, 10), info=GLOO)
-    assert str(caught.value).endswith(
-        error_text(
-            "t.json",
+@pytest.mark.parametrize(
+    ("events", "info", "value", "expected"),
+    [
+        (
+            [event("c10d::allreduce_", 0, 10), work("gloo:all_reduce", 5, 10)],
+            GLOO,
             "all_reduce: dtype not known",
             "sizes of its calls. Profile with record_shapes=True.",
-        )
-    )
-
-
-def test_a_trace_without_communication(read):
-    with pytest.raises(UnreadableError) as caught:
-        read(event("aten::mm", 0, 10), param("wait", 50, 3, 0, 0), info=None)
-    assert str(caught.value).endswith(
-        error_text(
-            "t.json",
+        ),
+        (
+            [event("aten::mm", 0, 10), param("wait", 50, 3, 0, 0)],
+            None,
             "no communication",
             "record_param_comms or c10d:: events. Profile a step that has some.",
-        )
-    )
+        ),
+    ],
+)
+def test_a_trace_without_shapes_or_communication(read, events, info, value, expected):
+    with pytest.raises(UnreadableError) as caught:
+        read(*events, info=info)
+    assert str(caught.value).endswith(error_text("t.json", value, expected))
 
 
 def test_the_rank_is_recorded_or_in_the_name(read):
@@ -495,8 +503,14 @@ def test_the_rank_is_recorded_or_in_the_name(read):
 
 def test_broken_events_are_passed_over(read):
     odd = [
-        *(3, None, "text", {}, {"ph": "X"}, {"ph": "X", "ts": "now", "dur": 1}),
-        *({"ph": "X", "ts": 1, "dur": -1}, {"ph": "X", "ts": 1, "dur": 1, "args": 3}),
+        3,
+        None,
+        "text",
+        {},
+        {"ph": "X"},
+        {"ph": "X", "ts": "now", "dur": 1},
+        {"ph": "X", "ts": 1, "dur": -1},
+        {"ph": "X", "ts": 1, "dur": 1, "args": 3},
         {"ph": "M", "name": "process_name"},
         param("allreduce", 0, 1, In_msg_nelems="many"),
         param("allreduce", 20, 2, dtype=None),
