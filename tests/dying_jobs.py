@@ -125,8 +125,18 @@ def deaths() -> list[Death]:
     counts |= {"order": 6}
     works = itertools.cycle(
         [
-            *(("ddp", 3), ("fsdp", 3), ("mesh", 4), ("pipe", 3), ("ddp", 2), ("fsdp", 4)),
-            *(("mesh", 6), ("ddp", 5), ("pipe", 4), ("ddp", 6), ("fsdp", 2), ("pipe", 2)),
+            ("ddp", 3),
+            ("fsdp", 3),
+            ("mesh", 4),
+            ("pipe", 3),
+            ("ddp", 2),
+            ("fsdp", 4),
+            ("mesh", 6),
+            ("ddp", 5),
+            ("pipe", 4),
+            ("ddp", 6),
+            ("fsdp", 2),
+            ("pipe", 2),
         ]
     )
     made: list[Death] = []
@@ -522,11 +532,21 @@ def _run_torchrun(death: Death, folder: Path, stack: contextlib.ExitStack) -> di
     start = time.time_ns()
     logs = folder / "out"
     words = [
-        *(sys.executable, "-m", "torch.distributed.run"),
-        *("--nproc-per-node", str(death.ranks)),
-        *("--log-dir", str(logs), "--redirects", "3"),
-        *("--master-port", str(forked.free_port())),
-        *(__file__, str(folder), "--rank-of", str(death.number)),
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(death.ranks),
+        "--log-dir",
+        str(logs),
+        "--redirects",
+        "3",
+        "--master-port",
+        str(forked.free_port()),
+        __file__,
+        str(folder),
+        "--rank-of",
+        str(death.number),
     ]
     variables = {**os.environ, **_environment(death), **forked.NO_NAMES}
     done = subprocess.run(

@@ -50,8 +50,17 @@ def lines(*records):
 def call(serial, number, state, *, collective=1, peer=-1, size_bytes=400, group=1):
     body = struct.pack(
         "<QqqqIHHHHii",
-        *(serial, 1_000_000_000 + 1000 * serial, size_bytes, size_bytes, number),
-        *(group, collective, 2, 3, peer, -1),
+        serial,
+        1_000_000_000 + 1000 * serial,
+        size_bytes,
+        size_bytes,
+        number,
+        group,
+        collective,
+        2,
+        3,
+        peer,
+        -1,
     )
     return body + struct.pack("<Iq", zlib.crc32(body), state)
 

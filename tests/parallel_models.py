@@ -233,6 +233,10 @@ class RingAttention(torch.autograd.Function):
             _attend_backward,
             gradient.contiguous(),
             "grad_out",
-            *(query, key, value, out, logsumexp),
+            query,
+            key,
+            value,
+            out,
+            logsumexp,
             is_causal=True,
         )

@@ -174,9 +174,26 @@ def device() -> SimulatedDevice:
 
 # What only looks at a tensor, or at a part of it, waits for nothing.
 _LOOKS = {
-    *("__get__", "narrow", "view", "unbind", "numel", "element_size", "data_ptr", "__len__"),
-    *("__getitem__", "as_subclass", "size", "dim", "is_complex", "stride", "storage_offset"),
-    *("is_contiguous", "is_floating_point", "chunk", "split", "reshape"),
+    "__get__",
+    "narrow",
+    "view",
+    "unbind",
+    "numel",
+    "element_size",
+    "data_ptr",
+    "__len__",
+    "__getitem__",
+    "as_subclass",
+    "size",
+    "dim",
+    "is_complex",
+    "stride",
+    "storage_offset",
+    "is_contiguous",
+    "is_floating_point",
+    "chunk",
+    "split",
+    "reshape",
 }
 
 
@@ -250,11 +267,27 @@ class Work(torch._C._distributed_c10d.Work):
 
 # Asked of the inner group in its stream's thread: collectives, by the names of all torch versions.
 _CALLS = (
-    *("allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "all_gather_single"),
-    *("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
-    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "alltoall_base"),
-    *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "all_to_all_single"),
-    *("broadcast", "reduce", "gather", "scatter", "send", "recv", "barrier"),
+    "allreduce",
+    "allreduce_coalesced",
+    "allgather",
+    "_allgather_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "allgather_into_tensor_coalesced",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_single",
+    "alltoall_base",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "all_to_all_single",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+    "barrier",
 )
 
 

@@ -128,8 +128,14 @@ class Cluster:
         """Exit code and output of slurm.sbatch."""
         done = run(
             [
-                *("sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=0"),
-                *("--output=out", *options, ROOT / "launch/slurm.sbatch"),
+                "sbatch",
+                "--parsable",
+                "--nodes=2",
+                "--ntasks-per-node=1",
+                "--gpus-per-node=0",
+                "--output=out",
+                *options,
+                ROOT / "launch/slurm.sbatch",
             ],
             env={**self.env, **env},
             cwd=folder,

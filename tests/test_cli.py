@@ -61,8 +61,18 @@ def test_show_prints_the_table(path, capsys):
     out, err = capsys.readouterr()
     # 1000 B in 2 us is 0.5 GB/s, and 2 ranks have a bus factor of 1.
     assert out.splitlines()[-3].split() == [
-        *("1000", "-", "2.000", "us", "2.000", "us", "2.000", "us"),
-        *("3", "0.500", "0.500", "unchecked"),
+        "1000",
+        "-",
+        "2.000",
+        "us",
+        "2.000",
+        "us",
+        "2.000",
+        "us",
+        "3",
+        "0.500",
+        "0.500",
+        "unchecked",
     ]
     assert out.splitlines()[-1].startswith("NO REFERENCE for gloo on cpu")
     assert err == ""

@@ -24,11 +24,24 @@ FOREIGN = ROOT / "examples/nccl_vs_oneccl/oneccl-2ranks-cpu.txt"
 LONG = "x" * 300
 
 COMMANDS = [
-    *("show {}", "log {}", "trace {}", "convert {} -o a.jsonl", "compare {} {run}"),
-    *("check {run} --baseline {}", "check {run} --rules {}", "show {run} --topology {}"),
-    *("plot {}", "convert {} -o a.csv", "report {} -o a.html", "cold {}", "show {} --explain"),
-    *("curve {}", "scaling {}", "algorithms {}", "pairs {}"),
-    *("model predict {} --ranks 2 --sizes 8",),
+    "show {}",
+    "log {}",
+    "trace {}",
+    "convert {} -o a.jsonl",
+    "compare {} {run}",
+    "check {run} --baseline {}",
+    "check {run} --rules {}",
+    "show {run} --topology {}",
+    "plot {}",
+    "convert {} -o a.csv",
+    "report {} -o a.html",
+    "cold {}",
+    "show {} --explain",
+    "curve {}",
+    "scaling {}",
+    "algorithms {}",
+    "pairs {}",
+    "model predict {} --ranks 2 --sizes 8",
 ]
 
 

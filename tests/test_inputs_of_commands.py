@@ -69,7 +69,12 @@ USABLE = {
     },
 }
 NAMES = (
-    *("missing.json", "empty", "folder", "binary", "history.csv", "other.json"),
+    "missing.json",
+    "empty",
+    "folder",
+    "binary",
+    "history.csv",
+    "other.json",
     "manifest.jsonl",
     *USABLE,
 )

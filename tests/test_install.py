@@ -50,11 +50,10 @@ def test_an_unknown_collective_is_one_line_before_anything_is_installed(checkout
     answer = launch(word, script=checkout / "launch/local.sh", cwd="/")
     assert answer.returncode == 2
     assert answer.stdout == ""
-    assert answer.stderr == (
-        error_line(
-            "collective", f"'{word}'", f"one of: {MODULES}. Put it first, its arguments after it\n"
-        )
+    assert answer.stderr == error_line(
+        "collective", f"'{word}'", f"one of: {MODULES}. Put it first, its arguments after it\n"
     )
+
     assert not (checkout / ".venv").exists()
 
 
@@ -74,9 +73,10 @@ def test_the_modules_are_the_entry_stubs():
 def test_a_wrong_nproc_is_one_line_before_anything_is_installed(checkout, value):
     answer = launch(script=checkout / "launch/local.sh", NPROC=value)
     assert answer.returncode == 2
-    assert answer.stderr == (
-        error_line("NPROC", f"'{value}'", "a whole number from 1. Correct or unset it\n")
+    assert answer.stderr == error_line(
+        "NPROC", f"'{value}'", "a whole number from 1. Correct or unset it\n"
     )
+
     assert not (checkout / ".venv").exists()
 
 
@@ -88,13 +88,12 @@ def test_a_python_that_is_too_old_is_one_line(checkout, tmp_path_factory):
     script = checkout / "launch/local.sh"
     answer = launch("all_reduce", script=script, PATH=f"{folder}:{os.environ['PATH']}")
     assert answer.returncode == 1
-    assert answer.stderr == (
-        error_line(
-            "python",
-            f"3.9 {folder}/python3",
-            f"3.10 or newer. Install one, or name one: PYTHON=/path/to/python3 bash {script}\n",
-        )
+    assert answer.stderr == error_line(
+        "python",
+        f"3.9 {folder}/python3",
+        f"3.10 or newer. Install one, or name one: PYTHON=/path/to/python3 bash {script}\n",
     )
+
     assert not (checkout / ".venv").exists()
 
 
@@ -111,11 +110,10 @@ def test_a_folder_of_someone_else_is_not_touched(checkout):
     (checkout / ".venv/precious").write_text("mine")
     answer = launch(script=checkout / "launch/local.sh")
     assert answer.returncode == 1
-    assert answer.stderr == (
-        error_line(
-            f"{checkout}/.venv", "a folder that this script did not make", "none. Move it away\n"
-        )
+    assert answer.stderr == error_line(
+        f"{checkout}/.venv", "a folder that this script did not make", "none. Move it away\n"
     )
+
     assert (checkout / ".venv/precious").read_text() == "mine"
 
 

@@ -55,11 +55,19 @@ def check(tmp_path_factory):
         for name, text in programs.items():
             (folder / name).write_text(text)
         options = [
-            *("--python-executable", str(folder / "venv/bin/python")),
-            *("--config-file=", "--check-untyped-defs", "--no-error-summary"),
-            *("--disable-error-code", "import-not-found", "--no-color-output"),
+            "--python-executable",
+            str(folder / "venv/bin/python"),
+            "--config-file=",
+            "--check-untyped-defs",
+            "--no-error-summary",
+            "--disable-error-code",
+            "import-not-found",
+            "--no-color-output",
             # Programs of the docs are parts of one: `model`, `loader`.
-            *("--disable-error-code", "name-defined", "--disable-error-code", "has-type"),
+            "--disable-error-code",
+            "name-defined",
+            "--disable-error-code",
+            "has-type",
         ]
         command = [sys.executable, "-m", "mypy", *options, *programs]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)

@@ -97,8 +97,25 @@ def test_no_private_word_in_the_help():
 
 # Names of values that say nothing: pronouns, and participles of whatever came last.
 NAMES = {
-    *("found", "got", "made", "one", "own", "both", "known", "stated", "told", "tells", "said"),
-    *("word", "words", "way", "ways", "beside", "trouble", "thing", "things"),
+    "found",
+    "got",
+    "made",
+    "one",
+    "own",
+    "both",
+    "known",
+    "stated",
+    "told",
+    "tells",
+    "said",
+    "word",
+    "words",
+    "way",
+    "ways",
+    "beside",
+    "trouble",
+    "thing",
+    "things",
 }
 # (file, name) -> why it stays.
 KEPT_NAMES = {("torchcoll/questions/check/limits.py", "word"): "the key of a verdict's JSON"}

@@ -564,13 +564,12 @@ def test_different_arguments_are_named(jobs, tmp_path):
 
     ended = jobs(tmp_path, target, 4).wait(30)
     assert [e.code for e in ended.values()] == [2] * 4
-    assert ended[0].stderr == (
-        error_line(
-            f"arguments of rank 2 ({HOST})",
-            "--sizes 16 -T 60",
-            f"as on rank 0 ({HOST}): --sizes 8 -T 60. Start all ranks with the same arguments.\n",
-        )
+    assert ended[0].stderr == error_line(
+        f"arguments of rank 2 ({HOST})",
+        "--sizes 16 -T 60",
+        f"as on rank 0 ({HOST}): --sizes 8 -T 60. Start all ranks with the same arguments.\n",
     )
+
     assert [ended[rank].stderr for rank in (1, 2, 3)] == ["", "", ""]
     assert not (tmp_path / "torchcoll-runs").exists()
 
@@ -599,14 +598,13 @@ def test_another_case_on_one_rank(launch):
 
     measured = launch("all_reduce", "--sizes 8,16 -n 2 -T 60", 3, setup=setup).ended(2, 45)
     (line,) = measured.errors()
-    assert line == (
-        error_line(
-            f"case on rank 1 ({HOST})",
-            "another case than the other ranks",
-            "the same on all ranks (rank 0: all_reduce 16 float32 sum on gloo). Start all "
-            "ranks with the same arguments, files and torchcoll version.",
-        )
+    assert line == error_line(
+        f"case on rank 1 ({HOST})",
+        "another case than the other ranks",
+        "the same on all ranks (rank 0: all_reduce 16 float32 sum on gloo). Start all "
+        "ranks with the same arguments, files and torchcoll version.",
     )
+
     run = measured.run
     assert [r.case.size_bytes for r in run.results] == [8]
     assert (run.end["status"], run.end["exit_code"]) == ("failed", 2)

@@ -24,8 +24,17 @@ from torchcoll.bench.verify import (
 from torchcoll.core.case import Case, size_case
 
 DTYPES = (
-    *("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64"),
-    *("float8_e4m3fn", "float8_e5m2"),
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int8",
+    "uint8",
+    "int16",
+    "int32",
+    "int64",
+    "float8_e4m3fn",
+    "float8_e5m2",
 )
 FLOATS = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")

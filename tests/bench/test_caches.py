@@ -115,7 +115,15 @@ def test_on_accelerators_flushed_calls_are_synchronized():
 def test_both_buffers_are_misaligned(in_place):
     """torch aligns memory of the CPU to 64 bytes (c10/core/alignment.h)."""
     case = Case(
-        *("all_gather", 1024, "float32", None, None, in_place, "synchronized", "gloo", "cpu"),
+        "all_gather",
+        1024,
+        "float32",
+        None,
+        None,
+        in_place,
+        "synchronized",
+        "gloo",
+        "cpu",
         misalign_bytes=12,
     )
     sizing = size_case(case, 4, span_bytes=4096)

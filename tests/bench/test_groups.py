@@ -143,15 +143,18 @@ def test_every_rank_alone(launch):
     ("collective", "options", "stated"),
     [
         (
-            *("all_reduce", "--groups col:2"),
+            "all_reduce",
+            "--groups col:2",
             error_text("groups", "col:2", "mod:N, div:N, or a list of ranks such as 0,1;2,3"),
         ),
         (
-            *("all_reduce", "--groups 0,1;1,2"),
+            "all_reduce",
+            "--groups 0,1;1,2",
             error_text("groups", "0,1;1,2", "each of the ranks 0 to 2 once"),
         ),
         (
-            *("broadcast", "--groups 0,1;2 -r 1"),
+            "broadcast",
+            "--groups 0,1;2 -r 1",
             error_text("root", "1", "0 to 0 (1 rank)"),
         ),
     ],
@@ -383,6 +386,8 @@ def test_resume_runs_a_case_again_whose_sub_groups_are_not_all_there(launch):
     launch("all_reduce", f"--resume {whole.path}", 4, output=False).ended(0)
     results = torchcoll.load(whole.path).results
     assert sorted((r.case.size_bytes, r.case.group) for r in results) == [
-        *((1024, "mod:2/0"), (1024, "mod:2/1")),
-        *((4096, "mod:2/0"), (4096, "mod:2/1")),
+        (1024, "mod:2/0"),
+        (1024, "mod:2/1"),
+        (4096, "mod:2/0"),
+        (4096, "mod:2/1"),
     ]

@@ -72,7 +72,9 @@ def told(results):
     """{(implementation, collective): (in place, status, reason)}."""
     return {
         (r["case"]["implementation"], r["case"]["collective"]): (
-            *(r["case"]["in_place"], r["status"], r["reason"]),
+            r["case"]["in_place"],
+            r["status"],
+            r["reason"],
         )
         for r in results
     }
@@ -92,11 +94,15 @@ def test_each_collective_by_each(measured):
         ("multimem", "all_gather"): (False, "ok", ""),
         ("own", "reduce_scatter"): (False, "ok", ""),
         ("one_shot", "reduce_scatter"): (
-            *(False, "unsupported", "one_shot has no reduce_scatter, two_shot has"),
+            False,
+            "unsupported",
+            "one_shot has no reduce_scatter, two_shot has",
         ),
         ("two_shot", "reduce_scatter"): (False, "ok", ""),
         ("multimem", "reduce_scatter"): (
-            *(False, "unsupported", "multimem has no reduce_scatter, two_shot has"),
+            False,
+            "unsupported",
+            "multimem has no reduce_scatter, two_shot has",
         ),
     }
 

@@ -102,7 +102,10 @@ def test_another_rank_ends_the_file(launch):
     assert append_end(path, run_id, EVENT, END)
     run = load(path)
     assert [run.end[name] for name in ("status", "exit_code", "reason", "cases")] == [
-        *("failed", 5, "lost rank 0", 2)
+        "failed",
+        5,
+        "lost rank 0",
+        2,
     ]
     assert run.problems == ["failed: lost rank 0"]
     # Of several hosts each may have a rank that comes to do it.

@@ -339,12 +339,10 @@ def test_a_rank_that_cannot_write_is_named(launch):
 def test_no_output_and_library_log_exclude_each_other():
     with pytest.raises(TorchcollError) as caught:
         parse(["--library-log", "--no-output"], "all_reduce", "x")
-    assert str(caught.value) == (
-        error_text(
-            "library-log",
-            "--library-log and --no-output",
-            "one of them. The log lies next to the result file.",
-        )
+    assert str(caught.value) == error_text(
+        "library-log",
+        "--library-log and --no-output",
+        "one of them. The log lies next to the result file.",
     )
 
 

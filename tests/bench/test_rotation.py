@@ -23,8 +23,15 @@ def case(collective: str, size_bytes: int, in_place: bool | None = None) -> Case
     entry = COLLECTIVES[collective]
     where = entry.placements[0] if in_place is None else in_place
     return Case(
-        *(collective, size_bytes, "float32", "sum" if entry.has_op else None),
-        *(1 if entry.has_root else None, where, "synchronized", "gloo", "cpu"),
+        collective,
+        size_bytes,
+        "float32",
+        "sum" if entry.has_op else None,
+        1 if entry.has_root else None,
+        where,
+        "synchronized",
+        "gloo",
+        "cpu",
         splits="seed:0" if entry.has_splits else None,
         buffer_reuse="rotate",
     )

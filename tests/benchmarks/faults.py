@@ -351,9 +351,15 @@ TOLD = {
 REAL_ONLY = ("launcher killed",)  # that of forked ranks is this benchmark
 BETWEEN_HOSTS = ("interface down",)
 AT_START = (
-    *("kill -9 before the hello", "no module on one rank", "hang in the hello"),
-    *("no thread at the start", "other arguments", "port of another store"),
-    *("more ranks than there are", "number of another rank", "interface that is not there"),
+    "kill -9 before the hello",
+    "no module on one rank",
+    "hang in the hello",
+    "no thread at the start",
+    "other arguments",
+    "port of another store",
+    "more ranks than there are",
+    "number of another rank",
+    "interface that is not there",
 )
 OF_ITEM_6 = ("sleep before a call", "spin", "late", "skipped call", "hang in the exchange")
 

@@ -587,7 +587,9 @@ def test_a_side_named_model_has_its_errors_told(in_tmp_path, sides, capsys):
     assert ["all_reduce", "3", "6.3", "%", "12.0", "%", "25.0", "%", "1M"] in lines
     # An error in place of a result, with its sign.
     assert [(line[0], line[-2]) for line in lines if line and line[-1] == "%"] == [
-        *(("1M", "-25.0"), ("4M", "+10.0"), ("16M", "+1.0"))
+        ("1M", "-25.0"),
+        ("4M", "+10.0"),
+        ("16M", "+1.0"),
     ]
     assert main(["compare", *sides.split(), "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -197,7 +197,10 @@ def test_the_rank_that_is_last_counts_and_blocks_are_the_replicates():
             "ok",
             2,
             concurrent=ConcurrentBlocks(
-                *("copy:64M", None, 10, 3),
+                "copy:64M",
+                None,
+                10,
+                3,
                 alone_ns=[[100, 150], [90, 200]],
                 work_ns=[[300, 400], [200, 100]],
                 both_calls_ns=[[150, 100], [140, 400]],
@@ -226,7 +229,10 @@ def test_two_collectives_share_what_there_is():
             2,
             size_bytes=1 << 20,
             concurrent=ConcurrentBlocks(
-                *("all_reduce:div:2:1M", None, 20, 100),
+                "all_reduce:div:2:1M",
+                None,
+                20,
+                100,
                 alone_ns=[[2_097_152]],
                 work_ns=[[10_485_760]],
                 both_calls_ns=[[4_194_304]],
@@ -278,7 +284,10 @@ def test_work_that_ended_before_the_calls_is_too_short():
             "ok",
             2,
             concurrent=ConcurrentBlocks(
-                *("matmul:1M", 1, 10, 3),
+                "matmul:1M",
+                1,
+                10,
+                3,
                 alone_ns=[[100] * 3] * 2,
                 work_ns=[[80] * 3] * 2,
                 both_calls_ns=[[100] * 3] * 2,
@@ -297,9 +306,7 @@ def test_work_that_ended_before_all_had_is_too_short():
     blocks = dict(alone_ns=[[50] * 3], work_ns=[[80] * 3], both_calls_ns=[[50] * 3])
     blocks |= dict(both_work_ns=[[80] * 3], both_ns=[[100] * 3])
     found = overlap(
-        CaseResult(
-            CASE, "ok", 2, concurrent=ConcurrentBlocks(*("matmul:1M", None, 10, 3), **blocks)
-        )
+        CaseResult(CASE, "ok", 2, concurrent=ConcurrentBlocks("matmul:1M", None, 10, 3, **blocks))
     )
     assert (found.uncovered, found.covered) == (3, False)
 

@@ -272,7 +272,10 @@ def with_a_disk_that_fills_in_window_3(rank: int) -> None:
 def test_a_disk_that_fills(tmp_path):
     """One line, the same code on all ranks, and what was measured is in the file."""
     job = Measured(
-        *(tmp_path / "job", "all_reduce", "--sizes 1K -n 5 --soak 1h", 2),
+        tmp_path / "job",
+        "all_reduce",
+        "--sizes 1K -n 5 --soak 1h",
+        2,
         setup=with_a_disk_that_fills_in_window_3,
     )
     ended = job.job.wait(60)
@@ -423,7 +426,10 @@ def test_what_is_no_time(text):
 
 def test_times():
     assert [parse_duration(text, "soak") for text in ("90s", "30m", "1.5h", "2d")] == [
-        *(90, 1800, 5400, 172800)
+        90,
+        1800,
+        5400,
+        172800,
     ]
 
 

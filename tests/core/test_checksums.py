@@ -25,7 +25,9 @@ SPEC = Spec(sizes="1K,2K,4K,8K")
 def a_run(run_id="a", first=1000):
     results = [
         CaseResult(
-            *(case, "ok", 2),
+            case,
+            "ok",
+            2,
             size_bytes=case.size_bytes,
             cold_ns=[[first + place, 20, 30], [first, 21, 31]],
             time_ns={"host": [[10, 11], [12, 13]]},
@@ -259,13 +261,11 @@ def test_two_files_in_one(tmp_path, text, packed):
         path.write_bytes(gzip.compress(content) if packed else content)
         with pytest.raises(UnreadableError) as caught:
             load(path)
-        assert str(caught.value) == (
-            error_text(
-                "result file",
-                path,
-                f"one header, in the first line. Two files in one: split at line {number}"
-                f" (head -n {number - 1}, tail -n +{number}).",
-            )
+        assert str(caught.value) == error_text(
+            "result file",
+            path,
+            f"one header, in the first line. Two files in one: split at line {number}"
+            f" (head -n {number - 1}, tail -n +{number}).",
         )
 
 

@@ -231,10 +231,16 @@ def test_placements():
 
 def test_roots_and_ops():
     assert {n for n, c in COLLECTIVES.items() if c.has_root} == {
-        *("broadcast", "reduce", "gather", "scatter")
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
     }
     assert {n for n, c in COLLECTIVES.items() if c.has_op} == {
-        *("all_reduce", "reduce_scatter", "reduce_scatter_v", "reduce")
+        "all_reduce",
+        "reduce_scatter",
+        "reduce_scatter_v",
+        "reduce",
     }
     assert {n for n, c in COLLECTIVES.items() if c.rooted_output} == {"reduce", "gather"}
     assert {n for n, c in COLLECTIVES.items() if not c.has_data} == {"barrier"}

@@ -21,7 +21,11 @@ def test_a_union():
     union = Union([(0, 3), (2, 4), (5, 9)])
     assert union.total == 8
     assert [union.within(*span) for span in ((-5, 0), (3, 6), (4, 5), (0, 99), (6, 6))] == [
-        *(0, 2, 0, 8, 0)
+        0,
+        2,
+        0,
+        8,
+        0,
     ]
 
 

@@ -524,14 +524,12 @@ def test_foreign(tmp_path, content):
 def test_empty(tmp_path):
     path = tmp_path / "file"
     path.touch()
-    assert refusal(path, load_own) == (
-        error_text(
-            "result file",
-            path,
-            'a torchcoll result file, whose first line holds "schema":"torchcoll/2"; this '
-            "one is empty",
-        )
+    assert refusal(path, load_own) == error_text(
+        "result file",
+        path,
+        'a torchcoll result file, whose first line holds "schema":"torchcoll/2"; this one is empty',
     )
+
     assert refusal(path) == error_text("file", path, "output of a benchmark; this one is empty")
 
 
@@ -553,8 +551,8 @@ def test_below_a_file(tmp_path):
 
 def test_a_name_that_no_file_can_have(in_tmp_path):
     name = "x" * 300
-    assert refusal(name) == (
-        error_text("result file", f"{'x' * 117}...", "a readable file (File name too long)")
+    assert refusal(name) == error_text(
+        "result file", f"{'x' * 117}...", "a readable file (File name too long)"
     )
 
 
@@ -589,10 +587,8 @@ def test_a_packed_file_has_continuations_too(tmp_path, further, packed):
 def test_another_major_schema(tmp_path, schema):
     path = tmp_path / "file"
     path.write_text(json.dumps({"record": "header", "schema": schema}))
-    assert refusal(path) == (
-        error_text(
-            f"schema of {path}", schema, "torchcoll/2. Install the torchcoll version that wrote it."
-        )
+    assert refusal(path) == error_text(
+        f"schema of {path}", schema, "torchcoll/2. Install the torchcoll version that wrote it."
     )
 
 
@@ -717,11 +713,10 @@ def test_existing_output_is_refused_and_untouched(tmp_path, make):
     for write in (Writer, lambda p: save(a_run(), p)):
         with pytest.raises(UsageError) as caught:
             write(path)
-        assert str(caught.value) == (
-            error_text(
-                "output", path, "a file that does not exist. Name another file or remove it."
-            )
+        assert str(caught.value) == error_text(
+            "output", path, "a file that does not exist. Name another file or remove it."
         )
+
     assert not path.is_file() or path.read_bytes() == b""
 
 
@@ -743,8 +738,8 @@ def test_the_parent_is_a_file(tmp_path):
     ):
         with pytest.raises(UsageError) as caught:
             Writer(path)
-        assert str(caught.value) == (
-            error_text("output", path, f"a file that can be written ({why}). {UNWRITABLE}")
+        assert str(caught.value) == error_text(
+            "output", path, f"a file that can be written ({why}). {UNWRITABLE}"
         )
 
 

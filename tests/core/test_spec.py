@@ -25,8 +25,19 @@ def refusal(**fields):
 
 def test_default_sizes():
     assert Spec().size_list() == (
-        *(8, 32, 128, 512, 2048, 8192, 32768, 131072, 524288),
-        *(2097152, 8388608, 33554432, 134217728),
+        8,
+        32,
+        128,
+        512,
+        2048,
+        8192,
+        32768,
+        131072,
+        524288,
+        2097152,
+        8388608,
+        33554432,
+        134217728,
     )
 
 
@@ -108,10 +119,8 @@ def test_too_many_sizes(fields):
         return
     with pytest.raises(UsageError) as caught:
         Spec(**fields).size_list()
-    assert str(caught.value) == (
-        error_text(
-            "sizes", "more than 100000 sizes", "at most 100000. Use a larger factor or step."
-        )
+    assert str(caught.value) == error_text(
+        "sizes", "more than 100000 sizes", "at most 100000. Use a larger factor or step."
     )
 
 
@@ -177,7 +186,14 @@ def test_all_means_all():
     spec = Spec(collectives="all", dtypes="all", ops="all")
     assert spec.collectives == tuple(COLLECTIVES)
     assert spec.dtypes == (
-        *("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"),
+        "float32",
+        "float64",
+        "float16",
+        "bfloat16",
+        "int8",
+        "uint8",
+        "int32",
+        "int64",
     )
     assert spec.ops == ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
 
@@ -249,9 +265,12 @@ def test_backends_take_turns_over_all_points_not_only_over_sizes():
     spec = Spec(sizes="64K", dtypes="float32,float16,int32", backend="gloo,ccl")
     order = [(case.dtype, case.backend) for case in spec.cases(2)]
     assert order == [
-        *(("float32", "gloo"), ("float32", "ccl")),
-        *(("float16", "ccl"), ("float16", "gloo")),
-        *(("int32", "gloo"), ("int32", "ccl")),
+        ("float32", "gloo"),
+        ("float32", "ccl"),
+        ("float16", "ccl"),
+        ("float16", "gloo"),
+        ("int32", "gloo"),
+        ("int32", "ccl"),
     ]
 
 

@@ -69,7 +69,8 @@ def test_the_file_by_hand(tmp_path):
     header, group, step, full, barrier, note, end = records
     assert header["record"] == "header"
     assert (header["schema"], header["source"], header["ranks"]) == (
-        *("torchcoll-traffic/2", "capture"),
+        "torchcoll-traffic/2",
+        "capture",
         2,
     )
     assert group == {
@@ -183,13 +184,12 @@ def test_a_newer_schema(tmp_path):
     path = file(tmp_path, '{"record":"header","schema":"torchcoll-traffic/3"}', END)
     with pytest.raises(UnreadableError) as caught:
         Traffic.load(path)
-    assert str(caught.value) == (
-        error_text(
-            f"schema of {path}",
-            "torchcoll-traffic/3",
-            "torchcoll-traffic/2. Install the torchcoll version that wrote it.",
-        )
+    assert str(caught.value) == error_text(
+        f"schema of {path}",
+        "torchcoll-traffic/3",
+        "torchcoll-traffic/2. Install the torchcoll version that wrote it.",
     )
+
     assert is_traffic(path)
 
 
@@ -217,13 +217,10 @@ def test_what_is_no_traffic_file(tmp_path, text):
     with pytest.raises(UnreadableError) as caught:
         Traffic.load(path)
     empty = "; this one is empty" if not text else ""
-    assert str(caught.value) == (
-        error_text(
-            "traffic file",
-            path,
-            "a torchcoll traffic file, whose first line holds "
-            f'"schema":"torchcoll-traffic/2"{empty}',
-        )
+    assert str(caught.value) == error_text(
+        "traffic file",
+        path,
+        f'a torchcoll traffic file, whose first line holds "schema":"torchcoll-traffic/2"{empty}',
     )
 
 
@@ -251,8 +248,8 @@ def test_a_missing_file(tmp_path):
 def test_a_step_outside_of_a_capture():
     with pytest.raises(UsageError) as caught:
         Traffic().step()
-    assert str(caught.value) == (
-        error_text("step", "no capture", "a step inside of `with torchcoll.capture()`")
+    assert str(caught.value) == error_text(
+        "step", "no capture", "a step inside of `with torchcoll.capture()`"
     )
 
 
@@ -280,7 +277,10 @@ def test_counts_of_the_ranks_add_up():
     first = traffic(0, notes=["3 calls of send are late", "as it is", "2 ranks share a core"])
     second = traffic(1, notes=["2 ranks share a core", "4 calls of send are late", "1 reductions"])
     assert join([first, second]).notes == [
-        *("7 calls of send are late", "as it is", "2 ranks share a core", "1 reductions")
+        "7 calls of send are late",
+        "as it is",
+        "2 ranks share a core",
+        "1 reductions",
     ]
 
 
@@ -397,8 +397,8 @@ def test_a_folder_of_files(tmp_path):
     assert Traffic.load(tmp_path / "rank1.jsonl") == traffic(1)
     with pytest.raises(UnreadableError) as caught:
         Traffic.load(tmp_path / "inner")
-    assert str(caught.value) == (
-        error_text("traffic folder", f"{tmp_path}/inner", "a folder of traffic files; it has none")
+    assert str(caught.value) == error_text(
+        "traffic folder", f"{tmp_path}/inner", "a folder of traffic files; it has none"
     )
 
 

@@ -215,8 +215,15 @@ def test_a_case_is_only_checked_against_as_many_groups_at_once():
 @pytest.mark.parametrize(
     ("group", "number"),
     [
-        *(("mod:4/0", 4), ("div:2/3", 4), ("0,1;2,3;4,5;6,7/1", 4), ("0,1;2,3,4,5,6,7/0", 2)),
-        *(("pair/0-1", 1), ("node/2-3", 1), ("world/0", 1), ("mod:4", 1), (None, 1)),
+        ("mod:4/0", 4),
+        ("div:2/3", 4),
+        ("0,1;2,3;4,5;6,7/1", 4),
+        ("0,1;2,3,4,5,6,7/0", 2),
+        ("pair/0-1", 1),
+        ("node/2-3", 1),
+        ("world/0", 1),
+        ("mod:4", 1),
+        (None, 1),
     ],
 )
 def test_number_of_groups_at_once(group, number):

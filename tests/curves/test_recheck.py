@@ -260,13 +260,11 @@ def test_files_without_a_matrix(capsys):
         "# check: torchcoll matrix --env NCCL_ALGO=,allreduce:ring --runs 6 -o check -- "
         "LAUNCHER ... -m MODULE ...\n"
     )
-    assert err == (
-        error_line(
-            "check",
-            "D",
-            "the folder of one torchcoll matrix. How these were launched is not known; the "
-            "command printed checks it.\n",
-        )
+    assert err == error_line(
+        "check",
+        "D",
+        "the folder of one torchcoll matrix. How these were launched is not known; the "
+        "command printed checks it.\n",
     )
 
 

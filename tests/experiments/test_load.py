@@ -134,7 +134,8 @@ def test_versus():
     """The first is the base; commas within a command are written as in all axes."""
     asked = asked_of(Sides(FAKE, load=r"none,cpu=sh -c a\,b"), "V")
     assert [(cell.name, cell.load) for cell in asked.plan.cells] == [
-        *(("none", ()), ("cpu", ("sh", "-c", "a,b")))
+        ("none", ()),
+        ("cpu", ("sh", "-c", "a,b")),
     ]
     with pytest.raises(UsageError, match=error_tail("--load too", "two whole commands alone")):
         asked_of(Sides(load="none", two=[*FAKE, "--b", *FAKE]), "V")

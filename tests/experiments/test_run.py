@@ -164,13 +164,12 @@ def test_a_silent_signal():
 
 def test_a_folder_that_is_removed_meanwhile(capsys):
     assert matrix(words=["remove"], runs=2) == 1
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        error_line(
-            "folder D",
-            "removed or replaced while its matrix ran",
-            "one that stays. Start the matrix again.",
-        )
+    assert capsys.readouterr().err.splitlines()[-1] == error_line(
+        "folder D",
+        "removed or replaced while its matrix ran",
+        "one that stays. Start the matrix again.",
     )
+
     assert not Path("D").exists()
 
 

@@ -59,8 +59,12 @@ def test_one_night_of_many(tmp_path, store):
     assert printed("collect", nightly, "--into", store)[0] == 0
     drain = ("--drain-command", "drain {node}")
     for options in (
-        *([], ["--night", "2026-10-04"], ["--night-start", "23:30"], ["--night", "2026-10-01"]),
-        *(["--night", "2026-10-06", *drain], [*drain]),
+        [],
+        ["--night", "2026-10-04"],
+        ["--night-start", "23:30"],
+        ["--night", "2026-10-01"],
+        ["--night", "2026-10-06", *drain],
+        [*drain],
     ):
         of_files = printed("fleet", nightly, "--format", "json", *options)
         assert printed("fleet", store, "--format", "json", *options) == of_files

@@ -180,13 +180,11 @@ def test_this_machines_topology_is_dumped(gpus, host, capsys):
     assert live == capsys.readouterr().out.replace(host, os.uname().nodename)
     gpus(0)
     assert main(["log"]) == 4
-    assert capsys.readouterr().err == (
-        error_line(
-            "limits of this machine",
-            "no GPU that torch can use",
-            "GPUs and NCCL. Where they are, set NCCL_TOPO_DUMP_FILE=topo.xml for a run; "
-            "then torchcoll log topo.xml.\n",
-        )
+    assert capsys.readouterr().err == error_line(
+        "limits of this machine",
+        "no GPU that torch can use",
+        "GPUs and NCCL. Where they are, set NCCL_TOPO_DUMP_FILE=topo.xml for a run; "
+        "then torchcoll log topo.xml.\n",
     )
 
 

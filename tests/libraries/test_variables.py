@@ -40,14 +40,32 @@ def test_misspelt_names(name, near):
 @pytest.mark.parametrize(
     "name",
     [
-        *("NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE"),
-        *("NCCL_TREE_THRESHOLD", "NCCL_PAT_ENABLE", "NCCL_BLOCKING_WAIT", "NCCL_RINGS"),
+        "NCCL_DEBUG",
+        "NCCL_SOCKET_IFNAME",
+        "NCCL_HOSTID",
+        "NCCL_MULTI_RANK_GPU_ENABLE",
+        "NCCL_TREE_THRESHOLD",
+        "NCCL_PAT_ENABLE",
+        "NCCL_BLOCKING_WAIT",
+        "NCCL_RINGS",
         "NCCL_VERSION",  # NVIDIA's images set it
-        *("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_SOMETHING_NEWER", "CCL_ROOT"),
-        *("CCL_WORKER_OFFLOAD", "CCL_BARRIER", "CCL_ZE_IPC_EXCHANGE", "CCL_SAME_STREAM"),
+        "TORCH_NCCL_TRACE_BUFFER_SIZE",
+        "TORCH_NCCL_SOMETHING_NEWER",
+        "CCL_ROOT",
+        "CCL_WORKER_OFFLOAD",
+        "CCL_BARRIER",
+        "CCL_ZE_IPC_EXCHANGE",
+        "CCL_SAME_STREAM",
         # Names of plug-ins and other programs are not judged.
-        *("NCCL_TESTS_SPLIT", "NCCL_FASTRAK_IFNAME", "NCCL_TUNER_CONFIG_FILE", "RCCL_ANYTHING"),
-        *("OFI_NCCL_PROTOCOL", "MY_NCCL_DEBG", "PATH", "CCLD", "NCCL"),
+        "NCCL_TESTS_SPLIT",
+        "NCCL_FASTRAK_IFNAME",
+        "NCCL_TUNER_CONFIG_FILE",
+        "RCCL_ANYTHING",
+        "OFI_NCCL_PROTOCOL",
+        "MY_NCCL_DEBG",
+        "PATH",
+        "CCLD",
+        "NCCL",
     ],
 )
 def test_no_false_alarm(name):
@@ -61,8 +79,11 @@ def test_every_listed_name_is_one():
     assert len(oneccl.NAMES) > 300
     assert set(oneccl.ALGORITHMS) - oneccl.NAMES == {
         # Nothing goes out of the host in these.
-        *("CCL_BARRIER_SCALEOUT", "CCL_BCAST_SCALEOUT", "CCL_BROADCAST_SCALEOUT"),
-        *("CCL_RECV_SCALEOUT", "CCL_SEND_SCALEOUT"),
+        "CCL_BARRIER_SCALEOUT",
+        "CCL_BCAST_SCALEOUT",
+        "CCL_BROADCAST_SCALEOUT",
+        "CCL_RECV_SCALEOUT",
+        "CCL_SEND_SCALEOUT",
     }
 
 

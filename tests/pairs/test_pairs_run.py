@@ -248,12 +248,10 @@ def test_a_backend_that_cannot_send(launch):
 
     job = launch("pairs", "--sizes 1K -n 1", 3, setup=setup).ended(4)
     (error,) = job.errors()
-    assert error == (
-        error_line(
-            "pairs",
-            "gloo on cpu: send isn't implemented on backend [cpu]",
-            "a backend that sends from rank to rank. Choose another with --backend.",
-        )
+    assert error == error_line(
+        "pairs",
+        "gloo on cpu: send isn't implemented on backend [cpu]",
+        "a backend that sends from rank to rank. Choose another with --backend.",
     )
 
 

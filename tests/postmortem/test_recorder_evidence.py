@@ -121,7 +121,11 @@ def test_a_call_that_timed_out(read):
     evidence = read(dump(entry("all_reduce", 1), entry("all_reduce", 2, state="started")))
     (event,) = evidence.events
     assert (event.kind, event.rank, event.group, event.number, event.collective) == (
-        *("timeout", 1, "0", 2, "all_reduce"),
+        "timeout",
+        1,
+        "0",
+        2,
+        "all_reduce",
     )
     assert event.text == (
         "call 2 (all_reduce) was given up before it completed, whose timeout is 600 s"
@@ -138,7 +142,9 @@ def test_messages_are_counted_by_peer(read):
         "dump_0.pickle",
     )
     assert [(c.collective, c.peer, c.number, c.group) for c in evidence.calls] == [
-        *(("send", 1, 1, "7"), ("send", 1, 2, "7"), ("recv", 1, 1, "7")),
+        ("send", 1, 1, "7"),
+        ("send", 1, 2, "7"),
+        ("recv", 1, 1, "7"),
     ]
     assert evidence.last_number == {}  # the status may count a message
 

@@ -106,7 +106,10 @@ def test_messages_are_numbered_by_peer_and_name_ranks_of_the_world(read):
         [entry(name, i + 1, **fields) for i, name in enumerate(["send 1->0", "recv 1<-0"] * 2)]
     )
     assert [(c.collective, c.peer, c.sequence) for c in traffic.calls[0]] == [
-        *(("send", 1, 0), ("recv", 1, 0), ("send", 1, 1), ("recv", 1, 1))
+        ("send", 1, 0),
+        ("recv", 1, 0),
+        ("send", 1, 1),
+        ("recv", 1, 1),
     ]
 
 
@@ -278,10 +281,21 @@ def test_names_of_collectives(name, expected):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        *(("Float", "float32"), ("c10::BFloat16", "bfloat16"), ("long int", "int64")),
-        *(("unsigned char", "uint8"), ("Byte", "uint8"), ("Char", "int8"), ("Half", "float16")),
-        *(("c10::complex<float>", "complex64"), ("ComplexDouble", "complex128"), ("bool", "bool")),
-        *(("TensorList", None), ("ScalarList", None), ("Scalar", None), ("", None), (3, None)),
+        ("Float", "float32"),
+        ("c10::BFloat16", "bfloat16"),
+        ("long int", "int64"),
+        ("unsigned char", "uint8"),
+        ("Byte", "uint8"),
+        ("Char", "int8"),
+        ("Half", "float16"),
+        ("c10::complex<float>", "complex64"),
+        ("ComplexDouble", "complex128"),
+        ("bool", "bool"),
+        ("TensorList", None),
+        ("ScalarList", None),
+        ("Scalar", None),
+        ("", None),
+        (3, None),
     ],
 )
 def test_names_of_types(text, expected):
@@ -291,12 +305,12 @@ def test_names_of_types(text, expected):
 @pytest.mark.parametrize(
     ("name", "rank", "bare"),
     [
-        *(("rank3.json", 3, 3), ("a_RANK-12_b.json.gz", 12, 12), ("nccl_trace_rank_7", 7, 7)),
-        *(
-            ("fr_2.13.0_4.json", None, 4),
-            ("trace", None, None),
-            ("host_99.1.pt.trace.json", None, 1),
-        ),
+        ("rank3.json", 3, 3),
+        ("a_RANK-12_b.json.gz", 12, 12),
+        ("nccl_trace_rank_7", 7, 7),
+        ("fr_2.13.0_4.json", None, 4),
+        ("trace", None, None),
+        ("host_99.1.pt.trace.json", None, 1),
     ],
 )
 def test_ranks_in_names_of_files(name, rank, bare):
@@ -306,8 +320,15 @@ def test_ranks_in_names_of_files(name, rank, bare):
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        *(([0, 2], (0, 2)), ("[0, 2]", (0, 2)), ("[]", ()), ([], ()), ("[0, ..., 9]", ())),
-        *((None, ()), (3, ()), ([True], ()), ([-1], ())),
+        ([0, 2], (0, 2)),
+        ("[0, 2]", (0, 2)),
+        ("[]", ()),
+        ([], ()),
+        ("[0, ..., 9]", ()),
+        (None, ()),
+        (3, ()),
+        ([True], ()),
+        ([-1], ()),
     ],
 )
 def test_lists_of_ranks(value, expected):

@@ -68,14 +68,21 @@ def test_a_row_is_a_mean_over_ranks_of_a_mean_over_calls(imported):
     (run,) = output.runs
     (result,), (row,) = run.results, summary_rows(output)
     assert (row.collective, row.size_bytes, row.ranks, row.dtype, row.op) == (
-        *("all_reduce", 4096, 4, "float32", "sum"),
+        "all_reduce",
+        4096,
+        4,
+        "float32",
+        "sum",
     )
     assert (row.median_ns, row.calls) == (11250, 1000)
     reported = result.reported
     assert (reported.min_ns, reported.max_ns) == (10200, 12300)
     assert (reported.statistic, reported.over_ranks, reported.clock) == ("mean", "mean", "host")
     assert (row.mode, row.backend, row.device, row.verified) == (
-        *("synchronized", "mpi", "cpu", "unchecked"),
+        "synchronized",
+        "mpi",
+        "cpu",
+        "unchecked",
     )
     # 2 (4 - 1) / 4 x 4096 B / 11.25 us
     assert row.busbw_gbps == pytest.approx(1.5 * 4096 / 11250)

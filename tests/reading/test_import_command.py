@@ -421,15 +421,19 @@ WORDS = st.sampled_from(
         *("Rank  0 on h device  0", "# Avg bus bandwidth : x", "NCCL INFO", "h:1:2 [0] NCCL INFO"),
         *("Collective test starting: all_reduce_perf", "#ranks,", "t_avg[usec]", "#elem_count"),
         *("COMMS-RES-all_reduce-float32", "# OSU MPI Allreduce Latency Test v7", "(us)", "|", ","),
-        *(
-            "---- Performance of all_reduce on 8 devices ----",
-            "Size",
-            "16x4",
-            "{",
-            "}",
-            '"results"',
-        ),
-        *('"coll_exec_time_us"', '"nccl_version"', "numCycle", "\t", "9" * 30, "\ud7ff", "  "),
+        "---- Performance of all_reduce on 8 devices ----",
+        "Size",
+        "16x4",
+        "{",
+        "}",
+        '"results"',
+        '"coll_exec_time_us"',
+        '"nccl_version"',
+        "numCycle",
+        "\t",
+        "9" * 30,
+        "\ud7ff",
+        "  ",
     ]
 )
 

@@ -46,9 +46,7 @@ def test_the_wrong_format_by_force(tmp_path, capsys):
     path = tmp_path / "x.csv"
     path.write_text(TABLE)
     assert main(["convert", str(path), "--from", "oneccl"]) == 3
-    assert capsys.readouterr().err == (
-        error_line(f"{path} (oneccl)", "no rows", "rows of results\n")
-    )
+    assert capsys.readouterr().err == error_line(f"{path} (oneccl)", "no rows", "rows of results\n")
 
 
 def test_a_statistic_is_for_tables(imported):

@@ -261,14 +261,13 @@ def test_load_is_for_one_run(tmp_path):
     path.write_text(text(head=ONE) * 2)
     with pytest.raises(UnreadableError) as caught:
         load(path)
-    assert str(caught.value) == (
-        error_text(
-            "file",
-            f"2 runs in {path}",
-            f"a file of one run. torchcoll convert {path}"
-            " -o RUN.jsonl writes a file of each; compare, show, ... take all.",
-        )
+    assert str(caught.value) == error_text(
+        "file",
+        f"2 runs in {path}",
+        f"a file of one run. torchcoll convert {path}"
+        " -o RUN.jsonl writes a file of each; compare, show, ... take all.",
     )
+
     assert len(load_all([path])) == 2
 
 

@@ -178,25 +178,25 @@ def test_other_files_are_one_line_and_exit_3(tmp_path, capsys, content, expected
 
 def test_missing_files_and_empty_folders(tmp_path, capsys):
     assert error(capsys, tmp_path / "no.json") == (
-        *(3, error_text("trace", tmp_path / "no.json", "a file that exists")),
+        3,
+        error_text("trace", tmp_path / "no.json", "a file that exists"),
     )
     (tmp_path / "README").write_text("nothing")
     assert error(capsys, tmp_path) == (
-        *(
-            3,
-            error_text(
-                "folder",
-                tmp_path,
-                "files .json, .jsonl, .json.gz, .jsonl.gz, dumps of the Flight Recorder or "
-                "NCCL Inspector's in it",
-            ),
+        3,
+        error_text(
+            "folder",
+            tmp_path,
+            "files .json, .jsonl, .json.gz, .jsonl.gz, dumps of the Flight Recorder or "
+            "NCCL Inspector's in it",
         ),
     )
 
 
 def test_an_unknown_format(tmp_path, capsys):
     assert error(capsys, tmp_path, "--format", "html") == (
-        *(2, error_text("format", "html", "one of table, markdown, csv, json")),
+        2,
+        error_text("format", "html", "one of table, markdown, csv, json"),
     )
 
 
@@ -219,13 +219,12 @@ def test_traces_that_begin_with_other_steps(tmp_path):
         (tmp_path / f"{rank}.json").write_text(json.dumps(data))
     with pytest.raises(UsageError) as caught:
         read_traffic([tmp_path])
-    assert str(caught.value) == (
-        error_text(
-            f"first step of {tmp_path / '0.json'} and {tmp_path / '1.json'}",
-            "3 and 4",
-            "the same of all ranks. Read one rank alone, or profile all with one schedule.",
-        )
+    assert str(caught.value) == error_text(
+        f"first step of {tmp_path / '0.json'} and {tmp_path / '1.json'}",
+        "3 and 4",
+        "the same of all ranks. Read one rank alone, or profile all with one schedule.",
     )
+
     assert read_traffic([tmp_path / "1.json"]).calls[1][0].step == 0
 
 

@@ -139,7 +139,8 @@ def test_dumps_and_traces_of_one_job(tmp_path):
         trace(tmp_path / f"trace_rank{rank}.json", rank)
     jobs = read_jobs([tmp_path])
     assert [(job.source, len(job.calls)) for job in jobs] == [
-        *(("flight recorder", 2), ("kineto", 2)),
+        ("flight recorder", 2),
+        ("kineto", 2),
     ]
     assert "holds 2 kinds of files: this is number 1" in jobs[0].notes[0]
 

@@ -49,10 +49,17 @@ def test_a_row(imported):
     output = imported(ucc("Allreduce", ROW, op="sum", inplace="1"), ranks=4)
     (case,) = summary_rows(output)
     assert (output.importer, case.collective, case.size_bytes, case.ranks) == (
-        *("ucc", "all_reduce", 4096, 4),
+        "ucc",
+        "all_reduce",
+        4096,
+        4,
     )
     assert (case.dtype, case.op, case.in_place, case.device, case.backend) == (
-        *("float32", "sum", True, "cuda", "ucc"),
+        "float32",
+        "sum",
+        True,
+        "cuda",
+        "ucc",
     )
     assert (case.median_ns, case.calls, case.mode) == (10_000, 50, "synchronized")
     assert case.busbw_gbps == pytest.approx(1.5 * 4096 / 10_000)

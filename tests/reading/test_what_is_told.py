@@ -51,8 +51,8 @@ def test_options_for_other_tools_are_refused_for_result_files(folder, capsys):
         save(load(f"{name}.txt", collective="all_reduce"), f"{name}.jsonl")
     for command in (["show"], ["compare", "other.jsonl"]):
         assert main([*command, "one.jsonl", "--ranks", "2"]) == 2
-        assert capsys.readouterr().err == (
-            error_line("ranks", "2", "output of another tool: a result file has its own\n")
+        assert capsys.readouterr().err == error_line(
+            "ranks", "2", "output of another tool: a result file has its own\n"
         )
 
 
@@ -105,14 +105,13 @@ def test_a_folder_without_results(folder, capsys):
     for number in range(7):
         (runs / f"{number}.md").write_text("# Notes\n")
     assert main(["cold", "runs"]) == 3
-    assert capsys.readouterr().err == (
-        error_line(
-            "result files",
-            "runs/0.md, runs/1.md, runs/2.md, runs/3.md, runs/4.md and 2 more",
-            "a torchcoll result file, or output of another tool. Name a folder of them: "
-            "runs/2026-12.\n",
-        )
+    assert capsys.readouterr().err == error_line(
+        "result files",
+        "runs/0.md, runs/1.md, runs/2.md, runs/3.md, runs/4.md and 2 more",
+        "a torchcoll result file, or output of another tool. Name a folder of them: "
+        "runs/2026-12.\n",
     )
+
     # Beside a result they are one line, whatever there are.
     (runs / "a.log").write_text(text())
     assert main(["show", "runs"]) == 0

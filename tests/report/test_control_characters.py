@@ -88,8 +88,12 @@ def _file(folder, name="run.jsonl"):
 @pytest.mark.parametrize(
     "words",
     [
-        *([], ["--format", "markdown"], ["--format", "csv"]),
-        *(["--view", "ranks"], ["--view", "calls"], ["--view", "pivot:backend"]),
+        [],
+        ["--format", "markdown"],
+        ["--format", "csv"],
+        ["--view", "ranks"],
+        ["--view", "calls"],
+        ["--view", "pivot:backend"],
     ],
 )
 def test_what_a_file_holds(tmp_path, capsys, words):

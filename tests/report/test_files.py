@@ -59,8 +59,11 @@ def result(tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        *(["check", "--junit"], ["check", "--health"], ["convert", "-o"]),
-        *(["plot", "-o"], ["curve", "--plot"]),
+        ["check", "--junit"],
+        ["check", "--health"],
+        ["convert", "-o"],
+        ["plot", "-o"],
+        ["curve", "--plot"],
     ],
 )
 def test_commands(tmp_path, capsys, result, words):

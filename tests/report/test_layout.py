@@ -53,7 +53,10 @@ def test_rows_stand_in_the_order_of_what_varies():
     torchcoll.show(handmade.run(*results, ranks=2), file=out, columns="backend,size_bytes")
     rows = [line.split() for line in out.getvalue().splitlines()]
     assert [row for row in rows if row[:1] in (["gloo"], ["ccl"])] == [
-        *(["gloo", "8"], ["gloo", "16"], ["ccl", "8"], ["ccl", "16"]),
+        ["gloo", "8"],
+        ["gloo", "16"],
+        ["ccl", "8"],
+        ["ccl", "16"],
     ]
 
 

@@ -87,7 +87,9 @@ def test_the_three_cases_whose_ranks_differ_most_are_shown_and_all_on_request(ca
     torchcoll.show(run(*cases, ranks=3), view="ranks")
     text = capsys.readouterr().out
     assert [size for size in ("8", "16", "32", "64", "128") if f"all_reduce {size} " in text] == [
-        *("32", "64", "128")
+        "32",
+        "64",
+        "128",
     ]
     assert "the 3 cases whose ranks differ most, of 5 (--all shows every case)" in text
     torchcoll.show(run(*cases, ranks=3), view="ranks", every=True)

@@ -113,7 +113,8 @@ def test_csv_of_files_with_different_labels_and_of_none_that_ran(shown):
     two.header["spec"]["labels"] = {"driver": "550"}
     rows = list(csv.DictReader(io.StringIO(shown(one, two, format="csv", over_ranks="min"))))
     assert [(r["label_net"], r["label_driver"], r["over_ranks"]) for r in rows] == [
-        *(("ib", "", "min"), ("", "550", "min")),
+        ("ib", "", "min"),
+        ("", "550", "min"),
     ]
     text = shown(run(), format="csv")
     assert text == ",".join([*NAMES, "over_ranks", "run_id", "start_utc"]) + "\n"
@@ -200,7 +201,9 @@ def test_per_rank_for_machines(shown):
     one = rows[1]
     assert (one["collective"], one["host"], one["rank_device"]) == ("all_reduce", "vm", "cpu")
     assert (one["calls"], one["median_ns"], one["longer_than_fastest_ns"]) == (
-        *("4", "150000.0", "100000.0"),
+        "4",
+        "150000.0",
+        "100000.0",
     )
     assert (one["longest_share"], one["run_id"]) == ("0.75", "r1")
     assert "over_ranks" not in one
@@ -291,13 +294,21 @@ def test_calls_stand_where_they_ran(shown):
     )
     rows = shown(launch, view="calls").split("rank\n", 2)[2].splitlines()[:6]
     assert [row.split()[:3] for row in rows] == [
-        *(["0", "cold", "90.00"], ["1", "ramp-up", "51.00"], ["2", "steady", "20.00"]),
-        *(["3", "steady", "21.00"], ["4", "ramp-up", "41.00"], ["5", "steady", "22.00"]),
+        ["0", "cold", "90.00"],
+        ["1", "ramp-up", "51.00"],
+        ["2", "steady", "20.00"],
+        ["3", "steady", "21.00"],
+        ["4", "ramp-up", "41.00"],
+        ["5", "steady", "22.00"],
     ]
     found = list(csv.DictReader(io.StringIO(shown(launch, view="calls", format="csv"))))
     assert [(r["call"], r["kind"], r["ns"]) for r in found if r["rank"] == "1"] == [
-        *(("0", "cold", "90000"), ("1", "ramp_up", "51000"), ("2", "steady", "20000")),
-        *(("3", "steady", "21000"), ("4", "ramp_up", "41000"), ("5", "steady", "22000")),
+        ("0", "cold", "90000"),
+        ("1", "ramp_up", "51000"),
+        ("2", "steady", "20000"),
+        ("3", "steady", "21000"),
+        ("4", "ramp_up", "41000"),
+        ("5", "steady", "22000"),
     ]
 
 
@@ -327,21 +338,25 @@ def test_samples_of_several_calls_weigh_as_many(shown):
     names = ("kind", "call", "calls_per_sample")
     rows = long_rows(shown(launch, view="calls", format="csv"), rank="1")
     assert [tuple(r[n] for n in names) for r in rows if r["clock"] == "device"] == [
-        *[
-            ("ramp_up", "1", "1"),
-            ("steady", "2", "10"),
-            ("steady", "12", "10"),
-            ("steady", "22", "1"),
-        ],
-        *[("ramp_up", "23", "1"), ("steady", "24", "10")],
+        ("ramp_up", "1", "1"),
+        ("steady", "2", "10"),
+        ("steady", "12", "10"),
+        ("steady", "22", "1"),
+        ("ramp_up", "23", "1"),
+        ("steady", "24", "10"),
     ]
     # Every call was issued by itself, and has the number that it has on the other clock.
     issued = [(r["call"], r["calls_per_sample"]) for r in rows if r["clock"] == "issue"]
     assert issued == [(str(n), "1") for n in (*range(2, 23), *range(24, 34))]
     lines = shown(launch, view="calls").split("rank\n", 1)[1].splitlines()
     assert [line.split()[:2] for line in lines[:7]] == [
-        *(["0", "cold"], ["1", "ramp-up"], ["2", "steady"], ["12", "steady"], ["22", "steady"]),
-        *(["23", "ramp-up"], ["24", "steady"]),
+        ["0", "cold"],
+        ["1", "ramp-up"],
+        ["2", "steady"],
+        ["12", "steady"],
+        ["22", "steady"],
+        ["23", "ramp-up"],
+        ["24", "steady"],
     ]
 
 
@@ -518,7 +533,9 @@ def test_a_wide_pivot_is_several_tables_on_a_terminal_and_one_in_a_pipe(shown, o
     tables = text.split("\n\n", 2)[2]
     assert max(map(len, tables.splitlines())) <= 40
     assert [line.split() for line in tables.splitlines() if line.startswith("size")] == [
-        *(["size", *names[:2]], ["size", *names[2:5]], ["size", names[5]]),
+        ["size", *names[:2]],
+        ["size", *names[2:5]],
+        ["size", names[5]],
     ]
     assert tables.count("\n1000 ") == 3
     assert (

@@ -19,11 +19,22 @@ from torchcoll.questions.show.show import show
 from torchcoll.reading.inputs import load, load_all
 
 VIEWS = (
-    *({}, {"columns": "all"}, {"format": "markdown"}, {"format": "csv"}, {"format": "json"}),
-    *({"view": "ranks"}, {"view": "calls"}, {"view": "pivot:collective"}),
-    *({"view": "pivot:label", "metric": "time"}, {"view": "pivot:ranks"}, {"percentiles": "50"}),
-    *({"over_ranks": "mean"}, {"clock": "issue"}, {"view": "ranks", "format": "csv"}),
-    *({"view": "calls", "format": "json"}, {"view": "pivot:file", "format": "markdown"}),
+    {},
+    {"columns": "all"},
+    {"format": "markdown"},
+    {"format": "csv"},
+    {"format": "json"},
+    {"view": "ranks"},
+    {"view": "calls"},
+    {"view": "pivot:collective"},
+    {"view": "pivot:label", "metric": "time"},
+    {"view": "pivot:ranks"},
+    {"percentiles": "50"},
+    {"over_ranks": "mean"},
+    {"clock": "issue"},
+    {"view": "ranks", "format": "csv"},
+    {"view": "calls", "format": "json"},
+    {"view": "pivot:file", "format": "markdown"},
 )
 EVIL = "\x1b[2J\x07a\nb\r\u202e\x9b|\u2028"
 
@@ -82,9 +93,36 @@ def places(value, above=()):
 
 PLACES = [p for p in places(RECORDS) if len(p) > 1]
 VALUES = [
-    *(None, True, -1, 0, 3, 1 << 62, 1 << 63, 10**400, -(10**30), 1.5, 1e308, float("nan")),
-    *(float("inf"), "", EVIL, "\ud800", "\u00b2", "cuda:" + "9" * 5000, "x" * 300, [], {}, [[]]),
-    *([EVIL], {EVIL: EVIL}, {"a": {"b": 1}}, [None], [10**400], [[10**400]], ["1"], "all_reduce"),
+    None,
+    True,
+    -1,
+    0,
+    3,
+    1 << 62,
+    1 << 63,
+    10**400,
+    -(10**30),
+    1.5,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    EVIL,
+    "\ud800",
+    "\u00b2",
+    "cuda:" + "9" * 5000,
+    "x" * 300,
+    [],
+    {},
+    [[]],
+    [EVIL],
+    {EVIL: EVIL},
+    {"a": {"b": 1}},
+    [None],
+    [10**400],
+    [[10**400]],
+    ["1"],
+    "all_reduce",
 ]
 CHANGES = st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(VALUES)), max_size=3)
 

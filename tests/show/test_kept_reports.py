@@ -17,8 +17,11 @@ from torchcoll.questions.page import page_draft
 ROOT = Path(__file__).parents[2]
 # One for each of the five documents that the project grew from.
 SEEDS = {
-    *("a100-8gpu-baseline", "h200-8gpu-kernels", "nccl-transitions"),
-    *("oneccl-cold-scaling", "simulator-hgx-h100"),
+    "a100-8gpu-baseline",
+    "h200-8gpu-kernels",
+    "nccl-transitions",
+    "oneccl-cold-scaling",
+    "simulator-hgx-h100",
 }
 KEPT = sorted(path.parent.name for path in (ROOT / "results").glob("*/report.md"))
 

@@ -463,7 +463,10 @@ def test_a_new_communicator_for_each_case_is_no_shared_one(shown):
     assert "communicator" not in body(shown(run(result(), not_run("oom"))))
     rows = body(shown(run(fresh, result()))).splitlines()
     assert [line.split()[0] for line in rows[:4]] == [
-        *("communicator", "call", "new_group", "shared"),
+        "communicator",
+        "call",
+        "new_group",
+        "shared",
     ]
 
 
@@ -682,8 +685,23 @@ def test_over_ranks_clock_and_percentiles(shown):
     text = shown(asked, over_ranks="min", percentiles="0,100")
     assert "\ntime = min over ranks, not the slowest rank\n" in text
     assert body(text).splitlines()[2].split() == [
-        *("64M", "1.000", "ms", "500.0", "us", "500.0", "us", "500.0", "us"),
-        *("500.0", "us", "500.0", "us", "21", "134.218", "234.881", "correct"),
+        "64M",
+        "1.000",
+        "ms",
+        "500.0",
+        "us",
+        "500.0",
+        "us",
+        "500.0",
+        "us",
+        "500.0",
+        "us",
+        "500.0",
+        "us",
+        "21",
+        "134.218",
+        "234.881",
+        "correct",
     ]
     text = shown(asked, clock="device")
     assert body(text).splitlines()[2:] == [

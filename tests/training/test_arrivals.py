@@ -183,7 +183,9 @@ def issued(*times_of_ranks, clocks=("one host", "one host"), asynchronous=True, 
     calls = {
         rank: [
             TrafficCall(
-                *("all_reduce", 1024, 1024),
+                "all_reduce",
+                1024,
+                1024,
                 **{"group": "g", "sequence": len(times) * step + number, "step": step},
                 **{"start_ns": (100 * step + start) * MS, "time_ns": (end - start) * MS},
                 asynchronous=asynchronous,

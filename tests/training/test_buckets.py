@@ -355,8 +355,8 @@ def test_a_wrapped_model_is_refused(tmp_path):
             gradient_buckets(DistributedDataParallel(Mlp()))
         return str(caught.value)
 
-    assert on_ranks(tmp_path, 1, {"it": case})["it"] == (
-        error_text("model", "DistributedDataParallel", "the model inside. Pass model.module.")
+    assert on_ranks(tmp_path, 1, {"it": case})["it"] == error_text(
+        "model", "DistributedDataParallel", "the model inside. Pass model.module."
     )
 
 
@@ -367,10 +367,8 @@ def test_a_list_of_caps_where_ddp_takes_none(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.6.0")
     with pytest.raises(UsageError) as caught:
         gradient_buckets(Mlp(), [1, 25])
-    assert str(caught.value) == (
-        error_text(
-            "bucket_cap_mb",
-            "a list, which the DDP of torch 2.6.0 does not take",
-            "one number of MiB",
-        )
+    assert str(caught.value) == error_text(
+        "bucket_cap_mb",
+        "a list, which the DDP of torch 2.6.0 does not take",
+        "one number of MiB",
     )

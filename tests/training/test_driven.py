@@ -128,16 +128,15 @@ def test_a_framework_without_the_hook(monkeypatch):
     monkeypatch.setitem(sys.modules, "some_framework", old)
     with pytest.raises(UnavailableError) as caught:
         base_class(["some_framework"], "Callback", ["on_train_begin", "on_step_end"])
-    assert str(caught.value) == (
-        error_text("some_framework", "0.1", "one that has Callback with on_step_end")
+    assert str(caught.value) == error_text(
+        "some_framework", "0.1", "one that has Callback with on_step_end"
     )
+
     with pytest.raises(UnavailableError) as caught:
         base_class(["no_framework.at_all", "no_other"], "Callback", [])
-    assert str(caught.value) == (
-        error_text(
-            "integration",
-            "no framework",
-            "no_framework or no_other installed. Install torchcoll[integrations], or the "
-            "framework itself.",
-        )
+    assert str(caught.value) == error_text(
+        "integration",
+        "no framework",
+        "no_framework or no_other installed. Install torchcoll[integrations], or the "
+        "framework itself.",
     )

@@ -60,7 +60,11 @@ def test_growing():
 def test_layouts_to_compare():
     layouts = parse_layouts("dp,fsdp,hsdp,fsdp+tp=8+sp,tp=8", 64)
     assert [layout.name for layout in layouts] == [
-        *("dp=64", "fsdp=64", "hsdp=8x8", "fsdp=8,tp=8,sp", "fsdp=8,tp=8"),
+        "dp=64",
+        "fsdp=64",
+        "hsdp=8x8",
+        "fsdp=8,tp=8,sp",
+        "fsdp=8,tp=8",
     ]
     assert [layout.ranks for layout in parse_layouts("fsdp=32+tp=2,dp", None)] == [64, 64]
     with pytest.raises(UsageError, match=error_text("compare", "dp=32 = 32 ranks", "64 ranks in")):

@@ -157,7 +157,9 @@ def test_the_groups_and_roots_of_a_stand_in():
     ]
     playback = rank_playback(world(calls, size=4, row=(0, 1), column=(0, 2)), 3, None)
     assert [(play.members, play.call.root) for play in playback.plays] == [
-        *(((2, 3), None), ((1, 3), 3), ((0, 1, 2, 3), 1)),
+        ((2, 3), None),
+        ((1, 3), 3),
+        ((0, 1, 2, 3), 1),
     ]
     assert playback.notes == ("calls of rank 0 stand for those of ranks that were not captured",)
 

@@ -319,8 +319,10 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
     assert job.codes() == [0] * 4, "".join(job.text(rank) for rank in range(4))
     rows, checks, calls, groups = json.loads((tmp_path / "seen.json").read_text())
     assert rows == [
-        *([64, False, "0,1;2,3/0", [0, 1]], [64, False, "0,1;2,3/1", [2, 3]]),
-        *([256, True, "0,1;2,3/0", [0, 1]], [256, True, "0,1;2,3/1", [2, 3]]),
+        [64, False, "0,1;2,3/0", [0, 1]],
+        [64, False, "0,1;2,3/1", [2, 3]],
+        [256, True, "0,1;2,3/0", [0, 1]],
+        [256, True, "0,1;2,3/1", [2, 3]],
     ]
     assert checks == [["ok", 0]] * 4
     assert calls == {str(rank): 2 * 3 for rank in range(4)}
@@ -332,7 +334,8 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
     [
         (
             traffic([reduced()], size=4),
-            *("", 2),
+            "",
+            2,
             error_text(
                 "ranks",
                 "2",
@@ -342,7 +345,8 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
         ),
         (
             traffic([reduced()]),
-            *("", 2),
+            "",
+            2,
             error_text(
                 "ranks",
                 "2",
@@ -352,7 +356,8 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
         ),
         (
             traffic([message("send", 1)], [reduced()]),
-            *("", 2),
+            "",
+            2,
             error_text(
                 "traffic",
                 "rank 0 sends 1 message to rank 1, rank 1 receives 0 from it",
@@ -361,7 +366,8 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
         ),
         (
             traffic([reduced(step=0)], [reduced(step=1)]),
-            *("", 2),
+            "",
+            2,
             error_text(
                 "traffic",
                 "no step that all ranks have",
@@ -370,7 +376,8 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
         ),
         (
             traffic([message("send", 1)], size=2),
-            *("", 2),
+            "",
+            2,
             error_text(
                 "rank 1 (HOST): traffic",
                 "no calls of rank 1, and rank 0 has send",
@@ -378,35 +385,40 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
                 "all ranks into one folder.",
             ),
         ),
-        (traffic([], []), *("", 2), error_text("traffic", "no calls", "a captured step. Replay")),
+        (traffic([], []), "", 2, error_text("traffic", "no calls", "a captured step. Replay")),
         (
             traffic([reduced()], [reduced()]),
-            *("--compute", 2),
+            "--compute",
+            2,
             error_text("compute", "calls without times", "a traffic that was captured"),
         ),
         (
             traffic([reduced(op="band")], [reduced(op="band")]),
-            *("", 4),
+            "",
+            4,
             error_text("replay", "all_reduce 64 float32 band: "),
         ),
-        (traffic([], []), *("--backend fake", 2), error_text("backend", "fake", "one that commun")),
+        (traffic([], []), "--backend fake", 2, error_text("backend", "fake", "one that commun")),
         (
             traffic([], []),
-            *("--backend gloo,mpi", 2),
+            "--backend gloo,mpi",
+            2,
             error_text("backend", "gloo,mpi", "one that"),
         ),
-        (traffic([], []), *("--backend none", 4), error_text("backend", "none", "one that this")),
-        (traffic([], []), *("--steps 0", 2), error_text("steps", "0", "a whole number from 1 on")),
-        (traffic([], []), *("--format xml", 2), error_text("format", "xml", "one of table, markd")),
-        (traffic([], []), *("--timeout 0", 2), error_text("timeout", "0.0", "above 0")),
+        (traffic([], []), "--backend none", 4, error_text("backend", "none", "one that this")),
+        (traffic([], []), "--steps 0", 2, error_text("steps", "0", "a whole number from 1 on")),
+        (traffic([], []), "--format xml", 2, error_text("format", "xml", "one of table, markd")),
+        (traffic([], []), "--timeout 0", 2, error_text("timeout", "0.0", "above 0")),
         (
             traffic([], []),
-            *("-J t.jsonl", 2),
+            "-J t.jsonl",
+            2,
             error_text("output", "t.jsonl", "a file that does n"),
         ),
         (
             traffic([], []),
-            *("--bogus", 2),
+            "--bogus",
+            2,
             "unrecognized arguments: --bogus. See torchcoll replay --h",
         ),
     ],

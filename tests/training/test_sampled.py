@@ -475,7 +475,11 @@ def test_hours():
             took = 10_000_000 if rank == late else 30_000_000
             calls[rank].append(
                 TrafficCall(
-                    *("all_reduce", 8, 8, "float32", "sum"),
+                    "all_reduce",
+                    8,
+                    8,
+                    "float32",
+                    "sum",
                     **{"group": "0", "sequence": minute, "step": minute, "asynchronous": False},
                     **{"start_ns": start, "time_ns": took},
                 )

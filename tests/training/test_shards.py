@@ -383,11 +383,8 @@ def test_an_order_of_the_models_own_is_not_ignored(tmp_path):
         {direction: functools.partial(_own_order, direction) for direction in directions},
     )
     for direction in directions:
-        assert lines[direction] == (
-            error_text(
-                "model",
-                f"0 with set_modules_to_{direction}_prefetch of 2",
-                "the order that FSDP2 takes by itself. Capture a step instead: "
-                "torchcoll.capture().",
-            )
+        assert lines[direction] == error_text(
+            "model",
+            f"0 with set_modules_to_{direction}_prefetch of 2",
+            "the order that FSDP2 takes by itself. Capture a step instead: torchcoll.capture().",
         )

@@ -181,9 +181,7 @@ def test_csv_of_several_names_the_file(shown):
 
 def test_json(shown):
     document = json.loads(shown(sent(), format="json"))
-    assert list(document) == [
-        *("answer", "schema", "traffic", "rows", "exposed", "modules", "sizes")
-    ]
+    assert list(document) == ["answer", "schema", "traffic", "rows", "exposed", "modules", "sizes"]
     assert document["schema"] == "torchcoll-traffic-rows/1"
     text = document["traffic"]
     assert (text["steps"], text["total"], text["step_ns"]) == ([1, 2, 3], 4, 100 * MS)

@@ -93,8 +93,12 @@ def test_bins_begin_at_powers_of_two():
         for size in summarise_traffic(recorded).sizes
     ]
     assert bins == [
-        *((0, 0, 1, 0), (1, 2, 1, 1), (2, 4, 2, 5), (4, 8, 1, 4)),
-        *((MIB // 2, MIB, 1, MIB - 1), (MIB, 2 * MIB, 1, MIB)),
+        (0, 0, 1, 0),
+        (1, 2, 1, 1),
+        (2, 4, 2, 5),
+        (4, 8, 1, 4),
+        (MIB // 2, MIB, 1, MIB - 1),
+        (MIB, 2 * MIB, 1, MIB),
     ]
 
 
