@@ -106,7 +106,7 @@ def test_a_verdict_above_the_programs_of_one_file():
 )
 def test_one_verdict_of_several(kinds, text, kind):
     named = [
-        (name, Answer(f"{k}-{name}", k, caveats=("more",)))
+        (name, Answer(f"{k}-{name}", k, details=("more",)))
         for name, k in zip("abc", kinds, strict=False)
     ]
     answer = over_all(named)

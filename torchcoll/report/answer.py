@@ -1,16 +1,36 @@
-"""What a command answers: one sentence, the facts behind it as data, and the caveats of both."""
+"""What a command answers, as data, and the grammar that renders it.
+
+An answer is one sentence about one subject, how sure it is, what to do next, and the details
+behind it. Every display (terminal, Markdown, page, notebook, JSON, JUnit, metrics) renders the same
+fields.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from torchcoll.core.units import format_bytes, format_factor, format_ns
 
 # The verdict of each level of an answer; '' where nothing was judged.
 VERDICTS = {"good": "PASS", "doubt": "WARN", "bad": "FAIL", "": "NO REFERENCE"}
 _WORST = ("", "good", "doubt", "bad")  # levels
 _LONG = 110  # characters: a shorter caveat is printed in full each time
 _SHORTENED = 45  # characters of a repeated caveat: enough to recognise it
+
+CERTAIN = "certain"
+PROBABLY = "probably"
+CANNOT_TELL = "cannot tell"
+_PREFIXES = {"": "", CERTAIN: "", PROBABLY: "Probably ", CANNOT_TELL: "Cannot tell whether "}
+
+# From these sizes on a user acts; an answer that would have missed them is 'cannot tell'.
+ACT_ON_CASE = 0.5  # a case is 1.5 times slower
+ACT_ON_ALL = 0.05  # a node is 5 % slower in all cases
+ACT_ON_STEP = 0.1  # a training step is 10 % longer
+
+_PLURALS = {"is": "are", "was": "were", "has": "have", "does": "do"}
 
 
 def worst_level(*levels: str) -> str:
@@ -47,30 +67,162 @@ class Caveat(str):
         return str(self)
 
 
+def format_quantity(value: float, unit: str) -> str:
+    """Format the size of an answer: ``3.1x``, ``12 %``, ``1.5 ms``, ``1.21 GB/s``; never with an
+    exponent.
+
+    unit: ``x`` for a factor, ``%`` for a share (0.12), ``ns``, ``B``, or any other as it is.
+    """
+    if unit == "x":
+        return format_factor(value) if value < 1000 else f"{_three_digits(value)}x"
+    if unit == "%":
+        percent = 100 * value
+        return f"{percent:.{int(0 < abs(percent) < 9.95)}f} %"
+    if unit == "ns":
+        return format_ns(value, 3)
+    if unit == "B":
+        return format_bytes(value)
+    return f"{_three_digits(value)} {unit}".rstrip()
+
+
+def _three_digits(value: float) -> str:
+    """With three significant digits, without an exponent: ``0.0123``, ``1.21``, ``29000``."""
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{float(f'{value:.3g}'):.{decimals}f}"
+
+
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a command that judges or compares; grid.py, page.py and formats.py display it.
+    """The answer of a command.
 
-    headline: a sentence that can be quoted. level: ``good``, ``doubt`` or ``bad``, which is its
-    colour too; '' where nothing was judged. counts: how many cases or runs have which result.
-    worst: what is worst, by name. caveats: what limits the headline, a clause each.
+    - subject: a noun phrase, ``rank 1``, ``3 of 64 cases``; or the whole sentence if verb is ''.
+    - level: ``good``, ``doubt`` or ``bad``, which is its colour too; '' if nothing was judged.
+    - counts: how many cases or runs have which result.
+    - worst: what is worst, by name.
+    - details: what is known beside the sentence, a clause each, the most important first.
+    - verb: in the third person singular, ``is late``; ``{}`` in it stands for the size, which
+      otherwise follows: ``is {} slower``.
+    - many: whether the subject is a plural.
+    - size: how much, in ``unit``: ``x``, ``%`` (a share: 0.12), ``ns``, ``B`` or as written.
+    - scope: where, when, how often: ``in 18 of 19 steps``.
+    - certainty: ``certain``, ``probably`` or ``cannot tell``; '' for a statement of what was
+      measured.
+    - next_step: what to do now, as an imperative: ``record about 60 steps``.
+    - detectable: if nothing was found, the smallest size that would have been found, as a share.
+    - before: what stands before the sentence, such as the title of its table.
+
+    Raises ValueError for 'cannot tell' with level ``good`` or none.
     """
 
-    headline: str
+    subject: str
     level: str = ""
     counts: Mapping[str, int] = field(default_factory=dict)
     worst: tuple[str, ...] = ()
-    caveats: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+    verb: str = ""
+    many: bool = False
+    size: float | None = None
+    unit: str = ""
+    scope: str = ""
+    certainty: str = ""
+    next_step: str = ""
+    detectable: float | None = None
+    before: str = ""
+
+    def __post_init__(self) -> None:
+        if self.certainty not in _PREFIXES:
+            raise ValueError(f"certainty {self.certainty!r}")
+        if self.certainty == CANNOT_TELL and self.level not in ("doubt", "bad"):
+            raise ValueError(f"cannot tell with level {self.level!r}")
+
+    @property
+    def headline(self) -> str:
+        """The sentence that can be quoted, without a full stop."""
+        if not (self.verb or self.scope or self.certainty or self.before):
+            return self.subject  # may be a Caveat, which a page shortens
+        words = [self.subject]
+        if self.verb:
+            first, _, rest = self.verb.partition(" ")
+            if self.many:
+                first = _PLURALS.get(first) or first.removesuffix("s")
+            verb = f"{first} {rest}".rstrip()
+            size = "" if self.size is None else format_quantity(self.size, self.unit)
+            words.append(verb.replace("{}", size) if "{}" in verb else f"{verb} {size}".rstrip())
+        if self.scope:
+            words.append(self.scope)
+        return self.before + _PREFIXES[self.certainty] + " ".join(words)
 
     @property
     def text(self) -> str:
-        return "; ".join((self.headline, *self.caveats))
+        """All of it in one line."""
+        sentence = "; ".join((self.headline, *self.details))
+        return f"{sentence}. Next: {self.next_step}" if self.next_step else sentence
+
+    def with_sentence(self, text: str) -> Answer:
+        """The same answer with another sentence, for a display that shortens it."""
+        return replace(self, subject=text, verb="", scope="", certainty="", before="")
 
     def to_json(self) -> dict[str, Any]:
         return {
             "level": self.level or None,
             "headline": self.headline,
+            "subject": self.subject,
+            "verb": self.verb or None,
+            "size": self.size,
+            "unit": self.unit or None,
+            "scope": self.scope or None,
+            "certainty": self.certainty or None,
+            "next_step": self.next_step or None,
+            "detectable": self.detectable,
             "counts": dict(self.counts),
             "worst": list(self.worst),
-            "caveats": list(self.caveats),
+            "details": list(self.details),
         }
+
+
+def nothing_found(
+    subject: str,
+    verb: str,
+    detectable: float | None,
+    act_from: float,
+    next_step: str,
+    *,
+    what: str = "slowdown",
+    scope: str = "",
+    details: tuple[str, ...] = (),
+    counts: Mapping[str, int] | None = None,
+) -> Answer:
+    """The answer where nothing was found: 'good' only if what a user acts on would have been found.
+
+    - subject, verb: what was looked for, in the singular: ``rank``, ``is slow``.
+    - detectable: the smallest share that would have been found; None if it is not known.
+    - act_from: the share from which on a user acts, such as ACT_ON_ALL.
+    - next_step: what would decide, if it cannot be told.
+    - what: a noun for what would have been found.
+    """
+    found = "" if detectable is None else f"a {what} of {format_quantity(detectable, '%')}"
+    if detectable is not None and detectable <= act_from:
+        return Answer(
+            f"no {subject}",
+            "good",
+            counts or {},
+            details=details,
+            verb=verb,
+            scope=f"{scope} ({found} would have been found)".lstrip(),
+            certainty=CERTAIN,
+            detectable=detectable,
+        )
+    limit = f"only {found} or more would have been found" if found else f"no {what} can be excluded"
+    return Answer(
+        f"a {subject}",
+        "doubt",
+        counts or {},
+        details=details,
+        verb=verb,
+        scope=f"{scope} ({limit})".lstrip(),
+        certainty=CANNOT_TELL,
+        next_step=next_step,
+        detectable=detectable,
+    )

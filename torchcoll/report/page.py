@@ -112,7 +112,7 @@ def shorten_repeated_caveats(
         # First: the answer is printed below these lines.
         below = [line for text in grid.below if (line := line_once(text)) or not text]
         if answer:
-            answer = replace(answer, headline=line_once(answer.headline) or answer.headline)
+            answer = answer.with_sentence(line_once(answer.headline) or answer.headline)
         return replace(grid, below=below, answer=answer)
 
     return [

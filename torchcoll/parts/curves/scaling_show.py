@@ -236,7 +236,7 @@ def answer_of(result: Scaling) -> Answer:
         answer,
         level=worst_level(answer.level, result.faults.level),
         counts=result.faults.counts,
-        caveats=tuple(result.faults.texts),
+        details=tuple(result.faults.texts),
     )
 
 

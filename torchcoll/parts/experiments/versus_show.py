@@ -181,7 +181,7 @@ def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Ans
     doubted |= any(wording.is_notable(each, row) for each in comparisons for row in each.rows)
     level = "doubt" if doubted and (level == "good" or notes) else level
     level = "bad" if any(new.level == "bad" for _, new in sides) else level
-    return Answer(text, level, counts_of(comparisons), caveats=(*order, *first_calls, *notes))
+    return Answer(text, level, counts_of(comparisons), details=(*order, *first_calls, *notes))
 
 
 def _way_on(state: Versus, comparisons: Sequence[Comparison], folder: str) -> str:

@@ -41,14 +41,14 @@ def answer_of(baseline: Baseline, left_out: int) -> Answer:
         f"{counted(cases, 'case')}: a run that is {detectable_text(limits)}, is detected 9 times "
         f"in 10; false alarms {format_percent(baseline.false_alarms)} per run"
     )
-    caveats = (f"{counted(left_out, 'run')} left out",) if left_out else ()
+    details = (f"{counted(left_out, 'run')} left out",) if left_out else ()
     counts = {
         "runs": runs,
         "nodes": len(baseline.nodes),
         "cases": cases,
         "left out": left_out,
     }
-    return Answer(headline, "good", counts=counts, caveats=caveats)
+    return Answer(headline, "good", counts=counts, details=details)
 
 
 def _baseline_grid(baseline: Baseline, selection: Selection, whole: bool, first: bool) -> Grid:

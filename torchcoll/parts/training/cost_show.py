@@ -122,7 +122,7 @@ def _answer(cost: Cost) -> Answer | None:
         calls = sum(row.calls for row in split)
         if unknown := calls - sum(row.calls for row in compared):
             text += f" (unknown for {unknown} of {calls} calls)"
-    return Answer(text, late.level if late else "", caveats=(late.text,) if late else ())
+    return Answer(text, late.level if late else "", details=(late.text,) if late else ())
 
 
 _HEADS = {"asynchronous": "async", "isolated_as": "alone as"}

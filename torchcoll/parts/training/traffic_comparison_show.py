@@ -46,7 +46,7 @@ def comparison_answer(comparison: TrafficComparison) -> Answer:
             texts.append(f"in {side.name} {side.arrivals.answer}")
     late = any(side.arrivals and side.arrivals.late for side in (base, new))
     level = "" if comparison.sent_alike and not late else "doubt"
-    return Answer(one_line("; ".join(texts)), level, caveats=(_ONE_RUN,))
+    return Answer(one_line("; ".join(texts)), level, details=(_ONE_RUN,))
 
 
 def _sent_text(comparison: TrafficComparison) -> str:

@@ -58,8 +58,8 @@ def arrivals_answer(arrivals: Arrivals, sent: Answer | None) -> Answer:
     """Who is late, and ``sent``, the answer on what was sent; that first where no rank is late."""
     who = one_line(arrivals.answer)
     if arrivals.late or sent is None:
-        return Answer(who, "doubt" if arrivals.late else "", caveats=(sent.text,) if sent else ())
-    return Answer(sent.headline, sent.level, caveats=(*sent.caveats, who))
+        return Answer(who, "doubt" if arrivals.late else "", details=(sent.text,) if sent else ())
+    return Answer(sent.headline, sent.level, details=(*sent.details, who))
 
 
 def arrivals_object(arrivals: Arrivals) -> dict[str, Any]:

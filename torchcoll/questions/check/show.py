@@ -56,7 +56,7 @@ def answer_of(verdict: Verdict) -> Answer:
     first, *others = [str(phrase) for phrase in verdict.phrases] or [""]
     level = _KINDS[verdict.word]
     failing = [p.text for p in verdict.phrases if p.word == verdict.word and level in _FAILING]
-    return Answer(first, level, worst=tuple(failing), caveats=tuple(others))
+    return Answer(first, level, worst=tuple(failing), details=tuple(others))
 
 
 def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:

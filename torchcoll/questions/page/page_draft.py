@@ -94,11 +94,10 @@ class PageDraft:
             self.draw(section, drawing)
         self.sections.append(section)
         for answer in answers_of(section):
-            if isinstance(answer.headline, Caveat):
-                self.printed.add(answer.headline.text)
+            if isinstance(answer.subject, Caveat):
+                self.printed.add(answer.subject.text)
         self.answers += [
-            replace(answer, headline=f"{title}: {answer.headline}")
-            for answer in answers_of(section)
+            replace(answer, before=f"{title}: {answer.before}") for answer in answers_of(section)
         ]
         return section
 

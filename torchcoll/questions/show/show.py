@@ -457,7 +457,7 @@ def html_of(finding: Any) -> str:
     answer = (document[0] if isinstance(document, list) else document).get("answer")
     first = ""
     if answer:
-        text = Answer(answer["headline"], caveats=answer["caveats"]).text
+        text = Answer(answer["headline"], details=answer["details"]).text
         first = f"<p><b>{html.escape(text)}</b></p>"
     text = table.getvalue().strip("\n")
     return f'{first}<pre style="{_STYLE}">{html.escape(text)}</pre>'
