@@ -74,7 +74,7 @@ def format_quantity(value: float, unit: str) -> str:
     unit: ``x`` for a factor, ``%`` for a share (0.12), ``ns``, ``B``, or any other as it is.
     """
     if unit == "x":
-        return format_factor(value) if value < 1000 else f"{_three_digits(value)}x"
+        return format_factor(value)
     if unit == "%":
         percent = 100 * value
         return f"{percent:.{int(0 < abs(percent) < 9.95)}f} %"

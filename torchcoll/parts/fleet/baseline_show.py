@@ -13,7 +13,7 @@ from torchcoll.parts.fleet.baseline_runs import RunLeftOut, Selection, machine_t
 from torchcoll.parts.fleet.fleet_show import percent, slower
 from torchcoll.parts.fleet.good_runs import Baseline, Limits, limits_of
 from torchcoll.parts.fleet.node_report import case_names
-from torchcoll.report.answer import Answer
+from torchcoll.report.answer import ACT_ON_ALL, ACT_ON_CASE, Answer
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
 
@@ -36,11 +36,13 @@ def detectable_text(limits: Limits) -> str:
 def answer_of(baseline: Baseline, left_out: int) -> Answer:
     limits = limits_of(baseline)
     runs, cases = len(baseline.run_ids), len(baseline.cases)
-    headline = (
-        f"baseline of {counted(runs, 'run')} on {counted(len(baseline.nodes), 'node')}, "
-        f"{counted(cases, 'case')}: a run that is {detectable_text(limits)}, is detected 9 times "
-        f"in 10; false alarms {format_percent(baseline.false_alarms)} per run"
+    noisy = int((limits.case_detectable > math.log1p(ACT_ON_CASE)).sum())
+    name = f"baseline of {counted(runs, 'run')} on {counted(len(baseline.nodes), 'node')}"
+    found = (
+        f"a run that is {detectable_text(limits)}, is detected 9 times in 10; false alarms "
+        f"{format_percent(baseline.false_alarms)} per run"
     )
+    unseen = limits.run_detectable > math.log1p(ACT_ON_ALL)
     details = (f"{counted(left_out, 'run')} left out",) if left_out else ()
     counts = {
         "runs": runs,
@@ -48,7 +50,22 @@ def answer_of(baseline: Baseline, left_out: int) -> Answer:
         "cases": cases,
         "left out": left_out,
     }
-    return Answer(headline, "good", counts=counts, details=details)
+    if not noisy and not unseen:
+        return Answer(f"{name}, {counted(cases, 'case')}: {found}", "good", counts, (), details)
+    texts = []
+    if noisy:
+        texts.append(
+            f"too noisy to notice a case 1.5x slower in {noisy} of {counted(cases, 'case')}"
+        )
+    if unseen:
+        texts.append("too noisy to notice a run 5 % slower over all cases")
+    return Answer(
+        f"{name}: {', and '.join(texts)}",
+        "doubt",
+        counts,
+        details=(found, *details),
+        next_step="measure on a quieter machine, or collect more good runs",
+    )
 
 
 def _baseline_grid(baseline: Baseline, selection: Selection, whole: bool, first: bool) -> Grid:
@@ -66,7 +83,7 @@ def _baseline_grid(baseline: Baseline, selection: Selection, whole: bool, first:
         for name, case, limit, detectable in zip(
             names,
             baseline.cases,
-            limits.case_limits.tolist(),
+            limits.case_named.tolist(),
             limits.case_detectable.tolist(),
             strict=True,
         )
@@ -90,7 +107,7 @@ def _baseline_grid(baseline: Baseline, selection: Selection, whole: bool, first:
         Head("usual", "time"),
         Head("spread", "of runs"),
         Head("runs", drop=2),
-        Head("healthy", "below", drop=1),
+        Head("named", "from", drop=1),
         Head("detected", "9 in 10"),
     ]
     answer = answer_of(baseline, len(selection.left_out) if first else 0)
