@@ -7,8 +7,6 @@ import re
 import pytest
 
 from torchcoll.report.answer import (
-    ACT_ON_ALL,
-    ACT_ON_CASE,
     CANNOT_TELL,
     CERTAIN,
     PROBABLY,
@@ -16,6 +14,7 @@ from torchcoll.report.answer import (
     format_quantity,
     nothing_found,
 )
+from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
 
 # (fields of an answer, its sentence): worked out by hand.
 SENTENCES = (

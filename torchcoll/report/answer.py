@@ -25,11 +25,6 @@ PROBABLY = "probably"
 CANNOT_TELL = "cannot tell"
 _PREFIXES = {"": "", CERTAIN: "", PROBABLY: "Probably ", CANNOT_TELL: "Cannot tell whether "}
 
-# From these sizes on a user acts; an answer that would have missed them is 'cannot tell'.
-ACT_ON_CASE = 0.5  # a case is 1.5 times slower
-ACT_ON_ALL = 0.05  # a node is 5 % slower in all cases
-ACT_ON_STEP = 0.1  # a training step is 10 % longer
-
 _PLURALS = {"is": "are", "was": "were", "has": "have", "does": "do"}
 
 
@@ -142,17 +137,17 @@ class Answer:
         """The sentence that can be quoted, without a full stop."""
         if not (self.verb or self.scope or self.certainty or self.before):
             return self.subject  # may be a Caveat, which a page shortens
-        words = [self.subject]
+        phrases = [self.subject]
         if self.verb:
             first, _, rest = self.verb.partition(" ")
             if self.many:
                 first = _PLURALS.get(first) or first.removesuffix("s")
             verb = f"{first} {rest}".rstrip()
             size = "" if self.size is None else format_quantity(self.size, self.unit)
-            words.append(verb.replace("{}", size) if "{}" in verb else f"{verb} {size}".rstrip())
+            phrases.append(verb.replace("{}", size) if "{}" in verb else f"{verb} {size}".rstrip())
         if self.scope:
-            words.append(self.scope)
-        return self.before + _PREFIXES[self.certainty] + " ".join(words)
+            phrases.append(self.scope)
+        return self.before + _PREFIXES[self.certainty] + " ".join(phrases)
 
     @property
     def text(self) -> str:
@@ -198,11 +193,11 @@ def nothing_found(
 
     - subject, verb: what was looked for, in the singular: ``rank``, ``is slow``.
     - detectable: the smallest share that would have been found; None if it is not known.
-    - act_from: the share from which on a user acts, such as ACT_ON_ALL.
+    - act_from: the share from which on a user acts, such as power.ACT_ON_ALL.
     - next_step: what would decide, if it cannot be told.
     - what: a noun for what would have been found.
     """
-    found = "" if detectable is None else f"a {what} of {format_quantity(detectable, '%')}"
+    noticed = "" if detectable is None else f"a {what} of {format_quantity(detectable, '%')}"
     if detectable is not None and detectable <= act_from:
         return Answer(
             f"no {subject}",
@@ -210,11 +205,13 @@ def nothing_found(
             counts or {},
             details=details,
             verb=verb,
-            scope=f"{scope} ({found} would have been found)".lstrip(),
+            scope=f"{scope} ({noticed} would have been found)".lstrip(),
             certainty=CERTAIN,
             detectable=detectable,
         )
-    limit = f"only {found} or more would have been found" if found else f"no {what} can be excluded"
+    limit = (
+        f"only {noticed} or more would have been found" if noticed else f"no {what} can be excluded"
+    )
     return Answer(
         f"a {subject}",
         "doubt",

@@ -13,9 +13,10 @@ from torchcoll.parts.fleet.baseline_runs import RunLeftOut, Selection, machine_t
 from torchcoll.parts.fleet.fleet_show import percent, slower
 from torchcoll.parts.fleet.good_runs import Baseline, Limits, limits_of
 from torchcoll.parts.fleet.node_report import case_names
-from torchcoll.report.answer import ACT_ON_ALL, ACT_ON_CASE, Answer
+from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
+from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
 
 _NAMED = 10  # runs left out, without --all
 _ALIKE = 1.2  # ratio of the detectable changes of two cases that are given as one
@@ -38,7 +39,7 @@ def answer_of(baseline: Baseline, left_out: int) -> Answer:
     runs, cases = len(baseline.run_ids), len(baseline.cases)
     noisy = int((limits.case_detectable > math.log1p(ACT_ON_CASE)).sum())
     name = f"baseline of {counted(runs, 'run')} on {counted(len(baseline.nodes), 'node')}"
-    found = (
+    detectable = (
         f"a run that is {detectable_text(limits)}, is detected 9 times in 10; false alarms "
         f"{format_percent(baseline.false_alarms)} per run"
     )
@@ -51,7 +52,9 @@ def answer_of(baseline: Baseline, left_out: int) -> Answer:
         "left out": left_out,
     }
     if not noisy and not unseen:
-        return Answer(f"{name}, {counted(cases, 'case')}: {found}", "good", counts, (), details)
+        return Answer(
+            f"{name}, {counted(cases, 'case')}: {detectable}", "good", counts, (), details
+        )
     texts = []
     if noisy:
         texts.append(
@@ -63,7 +66,7 @@ def answer_of(baseline: Baseline, left_out: int) -> Answer:
         f"{name}: {', and '.join(texts)}",
         "doubt",
         counts,
-        details=(found, *details),
+        details=(detectable, *details),
         next_step="measure on a quieter machine, or collect more good runs",
     )
 

@@ -16,7 +16,7 @@ from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_ns, format_percent, plural, shorten
 from torchcoll.parts.fleet.address import is_store
 from torchcoll.questions.check.limits import CANNOT_TELL, FAIL, PASS, WARN, Phrase
-from torchcoll.report.answer import ACT_ON_ALL
+from torchcoll.stats.power import ACT_ON_ALL
 
 if TYPE_CHECKING:
     from torchcoll.parts.fleet.baseline_file import BaselineSource, JudgedByGoodRuns
@@ -187,9 +187,9 @@ def _phrase(judged_run: JudgedByGoodRuns) -> Phrase:
             texts.append(f"probably slower over {over_all}")
         texts += [noise] if noise else []
         return Phrase(WARN, "; ".join([*texts, mean]))
-    found = f"a run that is {detectable_text(limits)}, would have been found"
+    detectable = f"a run that is {detectable_text(limits)}, would have been found"
     false_alarms = format_percent(judged.baseline.false_alarms)
-    return Phrase(PASS, f"as usual: {mean}; {found} (false alarms {false_alarms} per run)")
+    return Phrase(PASS, f"as usual: {mean}; {detectable} (false alarms {false_alarms} per run)")
 
 
 def _spreads(judged_run: JudgedByGoodRuns, cases: Sequence[CaseDeviation]) -> list[float]:

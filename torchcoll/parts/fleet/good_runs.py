@@ -34,8 +34,8 @@ from torchcoll.core.units import shorten
 from torchcoll.parts.fleet.effects import Floats, nan_median, weighted_median
 from torchcoll.parts.fleet.records import CaseKey
 from torchcoll.questions.check.limits import DOUBTED_FACTOR, SLOW_FACTOR
-from torchcoll.report.answer import ACT_ON_ALL, ACT_ON_CASE
 from torchcoll.stats.distributions import t_quantile
+from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
 
 FALSE_ALARMS = 0.01  # probability that a healthy run is called slow, over all of its cases
 PROBABLE_ALARMS = 0.05  # ... is called probably slow, if its noise is normal

@@ -43,7 +43,7 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--gate",
         action="store_true",
-        help="exit with 1 if a verdict is FAIL, with 2 if it cannot be told or judged",
+        help="exit with 1 if a verdict is FAIL, with 2 for CANNOT TELL and without a reference",
     )
     add("--junit", metavar="FILE", help="write the verdict and the cases as JUnit XML")
     add(

@@ -65,8 +65,8 @@ class Verdict(OneLine):
     @property
     def word(self) -> str:
         """The worst of its phrases: one of WORDS."""
-        words = {phrase.word for phrase in self.phrases}
-        return next((word for word in WORDS if word in words), NO_REFERENCE)
+        of_phrases = {phrase.word for phrase in self.phrases}
+        return next((verdict for verdict in WORDS if verdict in of_phrases), NO_REFERENCE)
 
     @property
     def line(self) -> str:

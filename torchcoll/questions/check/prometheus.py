@@ -67,8 +67,8 @@ def check_metrics_of(
 
 def _series(run: Run, verdict: Verdict, baseline: Run | None) -> Iterator[Series]:
     common = run_labels(run)
-    for word in WORDS:
-        yield "verdict", {**common, "verdict": word}, float(verdict.word == word)
+    for each in WORDS:
+        yield "verdict", {**common, "verdict": each}, float(verdict.word == each)
     start_s = _start_s(run)
     if start_s is not None:
         yield "run_start_timestamp_seconds", common, start_s
