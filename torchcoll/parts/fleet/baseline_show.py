@@ -53,7 +53,7 @@ def answer_of(baseline: Baseline, left_out: int) -> Answer:
     }
     if not noisy and not unseen:
         return Answer(
-            f"{name}, {counted(cases, 'case')}: {detectable}", "good", counts, (), details
+            f"{name}, {counted(cases, 'case')}: {detectable}", "good", counts, details=details
         )
     texts = []
     if noisy:
