@@ -9,12 +9,12 @@ import pytest
 from handmade import MIB, Terminal, case, not_run, result, run
 
 from torchcoll.cli import main
+from torchcoll.core.answer import Answer
 from torchcoll.core.file import save
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.questions.check.limits import Phrase
 from torchcoll.questions.check.show import answer_of, over_all
 from torchcoll.questions.show.show import show
-from torchcoll.report.answer import Answer
 
 NONE = "NO REFERENCE for gloo on cpu within one host: give one with torchcoll check --baseline RUN"
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.answer import Answer, Caveat
 from torchcoll.core.errors import UnavailableError, one_line, printable
-from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.chart import TIME_LABELS, Chart
 from torchcoll.report.grid import Grid, escape_markdown, legends, markdown_text
 

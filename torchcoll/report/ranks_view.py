@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import Run
 from torchcoll.core.summary import PERIOD, calls_of, has_period, median
 from torchcoll.core.units import counted, format_time
-from torchcoll.report.answer import Answer
 from torchcoll.report.columns import Entry
 from torchcoll.report.formats import Records, View
 from torchcoll.report.grid import Grid, Head

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core import units
+from torchcoll.core.answer import Answer, Caveat
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
-from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import kind_texts

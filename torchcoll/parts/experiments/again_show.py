@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer, worst_level
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_change, format_difference, format_percent, shorten
 from torchcoll.parts.experiments.agreement import Agreement, CaseAgreement
-from torchcoll.report.answer import Answer, worst_level
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Head, make_grid
 from torchcoll.stats.side_faults import SideFaults

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_change, format_percent, shorten
 from torchcoll.parts.experiments.version_search import VersionRuns, version_name
-from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Head, make_grid
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_factor, format_percent, format_ratio, format_size
@@ -31,7 +32,6 @@ from torchcoll.questions.comparison.results import (
     tables_of,
 )
 from torchcoll.questions.comparison.show import case_grid, comparison_object, start_lines, titles_of
-from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination, ProgressLine, clock_text
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ns, format_percent
 from torchcoll.parts.fleet.baseline_file import format_time_utc
@@ -13,7 +14,6 @@ from torchcoll.parts.fleet.baseline_runs import RunLeftOut, Selection, machine_t
 from torchcoll.parts.fleet.fleet_show import percent, slower
 from torchcoll.parts.fleet.good_runs import Baseline, Limits, limits_of
 from torchcoll.parts.fleet.node_report import case_names
-from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
 from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE

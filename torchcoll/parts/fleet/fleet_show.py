@@ -13,11 +13,11 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.units import counted, format_change, format_difference, shorten, shorten_list
 from torchcoll.parts.fleet.node_report import DrainList, FleetFinding, case_names
 from torchcoll.parts.fleet.slow_nodes import FEWEST_PEERS, PeersJudged, SlowNode
-from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.junit import JunitTest, junit_document

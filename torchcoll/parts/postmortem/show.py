@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ranges, plural, shorten
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, shortened
 from torchcoll.parts.postmortem.job_folder import FolderEvidence
-from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid
 

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_ns, format_size, format_time
 from torchcoll.parts.training import traffic_show
-from torchcoll.report.answer import Answer
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from torchcoll.core.answer import VERDICTS, Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.units import shorten
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.questions.check.limits import CANNOT_TELL
-from torchcoll.report.answer import VERDICTS, Answer
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import View, json_text, run_object
 from torchcoll.report.grid import Grid, Head, print_grids

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchcoll.core import units
+from torchcoll.core.answer import Answer, worst_level
 from torchcoll.core.errors import one_line
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.across_hardware_show import across_answer, is_across_hardware
 from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.results import ONE_AFTER_THE_OTHER, Compared, beyond
-from torchcoll.report.answer import Answer, worst_level
 from torchcoll.stats.differences import differences_of, value_text
 from torchcoll.stats.distributions import two_sample_p
 from torchcoll.stats.matching import NAMES, Pair

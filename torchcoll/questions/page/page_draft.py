@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.answer import Answer, Caveat
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.parts import first_answer
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.questions.show.show import has_pairs, title_of
 from torchcoll.reading.inputs import Material
-from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.chart_matplotlib import caption_of, draw_charts
 from torchcoll.report.grid import Grid
 from torchcoll.report.page import ChartGroup, Illustration, Section, TitledGrids

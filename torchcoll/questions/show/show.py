@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer, Caveat
 from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.errors import UsageError, choice, literal, one_line, unknown
 from torchcoll.core.file import is_traffic
@@ -21,7 +22,6 @@ from torchcoll.questions.check.published_show import published_lines
 from torchcoll.questions.check.show import answer_of, over_all
 from torchcoll.questions.pairs.matches import is_pair
 from torchcoll.reading.inputs import load_all
-from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.columns import (
     Entry,
     columns_for,

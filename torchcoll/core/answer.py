@@ -185,6 +185,7 @@ def nothing_found(
     next_step: str,
     *,
     what: str = "slowdown",
+    of: str = "",
     scope: str = "",
     details: tuple[str, ...] = (),
     counts: Mapping[str, int] | None = None,
@@ -195,9 +196,9 @@ def nothing_found(
     - detectable: the smallest share that would have been found; None if it is not known.
     - act_from: the share from which on a user acts, such as power.ACT_ON_ALL.
     - next_step: what would decide, if it cannot be told.
-    - what: a noun for what would have been found.
+    - what, of: ``delay`` and `` of a step`` in 'a delay of 3.4 % of a step'.
     """
-    noticed = "" if detectable is None else f"a {what} of {format_quantity(detectable, '%')}"
+    noticed = "" if detectable is None else f"a {what} of {format_quantity(detectable, '%')}{of}"
     if detectable is not None and detectable <= act_from:
         return Answer(
             f"no {subject}",

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from torchcoll.report.answer import (
+from torchcoll.core.answer import (
     CANNOT_TELL,
     CERTAIN,
     PROBABLY,
