@@ -171,7 +171,7 @@ def _phrase(judged_run: JudgedByGoodRuns) -> Phrase:
     if judged.slow_overall:
         most = f"; most in {judged_run.names[0]}, {slower(judged.cases[0].effect)}"
         text = f"{mean} (healthy below {percent(limits.run_limit)})"
-        return Phrase(FAIL, text + (f"; {slow}" if slow else most))
+        return Phrase(FAIL, text + most)
     if slow:
         return Phrase(FAIL, f"{slow}; {mean}")
     if judged.state == good_runs.DOUBTED:
