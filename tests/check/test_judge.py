@@ -536,11 +536,11 @@ def times(*milliseconds, **how):
         ((1, 1, 1), "PASS", "100.0", "100.0", "100.0 % in all_reduce 1K (1.000 ms to 1.000 ms)"),
         ((1.1, 1.1, 1), "PASS", "90.9", "100.0", "90.9 % in all_reduce 1K (1.000 ms to 1.100 ms)"),
         (
-            (1.1, 4, 1),
+            (1.1, 1.5, 1),
             "WARN",
             "90.9",
             "100.0",
-            "25.0 % in all_reduce 2K (1.000 ms to 4.000 ms), a case below 75 %",
+            "66.7 % in all_reduce 2K (1.000 ms to 1.500 ms), a case below 75 %",
         ),
         # The largest size decides too: there it is bandwidth that is lost.
         ((1.1, 1.1, 1.2), "WARN", "90.9", "83.3", "83.3 % in all_reduce 4K (1.000 ms to 1.200 ms)"),
@@ -564,6 +564,21 @@ def test_against_another_run(tmp_path, new, word, middle, large, worst):
         f"run each; {large} % in all_reduce 4K; at worst {worst}; 3 cases correct"
     )
     assert verdict.word == word
+
+
+@pytest.mark.parametrize(
+    ("factor", "sentence"),
+    [
+        (
+            4,
+            "CANNOT TELL all_reduce 2K takes 4.0x as long, and one run each cannot say why: 90.9 %",
+        ),
+        (10, "FAIL 10x slower in all_reduce 2K: 90.9 % of the speed"),
+    ],
+)
+def test_one_case_that_takes_twice_as_long_never_passes(factor, sentence):
+    verdict = judge(times(1.1, factor, 1), baseline=times(1, 1, 1))
+    assert verdict.line.startswith(sentence)
 
 
 def test_a_case_that_the_run_lacks_is_not_silent(tmp_path):

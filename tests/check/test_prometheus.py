@@ -61,9 +61,10 @@ WRONG = (
 EXPECTED = f"""\
 # HELP torchcoll_verdict 1 for the verdict of torchcoll check on the run, 0 for the other verdicts.
 # TYPE torchcoll_verdict gauge
-torchcoll_verdict{{{COMMON},verdict="PASS"}} 0
-torchcoll_verdict{{{COMMON},verdict="WARN"}} 0
 torchcoll_verdict{{{COMMON},verdict="FAIL"}} 1
+torchcoll_verdict{{{COMMON},verdict="CANNOT TELL"}} 0
+torchcoll_verdict{{{COMMON},verdict="WARN"}} 0
+torchcoll_verdict{{{COMMON},verdict="PASS"}} 0
 torchcoll_verdict{{{COMMON},verdict="NO REFERENCE"}} 0
 # HELP torchcoll_run_start_timestamp_seconds When the run began, in seconds since 1970.
 # TYPE torchcoll_run_start_timestamp_seconds gauge
@@ -202,7 +203,7 @@ def test_hostile_labels(text):
     for line in lines:
         assert _LINE.fullmatch(line), line
     series = [line for line in lines if not line.startswith("#")]
-    assert len(series) == len(set(series)) == 14
+    assert len(series) == len(set(series)) == 15
     for line in series:
         values = dict(re.findall(r'(\w+)="((?:[^"\\\n]|\\["\\n])*)"', line))
         assert [unescape(values[name]) for name in ("job", "node", "slurm_job_id")] == [text] * 3

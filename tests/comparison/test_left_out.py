@@ -201,7 +201,7 @@ def test_an_outlier_is_a_caveat():
     new[2] = slow[0]
     answer = answer_of(compare(*in_turn(side(1), new)))
     assert answer.headline == "new is as fast as base: all 6 cases are the same within 2 %"
-    assert answer.caveats == ("1 of 6 runs of new is left out as an outlier (1.40x slower)",)
+    assert answer.details == ("1 of 6 runs of new is left out as an outlier (1.40x slower)",)
     assert answer.level == "good"
 
 
@@ -255,7 +255,7 @@ def test_one_after_the_other_is_in_the_sentence_the_json_and_the_gate(written, c
     assert f"; {step}same" in out.replace("\n  ", " ").splitlines()[0]
     assert err == f"torchcoll: warning: --fail-on slower: {step}same\n"
     _, out, _ = gated("slower", capsys, "--format", "json")
-    assert json.loads(out)["answer"]["caveats"] == [f"{step}same"]
+    assert json.loads(out)["answer"]["details"] == [f"{step}same"]
 
 
 def test_starts_in_two_modes_are_counted():
@@ -268,7 +268,7 @@ def test_starts_in_two_modes_are_counted():
                 for one in runs[number].results
             ]
     answer = answer_of(compare(*in_turn(base, new)))
-    assert "new starts in the slow mode (1.35x) in 3 of 6 runs, base in 1 of 6" in answer.caveats
+    assert "new starts in the slow mode (1.35x) in 3 of 6 runs, base in 1 of 6" in answer.details
     assert compare(*in_turn(side(1), side(2))).modes is None
 
 
@@ -307,11 +307,11 @@ def test_first_calls_that_became_slower_are_said():
     ]
     answer = answer_of(compare(*in_turn(*sides)))
     assert answer.level == "doubt"
-    assert answer.caveats == (
+    assert answer.details == (
         "time to first result (connecting and first call): base 3.00 ms, new 9.00 ms",
     )
     answer = answer_of(compare(*in_turn(sides[1], sides[0])))
-    assert answer.level == "good" and len(answer.caveats) == 1
+    assert answer.level == "good" and len(answer.details) == 1
 
 
 def test_a_side_that_nobody_verified_is_a_note():

@@ -160,7 +160,7 @@ def test_wrong_cases_are_a_caveat_of_the_answer():
     bad.results[0].status = "wrong"
     answer = answer_of(found([*grown(lambda n: 1000 * n), bad]))
     assert answer.headline.startswith("time grows like n ")
-    assert answer.caveats == ("wrong results in 1 of 9 runs (1K)",)
+    assert answer.details == ("wrong results in 1 of 9 runs (1K)",)
     assert (answer.level, answer.counts) == ("bad", {"wrong": 1})
 
 

@@ -389,7 +389,7 @@ def test_sentences():
     assert answer.headline.startswith(
         "not reproduced old.jsonl: the new runs are 22 % slower over all cases, and runs differ by"
     )
-    assert answer.caveats == ("differences: kernel: 6.1 -> 6.2",)
+    assert answer.details == ("differences: kernel: 6.1 -> 6.2",)
 
 
 @pytest.fixture

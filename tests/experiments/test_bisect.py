@@ -230,7 +230,7 @@ def test_wrong_results_of_a_version_are_said(bisect):
     document = json.loads(printed.out)
     assert document["answer"]["level"] == "doubt" and code == 1
     assert document["answer"]["headline"].startswith("no change above 2 % between v1 and v16")
-    wrong = [text for text in document["answer"]["caveats"] if text.startswith("wrong results in")]
+    wrong = [text for text in document["answer"]["details"] if text.startswith("wrong results in")]
     assert any(re.match(r"wrong results in (\d+) of \1 runs of v16 \(", text) for text in wrong)
     assert "v1" not in document["faults"] and "v16" in document["faults"]
 

@@ -172,11 +172,11 @@ def test_what_could_not_be_unpacked_is_in_the_answer_and_in_the_exit_code(stuck,
         assert main(["postmortem", str(stuck), "--format", "json"]) == 3
     document = json.loads(capsys.readouterr().out)
     assert document["unread"] == ["rank0.log.gz"]
-    assert "1 of" in document["answer"]["caveats"][0]
+    assert "1 of" in document["answer"]["details"][0]
     assert list(temporary.iterdir()) == []
     assert main(["postmortem", str(stuck), "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["unread"], document["answer"]["caveats"]) == ([], [])
+    assert (document["unread"], document["answer"]["details"]) == ([], [])
 
 
 def test_foreign_files_are_no_unread_files(stuck, capsys):

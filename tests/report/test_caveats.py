@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchcoll.report.answer import Answer, Caveat
+from torchcoll.core.answer import Answer, Caveat
 from torchcoll.report.grid import Grid
 from torchcoll.report.page import Section, TitledGrids, shorten_repeated_caveats
 

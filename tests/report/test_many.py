@@ -9,12 +9,12 @@ import pytest
 from handmade import MIB, Terminal, case, not_run, result, run
 
 from torchcoll.cli import main
+from torchcoll.core.answer import Answer
 from torchcoll.core.file import save
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.questions.check.limits import Phrase
 from torchcoll.questions.check.show import answer_of, over_all
 from torchcoll.questions.show.show import show
-from torchcoll.report.answer import Answer
 
 NONE = "NO REFERENCE for gloo on cpu within one host: give one with torchcoll check --baseline RUN"
 
@@ -106,7 +106,7 @@ def test_a_verdict_above_the_programs_of_one_file():
 )
 def test_one_verdict_of_several(kinds, text, kind):
     named = [
-        (name, Answer(f"{k}-{name}", k, caveats=("more",)))
+        (name, Answer(f"{k}-{name}", k, details=("more",)))
         for name, k in zip("abc", kinds, strict=False)
     ]
     answer = over_all(named)

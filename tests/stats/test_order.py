@@ -33,10 +33,10 @@ def minutes(runs, first):
 def test_one_side_after_the_other_is_said_in_the_answer(capsys):
     for base, new in ((0, 10), (10, 0)):
         found = compare(minutes(side(), base), minutes(side(scale=1.2), new))
-        assert answer_of(found).caveats == (STEP,)
+        assert answer_of(found).details == (STEP,)
     show_comparisons([found])
     assert capsys.readouterr().out.replace("\n  ", " ").splitlines()[0].endswith(f"; {STEP}")
-    assert answer_of(compare(*in_turn(side(), side(scale=1.2)))).caveats == ()
+    assert answer_of(compare(*in_turn(side(), side(scale=1.2)))).details == ()
 
 
 def test_a_fit_says_it_too():
@@ -44,8 +44,8 @@ def test_a_fit_says_it_too():
     both = [
         make_runs([{n: 20_000 + n // 10 + noise for n in sizes} for noise in NOISE]) for _ in "ab"
     ]
-    assert STEP in answer_of(compare(minutes(both[0], 0), minutes(both[1], 10), fit=True)).caveats
-    assert STEP not in answer_of(compare(*in_turn(*both), fit=True)).caveats
+    assert STEP in answer_of(compare(minutes(both[0], 0), minutes(both[1], 10), fit=True)).details
+    assert STEP not in answer_of(compare(*in_turn(*both), fit=True)).details
 
 
 def test_a_drift_over_both_sides_is_no_difference():

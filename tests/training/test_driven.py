@@ -77,7 +77,7 @@ def test_start_every_and_metrics(tmp_path):
     assert [call.bytes_in // 4 for call in traffic.calls[0]] == [*range(3, 53)]
     assert last.startswith("captured 50 steps of each rank: ")
     (line,) = named
-    assert re.match(r"torchcoll: step 51: rank 1 is late: per step the other rank waits ", line)
+    assert re.match(r"torchcoll: step 51: rank 1 is late: the other rank waits ", line)
 
 
 def test_a_training_that_raises_is_the_status(tmp_path):

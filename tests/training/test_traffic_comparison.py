@@ -55,9 +55,9 @@ def test_calls_bytes_time_and_waiting():
     assert answer.headline == (
         "a step takes 100 ms in new and 100 ms in base (1x); its ranks, added up, wait "
         "10.0 ms in new and 0 ns in base for each other; new sends 2 MiB in 2 calls a step, base "
-        "1 MiB in 1 call (1 of 1 rows differ); in new rank 1 is late: in a step of 100 ms the "
-        "other rank waits 10.0 ms for it (mean), 100 % of all waiting; last in 100 % of 16 calls "
-        "(50 % by chance)"
+        "1 MiB in 1 call (1 of 1 rows differ); in new rank 1 is late: the other rank waits "
+        "10.0 ms in a step of 100 ms for it (100 % of all waiting, last in 16 of 16 calls, 50 % by "
+        "chance)"
     )
 
 

@@ -249,7 +249,7 @@ def format_share(share: float | None, decimals: int = 1) -> str:
 def format_factor(factor: float) -> str:
     """Format a factor with enough digits to tell it from 1: ``13x``, ``4.6x``, ``1.003x``."""
     if factor >= 99.5:
-        return f"{factor:.3g}x"
+        return f"{float(f'{factor:.3g}'):.0f}x"  # %g would write 29000 as 2.9e+04
     away = abs(math.log(factor))
     digits = 0 if factor >= 9.95 else 1 if factor >= 1.995 else 2 if away >= 0.0095 else 3
     return f"{factor:.{digits}f}x"

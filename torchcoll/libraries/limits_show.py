@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bandwidth, shorten
 from torchcoll.libraries.nccl import speeds
@@ -13,7 +14,6 @@ from torchcoll.libraries.nccl.ceilings import AlgorithmLimit, Reach, algorithm_l
 from torchcoll.libraries.nccl.speeds import GpuPath, Rail, gpu_path, nearest, rails, tree_lines
 from torchcoll.libraries.nccl.topology import Gpu, Topology
 from torchcoll.libraries.shares import Machine
-from torchcoll.report.answer import Answer
 from torchcoll.report.grid import Grid, Head, make_grid
 
 _ASSUMED_HOSTS = (2, 4)  # numbers of hosts that are assumed where one host is given

@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line, printable
 from torchcoll.core.units import counted
-from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, Head, plain_lines, print_answer
 

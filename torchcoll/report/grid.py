@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import printable
-from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination, TextWithoutAnswer
 
 T = TypeVar("T")

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from torchcoll.core.answer import VERDICTS, Answer
 from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_ratio, format_size, format_time, shorten_list
-from torchcoll.report.answer import VERDICTS, Answer
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid, Head

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torchcoll.core.answer import Caveat
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import one_line
@@ -27,7 +28,6 @@ from torchcoll.core.summary import (
 )
 from torchcoll.core.two_modes import Modes, two_modes
 from torchcoll.core.units import counted, format_ns, format_ranges, format_size, plural
-from torchcoll.report.answer import Caveat
 
 SPLITS_LINE = (
     "size is the largest sum that a rank sends or receives; "

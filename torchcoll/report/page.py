@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.answer import Answer, Caveat
 from torchcoll.core.errors import UnavailableError, one_line, printable
-from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.chart import TIME_LABELS, Chart
 from torchcoll.report.grid import Grid, escape_markdown, legends, markdown_text
 
@@ -112,7 +112,7 @@ def shorten_repeated_caveats(
         # First: the answer is printed below these lines.
         below = [line for text in grid.below if (line := line_once(text)) or not text]
         if answer:
-            answer = replace(answer, headline=line_once(answer.headline) or answer.headline)
+            answer = answer.with_sentence(line_once(answer.headline) or answer.headline)
         return replace(grid, below=below, answer=answer)
 
     return [

@@ -5,16 +5,18 @@ A duration says nothing of when a rank arrived: only that the last one to arrive
 
 from __future__ import annotations
 
+import heapq
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchcoll.core.answer import CERTAIN, Answer, nothing_found
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import Run
 from torchcoll.core.summary import PERIOD, calls_of, has_period, median
 from torchcoll.core.units import counted, format_time
-from torchcoll.report.answer import Answer
 from torchcoll.report.columns import Entry
 from torchcoll.report.formats import Records, View
 from torchcoll.report.grid import Grid, Head
@@ -41,8 +43,8 @@ _OFTEN = 0.75  # of calls, and of cases, in which the slow rank is the one
 
 
 @dataclass(frozen=True)
-class SlowRank:
-    """A rank that is slower, or later, than its peers in most cases.
+class ConsistentRank:
+    """A rank that is slower, or later, than its peers in most calls of most cases.
 
     late: its own times are the shortest, as of a rank that arrives last, and not the longest.
     calls: the share of calls in which that is so; excess: how much longer its times are than the
@@ -91,7 +93,7 @@ def _spread(ranks: Sequence[dict[str, Any]]) -> float:
 def ranks_answer(
     run: Run, entries: Sequence[Entry], values: Sequence[Sequence[dict[str, Any]]]
 ) -> Answer:
-    """The rank that is slow in most cases, or that there is none.
+    """The rank that is the slowest, or the last to come, in most cases; or that there is none.
 
     Cases with a root are left out: their ranks have different work.
     """
@@ -107,48 +109,54 @@ def ranks_answer(
     def named(rank: int) -> str:
         return f"rank {rank} ({hosts[rank]})" if hosts.get(rank) else f"rank {rank}"
 
-    suspects = [s for late in (False, True) if (s := _find_slow_rank(cases, late))]
-    if suspects:
-        suspect = max(suspects, key=lambda suspect_rank: suspect_rank.excess)
-        name = named(suspect.rank)
-        factor, share = f"{1 + suspect.excess:.2f}x", f"{100 * suspect.calls:.0f} %"
-        over = f"in {suspect.cases} of {counted(len(cases), 'case')}"
-        text = (
-            f"the other ranks wait for {name}: its time is the shortest in {share} of the calls, "
-            f"theirs is {factor} as long (medians, {over})"
-            if suspect.late
-            else f"{name} is the slowest: it takes longest in {share} of the calls, {factor} as "
-            f"long as the fastest rank (medians, {over})"
-        )
-        return Answer(text, "doubt", worst=(name,))
-    shares: dict[int, list[float]] = {}
-    for ranks in cases:
-        for rank in ranks:
-            shares.setdefault(rank["rank"], []).append(rank["longest_share"])
-    most = max(shares, key=lambda rank: median(shares[rank]))
-    chance = 100 / max(len(ranks) for ranks in cases)
-    without = (
-        " without a root" if any(entry.result.case.root is not None for entry in entries) else ""
+    consistent = [s for late in (False, True) if (s := _find_consistent_rank(cases, late))]
+    if consistent:
+        suspect = max(consistent, key=lambda each: each.excess)
+        return _answer_of(suspect, named(suspect.rank), len(cases))
+    return nothing_found(
+        "rank",
+        "is slow",
+        median([rank["hidden_excess"] for ranks in cases for rank in ranks]),
+        SLOW_EXCESS,
+        "measure longer (--max-time), or on a quieter machine",
+        scope=f"in {counted(len(cases), 'case')}",
     )
+
+
+def _answer_of(rank: ConsistentRank, name: str, cases: int) -> Answer:
+    """That a rank is always the slowest is one statement, and that it matters is another."""
+    slow = rank.excess >= SLOW_EXCESS
+    over = f"in {100 * rank.calls:.0f} % of the calls of {rank.cases} of {counted(cases, 'case')}"
+    if not slow:
+        over += f" (named as slow from {100 * SLOW_EXCESS:.0f} % on)"
+    twice = rank.excess >= 1
+    verb = f"is the slowest, {{}} {'as long as' if twice else 'above'} the fastest rank,"
+    if rank.late:
+        verb = f"comes last: the others wait, and take {{}} {'as long' if twice else 'longer'},"
     return Answer(
-        f"no rank is consistently slow in {counted(len(cases), 'case')}{without}: {named(most)} is "
-        f"slowest most often, in {100 * median(shares[most]):.0f} % of the calls (median; equal "
-        f"ranks: {chance:.0f} % each)",
-        "good",
+        name,
+        "doubt" if slow else "good",
+        worst=(name,) if slow else (),
+        verb=verb,
+        size=1 + rank.excess if twice else rank.excess,
+        unit="x" if twice else "%",
+        scope=over,
+        certainty=CERTAIN,
+        detectable=rank.excess,
     )
 
 
-def _find_slow_rank(cases: Sequence[Sequence[dict[str, Any]]], late: bool) -> SlowRank | None:
-    """The rank that has the longest (late: the shortest) time in most calls of most cases, and
-    differs by SLOW_EXCESS there.
-    """
+def _find_consistent_rank(
+    cases: Sequence[Sequence[dict[str, Any]]], late: bool
+) -> ConsistentRank | None:
+    """The rank that has the longest (late: the shortest) time in most calls of most cases."""
     share = "shortest_share" if late else "longest_share"
     leads: dict[int, list[tuple[float, float]]] = {}
     for ranks in cases:
         lead = max(ranks, key=lambda rank: rank[share])
         peer_ns = min(rank["median_ns"] for rank in ranks if rank is not lead)
         slow, fast = (peer_ns, lead["median_ns"]) if late else (lead["median_ns"], peer_ns)
-        if fast > 0 and lead[share] >= _OFTEN and slow / fast - 1 >= SLOW_EXCESS:
+        if fast > 0 and lead[share] >= _OFTEN:
             leads.setdefault(lead["rank"], []).append((lead[share], slow / fast - 1))
     if not leads:
         return None
@@ -156,7 +164,7 @@ def _find_slow_rank(cases: Sequence[Sequence[dict[str, Any]]], late: bool) -> Sl
     if len(leads[rank]) < _OFTEN * len(cases):
         return None
     calls, excess = (median([pair[n] for pair in leads[rank]]) for n in (0, 1))
-    return SlowRank(rank, late, calls, excess, len(leads[rank]))
+    return ConsistentRank(rank, late, calls, excess, len(leads[rank]))
 
 
 def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
@@ -170,6 +178,7 @@ def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
     weights = calls_of(result, len(calls))  # samples may be means of several calls
     number, period = sum(weights), has_period(result, clock)
     fastest, slowest = [min(call) for call in calls], [max(call) for call in calls]
+    two_slowest = [heapq.nlargest(2, call) for call in calls]
 
     def share(times: Sequence[int], ends: Sequence[int]) -> float:
         shares = (
@@ -195,7 +204,20 @@ def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
             ),
             "longest_share": share(times_of_index, slowest),
             "shortest_share": share(times_of_index, fastest),
+            "hidden_excess": _hidden_excess(times_of_index, two_slowest),
         }
+
+
+def _hidden_excess(times: Sequence[int], two_slowest: Sequence[Sequence[int]]) -> float:
+    """How much slower this rank could be without being the slowest in most calls, as a share.
+
+    two_slowest: of each call, over all ranks.
+    """
+    needed = sorted(
+        (slowest[-1] if own == slowest[0] else slowest[0]) / max(own, 1) - 1
+        for own, slowest in zip(times, two_slowest, strict=True)
+    )
+    return max(0.0, needed[math.ceil(_OFTEN * len(needed)) - 1])
 
 
 def _ranks_grid(entry: Entry, ranks: Sequence[dict[str, Any]]) -> Grid:

@@ -19,6 +19,7 @@ from statistics import fmean
 HIGHEST = 0.97
 _MOST_SERIES = 2  # that count as independent
 _Z = 2.58  # the 99.5 % quantile of the normal distribution
+_POWER_Z = 1.2816  # its 90 % quantile
 
 # Values in the order of time, in one or several segments: each is centred by itself.
 Segments = Sequence[Sequence[float]]
@@ -80,6 +81,24 @@ def chance_of_mean(values: Sequence[float], correlation: float) -> float:
         return 0.0 if mean > 0 else 1.0
     _, ratio, degrees = _autoregressive(count, correlation)
     return student_tail(mean / math.sqrt(variance * ratio), max(1, int(degrees)))
+
+
+def detectable_mean(values: Sequence[float], correlation: float, error: float) -> float:
+    """Returns the mean above 0 that ``chance_of_mean`` finds 9 times in 10, given this scatter.
+
+    - error: the p from which on a mean counts as above 0.
+    """
+    mean, count = fmean(values), len(values)
+    variance = sum([(value - mean) ** 2 for value in values]) / (count - 1)
+    _, ratio, degrees = _autoregressive(count, correlation)
+    low, high = 0.0, 1e6
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        if student_tail(middle, max(1, int(degrees))) > error:
+            low = middle
+        else:
+            high = middle
+    return (high + _POWER_Z) * math.sqrt(variance * ratio)
 
 
 def independent_values(count: int, correlation: float) -> float:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.collectives import busbw_gbps
 from torchcoll.core.errors import choice
 from torchcoll.core.units import counted, format_ns, format_ratio, format_size, format_time
 from torchcoll.parts.curves.published_machine import PublishedMachine, published_machines
-from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import Forms, print_forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head, make_grid, print_grids

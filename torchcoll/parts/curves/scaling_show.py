@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from torchcoll.core.answer import Answer, worst_level
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.units import format_bandwidth, format_ns, format_ratio, format_size, format_time
 from torchcoll.parts.curves.growth import FEWEST, TOO_FEW, Growth
-from torchcoll.report.answer import Answer, worst_level
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import kind_texts, reading, reported_text
@@ -236,7 +236,7 @@ def answer_of(result: Scaling) -> Answer:
         answer,
         level=worst_level(answer.level, result.faults.level),
         counts=result.faults.counts,
-        caveats=tuple(result.faults.texts),
+        details=tuple(result.faults.texts),
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core import units
+from torchcoll.core.answer import CANNOT_TELL, Answer, Caveat
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
-from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import kind_texts
@@ -88,11 +89,108 @@ def show_transitions(
 
 
 def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> list[Grid]:
+    """One table with a row for each range of sizes; the lines of each curve where there is one
+    curve, and with ``refine``.
+    """
     curves = [curve for result in results for curve in result.curves]
     titles = kind_texts([curve.common for curve in curves])
-    grids = [_grid(curve, title, refine) for curve, title in zip(curves, titles, strict=True)]
-    last = Grid([], [], below=note_lines(results), answer=transitions_answer(curves, titles))
-    return [Grid([], [], above=[LEGEND]), *grids, last]
+    answer = transitions_answer(curves, titles)
+    rest, common = split_titles(titles)
+    above = [", ".join(common)] if common else []
+    detailed = [] if len(curves) > 1 and not refine else zip(curves, rest, strict=True)
+    details = [
+        f"{title}: {line}" if title and len(curves) > 1 else line
+        for curve, title in detailed
+        for line in [_sizes_line(curve), *lines_below(curve, refine)]
+    ]
+    if len(curves) > 1 and not refine:
+        details = ["--refine prints what is known of each transition, and the sizes to measure"]
+    heads = [
+        Head("curve", left=True, repeat=True),
+        Head("sizes", left=True),
+        Head("latency"),
+        Head("algbw", "(GB/s)"),
+        Head("maximum", "error"),
+        Head("notable", left=True),
+    ]
+    labelled = any(point.algorithm for curve in curves for point in curve.points)
+    if labelled:
+        heads.insert(5, Head("log", left=True))
+    rows = []
+    for curve, title in zip(curves, rest, strict=True):
+        notable = "; ".join(_notable_texts(curve)) or "-"
+        for number, size_range in enumerate(curve.curve.ranges):
+            row = [title or "-", *_range_cells(curve, size_range)]
+            if labelled:
+                inside = curve.points[size_range.first : size_range.last + 1]
+                names = dict.fromkeys(one_line(p.algorithm) for p in inside if p.algorithm)
+                row.append(", ".join(names) or "-")
+            rows.append([*row, notable if not number else ""])
+        if not curve.curve.ranges:
+            rows.append([title or "-", *["-"] * (len(heads) - 2), notable])
+    if len(curves) == 1:
+        heads, rows = heads[1:], [row[1:] for row in rows]
+    table = Grid(heads, rows, above=[LEGEND, *above], below=[*details, *note_lines(results)])
+    return [replace(table, answer=answer)]
+
+
+def split_titles(titles: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What is particular to each title ('' for one alone), and the phrases that all have."""
+    phrases = [title.split(", ") for title in titles]
+    common = set(phrases[0]).intersection(*phrases) if phrases else set()
+    rest = [" ".join(phrase for phrase in each if phrase not in common) for each in phrases]
+    if not all(rest) and len(titles) > 1:  # several of the same curve
+        return [*titles], []
+    return rest, [phrase for phrase in phrases[0] if phrase in common] if phrases else []
+
+
+def _sizes_line(curve: CurveRanges) -> str:
+    runs = max(point.runs for point in curve.points)
+    text = f"{units.counted(len(curve.points), 'size')}, "
+    if curve.sizes > len(curve.points):
+        text = f"{len(curve.points)} of {curve.sizes} sizes (more are too many), "
+    text += units.counted(runs, "run") + (" (their median)" if runs > 2 else "")
+    return f"{text}, residual scatter {100 * curve.curve.noise:.1f} %"
+
+
+def _range_cells(curve: CurveRanges, size_range: SizeRange) -> list[str]:
+    """Sizes, latency, bandwidth and the largest error of a range."""
+    first, last, worst = (
+        units.format_size(curve.points[i].size_bytes)
+        for i in (size_range.first, size_range.last, size_range.misfit_at)
+    )
+    return [
+        f"{first} to {last}",
+        units.format_time(size_range.latency_ns if size_range.latency_ns >= 0 else None),
+        units.format_bandwidth(curve.algbw_gbps(size_range)),
+        f"{100 * size_range.misfit:.1f} % at {worst}",
+    ]
+
+
+_SHORT = {
+    "cliff": "jumps {0:.2g}x",
+    "drop": "drops to {0:.2g}x",
+    "kink": "slope changes",
+    "inconclusive": "changes, too few sizes to say how",
+}
+
+
+def _notable_texts(curve: CurveRanges) -> list[str]:
+    """What is notable of a curve, a few words each: ``4M 3.1x slow``, ``64K to 256K: jumps 2x``."""
+    texts = [IMPLAUSIBLE] if curve.doubt else []
+    for index, ratio in curve.curve.slow_sizes.items():
+        size = units.format_size(curve.points[index].size_bytes)
+        speed = "slow" if ratio > 1 else "fast"
+        texts.append(f"{size} {units.format_factor(max(ratio, 1 / ratio))} {speed}")
+    for transition in curve.transitions:
+        span = _span(transition.low_bytes, transition.high_bytes).replace(" and ", " to ")
+        texts.append(f"{span}: {_SHORT[transition.kind].format(transition.jump)}")
+    for fall in curve.falls:
+        low, high = units.format_size(fall.low_bytes), units.format_size(fall.high_bytes)
+        texts.append(f"{high} faster than {low}")
+    if curve.note:
+        texts.append(one_line(curve.note.partition(";")[0]))
+    return texts
 
 
 _MOST_TOLD = 4  # transitions, or laws, in the sentence
@@ -117,11 +215,7 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
     """The transitions and slow sizes in a sentence; if times are implausible, the reason."""
     if doubts := [curve.doubt for curve in curves if curve.doubt]:
         return Answer(Caveat(doubts[0], f"{IMPLAUSIBLE}: "), "bad")
-    title_phrases = [title.split(", ") for title in titles]
-    common = set(title_phrases[0]).intersection(*title_phrases) if title_phrases else set()
-    titles = [
-        " ".join(phrase for phrase in phrases if phrase not in common) for phrases in title_phrases
-    ]
+    titles, _ = split_titles(titles)
     texts = _slow_texts(curves, titles)
     slow = bool(texts)
     changes: list[str] = []
@@ -149,11 +243,23 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
         return Answer("; ".join(texts), "doubt")
     aside = "".join(f"; {text}" for text in texts)
     short = sum(bool(curve.note) for curve in curves)
-    if short == len(curves):
-        text = "no boundary can be found in any curve: too few sizes, or too much scatter"
-        return Answer(f"{curves[0].note if short == 1 else text}{aside}", "doubt")
-    unread = f" ({short} of {len(curves)} curves have too few sizes)" if short else ""
-    return Answer(f"no change of behaviour found{unread}{aside}", "doubt" if slow else "good")
+    steady = len(curves) - short
+    if not short:
+        return Answer(f"no change of behaviour found{aside}", "doubt" if slow else "")
+    reason = "too few sizes, or too much scatter"
+    if short == 1:
+        reason = next(curve.note for curve in curves if curve.note)
+    return Answer(
+        "the behaviour",
+        "doubt",
+        verb="changes",
+        scope=f"in {short} of {units.counted(len(curves), 'curve')} ({reason})"
+        if len(curves) > 1
+        else f"({reason})",
+        certainty=CANNOT_TELL,
+        next_step="" if short == 1 else "measure more sizes: --refine proposes some",
+        details=(*([f"no change in the other {steady}"] if steady else []), *texts),
+    )
 
 
 def note_lines(results: Sequence[Transitions]) -> list[str]:
@@ -180,40 +286,6 @@ def transition_records(curve: CurveRanges) -> list[dict[str, Any]]:
         }
         for transition in curve.transitions
     ]
-
-
-def _grid(curve_ranges: CurveRanges, title: str, refine: bool) -> Grid:
-    points, curve = curve_ranges.points, curve_ranges.curve
-    runs = max(point.runs for point in points)
-    sizes_text = f"{units.counted(len(points), 'size')}, "
-    if curve_ranges.sizes > len(points):
-        sizes_text = f"{len(points)} of {curve_ranges.sizes} sizes (more are too many), "
-    sizes_text += units.counted(runs, "run") + (" (their median)" if runs > 2 else "")
-    above = [f"{title}: {sizes_text}, residual scatter {100 * curve.noise:.1f} %"]
-    heads = [Head("range", repeat=True), Head("sizes", left=True), Head("latency")]
-    heads += [Head("algbw", "(GB/s)"), Head("maximum", "error", left=True)]
-    labelled = any(point.algorithm for point in points)
-    if labelled:
-        heads.append(Head("log", left=True))
-    rows = []
-    for number, size_range in enumerate(curve.ranges, 1):
-        first, last = (
-            units.format_size(points[i].size_bytes) for i in (size_range.first, size_range.last)
-        )
-        row = [
-            str(number),
-            f"{first} to {last}",
-            units.format_time(size_range.latency_ns if size_range.latency_ns >= 0 else None),
-        ]
-        worst_size = units.format_size(points[size_range.misfit_at].size_bytes)
-        error = f"{100 * size_range.misfit:.1f} % at {worst_size}"
-        row += [units.format_bandwidth(curve_ranges.algbw_gbps(size_range)), error]
-        if labelled:
-            inside = points[size_range.first : size_range.last + 1]
-            names = dict.fromkeys(one_line(p.algorithm) for p in inside if p.algorithm)
-            row.append(", ".join(names) or "-")
-        rows.append(row)
-    return Grid(heads, rows, above, lines_below(curve_ranges, refine))
 
 
 def lines_below(curve_ranges: CurveRanges, refine: bool = False) -> list[str]:

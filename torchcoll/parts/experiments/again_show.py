@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer, worst_level
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_change, format_difference, format_percent, shorten
 from torchcoll.parts.experiments.agreement import Agreement, CaseAgreement
-from torchcoll.report.answer import Answer, worst_level
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Head, make_grid
 from torchcoll.stats.side_faults import SideFaults
@@ -61,7 +61,7 @@ def answer_of(rerun: Rerun) -> Answer:
     answer, faults = _answer_of_the_rest(rerun), rerun.faults
     return replace(
         answer,
-        headline="; ".join([*faults.texts, answer.headline]),
+        before="; ".join([*faults.texts, answer.before]),
         level=worst_level(answer.level, faults.level),
         counts={**answer.counts, **faults.counts},
     )
@@ -73,7 +73,7 @@ def _answer_of_the_rest(rerun: Rerun) -> Answer:
     name = one_line(rerun.file)
     if result.ratio is None or result.high is None:
         text = f"cannot be compared with {name}: {result.reason}"
-        return Answer(text, "doubt", caveats=(rerun.shares,) if rerun.shares else ())
+        return Answer(text, "doubt", details=(rerun.shares,) if rerun.shares else ())
     width = format_difference(result.high)
     cases = counted(len(result.cases), "case")
     runs = f"{_runs_text(rerun)}, {cases}"
@@ -100,18 +100,18 @@ def _answer_of_the_rest(rerun: Rerun) -> Answer:
         if worst := result.worst:
             text += f"; most in {worst.name}: {format_change(1 / worst.ratio)}"
         text += f" ({runs})"
-    caveats = []
+    details = []
     if rerun.differences:
         shown = list(map(one_line, rerun.differences))
         differences = shorten(shown, _MOST_DIFFERENCES, "; and {} more", between="; ")
-        caveats.append(f"differences: {differences}")
+        details.append(f"differences: {differences}")
     counts = {
         "cases": len(result.cases),
         "differing": sum(case.differs for case in result.cases),
         "open": len(result.open_cases),
     }
     named = tuple(case.name for case in result.cases if case.differs)
-    return Answer(text, _LEVELS.get(result.verdict, "doubt"), counts, named, tuple(caveats))
+    return Answer(text, _LEVELS.get(result.verdict, "doubt"), counts, named, tuple(details))
 
 
 def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:

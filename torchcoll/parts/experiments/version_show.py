@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_change, format_percent, shorten
 from torchcoll.parts.experiments.version_search import VersionRuns, version_name
-from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Head, make_grid
 
@@ -23,7 +23,7 @@ def answer_of(state: VersionRuns) -> Answer:
     names = [one_line(name) for name in state.names]
     posterior = state.posterior
     runs = counted(state.runs, "run")
-    caveats = (
+    details = (
         *(
             f"skipped {one_line(version_name(state.plan.cells[version]))}: {one_line(reason)}"
             for version, reason in sorted(state.skipped.items())
@@ -31,12 +31,12 @@ def answer_of(state: VersionRuns) -> Answer:
         *(text for version in state.faults for text in version.texts),
     )
     if state.stopped == "too few":
-        return Answer("fewer than two versions start", "doubt", caveats=caveats)
+        return Answer("fewer than two versions start", "doubt", details=details)
     first, last = names[0], names[-1]
     if state.stopped == "none":
         limit = format_percent(state.threshold)
         text = f"no change above {limit} between {first} and {last} (95 %); {runs}"
-        return Answer(text, "doubt" if state.faults else "good", caveats=caveats)
+        return Answer(text, "doubt" if state.faults else "good", details=details)
     if state.stopped == "step":
         before, after = posterior.best - 1, posterior.best
         difference = state.change(before, after)
@@ -49,14 +49,14 @@ def answer_of(state: VersionRuns) -> Answer:
             every = {case for of_version in state.figures for run in of_version for case in run}
             cases = f"{len(state.cases)} of {len(every)} cases"
         text = f"{cases} {what} between {names[before]} and {names[after]} (95 %); {runs}"
-        return Answer(text, "bad", worst=(names[after],), caveats=caveats)
+        return Answer(text, "bad", worst=(names[after],), details=details)
     if state.stopped == "several":
         if posterior.creep > posterior.two:
             what = f"it changes gradually from {first} to {last}"
         else:
             pair = [f"between {names[k - 1]} and {names[k]}" for k in posterior.pair]
             what = f"it changes more than once, about {' and '.join(pair)}"
-        return Answer(f"no single version: {what}; {runs}", "doubt", caveats=caveats)
+        return Answer(f"no single version: {what}; {runs}", "doubt", details=details)
     more = f"; more runs: --runs {max(2 * state.most, _FEW_RUNS)}" if state.stopped else ""
     change = posterior.change_range
     if change is None:
@@ -68,7 +68,7 @@ def answer_of(state: VersionRuns) -> Answer:
     else:
         between = f"between {names[change[0]]} and {names[change[1]]}"
         text = f"not decided: the change is {between} (95 %); {runs}{more}"
-    return Answer(text, "doubt", caveats=caveats)
+    return Answer(text, "doubt", details=details)
 
 
 def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -> None:

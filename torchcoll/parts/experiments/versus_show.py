@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_factor, format_percent, format_ratio, format_size
@@ -31,7 +32,6 @@ from torchcoll.questions.comparison.results import (
     tables_of,
 )
 from torchcoll.questions.comparison.show import case_grid, comparison_object, start_lines, titles_of
-from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination, ProgressLine, clock_text
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid
@@ -181,7 +181,7 @@ def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Ans
     doubted |= any(wording.is_notable(each, row) for each in comparisons for row in each.rows)
     level = "doubt" if doubted and (level == "good" or notes) else level
     level = "bad" if any(new.level == "bad" for _, new in sides) else level
-    return Answer(text, level, counts_of(comparisons), caveats=(*order, *first_calls, *notes))
+    return Answer(text, level, counts_of(comparisons), details=(*order, *first_calls, *notes))
 
 
 def _way_on(state: Versus, comparisons: Sequence[Comparison], folder: str) -> str:

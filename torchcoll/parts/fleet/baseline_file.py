@@ -33,7 +33,7 @@ from torchcoll.parts.fleet.series import Summaries
 from torchcoll.parts.fleet.sources import summaries_of
 
 MARK = "torchcoll_baseline"  # the first key of the file: its version
-VERSION = 1
+VERSION = 2
 _MOST_BYTES = 64 << 20
 _EXPECTED = "a file that torchcoll baseline wrote"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -114,6 +114,7 @@ def _machine_lines(baseline: good_runs.Baseline) -> list[str]:
             f"usual_us = {_number(case.usual_ns / 1e3)}",
             f"spread_percent = {_number(100 * case.spread)}",
             f"degrees = {_number(case.degrees)}",
+            f"slowest_percent = {_change(case.slowest)}",
             f"runs = {case.runs}",
             f"detectable_percent = {_change(detectable)}",
             f"case = {_inline_case(case.key)}",
@@ -223,6 +224,7 @@ def _baseline(
             _positive(case["spread_percent"]) / 100,
             _whole(case["runs"]),
             _positive(case["degrees"]),
+            math.log1p(case["slowest_percent"] / 100),
         )
         for case in machine["case"]
     )
@@ -303,6 +305,7 @@ class JudgedByGoodRuns:
             "slower": share(judged.effect),
             "limit": share(judged.limits.run_limit),
             "detectable": share(judged.limits.run_detectable),
+            "state": judged.state,
             "cases": [
                 {
                     "name": name,
@@ -311,7 +314,8 @@ class JudgedByGoodRuns:
                     "usual_ns": case.usual_ns,
                     "slower": share(case.effect),
                     "limit": share(case.limit),
-                    "slow": case.slow,
+                    "detectable": share(case.detectable),
+                    "state": case.state,
                 }
                 for name, case in zip(self.names, judged.cases, strict=True)
             ],

@@ -242,7 +242,7 @@ def _slow_runs(
         table = table - of_runs.groupby(node).transform("median").to_numpy()[:, None]
     values = table[largest]
     if len(largest) <= FEWEST_PEERS:
-        if len(largest) < good_runs.FEWEST_RUNS:
+        if len(largest) < good_runs.FEWEST_NODES:
             return slow, ""
         effects = two_way(values).effects
         spread = robust_scale(effects)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ns, format_percent
 from torchcoll.parts.fleet.baseline_file import format_time_utc
@@ -13,9 +14,9 @@ from torchcoll.parts.fleet.baseline_runs import RunLeftOut, Selection, machine_t
 from torchcoll.parts.fleet.fleet_show import percent, slower
 from torchcoll.parts.fleet.good_runs import Baseline, Limits, limits_of
 from torchcoll.parts.fleet.node_report import case_names
-from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
+from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
 
 _NAMED = 10  # runs left out, without --all
 _ALIKE = 1.2  # ratio of the detectable changes of two cases that are given as one
@@ -36,19 +37,38 @@ def detectable_text(limits: Limits) -> str:
 def answer_of(baseline: Baseline, left_out: int) -> Answer:
     limits = limits_of(baseline)
     runs, cases = len(baseline.run_ids), len(baseline.cases)
-    headline = (
-        f"baseline of {counted(runs, 'run')} on {counted(len(baseline.nodes), 'node')}, "
-        f"{counted(cases, 'case')}: a run that is {detectable_text(limits)}, is detected 9 times "
-        f"in 10; false alarms {format_percent(baseline.false_alarms)} per run"
+    noisy = int((limits.case_detectable > math.log1p(ACT_ON_CASE)).sum())
+    name = f"baseline of {counted(runs, 'run')} on {counted(len(baseline.nodes), 'node')}"
+    detectable = (
+        f"a run that is {detectable_text(limits)}, is detected 9 times in 10; false alarms "
+        f"{format_percent(baseline.false_alarms)} per run"
     )
-    caveats = (f"{counted(left_out, 'run')} left out",) if left_out else ()
+    unseen = limits.run_detectable > math.log1p(ACT_ON_ALL)
+    details = (f"{counted(left_out, 'run')} left out",) if left_out else ()
     counts = {
         "runs": runs,
         "nodes": len(baseline.nodes),
         "cases": cases,
         "left out": left_out,
     }
-    return Answer(headline, "good", counts=counts, caveats=caveats)
+    if not noisy and not unseen:
+        return Answer(
+            f"{name}, {counted(cases, 'case')}: {detectable}", "good", counts, details=details
+        )
+    texts = []
+    if noisy:
+        texts.append(
+            f"too noisy to notice a case 1.5x slower in {noisy} of {counted(cases, 'case')}"
+        )
+    if unseen:
+        texts.append("too noisy to notice a run 5 % slower over all cases")
+    return Answer(
+        f"{name}: {', and '.join(texts)}",
+        "doubt",
+        counts,
+        details=(detectable, *details),
+        next_step="measure on a quieter machine, or collect more good runs",
+    )
 
 
 def _baseline_grid(baseline: Baseline, selection: Selection, whole: bool, first: bool) -> Grid:
@@ -66,7 +86,7 @@ def _baseline_grid(baseline: Baseline, selection: Selection, whole: bool, first:
         for name, case, limit, detectable in zip(
             names,
             baseline.cases,
-            limits.case_limits.tolist(),
+            limits.case_named.tolist(),
             limits.case_detectable.tolist(),
             strict=True,
         )
@@ -90,7 +110,7 @@ def _baseline_grid(baseline: Baseline, selection: Selection, whole: bool, first:
         Head("usual", "time"),
         Head("spread", "of runs"),
         Head("runs", drop=2),
-        Head("healthy", "below", drop=1),
+        Head("named", "from", drop=1),
         Head("detected", "9 in 10"),
     ]
     answer = answer_of(baseline, len(selection.left_out) if first else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import glob
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
-from torchcoll.core.units import counted, format_ns, format_percent
+from torchcoll.core.units import counted, format_ns, format_percent, plural, shorten
 from torchcoll.parts.fleet.address import is_store
-from torchcoll.questions.check.limits import FAIL, PASS, Phrase
+from torchcoll.questions.check.limits import CANNOT_TELL, FAIL, PASS, WARN, Phrase
+from torchcoll.stats.power import ACT_ON_ALL
 
 if TYPE_CHECKING:
     from torchcoll.parts.fleet.baseline_file import BaselineSource, JudgedByGoodRuns
+    from torchcoll.parts.fleet.good_runs import CaseDeviation
 
 _NAMED = 3  # slow cases
 _FIRST_BYTES = 4096
@@ -44,6 +47,32 @@ class CheckedRun:
             for key, row in zip(keys, rows, strict=True)
             if key in effects
         }
+
+    @property
+    def next_step(self) -> str:
+        from torchcoll.parts.fleet import good_runs
+
+        judged = self.judged.judged
+        if judged.state != good_runs.DOUBTED:
+            return ""
+        if judged.cases_that_are(good_runs.DOUBTED):
+            return "run it again: a real slowdown stays"
+        if 2 * len(judged.cases_that_are(good_runs.TOO_NOISY)) > len(judged.cases):
+            return (
+                "measure on a quieter machine (torchcoll doctor names what is busy), or give more "
+                "time to each case (--max-time)"
+            )
+        return f"collect more good runs than {len(judged.baseline.run_ids)}"
+
+    def notable_cases(self) -> list[tuple[str, str, str, str, str]]:
+        from torchcoll.parts.fleet import good_runs
+        from torchcoll.parts.fleet.fleet_show import slower
+
+        return [
+            (name, format_ns(case.time_ns), format_ns(case.usual_ns), slower(case.effect), state)
+            for name, case in zip(self.judged.names, self.judged.judged.cases, strict=True)
+            if (state := case.state) != good_runs.AS_USUAL
+        ]
 
     def to_json(self) -> dict[str, Any]:
         return self.judged.to_json()
@@ -88,46 +117,12 @@ def _is_baseline_file(path: str | os.PathLike[str]) -> bool:
 
 def good_runs_phrases(judged_run: JudgedByGoodRuns, name: str) -> list[Phrase]:
     """name: of the file, folder or store."""
-    from torchcoll.parts.fleet.baseline_file import good_runs_text
-    from torchcoll.parts.fleet.baseline_show import detectable_text
-    from torchcoll.parts.fleet.fleet_show import percent, slower
-
     judged = judged_run.judged
-    limits, count = judged.limits, len(judged.cases)
-    runs = good_runs_text(judged)
-    texts = [
-        f"{case_name} {slower(case.effect)} ({format_ns(case.time_ns)}, usually "
-        f"{format_ns(case.usual_ns)}, healthy below {percent(case.limit)} slower)"
-        for case, case_name in zip(judged.cases, judged_run.names, strict=True)
-    ]
-    slow = len(judged.slow_cases)
-    named = ", ".join(texts[: min(slow, _NAMED)])
-    more = f" and {counted(slow - _NAMED, 'more case')}" if slow > _NAMED else ""
-    over_all = f"{counted(count, 'case')}" if count == 1 else f"all {count} cases"
-    if judged.slow_overall:
-        text = (
-            f"{slower(judged.effect)} than usual over {over_all} (healthy below "
-            f"{percent(limits.run_limit)} slower; {runs})"
-        )
-        text += f"; {named}{more}" if slow else f"; most in {texts[0]}"
-        phrase = Phrase(FAIL, text)
-    elif slow:
-        verb = "is" if slow == 1 else "are"
-        text = f"{slow} of {counted(count, 'case')} {verb} slower than usual: {named}{more}; "
-        phrase = Phrase(FAIL, f"{text}{slower(judged.effect)} over {over_all} ({runs})")
-    else:
-        slowdown = detectable_text(limits)
-        false_alarms = format_percent(judged.baseline.false_alarms)
-        phrase = Phrase(
-            PASS,
-            f"as usual: {slower(judged.effect)} over {over_all} than {runs}; a run that is "
-            f"{slowdown}, is detected 9 times in 10 (false alarms {false_alarms} per run)",
-        )
     facts = []
     if judged_run.differences:
         facts.append(f"not as in the baseline: {', '.join(judged_run.differences)}")
     if judged.missing:
-        of = judged.missing + count
+        of = judged.missing + len(judged.cases)
         facts.append(
             f"{judged.missing} of the baseline's {counted(of, 'case')} not judged: "
             "the run has no time of them"
@@ -139,4 +134,71 @@ def good_runs_phrases(judged_run: JudgedByGoodRuns, name: str) -> list[Phrase]:
     facts += judged_run.notes
     if judged_run.member:
         facts.append("this run is one of the baseline's own")
-    return [phrase, *(Phrase("", fact) for fact in facts)]
+    return [_phrase(judged_run), *(Phrase("", fact) for fact in facts)]
+
+
+def _phrase(judged_run: JudgedByGoodRuns) -> Phrase:
+    from torchcoll.parts.fleet import good_runs
+    from torchcoll.parts.fleet.baseline_file import good_runs_text
+    from torchcoll.parts.fleet.baseline_show import detectable_text
+    from torchcoll.parts.fleet.fleet_show import percent, slower
+
+    judged = judged_run.judged
+    limits, count, runs = judged.limits, len(judged.cases), good_runs_text(judged)
+    over_all = f"{counted(count, 'case')}" if count == 1 else f"all {count} cases"
+    mean = f"{slower(judged.effect)} over {over_all} than {runs}"
+
+    def named(state: str) -> str:
+        texts = [
+            f"{case_name} {slower(case.effect)} ({format_ns(case.time_ns)}, usually "
+            f"{format_ns(case.usual_ns)})"
+            for case, case_name in zip(judged.cases, judged_run.names, strict=True)
+            if case.state == state
+        ]
+        return shorten(texts, _NAMED, " and {} more")
+
+    slow, doubted, probable = (
+        named(state) for state in (good_runs.SLOW, good_runs.DOUBTED, good_runs.PROBABLY_SLOW)
+    )
+    noisy = judged.cases_that_are(good_runs.TOO_NOISY)
+    noise = ""
+    if noisy:
+        spreads = sorted(_spreads(judged_run, noisy))
+        noise = (
+            f"{len(noisy)} of {counted(count, 'case')} {plural(len(noisy), 'varies', 'vary')} by "
+            f"{percent_range(spreads)} from run to run, which hides a case 1.5x slower"
+        )
+    if judged.slow_overall:
+        most = f"; most in {judged_run.names[0]}, {slower(judged.cases[0].effect)}"
+        text = f"{mean} (healthy below {percent(limits.run_limit)})"
+        return Phrase(FAIL, text + most)
+    if slow:
+        return Phrase(FAIL, f"{slow}; {mean}")
+    if judged.state == good_runs.DOUBTED:
+        texts = [f"{doubted}, twice the usual time or more"] if doubted else []
+        texts += [noise] if noise else []
+        if limits.run_detectable > math.log1p(ACT_ON_ALL):
+            detectable = percent(limits.run_detectable)
+            texts.append(f"over {over_all} only a slowdown of {detectable} would be found")
+        return Phrase(CANNOT_TELL, "; ".join([*texts, mean]))
+    if judged.state == good_runs.PROBABLY_SLOW:
+        texts = [f"probably slower: {probable}"] if probable else []
+        if judged.effect > limits.run_named and not probable:
+            texts.append(f"probably slower over {over_all}")
+        texts += [noise] if noise else []
+        return Phrase(WARN, "; ".join([*texts, mean]))
+    detectable = f"a run that is {detectable_text(limits)}, would have been found"
+    false_alarms = format_percent(judged.baseline.false_alarms)
+    return Phrase(PASS, f"as usual: {mean}; {detectable} (false alarms {false_alarms} per run)")
+
+
+def _spreads(judged_run: JudgedByGoodRuns, cases: Sequence[CaseDeviation]) -> list[float]:
+    """How much these cases vary from run to run, as shares of their time."""
+    spreads = {case.key: case.spread for case in judged_run.judged.baseline.cases}
+    return [spreads[case.key] for case in cases]
+
+
+def percent_range(shares: Sequence[float]) -> str:
+    """``12 to 49 %`` of ascending shares, ``12 %`` where both ends are the same."""
+    low, high = (f"{100 * shares[end]:.0f}" for end in (0, -1))
+    return f"{low} to {high} %" if low != high else f"{high} %"

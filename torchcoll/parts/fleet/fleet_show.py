@@ -13,11 +13,11 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.units import counted, format_change, format_difference, shorten, shorten_list
 from torchcoll.parts.fleet.node_report import DrainList, FleetFinding, case_names
 from torchcoll.parts.fleet.slow_nodes import FEWEST_PEERS, PeersJudged, SlowNode
-from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.junit import JunitTest, junit_document
@@ -74,7 +74,7 @@ def answer_of(finding: FleetFinding) -> Answer:
         _NAMED,
         "{} more nodes failed",
     )
-    caveats: list[str] = []
+    details: list[str] = []
     for judged in finding.judged:
         count = len(judged.peers.nodes)
         for group in judged.groups:
@@ -103,10 +103,10 @@ def answer_of(finding: FleetFinding) -> Answer:
                 + ("" if judged.groups else "; no recorded fact separates them")
             )
         fast = [item for item in judged.slow if item.effect < 0]
-        caveats += [_node_text(item, count - 1) for item in fast[:_NAMED]]
+        details += [_node_text(item, count - 1) for item in fast[:_NAMED]]
         if (slow or judged.groups) and not judged.populations and len(judged.slow) < count:
             rest = count - len(judged.slow)
-            caveats.append(f"the other {counted(rest, 'node')} agree within {_within(judged)}")
+            details.append(f"the other {counted(rest, 'node')} agree within {_within(judged)}")
     if finding.missing:
         shown = shorten(list(map(one_line, finding.missing)), _NAMED)
         texts.append(f"{counted(len(finding.missing), 'node')} without a run: {shown}")
@@ -119,7 +119,7 @@ def answer_of(finding: FleetFinding) -> Answer:
     }
     if texts:
         return Answer(
-            "; ".join(texts), "bad", counts=counts, worst=finding.accused, caveats=tuple(caveats)
+            "; ".join(texts), "bad", counts=counts, worst=finding.accused, details=tuple(details)
         )
     enough = [judged for judged in finding.judged if judged.judged]
     if not enough:
@@ -134,7 +134,7 @@ def answer_of(finding: FleetFinding) -> Answer:
         f"No node differs from its peers: {'; '.join(agree)}",
         "good",
         counts=counts,
-        caveats=tuple(caveats),
+        details=tuple(details),
     )
 
 

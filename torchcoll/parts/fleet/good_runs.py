@@ -6,14 +6,23 @@ intervals: of its mean deviation over all cases, whose spread is that of the sam
 runs, and of each case. Half of the false alarms are allowed to the mean, the other half to the
 cases (Bonferroni).
 
-The limits hold for noise with the tails of Student's t with 4 degrees of freedom and a correlation
-of up to 0.5 from one run of a node to the next. `tests/benchmarks/baseline_error.py` measures them.
+There are two limits. Beyond the first, a change is probable: a healthy run exceeds it 1 time in 20
+if its noise is normal. Beyond the second, it is certain: a healthy run exceeds it 1 time in 100,
+for noise with the tails of Student's t with 4 degrees of freedom and a correlation of up to 0.5
+from one run of a node to the next.
+
+Three rules need no statistic. A case 1.5 times slower than in the slowest good run is named. A run
+with a case that takes twice its usual time does not pass. A case that takes 6 times its usual time,
+and twice that of the slowest good run, is slow. And nothing passes that would not have been
+noticed: a case whose noise hides a slowdown of 1.5 is not judged.
+
+`tests/benchmarks/baseline_error.py` measures false alarms and what is found.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,11 +33,16 @@ from scipy import special
 from torchcoll.core.units import shorten
 from torchcoll.parts.fleet.effects import Floats, nan_median, weighted_median
 from torchcoll.parts.fleet.records import CaseKey
+from torchcoll.questions.check.limits import DOUBTED_FACTOR, SLOW_FACTOR
 from torchcoll.stats.distributions import t_quantile
+from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
 
 FALSE_ALARMS = 0.01  # probability that a healthy run is called slow, over all of its cases
+PROBABLE_ALARMS = 0.05  # ... is called probably slow, if its noise is normal
 THRESHOLD = 0.01  # a smaller slowdown is not reported
-FEWEST_RUNS = 5
+FEWEST_RUNS = 3  # of one node
+FEWEST_NODES = 5  # from so many on, their differences say what a further node may be like
+NAMED_FACTOR = 1.5  # of the slowest good run
 POWER = 0.9  # probability with which a change that is called detectable is found
 _OF_MEAN = 0.5  # share of the false alarms that goes to the mean over all cases
 _POOLED_BELOW = 20  # degrees of freedom: from so many on, each case has enough of its own
@@ -36,6 +50,8 @@ _CLIPPED = 3.0  # standard deviations of a case, in the mean over the cases
 _MEDIAN_VARIANCE = 1.5  # of a median of normal values: about so many times that of their mean
 _NEIGHBOURS = 0.5  # correlation of consecutive runs of a node that is allowed for
 _QUANTILE = float(special.ndtri(POWER))
+
+_TwoLimits = tuple[float, Floats]  # of the mean over the cases, and of each case [C]
 
 
 @dataclass(frozen=True)
@@ -70,7 +86,8 @@ class CaseUsual:
     """What one case usually takes.
 
     spread: standard deviation of the log time from run to run, pooled over the cases where the
-    runs are few. runs: how many have the case. degrees: degrees of freedom of the spread.
+    runs are few. runs: how many have the case. degrees: degrees of freedom of the spread. slowest:
+    how much longer the slowest good run took than its node usually does, as a difference of logs.
     """
 
     key: CaseKey
@@ -78,6 +95,7 @@ class CaseUsual:
     spread: float
     runs: int
     degrees: float
+    slowest: float
 
 
 @dataclass(frozen=True)
@@ -124,39 +142,72 @@ class Limits:
 
     centres [C]: the usual differences of the node. scales [C]: standard deviations of the cases,
     which contain the differences between nodes where the node is not in the baseline. run_limit:
-    the largest deviation of its mean over the cases; case_limits [C]: of each case.
-    run_detectable, case_detectable [C]: the slowdowns that are found with the probability POWER.
+    the mean over the cases is certainly slow beyond it; case_limits [C]: so is a case.
+    run_named, case_named [C]: they are probably slow beyond these. run_detectable, case_detectable
+    [C]: the slowdowns that are named with the probability POWER.
     """
 
     centres: Floats
     scales: Floats
     run_limit: float
+    run_named: float
     run_detectable: float
     case_limits: Floats
+    case_named: Floats
     case_detectable: Floats
+
+
+SLOW, DOUBTED, PROBABLY_SLOW, TOO_NOISY, AS_USUAL = (
+    "slow",
+    "doubted",
+    "probably slow",
+    "too noisy",
+    "as usual",
+)
+_STATES = (SLOW, DOUBTED, PROBABLY_SLOW, TOO_NOISY, AS_USUAL)
 
 
 @dataclass(frozen=True)
 class CaseDeviation:
-    """How much longer a case took than usual. effect and limit are differences of log times."""
+    """How much longer a case took than usual.
+
+    effect, limit, named, detectable: differences of log times; ``limit`` and ``named`` are those
+    of Limits. over_slowest: the difference from the slowest good run.
+    """
 
     key: CaseKey
     time_ns: float
     usual_ns: float
     effect: float
     limit: float
+    named: float
+    detectable: float
+    over_slowest: float
+
+    @property
+    def state(self) -> str:
+        if self.effect > self.limit:
+            return SLOW
+        if self.effect >= math.log(SLOW_FACTOR) and self.over_slowest >= math.log(DOUBTED_FACTOR):
+            return SLOW
+        if self.effect >= math.log(DOUBTED_FACTOR):
+            return DOUBTED
+        if self.effect > self.named:
+            return PROBABLY_SLOW
+        return TOO_NOISY if self.detectable > math.log1p(ACT_ON_CASE) else AS_USUAL
 
     @property
     def slow(self) -> bool:
-        return self.effect > self.limit
+        return self.state == SLOW
 
 
 @dataclass(frozen=True)
 class RunJudged:
     """A run judged by a baseline.
 
-    effect: mean deviation of the log times over the common cases. cases: of the run, those that are
-    slow first, then by their change. missing: how many cases of the baseline the run lacks.
+    effect: mean deviation of the log times over the common cases. cases: of the run, by their
+    state, the worst first, then by their change. missing: how many cases of the baseline the run
+    lacks.
     """
 
     baseline: Baseline
@@ -172,11 +223,27 @@ class RunJudged:
 
     @property
     def slow_cases(self) -> tuple[CaseDeviation, ...]:
-        return tuple(case for case in self.cases if case.slow)
+        return self.cases_that_are(SLOW)
+
+    def cases_that_are(self, *states: str) -> tuple[CaseDeviation, ...]:
+        return tuple(case for case in self.cases if case.state in states)
 
     @property
     def slow(self) -> bool:
         return self.slow_overall or bool(self.slow_cases)
+
+    @property
+    def state(self) -> str:
+        """Of the whole run. DOUBTED: it can neither pass nor fail."""
+        if self.slow:
+            return SLOW
+        noisy = len(self.cases_that_are(TOO_NOISY))
+        unseen = self.limits.run_detectable > math.log1p(ACT_ON_ALL)
+        if self.cases_that_are(DOUBTED) or 2 * noisy > len(self.cases) or unseen:
+            return DOUBTED
+        if noisy or self.cases_that_are(PROBABLY_SLOW) or self.effect > self.limits.run_named:
+            return PROBABLY_SLOW
+        return AS_USUAL
 
 
 class CannotJudge(ValueError):
@@ -190,12 +257,12 @@ class CannotJudge(ValueError):
 def runs_missing(nodes: Sequence[str]) -> int:
     """How many more runs of the same nodes a baseline needs, given the node of each run.
 
-    With one node, or with 5 nodes and more, 5 runs are needed. With 2 to 4 nodes the differences
-    between the nodes are estimated too, which takes 4 runs more than there are nodes.
+    One node needs 3 runs, and 5 nodes need one run each. With 2 to 4 nodes the differences between
+    the nodes are estimated too, which takes 4 runs more than there are nodes.
     """
     count, different = len(nodes), len(set(nodes))
-    if 1 < different < FEWEST_RUNS:
-        return max(0, different + FEWEST_RUNS - 1 - count)
+    if 1 < different < FEWEST_NODES:
+        return max(0, different + FEWEST_NODES - 1 - count)
     return max(0, FEWEST_RUNS - count)
 
 
@@ -246,9 +313,11 @@ def critical_value(degrees: float, error: float) -> float:
 
     degrees: degrees of freedom of the standard deviation. If it is known, this is the quantile of
     Student's t with 4 degrees. The factor for an estimated one lies above 300,000 simulated
-    baselines of 5 to 200 consecutive runs, at errors from 0.5 to 0.01 %.
+    baselines of 5 to 200 consecutive runs, at errors from 0.5 to 0.01 %. For 2 and 3 degrees the
+    quantile of Student's t is larger.
     """
-    return t_quantile(1 - error, 4) / math.sqrt(2) * (1 + 4.5 / (degrees + 1))
+    estimated = t_quantile(1 - error, 4) / math.sqrt(2) * (1 + 4.5 / (degrees + 1))
+    return max(estimated, t_quantile(1 - error, degrees)) if degrees < 4 else estimated
 
 
 def pooled_spreads(deviations: Floats, groups: npt.NDArray[np.intp]) -> tuple[Floats, Floats]:
@@ -303,8 +372,8 @@ def _inverse_trigamma(value: float) -> float:
 def baseline_of(
     good: GoodRuns, threshold: float = THRESHOLD, false_alarms: float = FALSE_ALARMS
 ) -> Baseline:
-    """The baseline of good runs, without the cases whose spread would have fewer than 4 degrees of
-    freedom. Raises CannotJudge if the runs are too few.
+    """The baseline of good runs, without the cases that have too few runs for a spread: 3 of one
+    node, or 4 more than nodes. Raises CannotJudge if the runs are too few.
     """
     names = [run.node for run in good.runs]
     if missing := runs_missing(names):
@@ -312,7 +381,7 @@ def baseline_of(
     log_times = good.log_times
     nodes = sorted(set(names))
     index = {name: number for number, name in enumerate(nodes)}
-    by_node = len(nodes) > 1 and len(names) - len(nodes) >= FEWEST_RUNS - 1
+    by_node = len(nodes) > 1 and len(names) - len(nodes) >= FEWEST_NODES - 1
     if not by_node and len(nodes) > 1:
         # Too few repeated runs for effects of the nodes: one run of each is one population.
         last = sorted({name: row for row, name in enumerate(names)}.values())
@@ -321,9 +390,10 @@ def baseline_of(
     counts = np.bincount(number)
     by_group = pd.DataFrame(log_times).groupby(number)
     runs_by_group = by_group.count().to_numpy()
-    kept = (runs_by_group.sum(axis=0) - (runs_by_group > 0).sum(axis=0)) >= FEWEST_RUNS - 1
+    fewest = FEWEST_RUNS if len(nodes) == 1 else FEWEST_NODES
+    kept = (runs_by_group.sum(axis=0) - (runs_by_group > 0).sum(axis=0)) >= fewest - 1
     if not kept.any():
-        raise CannotJudge(f"no case with {FEWEST_RUNS} good runs", "more runs with the same cases")
+        raise CannotJudge(f"no case with {fewest} good runs", "more runs with the same cases")
     keys = [key for key, keep in zip(good.keys, kept.tolist(), strict=True) if keep]
     log_times = log_times[:, kept]
     by_group = pd.DataFrame(log_times).groupby(number)
@@ -333,6 +403,7 @@ def baseline_of(
     unseen = _unseen_variance(counts) if by_node or len(nodes) == 1 else 1.0
     spreads, case_degrees = pooled_spreads(deviations, (runs_by_group > 0).sum(axis=0)[kept])
     spreads *= math.sqrt(unseen)
+    slowest = np.nanmax(log_times - medians[number], axis=0)
     run_means = mean_over_cases(log_times - medians[number], spreads)
     run_means -= (np.bincount(number, run_means) / counts)[number]
     degrees = len(names) - len(counts)
@@ -356,13 +427,14 @@ def baseline_of(
         },
         by_node=by_node,
         cases=tuple(
-            CaseUsual(key, math.exp(level), spread, runs, of_spread)
-            for key, level, spread, runs, of_spread in zip(
+            CaseUsual(key, math.exp(level), spread, runs, of_spread, of_slowest)
+            for key, level, spread, runs, of_spread, of_slowest in zip(
                 keys,
                 levels.tolist(),
                 spreads.tolist(),
                 np.isfinite(good.log_times[:, kept]).sum(axis=0).tolist(),
                 case_degrees.tolist(),
+                slowest.tolist(),
                 strict=True,
             )
         ),
@@ -385,10 +457,10 @@ def limits_of(
     degrees = np.array([case.degrees for case in baseline.cases])[chosen]
     run_degrees = baseline.degrees
     node_usual = baseline.nodes.get(node) if node is not None else None
-    if node is not None and node_usual is None and len(baseline.nodes) < FEWEST_RUNS:
+    if node is not None and node_usual is None and len(baseline.nodes) < FEWEST_NODES:
         raise CannotJudge(
             f"a run of {node or 'several hosts'} and a baseline of {_node_names(baseline)}",
-            f"a node of the baseline, or a baseline of at least {FEWEST_RUNS} nodes",
+            f"a node of the baseline, or a baseline of at least {FEWEST_NODES} nodes",
         )
     new_node = baseline.by_node and node is not None and node_usual is None
     centres = np.zeros(len(chosen))
@@ -421,18 +493,27 @@ def limits_of(
     least = math.log1p(baseline.threshold)
     run_sigma = math.sqrt((run_spread**2 + run_between) * (1 + centre_variance))
     sigmas = scales * math.sqrt(1 + centre_variance)
-    of_run = baseline.false_alarms * _OF_MEAN
-    of_case = baseline.false_alarms * (1 - _OF_MEAN) / len(chosen)
-    run_limit = max(critical_value(run_degrees, of_run) * run_sigma, least)
-    critical = np.array([critical_value(value, of_case) for value in degrees.tolist()])
-    limits = np.maximum(critical * sigmas, least)
+
+    def limits_at(false_alarms: float, critical: Callable[[float, float], float]) -> _TwoLimits:
+        of_run, of_cases = false_alarms * _OF_MEAN, false_alarms * (1 - _OF_MEAN)
+        factors = [critical(value, of_cases / len(chosen)) for value in degrees.tolist()]
+        of_run_limit = max(critical(run_degrees, of_run) * run_sigma, least)
+        return of_run_limit, np.maximum(np.array(factors) * sigmas, least)
+
+    run_limit, limits = limits_at(baseline.false_alarms, critical_value)
+    run_named, named = limits_at(PROBABLE_ALARMS, lambda degrees, p: t_quantile(1 - p, degrees))
+    slowest = np.array([case.slowest for case in baseline.cases])[chosen]
+    floor = slowest + math.log(NAMED_FACTOR)
+    run_named, named = min(run_named, run_limit), np.minimum(np.minimum(named, limits), floor)
     return Limits(
         centres,
         scales,
         run_limit,
-        run_limit + _QUANTILE * run_sigma,
+        run_named,
+        run_named + _QUANTILE * run_sigma,
         limits,
-        limits + _QUANTILE * sigmas,
+        named,
+        named + _QUANTILE * sigmas,
     )
 
 
@@ -444,7 +525,7 @@ def judge_new_run(baseline: Baseline, node: str, times_ns: Mapping[CaseKey, floa
     """Raises CannotJudge without a common case, and for a node that the baseline cannot judge."""
     # Not a case whose usual time on this node, or whose difference between nodes, is not known.
     table = np.array([item.effects for item in baseline.nodes.values()])
-    judgeable = np.isfinite(table).sum(axis=0) >= min(FEWEST_RUNS, len(table))
+    judgeable = np.isfinite(table).sum(axis=0) >= min(FEWEST_NODES, len(table))
     if node_usual := baseline.nodes.get(node):
         judgeable = np.isfinite(node_usual.effects)
     columns = [c for c, case in enumerate(baseline.cases) if case.key in times_ns and judgeable[c]]
@@ -465,12 +546,15 @@ def judge_new_run(baseline: Baseline, node: str, times_ns: Mapping[CaseKey, floa
                 usual.tolist(),
                 effects.tolist(),
                 limits.case_limits.tolist(),
+                limits.case_named.tolist(),
+                limits.case_detectable.tolist(),
+                (effects - np.array([case.slowest for case in cases])).tolist(),
                 strict=True,
             ),
             strict=True,
         )
     ]
-    deviations.sort(key=lambda case: (not case.slow, -case.effect))
+    deviations.sort(key=lambda case: (_STATES.index(case.state), -case.effect))
     return RunJudged(
         baseline, node, effect, limits, tuple(deviations), len(baseline.cases) - len(columns)
     )

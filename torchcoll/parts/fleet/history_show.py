@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, plural, shorten
 from torchcoll.parts.fleet.changes_over_time import Incident, PanelHistory, format_count
 from torchcoll.parts.fleet.fleet_show import TIME_LEGEND, percent, slower
-from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ranges, plural, shorten
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, shortened
 from torchcoll.parts.postmortem.job_folder import FolderEvidence
-from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid
 
@@ -30,7 +30,7 @@ def show_postmortem(
             name = f"Job {one_line(diagnosis.job.name) or '(no name)'}"
             ranks = f", {counted(diagnosis.job.ranks, 'rank')}" if diagnosis.job.ranks else ""
             title = f"{name}{ranks}"
-            answer = replace(answer, headline=f"{name}: {answer.headline}")
+            answer = replace(answer, before=f"{name}: {answer.before}")
         titled.append((title, [_grid(diagnosis, answer)]))
     if folder.left_out:
         titled[-1][1].append(Grid([], [], above=_left_out(folder)))
@@ -53,13 +53,13 @@ def answer_of(diagnosis: Diagnosis, folder: FolderEvidence) -> Answer:
     elif diagnosis.kind == "unknown" or not (diagnosis.culprits or diagnosis.nodes):
         level = "doubt"
     worst = tuple(f"rank {rank}" for rank in diagnosis.culprits)
-    caveats: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
     if folder.unread:
         shown, why = folder.unread[0]
         count = f"{len(folder.unread)} of {counted(folder.files, 'file')}"
-        caveats = (f"{count} could not be read, such as {one_line(shown)} ({why})",)
+        details = (f"{count} could not be read, such as {one_line(shown)} ({why})",)
         level = "doubt" if level == "good" else level
-    return Answer(diagnosis.headline, level, worst=worst, caveats=caveats)
+    return Answer(diagnosis.headline, level, worst=worst, details=details)
 
 
 def _grid(diagnosis: Diagnosis, answer: Answer) -> Grid:

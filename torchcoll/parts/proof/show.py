@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.parts.proof.judge import FAILED, NOT_RUN, PROVEN, STATUSES, Figure, PartResult
 from torchcoll.parts.proof.prove import CLAIMS, Report
-from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, make_grid
 

@@ -30,11 +30,12 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from statistics import fmean
 
+from torchcoll.core.answer import CANNOT_TELL, CERTAIN, PROBABLY, Answer, nothing_found
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic
 from torchcoll.core.units import counted, format_ns, format_ranges
@@ -50,12 +51,21 @@ from torchcoll.parts.training.joined import (
     unsplit_reason,
 )
 from torchcoll.parts.training.steps import find_steps
-from torchcoll.stats.correlated import chance_of_mean, correlation_bounds, independent_values
+from torchcoll.stats.correlated import (
+    chance_of_mean,
+    correlation_bounds,
+    detectable_mean,
+    independent_values,
+)
 from torchcoll.stats.drift import SURE
 from torchcoll.stats.holm import holm
+from torchcoll.stats.power import ACT_ON_STEP
 
 MOST_BLOCKS = 32
 LEAST_BLOCKS = 6  # of fewer, no rank is named
+_MOST_NAMED = 3  # late ranks in the answer
+_ENOUGH_STEPS = 64  # with so many, a rank that is late in most steps is named
+_INDEPENDENT = 9.0  # so many independent steps prove a delay that is in most of them
 _LIMITED = 0.9  # quantile over the blocks to which longer waits are limited
 _LEAST_OF_THIRD = 10  # blocks, to test the thirds of the time
 _NOTABLE = 0.05  # of the waiting, above the share by chance: less is nothing to act on
@@ -85,6 +95,7 @@ class RankArrival:
     - after: the rank for which it waited in another group, which explains that it is late.
     - doubt: a group in which it may have waited for a rank that was not recorded, as the others of
       this group did not; '' for none.
+    - detectable_ns: the delay in a step that would have been found 9 times in 10; None if unknown.
     """
 
     group: str
@@ -104,6 +115,7 @@ class RankArrival:
     after: int | None = None
     doubt: str = ""
     ties: int = 0
+    detectable_ns: float | None = None
 
     @property
     def share(self) -> float:
@@ -189,44 +201,69 @@ class Arrivals:
         return [rank for rank in self.ranks if rank.late and rank.after is None]
 
     @property
-    def answer(self) -> str:
-        """Who is late, in a sentence."""
+    def answer(self) -> Answer:
+        """Who is late, and by how much."""
         if self.late:
             named: dict[int, RankArrival] = {}
             for rank in self.late:
                 named.setdefault(rank.rank, rank)
-            return "; ".join(map(self._late_text, list(named.values())[:3]))
+            first, *more = [self._late_answer(rank) for rank in list(named.values())[:_MOST_NAMED]]
+            return replace(first, details=(*first.details, *(each.headline for each in more)))
         if not self.calls:
-            return "no rank can be named: the clocks of the ranks are not aligned"
-        if not self.ranks:
-            return (
-                "no rank can be named: the ranks came to each call at the same time, as far as the "
-                "recorded times tell"
+            return Answer(
+                "a rank",
+                "doubt",
+                verb="is late",
+                scope="(the clocks of the ranks are not aligned)",
+                certainty=CANNOT_TELL,
+                next_step="record more steps",
             )
+        if not self.ranks:
+            at_once = "(the ranks came to each call at the same time, as far as recorded)"
+            return Answer("no rank", verb="is late", scope=at_once, certainty=CERTAIN)
         caused = Counter[int]()
         for row in self.ranks:
             caused[row.rank] += row.caused_ns
         most = next(row for row in self.ranks if row.rank == caused.most_common(1)[0][0])
-        text = f"the longest wait is for {_name(most)}: {self._caused_text(most)}"
+        steps = "steps" if self.marked else "calls"
         if max(rank.steps for rank in self.ranks) < LEAST_BLOCKS:
-            return f"too few calls to tell who is late; {text}"
+            answer = self._late_answer(most, CANNOT_TELL)
+            return replace(answer, next_step=f"record about {_ENOUGH_STEPS} {steps}")
         if most.small:
-            return f"no rank is late by 1 % of the time in collectives; {text}"
+            answer = self._late_answer(most)
+            small = "less than 1 % of the time in collectives, which is nothing to act on"
+            return replace(answer, level="good", details=(small,))
         if most.undecided:
-            steps = counted(most.steps, "step" if self.marked else "call")
-            return (
-                f"no rank can be named: {steps} may count as only {most.worth:.1f} independent "
-                f"ones, because a rank that is late once tends to be late again; {text}"
-            )
-        return f"no rank is late more often than chance; {text}"
+            needed = 10 * math.ceil(most.steps * _INDEPENDENT / most.worth / 10)
+            answer = self._late_answer(most, PROBABLY)
+            return replace(answer, next_step=f"record about {needed} {steps} to be certain")
+        spent_ns = self.step_ns or (self.wait_ns + self.transfer_ns * self._ranks_of_calls) / (
+            max(row.steps for row in self.ranks) * self._ranks_of_calls
+        )
+        rows = [row for row in self.ranks if row.detectable_ns is not None]
+        largest_ns = max((row.detectable_ns or 0.0 for row in rows), default=None)
+        return nothing_found(
+            "rank",
+            "is late",
+            None if largest_ns is None else largest_ns / spent_ns,
+            ACT_ON_STEP,
+            f"record about {max(_ENOUGH_STEPS, 2 * most.steps)} {steps}",
+            what="delay",
+            of=" of a step" if self.step_ns else " of the time in collectives",
+            details=(f"most waiting: {self._waiting_text(most)}",),
+        )
 
-    def _late_text(self, rank: RankArrival) -> str:
-        when = f" in the {rank.when}" if rank.when else ""
-        doubt = f", unless it waited for an unrecorded rank of group {rank.doubt}"
-        return f"{_name(rank)} is late{when}: {self._caused_text(rank)}{doubt * bool(rank.doubt)}"
+    @property
+    def _ranks_of_calls(self) -> float:
+        """How many ranks a call has, on average over the groups."""
+        return max(1.0, fmean(round(1 / row.chance) for row in self.ranks))
 
-    def _caused_text(self, rank: RankArrival) -> str:
-        """Returns how long another rank waits for this one, on average, and how often it is last.
+    def _waiting_text(self, rank: RankArrival) -> str:
+        answer = self._late_answer(rank)
+        return f"for {answer.subject} {answer.scope}"
+
+    def _late_answer(self, rank: RankArrival, certainty: str = CERTAIN) -> Answer:
+        """How long another rank waits for this one, on average, and how often it is last.
 
         The mean is over the ranks that share a group with it: per step over all groups together,
         or per call of any of its groups.
@@ -234,26 +271,33 @@ class Arrivals:
         rows = [row for row in self.ranks if row.rank == rank.rank]
         groups = {row.group for row in rows}
         others = len({row.rank for row in self.ranks if row.group in groups}) - 1
-        caused = sum(row.caused_ns for row in rows)
-        span, waits = "per step", max(row.steps for row in rows) * max(others, 1)
+        span, waits = "a step", max(row.steps for row in rows) * max(others, 1)
         if not self.marked:
-            span, waits = "per call", sum(row.steps * row.others for row in rows)
+            span, waits = "a call", sum(row.steps * row.others for row in rows)
         if self.step_ns:
             span = f"in a step of {format_ns(self.step_ns, 3)}"
         who = "the other ranks wait" if others > 1 else "the other rank waits"
-        mean = "mean over the whole time" if rank.when else "mean"
-        text = f"{span} {who} {format_ns(caused / waits, 3)} for it ({mean})"
-        if self.wait_ns:
-            text += f", {100 * caused / self.wait_ns:.0f} % of all waiting"
+        caused = sum(row.caused_ns for row in rows)
+        facts = [f"{100 * caused / self.wait_ns:.0f} % of all waiting"] if self.wait_ns else []
+        facts.append(
+            f"last in {rank.last} of {counted(rank.calls + rank.ties, 'call')}, "
+            f"{100 * rank.chance:.0f} % by chance"
+        )
+        details = []
         if rank.ties:
-            calls = counted(rank.calls + rank.ties, "call")
-            return (
-                f"{text}; of {calls} it was last in {rank.last}; in {rank.ties} others no single "
-                "rank was"
-            )
-        return (
-            f"{text}; last in {100 * rank.share:.0f} % of {counted(rank.calls, 'call')} "
-            f"({100 * rank.chance:.0f} % by chance)"
+            details.append(f"no single rank was last in {rank.ties} of these calls")
+        if rank.doubt:
+            details.append(f"unless it waited for an unrecorded rank of group {rank.doubt}")
+        when = f" in the {rank.when}" if rank.when else ""
+        return Answer(
+            _name(rank),
+            "doubt",
+            verb=f"is late{when}: {who} {{}} {span} for it",
+            size=caused / waits,
+            unit="ns",
+            scope=f"({', '.join(facts)})",
+            certainty=certainty,
+            details=tuple(details),
         )
 
 
@@ -553,6 +597,7 @@ def _judged(
     """Returns the rows with p and ``when``: the whole time first, then each third."""
     tests: list[tuple[float, float, int, str]] = []  # p, p if independent, row, time
     worth: dict[int, float] = {}
+    of_series: dict[int, tuple[Sequence[float], float]] = {}  # its values, their correlation
     by_group: dict[str, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         by_group[row.group].append(index)
@@ -573,6 +618,7 @@ def _judged(
                 p, independent_p = (chance_of_mean(values, r) for r in (bound, 0.0))
                 tests.append((p, independent_p, index, name))
                 if not name:
+                    of_series[index] = values, bound
                     share = independent_values(blocks, bound) / blocks
                     worth[index] = share * rows[index].steps
     adjusted: dict[int, dict[str, float]] = defaultdict(dict)  # by row and time
@@ -583,6 +629,8 @@ def _judged(
         adjusted[index][name] = p
         if independent_p <= SURE:
             may_be_late.add(index)
+    error = SURE / max(1, len(tests))
+    detectable_ns = {i: detectable_mean(*series, error) for i, series in of_series.items()}
     in_collectives = _time_in_collectives(split)
     mean_ns = {
         group: fmean(in_collectives[rank] for rank in calls[0].members)
@@ -599,6 +647,7 @@ def _judged(
             _replaced(
                 row,
                 worth=worth.get(index, 0.0),
+                detectable_ns=detectable_ns.get(index),
                 p=min(by_time.values(), default=1.0),
                 when=sure[0] if late else None,
                 undecided=not sure and index in may_be_late and notable and not small,

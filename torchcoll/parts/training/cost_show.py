@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_ns, format_size, format_time
 from torchcoll.parts.training import traffic_show
-from torchcoll.report.answer import Answer
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
@@ -122,7 +122,7 @@ def _answer(cost: Cost) -> Answer | None:
         calls = sum(row.calls for row in split)
         if unknown := calls - sum(row.calls for row in compared):
             text += f" (unknown for {unknown} of {calls} calls)"
-    return Answer(text, late.level if late else "", caveats=(late.text,) if late else ())
+    return Answer(text, late.level if late else "", details=(late.text,) if late else ())
 
 
 _HEADS = {"asynchronous": "async", "isolated_as": "alone as"}

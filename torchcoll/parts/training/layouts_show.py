@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ns
 from torchcoll.parts.curves.predictor import Ends
@@ -19,7 +20,6 @@ from torchcoll.parts.training.plan_show import (
     order_changes,
 )
 from torchcoll.parts.training.projection import dominant
-from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bytes, format_ns, plural, shorten
 from torchcoll.parts.curves.predictor import MORE_DATA, Ends, sum_of
@@ -23,7 +24,6 @@ from torchcoll.parts.training.projection import (
     PlannedStep,
 )
 from torchcoll.parts.training.step_program import Memory
-from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
 

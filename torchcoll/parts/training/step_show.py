@@ -114,7 +114,7 @@ def answer_lines(step: WholeStep) -> list[str]:
         share = sum(rank.communicating_ns for rank in step.ranks) / total
         lines.append(f"{_percent(share)} communicating (of all ranks' time); the rest is unknown")
     if step.arrivals and step.arrivals.late:
-        lines.append(one_line(step.arrivals.answer))
+        lines.append(one_line(step.arrivals.answer.headline))
     if step.path:
         names = {EXPOSED: "communication", IDLE: "idle", "": "unknown (computation or idle)"}
         order = sorted(step.path.items(), key=lambda pair: -pair[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bytes, format_ns, format_size, format_time, plural
 from torchcoll.parts.training.traffic_comparison import (
@@ -13,7 +14,6 @@ from torchcoll.parts.training.traffic_comparison import (
     TrafficComparison,
 )
 from torchcoll.parts.training.traffic_show import arrivals_object
-from torchcoll.report.answer import Answer
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head
@@ -43,10 +43,10 @@ def comparison_answer(comparison: TrafficComparison) -> Answer:
     texts.append(_sent_text(comparison))
     for side in (new, base):
         if side.arrivals and side.arrivals.late:
-            texts.append(f"in {side.name} {side.arrivals.answer}")
+            texts.append(f"in {side.name} {side.arrivals.answer.headline}")
     late = any(side.arrivals and side.arrivals.late for side in (base, new))
     level = "" if comparison.sent_alike and not late else "doubt"
-    return Answer(one_line("; ".join(texts)), level, caveats=(_ONE_RUN,))
+    return Answer(one_line("; ".join(texts)), level, details=(_ONE_RUN,))
 
 
 def _sent_text(comparison: TrafficComparison) -> str:

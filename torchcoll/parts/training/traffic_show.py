@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from torchcoll.core.answer import PROBABLY, Answer
 from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import (
@@ -28,7 +29,6 @@ from torchcoll.parts.training.traffic_table import (
     summarise_traffic,
     traffic_frame,
 )
-from torchcoll.report.answer import Answer
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.destination import clock_text
 from torchcoll.report.formats import Forms, print_results, select_fields
@@ -56,14 +56,18 @@ _BY_TIME = "by time: the rank that caused most waiting"
 
 def arrivals_answer(arrivals: Arrivals, sent: Answer | None) -> Answer:
     """Who is late, and ``sent``, the answer on what was sent; that first where no rank is late."""
-    who = one_line(arrivals.answer)
-    if arrivals.late or sent is None:
-        return Answer(who, "doubt" if arrivals.late else "", caveats=(sent.text,) if sent else ())
-    return Answer(sent.headline, sent.level, caveats=(*sent.caveats, who))
+    who = arrivals.answer
+    who = dataclasses.replace(who, subject=one_line(who.subject))
+    if sent is None:
+        return who
+    if who.certainty == PROBABLY or arrivals.late:
+        return dataclasses.replace(who, details=(*who.details, sent.text))
+    details = (*sent.details, who.headline, *map(one_line, who.details))
+    return dataclasses.replace(sent, details=details, next_step=who.next_step)
 
 
 def arrivals_object(arrivals: Arrivals) -> dict[str, Any]:
-    return {"answer": arrivals.answer, **dataclasses.asdict(arrivals)}
+    return {"answer": arrivals.answer.to_json(), **dataclasses.asdict(arrivals)}
 
 
 def arrivals_grids(arrivals: Arrivals) -> list[Grid]:

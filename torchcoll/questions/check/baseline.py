@@ -16,10 +16,14 @@ from torchcoll.core.plausibility import (
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row, median
-from torchcoll.core.units import counted, format_ns
+from torchcoll.core.units import counted, format_factor, format_ns
 from torchcoll.questions.check.limits import (
+    CANNOT_TELL,
+    DOUBTED_FACTOR,
+    FAIL,
     PASS,
     POOR,
+    SLOW_FACTOR,
     WARN,
     Phrase,
     case_text,
@@ -31,13 +35,20 @@ class JudgedByBaseline(Protocol):
     """A run judged by good runs."""
 
     def phrases(self) -> list[Phrase]:
-        """FAIL with the slow cases, or PASS with what would have been found; and what limits
-        that.
-        """
+        """The word with its reason, and what limits it: a PASS says what would have been found."""
         ...
 
     def deviations(self, run: Run, rows: Sequence[Row]) -> dict[int, float]:
         """Time / usual time - 1, by the id of the row."""
+        ...
+
+    @property
+    def next_step(self) -> str:
+        """What to do if it cannot be told, as an imperative; '' otherwise."""
+        ...
+
+    def notable_cases(self) -> list[tuple[str, str, str, str, str]]:
+        """Of the cases that are not as usual: name, time, usual time, change, state."""
         ...
 
     def to_json(self) -> dict[str, Any]: ...
@@ -95,6 +106,11 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
         text += (
             f"; {counted(unstated, 'case')} matched without buffer reuse: one side does not tell"
         )
+    if level != FAIL and worst <= 1 / SLOW_FACTOR:
+        return Phrase(FAIL, f"{format_factor(1 / worst)} slower in {case_text(row)}: {text}")
+    if level != FAIL and worst <= 1 / DOUBTED_FACTOR:
+        doubt = f"{case_text(row)} takes {format_factor(1 / worst)} as long"
+        return Phrase(CANNOT_TELL, f"{doubt}, and one run each cannot say why: {text}")
     if level == PASS and worst < POOR:
         return Phrase(WARN, f"{text}, a case below {100 * POOR:g} %")
     return Phrase(level, text)

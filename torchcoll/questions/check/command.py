@@ -43,7 +43,7 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--gate",
         action="store_true",
-        help="exit with 1 if a verdict is FAIL, with 2 if nothing can be judged",
+        help="exit with 1 if a verdict is FAIL, with 2 for CANNOT TELL and without a reference",
     )
     add("--junit", metavar="FILE", help="write the verdict and the cases as JUnit XML")
     add(
@@ -65,7 +65,7 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.result import Run
     from torchcoll.questions.check.gates import health_text, junit_text
     from torchcoll.questions.check.judging import judge
-    from torchcoll.questions.check.limits import FAIL
+    from torchcoll.questions.check.limits import CANNOT_TELL, FAIL
     from torchcoll.questions.check.show import FORMATS, show_verdicts
     from torchcoll.reading.inputs import expand, load_all, resolve_sources
     from torchcoll.report.destination import check_new, write_file
@@ -108,6 +108,14 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     if not options.gate:
         # Good runs state an error rate, so what they call slow is no matter of taste.
         return ExitCode.FAILED if failed and good_runs else ExitCode.OK
+    unclear = sum(verdict.word == CANNOT_TELL for verdict in verdicts)
+    if unclear and not failed:
+        raise UsageError(
+            "gate",
+            f"{unclear} of {counted(len(runs), 'run')} that can neither pass nor fail",
+            "runs that the reference can judge",
+            "The answer above names the next step.",
+        )
     unjudged = sum(not verdict.judged for verdict in verdicts)
     refusal = UsageError(
         "gate",

@@ -1,4 +1,4 @@
-"""The sentence that ends a run: PASS, WARN, FAIL or NO REFERENCE, each with its reason.
+"""The sentence that ends a run: PASS, WARN, FAIL, CANNOT TELL or NO REFERENCE, with its reason.
 
 It is computed from the file and not part of it: another fabric, other rules or a later version may
 judge the same samples differently.
@@ -31,8 +31,8 @@ from torchcoll.questions.check.baseline import BaselineRuns, JudgedByBaseline, b
 from torchcoll.questions.check.limits import (
     FAIL,
     NO_REFERENCE,
-    PASS,
     WARN,
+    WORDS,
     Phrase,
     by_fabric,
     case_text,
@@ -64,9 +64,9 @@ class Verdict(OneLine):
 
     @property
     def word(self) -> str:
-        """The worst of its phrases: PASS, WARN, FAIL or NO REFERENCE."""
-        levels = {phrase.word for phrase in self.phrases}
-        return next((level for level in (FAIL, WARN, PASS) if level in levels), NO_REFERENCE)
+        """The worst of its phrases: one of WORDS."""
+        of_phrases = {phrase.word for phrase in self.phrases}
+        return next((verdict for verdict in WORDS if verdict in of_phrases), NO_REFERENCE)
 
     @property
     def line(self) -> str:
@@ -88,7 +88,8 @@ def check(
     rules: Sequence[str | os.PathLike[str]] = (),
     baseline: Run | str | os.PathLike[str] | None = None,
 ) -> Verdict:
-    """Judge a run, or the run of a file: ``word`` is PASS, WARN, FAIL or NO REFERENCE.
+    """Judge a run, or the run of a file: ``word`` is PASS, WARN, FAIL, CANNOT TELL or NO
+    REFERENCE.
 
     fabric: the reference, such as ``nvswitch-h200`` or ``ib-ndr:8``; by default the fabric that the
     run shows. rules: files with fabrics of your own (TOML). baseline: in place of a fabric, a run

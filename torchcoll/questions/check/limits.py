@@ -16,16 +16,23 @@ from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_ranges, format_size, plural
 from torchcoll.questions.check import rules
 
-PASS, WARN, FAIL, NO_REFERENCE = "PASS", "WARN", "FAIL", "NO REFERENCE"
+PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
+CANNOT_TELL = "CANNOT TELL"  # a reference applies, and what it says is not enough to pass or fail
+NO_REFERENCE = "NO REFERENCE"
+WORDS = (FAIL, CANNOT_TELL, WARN, PASS, NO_REFERENCE)  # the worst first
 # Shares of a reference, torchcoll's own choice: healthy systems of results/ and of public logs
 # reach 90 to 102 % of the limits in rules/ from the sizes on that stand there; one of eight rails
 # that is gone costs 12 %.
 GOOD, POOR = 0.9, 0.75
+# No statistic removes these: a case that takes twice its usual time never passes, and one that
+# takes 6 times as long is slow. A healthy case of gloo on 2 busy cores took up to 4.3 times as long
+# as the slowest of five other runs.
+DOUBTED_FACTOR, SLOW_FACTOR = 2.0, 6.0
 
 
 @dataclass(frozen=True)
 class Phrase:
-    """A part of the sentence. word: PASS, WARN, FAIL, NO REFERENCE, or '' for a fact."""
+    """A part of the sentence. word: one of WORDS, or '' for a fact."""
 
     word: str
     text: str

@@ -24,7 +24,7 @@ from torchcoll.core.summary import Row, bandwidths, default_clock, steady_figure
 from torchcoll.core.units import parse_utc
 from torchcoll.questions.check.baseline import baseline_pairs
 from torchcoll.questions.check.judging import Verdict
-from torchcoll.questions.check.limits import FAIL, NO_REFERENCE, PASS, WARN
+from torchcoll.questions.check.limits import WORDS
 
 _HELP = {
     "verdict": "1 for the verdict of torchcoll check on the run, 0 for the other verdicts.",
@@ -67,8 +67,8 @@ def check_metrics_of(
 
 def _series(run: Run, verdict: Verdict, baseline: Run | None) -> Iterator[Series]:
     common = run_labels(run)
-    for level in (PASS, WARN, FAIL, NO_REFERENCE):
-        yield "verdict", {**common, "verdict": level}, float(verdict.word == level)
+    for each in WORDS:
+        yield "verdict", {**common, "verdict": each}, float(verdict.word == each)
     start_s = _start_s(run)
     if start_s is not None:
         yield "run_start_timestamp_seconds", common, start_s

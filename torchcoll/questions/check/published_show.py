@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Caveat
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
@@ -12,7 +13,6 @@ from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_size
 from torchcoll.questions.check import published
-from torchcoll.report.answer import Caveat
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, make_grid
 

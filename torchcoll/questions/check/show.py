@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from torchcoll.core.answer import VERDICTS, Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.units import shorten
 from torchcoll.questions.check.judging import Verdict
-from torchcoll.report.answer import VERDICTS, Answer
+from torchcoll.questions.check.limits import CANNOT_TELL
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import View, json_text, run_object
-from torchcoll.report.grid import Grid, print_grids
+from torchcoll.report.grid import Grid, Head, print_grids
 from torchcoll.report.header import header_lines, requested_cases
 
 FORMATS = ("table", "markdown", "json")
-_KINDS = {verdict: level for level, verdict in VERDICTS.items()}
+_LEVELS = {verdict: level for level, verdict in VERDICTS.items()} | {CANNOT_TELL: "doubt"}
 _FAILING = ("bad", "doubt")
 _WORST = ("bad", "doubt", "good", "")
 _REASONS = 3  # that several runs have, in one sentence
@@ -42,10 +43,11 @@ def show_verdicts(
         return
     titles = [one_line(r.path or r.header.get("run_id") or "run") for r in runs]
     titled, answers = [], [answer_of(verdict) for verdict in verdicts]
-    for run, title, answer in zip(runs, titles, answers, strict=True):
+    for run, title, answer, verdict in zip(runs, titles, answers, verdicts, strict=True):
         rows = summarise_run(run)
         above = header_lines(run, rows or requested_cases(run), "max", [])[:_WHAT_RAN]
-        titled.append((title if len(runs) > 1 else "", [Grid([], [], above=above, answer=answer)]))
+        grid = Grid(*_notable_cases(verdict), above=above, answer=answer)
+        titled.append((title if len(runs) > 1 else "", [grid]))
     several = over_all(list(zip(titles, answers, strict=True))) if len(runs) > 1 else None
     print_grids(titled, format, out, several)
     out.flush()
@@ -54,9 +56,23 @@ def show_verdicts(
 def answer_of(verdict: Verdict) -> Answer:
     """The verdict as an Answer. ``worst``: why it is no better; a WARN may begin well."""
     first, *others = [str(phrase) for phrase in verdict.phrases] or [""]
-    level = _KINDS[verdict.word]
+    level = _LEVELS[verdict.word]
     failing = [p.text for p in verdict.phrases if p.word == verdict.word and level in _FAILING]
-    return Answer(first, level, worst=tuple(failing), caveats=tuple(others))
+    next_step = verdict.by_good_runs.next_step if verdict.by_good_runs else ""
+    return Answer(first, level, worst=tuple(failing), details=tuple(others), next_step=next_step)
+
+
+def _notable_cases(verdict: Verdict) -> tuple[list[Head], list[list[str]]]:
+    """The cases that good runs call slow, doubtful or too noisy."""
+    cases = verdict.by_good_runs.notable_cases() if verdict.by_good_runs else []
+    heads = [
+        Head("case", left=True),
+        Head("time"),
+        Head("usual"),
+        Head("change"),
+        Head("state", left=True),
+    ]
+    return (heads, [list(case) for case in cases]) if cases else ([], [])
 
 
 def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:

@@ -6,6 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.units import counted, format_bandwidth, format_ns, format_share, format_size
@@ -17,7 +18,6 @@ from torchcoll.questions.comparison.wording import (
     side_names,
     size_cell,
 )
-from torchcoll.report.answer import Answer
 from torchcoll.report.grid import Grid, Head
 from torchcoll.stats.across_hardware import Profile
 from torchcoll.stats.ratios import geometric

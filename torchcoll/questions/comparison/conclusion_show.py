@@ -1,4 +1,4 @@
-"""The answer of a comparison: what changed, or why nothing can be said, with its caveats."""
+"""The answer of a comparison: what changed, or why nothing can be said, with its details."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchcoll.core import units
+from torchcoll.core.answer import Answer, worst_level
 from torchcoll.core.errors import one_line
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.across_hardware_show import across_answer, is_across_hardware
 from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.results import ONE_AFTER_THE_OTHER, Compared, beyond
-from torchcoll.report.answer import Answer, worst_level
 from torchcoll.stats.differences import differences_of, value_text
 from torchcoll.stats.distributions import two_sample_p
 from torchcoll.stats.matching import NAMES, Pair
@@ -32,7 +32,7 @@ CHANGED = ("slower", "faster")
 def answer_of(comparison: Comparison) -> Answer:
     """Whether the new side may replace the base: its faults, what changed, and the first calls.
 
-    The caveats name settings that slow one side, a side that was measured without torch, and what
+    The details name settings that slow one side, a side that was measured without torch, and what
     the order of the runs leaves open.
     """
     base, new = faults_of_sides(comparison)
@@ -47,11 +47,10 @@ def answer_of(comparison: Comparison) -> Answer:
     if level == "good" and (slow_run or slower_start(comparison) or base.level == "bad"):
         level = "doubt"
     return dataclasses.replace(
-        answer,
-        headline="; ".join([*faults, answer.headline, *of_base]),
+        answer.with_sentence("; ".join([*faults, answer.headline, *of_base])),
         level=worst_level(level, new.level),
         counts=counts_of([comparison]),
-        caveats=(*answer.caveats, *limit_notes(comparison), *first_calls, *notes),
+        details=(*answer.details, *limit_notes(comparison), *first_calls, *notes),
     )
 
 

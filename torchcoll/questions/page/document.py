@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.case import NATIVE
 from torchcoll.core.errors import TorchcollError, UsageError, one_line
 from torchcoll.core.jsonl import CUT_OFF, TRUNCATED
@@ -29,7 +30,6 @@ from torchcoll.questions.page.page_draft import PageDraft, answers_of, short_nam
 from torchcoll.questions.show.recipe import recipe_of
 from torchcoll.questions.show.show import has_pairs, table_grid, title_of
 from torchcoll.reading.inputs import Material, read_material
-from torchcoll.report.answer import Answer
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import case_text

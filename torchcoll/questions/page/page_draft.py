@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.answer import Answer, Caveat
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.parts import first_answer
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.questions.show.show import has_pairs, title_of
 from torchcoll.reading.inputs import Material
-from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.chart_matplotlib import caption_of, draw_charts
 from torchcoll.report.grid import Grid
 from torchcoll.report.page import ChartGroup, Illustration, Section, TitledGrids
@@ -94,11 +94,10 @@ class PageDraft:
             self.draw(section, drawing)
         self.sections.append(section)
         for answer in answers_of(section):
-            if isinstance(answer.headline, Caveat):
-                self.printed.add(answer.headline.text)
+            if isinstance(answer.subject, Caveat):
+                self.printed.add(answer.subject.text)
         self.answers += [
-            replace(answer, headline=f"{title}: {answer.headline}")
-            for answer in answers_of(section)
+            replace(answer, before=f"{title}: {answer.before}") for answer in answers_of(section)
         ]
         return section
 

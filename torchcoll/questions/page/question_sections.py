@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.questions.page.page_draft import Drawing, PageDraft, named
 from torchcoll.questions.pairs.matches import read_pairs
 from torchcoll.questions.show.show import further_grids, title_of
-from torchcoll.report.answer import Answer
 from torchcoll.report.chart import plain
 from torchcoll.report.header import case_text
 from torchcoll.stats.sides import Side

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import UnusableError, one_line
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, summarise
@@ -32,7 +33,6 @@ from torchcoll.questions.pairs.matches import (
     read_pairs,
 )
 from torchcoll.questions.pairs.schedule import Pair
-from torchcoll.report.answer import Answer
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head

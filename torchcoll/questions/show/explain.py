@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
 from torchcoll.core.errors import UnusableError, UsageError, one_line, unknown
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
@@ -14,7 +15,6 @@ from torchcoll.core.summary import PERIOD, Row
 from torchcoll.core.units import format_bandwidth, format_ns, format_size, parse_size
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.questions.check.limits import fabric_of, limit_of
-from torchcoll.report.answer import Answer
 from torchcoll.report.grid import Grid
 from torchcoll.report.header import reading, reported_text
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer, Caveat
 from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.errors import UsageError, choice, literal, one_line, unknown
 from torchcoll.core.file import is_traffic
@@ -21,7 +22,6 @@ from torchcoll.questions.check.published_show import published_lines
 from torchcoll.questions.check.show import answer_of, over_all
 from torchcoll.questions.pairs.matches import is_pair
 from torchcoll.reading.inputs import load_all
-from torchcoll.report.answer import Answer, Caveat
 from torchcoll.report.columns import (
     Entry,
     columns_for,
@@ -457,7 +457,7 @@ def html_of(finding: Any) -> str:
     answer = (document[0] if isinstance(document, list) else document).get("answer")
     first = ""
     if answer:
-        text = Answer(answer["headline"], caveats=answer["caveats"]).text
+        text = Answer(answer["headline"], details=answer["details"]).text
         first = f"<p><b>{html.escape(text)}</b></p>"
     text = table.getvalue().strip("\n")
     return f'{first}<pre style="{_STYLE}">{html.escape(text)}</pre>'

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import (
     counted,
@@ -18,7 +19,6 @@ from torchcoll.core.units import (
     format_time,
     shorten_list,
 )
-from torchcoll.report.answer import Answer
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head, make_grid, without_repeated_lines
 from torchcoll.report.header import kind_texts

@@ -87,7 +87,7 @@ class DrivenCapture:
         if arrivals is not None:
             late = sorted(row.rank for row in arrivals.late)
             if late != self._late:
-                answer = arrivals.answer if late else "no rank is late any more"
+                answer = arrivals.answer.headline if late else "no rank is late any more"
                 tell(f"torchcoll: step {self._start + self._marked}: {answer}")
             self._late = late
         if self._marked == self._most:

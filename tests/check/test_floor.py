@@ -1,0 +1,90 @@
+"""What no statistic removes: real runs of gloo and oneCCL that vary by 11 to 72 % per case."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+import torchcoll
+from torchcoll.cli import main
+
+RUNS = Path(__file__).parents[2] / "results/gloo-oneccl-2ranks"
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory):
+    path = tmp_path_factory.mktemp("baseline") / "b.toml"
+    assert main(["baseline", *map(str, sorted(RUNS.glob("run-*.jsonl"))), "-o", str(path)]) == 0
+    return path
+
+
+@pytest.fixture
+def scaled(tmp_path):
+    """Writes the last real run with the steady times of one case multiplied."""
+
+    def write(factor, size_bytes=1024):
+        run = torchcoll.load(RUNS / "run-6.jsonl")
+        for index, result in enumerate(run.results):
+            case = result.case
+            if (case.collective, case.size_bytes, case.backend) != (
+                "all_gather",
+                size_bytes,
+                "gloo",
+            ):
+                continue
+            times = {
+                clock: [[round(factor * ns) for ns in rank] for rank in ranks]
+                for clock, ranks in result.time_ns.items()
+            }
+            run.results[index] = dataclasses.replace(result, time_ns=times)
+        run.header["run_id"] = "scaled"
+        torchcoll.save(run, tmp_path / "scaled.jsonl")
+        return str(tmp_path / "scaled.jsonl")
+
+    return write
+
+
+def judged(path, baseline, capsys, *options):
+    rc = main(["check", path, "--baseline", str(baseline), "--format", "json", *options])
+    document = json.loads(capsys.readouterr().out)
+    return rc, document
+
+
+@pytest.mark.parametrize(
+    ("factor", "word", "state", "rc"),
+    [(10, "FAIL", "slow", 1), (2.5, "CANNOT TELL", "doubted", 2), (1, "CANNOT TELL", None, 2)],
+)
+def test_a_gate_passes_no_case_that_is_ten_times_slower(
+    scaled, baseline, capsys, factor, word, state, rc
+):
+    exit_code, document = judged(scaled(factor), baseline, capsys, "--gate")
+    assert (document["verdict"]["word"], exit_code) == (word, rc)
+    states = {case["name"]: case["state"] for case in document["verdict"]["deviation"]["cases"]}
+    if state:
+        assert states["all_gather 1K gloo"] == state
+        assert "all_gather 1K gloo" in document["answer"]["headline"]
+    else:
+        assert "slow" not in states.values()
+        assert "64 of 64 cases vary" in document["answer"]["headline"] or (
+            "63 of 64 cases vary" in document["answer"]["headline"]
+        )
+
+
+def test_a_baseline_of_noisy_runs_says_first_that_it_is_too_noisy(tmp_path, capsys):
+    paths = [*map(str, sorted(RUNS.glob("run-*.jsonl"))), "-o", str(tmp_path / "b.toml")]
+    assert main(["baseline", *paths]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith(
+        "baseline of 6 runs on 1 node: too noisy to notice a case 1.5x slower in 64 of 64 cases"
+    )
+    assert "Next: " in text and "e+" not in text
+
+
+def test_what_cannot_be_told_names_the_next_step_and_the_cases(scaled, baseline, capsys):
+    main(["check", scaled(2.5), "--baseline", str(baseline)])
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("CANNOT TELL all_gather 256K gloo 3.2x slower (")
+    assert "all_gather 1K gloo 2.3x slower (" in text
+    assert "Next: run it again" in text
+    assert "twice the usual time or more" in text
