@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.case import Case, flat_dict
+from torchcoll.core.case import Case, flat_dict, known_fields
 from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import counted, shorten
@@ -189,9 +189,8 @@ class Reported:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Reported:
         """Unknown fields are ignored. Raises TypeError on a broken one."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        reported = cls(**{k: v for k, v in data.items() if k in names})
-        for name in names - _NO_FIGURES:
+        reported = cls(**known_fields(cls, data))
+        for name in cls.__dataclass_fields__.keys() - _NO_FIGURES:
             value = getattr(reported, name)
             if value is not None and (type(value) not in (int, float) or not 0 <= value < BOUND):
                 raise TypeError(f"{name} is not a number from 0 on")
@@ -231,8 +230,7 @@ class Choice:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Choice:
         """Unknown fields are ignored. Raises KeyError or TypeError on a broken one."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        choice = cls(**{k: v for k, v in data.items() if k in names})
+        choice = cls(**known_fields(cls, data))
         if not all(isinstance(t, str) for t in (choice.algorithm, choice.protocol, choice.source)):
             raise TypeError("not a text")
         check_whole(*or_none(choice.channels))
@@ -301,8 +299,7 @@ class ConcurrentBlocks:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ConcurrentBlocks:
         """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
-        fields = {f.name for f in dataclasses.fields(cls)}
-        blocks = cls(**{name: value for name, value in data.items() if name in fields})
+        blocks = cls(**known_fields(cls, data))
         later = blocks.offset_ns is not None
         names = CONCURRENT_BLOCKS + LATER_BLOCKS if later else CONCURRENT_BLOCKS
         matrices = [getattr(blocks, name) for name in names]
@@ -465,36 +462,27 @@ class CaseResult:
         return self.status in EXPECTED_STATUSES
 
     def to_json(self) -> dict[str, Any]:
-        data = {name: getattr(self, name) for name in _RESULT_FIELDS}
+        data = flat_dict(self)
         data |= {name: _listed(data[name]) for name in _SEQUENCES}
         data["time_ns"] = {clock: _listed(matrix) for clock, matrix in self.time_ns.items()}
         data["case"] = self.case.to_json()
+        data["choices"] = [dataclasses.asdict(choice) for choice in self.choices]
         if self.verification:
             data["verification"] = flat_dict(self.verification)
         if self.reported:
             data["reported"] = flat_dict(self.reported)
             if not self.reported.contradictory:
                 del data["reported"]["contradictory"]
-        else:
-            del data["reported"]
-        for name in ("busiest_bytes", "steady_ns", "expected_ns"):
-            if data[name] is None:
-                del data[name]
-        if self.choices:
-            data["choices"] = [dataclasses.asdict(choice) for choice in self.choices]
-        else:
-            del data["choices"]
         if self.kept:
             data["kept"] = dataclasses.asdict(self.kept)
-        else:
-            del data["kept"]
         if self.concurrent:
             data["concurrent"] = dataclasses.asdict(self.concurrent)
             if self.concurrent.offset_ns is None:
                 for name in ("offset_ns", *LATER_BLOCKS):
                     del data["concurrent"][name]
-        else:
-            del data["concurrent"]
+        for name in _LEFT_OUT:
+            if data[name] is None or data[name] == []:
+                del data[name]
         return data
 
     @classmethod
@@ -503,11 +491,10 @@ class CaseResult:
 
         large: it has so many samples that they are packed.
         """
-        values = {k: v for k, v in data.items() if k in _RESULT_NAMES}
+        values = known_fields(cls, data)
         values["case"] = case_from_json(data["case"])
         if values.get("verification") is not None:
-            fields = {f.name for f in dataclasses.fields(Verification)}
-            verification = {k: v for k, v in data["verification"].items() if k in fields}
+            verification = known_fields(Verification, data["verification"])
             verification["wrong_ranks"] = tuple(verification.get("wrong_ranks", ()))
             values["verification"] = Verification(**verification)
         if values.get("reported") is not None:
@@ -556,9 +543,17 @@ class CaseResult:
             check_ranks(*check.wrong_ranks)
 
 
-_RESULT_FIELDS = tuple(f.name for f in dataclasses.fields(CaseResult))
-_RESULT_NAMES = frozenset(_RESULT_FIELDS)
 _SEQUENCES = tuple(f.name for f in dataclasses.fields(CaseResult) if f.default == ())
+# What a record does not have where it is unknown or empty.
+_LEFT_OUT = (
+    "busiest_bytes",
+    "steady_ns",
+    "reported",
+    "choices",
+    "concurrent",
+    "expected_ns",
+    "kept",
+)
 _MATRICES = {f.name for f in dataclasses.fields(CaseResult) if f.type == "Matrix"}
 
 

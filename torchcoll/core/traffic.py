@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -253,12 +254,11 @@ class Traffic(Displayed):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new file. Raises UsageError when it exists or cannot be written."""
-        self.write(
-            Writer(Path(path_text(path, "path", "a path to write to")), "Name another file.")
-        )
+        path = Path(path_text(path, "path", "a path to write to"))
+        self.write(Writer(path, "Name another file."))
 
     def write(self, writer: Writer) -> None:
-        """``save`` to a file that is open, and close it."""
+        """Write all records to an open file, and close it."""
         writer.write_all(records_of(self))
 
     @classmethod
@@ -283,19 +283,13 @@ def join(parts: Iterable[Traffic]) -> Traffic:
     for part in parts:
         where = str(part.path or "traffic")
         if joined is None:
+            united: dict[str, Any] = {name: dict(getattr(part, name)) for name in _UNITED}
             joined = dataclasses.replace(
                 part,
-                calls=dict(part.calls),
                 groups=dict(part.groups),
-                parameters=dict(part.parameters),
-                steps=dict(part.steps),
-                computing=dict(part.computing),
-                apart=dict(part.apart),
-                copies=dict(part.copies),
-                clocks=dict(part.clocks),
                 notes=list(part.notes),
                 problems=list(part.problems),
-                left_out=part.left_out,
+                **united,
             )
             continue
         if part.ranks != joined.ranks or part.source != joined.source:
@@ -314,13 +308,8 @@ def join(parts: Iterable[Traffic]) -> Traffic:
             elif group.ranks and there.ranks != group.ranks:
                 value = f"group {name} of ranks {group.ranks} in {where}"
                 raise UsageError("traffic", value, f"ranks {there.ranks}", _OF_ONE)
-        joined.parameters.update(part.parameters)
-        joined.calls.update(part.calls)
-        joined.steps.update(part.steps)
-        joined.computing.update(part.computing)
-        joined.apart.update(part.apart)
-        joined.copies.update(part.copies)
-        joined.clocks.update(part.clocks)
+        for name in _UNITED:
+            getattr(joined, name).update(getattr(part, name))
         joined.notes += part.notes
         joined.problems += part.problems
         if joined.end.get("status") == "complete":
@@ -394,6 +383,8 @@ _COUNT = re.compile(r"\d+(?= (?:calls|reductions)\b)")
 
 
 _OF_ONE = "Join the files of one capture."
+# Fields of Traffic that have an entry for each rank or module: ``join`` unites them.
+_UNITED = ("calls", "steps", "computing", "apart", "copies", "clocks", "parameters")
 
 
 # The file of a Traffic, written and read.
@@ -473,13 +464,7 @@ def load(path: Path) -> Traffic:
     if path.is_dir():
         return join_folder([load(file) for file in _in_folder(path)], path)
     traffic = Traffic(path=path, end={})
-
-    def take(record: str, data: dict[str, Any], _line: bytes) -> None:
-        _take(traffic, record, data)
-
-    def header(data: dict[str, Any]) -> None:
-        _header(traffic, data)
-
+    header, take = partial(_header, traffic), partial(_take, traffic)
     read_records(path, traffic.problems, "traffic file", SCHEMA, header, take)
     if not traffic.end:
         traffic.problems.append(f"{path}: {TRUNCATED}")
@@ -511,7 +496,7 @@ def _header(traffic: Traffic, header: dict[str, Any]) -> None:
         raise ValueError
 
 
-def _take(traffic: Traffic, record: str, data: dict[str, Any]) -> None:
+def _take(traffic: Traffic, record: str, data: dict[str, Any], _line: bytes) -> None:
     if record == "call":
         call, rank = TrafficCall.from_json(data), _known(traffic, data["rank"])
         _known(traffic, call.root, call.peer)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torchcoll.core.backends import VISIBLE_DEVICES
 from torchcoll.core.case import QUEUED, split_batch
 from torchcoll.core.errors import UnavailableError
 from torchcoll.core.units import counted
@@ -392,7 +393,8 @@ def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:
             _action(why, "torchcoll doctor says why") + "; --device cpu measures on the CPU.",
         )
     local = launch.local_rank
-    if local >= count and not shared and not (count == 1 and _masked()):
+    is_masked = any(os.environ.get(name) for name in _MASKS)
+    if local >= count and not shared and not (count == 1 and is_masked):
         raise UnavailableError(
             f"ranks on {os.uname().nodename}",
             f"{max(launch.local_ranks, local + 1)} with {counted(count, f'{kind} device')}",
@@ -458,23 +460,17 @@ def refuse_shared(rank_devices: Sequence[tuple[str, str | None]], name: str = ""
     for rank, (host, device) in enumerate(rank_devices):
         earlier_rank = first.setdefault((host, device), rank)
         if device and earlier_rank != rank:
-            sliced = " MIG " in f"{name} "
+            action = "Start fewer ranks, or rehearse with several on one device: --rehearse."
+            if " MIG " in f"{name} ":
+                device = f"MIG slices of {device}"
+                action = "NCCL connects no slices of one GPU: one rank alone, or GPUs without MIG."
             raise UnavailableError(
                 "device",
-                f"ranks {earlier_rank} and {rank} on {'MIG slices of ' * sliced}{device} of {host}",
+                f"ranks {earlier_rank} and {rank} on {device} of {host}",
                 "a device for each rank",
-                "NCCL connects no slices of one GPU: one rank alone, or GPUs without MIG."
-                if sliced
-                else "Start fewer ranks, or rehearse with several on one device: --rehearse.",
+                action,
             )
 
 
 # Variables with which a launcher hides the devices of other ranks.
-_MASKS = (
-    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-    *("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "SLURM_STEP_GPUS"),
-)
-
-
-def _masked() -> bool:
-    return any(os.environ.get(name) for name in _MASKS)
+_MASKS = (*VISIBLE_DEVICES, "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "SLURM_STEP_GPUS")

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchcoll.core.backends import BACKENDS, NCCL, ONECCL, minor_version, of_family
+from torchcoll.core.backends import (
+    BACKENDS,
+    NCCL,
+    ONECCL,
+    VISIBLE_DEVICES,
+    minor_version,
+    of_family,
+)
 from torchcoll.core.shared_cores import oversubscribed_hosts
 from torchcoll.core.units import counted, format_bytes
 from torchcoll.libraries.known_variables import unknown_variables
@@ -15,7 +22,7 @@ from torchcoll.libraries.nccl import variables as nccl
 from torchcoll.libraries.oneccl import variables as oneccl
 from torchcoll.machine.doctor_facts import IPEX, Facts, rank_device
 from torchcoll.machine.placement import interface_problem, matching
-from torchcoll.machine.setting_traps import MASKS, Finding
+from torchcoll.machine.setting_traps import Finding
 
 _NCCL, _ONECCL = of_family(NCCL), of_family(ONECCL)
 
@@ -80,7 +87,7 @@ def more_ranks_than_devices(facts: Facts) -> Iterator[Finding]:
     if not 0 < count < ranks or shared:
         return
     # torchrun shows all ranks the same devices; other launchers may give each rank its own.
-    masked = any(facts.environ.get(name) for name in (*MASKS, "SLURM_STEP_GPUS"))
+    masked = any(facts.environ.get(name) for name in (*VISIBLE_DEVICES, "SLURM_STEP_GPUS"))
     several = masked or facts.gpus.get("NVIDIA", {}).get("pci", 0) >= ranks
     if count == 1 and several and facts.launch.launcher != "torchrun":
         return

@@ -26,7 +26,7 @@ from torchcoll.core.errors import (
     tell,
 )
 from torchcoll.core.file import is_ours, is_traffic, load_own
-from torchcoll.core.merged_samples import add_kept_samples
+from torchcoll.core.kept_samples import add_kept_samples
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
