@@ -210,7 +210,7 @@ BACKENDS: dict[str, BackendEntry] = {
     )
 }
 # The variables that hide GPUs from a process: of CUDA, and of ROCm.
-VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 # The backend of a plan if none is named: every machine has it.
 DEFAULT = "gloo"
 

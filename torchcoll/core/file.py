@@ -18,17 +18,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from torchcoll.core import errors
 from torchcoll.core.checksums import LineWriter
-from torchcoll.core.errors import (
-    DiskFullError,
-    TorchcollError,
-    UnreadableError,
-    UsageError,
-    one_line,
-    path_text,
-)
 from torchcoll.core.jsonl import TRUNCATED, UNUSABLE, lines_of, parse_line, read_records
-from torchcoll.core.opening import MAKE_ROOM, not_written, open_to_read, open_to_write
+from torchcoll.core.opening import MAKE_ROOM, files_in, not_written, open_to_read, open_to_write
 from torchcoll.core.result import (
     CaseResult,
     Run,
@@ -67,7 +60,7 @@ class Writer:
         self._refused = self._truncated = False
         self.when_full = MAKE_ROOM
         if str(path) == "-":  # tables go to stdout
-            raise UsageError("output", path, "a file", otherwise)
+            raise errors.UsageError("output", path, "a file", otherwise)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: IO[bytes] = open_to_write(path, "r+b" if further else "xb", buffering=0)
@@ -86,13 +79,13 @@ class Writer:
         except OSError as error:
             # A FileExistsError may also mean that the parent is a file.
             if isinstance(error, FileExistsError) and os.path.lexists(path):
-                raise UsageError(
+                raise errors.UsageError(
                     "output", path, "a file that does not exist", "Name another file or remove it."
                 ) from None
             refused = not_written("output", path, error)
-            if isinstance(refused, UsageError):
+            if isinstance(refused, errors.UsageError):
                 expected = f"a file that can be written ({error.strerror})"
-                refused = UsageError("output", path, expected, otherwise)
+                refused = errors.UsageError("output", path, expected, otherwise)
             raise refused from None
 
     def write(self, record: str, data: dict[str, Any], durable: bool = False) -> None:
@@ -103,7 +96,7 @@ class Writer:
         try:
             self.append([(record, data)], durable)
         except OSError as error:
-            raise DiskFullError(
+            raise errors.DiskFullError(
                 str(self.path), error.strerror, "a disk that takes the next record", self.when_full
             ) from None
 
@@ -157,7 +150,7 @@ class Writer:
         try:
             for record, data in records:
                 self.write(record, data)
-        except DiskFullError:
+        except errors.DiskFullError:
             self.path.unlink(missing_ok=True)
             raise
         finally:
@@ -194,7 +187,7 @@ def append_end(path: Path, run_id: str, event: dict[str, Any], end: dict[str, An
             writer.write("event", event)
             writer.write("end", {**end, "cases": cases}, durable=True)
             writer.close()
-    except (ImportError, OSError, ValueError, AttributeError, TorchcollError):
+    except (ImportError, OSError, ValueError, AttributeError, errors.TorchcollError):
         return False
     return True
 
@@ -228,8 +221,8 @@ def save(run: Run, path: str | os.PathLike[str]) -> None:
     if not isinstance(run, Run):
         action = "traffic.save(PATH) writes a Traffic." if hasattr(run, "calls") else ""
         action = "torchcoll.run returns it on rank 0 alone." if run is None else action
-        raise UsageError("run", type(run).__name__, "a Run", action)
-    path = Path(path_text(path, "path", "a path to write to"))
+        raise errors.UsageError("run", type(run).__name__, "a Run", action)
+    path = Path(errors.path_text(path, "path", "a path to write to"))
     for number, (member, results) in enumerate(run.all_runs(), 1):
         part = dataclasses.replace(member, results=results)
         if part.continuations:  # a merged run has the end of its last run
@@ -249,7 +242,7 @@ def load_own(path: str | os.PathLike[str]) -> Run:
     for further in continuations:
         try:
             _merge(run, _read_file(further))
-        except UnreadableError as error:  # killed before its header was written
+        except errors.UnreadableError as error:  # killed before its header was written
             run.problems.append(str(error))
     if run.end is None:
         flight = f"; in flight: {run.in_flight.describe()}" if run.in_flight else ""
@@ -274,7 +267,7 @@ def _first_line(path: str | os.PathLike[str], longest: int) -> bytes:
     """The first line, or its beginning if it is longer; empty if the file cannot be read."""
     try:
         return next(lines_of(Path(path), [], longest=longest), b"")
-    except UnreadableError:
+    except errors.UnreadableError:
         return b""
 
 
@@ -283,7 +276,7 @@ def is_traffic(path: str | os.PathLike[str]) -> bool:
     try:
         path = Path(path)
         if path.is_dir():
-            return any(is_traffic(file) for file in path.iterdir() if file.is_file())
+            return any(map(is_traffic, files_in(path)))
         line = _first_line(path, 1 << 20)
         if b"torchcoll-traffic/" not in line:  # decoding a large JSON of one line takes long
             return False
@@ -442,7 +435,7 @@ def _unusable_fields(header: dict[str, Any]) -> Iterator[str]:
     # A shell would not take these as names of variables, and might run them as commands.
     for name in [name for name in variables if not is_name(name)]:
         del variables[name]
-        yield f"variables: {one_line(name)[:_LONGEST_NAME]}"
+        yield f"variables: {errors.one_line(name)[:_LONGEST_NAME]}"
 
 
 def _remove_non_texts(texts: dict[str, Any] | None) -> Iterator[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.backends import VISIBLE_DEVICES
+from torchcoll.core.backends import VISIBLE_GPUS
 from torchcoll.core.case import BLOCKING, NATIVE, SETTINGS, Case, Setting
 from torchcoll.core.errors import UsageError
 from torchcoll.core.opening import replace_file
@@ -115,7 +115,7 @@ def _gpu(run: Run, member: Mapping[str, Any]) -> str | None:
         **(run.environment.get("variables") or {}),
         **(member.get("variables_that_differ") or {}),
     }
-    for name in VISIBLE_DEVICES:
+    for name in VISIBLE_GPUS:
         visible = str(variables.get(name) or "").split(",")
         index = int(match[1])
         if index < len(visible) and all(re.fullmatch(r"\d+", each, re.ASCII) for each in visible):

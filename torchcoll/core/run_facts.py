@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torchcoll.core.result import Run
+from torchcoll.core.units import shorten_middle
 from torchcoll.core.variables import JOB, kind_of
 
 _APART = ("host", "libraries", "variables")  # of the environment: shown in another form
@@ -20,9 +21,9 @@ def facts_of(run: Run) -> dict[str, str]:
     variables = environment.get("variables") or {}
     facts |= {k: v for k, v in variables.items() if kind_of(k) != JOB}  # differs from job to job
     hosts = list(dict.fromkeys(str(member.get("host")) for member in run.members))
-    if len(hosts) > _FEW_HOSTS:
-        hosts = [hosts[0], "...", hosts[-1], f"({len(hosts)} hosts)"]
-    return {**facts, "hosts": " ".join(hosts)} if hosts else facts
+    count = [f"({len(hosts)} hosts)"] if len(hosts) > _FEW_HOSTS else []
+    shown = " ".join([*shorten_middle(hosts, _FEW_HOSTS, first=1), *count])
+    return {**facts, "hosts": shown} if hosts else facts
 
 
 def host_names(members: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_bandwidth
+from torchcoll.core.units import counted, format_bandwidth, shorten
 from torchcoll.report.grid import Grid, Head, make_grid
 
 if TYPE_CHECKING:
@@ -218,9 +218,9 @@ def _graph_grids(dump: Dump) -> list[Grid]:
 
 def _graph_channels(row: DumpRow) -> str:
     declared, read = row["channels"], row["channels_read"]
-    return (
-        str(declared) if declared == read else f"{read} of {'?' if declared is None else declared}"
-    )
+    if declared == read:
+        return str(declared)
+    return f"{read} of {'?' if declared is None else declared}"
 
 
 def _types(row: DumpRow) -> str:
@@ -241,9 +241,7 @@ def _gbps(key: str) -> Callable[[DumpRow], str]:
 
 def _list(key: str) -> Callable[[DumpRow], str]:
     def cell(row: DumpRow) -> str:
-        names = row[key] or []
-        text = one_line(" ".join(map(str, names[:_MOST])))
-        return (text if len(names) <= _MOST else f"{text} ...") or "-"
+        return one_line(shorten([*map(str, row[key] or ())], _MOST, " ...", between=" ")) or "-"
 
     return cell
 

@@ -13,15 +13,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchcoll.core.backends import VISIBLE_DEVICES
+from torchcoll.core.backends import VISIBLE_GPUS
 from torchcoll.core.case import QUEUED, split_batch
 from torchcoll.core.errors import UnavailableError
 from torchcoll.core.units import counted
 from torchcoll.machine.launcher import Launch
 
-# Timing loops take a function ``now`` that returns nanoseconds, so that tests can replace it.
-# time.perf_counter_ns is monotonic, and NTP never steps it.
-Now = Callable[[], int]
 Call = Callable[[], object]
 Clocks = dict[str, list[int]]
 
@@ -41,6 +38,7 @@ class Cpu:
     described = ""
     calls_per_sample = 1
 
+    # time.perf_counter_ns is monotonic, and NTP never steps it. Tests replace it.
     def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
         self._now = now
 
@@ -473,4 +471,4 @@ def refuse_shared(rank_devices: Sequence[tuple[str, str | None]], name: str = ""
 
 
 # Variables with which a launcher hides the devices of other ranks.
-_MASKS = (*VISIBLE_DEVICES, "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "SLURM_STEP_GPUS")
+_MASKS = (*VISIBLE_GPUS, "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "SLURM_STEP_GPUS")

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
+from torchcoll.machine.placement import process_ids
+
 # In the environment of all processes of a run. Launchers put ranks into sessions of their own
 # (torchrun does), and what is left of a killed matrix has another parent: only this finds them.
 MARK = "TORCHCOLL_MATRIX"
@@ -143,14 +145,12 @@ def marked(mark: str) -> list[int]:
     entry = f"{MARK}={mark}".encode()
     several = mark.endswith("//")
     pids = []
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if not name.isdigit():
-            continue
+    for pid in process_ids():
         with contextlib.suppress(OSError):  # another's, or gone
-            with open(f"/proc/{name}/environ", "rb") as file:
+            with open(f"/proc/{pid}/environ", "rb") as file:
                 variables = file.read().split(b"\0")
             if any(v == entry or (several and v.startswith(entry)) for v in variables):
-                pids.append(int(name))
+                pids.append(pid)
     return pids
 
 
