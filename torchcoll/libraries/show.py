@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core import units
 from torchcoll.core.errors import one_line
-from torchcoll.libraries.topology_show import dump_grids
+from torchcoll.libraries.topology_show import dump_grids, field_cell
 from torchcoll.report.answer import Answer
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head
@@ -139,10 +139,6 @@ def _rows(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> list[LogRow]:
     return rows
 
 
-def _log_cell(key: str) -> Cell:
-    return lambda row: "-" if row[key] is None else one_line(row[key])
-
-
 def _seconds(key: str) -> Cell:
     return lambda row: units.format_time(row[key] and row[key] * 1e9, 3)
 
@@ -183,65 +179,65 @@ def _member_channels(row: LogRow) -> str:
 
 _COLUMNS: dict[str, list[tuple[Head, Cell]]] = {
     "communicators": [
-        (Head("communicator", repeat=True), _log_cell("communicator")),
-        (Head("made by", left=True, drop=4), _log_cell("made_by")),
+        (Head("communicator", repeat=True), field_cell("communicator")),
+        (Head("made by", left=True, drop=4), field_cell("made_by")),
         (Head("ranks"), _ranks),
-        (Head("nodes"), _log_cell("nodes")),
+        (Head("nodes"), field_cell("nodes")),
         (Head("init", "slowest"), _seconds("init_s")),
-        (Head("on", "rank", drop=2), _log_cell("slowest_rank")),
+        (Head("on", "rank", drop=2), field_cell("slowest_rank")),
         (Head("largest", "part of it", left=True), _largest),
         (Head("bootstrap", drop=3), _seconds("bootstrap_s")),
-        (Head("channels"), _log_cell("coll_channels")),
-        (Head("nvls", "channels", drop=5), _log_cell("nvls_channels")),
-        (Head("p2p", "channels", drop=5), _log_cell("p2p_channels")),
+        (Head("channels"), field_cell("coll_channels")),
+        (Head("nvls", "channels", drop=5), field_cell("nvls_channels")),
+        (Head("p2p", "channels", drop=5), field_cell("p2p_channels")),
         (Head("best path", "GB/s", drop=5), lambda row: units.format_bandwidth(row["path_gbps"])),
         (Head("all links", "GB/s", drop=5), lambda row: units.format_bandwidth(row["gpu_gbps"])),
-        (Head("state", left=True), _log_cell("state")),
+        (Head("state", left=True), field_cell("state")),
     ],
     "rings": [
-        (Head("communicator"), _log_cell("communicator")),
-        (Head("channels", left=True), _log_cell("channels")),
+        (Head("communicator"), field_cell("communicator")),
+        (Head("channels", left=True), field_cell("channels")),
         (Head("ring", left=True), _order),
     ],
     "trees": [
-        (Head("communicator"), _log_cell("communicator")),
-        (Head("channels", left=True), _log_cell("channels")),
-        (Head("root of", "tree"), _log_cell("root")),
-        (Head("depth"), _log_cell("depth")),
+        (Head("communicator"), field_cell("communicator")),
+        (Head("channels", left=True), field_cell("channels")),
+        (Head("root of", "tree"), field_cell("root")),
+        (Head("depth"), field_cell("depth")),
     ],
     "graphs": [
-        (Head("communicator"), _log_cell("communicator")),
-        (Head("graph", left=True), _log_cell("pattern")),
-        (Head("channels"), _log_cell("channels")),
+        (Head("communicator"), field_cell("communicator")),
+        (Head("graph", left=True), field_cell("pattern")),
+        (Head("channels"), field_cell("channels")),
         (Head("in a node", "GB/s each"), lambda row: units.format_bandwidth(row["intra_gbps"])),
         (Head("between", "GB/s each"), lambda row: units.format_bandwidth(row["inter_gbps"])),
         (Head("types", left=True), lambda row: f"{row['intra_type']}/{row['inter_type']}"),
     ],
     "transports": [
-        (Head("transport", left=True), _log_cell("kind")),
-        (Head("connections"), _log_cell("connections")),
-        (Head("pairs of", "ranks"), _log_cell("pairs")),
+        (Head("transport", left=True), field_cell("kind")),
+        (Head("connections"), field_cell("connections")),
+        (Head("pairs of", "ranks"), field_cell("pairs")),
     ],
     "tuning": [
-        (Head("communicator", drop=1), _log_cell("communicator")),
-        (Head("function", left=True), _log_cell("function")),
-        (Head("algorithm", left=True), _log_cell("algorithm")),
-        (Head("protocol", left=True), _log_cell("protocol")),
+        (Head("communicator", drop=1), field_cell("communicator")),
+        (Head("function", left=True), field_cell("function")),
+        (Head("algorithm", left=True), field_cell("algorithm")),
+        (Head("protocol", left=True), field_cell("protocol")),
         (Head("latency"), lambda row: units.format_time(row["latency_us"] * 1e3)),
         (Head("algbw", "GB/s"), lambda row: units.format_bandwidth(row["algbw_gbps"])),
     ],
     "selection": [
-        (Head("collective", left=True), _log_cell("collective")),
-        (Head("table", left=True), _log_cell("table")),
+        (Head("collective", left=True), field_cell("collective")),
+        (Head("table", left=True), field_cell("table")),
         (Head("sizes", left=True), _sizes),
-        (Head("algorithm", left=True), _log_cell("algorithm")),
+        (Head("algorithm", left=True), field_cell("algorithm")),
     ],
     "choices": [
         (Head("chosen for", left=True), lambda row: one_line(row["function"] or "(not named)")),
         (Head("sizes", left=True), _sizes),
         (Head("algorithm/protocol", left=True), lambda row: one_line(", ".join(row["choice"]))),
         (Head("channels"), _member_channels),
-        (Head("calls"), _log_cell("calls")),
+        (Head("calls"), field_cell("calls")),
     ],
 }
 
