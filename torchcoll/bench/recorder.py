@@ -129,7 +129,7 @@ def header(session: Session, argv: list[str] | None) -> dict[str, Any]:
         "connects": connects(entries[0]),
         **several,
         "environment": {
-            **environment.environment(local.torch, entries, local.device.name),
+            **environment.environment(local.torch, entries),
             **config,
         },
     }

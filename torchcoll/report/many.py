@@ -13,6 +13,7 @@ from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import EXPECTED_STATUSES, Run
+from torchcoll.core.run_facts import host_names
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_ratio, format_size, format_time, shorten_list
 from torchcoll.report.columns import distinct_values
@@ -73,7 +74,7 @@ def runs_grids(
 
 
 def _scope_line(runs: Sequence[Run], rows: Sequence[Row]) -> str:
-    hosts = {str(m["host"]) for run in runs for m in run.members if m.get("host")}
+    hosts = host_names([member for run in runs for member in run.members])
     parts = [
         f"{name}: {_list_first(distinct_values(rows, name))}"
         for name in ("backend", "device", "ranks")
@@ -152,7 +153,7 @@ def _slowest_hosts_grid(runs: Sequence[Run], relative_times: dict[int, float]) -
     """Over the runs in which each was: a slow run does not tell which of its hosts is slow."""
     ratios_by_host: dict[str, list[float]] = {}
     for run, ratio in relative_times.items():
-        for host in {str(m["host"]) for m in runs[run].members if m.get("host")}:
+        for host in host_names(runs[run].members):
             ratios_by_host.setdefault(host, []).append(ratio)
     if len(ratios_by_host) < 2:
         return Grid([], [])

@@ -15,7 +15,7 @@ from torchcoll.core.case import DIMENSIONS, SETTINGS
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.result import EXPECTED_STATUSES
 from torchcoll.core.summary import Row
-from torchcoll.core.units import format_size
+from torchcoll.core.units import format_size, shorten_middle
 from torchcoll.stats.sides import Measured, value_of_fact
 
 # Other values here are another question: 2 GB of bfloat16 do not answer for 2 GB of float32.
@@ -233,4 +233,4 @@ def _separate(base: Sequence[Measured], new: Sequence[Measured], names: Sequence
 def _several(name: str, values: Sequence[Any]) -> str:
     none = "unset" if name.isupper() else "none"
     texts = [format_size(v) if name == "size" else none if v is None else str(v) for v in values]
-    return ", ".join(texts if len(texts) < 5 else [*texts[:2], "...", texts[-1]])
+    return ", ".join(shorten_middle(texts, 4))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torchcoll.core.case import NATIVE, SETTINGS
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
+from torchcoll.core.run_facts import host_names
 from torchcoll.core.summary import Row
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.questions.check.limits import FAIL
@@ -77,15 +78,11 @@ def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
             "verdict": verdict.word,
             "message": verdict.line,
             "causes": list(dict.fromkeys(one_line(row.reason) for row in failed if row.reason)),
-            "hosts": _hosts(run.members),
-            "suspects": _hosts([e for e in run.events if e.get("kind") == "suspect"]),
+            "hosts": host_names(run.members),
+            "suspects": host_names([e for e in run.events if e.get("kind") == "suspect"]),
             "start_utc": run.header.get("start_utc"),
             "job": run.header.get("job_id"),
             "file": str(run.path) if run.path else None,
         }
         lines.append(json.dumps(event) + "\n")
     return "".join(lines)
-
-
-def _hosts(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(str(record["host"]) for record in records if record.get("host")))

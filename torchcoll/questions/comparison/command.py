@@ -180,8 +180,9 @@ OTHERWISE |= dict.fromkeys(("over_ranks", *IMPORT_OPTIONS)) | {"only": ""}
 def is_capture(path: str) -> bool:
     """Whether a file, or all of a folder, is the traffic of a training."""
     from torchcoll.core.file import is_ours, is_traffic
+    from torchcoll.core.opening import files_in
 
-    files = filter(Path.is_file, Path(path).iterdir()) if Path(path).is_dir() else ()
+    files = files_in(Path(path)) if Path(path).is_dir() else ()
     return is_traffic(path) and not any(is_ours(file) and not is_traffic(file) for file in files)
 
 

@@ -156,9 +156,8 @@ def _folded_lines(
 def _sizes_text(rows: Sequence[Compared], with_count: bool = False) -> str:
     """``1K, 4K, ..., 1G`` and for with_count ``(21)``, if there are many."""
     sizes = [wording.size_cell(row) for row in rows]
-    several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1]]
-    several += [f"({len(sizes)})"] if with_count and len(sizes) >= 6 else []
-    return ", ".join(several)
+    count = [f"({len(sizes)})"] if with_count and len(sizes) > 5 else []
+    return ", ".join([*units.shorten_middle(sizes, 5), *count])
 
 
 def _folded(comparison: Comparison, title: str, rows: Sequence[Compared], said_above: str) -> str:
