@@ -132,6 +132,14 @@ def test_what_nccl_expects_on_one_host(tmp_path):
     }
 
 
+@pytest.mark.parametrize(("sm", "most_gbps"), [(70, 26.5), (80, 24.0), (90, 38.7), (100, 70.0)])
+def test_a_channel_of_a_tree_on_one_host_has_a_most(tmp_path, sm, most_gbps):
+    """perChMaxTreeBws of NCCL 2.27's tuning.cc; 4 channels of 100, of which a tree takes 92 %."""
+    text = graphs(graph(0, 4, 100, 100), graph(1, 4, 100, 100))
+    limits = limits_by_key(tmp_path, hgx(sm=sm), graph_text=text)
+    assert limits[TREE, "all_reduce"].expected_gbps == pytest.approx(4 * most_gbps / 2 * 14 / 8)
+
+
 def test_what_nccl_expects_over_two_hosts(tmp_path):
     """Eight channels of 48 within, 40 between; a tree's channel has at most 41.4 there."""
     text = graphs(graph(0, 8, 48, 40, nets=True), graph(1, 8, 48, 40, nets=True))

@@ -110,7 +110,8 @@ def measured(traffic, model, compute_ns=None, plan=PLAN):
 
 
 def test_a_step_as_planned_has_factor_one(model):
-    result = measured(captured(), model, 8 * MS)
+    result = measured(replace(captured(), path="step.jsonl"), model, 8 * MS)
+    assert result.capture == "step.jsonl"
     assert result.planned_ns[0] == pytest.approx(GATHER_NS + SCATTER_NS, rel=1e-3)
     assert result.correction.factor[0] == pytest.approx(1, rel=1e-3)
     assert result.late_ns == 0

@@ -500,3 +500,8 @@ def test_hours():
     assert len(outcomes.stretches) == 15
     # Log means of eight stretches: 0 in the first three (minutes 0 to 56), log 2 in the last four.
     assert outcomes.drift.value == pytest.approx(1.0)
+    traffic.steps = {r: [(10 * a, 10 * a + b - a) for a, b in steps] for r in (0, 1)}
+    assert [(s.from_s, s.to_s) for s in over_time(traffic).stretches[:2]] == [
+        (0, 7200),
+        (7200, 14400),
+    ]
