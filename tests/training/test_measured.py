@@ -444,3 +444,17 @@ def test_real_steps_on_two_ranks(kind, captures, machine_file, tmp_path, capsys)
     out = capsys.readouterr().out
     assert f"{kind}=2, 2 ranks, 3 steady steps" in out
     assert "the measured step communicates" in out.splitlines()[0]
+
+
+def test_calls_without_durations_give_no_factor(model):
+    traffic = captured(gap_ns=MS)
+    traffic.calls = {
+        rank: [replace(one, time_ns=1) for one in calls] for rank, calls in traffic.calls.items()
+    }
+    for path, name in (("", "traffic"), ("step.jsonl", "step.jsonl")):
+        with pytest.raises(UsageError) as caught:
+            measured(replace(traffic, path=path), model, 8 * MS)
+        what = f"{name}, whose calls took less than 0.1 % of their plan"
+        assert str(caught.value) == error_text(
+            "measured", what, "a capture of calls with durations"
+        )
