@@ -180,3 +180,9 @@ def test_sizes_are_small_below_64_kib_and_large_from_4_mib():
     keys = [SimpleNamespace(case=case(size_bytes=size_bytes)) for size_bytes in sizes]
     subsets = {name: members.tolist() for name, members in case_subsets(keys) if name}
     assert subsets == {"small sizes": [0], "medium sizes": [1, 2], "large sizes": [3]}
+
+
+def test_one_node_alone_is_named_and_not_judged():
+    assert "node000 has no peer to be compared with" in (
+        fleet_grid(finding_of(made_fleet(1)), whole=True).answer.text
+    )

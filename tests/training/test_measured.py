@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import made_models
 import made_runs
@@ -29,7 +30,7 @@ from torchcoll.parts.curves.model_fit import fit_model
 from torchcoll.parts.curves.predictor import Prediction
 from torchcoll.parts.training.measured_step import CallKind, match_kinds, measure_step
 from torchcoll.parts.training.planning import plan_traffic
-from torchcoll.parts.training.projection import CorrectedMachine, PlannedRow, corrected
+from torchcoll.parts.training.projection import CorrectedMachine, Correction, PlannedRow, corrected
 
 MS = 1_000_000
 # fully_shard of torch 2.6 needs a device that has streams.
@@ -458,3 +459,20 @@ def test_calls_without_durations_give_no_factor(model):
         assert str(caught.value) == error_text(
             "measured", what, "a capture of calls with durations"
         )
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "ranks", "variances"),
+    [(1024, 2, 1), (512, 2, 1.5), (2048, 2, 1.5), (511, 2, 2), (2049, 2, 2), (1024, 4, 2)],
+)
+def test_a_corrected_time_has_the_errors_of_factor_and_machine(size_bytes, ranks, variances):
+    """The machine is right within 2 times, half of it common; so is the factor, which is 3."""
+    machine = SimpleNamespace(predict=lambda *_: Prediction(100.0, 50.0, 200.0, "", 0.5))
+    sizes = {("all_reduce", 2): frozenset({1024})}
+    ends = (3.0, 1.5, 6.0)
+    corrected = CorrectedMachine(
+        machine, Correction(ends, ends, {"all_reduce": ends}, sizes, 0.0, frozenset())
+    )
+    time_ns, low_ns, high_ns, *_ = corrected.predict("all_reduce", size_bytes, ranks)
+    wide = 2 ** math.sqrt(variances)
+    assert (time_ns, low_ns, high_ns) == pytest.approx((300, 300 / wide, 300 * wide))
