@@ -37,7 +37,8 @@ def two_modes(times_ns: Sequence[float]) -> Modes | None:
 
     Otsu's criterion is applied to the logarithms. Values outside the 5th and the 95th percentile
     are set to these: a few calls that take a hundred times as long are no mode, and would hide one.
-    At most one in 500 log-normal samples is taken for two modes (results/benchmarks/modes-2026-11-28.txt).
+    At most one in 500 log-normal samples is taken for two modes
+    (results/benchmarks/modes-2026-11-28.txt).
     """
     ordered = sorted(times_ns)
     n = len(ordered)
