@@ -143,7 +143,9 @@ def test_a_channel_of_a_tree_has_a_most(tmp_path, sm, most_gbps):
         text = graphs(graph(0, 4, 100, 100, nets=nets), graph(1, 4, 100, 100, nets=nets))
         limits = limits_by_key(tmp_path, hgx(sm=sm), hosts, graph_text=text)
         expected = 4 * most / 2 * 2 * (8 * hosts - 1) / (8 * hosts)
-        assert limits[TREE, "all_reduce"].expected_gbps == pytest.approx(expected, abs=0.001)
+        assert limits[ceilings.TREE, "all_reduce"].expected_gbps == pytest.approx(
+            expected, abs=0.001
+        )
 
 
 def test_what_nccl_expects_over_two_hosts(tmp_path):
