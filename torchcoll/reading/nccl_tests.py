@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
-from torchcoll.core.case import BLOCKING, NATIVE, Case
+from torchcoll.core.case import BLOCKING, NATIVE
 from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.result import CaseResult, Matrix, Reported
 from torchcoll.core.units import counted, format_size
@@ -203,12 +202,8 @@ def infer_ranks(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str
 def _factors(rows: Iterable[NcclTestsRow]) -> tuple[float, float]:
     """(lowest, highest) possible busbw / algbw: each pair of rounded figures leaves an interval."""
     low, high = 0.0, float("inf")
-    for block in _precise_blocks(rows):
-        least, most = _factor(block)
-        if least > low:
-            low = least
-        if most < high:
-            high = most
+    for least, most in map(_factor, _precise_blocks(rows)):
+        low, high = max(low, least), min(high, most)
     return low, high
 
 
@@ -229,12 +224,8 @@ def _factor(block: Block) -> tuple[float, float]:
 def contradicts_ranks(rows: Sequence[NcclTestsRow], collective: str, ranks: int) -> bool:
     """Whether every busbw differs from the one that this number of ranks would have."""
     factor = COLLECTIVES[collective].bus_factor(ranks)
-    any_told = False
-    for low, high in map(_factor, _precise_blocks(rows)):
-        if low <= factor <= high:
-            return False
-        any_told = True
-    return any_told
+    factors = [*map(_factor, _precise_blocks(rows))]
+    return bool(factors) and not any(low <= factor <= high for low, high in factors)
 
 
 def fitting_collectives(
@@ -320,7 +311,6 @@ def make_results(
     disagrees = _checker(run)
     # There are many rows but few sizes, so everything that depends on the size is computed once.
     reasons: dict[tuple[int, int, str], str] = {}
-    firsts: dict[tuple[Any, ...], CaseResult] = {}
     for row in rows:
         size = (row.size, row.count, row.dtype)
         why = reasons.get(size)
@@ -331,22 +321,13 @@ def make_results(
             continue
         imported.take()
         for block in row.blocks:
-            plain = not (run.cpu_time or block.samples or block.remark)
-            plain = plain and block.error is None
-            key = (*size, row.op, row.root, block.in_place, block.wrong)
-            if plain and (first := firsts.get(key)):
-                result = replace(first, reported=_reported(block, run), time_ns={}, spent_ns={})
-            else:
-                result = _result(row, block, run)
-                if plain:
-                    firsts[key] = result
+            result = _result(row, block, run)
             if disagrees and disagrees(row.size, block):
                 odd.append(row.line)
-                result.warnings = [
-                    *result.warnings,
+                result.warnings.append(
                     f"given algbw {block.algbw:g}, busbw {block.busbw:g} do not follow from size, "
-                    "time and ranks",
-                ]
+                    "time and ranks"
+                )
             results.append(result)
     if odd:
         imported.warn(
@@ -356,8 +337,14 @@ def make_results(
     return results
 
 
-def _reported(block: Block, run: NcclTestsRun) -> Reported:
-    return Reported(
+def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
+    assert run.collective
+    remarks = [*run.remarks, *([block.remark] if block.remark else [])]
+    if run.cpu_time:
+        remarks.append("the time is that of the call on the CPU (-C), not of the operation")
+    if block.error:
+        remarks.append(f"largest error {block.error:g}, as the source gives it")
+    reported = Reported(
         block.time_ns,
         "mean",
         run.over_ranks,
@@ -370,19 +357,10 @@ def _reported(block: Block, run: NcclTestsRun) -> Reported:
         block.algbw,
         block.busbw,
     )
-
-
-def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
-    assert run.collective
-    remarks = [*run.remarks, *([block.remark] if block.remark else [])]
-    if run.cpu_time:
-        remarks.append("the time is that of the call on the CPU (-C), not of the operation")
-    if block.error:
-        remarks.append(f"largest error {block.error:g}, as the source gives it")
     result = make_result(
         run.collective,
         row.size,
-        _reported(block, run),
+        reported,
         ranks=run.ranks,
         dtype=row.dtype,
         op=row.op,
@@ -444,12 +422,7 @@ def _checker(run: NcclTestsRun) -> Callable[[int, Block], bool] | None:
 
 def repeats(results: Sequence[CaseResult]) -> str:
     """A warning about cases with several results; '' if there are none. All results are kept."""
-    # Rows of one case share its object, so comparing ids avoids hashing all fields.
-    cases = {id(result.case): result.case for result in results}
-    rows = Counter([(id(result.case), result.ranks) for result in results])
-    counts: Counter[tuple[Case, int]] = Counter()
-    for (case, ranks), count in rows.items():
-        counts[cases[case], ranks] += count
+    counts = Counter((result.case, result.ranks) for result in results)
     most = max(counts.values(), default=0)
     if most < 2:
         return ""

@@ -24,7 +24,6 @@ from torchcoll.reading.nccl_tests_rows import RowParser
 from torchcoll.reading.source import without_log
 
 _SET, _CALL = " set by environment to ", " Bytes -> "
-_MOST = 4096  # messages that are remembered, to skip equal ones
 
 
 class Messages:
@@ -32,23 +31,14 @@ class Messages:
 
     def __init__(self) -> None:
         self._reader = NcclLogReader()
-        self._seen: set[str] = set()
 
     def take(self, text: str) -> None:
         """Read a message with its prefix (``host:pid:thread [0] NCCL INFO ...``).
 
-        Most messages are not needed and are skipped, as this is called for every message. A message
-        about a call is repeated in each iteration; equal ones are read once.
+        This is called for every message, and most are not needed: these are skipped.
         """
-        if _CALL in text:
-            message = text.partition(" NCCL ")[2]
-            if message in self._seen:
-                return
-            if len(self._seen) < _MOST:
-                self._seen.add(message)
-        elif _SET not in text and "CCL version" not in text:
-            return
-        self._reader.read([text.encode()])
+        if _CALL in text or _SET in text or "CCL version" in text:
+            self._reader.read([text.encode()])
 
     @property
     def variables(self) -> dict[str, str]:
@@ -240,7 +230,6 @@ class _TextReader:
             if logged:
                 self.message(text[len(before) :])
                 if _HOLDS.search(text, len(before)):
-                    self.add_kept()
                     self.imported.refuse(line, RUN_INTO)
                 if before.strip():
                     self.broken(line, before)
@@ -253,8 +242,6 @@ class _TextReader:
                 self.pending = None
                 self.row(first, start + text)
                 return
-        if self.output.parser.keep(line, text):
-            return
         if _ROW.match(text):
             self.row(line, text)
         elif text and not text.isspace():
@@ -267,7 +254,6 @@ class _TextReader:
 
     def broken(self, line: int, text: str) -> None:
         """Read the text before a message of a library, which may be a fragment of a row."""
-        self.add_kept()
         if self.pending:
             self.pending = (self.pending[0], self.pending[1] + text)
         elif _ROW_HEAD.match(text):
@@ -294,37 +280,22 @@ class _TextReader:
 
     def end(self) -> None:
         self.refuse_failed()
-        self.add_kept()
         self.refuse_pending()
 
     def row(self, line: int, text: str) -> None:
-        self.add_kept()
         row = self.output.parser.row(line, text)
         if isinstance(row, str) and _side_by_side(text):
             row = SIDE_BY_SIDE
         elif isinstance(row, str) and len(pieces := _NOTE.split(text, maxsplit=1)) > 1:
             without = self.output.parser.row(line, pieces[0])
             row = row if isinstance(without, str) else without
-        if isinstance(row, str):
-            self.above.clear()
-            self.failed = line, text, row
-        else:
-            self.add(line, row)
-
-    def add_kept(self) -> None:
-        """Add the rows that the parser has kept: before anything else is done with a line."""
-        for line, row in self.output.parser.kept():
-            self.add(line, row)
-
-    def add(self, line: int, row: nccl_tests.NcclTestsRow | str) -> None:
         self.above.clear()
         if isinstance(row, str):
-            self.imported.refuse(line, row)
+            self.failed = line, text, row
         else:
             self.output.rows.append(row)
 
     def other(self, line: int, text: str) -> None:
-        self.add_kept()
         output = self.output
         if match := _START.search(text):
             output = self.next_output(
