@@ -63,15 +63,8 @@ def report_lines(path: str, imported: Imported) -> Iterator[str]:
         yield f"{path}: {ending}"
 
 
-def output_paths(path: str, count: int) -> list[Path]:
-    """The files for ``count`` runs: ``run.jsonl``, ``run-2.jsonl``, ..."""
-    first = Path(path)
-    more = [first.with_name(f"{first.stem}-{n}{first.suffix}") for n in range(2, count + 1)]
-    return [first, *more]
-
-
 def write(runs: Sequence[Run], path: str) -> list[Path]:
-    """Write the runs and return the files; no files for stdout (``-``).
+    """Write the runs to ``run.jsonl``, ``run-2.jsonl``, ... and return the files; none for ``-``.
 
     Raises UsageError before writing anything if one of the files exists, or if several runs should
     go to stdout.
@@ -85,7 +78,9 @@ def write(runs: Sequence[Run], path: str) -> list[Path]:
             save(runs[0], file)
             sys.stdout.write(file.read_text(encoding="utf-8"))
         return []
-    paths = output_paths(path, len(runs))
+    first = Path(path)
+    further = range(2, len(runs) + 1)
+    paths = [first, *(first.with_name(f"{first.stem}-{n}{first.suffix}") for n in further)]
     for each in paths:
         if os.path.lexists(each):
             raise errors.UsageError(

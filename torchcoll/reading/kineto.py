@@ -197,12 +197,6 @@ def _asynchronous(issued: kineto_events.IssuedCall) -> bool | None:
     return None if recorded is None else bool(recorded == "True")
 
 
-def operator_elements(event: kineto_events.Event) -> set[int]:
-    """Numbers of elements in the input and output of a c10d operator, if recorded."""
-    arguments = _Arguments(event)
-    return {n for i in (0, 1) if (n := arguments.elements(i)) is not None}
-
-
 class _Arguments:
     """The arguments of an operator as record_shapes records them."""
 
@@ -278,8 +272,7 @@ def read_trace(
     Raises UnreadableError for a trace without communication, without a rank, or without sizes
     unless ``without_sizes``.
     """
-    zero = kineto_events.zero_ns(data)
-    events = kineto_events.read_events(data)
+    events, zero = kineto_events.read_events(data)
     calls, computing = kineto_events.find_issued(events)
     kernels, on_device, unassigned = kineto_events.assign_kernels(events, calls)
     if not any(call.has_param for call in calls):
@@ -404,7 +397,8 @@ def _assign_works(
     for issued in calls:
         if issued.has_param:
             continue
-        collective, sizes = torch_collective(issued.event.name), operator_elements(issued.event)
+        collective, arguments = torch_collective(issued.event.name), _Arguments(issued.event)
+        sizes = {n for index in (0, 1) if (n := arguments.elements(index)) is not None}
         several = issued.event.name == "c10d::reduce_scatter_"
         queue = waiting["all_reduce" if collective == "reduce_scatter" else collective]
         # It cannot belong to a later call either.

@@ -5,7 +5,7 @@ results.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -308,21 +308,14 @@ def make_results(
     """Make the results of these rows. Rows that cannot be used are refused in ``imported``."""
     results: list[CaseResult] = []
     odd = []
-    disagrees = _checker(run)
-    # There are many rows but few sizes, so everything that depends on the size is computed once.
-    reasons: dict[tuple[int, int, str], str] = {}
     for row in rows:
-        size = (row.size, row.count, row.dtype)
-        why = reasons.get(size)
-        if why is None:
-            why = reasons[size] = judge(row, run)
-        if why:
+        if why := judge(row, run):
             imported.refuse(row.line, why)
             continue
         imported.take()
         for block in row.blocks:
             result = _result(row, block, run)
-            if disagrees and disagrees(row.size, block):
+            if _disagrees(row.size, block, run):
                 odd.append(row.line)
                 result.warnings.append(
                     f"given algbw {block.algbw:g}, busbw {block.busbw:g} do not follow from size, "
@@ -391,33 +384,27 @@ def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
     return result
 
 
-def _checker(run: NcclTestsRun) -> Callable[[int, Block], bool] | None:
-    """A function (size, block) -> whether a printed bandwidth contradicts the derived one.
+def _disagrees(size: int, block: Block, run: NcclTestsRun) -> bool:
+    """Whether a printed bandwidth contradicts the one that size, time and ranks give.
 
-    The rounding of all figures is allowed for. None if no bandwidth can be derived.
+    The rounding of all figures is allowed for. False if no bandwidth can be derived.
     """
     assert run.collective
     entry, n = COLLECTIVES[run.collective], run.ranks or 2
-    if run.ranks == 1 or run.cpu_time:
-        return None
+    algbw, busbw, time = block.algbw, block.busbw, block.time_ns
+    if run.ranks == 1 or run.cpu_time or algbw is None or busbw is None or not time:
+        return False
     if not run.ranks and (entry.moved(2) != 1 or entry.bus_factor(2) != entry.bus_factor(3)):
-        return None
+        return False
     moved = entry.moved(n)
     factor = moved * entry.bus_factor(n)
-
-    def disagrees(size: int, block: Block) -> bool:
-        algbw, busbw, time = block.algbw, block.busbw, block.time_ns
-        if algbw is None or busbw is None or not time:
-            return False
-        step, shortest = block.bw_step, time - block.time_step_ns
-        low = size / (time + block.time_step_ns)
-        high = size / (shortest if shortest > 1e-3 else 1e-3)
-        return not (
-            (low * moved - step) * 0.999 <= algbw <= (high * moved + step) * 1.001
-            and (low * factor - step) * 0.999 <= busbw <= (high * factor + step) * 1.001
-        )
-
-    return disagrees
+    low = size / (time + block.time_step_ns)
+    high = size / max(time - block.time_step_ns, 1e-3)
+    step = block.bw_step
+    return not (
+        (low * moved - step) * 0.999 <= algbw <= (high * moved + step) * 1.001
+        and (low * factor - step) * 0.999 <= busbw <= (high * factor + step) * 1.001
+    )
 
 
 def repeats(results: Sequence[CaseResult]) -> str:

@@ -89,10 +89,6 @@ def sniff_importer(windows: Iterable[Sequence[str]]) -> Importer | None:
     return None
 
 
-def _names() -> str:
-    return ", ".join(importers())
-
-
 def import_file(
     path: str, options: ImportOptions | None = None, name: str | None = None
 ) -> Imported:
@@ -140,7 +136,7 @@ def _imported(
         raise ForeignError(
             "file",
             source.name,
-            f"a torchcoll result file, or output of {_names()}",
+            f"a torchcoll result file, or output of {', '.join(importers())}",
             command
             or "Force one with torchcoll convert --from; --map names the columns of a table.",
         )
