@@ -244,12 +244,9 @@ def slowest_in_calls(result: CaseResult) -> str:
     samples = result.time_ns.get(default_clock(result) or "", [])
     if result.case.mode != "synchronized" or len(samples) < 2:
         return ""
-    longest = Counter(call.index(max(call)) for call in zip(*samples, strict=False))
-    if not longest:
-        return ""
-    ((index, calls),) = longest.most_common(1)
-    share = 100 * calls / longest.total()
-    return f"slowest: rank {rank_of(result, index)} in {share:.0f} % of {result.case.describe()}"
+    slowest = (call.index(max(call)) for call in zip(*samples, strict=False))
+    longest = Counter(rank_of(result, index) for index in slowest)
+    return _slowest(longest, result.case.describe())
 
 
 def slowest_in_window(window: SoakWindow) -> str:
@@ -257,11 +254,14 @@ def slowest_in_window(window: SoakWindow) -> str:
     longest: Counter[str] = Counter()
     for case in window.cases:
         longest.update(case.slowest)
-    if len(longest) == 0:
+    return _slowest(longest, f"the last {counted(longest.total(), 'call')}")
+
+
+def _slowest(longest: Counter[Any], calls: str) -> str:
+    if not longest:
         return ""
-    ((rank, calls),) = longest.most_common(1)
-    share = 100 * calls / longest.total()
-    return f"slowest: rank {rank} in {share:.0f} % of the last {counted(longest.total(), 'call')}"
+    ((rank, count),) = longest.most_common(1)
+    return f"slowest: rank {rank} in {100 * count / longest.total():.0f} % of {calls}"
 
 
 def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[int]]:

@@ -219,7 +219,9 @@ class _Measurement:
             self._measure_cold()
             self._step("warm-up calls", samples["warmup"])
             self._timed_alone("warmup", self.sweep.spec.warmup)
-            refused = self._measure_steady() or self._measure_concurrent()
+            refused = self._measure_steady()
+            if not refused and self.sweep.spec.works_concurrently:
+                refused = self._measure_concurrent()
         except RuntimeError as error:
             local.abort(brief(error))
         self.sweep.has_called = self.communicator.used = True
@@ -258,16 +260,14 @@ class _Measurement:
         """Why the case did not run. A first call that fails on a communicator that has never
         connected leaves it unusable: oneCCL's next call waits for ever.
         """
-        case, backend = self.sizing.case, self.communicator.backend
-        if _is_memory(refusal.text):
-            return NotRun("oom", refusal.text)
-        if not case.by_backend:
-            return NotRun("unsupported", refusal.text)
-        reason = backend.reason(case, refusal.text)
+        case, backend, text = self.sizing.case, self.communicator.backend, refusal.text
+        if _is_memory(text) or not case.by_backend:
+            return NotRun("oom" if _is_memory(text) else "unsupported", text)
+        reason = backend.reason(case, text)
         connected = self.communicator.calls != 0 or backend.connects != "first call"
-        if refusal.unsupported or connected or reason != refusal.text:
+        if refusal.unsupported or connected or reason != text:
             return NotRun("unsupported", reason)
-        reason = f"{backend.name} did not connect: {refusal.text}"
+        reason = f"{backend.name} did not connect: {text}"
         self.sweep.communicators.unusable[backend.name] = reason
         return NotRun("failed", reason)
 
@@ -401,11 +401,9 @@ class _Measurement:
 
     def _measure_concurrent(self) -> NotRun | None:
         """What --concurrent asks for; why not if some rank has no room for the work."""
-        local, spec, calls = self.local, self.sweep.spec, self.calls
-        if not spec.works_concurrently:
-            return None
         from torchcoll.bench import concurrent
 
+        local, spec, calls = self.local, self.sweep.spec, self.calls
         work: Work | None = None
         with contextlib.ExitStack() as stack:
 
@@ -444,10 +442,10 @@ class _Measurement:
         """
         local, sizing, calls, samples = self.local, self.sizing, self.calls, self.samples
         checks = self.sweep.spec.check and self.communicator.backend.communicates
-        if not (checks and sizing.size_bytes):
-            return None
-        if not sizing.case.verifiable:
-            samples["unverified"] = True
+        checks = checks and sizing.size_bytes > 0
+        if not (checks and sizing.case.verifiable):
+            if checks:
+                samples["unverified"] = True
             return None
         self._step("verification")
         checker, failure = calls.checker, ""
@@ -490,13 +488,12 @@ class _Measurement:
                 failure = failure or brief(error)
             else:
                 checked, wrong = checked + elements, wrong + differing
-        failed = local.control.failed(failure)
-        if failed is None:
-            samples.update(checked=checked, wrong=wrong, changed=changed)
-            return None
-        names, text = failed
-        status = "oom" if _is_memory(text) else "failed"
-        return NotRun(status, f"verification on {names}: {text}")
+        if failed := local.control.failed(failure):
+            names, text = failed
+            status = "oom" if _is_memory(text) else "failed"
+            return NotRun(status, f"verification on {names}: {text}")
+        samples.update(checked=checked, wrong=wrong, changed=changed)
+        return None
 
 
 def _time_of_calls(

@@ -139,7 +139,7 @@ class _Account:
         self._rounds = (self._rounds[0], number)
         bad = [result for result in results if not result.expected]
         for result in bad:
-            self._fault(f"round {number}: {result.case.describe()}: {result.reason}")
+            self._fault(number, result.case, result.reason)
         self._hold(number, case, gathered, not bad)
         gathering = self._open.setdefault(case, _Gathering())
         for result in results:
@@ -170,8 +170,7 @@ class _Account:
         before = self._digests.setdefault(case, (number, digests))
         for rank, (digest, other) in enumerate(zip(digests, before[1], strict=True)):
             if digest != other:
-                text = f"rank {rank} has other bits than in round {before[0]}"
-                self._fault(f"round {number}: {case.describe()}: {text}")
+                self._fault(number, case, f"rank {rank} has other bits than in round {before[0]}")
 
     def _unlike(self, number: int, case: Case, digests: dict[int, Any]) -> None:
         """Name the ranks of a sub-group whose output differs from that of most ranks that should
@@ -185,12 +184,12 @@ class _Account:
             for rank, digest in ranks:
                 if digest != usual:
                     text = f"rank {rank} has other bits than the ranks with the same output"
-                    self._fault(f"round {number}: {case.describe()}: {text}")
+                    self._fault(number, case, text)
 
-    def _fault(self, text: str) -> None:
+    def _fault(self, number: int, case: Case, text: str) -> None:
         self.faults += 1
         if self.faults <= FAULTS:
-            self._recorder.event("soak", text)
+            self._recorder.event("soak", f"round {number}: {case.describe()}: {text}")
 
     def flush(self) -> None:
         from torchcoll.core.soak_windows import SoakCase, SoakWindow

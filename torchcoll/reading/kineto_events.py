@@ -348,9 +348,9 @@ _COPIES = ("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chu
 
 
 def find_copies(events: Sequence[Event]) -> list[Span]:
-    """Returns when the copies ran: on the device their kernels, on a CPU the operators.
+    """When the copies ran: on the device their kernels, on a CPU the operators.
 
-    - events: of a trace, by start.
+    events: of a trace, by start.
     """
     copies: dict[object, list[Event]] = defaultdict(list)  # by thread
     for event in events:

@@ -42,7 +42,6 @@ class Block:
     p99_ns: float | None = None
     samples: Matrix = field(default_factory=list)
     cold: Matrix = field(default_factory=list)  # first call of each process, where it is known
-    remark: str = ""
 
 
 @dataclass(slots=True)
@@ -101,13 +100,18 @@ _LONG_OPTIONS = {
 _BLOCKING = {"1": "blocking, barrier", "2": BLOCKING, "3": "synchronized"}
 
 
-def apply_options(run: NcclTestsRun, args: Sequence[str]) -> dict[str, str]:
+def apply_options(
+    run: NcclTestsRun, args: Sequence[str], unaligned: int = 0, blocking: str = "0"
+) -> dict[str, str]:
     """Set in ``run`` what options of nccl-tests change of the meaning of its times, so that rows
     with them compare only with rows that have them too. Returns the NCCL variables that they set.
 
     -D N measures a kernel of nccl-tests in place of NCCL's, -V its number of CTAs. -u N moves the
     buffers N elements beyond their alignment. -x chooses NCCL's CTA policy. -z N waits for every
-    call. -M reports memory and changes no time. Source: src/common.cu of nccl-tests 2.19.6.
+    call; with 1 times include a barrier, as in no mode of torchcoll. -M reports memory and changes
+    no time. Source: src/common.cu of nccl-tests 2.19.6.
+
+    unaligned, blocking: the values of -u and -z by the heading, if the command line lacks them.
     """
     values: dict[str, str] = {}
     for option, value in pairwise([*args, ""]):
@@ -126,27 +130,18 @@ def apply_options(run: NcclTestsRun, args: Sequence[str]) -> dict[str, str]:
         run.remarks.append(
             f"-D {device_kernel}: a kernel of nccl-tests with {ctas} CTAs (-V) in place of NCCL's"
         )
-    set_unaligned(run, whole(values.get("-u")) or 0)
-    set_blocking(run, values.get("-z", "0"))
+    run.unaligned = whole(values.get("-u")) or unaligned
+    if run.unaligned:
+        moved = f"moved by {run.unaligned} elements beyond their alignment"
+        run.remarks.append(f"-u {run.unaligned}: buffers are {moved}")
+    if values.get("-z") in _BLOCKING:
+        blocking = values["-z"]
+    if blocking in _BLOCKING and run.mode == "back-to-back":
+        run.mode = _BLOCKING[blocking]
+        if blocking == "1":
+            run.remarks.append("-z 1: the time includes a barrier after every call")
     policy = _CTA_POLICIES.get(values.get("-x", ""))
     return {"NCCL_CTA_POLICY": f"{policy} (-x)"} if policy else {}
-
-
-def set_unaligned(run: NcclTestsRun, elements: int) -> None:
-    """Record that buffers began so many elements beyond their alignment (-u)."""
-    if elements > 0 and not run.unaligned:
-        run.unaligned = elements
-        run.remarks.append(
-            f"-u {elements}: buffers are moved by {elements} elements beyond their alignment"
-        )
-
-
-def set_blocking(run: NcclTestsRun, value: str) -> None:
-    """Set the mode that -z chooses. With 1 times include a barrier, as in no mode of torchcoll."""
-    if value in _BLOCKING and run.mode == "back-to-back":
-        run.mode = _BLOCKING[value]
-        if value == "1":
-            run.remarks.append("-z 1: the time includes a barrier after every call")
 
 
 def judge(row: NcclTestsRow, run: NcclTestsRun) -> str:
@@ -265,7 +260,7 @@ def fitting_collectives(
         if several:
             how.insert(0, f"size / count is that of {n} ranks")
         if entry.has_root:
-            how.insert(0, f"a root{' and a reduction' * entry.has_op}")
+            how.insert(0, "a root and a reduction" if entry.has_op else "a root")
         evidence[entry.name] = ", ".join(how)
     if "hypercube" in evidence and not since_2022:
         evidence["all_gather"] = "until June 2020 its algbw was its busbw"
@@ -317,10 +312,9 @@ def make_results(
             result = _result(row, block, run)
             if _disagrees(row.size, block, run):
                 odd.append(row.line)
-                result.warnings.append(
-                    f"given algbw {block.algbw:g}, busbw {block.busbw:g} do not follow from size, "
-                    "time and ranks"
-                )
+                given = f"given algbw {block.algbw:g}, busbw {block.busbw:g}"
+                text = f"{given} do not follow from size, time and ranks"
+                result.warnings = [*result.warnings, text]
             results.append(result)
     if odd:
         imported.warn(
@@ -332,7 +326,7 @@ def make_results(
 
 def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
     assert run.collective
-    remarks = [*run.remarks, *([block.remark] if block.remark else [])]
+    remarks = [*run.remarks]
     if run.cpu_time:
         remarks.append("the time is that of the call on the CPU (-C), not of the operation")
     if block.error:

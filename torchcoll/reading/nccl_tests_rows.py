@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 
 from torchcoll.reading import base
 from torchcoll.reading.nccl_tests import Block, NcclTestsRow
@@ -120,14 +119,12 @@ class RowParser:
 _PER_ITERATION = {"i_min": "min_ns", "i_max": "max_ns", "i_p99": "p99_ns"}
 
 
-@lru_cache(maxsize=64)  # most values are 0
 def _elements(text: str) -> int | None:
     """The number in #wrong; None if it is not a whole number. rccl-tests appends a star."""
     count = base.number(text.rstrip("*"))
     return None if count is None or count % 1 else int(count)
 
 
-@lru_cache(maxsize=64)
 def _op_and_root(*tokens: str) -> tuple[str | None, int | None]:
     op, root = None, None
     for token in tokens:

@@ -175,9 +175,9 @@ def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Import
             imported.refuse(0, nccl_tests.INTERLEAVED.format(n=max(2, _width(crowd))))
         return imported
     for imported.output, output in enumerate(outputs):
-        runs = _make_runs(output, options, imported)
-        imported.runs += runs
-        imported.run_outputs += [imported.output] * len(runs)
+        if run := _make_run(output, options, imported):
+            imported.runs.append(run)
+            imported.run_outputs.append(imported.output)
     imported.output = None
     alone = [run for run in imported.runs if run.ranks == 1]
     if len(alone) > 1:
@@ -418,18 +418,18 @@ def _settings(text: str) -> dict[str, str]:
     return settings
 
 
-def _make_runs(
+def _make_run(
     output: _TestOutput, options: base.ImportOptions, imported: base.Imported
-) -> list[Run]:
+) -> Run | None:
     rows = output.rows
     if not rows:
-        return []
+        return None
     listed = max(output.members, default=-1) + 1
     name = imported.choose("collective", options.collective, output.collective)
     if name is None:
         name = _unnamed(output, options, options.ranks or listed, imported)
     if name is None:
-        return []
+        return None
     run = nccl_tests.NcclTestsRun(name, cpu_time="cputime" in output.names)
     run.ranks = imported.choose("ranks", options.ranks, listed) or 0
     inferred, source = (0, "") if options.ranks else nccl_tests.infer_ranks(rows, name)
@@ -444,15 +444,12 @@ def _make_runs(
     run.calls = base.whole(output.settings.get("iters"))
     if output.settings.get("graph", "0") != "0":
         run.mode = "graph"
-    set_variables = nccl_tests.apply_options(run, output.args)
-    nccl_tests.set_unaligned(run, base.whole(output.settings.get("unalign")) or 0)
-    nccl_tests.set_blocking(run, output.settings.get("blocking", "0"))
-    if options.dtype:
-        for row in rows:
-            row.dtype = options.dtype
-    entry = COLLECTIVES[name]
+    unaligned = base.whole(output.settings.get("unalign")) or 0
+    blocking = output.settings.get("blocking", "0")
+    set_variables = nccl_tests.apply_options(run, output.args, unaligned, blocking)
     for row in rows:
-        row.root = (row.root or 0) if entry.has_root else None
+        row.dtype = options.dtype or row.dtype
+        row.root = (row.root or 0) if COLLECTIVES[name].has_root else None
     results = nccl_tests.make_results(rows, run, imported)
     if output.settings.get("step_kind") == "bytes" and output.settings.get("step") == "1048576":
         imported.warn(nccl_tests.STEP_1M)
@@ -480,23 +477,18 @@ def _make_runs(
     if not (output.ended or excerpt):
         end = {"status": base.TRUNCATED, "reason": "the output stops before its last lines"}
     if not results:
-        return []
-    return [
-        base.make_run(
-            results,
-            options,
-            {
-                "tool": tool,
-                "version": output.versions.get(tool),
-                "format": "text, an excerpt" if excerpt else "text",
-            },
-            ranks=run.ranks,
-            environment=environment,
-            members=members,
-            end=end,
-            events=[{"kind": "error", "message": text} for text in output.events],
-        )
-    ]
+        return None
+    form = "text, an excerpt" if excerpt else "text"
+    return base.make_run(
+        results,
+        options,
+        {"tool": tool, "version": output.versions.get(tool), "format": form},
+        ranks=run.ranks,
+        environment=environment,
+        members=members,
+        end=end,
+        events=[{"kind": "error", "message": text} for text in output.events],
+    )
 
 
 def _unnamed(

@@ -33,9 +33,7 @@ STARTS = re.compile(
 # A heading without these columns is broken, and so are its rows. Early versions have no
 # #elem_count.
 _COLUMNS = ("bytes", "t_avg[usec]")
-_CSV_COLUMNS = (
-    *("ranks", "collective", "dtype", "#elements/buffer", "message_size", "t_avg[usec]"),
-)
+_CSV_COLUMNS = {"ranks", "collective", "dtype", "#elements/buffer", "message_size", "t_avg[usec]"}
 _PER_RANK = ("all_gather", "all_to_all", "all_to_all_v")
 _DEVICES = {"host": "cpu", "sycl": "xpu"}
 FIRST_CALLS = (
@@ -86,7 +84,7 @@ class _OneCclReader(base.TableReader):
             return
         if plain.startswith("#ranks,"):
             names = plain[1:].split(",")
-            self.csv, self.names = True, names if set(_CSV_COLUMNS) <= set(names) else []
+            self.csv, self.names = True, names if set(names) >= _CSV_COLUMNS else []
         elif "t_avg[usec]" in plain:
             names = plain.replace("#", "").split()
             self.csv, self.names = False, names if set(_COLUMNS) <= set(names) else []

@@ -262,5 +262,7 @@ def nothing_read(path: str, imported: Imported) -> UnreadableError:
     location = f"{path}:{lines}" if lines else path
     more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
     name = "-" if is_stdin(path) else shlex.quote(path)
-    action = f"torchcoll convert {name} ... -o RUN.jsonl takes it." * (": give --" in why)
-    return UnreadableError(f"{location}: {why}{more}", action=action or imported.action)
+    action = imported.action
+    if ": give --" in why:
+        action = f"torchcoll convert {name} ... -o RUN.jsonl takes it."
+    return UnreadableError(f"{location}: {why}{more}", action=action)

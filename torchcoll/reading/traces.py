@@ -16,7 +16,7 @@ from torchcoll.core.jsonl import chunks_of
 from torchcoll.core.other_commands import TRACE, begin_of, reading_command
 from torchcoll.core.stdin import from_stdin
 from torchcoll.core.traffic import Group, Traffic, TrafficCall, join, latest
-from torchcoll.core.units import counted, format_ranges
+from torchcoll.core.units import counted, format_ranges, shorten
 from torchcoll.reading.flight_recorder import is_dump, read_dump
 from torchcoll.reading.inspector import is_inspector, read_inspector
 from torchcoll.reading.kineto import fill_from_root, is_trace, read_trace
@@ -139,8 +139,9 @@ def _read_folder(files: Sequence[Path]) -> list[RankFile]:
     if not read:
         raise next(iter(foreign.values()))
     if foreign:
-        note = f"left out {counted(len(foreign), 'file')} of other formats: {next(iter(foreign))}"
-        read[0] = with_note(read[0], f"{note}{', ...' * (len(foreign) > 1)}")
+        names = shorten([*map(str, foreign)], 1, ", ...")
+        note = f"left out {counted(len(foreign), 'file')} of other formats: {names}"
+        read[0] = with_note(read[0], note)
     return read
 
 
