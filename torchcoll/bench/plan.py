@@ -176,20 +176,16 @@ def lacks_memory(needs: Mapping[int, int], answers: Sequence[Mapping[str, Any]])
 
     needs: bytes by rank. answers: as of ``admit``.
     """
-    need: defaultdict[str, int] = defaultdict(int)
-    free: dict[str, int] = {}
-    ranks: Counter[str] = Counter()
-    for rank, size_bytes in needs.items():
-        where = answers[rank]["where"]
-        need[where] += size_bytes
-        free[where] = min(free.get(where, answers[rank]["free"]), answers[rank]["free"])
-        ranks[where] += 1
-    for where, size_bytes in need.items():
-        if size_bytes > FREE_SHARE * free[where]:
+    ranks_at: defaultdict[str, list[int]] = defaultdict(list)
+    for rank in needs:
+        ranks_at[answers[rank]["where"]].append(rank)
+    for where, ranks in ranks_at.items():
+        need = sum(needs[rank] for rank in ranks)
+        free = min(answers[rank]["free"] for rank in ranks)
+        if need > FREE_SHARE * free:
             return (
-                f"needs {format_bytes(size_bytes)} ({size_bytes} bytes, {ranks[where]} ranks) on "
-                f"{where}, "
-                f"80 % of the free {format_bytes(free[where])} ({free[where]} bytes) is less"
+                f"needs {format_bytes(need)} ({need} bytes, {len(ranks)} ranks) on {where}, "
+                f"80 % of the free {format_bytes(free)} ({free} bytes) is less"
             )
     return ""
 

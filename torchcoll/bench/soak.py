@@ -249,23 +249,18 @@ def soak_metrics(
     """
     from torchcoll.core.summary import P99_CALLS
 
-    of_cases: dict[str, list[tuple[dict[str, object], float]]] = {
-        name: [] for name in ("median", "p99", "max", "slowest")
-    }
     labels_of_cases = metrics_file.unique_labels(
-        [{**common, **metrics_file.case_labels(soak_case.case)} for soak_case in window.cases]
+        [{**common, **metrics_file.case_labels(case.case)} for case in window.cases]
     )
-    for soak_case, labels in zip(window.cases, labels_of_cases, strict=True):
-        for name, ns in (
-            ("median", soak_case.median_ns),
-            ("p99", soak_case.p99_ns),
-            ("max", soak_case.max_ns),
-        ):
-            if name != "p99" or soak_case.calls >= P99_CALLS:
-                of_cases[name].append((labels, ns / 1e9))
-        if soak_case.slowest:
-            rank = max(soak_case.slowest, key=lambda name: soak_case.slowest[name])
-            of_cases["slowest"].append((labels, float(rank)))
+    cases = [*zip(labels_of_cases, window.cases, strict=True)]
+    medians = [(labels, case.median_ns / 1e9) for labels, case in cases]
+    p99s = [(labels, case.p99_ns / 1e9) for labels, case in cases if case.calls >= P99_CALLS]
+    longest = [(labels, case.max_ns / 1e9) for labels, case in cases]
+    slowest = [
+        (labels, float(max(case.slowest, key=case.slowest.__getitem__)))
+        for labels, case in cases
+        if case.slowest
+    ]
     of_all: list[tuple[str, str, float]] = [
         ("round", "The last round of the window.", window.last_round),
         ("checks", "Calls whose results were checked, since the begin.", checked),
@@ -274,10 +269,10 @@ def soak_metrics(
     ]
     return [
         *(Metric(f"soak_{name}", text, [(common, value)]) for name, text, value in of_all),
-        Metric("soak_median_seconds", "Of the calls of the window.", of_cases["median"]),
-        Metric("soak_p99_seconds", "Of the calls of the window.", of_cases["p99"]),
-        Metric("soak_max_seconds", "Of the calls of the window.", of_cases["max"]),
-        Metric("soak_slowest_rank", "The rank that was last most often.", of_cases["slowest"]),
+        Metric("soak_median_seconds", "Of the calls of the window.", medians),
+        Metric("soak_p99_seconds", "Of the calls of the window.", p99s),
+        Metric("soak_max_seconds", "Of the calls of the window.", longest),
+        Metric("soak_slowest_rank", "The rank that was last most often.", slowest),
     ]
 
 

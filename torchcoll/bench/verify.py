@@ -118,11 +118,9 @@ class Pattern:
             if whole < len(chunk):
                 yield chunk[whole:], row[: len(chunk) - whole]
 
-    def fill(
-        self, buffer: Any, shift: int, most: int = 1 << 22, pulse: Callable[[], object] = list
-    ) -> None:
-        """Fill the buffer, ``pulse`` after every ``most`` elements."""
-        for part, row in self.chunks(buffer, shift, most):
+    def fill(self, buffer: Any, shift: int, pulse: Callable[[], object] = list) -> None:
+        """Fill the buffer, with a call of ``pulse`` after every 4 Mi elements."""
+        for part, row in self.chunks(buffer, shift, 1 << 22):
             part.copy_(row)
             pulse()
 

@@ -111,10 +111,8 @@ class _ImbReader(base.TableReader):
         elif match := _PROCESSES.match(text):
             self.ranks = base.parse_ranks(match[1]) or 0
         elif match := _GROUPS.match(text):
-            self.groups, self.ranks = (
-                base.parse_ranks(match[1]) or 1,
-                base.parse_ranks(match[2]) or 0,
-            )
+            self.groups = base.parse_ranks(match[1]) or 1
+            self.ranks = base.parse_ranks(match[2]) or 0
         elif match := _GROUP.match(text):
             self.members[int(match[1])] = [base.whole(rank) or 0 for rank in match[2].split()]
         elif match := _TYPE.match(text):

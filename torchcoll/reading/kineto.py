@@ -63,9 +63,7 @@ class Calls:
 
         dtype: for operators that do not record it themselves.
         """
-        if issued.has_param:
-            return self._from_param(issued)
-        return self._from_operator(issued, dtype)
+        return self._from_param(issued) if issued.has_param else self._from_operator(issued, dtype)
 
     def _from_param(self, issued: kineto_events.IssuedCall) -> TrafficCall:
         args = issued.event.args
@@ -89,12 +87,9 @@ class Calls:
         )
 
     def _from_operator(self, issued: kineto_events.IssuedCall, dtype: str | None) -> TrafficCall:
-        event, sent = issued.event, _Arguments(issued.annotation) if issued.annotation else None
-        name = (
-            issued.annotation.name
-            if issued.annotation and event.name == kineto_events.PARAM
-            else event.name
-        )
+        event, annotation = issued.event, issued.annotation
+        sent = _Arguments(annotation) if annotation else None
+        name = annotation.name if annotation and event.name == kineto_events.PARAM else event.name
         collective = torch_collective(name)
         arguments = _Arguments(event)
         group = next(iter(self.groups)) if len(self.groups) == 1 else ""
@@ -227,9 +222,8 @@ class _Arguments:
         return _total(self._dims) if good else None
 
     def dtype(self, index: int) -> str | None:
-        return (
-            torch_dtype(self.types[index]) if index < len(self.types) and self.dims(index) else None
-        )
+        recorded = index < len(self.types) and self.dims(index)
+        return torch_dtype(self.types[index]) if recorded else None
 
     def whole(self, index: int) -> int | None:
         return whole(self.values[index]) if index < len(self.values) else None

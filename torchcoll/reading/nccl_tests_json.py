@@ -208,10 +208,8 @@ def _per_iteration(block: nccl_tests.Block, data: object, cold: bool) -> None:
     """
     if not isinstance(data, Mapping):
         return
-    block.min_ns, block.max_ns = (
-        base.ns_of_us(data.get("min_us")),
-        base.ns_of_us(data.get("max_us")),
-    )
+    block.min_ns = base.ns_of_us(data.get("min_us"))
+    block.max_ns = base.ns_of_us(data.get("max_us"))
     block.p99_ns = base.ns_of_us(data.get("p99_us"))
     rows = _list(data.get("per_process_max_times_us")) or [data.get("times_us")]
     samples: list[list[int]] = []
@@ -278,12 +276,8 @@ def _members(devices: Sequence[Mapping[str, Any]], each: int) -> list[dict[str, 
 
 def _fraction(args: Sequence[str], imported: base.Imported) -> None:
     for flag, value in pairwise(args):
-        if (
-            flag in ("-f", "--stepfactor")
-            and "." in value
-            and (n := base.number(value)) is not None
-        ):
-            if n <= 1 or int(n) == 1:
-                imported.warn(f"-f {value}: {nccl_tests.STEP_1M}")
-            elif n != int(n):
-                imported.warn(f"-f {value} was read as {int(n)}: nccl-tests takes a whole number")
+        factor = base.number(value) if flag in ("-f", "--stepfactor") and "." in value else None
+        if factor is not None and (factor <= 1 or int(factor) == 1):
+            imported.warn(f"-f {value}: {nccl_tests.STEP_1M}")
+        elif factor is not None and factor != int(factor):
+            imported.warn(f"-f {value} was read as {int(factor)}: nccl-tests takes a whole number")

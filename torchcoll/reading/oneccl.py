@@ -181,10 +181,8 @@ class _OneCclReader(base.TableReader):
         name = choose("collective", self.options.collective, base.collective_named(recorded))
         ranks = choose("ranks", self.options.ranks, base.parse_ranks(record["ranks"])) or 0
         dtype = choose("dtype", self.options.dtype, base.dtype_named(record["dtype"]))
-        count, size_bytes = (
-            base.whole(record["elements/buffer"]),
-            base.whole(record["message_size"]),
-        )
+        count = base.whole(record["elements/buffer"])
+        size_bytes = base.whole(record["message_size"])
         if not record["elements/buffer"] and size_bytes is not None:
             count = size_bytes // (base.itemsize(dtype) or 1)
         time = base.number(record.get("t_avg[usec]"))

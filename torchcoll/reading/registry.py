@@ -20,6 +20,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import cast
 
+from torchcoll.core.bounds import MOST_TEXT
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice
 from torchcoll.core.file import MODEL_START, uncollected
 from torchcoll.core.other_commands import TRACE, begin_of, reading_command, without_collectives
@@ -28,7 +29,7 @@ from torchcoll.core.stdin import is_stdin
 from torchcoll.core.units import counted
 from torchcoll.reading.base import Imported, Importer, ImportOptions, Line
 from torchcoll.reading.nccl_tests import repeats
-from torchcoll.reading.source import Shortened, Source, Unprefixed
+from torchcoll.reading.source import Source, Unprefixed
 
 GROUP = "torchcoll.importers"
 _PLAIN = "plain"
@@ -145,17 +146,14 @@ def _imported(
     options = options or ImportOptions()
     file_name = "stdin" if is_stdin(path) else os.path.basename(path)
     options = ImportOptions(**{**vars(options), "file": options.file or file_name})
-    lines: Iterable[Line] = source.lines()
-    shortened = None if getattr(importer, "LONG_LINES", False) else Shortened(lines)
-    lines = shortened or lines
+    long_lines = getattr(importer, "LONG_LINES", False)
+    lines: Iterable[Line] = source.lines(None if long_lines else MOST_TEXT)
     if starts := getattr(importer, "STARTS", None):
         lines = Unprefixed(lines, starts)
     with uncollected():  # there are many rows, and they have no reference cycles
         imported = importer.read(iter(lines), options)
-    if shortened and shortened.warning:
-        imported.warn(shortened.warning)
-    if source.problem:
-        imported.warn(source.problem)
+    for problem in filter(None, (source.cut, source.problem)):
+        imported.warn(problem)
     refusals = [
         f"refused: {source.name}{f':{lines}' if lines else ''}: {why}"
         for lines, why in imported.refusals()
