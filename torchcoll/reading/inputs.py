@@ -512,11 +512,9 @@ def _no_files(folder: Path) -> UnreadableError:
     names = ", ".join(
         subfolders if len(subfolders) < 5 else [*subfolders[:3], f"... ({len(subfolders)} folders)"]
     )
+    action = f"Below it are {names}: name what is meant, or '{folder}/**/*' for all."
     return UnreadableError(
-        "folder",
-        folder,
-        "a folder with result files",
-        f"Below it are {names}: name what is meant, or '{folder}/**/*' for all." * bool(subfolders),
+        "folder", folder, "a folder with result files", action if subfolders else ""
     )
 
 

@@ -206,9 +206,9 @@ def metric_of(text: str) -> tuple[str, dict[str, str], float] | None:
     """(name, labels, value) of a line of Prometheus text; None for another line."""
     match = _METRIC.match(text)
     value = base.number(match[3]) if match else None
-    return (
-        (match[1], dict(_LABEL.findall(match[2])), value) if match and value is not None else None
-    )
+    if match is None or value is None:
+        return None
+    return match[1], dict(_LABEL.findall(match[2])), value
 
 
 def range_bytes(text: str) -> int | None:
