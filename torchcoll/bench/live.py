@@ -35,7 +35,12 @@ from torchcoll.questions.show.show import (
     without_verdict,
 )
 from torchcoll.report import grid
-from torchcoll.report.columns import Column, default_columns, distinct_values
+from torchcoll.report.columns import (
+    COLUMNS_OF_DATA,
+    Column,
+    default_columns,
+    distinct_values,
+)
 from torchcoll.report.destination import Destination, ProgressLine, RunProgress
 from torchcoll.report.formats import FORMATS, View
 from torchcoll.report.header import first_lines, header_lines
@@ -260,13 +265,14 @@ def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[
     data = [case for case in cases if COLLECTIVES[case.collective].has_data]
     actual = [_actual_size(case, run.ranks) for case in data]
     iters = (run.header.get("spec") or {}).get("iters")
-    columns = default_columns(
-        cases,
-        p99=iters is None or iters >= P99_CALLS,
-        resized=any(a != case.size_bytes for a, case in zip(actual, data, strict=True)),
-        has_data=bool(data),
-        algorithm="library_log" in run.header,
-    )
+    without = {"expected_ns"} if data else {"expected_ns", *COLUMNS_OF_DATA}
+    if iters is not None and iters < P99_CALLS:
+        without.add("p99_ns")
+    if actual == [case.size_bytes for case in data]:
+        without.add("size_bytes_requested")
+    if "library_log" not in run.header:
+        without.add("algorithm")
+    columns = default_columns(cases, without)
     sizes = [format_size(n) for n in (*actual, *(case.size_bytes for case in data))]
     widths = []
     for column in columns:

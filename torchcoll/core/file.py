@@ -245,11 +245,15 @@ def load_own(path: str | os.PathLike[str]) -> Run:
         except errors.UnreadableError as error:  # killed before its header was written
             run.problems.append(str(error))
     if run.end is None:
-        flight = f"; in flight: {run.in_flight.describe()}" if run.in_flight else ""
-        run.problems.append(f"{TRUNCATED}{flight}")
+        run.problems.append(truncated_text(run))
     elif run.ending:
         run.problems.append(run.ending)
     return run
+
+
+def truncated_text(run: Run) -> str:
+    """The problem of a run whose file has no end record."""
+    return TRUNCATED + (f"; in flight: {run.in_flight.describe()}" if run.in_flight else "")
 
 
 def is_ours(path: str | os.PathLike[str]) -> bool:

@@ -173,8 +173,6 @@ def many_ranks_grids(run: Run, view: View) -> list[Grid]:
         Head("case", left=True, repeat=True),
         Head("size", repeat=True),
         Head("median", "rank"),
-    ]
-    heads += [
         Head("shortest"),
         Head("rank"),
         Head("longest"),
@@ -200,7 +198,10 @@ def many_ranks_grids(run: Run, view: View) -> list[Grid]:
                 title,
                 format_size(size) if COLLECTIVES[entry.row.collective].has_data else "-",
                 format_time(middle),
-                *(format_time(times[low]), str(low), format_time(times[high]), str(high)),
+                format_time(times[low]),
+                str(low),
+                format_time(times[high]),
+                str(high),
                 format_ratio(times[high] / middle if middle else None),
             ]
         )
@@ -211,15 +212,8 @@ def many_ranks_grids(run: Run, view: View) -> list[Grid]:
     above = [*header_lines(run, rows, None, distinct_values(rows, "clock")), WAITING]
     above.append(f"{run.ranks} ranks in short ({_ALL}): each rank's own median")
     host_of = {n: one_line(m.get("host") or "?") for n, m in enumerate(run.members)}
-    ends = [
-        _extremes_grid(
-            "rank",
-            {
-                f"{r} ({host_of.get(r, '?')})": figures_by_rank
-                for r, figures_by_rank in ratios.items()
-            },
-        )
-    ]
+    ranks_ratios = {f"{r} ({host_of.get(r, '?')})": of_rank for r, of_rank in ratios.items()}
+    ends = [_extremes_grid("rank", ranks_ratios)]
     ends += [_extremes_grid("host", hosts)] if len(hosts) > 1 else []
     below = run_lines(run, rows, first_calls=False)
     answer = ranks_answer(run, entries, values)
