@@ -208,8 +208,8 @@ class Sweep:
             reason = f"{backend.name} has no {case.buffers} buffers"
         elif self.spec.concurrent_collective and case.device in backend.one_at_a_time:
             # Two threads with a call each wait for each other's ranks for ever.
-            one = f"{backend.name} on {case.device} runs one call at a time"
-            reason = f"{one}, so two cannot overlap"
+            where = f"{backend.name} on {case.device}"
+            reason = f"{where} runs one call at a time, so two cannot overlap"
         return NotRun("unsupported", reason) if reason else None
 
     def gather_results(
