@@ -50,6 +50,27 @@ def recognizes(path: Path, begin: bytes) -> bool:
     return binary <= _MOST_BINARY * len(begin)
 
 
+# Lines of dead jobs that have a reader of their own (tracebacks, NCCL's warnings).
+_DEATHS = (b"Traceback (most recent call last)", b"NCCL WARN")
+
+
+def command_for(path: str, text: bytes) -> str | None:
+    """``postmortem`` for text in which a job complains or ends; None for any other file."""
+    if not recognizes(Path(path), text):
+        return None
+    if any(death in text for death in _DEATHS):
+        return "postmortem"
+    shown = text.decode(errors="replace")
+    handlers = [each for each in _HANDLERS if each[0] in shown]
+    lines = shown.splitlines() if handlers else []
+    ends = any(
+        literal in line and pattern.search(line)
+        for line in lines
+        for literal, pattern, _ in handlers
+    )
+    return "postmortem" if ends else None
+
+
 def _is_json(begin: bytes) -> bool:
     return bool(re.match(rb'\s*(?:\{\s*(?:"|\})|\[\s*(?:[\{\["\d\]]))', begin)) and not re.match(
         rb"\s*\[\d+\] ", begin
