@@ -60,7 +60,8 @@ def answer_paths(arguments: Sequence[str], main: Main) -> int:
         also += [[name, argument] for name in names[len(answering) :]]
         for name in answering:
             by_command.setdefault(name, []).extend(of_argument[name])
-    codes, lines = [], []
+    codes: list[int] = []
+    lines: list[str] = []
     for name in sorted(by_command, key=_urgency):
         paths = by_command[name]
         for together in [[path] for path in paths] if name in _BY_FILE else [paths]:
