@@ -98,7 +98,7 @@ FILES = {
     "nccl-log": (NCCL_LOG, "log", "NCCL"),
     "oneccl-log": (ONECCL_LOG, "log", "1 warning of the library"),
     "topology": (TOPOLOGY, "log", ""),
-    "watchdog": (WATCHDOG, "postmortem", "rank 3 waited"),
+    "watchdog": (WATCHDOG, "postmortem", "rank 3 waits in all_reduce number 808"),
     "killed": (KILLED, "postmortem", "was killed by SIGKILL"),
     "death-after-rows": (DEATH_AFTER_ROWS, "postmortem", ""),
     "config": (CONFIG, "plan", "on 8 ranks (fsdp=8) sends"),

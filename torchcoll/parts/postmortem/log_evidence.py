@@ -20,7 +20,7 @@ from torchcoll.parts.postmortem.causes import kind_of
 from torchcoll.parts.postmortem.evidence import RAS_KINDS, FileRead, JobEvent, JobEvidence, Place
 from torchcoll.parts.postmortem.nccl_log import RasText
 
-_HANDLERS: tuple[log_lines.Handler, ...] = (
+HANDLERS: tuple[log_lines.Handler, ...] = (
     *torch_log.HANDLERS,
     *traceback_log.HANDLERS,
     *nccl_log.HANDLERS,
@@ -48,27 +48,6 @@ def recognizes(path: Path, begin: bytes) -> bool:
         return _ERROR_FILE in begin
     binary = len(begin) - len(begin.translate(None, _BINARY))
     return binary <= _MOST_BINARY * len(begin)
-
-
-# Lines of dead jobs that have a reader of their own (tracebacks, NCCL's warnings).
-_DEATHS = (b"Traceback (most recent call last)", b"NCCL WARN")
-
-
-def command_for(path: str, text: bytes) -> str | None:
-    """``postmortem`` for text in which a job complains or ends; None for any other file."""
-    if not recognizes(Path(path), text):
-        return None
-    if any(death in text for death in _DEATHS):
-        return "postmortem"
-    shown = text.decode(errors="replace")
-    handlers = [each for each in _HANDLERS if each[0] in shown]
-    lines = shown.splitlines() if handlers else []
-    ends = any(
-        literal in line and pattern.search(line)
-        for line in lines
-        for literal, pattern, _ in handlers
-    )
-    return "postmortem" if ends else None
 
 
 def _is_json(begin: bytes) -> bool:
@@ -112,7 +91,7 @@ def _scan(scan: log_lines.LogScan, path: Path, reader: log_lines.LineReader) -> 
     table = torch_log.FailureTable(scan)
     pod, banner = cluster_log.Pod(scan), cluster_log.HydraBanner(scan)
     nccl, ras = nccl_log.NcclLines(scan), RasText(scan)
-    texts = [*dict.fromkeys(text.encode() for text, _, _ in _HANDLERS), *_NCCL]
+    texts = [*dict.fromkeys(text.encode() for text, _, _ in HANDLERS), *_NCCL]
 
     def more() -> bool:
         return scan.wanted > 0
@@ -133,7 +112,7 @@ def _scan(scan: log_lines.LogScan, path: Path, reader: log_lines.LineReader) -> 
         if any(part.read(line) for part in (table, banner, ras, pod)):
             continue
         text = line.text
-        for literal, pattern, handle in _HANDLERS:
+        for literal, pattern, handle in HANDLERS:
             if literal in text and (match := pattern.search(text)):
                 handle(scan, line, match)
     for part in (tracebacks, nccl, ras, pod, banner):
