@@ -52,7 +52,7 @@ def show_postmortem(
 def show_known_texts(texts: KnownTexts, format: str, file: TextIO | None = None) -> None:
     """Print what the texts say where no file has evidence of a rank."""
     assert texts.answer
-    document = {"schema": SCHEMA, "jobs": [], "known_texts": texts.to_json()}
+    document: dict[str, Any] = {"schema": SCHEMA, "jobs": [], "known_texts": texts.to_json()}
     document["answer"] = texts.answer.to_json()
     print_forms([("", [Grid([], [], answer=texts.answer)])], [], document, format, file)
 
