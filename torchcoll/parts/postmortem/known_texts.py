@@ -173,6 +173,31 @@ TEXTS = (
         "or shared memory is not switched off on one of them",
     ),
     _text(
+        "no interface",
+        r"[Nn]o socket interface found|connecting to address\s+with family \d+ is neither AF_INET|"
+        r"Socket creation failed : Address family not supported",
+        "NCCL found no network interface that it can use",
+        "check NCCL_SOCKET_IFNAME against `ip addr`: it must name an interface of every host",
+    ),
+    _text(
+        "locked memory",
+        r"ibv_(?:create_cq|create_qp|reg_mr\w*) failed with error (Cannot allocate memory)|"
+        r"NET/OFI Unable to register memory[^\n]{0,120}Error: ([\w ]+)",
+        "the network adapter could not register memory ({any})",
+        "raise the limit of locked memory: ulimit -l unlimited, in containers --ulimit memlock=-1",
+    ),
+    _text(
+        "device missing",
+        r"CUDA error: (invalid device ordinal)|(no CUDA-capable device is detected)|"
+        r"(CUDA driver version is insufficient for CUDA runtime version)|"
+        r"Cuda failure (?:101 )?'(invalid device ordinal)'|"
+        r"ProcessGroupNCCL is only supported with GPUs, (no GPUs found)",
+        "{rank} has no GPU to use: {any}",
+        "start as many ranks on a host as it has visible GPUs (nvidia-smi -L, "
+        "CUDA_VISIBLE_DEVICES)",
+        True,
+    ),
+    _text(
         "killed",
         r"failed \(exitcode: -9\) local_rank: (\d+)|"
         r"rank\s?(\d+) \(local.rank: \d+\)\s*exitcode\s*: -9",
@@ -188,6 +213,35 @@ TEXTS = (
         "run once with CUDA_LAUNCH_BLOCKING=1 to find the kernel; if it moves with the node, drain "
         "the node",
         True,
+    ),
+    _text(
+        "watchdog stuck",
+        r"watchdog got stuck for (\d+) seconds|Heartbeat monitor timed out",
+        "{rank} hangs in a call of CUDA or NCCL: its watchdog itself made no progress",
+        "take the stack of that rank while it hangs (py-spy dump --native): another thread may "
+        "hold the GIL, or a node was much later than the others",
+        True,
+    ),
+    _text(
+        "first timeout",
+        r"Received a dump signal due to a collective timeout from rank (\d+)",
+        "rank {0} was the first whose call did not end",
+        "look at the ranks that rank {0} waited for: its log names the call",
+    ),
+    _text(
+        "store gone",
+        r"sendBytes failed on SocketImpl|TCPStore server has shut down too early|"
+        r"failed to recv, got 0 bytes|"
+        r"Connection was likely closed\. Did the remote server shutdown",
+        "the store of rank 0 is gone: rank 0, or the launcher on its host, ended first",
+        "look at the first error of rank 0 and at the launcher's output on its host",
+    ),
+    _text(
+        "never formed",
+        r"[Tt]he connection to the C10d store has failed",
+        "the job never formed: the rendezvous endpoint cannot be reached",
+        "check --rdzv-endpoint (host and port) from each node, and that its host runs the first "
+        "node",
     ),
     _text(
         "peer lost",
