@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,14 @@ _MACHINE_HELP = (
 )
 
 _RANKS = 64  # of a plan of a model, where --ranks does not say
+
+
+_CONFIG = re.compile(rb'\A\s*\{[^\0]*"(?:model_type|architectures|num_hidden_layers)"\s*:')
+
+
+def command_for(path: str, text: bytes) -> str | None:
+    """``plan`` for a model's config.json of Hugging Face; None for any other file."""
+    return "plan" if _CONFIG.match(text) else None
 
 
 def gradients_arguments(parser: argparse.ArgumentParser) -> None:
