@@ -597,3 +597,14 @@ def test_comparison_keeps_the_tokens_and_begins_with_the_pareto_set():
     # Half of an all_gather and of a reduce_scatter is as much as an all_reduce.
     assert costs["zero1=8"] == pytest.approx(costs["dp=8"], rel=0.05)  # its padding
     assert costs["fsdp=8"] > costs["dp=8"]
+
+
+def test_checkpointing_computes_a_third_more():
+    """A forward pass more than the three of forward and backward: 400 ms in place of 300."""
+    options = {"machine": "8xH100", "parallel": "fsdp=8", "batch": "1x128", "step_ms": 300.0}
+    plain, again = (
+        torchcoll.plan(config="llama-3-8b", checkpointing=checkpointing, **options)
+        for checkpointing in (False, True)
+    )
+    assert (plain.compute_ns, again.compute_ns) == (300e6, 400e6)
+    assert any("4/3 of --step-ms" in note for note in again.notes)

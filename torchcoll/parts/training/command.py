@@ -399,7 +399,12 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         "machine that others measured)",
     )
     add("--machine", metavar=_MACHINE, help=f"{_MACHINE_HELP}; without it bytes and calls alone")
-    add("--step-ms", metavar="MS", help="computation of a step on a rank, without communication")
+    add(
+        "--step-ms",
+        metavar="MS",
+        help="computation of a step on a rank, without communication (and without "
+        "--checkpointing, which computes 4/3 of it)",
+    )
     add(
         "--measured",
         metavar="PATH",
@@ -412,7 +417,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--checkpointing",
         action="store_true",
-        help="activations of each layer are computed again in the backward pass",
+        help="activations of each layer are computed again in the backward pass: 4/3 of --step-ms",
     )
     add("--ring", action="store_true", help="cp sends keys and values around a ring")
     add("--capacity-factor", metavar="F", help="of the experts (default: no token is dropped)")

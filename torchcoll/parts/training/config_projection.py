@@ -162,6 +162,8 @@ def _notes(
             "tensor parallel calls as torch's DTensor makes them; Megatron-LM gathers two more "
             "times a layer with sp"
         )
+    if options.layers.checkpoint:
+        notes.append("--checkpointing computes each layer again: 4/3 of --step-ms")
     states = "two states of Adam in the parameters' type"
     if layout.data == ZERO1:
         states = _ZERO1_STATES
@@ -359,6 +361,11 @@ def compare_layouts(
         f"memory: two states of Adam in the parameters' type, with zero1 {_ZERO1_STATES}"
         + (f", with DeepSpeed {_DEEPSPEED_STATES}" if any(x.deepspeed for x in layouts) else "")
         + f"; {_activations_note(architecture)}",
+        *(
+            ["--checkpointing computes each layer again: 4/3 of --step-ms"]
+            if options.layers.checkpoint
+            else []
+        ),
         *(machine.notes() if machine is not None else ["--machine NAME or FILE gives the times"]),
         *at_once_notes([row.step for row in rows]),
         *([] if machine is None or isinstance(machine, CorrectedMachine) else [UNCORRECTED]),
