@@ -12,6 +12,7 @@ from parallel_models import llama_config
 
 import torchcoll
 from torchcoll import gradient_buckets, shard_traffic
+from torchcoll.core.errors import UnusableError
 from torchcoll.parts.curves.model_fit import fit_model
 from torchcoll.parts.training.architectures import parse_config, read_architecture
 from torchcoll.parts.training.config_plan import (
@@ -608,3 +609,14 @@ def test_checkpointing_computes_a_third_more():
     )
     assert (plain.compute_ns, again.compute_ns) == (300e6, 400e6)
     assert any("4/3 of --step-ms" in note for note in again.notes)
+
+
+def test_models_with_the_parameters_of_another_type():
+    """Kimi K2 is a DeepSeek V3 by another name; a model of text and images is its text part."""
+    text = llama_config(model_type="qwen3", head_dim=4)
+    expected = parse_config(text, "x").parameters
+    several = {"model_type": "qwen3_vl", "text_config": {**text, "model_type": "qwen3_vl_text"}}
+    architecture = parse_config(several, "x")
+    assert (architecture.parameters, architecture.source) == (expected, "x (its text part)")
+    with pytest.raises(UnusableError, match="model_type qwen3_vl"):
+        parse_config({"model_type": "qwen3_vl"}, "x")
