@@ -132,6 +132,7 @@ class _TestOutput:
     """The output of one nccl-tests process.
 
     names: columns of the heading. above: texts above the heading. zeros: number of lines of rank 0.
+    title: the line above a table of several that their author kept apart.
     """
 
     line: int
@@ -149,6 +150,8 @@ class _TestOutput:
     concluded: bool = False
     failed: bool = False
     verdict: str = ""
+    title: str = ""
+    first_title: str = ""
     events: list[str] = field(default_factory=list)
     zeros: int = 0
     messages: Messages = field(default_factory=Messages)
@@ -290,11 +293,43 @@ class _TextReader:
         elif isinstance(row, str) and len(pieces := _NOTE.split(text, maxsplit=1)) > 1:
             without = self.output.parser.row(line, pieces[0])
             row = row if isinstance(without, str) else without
+        if not isinstance(row, str):
+            if self._begins_table(row):
+                self._next_table(line)
+            elif not self.output.rows:
+                self.output.first_title = self._title()
         self.above.clear()
         if isinstance(row, str):
             self.failed = line, text, row
         else:
             self.output.rows.append(row)
+
+    def _begins_table(self, row: nccl_tests.NcclTestsRow) -> bool:
+        """Whether a row is of another table than the rows before: a footer is between them, or the
+        sizes start again below a line of text.
+        """
+        rows = self.output.rows
+        if not rows:
+            return False
+        again = row.size < rows[-1].size or (row.size == rows[-1].size and len(rows) == 1)
+        return self.output.ended or (again and bool(self._title()))
+
+    def _title(self) -> str:
+        """The last line of text since the row before, '' if there is none."""
+        texts = [" ".join(text.strip("# \t:").split()) for _, text in self.above]
+        titles = [text for text in texts if any(map(str.isalnum, text)) and text[0] != "("]
+        return titles[-1] if titles and len(titles[-1]) <= _TITLE else ""
+
+    def _next_table(self, line: int) -> None:
+        """Begin a table of the same test: same collective, ranks and columns."""
+        before = self.output
+        before.title = before.title or before.first_title
+        before.concluded = True
+        self.next_output(line, True)
+        for name in ("collective", "names", "parser", "settings", "args", "members", "versions"):
+            setattr(self.output, name, getattr(before, name))
+        self.output.above = [*before.above, *self.above]
+        self.output.started, self.output.title = before.started, self._title()
 
     def other(self, line: int, text: str) -> None:
         output = self.output
@@ -317,7 +352,9 @@ class _TextReader:
         elif placements := _PLACEMENTS.findall(text):
             self.placements = tuple(placements)
         elif _HEADING.match(text):
-            output = self.next_output(line, bool(output.rows))
+            if output.rows:
+                self._next_table(line)
+            output = self.output
             output.above += [line for line in self.above if line not in output.above]
             output.names = text.lstrip("# ").replace("#wrong", " #wrong").split()
             output.parser = RowParser(output.names, self.placements)
@@ -484,7 +521,7 @@ def _make_run(
     if not results:
         return None
     form = "text, an excerpt" if excerpt else "text"
-    return base.make_run(
+    made = base.make_run(
         results,
         options,
         {"tool": tool, "version": output.versions.get(tool), "format": form},
@@ -494,6 +531,9 @@ def _make_run(
         end=end,
         events=[{"kind": "error", "message": text} for text in output.events],
     )
+    if output.title:
+        made.header["spec"] = {"labels": {"table": output.title}}
+    return made
 
 
 def _unnamed(
