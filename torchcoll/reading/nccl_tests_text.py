@@ -6,10 +6,11 @@ src/common.cu of nccl-tests 2.0 to 2.19.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ from torchcoll.libraries.nccl.algorithms import choices_of
 from torchcoll.libraries.nccl.log import NcclLogReader
 from torchcoll.reading import base, nccl_tests
 from torchcoll.reading.nccl_tests_rows import RowParser
-from torchcoll.reading.source import without_log
+from torchcoll.reading.source import log_hosts, without_log
 
 _SET, _CALL = " set by environment to ", " Bytes -> "
 
@@ -102,6 +103,7 @@ _REDUCING = re.compile(r"Reducing maxBytes to \d+.*")
 _ROW = re.compile(rf"\s*{_NUMBERS}[a-z]")
 _ROW_HEAD = re.compile(rf"\s*{_NUMBERS}[a-z][a-z0-9_]*\b")
 _PLACEMENTS = re.compile(r"out-of-place|in-place")
+_HOST_LINES, _HOST_CHARACTERS = 1000, 1 << 18  # in which names of hosts are looked for
 _LEAST = 6  # fields of a row: size, count, type, time, algbw, busbw
 _ABOVE, _TITLE = 8, 80  # lines and characters of titles: longer lines are prose
 # Notes that people append to a row: `<-- here`, `# best`, `| ok`.
@@ -163,8 +165,16 @@ class _TestOutput:
 
 def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Imported:
     imported = base.Imported()
-    reader = _TextReader(imported)
-    for line, text in lines:
+    lines = iter(lines)
+    first: list[base.Line] = []
+    characters = 0
+    for each in itertools.islice(lines, _HOST_LINES):
+        first.append(each)
+        characters += len(each[1])
+        if characters > _HOST_CHARACTERS:
+            break
+    reader = _TextReader(imported, log_hosts(text for _, text in first))
+    for line, text in itertools.chain(first, lines):
         reader.line(line, text)
     reader.end()
     outputs = [
@@ -211,7 +221,8 @@ def _interleaved(outputs: Sequence[_TestOutput]) -> bool:
 class _TextReader:
     """Groups lines into outputs. The heading of another test begins the next output."""
 
-    def __init__(self, imported: base.Imported) -> None:
+    def __init__(self, imported: base.Imported, hosts: Collection[str]) -> None:
+        self.hosts = hosts
         self.imported = imported
         self.outputs: list[_TestOutput] = []
         self.pending: tuple[int, str] | None = None  # the begin of a row that a log line has split
@@ -230,7 +241,7 @@ class _TextReader:
         if self.failed:
             self.refuse_failed(text)
         if "NCCL" in text or "|CCL_" in text:
-            before, logged = without_log(text)
+            before, logged = without_log(text, self.hosts)
             if logged:
                 self.message(text[len(before) :])
                 if _HOLDS.search(text, len(before)):
@@ -521,7 +532,7 @@ def _make_run(
     if not results:
         return None
     form = "text, an excerpt" if excerpt else "text"
-    made = base.make_run(
+    run_of_table = base.make_run(
         results,
         options,
         {"tool": tool, "version": output.versions.get(tool), "format": form},
@@ -532,8 +543,8 @@ def _make_run(
         events=[{"kind": "error", "message": text} for text in output.events],
     )
     if output.title:
-        made.header["spec"] = {"labels": {"table": output.title}}
-    return made
+        run_of_table.header["spec"] = {"labels": {"table": output.title}}
+    return run_of_table
 
 
 def _unnamed(
