@@ -10,6 +10,7 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.summary import summarise
 from torchcoll.reading.base import COMMAS
 from torchcoll.reading.inputs import load, load_all
+from torchcoll.reading.nccl_tests_text import HALVES
 
 
 def cases(imported_file):
@@ -110,13 +111,21 @@ def test_in_place_only(imported):
 
 def test_half_a_row_is_refused_by_its_line(imported):
     whole = text(SMALL, foot="")
-    for cut, fields in ((60, 6), (78, 8), (86, 9), (100, 11)):
+    for cut, fields in ((60, 6), (78, 8), (100, 11)):
         result = imported(whole + ROW[:cut])
         assert result.rows == 1
         assert [(r.line, r.reason) for r in result.refused] == [
             (13, f"half a row: {fields} fields of 13")
         ]
         assert result.runs[0].end["status"] == "truncated"
+
+
+def test_a_row_that_ends_after_the_figures_out_of_place_is_read(imported):
+    """The last row of a job that was killed, or all rows of a test that prints none in place."""
+    result = imported(text(SMALL, foot="") + ROW[:86])
+    assert (result.rows, result.refused) == (2, [])
+    assert [case.case.in_place for case in cases(result)] == [False, False, True]
+    assert result.warnings == [HALVES]
 
 
 def test_old_columns_in_milliseconds(imported):

@@ -69,6 +69,23 @@ class RowParser:
                 more = "" if self._heads or self._seen else " or more"
                 return f"half a row: {field_count} fields of {expected}{more}"
             placements = [(not self._only_out, heads)]
+        return self._of_placements(line, tokens, heads, placements)
+
+    def half(self, line: int, text: str) -> NcclTestsRow | str:
+        """Parse a row that ends after the figures out of place, with its last field whole."""
+        tokens = text.split()
+        heads = len(tokens) - self._width
+        if not self._two_placements or self._trailing or not self._possible(heads, tokens):
+            return "half a row"
+        if not _WHOLE.fullmatch(tokens[-1]):
+            return "half a row"
+        return self._of_placements(line, tokens, heads, [(False, heads)])
+
+    def _of_placements(
+        self, line: int, tokens: Sequence[str], heads: int, placements: Sequence[tuple[bool, int]]
+    ) -> NcclTestsRow | str:
+        """placements: whether in place, and the index of its first figure."""
+        width = self._width
         size, count = base.whole(tokens[0]), base.whole(tokens[1])
         if size is None or count is None:
             return f"half a row: size and count are {tokens[0]} and {tokens[1]}"
@@ -116,6 +133,7 @@ class RowParser:
         return block
 
 
+_WHOLE = re.compile(r"N/A|0|\d(?:\.\d+)?e[+-]\d\d")  # a last field that nothing can follow
 _PER_ITERATION = {"i_min": "min_ns", "i_max": "max_ns", "i_p99": "p99_ns"}
 
 

@@ -113,6 +113,7 @@ SUFFIXES = "sizes or counts with a suffix such as 1M are rounded: nccl-tests pri
 WRAPPED = "rows are wrapped at the width of a terminal: give the output as nccl-tests printed it"
 SIDE_BY_SIDE = "rows of several tables side by side: put each table into a file of its own"
 RUN_INTO = "a row that other output runs into: where it begins cannot be told"
+HALVES = "rows with the figures out of place alone: nccl-tests printed none in place, or was ended"
 _FRACTION = "-f {f} was read as {n}: nccl-tests takes a whole number{then}"
 
 
@@ -291,6 +292,13 @@ class _TextReader:
         if self.failed:
             (line, text, why), self.failed = self.failed, None
             whole_row = RowParser((), ()).row(line, text + following) if following.strip() else ""
+            half = self.output.parser.half(line, text) if isinstance(whole_row, str) else ""
+            if not isinstance(half, str) and (
+                _ROW.match(following) or following.strip()[:1] in "#"
+            ):
+                self.output.rows.append(half)
+                self.imported.warn(HALVES)
+                return
             self.imported.refuse(line, why if isinstance(whole_row, str) else WRAPPED)
 
     def end(self) -> None:
