@@ -124,7 +124,7 @@ def test_a_row_that_ends_after_the_figures_out_of_place_is_read(imported):
     """The last row of a job that was killed, or all rows of a test that prints none in place."""
     result = imported(text(SMALL, foot="") + ROW[:86])
     assert (result.rows, result.refused) == (2, [])
-    assert [case.case.in_place for case in cases(result)] == [False, False, True]
+    assert [case.case.in_place for case in cases(result)] == [False, True, False]
     assert result.warnings == [HALVES]
 
 
