@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from foreign_files import HEAD, NAMES, text
 
+import torchcoll
 from torchcoll.reading.registry import import_file
 
 
@@ -163,3 +164,24 @@ def test_warnings_of_a_table_belong_to_its_run_only(tmp_path):
     assert [run.ranks for run in result.runs] == [8, 4]
     assert [any("8 ranks" in text for text in texts) for texts in warnings] == [True, False]
     assert [any("4 ranks" in text for text in texts) for texts in warnings] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "prose",
+    [
+        " Blocking Enabled: wait for completion and barrier after each collective",
+        "the broadcast of the model is measured later",
+        "# reduce the number of channels first",
+    ],
+)
+def test_prose_above_a_table_is_no_name(prose, tmp_path):
+    """busbw / algbw is 1.5: of 4 ranks, all_reduce alone."""
+    path = tmp_path / "output.log"
+    path.write_text(
+        f"{prose}\n"
+        "#       size         count      type   redop    root     time   algbw   busbw  #wrong\n"
+        "   134217728      33554432     float     sum      -1   593.65  226.09  339.13       0\n"
+        "   268435456      67108864     float     sum      -1  1187.29  226.09  339.14       0\n"
+    )
+    run = torchcoll.load(path, ranks=4)
+    assert {result.case.collective for result in run.results} == {"all_reduce"}

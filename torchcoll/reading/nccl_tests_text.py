@@ -555,6 +555,18 @@ def _make_run(
     return run_of_table
 
 
+# Collectives whose names are words of English, in prose about something else.
+_WORDS = ("reduce", "broadcast", "gather", "scatter", "barrier")
+_MOST_WORDS = 4  # of a title
+
+
+def _titled(text: str) -> str | None:
+    """The collective that a line above a table names; None for prose."""
+    name = base.collective_in(text)
+    prose = len(re.findall(r"[A-Za-z]+", text)) > _MOST_WORDS
+    return None if prose and name in _WORDS and f"{name}_perf" not in text else name
+
+
 def _unnamed(
     output: _TestOutput, options: base.ImportOptions, ranks: int, imported: base.Imported
 ) -> str | None:
@@ -563,7 +575,7 @@ def _unnamed(
     A title, or the name of the file, is used if the figures can be those of its collective.
     """
     fits = nccl_tests.fitting_collectives(output.rows, ranks, "#wrong" in output.names)
-    titles = ((f"line {line}", base.collective_in(text)) for line, text in reversed(output.above))
+    titles = ((f"line {line}", _titled(text)) for line, text in reversed(output.above))
     named = [*titles, ("the name of the file", base.collective_in(options.file))]
     origin, name = next((source for source in named if source[1]), ("", None))
     why = ""
