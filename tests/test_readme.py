@@ -32,6 +32,7 @@ from torchcoll.reading import registry
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+SETUP = (ROOT / "setup.cfg").read_text()
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 OTHERS = [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "README.md", *DOCS)}
@@ -319,6 +320,7 @@ def test_options_that_the_pages_name_exist() -> None:
     known |= {"--distribution", "--cpu-bind", "--segment", "--container-env", "--rm", "--gpus"}
     known |= {"--network", "--ipc", "--ulimit", "--cap-add", "--shm-size", "--device"}
     known |= {"--extra-index-url", "--version", "--print-completion"}
+    known |= {"--no-deps", "--no-index", "--find-links"}
     known.add("--token")  # of any program: what is masked
     # analyze_perf_json.py of nccl-tests, py-spy, and more of torchrun.
     known |= {"--straggler", "--spikes", "--iter", "--pid", "--log-dir", "--redirects"}
@@ -363,11 +365,15 @@ def test_files_that_a_page_names_are_there(name: str) -> None:
 
 def test_install_lines_name_what_exists() -> None:
     """torchcoll is not on the index: a package of that name there is somebody else's."""
+    ours = (".", "torchcoll @ git+", "oneccl_bindings_for_pytorch", "wheelhouse/")
+    (requirements,) = re.findall(r"^install_requires =\n((?:    .*\n)+)", SETUP, re.M)
     for name, text in TEXTS.items():
         for rest in re.findall(r"pip install ([^`\n]*)", text):
-            word = shlex.split(rest)[0] if rest.strip() else ""
-            ours = word.startswith((".", "torchcoll @ git+", "oneccl_bindings_for_pytorch"))
-            assert ours or not word, f"{name}: {rest}"
+            word, *others = shlex.split(rest) or [""]
+            if not word.startswith(ours):
+                for each in filter(None, (word, *others)):
+                    required = re.split("[<>=]", each)[0]
+                    assert f"    {required}>=" in requirements, f"{name}: {rest}"
 
 
 def test_the_readme_shows_lines_of_its_run(
