@@ -19,18 +19,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from torchcoll import __version__
+from torchcoll.core import errors
 from torchcoll.core.commands import SubCommand
-from torchcoll.core.errors import (
-    ExitCode,
-    TorchcollError,
-    UnavailableError,
-    UnreadableError,
-    UsageError,
-    choice,
-    nearest_option,
-    tell,
-    unknown,
-)
 from torchcoll.core.opening import DISK_REFUSES, not_written
 from torchcoll.core.parts import first_answer, functions_of, missing_part, parts
 from torchcoll.help import Formatter, examples_text, groups_text
@@ -61,10 +51,10 @@ class _Parser(argparse.ArgumentParser):
             if isinstance(option, argparse._SubParsersAction):
                 for parser in option.choices.values():
                     options += parser._option_string_actions
-        action = nearest_option(message, options, f"{self.prog} --help")
+        action = errors.nearest_option(message, options, f"{self.prog} --help")
         if _OUTPUT.search(message):  # --output of a command that only prints
             action = f"{self.prog} prints. {_WRITERS}"
-        raise UsageError(f"{message[:1].lower()}{message[1:]}", action=action)
+        raise errors.UsageError(f"{message[:1].lower()}{message[1:]}", action=action)
 
 
 # The packages of the kernel that have commands, in the order of --help.
@@ -112,7 +102,7 @@ class _PrintCompletion(argparse.Action):
     """``--print-completion SHELL``: print the completion script of this shell and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, _: Any, shell: Any, __: Any = None) -> None:
-        choice(shell, "print-completion", _SHELLS)
+        errors.choice(shell, "print-completion", _SHELLS)
         import shtab
 
         available = commands()
@@ -179,8 +169,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         argv = ["--help"]
     elif first not in available and not first.startswith("-"):
         if first in _FUNCTIONS:
-            raise UsageError("command", first, "a command", _FUNCTIONS[first])
-        raise unknown("command", first, sorted(available), action=f"{_TO_MEASURE}.")
+            raise errors.UsageError("command", first, "a command", _FUNCTIONS[first])
+        raise errors.unknown("command", first, sorted(available), action=f"{_TO_MEASURE}.")
     parser = _parser(first, available)
     options, unrecognized = parser.parse_known_args(argv)
     if unrecognized:  # by default argparse would refer to `torchcoll --help`
@@ -224,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             rank = likely_rank()
         if rank and not {"-h", "--help"}.isdisjoint(arguments):
-            return int(ExitCode.OK)  # rank 0 prints the help
+            return int(errors.ExitCode.OK)  # rank 0 prints the help
         options = _parse(arguments)
         name = options.command
         del options.command
@@ -239,13 +229,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout:  # None if it was closed before the start (`>&-`)
             sys.stdout.flush()
         return int(code)
-    except TorchcollError as error:
+    except errors.TorchcollError as error:
         if on_ranks:
             from torchcoll.bench.watchdog import print_error
 
             print_error(error.line(), rank, speaks=rank == 0)
         else:
-            tell(error.line())
+            errors.tell(error.line())
         return int(error.exit_code)
     except ModuleNotFoundError as error:
         part = missing_part(error)
@@ -254,8 +244,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         install = f"python -m pip install {missing}."
         action = f"This command needs torchcoll's part {part}." if part else install
-        refusal = UnavailableError(missing, "none", "it installed", action)
-        tell(refusal.line())
+        refusal = errors.UnavailableError(missing, "none", "it installed", action)
+        errors.tell(refusal.line())
         return int(refusal.exit_code)
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
@@ -264,14 +254,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is not None:
             expected = f"a file that can be used ({error.strerror})"
-            refused: TorchcollError = UnreadableError("file", error.filename, expected)
+            refused: errors.TorchcollError = errors.UnreadableError(
+                "file", error.filename, expected
+            )
             if error.errno in DISK_REFUSES:
                 refused = not_written("file", error.filename, error)
-            tell(refused.line())
+            errors.tell(refused.line())
             return int(refused.exit_code)
         # Python flushes stdout at exit, which would fail again: let it write to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return _BROKEN_PIPE
-        tell(TorchcollError(f"cannot write to stdout ({error.strerror})").line())
-        return int(ExitCode.FAILED)
+        errors.tell(errors.TorchcollError(f"cannot write to stdout ({error.strerror})").line())
+        return int(errors.ExitCode.FAILED)

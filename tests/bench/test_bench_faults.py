@@ -25,7 +25,7 @@ from error_form import error_line, expecting
 from rank_faults import HANG, around_calls, endless, in_the_last_case, running
 from ranks import Measured, busy, command, past
 
-from torchcoll.bench import control, departure, main, measure, session, watchdog
+from torchcoll.bench import communicators, control, departure, main, session, watchdog
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec
 from torchcoll.machine import environment
@@ -533,7 +533,9 @@ def test_an_error_on_one_rank_alone_is_told(launch, number, error):
     def setup(rank: int) -> None:
         on(1, fail_at(number, error))(rank)
         if rank == 1:
-            measure.REFUSAL_S = 0.5  # for the others, which are inside their first call, in vain
+            communicators.REFUSAL_S = (
+                0.5  # for the others, which are inside their first call, in vain
+            )
 
     measured = launch("all_reduce", "--sizes 8 -n 9 -T 60", 3, setup=setup).ended(HANG, 45)
     (line,) = measured.errors()

@@ -251,6 +251,10 @@ def test_options_that_cannot_be(made, tmp_path, capsys):
     command = ["baseline", str(made / "nightly"), "-o", str(tmp_path / "b.toml")]
     for words, what in (
         (["--false-alarms", "50%"], "false-alarms"),
+        (["--false-alarms", "10.1%"], "false-alarms"),
+        (["--false-alarms", "0.09%"], "false-alarms"),
+        (["--false-alarms", "0.1%", "--accept", "yesterday"], "accept"),
+        (["--false-alarms", "10%", "--accept", "yesterday"], "accept"),
         (["--threshold", "3"], "threshold"),
         (["--accept", "yesterday"], "accept"),
         (["--accept", "2030-01-01"], "baseline"),

@@ -227,6 +227,19 @@ def test_junit_names_tell_cases_apart(tmp_path):
     assert names[-1] == f"{names[1]} #2"
 
 
+def test_junit_names_cases_that_differ_only_in_their_buffers(tmp_path):
+    save(
+        launch(case_of(300), case_of(300, buffer_reuse="rotate"), case_of(300, op="max")),
+        tmp_path / "a.jsonl",
+    )
+    out = tmp_path / "junit.xml"
+    assert main(["check", str(tmp_path / "a.jsonl"), "--junit", str(out)]) == 0
+    same, rotate, other = (t.get("name") for t in ElementTree.parse(out).getroot()[0][1:])
+    assert same.endswith(" buffer_reuse same")
+    assert rotate == same.replace("reuse same", "reuse rotate")
+    assert "buffer_reuse" not in other
+
+
 def test_a_gate_of_which_one_run_fails_and_another_has_no_reference(path, rules, tmp_path, capsys):
     save(launch(case_of(200)), tmp_path / "slow.jsonl")
     save(launch(case_of(200, backend="gloo")), tmp_path / "gloo.jsonl")

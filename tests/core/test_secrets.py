@@ -96,6 +96,12 @@ def test_texts(text, shown):
     assert kept_variables({"NCCL_X": text}) == {"NCCL_X": "***"}
 
 
+@pytest.mark.parametrize("host", ["h", "a-b", "a.b", "1host", "[::1]", "[::1]:22"])
+def test_passwords_before_every_form_of_host(host):
+    assert masked(f"scp -r out alice:hunter2@{host}:/scratch") == f"scp -r out ***@{host}:/scratch"
+    assert masked(f"from alice:hunter2@{host}") == f"from ***@{host}"
+
+
 @pytest.mark.parametrize(
     "value",
     [

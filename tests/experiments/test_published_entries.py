@@ -6,6 +6,7 @@ import re
 import runpy
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,10 @@ def test_shares_of_the_limit_by_hand():
     share = largest(limit_shares(a100))
     assert (share.case, share.limit_gbps) == ("all_reduce 1G", pytest.approx(240.0))
     assert share.text == "95 % of 240 GB/s"
+    (measured_case,) = a100.results
+    group = replace(measured_case.case, group="pair/0-1")
+    for changes in ({"status": "wrong"}, {"ranks": 4}, {"case": group}):
+        assert limit_shares(replace(a100, results=[replace(measured_case, **changes)])) == {}
     entry = publication_named("azure-nd-h100-v5")  # 1 GiB: 466.35 GB/s
     text = compared_shares(run_of(entry), a100, entry.linked)
     assert re.fullmatch(

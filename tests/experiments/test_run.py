@@ -281,12 +281,14 @@ def test_the_library_that_was_really_mapped(in_tmp_path):
     a, b = (str(in_tmp_path / folder / "libucc.so.1") for folder in ("a", "b"))
     # ld.so only warns of an empty file: nothing is loaded, as of a library for other hosts.
     assert matrix("--axis", f"library={a},{b}", words=[f"mapped={a}", "version=1.2"]) == 1
-    found = {r["cell"]: (r["status"], r["reason"], r["library"]) for r in recorded_runs()}
+    keys = ("status", "reason", "library", "file")
+    found = {r["cell"]: tuple(r[key] for key in keys) for r in recorded_runs()}
     assert found == {
-        "a-libucc.so.1": ("ok", "", f"{a} 1.2"),
+        "a-libucc.so.1": ("ok", "", f"{a} 1.2", "a-libucc.so.1-1.jsonl"),
         "b-libucc.so.1": (
             "failed",
             f"rank 0: LD_PRELOAD did not load {b}; mapped is {a}",
+            None,
             None,
         ),
     }

@@ -338,7 +338,7 @@ class Files:
 
 
 def test_no_round_begins_that_would_end_behind_the_budget():
-    clock = itertools.count(0, 10)  # each look at it is ten seconds later
+    clock = itertools.count(1000, 10)  # each look at it is ten seconds later
     state = begun()
     times = noisy({"a": {K: 1}, "b": {K: 1.02}}, noise=0.01)
     ended = []
@@ -354,7 +354,7 @@ def test_no_round_begins_that_would_end_behind_the_budget():
 def test_a_budget_that_cannot_reach_a_look_is_told_after_the_first_launch():
     """Six runs of 10 s and more, by a clock that each look at moves on: of 59 s it cannot."""
     for budget_s, told in ((59, True), (60, False)):
-        clock = itertools.count(0, 5)  # the first run: from 5 s, its end is looked at at 10 s
+        clock = itertools.count(1000, 5)  # the first run: from 5 s, its end is looked at at 10 s
         state = begun()
         jobs = state.jobs(Files(), budget_s, partial(next, clock))
         save(run(measured(1000)), f"{next(jobs).stem}.jsonl")

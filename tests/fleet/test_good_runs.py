@@ -21,10 +21,18 @@ from torchcoll.parts.fleet.good_runs import (
     baseline_of,
     judge_new_run,
     limits_of,
+    mean_over_cases,
     runs_missing,
 )
 from torchcoll.parts.fleet.records import CaseKey, summarise_run
 from torchcoll.parts.fleet.series import SummariesBuilder
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_case_counts_with_at_most_3_spreads(sign):
+    """Its deviation of 30 spreads is 3, and a third of it is the mean of three cases."""
+    deviations, spreads = np.array([[0.0, 0.0, sign * 0.3]]), np.full(3, 0.01)
+    assert mean_over_cases(deviations, spreads).tolist() == [pytest.approx(sign * 0.01)]
 
 
 def key_of(size):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
+from handmade import case
 from made_fleet import made_fleet
 
 from torchcoll.parts.fleet.fleet_show import fleet_grid, slower
 from torchcoll.parts.fleet.node_report import fleet_finding
 from torchcoll.parts.fleet.records import summarise_run
 from torchcoll.parts.fleet.series import SummariesBuilder
+from torchcoll.parts.fleet.slow_nodes import case_subsets
 
 
 def finding_of(runs, threshold=0.03, **options):
@@ -170,3 +173,16 @@ def test_a_run_received_before_it_began_has_a_wrong_clock():
     finding = fleet_finding(builder.build(), 0.03)
     assert finding.nodes == 9  # its night is that of its receipt, in 2023
     assert "clock of node004:" in " ".join(finding.notes)
+
+
+def test_sizes_are_small_below_64_kib_and_large_from_4_mib():
+    sizes = ((64 << 10) - 8, 64 << 10, (4 << 20) - 8, 4 << 20)
+    keys = [SimpleNamespace(case=case(size_bytes=size_bytes)) for size_bytes in sizes]
+    subsets = {name: members.tolist() for name, members in case_subsets(keys) if name}
+    assert subsets == {"small sizes": [0], "medium sizes": [1, 2], "large sizes": [3]}
+
+
+def test_one_node_alone_is_named_and_not_judged():
+    assert "node000 has no peer to be compared with" in (
+        fleet_grid(finding_of(made_fleet(1)), whole=True).answer.text
+    )

@@ -305,6 +305,19 @@ def test_a_file_that_cannot_be(tmp_path):
     assert "all hosts share the folder" in str(late)
 
 
+def test_a_file_that_torch_cannot_share(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("Function not implemented\nException raised from lock")
+
+    monkeypatch.setattr(torch.distributed, "FileStore", refuse)
+    path = tmp_path / "meet"
+    launch = Launch(BY_HAND, 0, 2, 0, 2, rendezvous_file=str(path))
+    with pytest.raises(UsageError) as caught:
+        open_store(torch, launch, 1)
+    what = f"{path} (Function not implemented)"
+    assert str(caught.value) == error_text("rendezvous-file", what, "a file to share")
+
+
 def unreachable(monkeypatch, host, port, timeout_s):
     monkeypatch.setenv("MASTER_ADDR", host)
     monkeypatch.setenv("MASTER_PORT", str(port))

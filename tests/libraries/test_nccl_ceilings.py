@@ -127,6 +127,27 @@ def test_what_nccl_expects_on_one_host(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("sm", "most_gbps"),
+    [
+        (70, (26.5, 18.5, 10.0)),
+        (80, (24.0, 23.6, 17.8)),
+        (90, (38.7, 41.4, 36.0)),
+        (100, (70.0, 42.8, 24.0)),
+    ],
+)
+def test_a_channel_of_a_tree_has_a_most(tmp_path, sm, most_gbps):
+    """perChMaxTreeBws of NCCL 2.27's tuning.cc; 4 channels of 100, of which a tree takes 92 %."""
+    for hosts, most in zip((1, 2, 4), most_gbps, strict=True):
+        nets = hosts > 1
+        text = graphs(graph(0, 4, 100, 100, nets=nets), graph(1, 4, 100, 100, nets=nets))
+        limits = limits_by_key(tmp_path, hgx(sm=sm), hosts, graph_text=text)
+        expected = 4 * most / 2 * 2 * (8 * hosts - 1) / (8 * hosts)
+        assert limits[ceilings.TREE, "all_reduce"].expected_gbps == pytest.approx(
+            expected, abs=0.001
+        )
+
+
 def test_what_nccl_expects_over_two_hosts(tmp_path):
     """Eight channels of 48 within, 40 between; a tree's channel has at most 41.4 there."""
     text = graphs(graph(0, 8, 48, 40, nets=True), graph(1, 8, 48, 40, nets=True))

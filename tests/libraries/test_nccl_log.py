@@ -108,9 +108,9 @@ def test_lines_of_other_processes_in_a_line():
     )
     three, seven = reader.processes
     assert (three.pid, seven.pid) == (1800, 1804)
-    # The bus id that was cut off is not taken for one; the line in it is read in full.
-    assert [(m.rank, m.bus_id, m.comm_id) for m in three.members] == [(3, "", "")]
-    assert [(m.rank, m.bus_id, m.complete) for m in seven.members] == [(7, "ca000", True)]
+    # The line within the one that was cut off is read in full.
+    assert [(m.rank, m.comm_id) for m in three.members] == [(3, "")]
+    assert [(m.rank, m.complete) for m in seven.members] == [(7, True)]
     assert seven.members[0].timings == {"total": 2.34, "kernels": 0.41}
     assert (three.transports, seven.transports) == ({"P2P/IPC": 1}, {"P2P/IPC": 1})
     assert reader.tally.counts == {"understood": 2, "cut": 3, "other": 1}

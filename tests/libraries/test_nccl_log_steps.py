@@ -133,6 +133,15 @@ def test_what_is_kept_is_counted(monkeypatch, message):
         reader.read([SAYS + message + b"\n"] * 1000)
 
 
+def test_a_long_ring_is_counted_by_its_ranks(monkeypatch):
+    """Ten of 1000 ranks, of which each takes 36 bytes or so."""
+    monkeypatch.setattr(bounds, "_HELD_BYTES", 150_000)
+    rings = [SAYS + b"Channel %d/10 :" % n + b" 7" * 1000 + b"\n" for n in range(10)]
+    NcclLogReader().read(rings[:3])
+    with pytest.raises(UnreadableError, match="records that fit into"):
+        NcclLogReader().read(rings)
+
+
 @pytest.mark.parametrize("text", [b"Trees [%d] 1/-1/-1->0->-1", b"V%d set by environment to x"])
 def test_a_repeated_message_is_counted_once(monkeypatch, text):
     monkeypatch.setattr(bounds, "_HELD_BYTES", 50_000)

@@ -38,7 +38,7 @@ def test_a_communicator_of_2_27():
     (group,) = job.communicators
     assert (group.nranks, group.nodes, group.state) == (2, 1, "destroyed on 1, not complete on 1")
     rank_0, rank_1 = group.members
-    assert (rank_0.made_by, rank_0.bus_id, rank_0.local_ranks) == ("ncclCommInitRank", "1a000", 2)
+    assert rank_0.made_by == "ncclCommInitRank"
     assert rank_0.rings == {0: (0, 1), 1: (0, 1)}
     assert (rank_0.up, rank_1.up) == ({0: -1, 1: 1}, {0: 0, 1: -1})
     assert rank_0.channels == {"coll": 24, "collnet": 24, "nvls": 16, "p2p": 32}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.libraries.nccl.forced import TunerRule, tuner_csv
+from torchcoll.libraries.nccl.forced import TunerRule, missing, tuner_csv
 from torchcoll.libraries.oneccl.algorithms import selection
 
 RULES = [
@@ -81,3 +81,14 @@ def test_selection_of_oneccl():
     spans = [("recursive_doubling", 0, 8192), ("ring", 8193, None)]
     assert selection(spans) == "recursive_doubling:0-8192;ring:8193-max"
     assert selection([("ring", 0, None)]) == "ring"
+
+
+def test_what_algorithms_lack():
+    one_host = dict.fromkeys(("nvlstree", "collnetdirect", "collnetchain", "pat"), "one host")
+    assert missing(True, None) == missing(True, True) == one_host
+    no_switch = {"nvls": "no NVSwitch that reduces", "nvlstree": "no NVSwitch that reduces"}
+    assert missing(True, False) == one_host | no_switch
+    assert missing(False, True) == {}
+    no_sharp = "no network with SHARP"
+    without_sharp = {"collnetdirect": no_sharp, "collnetchain": no_sharp}
+    assert missing(False, False, sharp=False) == no_switch | without_sharp

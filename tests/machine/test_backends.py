@@ -316,7 +316,7 @@ def test_the_library_that_communicates(backend, hip, expected, bindings):
         version=SimpleNamespace(hip=hip),
         cuda=SimpleNamespace(nccl=SimpleNamespace(version=lambda: (2, 28, 9))),
     )
-    assert environment.library_version(fake, backends.backend_of(backend), "cuda:0") == expected
+    assert environment.library_version(fake, backends.backend_of(backend)) == expected
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_the_library_that_communicates(backend, hip, expected, bindings):
 def test_the_version_of_oneccl(backend, expected, bindings, monkeypatch):
     monkeypatch.setattr(provenance, "oneccl_version", lambda: "2021.14.0")
     fake = SimpleNamespace(__version__="2.99")
-    assert environment.library_version(fake, BACKENDS[backend], "cpu") == expected
+    assert environment.library_version(fake, BACKENDS[backend]) == expected
 
 
 def test_the_implementation_that_ran():

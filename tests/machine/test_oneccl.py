@@ -18,7 +18,7 @@ import pytest
 import torch.distributed as dist
 from error_form import error_line, error_text
 
-from torchcoll.bench import measure
+from torchcoll.bench import communicators
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.case import Case
 from torchcoll.libraries.oneccl.algorithms import refused_value
@@ -212,7 +212,7 @@ def test_a_backend_that_never_connects_has_failed(launch, ccl):
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_mistyped_algorithm_is_a_usage_error(launch, ccl, monkeypatch, alone):
     """oneCCL raises on rank 0, while the others wait for it in the call; or on all ranks."""
-    monkeypatch.setattr(measure, "REFUSAL_S", 0.5)
+    monkeypatch.setattr(communicators, "REFUSAL_S", 0.5)
     monkeypatch.setenv("CCL_ALLREDUCE", "bogus:0-4096;ring:4097-max")
 
     def setup(rank):

@@ -93,6 +93,7 @@ def test_the_plan_says_rounds_time_and_memory():
     assert "5 ranks: 10 pairs in 5 rounds of 2 at once, one idle in each." in text
     # 3 kinds x 11 calls x 8 MiB a round, 5 rounds: 1384 MB, at 10 GB/s 0.138 s.
     assert "Time: about 142 ms of rounds at 10 GB/s a pair (1.38 GB a rank" in text
+    assert "Each pair: 21 calls of 8 B for the latency, then 11 of 8M both ways" in text
     # Two buffers of 8 MiB and 2 Mi elements x 24 bytes to verify in.
     assert "Memory: 64 MiB a rank, and" in text
     # 10 pairs x 4 kinds x 1800 B and 10 x (44 + 20) x 2 samples of 40 B: 123200 B.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from made_jobs import SECOND, START, call, calls_to, event, job
 
+from torchcoll.parts.postmortem.absence_rules import _lateness
 from torchcoll.parts.postmortem.diagnose import diagnose
-from torchcoll.parts.postmortem.diagnosis import CERTAINTIES, DETAILS, KINDS
+from torchcoll.parts.postmortem.diagnosis import CERTAINTIES, DETAILS, KINDS, rank_names
 from torchcoll.parts.postmortem.evidence import JobEvidence
 
 
@@ -563,3 +564,23 @@ def test_half_of_the_dumps_never_names_an_innocent(kept):
     result = concluded(*(parts[r] for r in kept))
     assert result.culprits in ((), (2,))
     assert not result.candidates or 2 in result.candidates
+
+
+@pytest.mark.parametrize("ranks", [4, 16, 17, 100])
+def test_lateness_is_the_time_after_the_others(ranks):
+    times = {rank: 1000 for rank in range(ranks)} | {2: 1500}
+    assert _lateness(times) == {rank: 0 for rank in range(ranks)} | {2: 500}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "name"),
+    [
+        ([3], ["a"] * 4, "rank 3 on a"),
+        ([5], ["a"] * 4, "rank 5"),
+        ([0, 1], ["a"] * 4, "ranks 0-1 on a"),
+        ([0, 1, 2, 5], ["a", "a", "a", "b", "b", "b"], "ranks 0-2 and 5 (a, b)"),
+        ([0, 9], ["a"] * 4, "ranks 0 and 9"),
+    ],
+)
+def test_ranks_are_named_with_their_nodes(ranks, nodes, name):
+    assert rank_names(job(nodes=nodes), ranks) == name

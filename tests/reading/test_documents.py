@@ -23,7 +23,7 @@ def test_members_of_an_object(length, indent):
     plain, items = {}, []
     for key, value, _, item in members(pieces(text, length), ("list", "none")):
         if item:
-            items += value
+            items.append(value)
         else:
             plain[key] = value
     assert items == DATA["list"]

@@ -375,6 +375,8 @@ def test_checked_results(imported):
     )
     output = imported(imb(table("Allreduce", rows=rows, heading=heading)))
     assert [row.verified for row in summary_rows(output)] == ["correct", "wrong"]
+    checks = [result.verification for result in output.runs[0].results]
+    assert [(check.wrong, check.checked) for check in checks] == [(0, 1), (1, 1)]
 
 
 def test_two_benchmarks_of_one_collective_are_not_mixed(imported):

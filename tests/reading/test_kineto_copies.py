@@ -20,7 +20,7 @@ OPERATORS = [
 
 
 def test_on_a_cpu_the_operators_are_the_copies():
-    copies = find_copies(read_events({"traceEvents": OPERATORS}))
+    copies = find_copies(read_events({"traceEvents": OPERATORS})[0])
     assert sorted(copies) == [(10_000, 30_000), (50_000, 58_000)]
 
 
@@ -30,9 +30,9 @@ def test_on_a_device_their_kernels_are_the_copies():
         return event("multi_tensor_apply", ts, 7, "kernel", tid=9, **ids)
 
     kernels = [kernel(100, 11, 3), kernel(120, 12, 4), kernel(140, 13, 5), kernel(160, 14, 1)]
-    copies = find_copies(read_events({"traceEvents": OPERATORS + kernels}))
+    copies = find_copies(read_events({"traceEvents": OPERATORS + kernels})[0])
     assert copies == [(100_000, 107_000), (140_000, 147_000)]
 
 
 def test_without_fsdp_there_are_none():
-    assert find_copies(read_events({"traceEvents": OPERATORS[:1]})) == []
+    assert find_copies(read_events({"traceEvents": OPERATORS[:1]})[0]) == []

@@ -50,6 +50,13 @@ def test_oneccl_sizes_become_those_of_nccl_tests(imported, name, size_bytes, cou
     )
 
 
+def test_lines_of_oneccl_that_are_no_rows_are_not_refused(imported):
+    text = ONECCL.format(names="allreduce")
+    end = "# All done"
+    result = imported(text.replace(end, f"the nodes were busy then, all of them\n{end}"))
+    assert (result.refused, result.rows) == (imported(text).refused, imported(text).rows)
+
+
 def test_load_reads_what_an_importer_reads(in_tmp_path):
     """The table of ``ONECCL`` has 4 ranks in the file; a table of sizes has none."""
     (in_tmp_path / "one.txt").write_text(ONECCL.format(names="allreduce"))
@@ -284,6 +291,19 @@ def test_param(imported):
         (7, "half a row"),
         (9, "point-to-point latency of two ranks"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("  4096              1024             211.2", "  4.5 1024 211.2", "the size is 4.5"),
+        ("  4096              1024             211.2", "  4096 1024 0", "the median time is 0"),
+        ("  4096              1024             211.2", "  0 0 211.2", "0 bytes: nothing was sent"),
+    ],
+)
+def test_figures_of_param_that_cannot_be(imported, old, new, reason):
+    result = imported(PARAM.replace(old, new, 1))
+    assert (result.rows, result.refused[0].reason) == (0, reason)
 
 
 @pytest.mark.parametrize(
@@ -532,6 +552,13 @@ def test_nccl_json_samples_of_processes_with_several_ranks(imported, ranks):
     assert summarise(result).median_ns == 28_000
     message = "2 processes, not of 4 ranks: kept as those of the process that took longest"
     assert any(message in text for text in imported_file.warnings) == bool(ranks)
+
+
+def test_nccl_json_samples_of_one_process_of_two(imported):
+    """Nothing says that the process has both ranks: it gets none of them."""
+    data = nccl_json(out_of_place_per_iter={"per_process_max_times_us": [[10.0, 20.0]]})
+    (result,) = imported(json.dumps(data)).runs[0].results
+    assert (result.ranks, result.time_ns, result.members) == (2, {"device": [[10000, 20000]]}, ())
 
 
 def test_nccl_json_cpu_time(imported):

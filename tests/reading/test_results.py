@@ -15,7 +15,6 @@ from error_form import error_line, expecting
 
 from torchcoll.cli import main
 from torchcoll.core.plausibility import summarise_run
-from torchcoll.reading.base import numbers
 from torchcoll.reading.inputs import load
 from torchcoll.report.reference import load_points
 
@@ -272,13 +271,3 @@ def test_every_command_of_the_readme_works(command, capsys):
     else:
         assert main([names.get(argument, argument) for argument in arguments]) == 0
         assert capsys.readouterr().out
-
-
-def test_figures_of_a_row_at_once():
-    """One text that is not a plain number must not change the others."""
-    assert numbers("1.5", "0", "2e3") == [1.5, 0, 2000]
-    assert numbers("1,234.5", "nan", "7") == [1234.5, None, 7]
-    assert numbers("3", "nan") == [3, None] and numbers("nan", "3") == [None, 3]
-    assert numbers("-1", "inf", "1e18", "4") == [None, None, None, 4]
-    assert numbers("9e17", "9e17") == [9e17, 9e17]
-    assert numbers("x", "5") == [None, 5]

@@ -21,6 +21,7 @@ from sent import ddp, traffic
 from torchcoll.cli import main
 from torchcoll.core.errors import UnavailableError, UnreadableError, UsageError
 from torchcoll.core.file import save
+from torchcoll.core.result import Verification
 from torchcoll.questions.page.document import page_of
 from torchcoll.report.page import html_text, page_markdown
 
@@ -437,6 +438,20 @@ def test_pairs_traffic_and_a_log_in_one_page(tmp_path):
     assert "rank 3" in said
     assert "Every case" not in found
     assert html_text(page)
+
+
+@pytest.mark.parametrize("suspects", [0, 1])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_section_of_pairs_accuses_in_place_of_the_first_answer(suspects, fails, tmp_path):
+    """What the run said of a suspect is said once; a wrong result is said as well."""
+    measured = pairs_run(5, slow=3)
+    measured.events = [{"kind": "suspect", "message": "host n3 is slow"}] * suspects
+    if fails:
+        measured.results[1].status = "wrong"
+        measured.results[1].verification = Verification(checked=100, wrong=7)
+    save(measured, tmp_path / "pairs.jsonl")
+    texts = [answer.text for answer in page_of([str(tmp_path / "pairs.jsonl")]).answers]
+    assert any(text.startswith("FAIL") for text in texts) == (fails or not suspects)
 
 
 def test_the_names_given_are_those_of_the_page(tmp_path):

@@ -13,6 +13,8 @@ from ranks import Measured
 import torchcoll
 from torchcoll.bench.live import slowest_in_calls
 from torchcoll.cli import main
+from torchcoll.core.jsonl import CUT_OFF, TRUNCATED
+from torchcoll.questions.page.document import _ended_so_far
 from torchcoll.questions.show import follow as module
 
 SIZES = ["1K", "4K", "16K"]
@@ -98,6 +100,12 @@ def test_a_page_of_a_run_that_goes_on_reloads_itself(text, tmp_path, monkeypatch
     assert "FAIL" not in pages[0]
     assert "cut off" not in pages[0]
     assert "running: " not in page.read_text()
+
+
+def test_only_the_missing_end_of_a_run_that_goes_on_is_no_problem():
+    problems = [TRUNCATED, f"line 9 is no JSON{CUT_OFF}", "line 3 is no JSON"]
+    ended = _ended_so_far(run(problems=problems, end=None))
+    assert (ended.problems, ended.end["status"]) == (["line 3 is no JSON"], "complete")
 
 
 def test_another_run_in_the_same_file(text, tmp_path, monkeypatch, capsys):

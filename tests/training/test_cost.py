@@ -72,6 +72,16 @@ def test_what_a_transfer_has_more_than_alone_is_contention():
     assert row.isolated_as == "synchronized, host clock, gloo, sum"
 
 
+def test_steps_that_are_not_marked_are_not_counted():
+    assert torchcoll.cost(dataclasses.replace(late(5), steps={}), measured(ALONE)).steps is None
+
+
+def test_columns_are_those_of_runs():
+    with pytest.raises(UsageError) as caught:
+        torchcoll.show(torchcoll.cost(late(5), measured(ALONE)), columns="size,time")
+    assert str(caught.value) == error_text("columns", "size,time", "none with Cost")
+
+
 @pytest.mark.parametrize(
     ("fields", "source", "alone_ms", "late_ms", "bound"),
     [
@@ -132,6 +142,7 @@ def test_a_call_in_flight_over_the_mark_of_its_step_is_not_cut():
     costs = torchcoll.cost(over_marks(4, 2), measured(ALONE, ns=4 * MS))
     (row,) = costs.rows
     assert (row.in_place_ns, row.transfer_ns, row.contention_ns) == (4 * MS, 4 * MS, 0)
+    assert costs.steps == 4
     assert not any("cut" in note for note in costs.notes)
     # The same where only others of its kind tell how long it takes.
     row = only(over_marks(4, 2, more=3), measured(changed(size_bytes=8)))

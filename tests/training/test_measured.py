@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import made_models
 import made_runs
@@ -29,7 +30,7 @@ from torchcoll.parts.curves.model_fit import fit_model
 from torchcoll.parts.curves.predictor import Prediction
 from torchcoll.parts.training.measured_step import CallKind, match_kinds, measure_step
 from torchcoll.parts.training.planning import plan_traffic
-from torchcoll.parts.training.projection import CorrectedMachine, PlannedRow, corrected
+from torchcoll.parts.training.projection import CorrectedMachine, Correction, PlannedRow, corrected
 
 MS = 1_000_000
 # fully_shard of torch 2.6 needs a device that has streams.
@@ -107,7 +108,8 @@ def measured(traffic, model, compute_ns=None, plan=PLAN):
 
 
 def test_a_step_as_planned_has_factor_one(model):
-    result = measured(captured(), model, 8 * MS)
+    result = measured(replace(captured(), path="step.jsonl"), model, 8 * MS)
+    assert result.capture == "step.jsonl"
     assert result.planned_ns[0] == pytest.approx(GATHER_NS + SCATTER_NS, rel=1e-3)
     assert result.correction.factor[0] == pytest.approx(1, rel=1e-3)
     assert result.late_ns == 0
@@ -428,3 +430,34 @@ def test_real_steps_on_two_ranks(kind, captures, machine_file, tmp_path, capsys)
     out = capsys.readouterr().out
     assert f"{kind}=2, 2 ranks, 3 steady steps" in out
     assert "the measured step communicates" in out.splitlines()[0]
+
+
+def test_calls_without_durations_give_no_factor(model):
+    traffic = captured(gap_ns=MS)
+    traffic.calls = {
+        rank: [replace(one, time_ns=1) for one in calls] for rank, calls in traffic.calls.items()
+    }
+    for path, name in (("", "traffic"), ("step.jsonl", "step.jsonl")):
+        with pytest.raises(UsageError) as caught:
+            measured(replace(traffic, path=path), model, 8 * MS)
+        what = f"{name}, whose calls took less than 0.1 % of their plan"
+        assert str(caught.value) == error_text(
+            "measured", what, "a capture of calls with durations"
+        )
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "ranks", "variances"),
+    [(1024, 2, 1), (512, 2, 1.5), (2048, 2, 1.5), (511, 2, 2), (2049, 2, 2), (1024, 4, 2)],
+)
+def test_a_corrected_time_has_the_errors_of_factor_and_machine(size_bytes, ranks, variances):
+    """The machine is right within 2 times, half of it common; so is the factor, which is 3."""
+    machine = SimpleNamespace(predict=lambda *_: Prediction(100.0, 50.0, 200.0, "", 0.5))
+    sizes = {("all_reduce", 2): frozenset({1024})}
+    ends = (3.0, 1.5, 6.0)
+    corrected = CorrectedMachine(
+        machine, Correction(ends, ends, {"all_reduce": ends}, sizes, 0.0, frozenset())
+    )
+    time_ns, low_ns, high_ns, *_ = corrected.predict("all_reduce", size_bytes, ranks)
+    wide = 2 ** math.sqrt(variances)
+    assert (time_ns, low_ns, high_ns) == pytest.approx((300, 300 / wide, 300 * wide))

@@ -495,3 +495,9 @@ def test_hours():
     assert len(outcomes.stretches) == 15
     # Log means of eight stretches: 0 in the first three (minutes 0 to 56), log 2 in the last four.
     assert outcomes.drift.value == pytest.approx(1.0)
+    # 24 minutes, and 10, 60 and 240 hours in at most 24 rows.
+    for scale, length_s in ((0.16, 60), (4, 1800), (24, 10_800), (96, 43_200)):
+        stretched = [(round(scale * begin), round(scale * begin) + 1) for begin, _ in steps]
+        traffic.steps = {0: stretched, 1: stretched}
+        lengths = {stretch.to_s - stretch.from_s for stretch in over_time(traffic).stretches}
+        assert lengths == {length_s}

@@ -136,7 +136,7 @@ class Cycle:
         self._next = position % len(self._calls)
 
 
-class Rotation:
+class Rotation(Cycle):
     """The call of the case: each time on the next place in the memory of the buffers.
 
     make_call: makes the call on the present place. It is called beforehand, for each place, because
@@ -152,24 +152,16 @@ class Rotation:
         make_call: Callable[[], Call],
         pulse: Callable[[], object],
     ) -> None:
-        self._torch = torch
-        self._sizing = sizing
-        self._rank = rank
-        self._buffers = buffers
-        self._pulse = pulse
-        self._stride = sizing.stride
-        self._next = 0
-        self._calls = []
+        calls = []
         for place in range(min(sizing.slots, MOST_PLACES)):
             buffers.move(place)
-            self._calls.append(make_call())
+            calls.append(make_call())
         buffers.move(0)
+        super().__init__(calls)
+        self._torch, self._buffers, self._pulse = torch, buffers, pulse
+        self._stride = sizing.stride
+        self._input = input_of(torch, sizing, rank, buffers.rooms[0])
         self._filled = False
-
-    def __call__(self) -> object:
-        place = self._next
-        self._next = place + 1 if place + 1 < len(self._calls) else 0
-        return self._calls[place]()
 
     def stand(self) -> None:
         """Move the buffers to the place of the next call, to fill and to verify them."""
@@ -186,7 +178,7 @@ class Rotation:
             for start in range(0, len(recv), step):
                 poison(self._torch, recv[start : start + step])
                 self._pulse()
-        pattern, shift = input_of(self._torch, self._sizing, self._rank, send)
+        pattern, shift = self._input
         first = self._next * self._stride if len(send) else 0
         for part in (send[first:], send[:first]):
             pattern.fill(part, shift, pulse=self._pulse)

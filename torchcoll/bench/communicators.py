@@ -1,24 +1,35 @@
-"""The process groups that cases run on: one for each backend, sub-groups, and fresh ones."""
+"""The process groups that cases run on: one for each backend, sub-groups, and fresh ones; and the
+first call on them, which all ranks may be refused.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcoll.core.backends import BackendEntry, backend_of, current_backend, group_store
-from torchcoll.core.errors import UnavailableError, UsageError
+from torchcoll.core.errors import HangError, TorchcollError, UnavailableError, UsageError, brief
 from torchcoll.core.spec import SPLIT_FIELD
 from torchcoll.machine.environment import footprint
 
 if TYPE_CHECKING:
     from torchcoll.bench.session import Parts, Rank
     from torchcoll.core.spec import Spec
+
+# Ranks refuse a call at once. A rank that does not answer for so long after this rank was refused
+# is in trouble. Half of a shorter --timeout: a rank that waits in the library in vain is refused
+# too when its group's timeout ends, and that must not look as if all ranks were refused (rank 0 may
+# refuse a variable before it has told the others where to find it).
+REFUSAL_S = 10.0
+# How torch and its backends say that they have no such call, type or device.
+_NOT_THERE = re.compile(r"(?i)support|implement|unconvertible|no backend type")
 
 
 @dataclass
@@ -351,3 +362,65 @@ class Communicators:
         if default:
             self._dist.destroy_process_group()
         self._made.clear()
+
+
+class Refusal(NamedTuple):
+    """Why the first call failed on all ranks.
+
+    unsupported: the library has no such call; otherwise the call itself failed.
+    """
+
+    text: str
+    unsupported: bool
+
+
+def first_call(local: Rank, what: str, call: Callable[[], object] | None) -> Refusal | None:
+    """Make the first call of its kind, in which a backend reports what it cannot do. Collective.
+
+    call: None if this rank has none to make.
+
+    Returns why every rank refused the call, or None. All ranks return the same. Raises
+    TorchcollError with the names of the ranks if only some were refused, and UsageError if the
+    library does not know the value of a variable. If other ranks do not return from the call, the
+    run ends.
+    """
+    refusal: Refusal | None = None
+    try:
+        if call:
+            call()
+    except Exception as error:
+        refusal = Refusal(brief(error), _is_unsupported(error))
+    control = local.control
+    try:
+        answer = None if call is None else refusal or ""
+        limit_s = min(REFUSAL_S, control.timeout_s / 2) if refusal else None
+        answers = control.gather(answer, limit_s)
+        refused = [rank for rank, text in enumerate(answers) if text]
+        # If other ranks made the call, the ranks that were refused are named.
+        names = control.names(refused) if "" in answers else ""
+        first = control.decide([answers[refused[0]], names] if refused else None, limit_s)
+    except HangError:
+        if not refusal:
+            raise
+        mistake = _refused_value(refusal.text)
+        local.abort(str(mistake or refusal.text), mistake.exit_code if mistake else None)
+    if not first:
+        return None
+    (text, unsupported), names = first
+    if mistake := _refused_value(text):
+        raise mistake
+    if not names:
+        return Refusal(text, unsupported)
+    raise TorchcollError(f"{what} failed on {names} alone: {text}")
+
+
+def _is_unsupported(error: Exception) -> bool:
+    """Whether a call was refused for what it asked, rather than that it failed."""
+    kinds = (NotImplementedError, TypeError, ValueError, IndexError)
+    return isinstance(error, kinds) or bool(_NOT_THERE.search(str(error)))
+
+
+def _refused_value(text: str) -> UsageError | None:
+    from torchcoll.libraries.oneccl.algorithms import refused_value
+
+    return refused_value(text, os.environ)

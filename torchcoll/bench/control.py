@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from torchcoll.core.errors import ExitCode, HangError, TorchcollError
+from torchcoll.core.errors import ExitCode, HangError, TorchcollError, brief
 from torchcoll.core.units import shorten
 from torchcoll.machine.launcher import Launch
 
@@ -247,6 +247,17 @@ class Control:
         ranks = [rank for rank, text in enumerate(failures) if text]
         failed = self.decide([self.names(ranks), failures[ranks[0]]] if ranks else None)
         return (failed[0], failed[1]) if failed else None
+
+    def attempt(
+        self, action: Callable[[], object], *kinds: type[Exception]
+    ) -> tuple[str, str] | None:
+        """Do what may fail on some ranks with these kinds of errors; returns as ``failed``."""
+        failure = ""
+        try:
+            action()
+        except kinds as error:
+            failure = str(error) if isinstance(error, TorchcollError) else brief(error)
+        return self.failed(failure)
 
     def align(self) -> None:
         """Wait until every rank has come. Ranks return within about one round trip of the store."""

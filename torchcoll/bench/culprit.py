@@ -147,19 +147,18 @@ def find(witness: Witness, statuses: Sequence[Status | None], names: Names) -> C
     damaged = next(
         (status["damaged"] for status in statuses if status and status.get("damaged")), None
     )
-    if damaged:
-        kind = "store"
     if mistake := next((status for status in statuses if status and status.get("code")), None):
         return Culprit(Why.MISTAKE, "error", mistake["cause"], code=mistake["code"])
     if damaged:
-        return Culprit(Why.DAMAGED, kind, str(damaged))
-    causes: list[tuple[int, str]] = []
+        return Culprit(Why.DAMAGED, "store", str(damaged))
     # What a rank met itself explains more than that another reports trouble; where one had waited
     # too long, errors of others come of its leaving.
-    if not hangs:
-        for key in ("cause", "signal"):
-            causes += [(rank, status[key]) for rank, status in enumerate(statuses)
-                       if status and status.get(key)]  # fmt: skip
+    causes: list[tuple[int, str]] = [
+        (rank, status[key])
+        for key in ("cause", "signal")
+        for rank, status in enumerate(statuses)
+        if status and status.get(key) and not hangs
+    ]
     causes.sort(key=lambda cause: cause[0] != witness.first)
     if causes:
         symptom = f"{names([causes[0][0]])}: {causes[0][1]}"
@@ -320,8 +319,8 @@ def _out_of_step(statuses: Sequence[Status], names: Names) -> str:
                 nearer.add(back)
     if not further:
         return ""
-    left_out, too_many = (sorted(r for kind in side for r in kinds[kind]) for side in
-                          (further, nearer))  # fmt: skip
+    left_out = sorted(rank for kind in further for rank in kinds[kind])
+    too_many = sorted(rank for kind in nearer for rank in kinds[kind])
     skipped = f"{names(left_out)} left out a call of the library: past it, with fewer calls made"
     added = f"{names(too_many)} made a call of the library too many"
     if len(left_out) == len(too_many):

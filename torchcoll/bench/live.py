@@ -34,20 +34,15 @@ from torchcoll.questions.show.show import (
     show,
     without_verdict,
 )
-from torchcoll.report.columns import Column, default_columns, distinct_values
+from torchcoll.report import grid
+from torchcoll.report.columns import (
+    COLUMNS_OF_DATA,
+    Column,
+    default_columns,
+    distinct_values,
+)
 from torchcoll.report.destination import Destination, ProgressLine, RunProgress
 from torchcoll.report.formats import FORMATS, View
-from torchcoll.report.grid import (
-    Grid,
-    fit,
-    head_lines,
-    hidden_note,
-    legends,
-    print_answer,
-    print_grid,
-    row_line,
-    split_columns,
-)
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
 from torchcoll.report.sample_views import rank_of
@@ -174,18 +169,19 @@ class _Rows(Reporter):
         clocks = distinct_values([_Clock(case) for case in self.cases], "clock")
         self.columns, self.widths = stream_columns(self.run, self.cases)
         self.heads = [column.head for column in self.columns]
-        dropped, self.gap = fit(self.heads, self.widths, self.out.width)
-        self.hidden = hidden_note(self.heads, dropped, self.out.width or 0) if dropped else ""
+        dropped, self.gap = grid.fit(self.heads, self.widths, self.out.width)
+        self.hidden = grid.hidden_note(self.heads, dropped, self.out.width or 0) if dropped else ""
         # What does not fit beside the first columns, and may not be left out, comes at the end.
-        self.tables = split_columns(self.heads, self.widths, self.out.width)
-        self.grid = Grid(self.heads, [])
+        self.tables = grid.split_columns(self.heads, self.widths, self.out.width)
+        self.grid = grid.Grid(self.heads, [])
         self.first = self.tables[0]
         above = header_lines(self.run, self.cases, clocks=clocks, verbose=self.verbose)
         shown = [self.heads[i] for table in self.tables for i in table]
         if not self.quiet:
-            self.out.lines([*above, *legends(shown), ""])
+            self.out.lines([*above, *grid.legends(shown), ""])
+        heads = self.grid.only(self.first).heads
         widths = [self.widths[i] for i in self.first]
-        self.out.lines_unwrapped(head_lines(self.grid.only(self.first).heads, widths, self.gap))
+        self.out.lines_unwrapped(grid.head_lines(heads, widths, self.gap))
 
     def _done(self, result: CaseResult) -> None:
         row = self.view.row(result, library_of(result.case, self.run.environment))
@@ -198,13 +194,13 @@ class _Rows(Reporter):
         shown, widths = [cells[i] for i in self.first], [self.widths[i] for i in self.first]
         heads = self.grid.only(self.first).heads
         self.line.clear()
-        self.out.styled(row_line(shown, heads, widths, self.gap), row_style(entry))
+        self.out.styled(grid.row_line(shown, heads, widths, self.gap), row_style(entry))
 
     def _end(self) -> None:
         self.line.clear()
         for table in self.tables[1:]:
             self.out.write("\n")
-            print_grid(self.grid.only(table), self.out)
+            grid.print_grid(self.grid.only(table), self.out)
         rows = [entry.row for entry in self.view.entries(self.run)]
         below = [] if rows else ["no case has ended"]
         below += [*self.notes.lines(), *run_lines(self.run, rows)]
@@ -215,17 +211,17 @@ class _Rows(Reporter):
         further = further_grids(self.run)
         if len(distinct_values(rows, "backend")) > 1:
             further = [*self._side_by_side(), *further]
-        for grid in further:
+        for each in further:
             self.out.write("\n")
-            print_grid(grid, self.out)
+            grid.print_grid(each, self.out)
         if further:
             self.out.write("\n")
-        print_answer(answer_of(verdict), self.out)
+        grid.print_answer(answer_of(verdict), self.out)
 
-    def _side_by_side(self) -> list[Grid]:
+    def _side_by_side(self) -> list[grid.Grid]:
         """The same cases, a column for each backend."""
         grids = pivot_grids([self.run], self.view, "backend", "time")
-        return [replace(grid, below=[]) for grid in grids if grid.rows]
+        return [replace(each, below=[]) for each in grids if each.rows]
 
 
 class _Clock:
@@ -244,12 +240,9 @@ def slowest_in_calls(result: CaseResult) -> str:
     samples = result.time_ns.get(default_clock(result) or "", [])
     if result.case.mode != "synchronized" or len(samples) < 2:
         return ""
-    longest = Counter(call.index(max(call)) for call in zip(*samples, strict=False))
-    if not longest:
-        return ""
-    ((index, calls),) = longest.most_common(1)
-    share = 100 * calls / longest.total()
-    return f"slowest: rank {rank_of(result, index)} in {share:.0f} % of {result.case.describe()}"
+    slowest = (call.index(max(call)) for call in zip(*samples, strict=False))
+    longest = Counter(rank_of(result, index) for index in slowest)
+    return _slowest(longest, result.case.describe())
 
 
 def slowest_in_window(window: SoakWindow) -> str:
@@ -257,11 +250,14 @@ def slowest_in_window(window: SoakWindow) -> str:
     longest: Counter[str] = Counter()
     for case in window.cases:
         longest.update(case.slowest)
-    if len(longest) == 0:
+    return _slowest(longest, f"the last {counted(longest.total(), 'call')}")
+
+
+def _slowest(longest: Counter[Any], calls: str) -> str:
+    if not longest:
         return ""
-    ((rank, calls),) = longest.most_common(1)
-    share = 100 * calls / longest.total()
-    return f"slowest: rank {rank} in {share:.0f} % of the last {counted(longest.total(), 'call')}"
+    ((rank, count),) = longest.most_common(1)
+    return f"slowest: rank {rank} in {100 * count / longest.total():.0f} % of {calls}"
 
 
 def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[int]]:
@@ -269,13 +265,14 @@ def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[
     data = [case for case in cases if COLLECTIVES[case.collective].has_data]
     actual = [_actual_size(case, run.ranks) for case in data]
     iters = (run.header.get("spec") or {}).get("iters")
-    columns = default_columns(
-        cases,
-        p99=iters is None or iters >= P99_CALLS,
-        resized=any(a != case.size_bytes for a, case in zip(actual, data, strict=True)),
-        has_data=bool(data),
-        algorithm="library_log" in run.header,
-    )
+    without = {"expected_ns"} if data else {"expected_ns", *COLUMNS_OF_DATA}
+    if iters is not None and iters < P99_CALLS:
+        without.add("p99_ns")
+    if actual == [case.size_bytes for case in data]:
+        without.add("size_bytes_requested")
+    if "library_log" not in run.header:
+        without.add("algorithm")
+    columns = default_columns(cases, without)
     sizes = [format_size(n) for n in (*actual, *(case.size_bytes for case in data))]
     widths = []
     for column in columns:

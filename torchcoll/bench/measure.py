@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from torchcoll.bench.communicators import Communicator
+from torchcoll.bench.communicators import Communicator, Refusal, first_call
 from torchcoll.bench.verify import Buffers, Checker, allocate
-from torchcoll.core.backends import backend_of
-from torchcoll.core.case import NATIVE, Case, NotRun, SizedCase, size_case, split_batch
+from torchcoll.core.case import NATIVE, NotRun, SizedCase, split_batch
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import HangError, TorchcollError, UsageError, brief
+from torchcoll.core.errors import TorchcollError, brief
 from torchcoll.machine.devices import Call, nothing
 
 if TYPE_CHECKING:
@@ -25,15 +23,9 @@ if TYPE_CHECKING:
     from torchcoll.bench.concurrent import Work
     from torchcoll.bench.session import Rank
     from torchcoll.bench.sweep import Sweep
-    from torchcoll.core.kept_samples import KeptSamples
     from torchcoll.core.result import CaseResult, KeptBatches
 
 
-# Ranks refuse a call at once. A rank that does not answer for so long after this rank was refused
-# is in trouble. Half of a shorter --timeout: a rank that waits in the library in vain is refused
-# too when its group's timeout ends, and that must not look as if all ranks were refused (rank 0 may
-# refuse a variable before it has told the others where to find it).
-REFUSAL_S = 10.0
 # Whatever interrupts the calls (a decision, samples to rank 0, a refill) leaves threads asleep and
 # caches cold: the next two calls are 4 to 15 % slow on an idle machine, up to ten on a loaded one
 # (results/benchmarks/measuring-2026-11-22.txt). The pause is what counts: a refill alone changes
@@ -49,132 +41,20 @@ WAKE_BARRIERS = 9
 SOAK_CALLS_PER_CHECK = 10
 # If blocks move on from call to call, so many positions are verified, each by a call of its own.
 MOST_CHECKED_POSITIONS = 8
-# How torch and its backends say that they have no such call, type or device.
-_NOT_THERE = re.compile(r"(?i)support|implement|unconvertible|no backend type")
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "memoryerror")
 
 
-class Refusal(NamedTuple):
-    """Why the first call failed on all ranks.
-
-    unsupported: the library has no such call; otherwise the call itself failed.
-    """
-
-    text: str
-    unsupported: bool
-
-
-def first_call(local: Rank, what: str, call: Callable[[], object] | None) -> Refusal | None:
-    """Make the first call of its kind, in which a backend reports what it cannot do. Collective.
-
-    call: None if this rank has none to make.
-
-    Returns why every rank refused the call, or None. All ranks return the same. Raises
-    TorchcollError with the names of the ranks if only some were refused, and UsageError if the
-    library does not know the value of a variable. If other ranks do not return from the call, the
-    run ends.
-    """
-    refusal: Refusal | None = None
-    try:
-        if call:
-            call()
-    except Exception as error:
-        refusal = Refusal(brief(error), _is_unsupported(error))
-    control = local.control
-    try:
-        answer = None if call is None else refusal or ""
-        limit_s = min(REFUSAL_S, control.timeout_s / 2) if refusal else None
-        answers = control.gather(answer, limit_s)
-        refused = [rank for rank, text in enumerate(answers) if text]
-        # If other ranks made the call, the ranks that were refused are named.
-        names = control.names(refused) if "" in answers else ""
-        first = control.decide([answers[refused[0]], names] if refused else None, limit_s)
-    except HangError:
-        if not refusal:
-            raise
-        mistake = _refused_value(refusal.text)
-        local.abort(str(mistake or refusal.text), mistake.exit_code if mistake else None)
-    if not first:
-        return None
-    (text, unsupported), names = first
-    if mistake := _refused_value(text):
-        raise mistake
-    if not names:
-        return Refusal(text, unsupported)
-    raise TorchcollError(f"{what} failed on {names} alone: {text}")
-
-
-def _is_unsupported(error: Exception) -> bool:
-    """Whether a call was refused for what it asked, rather than that it failed."""
-    kinds = (NotImplementedError, TypeError, ValueError, IndexError)
-    return isinstance(error, kinds) or bool(_NOT_THERE.search(str(error)))
-
-
-def _refused_value(text: str) -> UsageError | None:
-    from torchcoll.libraries.oneccl.algorithms import refused_value
-
-    return refused_value(text, os.environ)
-
-
-def _attempt(
-    local: Rank, action: Callable[[], object], *kinds: type[Exception]
-) -> tuple[str, str] | None:
-    """Do what may fail on some ranks with these kinds of errors; returns as Control.failed."""
-    failure = ""
-    try:
-        action()
-    except kinds as error:
-        failure = brief(error)
-    return local.control.failed(failure)
-
-
-def measure_case(sweep: Sweep, asked: SizedCase, not_run: NotRun | None) -> list[CaseResult]:
-    """Run the case, sized for the largest sub-group, unless ``not_run`` says why not.
-
-    The results on rank 0, one for each sub-group; elsewhere none.
-    """
-    sizing = size_case(asked.case, len(sweep.part), span_bytes=asked.span_bytes)
-    not_run = not_run or _cannot_run(sweep, asked.case)
-    if not_run:
-        return _results(sweep, sizing, {}, **not_run._asdict())
-    try:
-        return _measured(sweep, sizing)
-    finally:
-        sweep.local.device.release()  # when nothing holds the buffers any more
-
-
-def _measured(sweep: Sweep, sizing: SizedCase) -> list[CaseResult]:
-    backend, fresh = sizing.case.backend, sweep.parts if sweep.spec.fresh_group else ()
+def measure_case(sweep: Sweep, sizing: SizedCase) -> list[CaseResult]:
+    """Run the case. Returns its results on rank 0, one for each sub-group; elsewhere none."""
+    fresh = sweep.parts if sweep.spec.fresh_group else ()
     # The communicator first: buffers are registered with it.
     with (
-        sweep.communicators.of(backend, fresh) as communicator,
+        sweep.communicators.of(sizing.case.backend, fresh) as communicator,
         _buffers(sweep, sizing, communicator.group) as buffers,
     ):
         if isinstance(buffers, NotRun):
-            return _results(sweep, sizing, {}, **buffers._asdict())
+            return sweep.gather_results(sizing, {}, **buffers._asdict())
         return _Measurement(sweep, sizing, buffers, communicator).measure()
-
-
-def _cannot_run(sweep: Sweep, case: Case) -> NotRun | None:
-    """What torch has no way to do, and what a backend that never connected cannot do; equal on all
-    ranks.
-    """
-    local = sweep.local
-    if reason := sweep.communicators.unusable.get(case.backend):
-        return NotRun("failed", reason)
-    reason = ""
-    if case.mode == "graph" and not local.device.captures:
-        reason = f"torch {local.torch.__version__} captures no graphs on {local.device.kind}"
-    elif case.mode == "graph" and not COLLECTIVES[case.collective].has_data:
-        reason = f"a {case.collective} waits on the host, which no graph can capture"
-    elif case.mode == "graph" and "rotating:" in (case.splits or ""):
-        reason = "a graph replays one call, but the blocks of rotating: move on from call to call"
-    elif case.buffers != "default" and not backend_of(case.backend).buffers:
-        reason = f"{case.backend} has no {case.buffers} buffers"
-    elif sweep.spec.concurrent_collective and case.device in backend_of(case.backend).one_at_a_time:
-        # Two threads with a call each wait for each other's ranks for ever.
-        reason = f"{case.backend} on {case.device} runs one call at a time, so two cannot overlap"
-    return NotRun("unsupported", reason) if reason else None
 
 
 @contextlib.contextmanager
@@ -206,9 +86,9 @@ def _buffers(sweep: Sweep, sizing: SizedCase, group: Any) -> Iterator[Buffers | 
         else:
             other_buffers.register(torch, buffers, case.buffers, device, group)
 
-    lacking = _attempt(local, make, RuntimeError, MemoryError)
+    lacking = local.control.attempt(make, RuntimeError, MemoryError)
     if not plain and not lacking:
-        lacking = _attempt(local, connect, RuntimeError)
+        lacking = local.control.attempt(connect, RuntimeError)
     if lacking:
         names, text = lacking
         memory = plain or _is_memory(text)
@@ -234,6 +114,7 @@ class _Calls:
         self, sweep: Sweep, sizing: SizedCase, buffers: Buffers, communicator: Communicator
     ) -> None:
         local, case = sweep.local, sizing.case
+        self._device = local.device
         place, beat = sweep.part.index(local.rank), local.progress.beat
         self.checker = Checker(local.torch, sizing, place, buffers, beat)
         self.refill = self.checker.refill
@@ -268,6 +149,10 @@ class _Calls:
         # A flush is a pause: barriers wake the ranks after it, as before cold calls.
         self.align = self.barrier if self.flush is nothing else self.align_awake
 
+    def capture(self) -> None:
+        """Let ``timed`` be the replay of the captured call. Raises RuntimeError."""
+        self.timed = self._device.graph(self.once)
+
     def align_awake(self) -> None:
         self.flush()
         for _ in range(WAKE_BARRIERS):
@@ -290,6 +175,7 @@ class _Steady:
     kept: KeptBatches | None = None
     stops: list[str] = field(default_factory=list)  # on rank 0: of each sub-group
     steady_ns: int | None = None
+    after: int | None = None  # on rank 0: the cold calls after which calls were steady
 
 
 class _Measurement:
@@ -301,15 +187,12 @@ class _Measurement:
     def __init__(
         self, sweep: Sweep, sizing: SizedCase, buffers: Buffers, communicator: Communicator
     ) -> None:
-        self.sweep, self.local, self.spec = sweep, sweep.local, sweep.spec
-        self.device = sweep.local.device
+        self.sweep, self.local, self.device = sweep, sweep.local, sweep.local.device
         self.sizing, self.buffers, self.communicator = sizing, buffers, communicator
-        self.name = sizing.case.describe()
         self.calls = _Calls(sweep, sizing, buffers, communicator)
         self.samples: dict[str, Any] = {"cold": [], "cold_start": [], "warmup": [], "ramp_up": []}
         self.samples["connect"] = communicator.connect_ns
         self.steady = _Steady()
-        self.steady_after: int | None = None
         self.concurrent_calls = 0
 
     def measure(self) -> list[CaseResult]:
@@ -327,15 +210,18 @@ class _Measurement:
         if align is nothing:
             calls.flush()
             local.control.start_together()
-        refusal = first_call(local, self.name, lambda: self._timed_alone("cold", 1, align))
+        refusal = first_call(local, case.describe(), lambda: self._timed_alone("cold", 1, align))
         if refusal:
             self.communicator.refused = True
-            return _results(self.sweep, self.sizing, samples, **self._not_run(refusal)._asdict())
+            not_run = self._not_run(refusal)
+            return self.sweep.gather_results(self.sizing, samples, **not_run._asdict())
         try:
             self._measure_cold()
             self._step("warm-up calls", samples["warmup"])
-            self._timed_alone("warmup", self.spec.warmup)
-            refused = self._measure_steady() or self._measure_concurrent()
+            self._timed_alone("warmup", self.sweep.spec.warmup)
+            refused = self._measure_steady()
+            if not refused and self.sweep.spec.works_concurrently:
+                refused = self._measure_concurrent()
         except RuntimeError as error:
             local.abort(brief(error))
         self.sweep.has_called = self.communicator.used = True
@@ -348,8 +234,7 @@ class _Measurement:
             expected_ns = library_log.expected_ns(local, calls.once, self.communicator)
         self._count(self._unchecked_calls * case.coalesce)
         steady = self.steady
-        return _results(
-            self.sweep,
+        return self.sweep.gather_results(
             self.sizing,
             samples,
             steady=steady.samples,
@@ -360,7 +245,7 @@ class _Measurement:
             spent_ns=steady.spent_ns,
             ordinal=ordinal,
             communicator=self.communicator.how,
-            steady_after=self.steady_after,
+            steady_after=steady.after,
             stops=steady.stops,
             steady_ns=steady.steady_ns,
             calls_per_sample=self._calls_per_sample,
@@ -369,22 +254,20 @@ class _Measurement:
         )
 
     def _step(self, doing: str, samples: Sequence[int] = ()) -> None:
-        self.local.progress.step(f"{self.name}: {doing}", samples)
+        self.local.progress.step(f"{self.sizing.case.describe()}: {doing}", samples)
 
     def _not_run(self, refusal: Refusal) -> NotRun:
         """Why the case did not run. A first call that fails on a communicator that has never
         connected leaves it unusable: oneCCL's next call waits for ever.
         """
-        case, backend = self.sizing.case, self.communicator.backend
-        if _is_memory(refusal.text):
-            return NotRun("oom", refusal.text)
-        if not case.by_backend:
-            return NotRun("unsupported", refusal.text)
-        reason = backend.reason(case, refusal.text)
+        case, backend, text = self.sizing.case, self.communicator.backend, refusal.text
+        if _is_memory(text) or not case.by_backend:
+            return NotRun("oom" if _is_memory(text) else "unsupported", text)
+        reason = backend.reason(case, text)
         connected = self.communicator.calls != 0 or backend.connects != "first call"
-        if refusal.unsupported or connected or reason != refusal.text:
+        if refusal.unsupported or connected or reason != text:
             return NotRun("unsupported", reason)
-        reason = f"{backend.name} did not connect: {refusal.text}"
+        reason = f"{backend.name} did not connect: {text}"
         self.sweep.communicators.unusable[backend.name] = reason
         return NotRun("failed", reason)
 
@@ -424,7 +307,7 @@ class _Measurement:
         if local.rank == 0:
             from torchcoll.bench.stopping import SteadyStateRule
 
-            rule = SteadyStateRule(self.spec.cold)
+            rule = SteadyStateRule(self.sweep.spec.cold)
             rule.add(cold)
         while calls := local.control.decide(rule and rule.next_block()):
             self._step("cold calls", cold)
@@ -433,21 +316,11 @@ class _Measurement:
             if rule:
                 rule.add(cold[-calls:])
         if rule:
-            self.steady_after = rule.steady_after
-
-    def _capture(self) -> NotRun | None:
-        """Time the replay of the captured call from now on; why not if some rank has none."""
-
-        def capture() -> None:
-            self.calls.timed = self.device.graph(self.calls.once)
-
-        self._step("graph capture")
-        failed = _attempt(self.local, capture, RuntimeError)
-        return NotRun("unsupported", f"graph capture: {failed[1]}") if failed else None
+            self.steady.after = rule.steady_after
 
     def _measure_steady(self) -> NotRun | None:
         """Batches of calls until rank 0's stopping rules end them; why not if no rank began."""
-        local, spec, rule, steady = self.local, self.spec, None, self.steady
+        local, spec, rule, steady = self.local, self.sweep.spec, None, self.steady
         case, now, every = self.sizing.case, time.perf_counter_ns, 1
         if local.rank == 0:
             from torchcoll.bench.stopping import StoppingRules, present, split_samples
@@ -463,8 +336,10 @@ class _Measurement:
                 means=case.back_to_back,
                 most_batch=most,
             )
-        if case.mode == "graph" and (refused := self._capture()):
-            return refused
+        if case.mode == "graph":
+            self._step("graph capture")
+            if failed := local.control.attempt(self.calls.capture, RuntimeError):
+                return NotRun("unsupported", f"graph capture: {failed[1]}")
         leads = max(1, min(LEAD_CALLS, LEAD_NS // max(1, self.samples["cold"][-1])))
         leads, every = local.control.decide([leads, every])
         kept = self.sweep.kept_samples() if every > 1 else None
@@ -479,7 +354,9 @@ class _Measurement:
             steady.sizes.append(size)
             steady.ramp_up_calls += len(ramp_up)
             if kept and number % every:
-                self._keep(kept, number, start, ramp_up, clocks)
+                write = partial(kept.write, number, start, ramp_up, clocks)
+                if failed := local.control.attempt(write, TorchcollError):
+                    raise TorchcollError("{}: {}".format(*failed))
                 if rule:
                     rule.skip(size)
             else:
@@ -503,23 +380,6 @@ class _Measurement:
             steady.stops, steady.steady_ns = rule.reasons, round(rule.elapsed_ns)
         return None
 
-    def _keep(
-        self,
-        kept: KeptSamples,
-        number: int,
-        start: tuple[int, int],
-        ramp_up: Sequence[int],
-        clocks: dict[str, list[int]],
-    ) -> None:
-        """Write the samples of a batch to this rank's own file."""
-        failure = ""
-        try:
-            kept.write(number, start, ramp_up, clocks)
-        except TorchcollError as error:
-            failure = str(error)
-        if failed := self.local.control.failed(failure):
-            raise TorchcollError("{}: {}".format(*failed))
-
     def _batch(self, leads: int, size: int) -> tuple[dict[str, list[int]], list[int]]:
         """The samples of ``size`` steady calls, by clock, and of the ramp-up calls before."""
         case, device, calls = self.sizing.case, self.device, self.calls
@@ -541,39 +401,37 @@ class _Measurement:
 
     def _measure_concurrent(self) -> NotRun | None:
         """What --concurrent asks for; why not if some rank has no room for the work."""
-        if not self.spec.works_concurrently:
-            return None
         from torchcoll.bench import concurrent
 
-        local, name = self.local, self.spec.concurrent
+        local, spec, calls = self.local, self.sweep.spec, self.calls
         work: Work | None = None
         with contextlib.ExitStack() as stack:
 
             def make() -> None:
                 nonlocal work
-                if self.spec.concurrent_collective:
+                if spec.concurrent_collective:
                     other = concurrent.collective(self.sweep, self.sizing, prepare_call)
                     work = stack.enter_context(other)
                 else:
-                    work = concurrent.computation(local.torch, str(name), self.device)
+                    work = concurrent.computation(local.torch, str(spec.concurrent), self.device)
 
-            failed = _attempt(local, make, RuntimeError, MemoryError)
+            failed = local.control.attempt(make, RuntimeError, MemoryError)
             if failed or work is None:
                 names, text = failed or ("", "")
-                return NotRun("oom", f"no memory for {name} on {names}: {text}")
-            if self.spec.concurrent_collective:
+                return NotRun("oom", f"no memory for {spec.concurrent} on {names}: {text}")
+            if spec.concurrent_collective:
                 # Connecting two groups at the same time may never end, so this one connects alone.
                 self._step(f"first call of {work.name}")
                 refusal = first_call(local, work.name, work)
                 self.device.synchronize()
                 if refusal:
                     return NotRun("unsupported", f"{work.name}: {refusal.text}")
-            calls = self.calls
-            arguments = (local, calls.timed, work, calls.refill, calls.align, self.name)
-            if self.spec.offset is None:
+            name = self.sizing.case.describe()
+            arguments = (local, calls.timed, work, calls.refill, calls.align, name)
+            if spec.offset is None:
                 blocks = concurrent.measure_concurrent(*arguments)
             else:
-                blocks = concurrent.measure_offset(*arguments, self.spec.offset)
+                blocks = concurrent.measure_offset(*arguments, spec.offset)
         self.concurrent_calls = blocks.pop("all_calls")
         self.samples["concurrent"] = blocks
         return None
@@ -583,10 +441,11 @@ class _Measurement:
         rank could not check. A soak repeats that until it has checked a tenth of the calls.
         """
         local, sizing, calls, samples = self.local, self.sizing, self.calls, self.samples
-        if not (self.spec.check and self.communicator.backend.communicates and sizing.size_bytes):
-            return None
-        if not sizing.case.verifiable:
-            samples["unverified"] = True
+        checks = self.sweep.spec.check and self.communicator.backend.communicates
+        checks = checks and sizing.size_bytes > 0
+        if not (checks and sizing.case.verifiable):
+            if checks:
+                samples["unverified"] = True
             return None
         self._step("verification")
         checker, failure = calls.checker, ""
@@ -629,13 +488,12 @@ class _Measurement:
                 failure = failure or brief(error)
             else:
                 checked, wrong = checked + elements, wrong + differing
-        failed = local.control.failed(failure)
-        if failed is None:
-            samples.update(checked=checked, wrong=wrong, changed=changed)
-            return None
-        names, text = failed
-        status = "oom" if _is_memory(text) else "failed"
-        return NotRun(status, f"verification on {names}: {text}")
+        if failed := local.control.failed(failure):
+            names, text = failed
+            status = "oom" if _is_memory(text) else "failed"
+            return NotRun(status, f"verification on {names}: {text}")
+        samples.update(checked=checked, wrong=wrong, changed=changed)
+        return None
 
 
 def _time_of_calls(
@@ -661,27 +519,6 @@ def prepare_call(local: Rank, sizing: SizedCase, place: int, buffers: Buffers, g
         op = getattr(local.dist.ReduceOp, name)
     prepare = COLLECTIVES[case.collective].prepare
     return prepare(local.dist, sizing.layout(place), buffers.send, buffers.recv, op, group)
-
-
-def _results(
-    sweep: Sweep,
-    sizing: SizedCase,
-    samples: dict[str, Any],
-    steady: Sequence[list[dict[str, list[int]]]] = (),
-    **facts: Any,
-) -> list[CaseResult]:
-    """Gather every rank's samples; on rank 0 the CaseResult of each sub-group.
-
-    steady: [batch][rank][clock], gathered already. facts: see results_of.
-    """
-    local = sweep.local
-    local.progress.step(f"{sizing.case.describe()}: samples to rank 0")
-    gathered = sweep.gathered = local.control.gather(samples)
-    if local.rank:
-        return []
-    from torchcoll.bench.recorder import results_of
-
-    return results_of(sweep.parts, sizing, gathered, steady, **facts)
 
 
 def _is_memory(text: str) -> bool:

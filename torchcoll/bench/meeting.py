@@ -47,18 +47,19 @@ def join(torch: Any, launch: Launch, timeout_s: float) -> Any:
     """
     if launch.rendezvous_file:
         return _join_file(torch, launch, launch.rendezvous_file, timeout_s)
-    return _join_tcp(torch, launch, find_master(launch), timeout_s)
-
-
-def _join_tcp(torch: Any, launch: Launch, master: Master, timeout_s: float) -> Any:
-    dist = torch.distributed
-    timeout = timedelta(seconds=timeout_s)
+    dist, timeout, master = torch.distributed, timedelta(seconds=timeout_s), find_master(launch)
     host, port = master.host, master.port
     try:
         # Not rendezvous("env://"): there rank 0 waits for all clients and, when one never comes,
         # can only count them. Without that wait the hello names who is missing.
         if launch.rank == 0:
-            _check_host(master)
+            if master.source and not _is_here(host):
+                raise UsageError(
+                    "MASTER_ADDR",
+                    f"{host} from {master.source}, while rank 0 runs on {socket.gethostname()}",
+                    "the host of rank 0",
+                    f"Set MASTER_ADDR={socket.gethostname()} for all ranks.",
+                )
             _allow_connections(launch.ranks)
             # It listens on all addresses. Its own client needs none of the names.
             store = dist.TCPStore("localhost", port, None, True, timeout, wait_for_workers=False)
@@ -172,18 +173,6 @@ def _wait_for_listener(launch: Launch, master: Master, timeout_s: float) -> None
                 raise _unreachable(launch, master, limit_s, reason) from None
         time.sleep(min(pause, limit_s - waited))
         pause = min(1.0, 1.5 * pause)
-
-
-def _check_host(master: Master) -> None:
-    """Raise UsageError if rank 0 does not run on the host that the other ranks derive."""
-    hostname = socket.gethostname()
-    if master.source and not _is_here(master.host):
-        raise UsageError(
-            "MASTER_ADDR",
-            f"{master.host} from {master.source}, while rank 0 runs on {hostname}",
-            "the host of rank 0",
-            f"Set MASTER_ADDR={hostname} for all ranks.",
-        )
 
 
 def _is_here(host: str) -> bool:

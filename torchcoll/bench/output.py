@@ -14,16 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.options import FOLDER_ENDING, Options
 from torchcoll.bench.recorder import Recorder
+from torchcoll.core import errors
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import (
-    ExitCode,
-    TorchcollError,
-    UnreadableError,
-    UsageError,
-    print_traceback,
-    tell,
-)
 from torchcoll.core.file import Writer, load_own, records_of
 from torchcoll.core.result import CaseResult, stated_shortfall
 from torchcoll.core.spec import Spec
@@ -80,7 +73,7 @@ class Output:
         path = Path(self.options.resume)
         run = load_own(path)
         if run.ranks != self._ranks:
-            raise UsageError("resume", f"{self._ranks} ranks", f"{run.ranks} as in {path}")
+            raise errors.UsageError("resume", f"{self._ranks} ranks", f"{run.ranks} as in {path}")
         asked, earlier = self.spec, run.spec
         plain = Spec(collectives=asked.collectives)
         same = replace(
@@ -91,7 +84,7 @@ class Output:
         )
         none = asked == plain and asked.collectives in (earlier.collectives, tuple(COLLECTIVES))
         if earlier != same and not none:
-            raise UsageError(
+            raise errors.UsageError(
                 "resume",
                 f"other options than {path} was measured with",
                 "the same options or none",
@@ -164,7 +157,7 @@ class Output:
         self.run.path = self.path
         self.lost += f"; all is in {self.path}"
         if self.run.end and not self.run.end["exit_code"]:  # taken after the last record
-            self.run.end |= {"exit_code": int(ExitCode.FAILED), "reason": self.lost}
+            self.run.end |= {"exit_code": int(errors.ExitCode.FAILED), "reason": self.lost}
         for record, data in records_of(self.run):
             self._writer.write(record, data)
 
@@ -172,7 +165,7 @@ class Output:
         folder = f"{path}{FOLDER_ENDING}"
         if self.options.library_log and os.path.lexists(folder):
             action = "Remove it, or name another file with --output."
-            raise UsageError("library-log", folder, "a folder that does not exist", action)
+            raise errors.UsageError("library-log", folder, "a folder that does not exist", action)
         return Writer(path)
 
     def begin(self, session: Session) -> list[int]:
@@ -184,7 +177,9 @@ class Output:
         missing = [index for index, case in enumerate(cases) if case not in self._done]
         if self._done:
             done = f"{len(cases) - len(missing)} of {len(cases)} cases are done"
-            tell(f"{self.options.resume}: {done}{'' if missing else '; nothing is left to run'}")
+            errors.tell(
+                f"{self.options.resume}: {done}{'' if missing else '; nothing is left to run'}"
+            )
         if not missing:
             return []
         todo = [cases[index] for index in missing]
@@ -203,8 +198,8 @@ class Output:
             show()
         except Exception:
             self._broken_display = True
-            print_traceback()
-            tell("torchcoll: warning: the display failed; the measurement goes on")
+            errors.print_traceback()
+            errors.tell("torchcoll: warning: the display failed; the measurement goes on")
 
     def tell_round(self, text: str) -> None:
         """How far --soak is: on a terminal, in the line of progress."""
@@ -236,7 +231,7 @@ class Output:
         action = "State its fabric (--label fabric=NAME), or judge the file by another run: "
         action += "torchcoll check FILE --gate --baseline RUN."
         expected = "one that can be judged"
-        return str(UsageError("gate", "a run without a reference", expected, action))
+        return str(errors.UsageError("gate", "a run without a reference", expected, action))
 
     def _verdict(self) -> Verdict:
         from torchcoll.questions.check.judging import judge
@@ -259,7 +254,7 @@ class Output:
             self._writer.close()
             self._writer = None
             if not self._nowhere:
-                tell(f"result file: {self.path}")
+                errors.tell(f"result file: {self.path}")
 
 
 def of_restart(options: Options) -> Options:
@@ -273,7 +268,7 @@ def of_restart(options: Options) -> Options:
         return options
     try:
         start_utc = parse_utc(load_own(path).header["start_utc"])
-    except (KeyError, ValueError, UnreadableError):
+    except (KeyError, ValueError, errors.UnreadableError):
         return options
     if start_utc.timestamp() < int(began_s):  # a file that was there before this run
         return options
@@ -282,7 +277,7 @@ def of_restart(options: Options) -> Options:
     from torchcoll.report.destination import free_name
 
     anew = free_name(str(path))
-    tell(f"{path} is of the attempt before; this one begins anew in {anew}")
+    errors.tell(f"{path} is of the attempt before; this one begins anew in {anew}")
     return replace(options, output=anew)
 
 
@@ -306,7 +301,7 @@ def open_default(what: str, backend: str, ranks: int) -> tuple[Path, Writer]:
     stem = f"{utc}-{what}-{backend}-{ranks}ranks"
     for number in range(1, 1000):
         path = Path(RUNS_FOLDER) / f"{stem}{f'-{number}' if number > 1 else ''}.jsonl"
-        with contextlib.suppress(UsageError):
+        with contextlib.suppress(errors.UsageError):
             if not path.exists():
                 return path, Writer(path)
         if not path.exists():
@@ -318,9 +313,9 @@ def open_again(path: Path) -> tuple[Path, Writer] | None:
     """For a file that was taken away: one of the same name, else of that name in a new folder for
     temporary files. None where neither can be.
     """
-    with contextlib.suppress(TorchcollError):
+    with contextlib.suppress(errors.TorchcollError):
         return path, Writer(path)
-    with contextlib.suppress(TorchcollError, OSError):
+    with contextlib.suppress(errors.TorchcollError, OSError):
         again = Path(tempfile.mkdtemp(prefix="torchcoll-")) / path.name
         return again, Writer(again)
     return None

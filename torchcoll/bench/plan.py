@@ -176,20 +176,16 @@ def lacks_memory(needs: Mapping[int, int], answers: Sequence[Mapping[str, Any]])
 
     needs: bytes by rank. answers: as of ``admit``.
     """
-    need: defaultdict[str, int] = defaultdict(int)
-    free: dict[str, int] = {}
-    ranks: Counter[str] = Counter()
-    for rank, size_bytes in needs.items():
-        where = answers[rank]["where"]
-        need[where] += size_bytes
-        free[where] = min(free.get(where, answers[rank]["free"]), answers[rank]["free"])
-        ranks[where] += 1
-    for where, size_bytes in need.items():
-        if size_bytes > FREE_SHARE * free[where]:
+    ranks_at: defaultdict[str, list[int]] = defaultdict(list)
+    for rank in needs:
+        ranks_at[answers[rank]["where"]].append(rank)
+    for where, ranks in ranks_at.items():
+        need = sum(needs[rank] for rank in ranks)
+        free = min(answers[rank]["free"] for rank in ranks)
+        if need > FREE_SHARE * free:
             return (
-                f"needs {format_bytes(size_bytes)} ({size_bytes} bytes, {ranks[where]} ranks) on "
-                f"{where}, "
-                f"80 % of the free {format_bytes(free[where])} ({free[where]} bytes) is less"
+                f"needs {format_bytes(need)} ({need} bytes, {len(ranks)} ranks) on {where}, "
+                f"80 % of the free {format_bytes(free)} ({free} bytes) is less"
             )
     return ""
 
@@ -212,8 +208,8 @@ def slow_call_s(spec: Spec) -> float:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One case. ``need_bytes`` is that of the rank that needs most, ``host_bytes`` the sum over
-    the ranks of the host that needs most; nothing is allocated where ``status`` is not empty.
+    """One case. ``need_bytes`` is that of the rank that needs most, ``host_bytes`` the sum over all
+    ranks, on one host; nothing is allocated where ``status`` is not empty.
     """
 
     case: Case
@@ -230,50 +226,35 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """The rows in the order in which they run, and what they come to.
-
-    Memory is that of the largest case, for buffers are freed in between; ``limit_s`` is the sum.
-    """
+    """The rows in the order in which they run."""
 
     spec: Spec
     ranks: int
-    ranks_per_host: int
     rows: tuple[PlanRow, ...]
-    need_bytes: int
-    host_bytes: int
-    limit_s: float | None
+
+    @property
+    def limit_s(self) -> float | None:
+        """The time of all cases; None without a bound."""
+        limits = [row.limit_s for row in self.rows]
+        return None if None in limits else sum(limit for limit in limits if limit is not None)
 
 
-def plan(spec: Spec, ranks: int, ranks_per_host: int | None = None) -> SweepPlan:
-    """The plan for ``ranks`` ranks in blocks of ``ranks_per_host`` (None: all on one host).
+def plan(spec: Spec, ranks: int) -> SweepPlan:
+    """The plan for ``ranks`` ranks on one host.
 
     Raises UsageError as ``Spec.cases`` does, and for less than one rank.
     """
-    per_host = ranks if ranks_per_host is None else min(ranks, ranks_per_host)
-    for what, value in (("ranks", ranks), ("ranks per host", per_host)):
-        whole_number(value, what, 1)
-    rows = tuple(_row(spec, sizing, per_host) for sizing in spec.sizings(ranks))
-    limits = [row.limit_s for row in rows]
-    return SweepPlan(
-        spec,
-        ranks,
-        per_host,
-        rows,
-        max((row.need_bytes for row in rows), default=0),
-        max((row.host_bytes for row in rows), default=0),
-        None if None in limits else sum(limit for limit in limits if limit is not None),
-    )
+    whole_number(ranks, "ranks", 1)
+    return SweepPlan(spec, ranks, tuple(_row(spec, sizing) for sizing in spec.sizings(ranks)))
 
 
-def _row(spec: Spec, sizing: SizedCase, per_host: int) -> PlanRow:
-    case, ranks = sizing.case, sizing.ranks
+def _row(spec: Spec, sizing: SizedCase) -> PlanRow:
+    case = sizing.case
     sizes = (case, sizing.count, sizing.size_bytes, sizing.bytes_in, sizing.bytes_out)
-    refusal = impossible(case, ranks)
-    if refusal:
+    if refusal := impossible(case, sizing.ranks):
         return PlanRow(*sizes, 0, 0, 0.0, *refusal)
     needs = needs_bytes(sizing, spec.check)
-    host = max(sum(needs[first : first + per_host]) for first in range(0, ranks, per_host))
-    return PlanRow(*sizes, max(needs), host, case_limit_s(spec))
+    return PlanRow(*sizes, max(needs), sum(needs), case_limit_s(spec))
 
 
 def plan_lines(plan: SweepPlan) -> list[str]:
@@ -327,14 +308,11 @@ def _group(case: Case) -> str:
 def _assumptions(plan: SweepPlan) -> list[str]:
     spec = plan.spec
     first = plan.rows[0].case if plan.rows else None
-    ranks = counted(plan.ranks, "rank")
-    ranks += (
-        " on one host" if plan.ranks_per_host == plan.ranks else f", {plan.ranks_per_host} a host"
-    )
     lines = ["Dry run: nothing was started, and no device was looked for."]
     if first:
         calls = f"{first.mode} calls"
         calls += f", {spec.coalesce} in a group" if spec.coalesce > 1 else ""
+        ranks = f"{counted(plan.ranks, 'rank')} on one host"
         lines.append(f"Assumed: {ranks}, {first.backend} on {first.device}, {calls}.")
     if spec.order != "size":
         lines.append(f"Order: shown by collective; they run {spec.order}, seed {spec.seed}.")
@@ -370,13 +348,12 @@ def _total(plan: SweepPlan) -> str:
     refused = sum(1 for row in plan.rows if row.status)
     if refused:
         cases += f" ({refused} cannot run)"
-    time = (
-        "no bound in time" if plan.limit_s is None else f"at most {format_duration(plan.limit_s)}"
-    )
-    return (
-        f"Total: {cases}, {time}; the largest needs {format_bytes(plan.need_bytes)} a rank, "
-        f"{format_bytes(plan.host_bytes)} a host."
-    )
+    limit_s = plan.limit_s
+    time = "no bound in time" if limit_s is None else f"at most {format_duration(limit_s)}"
+    # Buffers are freed between cases.
+    need = format_bytes(max((row.need_bytes for row in plan.rows), default=0))
+    host = format_bytes(max((row.host_bytes for row in plan.rows), default=0))
+    return f"Total: {cases}, {time}; the largest needs {need} a rank, {host} a host."
 
 
 def _wrapped(text: str) -> list[str]:

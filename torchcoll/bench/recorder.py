@@ -109,11 +109,8 @@ def header(session: Session, argv: list[str] | None) -> dict[str, Any]:
     def connects(entry: BackendEntry) -> str:
         if session.found_group:
             return "before"
-        return (
-            "communicator"
-            if spec.connects_early and entry.connects == "first call"
-            else entry.connects
-        )
+        early = spec.connects_early and entry.connects == "first call"
+        return "communicator" if early else entry.connects
 
     configured = any(entry.options for entry in entries)
     config = {"communicator_config": spec.communicator_config or "default"} if configured else {}
@@ -129,7 +126,7 @@ def header(session: Session, argv: list[str] | None) -> dict[str, Any]:
         "connects": connects(entries[0]),
         **several,
         "environment": {
-            **environment.environment(local.torch, entries, local.device.name),
+            **environment.environment(local.torch, entries),
             **config,
         },
     }

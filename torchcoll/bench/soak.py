@@ -139,7 +139,7 @@ class _Account:
         self._rounds = (self._rounds[0], number)
         bad = [result for result in results if not result.expected]
         for result in bad:
-            self._fault(f"round {number}: {result.case.describe()}: {result.reason}")
+            self._fault(number, result.case, result.reason)
         self._hold(number, case, gathered, not bad)
         gathering = self._open.setdefault(case, _Gathering())
         for result in results:
@@ -170,8 +170,7 @@ class _Account:
         before = self._digests.setdefault(case, (number, digests))
         for rank, (digest, other) in enumerate(zip(digests, before[1], strict=True)):
             if digest != other:
-                text = f"rank {rank} has other bits than in round {before[0]}"
-                self._fault(f"round {number}: {case.describe()}: {text}")
+                self._fault(number, case, f"rank {rank} has other bits than in round {before[0]}")
 
     def _unlike(self, number: int, case: Case, digests: dict[int, Any]) -> None:
         """Name the ranks of a sub-group whose output differs from that of most ranks that should
@@ -185,12 +184,12 @@ class _Account:
             for rank, digest in ranks:
                 if digest != usual:
                     text = f"rank {rank} has other bits than the ranks with the same output"
-                    self._fault(f"round {number}: {case.describe()}: {text}")
+                    self._fault(number, case, text)
 
-    def _fault(self, text: str) -> None:
+    def _fault(self, number: int, case: Case, text: str) -> None:
         self.faults += 1
         if self.faults <= FAULTS:
-            self._recorder.event("soak", text)
+            self._recorder.event("soak", f"round {number}: {case.describe()}: {text}")
 
     def flush(self) -> None:
         from torchcoll.core.soak_windows import SoakCase, SoakWindow
@@ -250,23 +249,18 @@ def soak_metrics(
     """
     from torchcoll.core.summary import P99_CALLS
 
-    of_cases: dict[str, list[tuple[dict[str, object], float]]] = {
-        name: [] for name in ("median", "p99", "max", "slowest")
-    }
     labels_of_cases = metrics_file.unique_labels(
-        [{**common, **metrics_file.case_labels(soak_case.case)} for soak_case in window.cases]
+        [{**common, **metrics_file.case_labels(case.case)} for case in window.cases]
     )
-    for soak_case, labels in zip(window.cases, labels_of_cases, strict=True):
-        for name, ns in (
-            ("median", soak_case.median_ns),
-            ("p99", soak_case.p99_ns),
-            ("max", soak_case.max_ns),
-        ):
-            if name != "p99" or soak_case.calls >= P99_CALLS:
-                of_cases[name].append((labels, ns / 1e9))
-        if soak_case.slowest:
-            rank = max(soak_case.slowest, key=lambda name: soak_case.slowest[name])
-            of_cases["slowest"].append((labels, float(rank)))
+    cases = [*zip(labels_of_cases, window.cases, strict=True)]
+    medians = [(labels, case.median_ns / 1e9) for labels, case in cases]
+    p99s = [(labels, case.p99_ns / 1e9) for labels, case in cases if case.calls >= P99_CALLS]
+    longest = [(labels, case.max_ns / 1e9) for labels, case in cases]
+    slowest = [
+        (labels, float(max(case.slowest, key=case.slowest.__getitem__)))
+        for labels, case in cases
+        if case.slowest
+    ]
     of_all: list[tuple[str, str, float]] = [
         ("round", "The last round of the window.", window.last_round),
         ("checks", "Calls whose results were checked, since the begin.", checked),
@@ -275,10 +269,10 @@ def soak_metrics(
     ]
     return [
         *(Metric(f"soak_{name}", text, [(common, value)]) for name, text, value in of_all),
-        Metric("soak_median_seconds", "Of the calls of the window.", of_cases["median"]),
-        Metric("soak_p99_seconds", "Of the calls of the window.", of_cases["p99"]),
-        Metric("soak_max_seconds", "Of the calls of the window.", of_cases["max"]),
-        Metric("soak_slowest_rank", "The rank that was last most often.", of_cases["slowest"]),
+        Metric("soak_median_seconds", "Of the calls of the window.", medians),
+        Metric("soak_p99_seconds", "Of the calls of the window.", p99s),
+        Metric("soak_max_seconds", "Of the calls of the window.", longest),
+        Metric("soak_slowest_rank", "The rank that was last most often.", slowest),
     ]
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.measure import measure_case
-from torchcoll.core.case import NotRun, SizedCase, fingerprint
+from torchcoll.core.backends import backend_of
+from torchcoll.core.case import Case, NotRun, SizedCase, fingerprint, size_case
+from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import TorchcollError, UsageError
 from torchcoll.machine import environment
 from torchcoll.machine.devices import Call, cost_of_measuring
@@ -71,16 +73,15 @@ class Sweep:
         """This rank's file of samples, in which a case begins. Collective. Raises TorchcollError
         if some rank has none.
         """
-        failure = ""
-        if self._kept is None:
-            from torchcoll.core.kept_samples import KeptSamples
 
-            assert self.session.file
-            try:
+        def open_file() -> None:
+            if self._kept is None:
+                from torchcoll.core.kept_samples import KeptSamples
+
+                assert self.session.file
                 self._kept = KeptSamples(*self.session.file, self.local.rank)
-            except TorchcollError as error:
-                failure = str(error)
-        if failed := self.local.control.failed(failure):
+
+        if failed := self.local.control.attempt(open_file, TorchcollError):
             raise TorchcollError("{}: {}".format(*failed))
         assert self._kept
         self._kept.cases += 1
@@ -150,13 +151,20 @@ class Sweep:
             self._record_cost_of_measuring(sizing.case.backend)
             self._cost_known = True
 
-    def measured(self, sizing: SizedCase) -> list[CaseResult]:
-        """The result of each sub-group, on rank 0."""
-        case = sizing.case
+    def measured(self, asked: SizedCase) -> list[CaseResult]:
+        """The result of each sub-group, on rank 0. asked: sized for the largest sub-group."""
+        case = asked.case
         start_ns, wall_us = time.perf_counter_ns(), time.time_ns() // 1000
         self.local.progress.step(case.describe())
-        not_run = self.agree_on_case(sizing)
-        results = measure_case(self, sizing, not_run)
+        not_run = self.agree_on_case(asked) or self._cannot_run(case)
+        sizing = size_case(case, len(self.part), span_bytes=asked.span_bytes)
+        if not_run:
+            results = self.gather_results(sizing, {}, **not_run._asdict())
+        else:
+            try:
+                results = measure_case(self, sizing)
+            finally:
+                self.local.device.release()  # nothing holds the buffers any more
         for result in results:
             result.start_ns, result.start_wall_us = start_ns, wall_us
             result.spent_ns["case"] = time.perf_counter_ns() - start_ns
@@ -180,6 +188,49 @@ class Sweep:
         if refusal:
             raise UsageError(*refusal)
         return NotRun(*reason) if reason else None
+
+    def _cannot_run(self, case: Case) -> NotRun | None:
+        """What torch has no way to do, and what a backend that never connected cannot do; equal on
+        all ranks.
+        """
+        local, backend = self.local, backend_of(case.backend)
+        if reason := self.communicators.unusable.get(backend.name):
+            return NotRun("failed", reason)
+        reason = ""
+        if case.mode == "graph" and not local.device.captures:
+            reason = f"torch {local.torch.__version__} captures no graphs on {local.device.kind}"
+        elif case.mode == "graph" and not COLLECTIVES[case.collective].has_data:
+            reason = f"a {case.collective} waits on the host, which no graph can capture"
+        elif case.mode == "graph" and "rotating:" in (case.splits or ""):
+            moving = "the blocks of rotating: move on from call to call"
+            reason = f"a graph replays one call, but {moving}"
+        elif case.buffers != "default" and not backend.buffers:
+            reason = f"{backend.name} has no {case.buffers} buffers"
+        elif self.spec.concurrent_collective and case.device in backend.one_at_a_time:
+            # Two threads with a call each wait for each other's ranks for ever.
+            where = f"{backend.name} on {case.device}"
+            reason = f"{where} runs one call at a time, so two cannot overlap"
+        return NotRun("unsupported", reason) if reason else None
+
+    def gather_results(
+        self,
+        sizing: SizedCase,
+        samples: dict[str, Any],
+        steady: Sequence[list[dict[str, list[int]]]] = (),
+        **facts: Any,
+    ) -> list[CaseResult]:
+        """Gather every rank's samples; on rank 0 the CaseResult of each sub-group.
+
+        steady: [batch][rank][clock], gathered already. facts: see results_of.
+        """
+        local = self.local
+        local.progress.step(f"{sizing.case.describe()}: samples to rank 0")
+        self.gathered = local.control.gather(samples)
+        if local.rank:
+            return []
+        from torchcoll.bench.recorder import results_of
+
+        return results_of(self.parts, sizing, self.gathered, steady, **facts)
 
     def _record_cost_of_measuring(self, backend: str) -> None:
         """Called after the first case that ran: a barrier before it would pay for connecting."""

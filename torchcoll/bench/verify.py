@@ -118,11 +118,9 @@ class Pattern:
             if whole < len(chunk):
                 yield chunk[whole:], row[: len(chunk) - whole]
 
-    def fill(
-        self, buffer: Any, shift: int, most: int = 1 << 22, pulse: Callable[[], object] = list
-    ) -> None:
-        """Fill the buffer, ``pulse`` after every ``most`` elements."""
-        for part, row in self.chunks(buffer, shift, most):
+    def fill(self, buffer: Any, shift: int, pulse: Callable[[], object] = list) -> None:
+        """Fill the buffer, with a call of ``pulse`` after every 4 Mi elements."""
+        for part, row in self.chunks(buffer, shift, 1 << 22):
             part.copy_(row)
             pulse()
 
@@ -210,7 +208,6 @@ def _terms(op: str, ranks: int) -> tuple[int, ...]:
     return (2, *_steps(ranks - 1, 2)) if odd else _steps(ranks, 2)
 
 
-@dataclass(frozen=True)
 class Values:
     """Inputs and result of a reduction, for one period of elements.
 
@@ -226,34 +223,26 @@ class Values:
     drops the rest.
     """
 
-    torch: Any
-    case: Case
-    ranks: int
-    turn: int = 0
-
-    @property
-    def _dtype(self) -> Dtype:
-        return DTYPES[self.case.dtype or "uint8"]
-
-    @property
-    def _float(self) -> bool:
-        return self._dtype.kind == "float"
+    def __init__(self, torch: Any, case: Case, ranks: int, turn: int = 0) -> None:
+        self.torch, self.ranks, self.turn, self.op = torch, ranks, turn, case.op or ""
+        self._dtype: Dtype = DTYPES[case.dtype or "uint8"]
+        self._float = self._dtype.kind == "float"
+        first, second = _places(torch)
+        self._place, self._variety = first, second // 2
+        self._sign = 1 - 2 * ((second + turn) & 1)
+        self._signed = 1 if self._dtype.kind == "uint" else self._sign
+        self._bits = 8 * self._dtype.itemsize - 1  # not the sign's
+        self._full = (1 << self._bits) - 1
+        # One more than the ranks, so that some bit is left out: else all elements were equal.
+        self._bit_parts = max(ranks + 1, self._bits)
 
     def _part(self, rank: int, turn: int = 0, parts: int = 0) -> Any:
         """Which part the rank has for each element."""
-        return (_places(self.torch)[0] + rank + turn) % (parts or self.ranks)
-
-    @property
-    def _sign(self) -> Any:
-        return 1 - 2 * ((_places(self.torch)[1] + self.turn) & 1)
-
-    @property
-    def _variety(self) -> Any:
-        return _places(self.torch)[1] // 2
+        return (self._place + rank + turn) % (parts or self.ranks)
 
     def input(self, rank: int) -> Any:
         """As float64 or int64, before it is converted to the type, which wraps round."""
-        torch, op = self.torch, self.case.op or ""
+        torch, op = self.torch, self.op
         if op in ("sum", "prod") or (op == "avg" and self._float):
             terms = torch.tensor(_terms(op, self.ranks))
             return self._of_exponents(terms[self._part(rank)] * self._sign)
@@ -275,7 +264,7 @@ class Values:
 
     def result(self) -> Any:
         """The reduction over all ranks, in numbers that do not round; as ``input``."""
-        torch, op = self.torch, self.case.op or ""
+        torch, op = self.torch, self.op
         if op in ("sum", "prod"):
             return self._of_exponents(sum(_terms(op, self.ranks)) * self._sign)
         if op == "avg" and self._float:
@@ -299,7 +288,7 @@ class Values:
         return self._full ^ combined if op == "band" else combined
 
     def _of_exponents(self, exponents: Any) -> Any:
-        if self.case.op != "prod":
+        if self.op != "prod":
             return exponents.double() if self._float else exponents
         if self._float:
             return 2.0 ** exponents.double()
@@ -307,10 +296,6 @@ class Values:
         powers = [pow(3, exponent, modulus) for exponent in range(-4, 5)]
         signed = [p - modulus if p >= modulus // 2 else p for p in powers]
         return self.torch.tensor(signed)[exponents + 4]
-
-    @property
-    def _signed(self) -> Any:
-        return 1 if self._dtype.kind == "uint" else self._sign
 
     @property
     def _mean(self) -> Any:
@@ -332,15 +317,11 @@ class Values:
         least = 2 + (self._variety + self.turn * (kinds // 3)) % kinds
         if self._dtype.kind == "uint":
             return least, least + 1
-        below = self._sign < 0
+        below, wide = self._sign < 0, self.torch.float64 if self._float else self.torch.int64
         return (
-            self.torch.where(below, -least - 1, least).to(self._wide),
-            self.torch.where(below, -least, least + 1).to(self._wide),
+            self.torch.where(below, -least - 1, least).to(wide),
+            self.torch.where(below, -least, least + 1).to(wide),
         )
-
-    @property
-    def _wide(self) -> Any:
-        return self.torch.float64 if self._float else self.torch.int64
 
     @property
     def _masks(self) -> tuple[Any, Any, Any]:
@@ -350,19 +331,6 @@ class Values:
         kind, turn = self._variety, self.turn
         first, second = 32 + (kind // 31 + 7 * turn) % 32, 64 + (kind // 7 + 5 * turn) % 32
         return first, second, 1 + (kind + 11 * turn) % 31
-
-    @property
-    def _bits(self) -> int:
-        return 8 * self._dtype.itemsize - 1  # not the sign's
-
-    @property
-    def _full(self) -> int:
-        return (1 << self._bits) - 1
-
-    @property
-    def _bit_parts(self) -> int:
-        # One more than the ranks, so that some bit is left out: else all elements were equal.
-        return max(self.ranks + 1, self._bits)
 
 
 def moved_values(torch: Any, case: Case) -> Any:

@@ -218,7 +218,10 @@ def place_of(frame: Any) -> tuple[str, str] | None:
             if module in ("torchcoll.bench.watchdog", "torchcoll.bench.departure"):
                 return None
             if module == "torchcoll.bench.control":
-                return EXCHANGE, _outermost(frame, module)
+                name = ""  # of the outermost function there
+                while frame and frame.f_globals.get("__name__") == module:
+                    name, frame = frame.f_code.co_name, frame.f_back
+                return EXCHANGE, name
             if rest in _CALLERS:
                 return COLLECTIVE, frame.f_code.co_name
             return BUSY, f"{rest}, {frame.f_code.co_name}"
@@ -241,13 +244,6 @@ def _in_torch(frame: Any) -> tuple[str, str]:
     return (COLLECTIVE, name) if waits else (BUSY, f"torch, {name}")
 
 
-def _outermost(frame: Any, module: str) -> str:
-    name = ""
-    while frame and frame.f_globals.get("__name__") == module:
-        name, frame = frame.f_code.co_name, frame.f_back
-    return name
-
-
 def last_calls(group: str, begun: int) -> list[str]:
     """The buffers of this process's last three calls on ``group`` after call number ``begun``.
 
@@ -258,10 +254,15 @@ def last_calls(group: str, begun: int) -> list[str]:
         from torch._C import _distributed_c10d as c10d
 
         data = c10d._dump_fr_trace(includeStackTraces=False)  # type: ignore[attr-defined]
-        entries = [e for e in pickle.loads(data)["entries"]
-               if e["process_group"][0] == group and e["collective_seq_id"] > begun]  # fmt: skip
-        calls = [e for e in entries if not e["is_p2p"] and e["input_sizes"]]
-        return [_given(entry) for entry in calls[-3:]]
+        calls = [
+            entry
+            for entry in pickle.loads(data)["entries"]
+            if entry["process_group"][0] == group
+            and entry["collective_seq_id"] > begun
+            and not entry["is_p2p"]
+            and entry["input_sizes"]
+        ]
+        return [_given(call) for call in calls[-3:]]
     return []
 
 

@@ -209,6 +209,8 @@ BACKENDS: dict[str, BackendEntry] = {
         ),
     )
 }
+# The variables that hide GPUs from a process: of CUDA, and of ROCm.
+VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 # The backend of a plan if none is named: every machine has it.
 DEFAULT = "gloo"
 
@@ -297,12 +299,8 @@ def _default(torch: Any, kind: str | None) -> str:
     if kind in (None, "xpu") and present(torch, "xpu"):
         return "xccl" if getattr(dist, "is_xccl_available", bool)() else "ccl"
     if kind not in (None, "cpu"):
-        raise UnavailableError(
-            "device",
-            kind,
-            "one that machine and torch have",
-            "torchcoll doctor says why.",
-        )
+        expected = "one that machine and torch have"
+        raise UnavailableError("device", kind, expected, "torchcoll doctor says why.")
     return "gloo"
 
 

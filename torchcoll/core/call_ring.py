@@ -57,10 +57,13 @@ _MOST_NS = 1 << 62
 class RingCall:
     """One call of a ring.
 
-    serial: its number among all calls of the process, from 1. number: among the calls of its group,
-    from 1, as torch counts them; send and recv are counted for each peer. ended_ns: None while it
-    has not ended. failed: whether it ended with an exception. certain: whether a call that is not
-    ended was really pending; otherwise its end would have been noticed only later.
+    serial: its number among all calls of the process, from 1.
+    number: among the calls of its group, from 1, as torch counts them; send and recv are counted
+    for each peer.
+    ended_ns: None if it has not ended.
+    failed: whether it ended with an exception.
+    certain: whether a call that has not ended was really pending. If not, it may have ended without
+    having been noticed yet.
     """
 
     serial: int
@@ -81,9 +84,12 @@ class RingCall:
 
 @dataclass
 class CallRing:
-    """What a ring file says. calls: in the order of issue. errors: serial number of a call -> the
-    exception that it raised. alive_ns: when the process was last seen alive. end: ``status``,
-    ``reason`` and ``text``; {} where the capture did not end.
+    """The content of a ring file.
+
+    calls: in the order of issue.
+    errors: serial number of a call -> the exception that it raised.
+    alive_ns: when the process was last seen alive.
+    end: ``status``, ``reason`` and ``text``; {} if the capture did not end.
     """
 
     header: dict[str, Any]
@@ -109,9 +115,9 @@ def is_ring(begin: bytes) -> bool:
 
 
 def read_ring(path: Path) -> CallRing:
-    """Read a ring file, also a truncated one. Damaged parts are ``problems``.
+    """Read a ring file, also a truncated one. Damaged parts become ``problems``.
 
-    Raises UnreadableError for a file that is none, or whose header is unusable.
+    Raises UnreadableError for any other file, and for an unusable header.
     """
     problems: list[str] = []
     data = b""

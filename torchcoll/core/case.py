@@ -43,10 +43,15 @@ SLOT_BYTES = 128
 
 
 class NotRun(NamedTuple):
-    """Why a case has no figures: the ``status`` of its result, and the reason that is shown."""
+    """Why a case was not run: the ``status`` of its result, and the reason that is shown."""
 
     status: str
     reason: str
+
+
+def known_fields(cls: Any, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of a record that are fields of the dataclass. A later version may have more."""
+    return {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
 
 
 def flat_dict(record: Any) -> dict[str, Any]:
@@ -63,8 +68,8 @@ class Field:
 
     name: of the field. One that ends with ``_bytes`` is read as a size: ``1K``.
     help: of the option; ``{default}`` stands for the default of the field.
-    kind: what a value is. An option of kind bool takes no value, unless there are ``texts``.
-    least: the least number.
+    kind: the type of a value. An option of kind bool takes no value, unless there are ``texts``.
+    least: the smallest number that is allowed.
     choices: all values that are allowed; () if any other check decides.
     texts: the texts that the option takes, and their values; {} for any text.
     metavar: what the help calls the value; '' for the name of the option.
@@ -117,7 +122,8 @@ class Setting(Field):
     label: str = ""
 
 
-# What to measure, and how, in the order of the help.
+# The options of a Spec, in the order of the help: what to measure, and how. An entry that is a
+# Setting is also a field of each case; the others decide which cases there are, and how they run.
 WHAT = (
     Field("collectives", f"all, or several of {', '.join(COLLECTIVES)}"),
     Field("min_bytes", "smallest size ({default})", int, short="-b"),
@@ -380,7 +386,7 @@ class Case:
 
         Raises ValueError or TypeError for an invalid value, so that nothing fails later.
         """
-        case = cls(**{k: v for k, v in data.items() if k in cls.__dataclass_fields__})
+        case = cls(**known_fields(cls, data))
         if any(type(getattr(case, name)) not in types for name, types in _TYPES_OF_FIELDS):
             raise TypeError("a case has a field of another type")
         if case.collective not in COLLECTIVES:

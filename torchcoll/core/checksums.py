@@ -1,4 +1,4 @@
-"""Check sums of lines, by which a reader detects damaged, lost, repeated and foreign lines.
+"""Check sums of lines, with which a reader detects damaged, lost, repeated and foreign lines.
 
 Each line of torchcoll's files ends with ``,"line":N,"crc":"XXXXXXXX"}``. ``line`` is the number of
 the line, from 1. ``crc`` is the CRC-32 (zlib's) of the bytes of the line before ``,"crc"``, in

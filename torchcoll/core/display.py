@@ -1,4 +1,4 @@
-"""How results show themselves: as one line, and in a notebook as what ``torchcoll.show`` prints."""
+"""Base classes of results: their repr is one line, and a notebook displays them as tables."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import os
 from collections.abc import Iterator, Sized
 from typing import Any
 
-from torchcoll.core.errors import one_line
+from torchcoll.core.errors import cut_text, one_line
 
 _LONGEST = 200  # characters of a line
 _LONGEST_TEXT = 60  # of one value in it
 
 
 class OneLine:
-    """A dataclass whose repr is one short line: a result may hold millions of samples.
+    """A dataclass whose repr is one short line: a result may have millions of samples.
 
-    The dataclass must be made with ``repr=False``, or it gets the repr of all that it holds.
+    The dataclass must be made with ``repr=False``, or its repr has all of them.
     """
 
     __slots__ = ()
@@ -27,21 +27,18 @@ class OneLine:
 
 
 def as_one_line(text: str) -> str:
-    """The text as a repr: without what a terminal would obey, and cut."""
-    text = one_line(text)
-    return f"<{text if len(text) <= _LONGEST - 2 else text[: _LONGEST - 5] + '...'}>"
+    """The text as a repr: without control characters, and cut to the longest line."""
+    return f"<{cut_text(one_line(text), _LONGEST - 2)}>"
 
 
 def _values_of(shown: Any) -> Iterator[str]:
-    """``metric=time``, ``rows[10]``: each field that holds something, of a container its length."""
+    """Yield ``metric=time`` or, for a container, ``rows[10]`` for each field that is not empty."""
     for field in dataclasses.fields(shown):
         value = getattr(shown, field.name)
         if not field.repr or value is None or (isinstance(value, Sized) and not len(value)):
             continue
         if isinstance(value, str | os.PathLike):
-            text = str(value)
-            cut = len(text) > _LONGEST_TEXT
-            yield f"{field.name}={text[: _LONGEST_TEXT - 3]}..." if cut else f"{field.name}={text}"
+            yield f"{field.name}={cut_text(str(value), _LONGEST_TEXT)}"
         elif isinstance(value, bool | int | float | OneLine):
             yield f"{field.name}={value!r}"
         elif isinstance(value, Sized):

@@ -25,6 +25,9 @@ class ExitCode(IntEnum):
     HANG = 5  # a rank hung, was lost, never came or raised an exception
 
 
+_LONGEST_VALUE = 120  # characters of a value in a message
+
+
 class TorchcollError(Exception):
     """Base of all errors that a user can cause; ``exit_code`` is the command's."""
 
@@ -36,7 +39,7 @@ class TorchcollError(Exception):
         self.what, self.action = what, action
         text = what
         if value is not None:
-            text += f": got {_short(value)}"
+            text += f": got {cut_text(one_line(value).strip() or 'an empty text', _LONGEST_VALUE)}"
             if expected:
                 text += f", expected {expected}"
         elif expected:
@@ -57,7 +60,7 @@ class UsageError(TorchcollError, ValueError):
 
 
 def choice(value: object, what: str, allowed: Iterable[object]) -> None:
-    """Raises UsageError where ``value`` is none of these; a None among them is not named."""
+    """Raises UsageError unless ``value`` is one of these. A None among them is not named."""
     allowed = tuple(allowed)
     if value not in allowed:
         raise unknown(what, value, [each for each in allowed if each is not None])
@@ -70,8 +73,10 @@ def unknown(
     expected: str = "one of {}",
     action: str = "",
 ) -> UsageError:
-    """What refuses a name that is none of ``choices``. expected: {} stands for all of them; text
-    that is not known in advance stands there as ``literal`` writes it.
+    """The error for a name that is not among ``choices``.
+
+    expected: what is expected; {} stands for all choices, and other text that is not known in
+    advance must be written by ``literal``.
     """
     names = [str(each) for each in choices]
     hint = f"{did_you_mean(value, names)} {action}".strip()
@@ -79,13 +84,13 @@ def unknown(
 
 
 def literal(text: str) -> str:
-    """A text for ``unknown``'s ``expected``, in which braces stand for themselves."""
+    """Escape a text for the ``expected`` of ``unknown``, so that its braces are kept."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
 def nearest_name(value: object, choices: Iterable[str], least: float = 0.6) -> str:
-    """The name most alike, or '' if none is; capitals do not count. least: difflib's ratio."""
-    import difflib  # 6 ms, which only an error costs
+    """The most similar name, ignoring case, or '' if none is similar. least: difflib's ratio."""
+    import difflib  # takes 6 ms, which only an error costs
 
     names = {name.lower(): name for name in choices}
     alike = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=least)
@@ -93,17 +98,17 @@ def nearest_name(value: object, choices: Iterable[str], least: float = 0.6) -> s
 
 
 def did_you_mean(value: object, choices: Iterable[str], least: float = 0.6) -> str:
-    """``Did you mean all_reduce?``, or '' if no name is alike (see ``nearest_name``)."""
+    """``Did you mean all_reduce?``, or '' if no name is similar (see ``nearest_name``)."""
     nearest = nearest_name(value, choices, least)
     return f"Did you mean {nearest}?" if nearest else ""
 
 
 def nearest_option(message: str, options: Collection[str], help: str) -> str:
-    """The next action for what argparse refuses: the nearest option where it knows no such one, and
-    where the options are listed.
+    """The next action for arguments that argparse refuses: the option most similar to an unknown
+    one, and the help that lists the options.
     """
     arguments = message.partition("unrecognized arguments: ")[2].split()
-    # Without the dashes, which make all of them alike.
+    # Without the dashes, which would make all options similar.
     names = [name[2:] for name in options if name.startswith("--")]
     option = arguments[0].partition("=")[0].lstrip("-") if arguments else ""
     hint = did_you_mean(option, names).replace("mean ", "mean --") if option else ""
@@ -111,8 +116,8 @@ def nearest_option(message: str, options: Collection[str], help: str) -> str:
 
 
 def nearest_file(path: object) -> str:
-    """``Did you mean runs/a.jsonl?``: an existing path in which one name, of the file or of a
-    folder, is replaced by the name most alike; '' where there is none.
+    """``Did you mean runs/a.jsonl?``: the most similar path that exists and differs in one name, of
+    the file or of a folder; '' if there is none.
     """
     folder, name, below = *os.path.split(str(path)), ""
     while folder and not os.path.isdir(folder):
@@ -136,13 +141,13 @@ def nearest_file(path: object) -> str:
     return f"Did you mean {nearest.rstrip(os.sep)}?"
 
 
-_LIKE = 0.75  # endings are alike anyhow
-_LEAST_LETTERS = 3  # any two shorter names are alike
+_LIKE = 0.75  # endings are similar anyway
+_LEAST_LETTERS = 3  # any two shorter names are similar
 _MOST_FILES = 2000  # of a folder: comparing each with the name takes 5 us a character
 
 
 def looks_like_file(text: str) -> bool:
-    """Whether an argument that could also be a name is meant as a file, which need not exist."""
+    """Whether an argument, which could also be a name, is meant as a file. It need not exist."""
     endings = (".json", ".jsonl", ".gz", ".csv", ".log", ".txt")
     return os.path.exists(text) or os.sep in text or text.endswith(endings)
 
@@ -177,25 +182,25 @@ class UnreadableError(TorchcollError):
 
 
 class DiskFullError(TorchcollError):
-    """A disk, or a quota, that refuses what is to be written (exit code 1).
+    """A disk or a quota that refuses to take more (exit code 1).
 
-    No UsageError: the same command succeeds once there is room.
+    It is no UsageError, because the same command succeeds once there is room.
     """
 
 
 class UnusableError(UsageError):
-    """An input that holds nothing of what is asked: no case with a time, no pair, no model type
-    that torchcoll can plan.
+    """An input without anything that the command can use: no case with a time, no pair, no model
+    type that torchcoll can plan.
 
-    Exit code 3, as for any file that a command cannot use. From Python it is a ValueError, because
-    a Run or a dictionary can be passed in place of a file.
+    The exit code is 3, as for any file that a command cannot use. In Python it is a ValueError,
+    because a Run or a dictionary can be passed in place of a file.
     """
 
     exit_code = ExitCode.UNREADABLE
 
 
 class ForeignError(UnreadableError):
-    """A file that is neither a result nor of a format that an importer knows."""
+    """A file that is neither a result nor in a format of an importer."""
 
 
 class UnavailableError(TorchcollError):
@@ -221,13 +226,13 @@ _called: dict[str, str] = {}
 
 
 def call(path: str, name: str) -> None:
-    """Have whatever is printed say ``name`` in place of the path of a file that nobody named."""
+    """Print ``name`` in place of the path of a temporary file, which the user did not name."""
     _called[path] = name
 
 
 def printable(text: str) -> str:
-    """The text without what a terminal would obey: ESC, BEL, C1, bidi marks, ends of lines, and
-    surrogates, which no encoding has. A blank stands for each.
+    """Replace characters that a terminal would obey by blanks: ESC, BEL, C1, bidi marks and line
+    ends; and surrogates, which cannot be encoded.
     """
     for path, name in _called.items():
         text = text.replace(path, name)
@@ -239,8 +244,13 @@ def one_line(text: object) -> str:
     return printable(" ".join(str(text).split()))
 
 
+def cut_text(text: str, most: int) -> str:
+    """The text, or its beginning with ``...``, in at most ``most`` characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def tell(text: str) -> None:
-    """One line on stderr: what a program that reads stdout must not get. Secrets are masked."""
+    """Print one line on stderr, which programs that read stdout do not get. Secrets are masked."""
     print(printable(_masked(text)), file=sys.stderr, flush=True)
 
 
@@ -256,8 +266,3 @@ def _masked(text: str) -> str:
     from torchcoll.core.variables import masked  # only an error needs its expressions
 
     return masked(text)
-
-
-def _short(value: object, limit: int = 120) -> str:
-    text = one_line(value).strip() or "an empty text"
-    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -18,17 +18,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from torchcoll.core import errors
 from torchcoll.core.checksums import LineWriter
-from torchcoll.core.errors import (
-    DiskFullError,
-    TorchcollError,
-    UnreadableError,
-    UsageError,
-    one_line,
-    path_text,
-)
 from torchcoll.core.jsonl import TRUNCATED, UNUSABLE, lines_of, parse_line, read_records
-from torchcoll.core.opening import MAKE_ROOM, not_written, open_to_read, open_to_write
+from torchcoll.core.opening import MAKE_ROOM, files_in, not_written, open_to_read, open_to_write
 from torchcoll.core.result import (
     CaseResult,
     Run,
@@ -52,8 +45,9 @@ _LONGEST_NAME = 60  # characters of the name of a variable that is refused
 class Writer:
     """Appends records to a new file; rank 0 has one. Refuses a file that exists.
 
-    otherwise: what to do where it cannot be written. further: to a file that is there, instead.
-    when_full: what to do when the disk is full.
+    otherwise: what to do if the file cannot be written.
+    further: append to an existing file instead.
+    when_full: what to do if the disk is full.
     """
 
     def __init__(
@@ -66,12 +60,17 @@ class Writer:
         self._refused = self._truncated = False
         self.when_full = MAKE_ROOM
         if str(path) == "-":  # tables go to stdout
-            raise UsageError("output", path, "a file", otherwise)
+            raise errors.UsageError("output", path, "a file", otherwise)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: IO[bytes] = open_to_write(path, "r+b" if further else "xb", buffering=0)
             if not further:
-                self._own()
+                # ``append_end`` of other processes leaves the file alone while this process lives.
+                # Some file systems have no locks.
+                with contextlib.suppress(ImportError, OSError):
+                    import fcntl
+
+                    fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if self._file.seek(0, os.SEEK_END):
                 self._file.seek(-1, os.SEEK_END)
                 if self._file.read(1) != b"\n":  # a record that was cut off
@@ -80,38 +79,29 @@ class Writer:
         except OSError as error:
             # A FileExistsError may also mean that the parent is a file.
             if isinstance(error, FileExistsError) and os.path.lexists(path):
-                raise UsageError(
+                raise errors.UsageError(
                     "output", path, "a file that does not exist", "Name another file or remove it."
                 ) from None
             refused = not_written("output", path, error)
-            if isinstance(refused, UsageError):
+            if isinstance(refused, errors.UsageError):
                 expected = f"a file that can be written ({error.strerror})"
-                refused = UsageError("output", path, expected, otherwise)
+                refused = errors.UsageError("output", path, expected, otherwise)
             raise refused from None
 
-    def _own(self) -> None:
-        """Nobody else ends the file while this process lives: what one writes at its end the other
-        would write over. Not on file systems without locks.
-        """
-        with contextlib.suppress(ImportError, OSError):
-            import fcntl
-
-            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-
     def write(self, record: str, data: dict[str, Any], durable: bool = False) -> None:
-        """One line in one write. ``durable``: on disk when this returns.
+        """Write one line in one write. ``durable``: it is on disk when this returns.
 
-        Raises DiskFullError when the disk refuses it; later records are then dropped in silence.
+        Raises DiskFullError if the disk refuses it; later records are then silently dropped.
         """
         try:
             self.append([(record, data)], durable)
         except OSError as error:
-            raise DiskFullError(
+            raise errors.DiskFullError(
                 str(self.path), error.strerror, "a disk that takes the next record", self.when_full
             ) from None
 
     def append(self, records: Iterable[tuple[str, dict[str, Any]]], durable: bool = False) -> None:
-        """A line for each record, all in one write. Raises OSError where ``write`` raises."""
+        """Write a line for each record, all in one write. Raises OSError if the disk refuses it."""
         if self._refused:
             return
         lines = [self._lines.line({"record": record, **data}) for record, data in records]
@@ -127,15 +117,15 @@ class Writer:
             raise
 
     def _check_size(self) -> os.stat_result:
-        """Notices that another process has truncated the file. The next write hides it: it leaves
-        a hole and makes the file as long as before.
+        """Notice that another process has truncated the file. The next write would hide that: it
+        leaves a hole and makes the file as long as before.
         """
         state = os.fstat(self._file.fileno())
         self._truncated = self._truncated or state.st_size < self._file.tell()
         return state
 
     def there(self) -> bool:
-        """Whether the open file is still the one of that name and has all that was written."""
+        """Whether the open file still has its name and everything that was written."""
         try:
             state = self._check_size()
             return not self._truncated and os.path.samestat(state, self.path.stat())
@@ -143,7 +133,7 @@ class Writer:
             return False
 
     def discard_empty(self) -> None:
-        """Close the file; remove it where it is ours and nothing was written."""
+        """Close the file, and remove it if it is ours and nothing was written."""
         if self._file.closed:
             return
         if not os.fstat(self._file.fileno()).st_size and self.there():
@@ -154,13 +144,13 @@ class Writer:
         self._file.close()
 
     def write_all(self, records: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """All records of a file, and close it. Where the disk refuses one, the file is removed: its
-        source is there still, and the same command needs the name.
+        """Write all records of a file, and close it. If the disk refuses one, the file is removed:
+        its source still exists, and the same command needs the name again.
         """
         try:
             for record, data in records:
                 self.write(record, data)
-        except DiskFullError:
+        except errors.DiskFullError:
             self.path.unlink(missing_ok=True)
             raise
         finally:
@@ -168,17 +158,17 @@ class Writer:
 
 
 def append_end(path: Path, run_id: str, event: dict[str, Any], end: dict[str, Any]) -> bool:
-    """End the file of rank 0 that is gone, from another rank that reaches it.
+    """End the file of a rank 0 that is gone, from another rank that reaches it.
 
-    Whether the event and the end were written: not where the file is another's or not to be
-    reached from here, not where it has its end already, and not where the rank that writes it lives
-    after all (this one has lost its connection alone).
+    Returns whether the event and the end were written. They are not if the file belongs to another
+    run, cannot be reached from here, or already has its end; nor if the rank that writes it still
+    lives, and only this rank has lost its connection.
     """
     try:
         import fcntl
 
         with open_to_write(path, "r+b") as file:
-            # Of several hosts each has a rank that comes here: one after the other.
+            # Each of several hosts has a rank that comes here, one after the other.
             for tried in range(_LOCK_TRIES):
                 with contextlib.suppress(BlockingIOError):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -197,7 +187,7 @@ def append_end(path: Path, run_id: str, event: dict[str, Any], end: dict[str, An
             writer.write("event", event)
             writer.write("end", {**end, "cases": cases}, durable=True)
             writer.close()
-    except (ImportError, OSError, ValueError, AttributeError, TorchcollError):
+    except (ImportError, OSError, ValueError, AttributeError, errors.TorchcollError):
         return False
     return True
 
@@ -224,50 +214,52 @@ def records_of(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def save(run: Run, path: str | os.PathLike[str]) -> None:
-    """Write ``run`` to a new file, its continuations to FILE.2, ... beside it.
+    """Write ``run`` to a new file, and its continuations to FILE.2, ... next to it.
 
-    Raises UsageError when one exists or cannot be written.
+    Raises UsageError if one exists or cannot be written.
     """
     if not isinstance(run, Run):
         action = "traffic.save(PATH) writes a Traffic." if hasattr(run, "calls") else ""
         action = "torchcoll.run returns it on rank 0 alone." if run is None else action
-        raise UsageError("run", type(run).__name__, "a Run", action)
-    path = Path(path_text(path, "path", "a path to write to"))
+        raise errors.UsageError("run", type(run).__name__, "a Run", action)
+    path = Path(errors.path_text(path, "path", "a path to write to"))
     for number, (member, results) in enumerate(run.all_runs(), 1):
         part = dataclasses.replace(member, results=results)
-        if part.continuations:  # the rest of a merged run is that of its last run
-            part.events = [e for e in run.events if not _is_of(e, run.continuations)]
+        if part.continuations:  # a merged run has the end of its last run
+            later = [event for further in run.continuations for event in further.events]
+            part.events = [e for e in run.events if not any(e is event for event in later)]
             part.end = part.in_flight = None
         writer = Writer(path if number == 1 else path.with_name(f"{path.name}.{number}"))
         writer.write_all(records_of(part))
 
 
-def _is_of(event: dict[str, Any], runs: Iterable[Run]) -> bool:
-    return any(event is recorded for run in runs for recorded in run.events)
-
-
 def load_own(path: str | os.PathLike[str]) -> Run:
-    """As ``load``, of a result file of torchcoll alone: what goes on with a run, or judges it,
-    takes no other. Raises UnreadableError for any other.
+    """Load a result file of torchcoll, as ``load`` does. Raises UnreadableError for any other file:
+    commands that continue or judge a run take no other.
     """
     path, *continuations = files_of_run(path)
     run = _read_file(path)
     for further in continuations:
         try:
             _merge(run, _read_file(further))
-        except UnreadableError as error:  # killed before its header was written
+        except errors.UnreadableError as error:  # killed before its header was written
             run.problems.append(str(error))
     if run.end is None:
-        flight = f"; in flight: {run.in_flight.describe()}" if run.in_flight else ""
-        run.problems.append(f"{TRUNCATED}{flight}")
+        run.problems.append(truncated_text(run))
     elif run.ending:
         run.problems.append(run.ending)
     return run
 
 
+def truncated_text(run: Run) -> str:
+    """The problem of a run whose file has no end record."""
+    return TRUNCATED + (f"; in flight: {run.in_flight.describe()}" if run.in_flight else "")
+
+
 def is_ours(path: str | os.PathLike[str]) -> bool:
-    """True where the first line is that of a file of torchcoll, also a damaged one, and for what is
-    no file: that is missed as a result file. ``-`` is stdin, which other tools' output comes from.
+    """Whether the first line is that of a file of torchcoll, also of a damaged one. True for a path
+    without a file, so that a result file is reported as missing; False for ``-``, because stdin has
+    the output of other tools.
     """
     if not os.path.isfile(path):
         return os.fspath(path) != "-"
@@ -276,10 +268,10 @@ def is_ours(path: str | os.PathLike[str]) -> bool:
 
 
 def _first_line(path: str | os.PathLike[str], longest: int) -> bytes:
-    """Its beginning where it is longer; empty where it cannot be read."""
+    """The first line, or its beginning if it is longer; empty if the file cannot be read."""
     try:
         return next(lines_of(Path(path), [], longest=longest), b"")
-    except UnreadableError:
+    except errors.UnreadableError:
         return b""
 
 
@@ -288,12 +280,11 @@ def is_traffic(path: str | os.PathLike[str]) -> bool:
     try:
         path = Path(path)
         if path.is_dir():
-            return any(is_traffic(file) for file in path.iterdir() if file.is_file())
+            return any(map(is_traffic, files_in(path)))
         line = _first_line(path, 1 << 20)
-        # A large JSON of one line is not worth decoding for that.
-        return b"torchcoll-traffic/" in line and str(parse_line(line)["schema"]).startswith(
-            "torchcoll-traffic/"
-        )
+        if b"torchcoll-traffic/" not in line:  # decoding a large JSON of one line takes long
+            return False
+        return str(parse_line(line)["schema"]).startswith("torchcoll-traffic/")
     except (OSError, *UNUSABLE):
         return False
 
@@ -302,7 +293,7 @@ MODEL_START = re.compile(rb'"schema":\s*"torchcoll-model/')  # among the first b
 
 
 def is_model(path: str | os.PathLike[str]) -> bool:
-    """True for what `torchcoll model fit` wrote, of any version."""
+    """True for a file that `torchcoll model fit` wrote, of any version."""
     try:
         with open_to_read(path) as file:
             return bool(MODEL_START.search(file.read(1 << 12)))
@@ -319,7 +310,7 @@ def files_of_run(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def _continuation(path: Path, number: int) -> Path | None:
-    """FILE.2; of a packed FILE.gz, which --resume does not pack again, FILE.gz.2 or FILE.2.gz."""
+    """FILE.2; for a compressed FILE.gz, FILE.gz.2 (--resume does not compress it) or FILE.2.gz."""
     stem = path.name.removesuffix(".gz")
     for name in (f"{path.name}.{number}", f"{stem}.{number}.gz", f"{stem}.{number}"):
         if os.path.isfile(path.with_name(name)):
@@ -342,18 +333,28 @@ def _merge(run: Run, further: Run) -> None:
 
 
 def _read_file(path: Path) -> Run:
-    """Raises UnreadableError when the first line is no torchcoll header."""
+    """Raises UnreadableError if the first line is no torchcoll header."""
     run = Run(path=path)
+
+    def header(data: dict[str, Any]) -> None:
+        run.header = _header(data, path, run.problems)
+
+    def take(record: str, data: dict[str, Any], line: bytes) -> None:
+        if record == "case":
+            _case(run, data, line)
+        elif handler := _HANDLERS.get(record):
+            handler(run, data)
+
     with uncollected():
-        _read_records(path, run)
+        read_records(path, run.problems, "result file", SCHEMA, header, take)
     run.lost = max(0, (run.end or {}).get("cases", 0) - len(run.results))
     run.problems += _backward_stamps(run)
     return run
 
 
 def _backward_stamps(run: Run) -> Iterator[str]:
-    """Stamps that are earlier than those before them: of the monotonic clock a damaged file, of the
-    wall clock one that was set meanwhile. One line each.
+    """Yield a line for each clock with stamps that are earlier than those before them. A monotonic
+    clock shows that the file is damaged, a wall clock that somebody set it.
     """
     clocks = (
         ("monotonic", "start_ns", "batch_start_ns", "the file is damaged, or of two runs"),
@@ -375,8 +376,8 @@ def _backward_stamps(run: Run) -> Iterator[str]:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the collector of cycles, of which records have none: it would go through all that was
-    read again and again, which is half of the time of a file of 100 000 cases.
+    """Disable the collector of reference cycles, which records do not have. It would visit all that
+    was read again and again, which is half of the time of a file of 100 000 cases.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -387,20 +388,16 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _read_records(path: Path, run: Run) -> None:
-    def header(data: dict[str, Any]) -> None:
-        run.header = _header(data, path, run.problems)
-
-    def take(record: str, data: dict[str, Any], line: bytes) -> None:
-        if record == "case":
-            _case(run, data, line)
-        elif handler := _HANDLERS.get(record):
-            handler(run, data)
-
-    read_records(path, run.problems, "result file", SCHEMA, header, take)
-
-
-# What reports read of a header, beside texts: field of the spec -> its types.
+# The types of the fields that reports read: of the header, and of its spec. A field of texts is a
+# dict.
+_HEADER_TYPES = {
+    "source": dict,
+    "run_id": str,
+    "start_utc": str,
+    "torchcoll": str,
+    "connects": str,
+    "connects_of": dict,
+}
 _SPEC_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("factor", "precision", "max_time_s"), (int, float)),
     **dict.fromkeys(("iters", "warmup", "cold", "seed", "step_bytes"), (int,)),
@@ -412,7 +409,7 @@ _SPEC_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def _header(header: dict[str, Any], path: Path, problems: list[str]) -> dict[str, Any]:
-    """The usable part of a header; of UNUSABLE it raises what refuses the file."""
+    """The usable part of a header. Raises one of UNUSABLE for a file that is to be refused."""
     if not all(isinstance(header.get(name) or {}, dict) for name in ("spec", "environment")):
         raise TypeError
     check_ranks(*or_none(header.get("ranks")))
@@ -423,36 +420,35 @@ def _header(header: dict[str, Any], path: Path, problems: list[str]) -> dict[str
 
 
 def _unusable_fields(header: dict[str, Any]) -> Iterator[str]:
-    """Removes what no report can read, and names it; the cases are worth more than a field."""
+    """Remove the fields that no report can read, and yield their names. A file is not refused for
+    them, because its cases are worth more than a field.
+    """
     spec, environment = header.get("spec") or {}, header.get("environment") or {}
-    yield from _remove(header, "source", (dict,))
-    for name in list(header.get("source") or {}):
-        yield from _remove(header["source"], name, (str,))
-    for name in ("run_id", "start_utc", "torchcoll", "connects"):
-        yield from _remove(header, name, (str,))
-    yield from _remove(header, "connects_of", (dict,))
-    for name in list(header.get("connects_of") or {}):
-        yield from _remove(header["connects_of"], name, (str,))
+    for name, kind in _HEADER_TYPES.items():
+        yield from _remove(header, name, (kind,))
+        if kind is dict:
+            yield from _remove_non_texts(header.get(name))
     for name, types in _SPEC_TYPES.items():
         yield from _remove(spec, name, types)
     for name in list(environment):
         allowed = (dict,) if name in ("libraries", "variables") else (str, int, float)
         yield from _remove(environment, name, allowed)
-    for texts in (spec.get("labels"), environment.get("libraries"), environment.get("variables")):
-        texts = texts or {}
-        for name in list(texts):
-            yield from _remove(texts, name, (str,))
-    yield from _remove_unnamed(environment.get("variables") or {})
-
-
-def _remove_unnamed(variables: dict[str, Any]) -> Iterator[str]:
-    """Removes what a shell would not take as the name of a variable, and may run as a command."""
+    variables = environment.get("variables") or {}
+    for texts in (spec.get("labels"), environment.get("libraries"), variables):
+        yield from _remove_non_texts(texts)
+    # A shell would not take these as names of variables, and might run them as commands.
     for name in [name for name in variables if not is_name(name)]:
         del variables[name]
-        yield f"variables: {one_line(name)[:_LONGEST_NAME]}"
+        yield f"variables: {errors.one_line(name)[:_LONGEST_NAME]}"
+
+
+def _remove_non_texts(texts: dict[str, Any] | None) -> Iterator[str]:
+    for name in list(texts or {}):
+        yield from _remove(texts or {}, name, (str,))
 
 
 def _remove(fields: dict[str, Any], name: str, types: tuple[type, ...]) -> Iterator[str]:
+    """Remove a field of any other type, and yield its name."""
     value = fields.get(name)
     try:
         if value is not None and type(value) not in types:
@@ -486,8 +482,8 @@ def _machine(run: Run, data: dict[str, Any]) -> None:
 
 
 def _stated(run: Run, case: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a case, also of a version that did not tell how buffers are reused: it had one
-    way. Of what it imported, which has a source, it did not know.
+    """The fields of a case, with the default of a version that did not record ``buffer_reuse``: it
+    always used the same buffers. For an imported file, which has a source, it is unknown.
     """
     return {"buffer_reuse": "unknown" if run.source else "same", **case}
 

@@ -19,6 +19,7 @@ from typing import Any
 from torchcoll.core.backends import BACKENDS, communicates, is_nccl
 from torchcoll.core.case import APIS, DTENSOR, NATIVE, Case
 from torchcoll.core.errors import UsageError, did_you_mean
+from torchcoll.core.units import plural
 
 MEMORY = "torch.distributed._symmetric_memory"
 _REDUCES = "sum"  # the only reduction of the kernels
@@ -138,11 +139,6 @@ API_CALLS: dict[str, ApiCall] = {
 }
 
 
-def api_collectives(api: str) -> list[str]:
-    """The collectives that torchcoll measures through an API."""
-    return [name for name, call in API_CALLS.items() if call.placements or api != DTENSOR]
-
-
 def find_implementations(text: str, backend: str | None) -> tuple[tuple[str, ...], str | None]:
     """Read a list of implementations such as ``nccl,one_shot``. Raises UsageError.
 
@@ -188,14 +184,9 @@ def refusal(case: Case) -> str:
         return f"{case.backend} communicates nothing, and {name} does"
     kernel = kernel_of(case)
     if kernel is None:
-        able = [
-            implementation
-            for implementation, kernels in IMPLEMENTATIONS.items()
-            if case.collective in kernels
-        ]
-        alternatives = (
-            f", {' and '.join(able)} {'has' if len(able) == 1 else 'have'}" if able else ""
-        )
+        able = [other for other, kernels in IMPLEMENTATIONS.items() if case.collective in kernels]
+        verb = plural(len(able), "has", "have")
+        alternatives = f", {' and '.join(able)} {verb}" if able else ""
         return f"{name} has no {case.collective}{alternatives}"
     if case.in_place != kernel.in_place:
         only = "in place" if kernel.in_place else "out of place"
@@ -214,7 +205,8 @@ def refusal(case: Case) -> str:
 
 
 def _api_refusal(case: Case) -> str:
-    name, collectives = case.implementation, api_collectives(case.implementation)
+    name = case.implementation
+    collectives = [c for c, call in API_CALLS.items() if call.placements or name != DTENSOR]
     if case.collective not in collectives:
         return f"{name} is measured for {', '.join(collectives)} only"
     if case.in_place:

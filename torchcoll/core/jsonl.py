@@ -166,7 +166,7 @@ def read_records(
             if problem := sums.check(line):
                 problems.append(f"{path}:{number}: {problem}")
             if unusable.is_full and line[0] not in b"{ \t\r":
-                raise ValueError  # as the parser would, without the time to compute the position
+                raise ValueError  # as the parser does, but without computing the position
             if long := len(line) > _PIECE:  # parsing it may take too much memory: count it first
                 held.add(line)
             data = _without_check_sum(parse_line(line))

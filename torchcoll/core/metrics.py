@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.backends import VISIBLE_GPUS
 from torchcoll.core.case import BLOCKING, NATIVE, SETTINGS, Case, Setting
 from torchcoll.core.errors import UsageError
 from torchcoll.core.opening import replace_file
 from torchcoll.core.result import Run
-from torchcoll.core.run_facts import node_of
+from torchcoll.core.run_facts import host_names, node_of
 
 Labels = Mapping[str, object]
 
 _ENDING = ".prom"
 JOB = "torchcoll"  # the label job, where the run has none of that name
 _INDEX = re.compile(r"\w+:(\d+)", re.ASCII)
-_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True)
 class Metric:
-    """name without ``torchcoll_``; values: (labels, value) of each series. All are gauges."""
+    """A gauge. name: without ``torchcoll_``. values: (labels, value) of each series."""
 
     name: str
     help: str
@@ -37,7 +38,7 @@ class Metric:
 
 
 def metrics_name(text: str | os.PathLike[str]) -> Path:
-    """Absolute. Raises UsageError for one that nobody reads."""
+    """The absolute path. Raises UsageError for a name that node_exporter does not read."""
     if not isinstance(text, str | os.PathLike) or Path(text).suffix != _ENDING:
         shown = text if isinstance(text, str | os.PathLike) and os.fspath(text) else repr(text)
         raise UsageError("metrics", shown, f"NAME{_ENDING}: node_exporter reads no other file")
@@ -45,7 +46,7 @@ def metrics_name(text: str | os.PathLike[str]) -> Path:
 
 
 def check_metrics(text: str | os.PathLike[str]) -> Path:
-    """The file to write, absolute. Raises UsageError where that cannot be, or nobody reads it."""
+    """As ``metrics_name``. Raises UsageError also for a file that cannot be written."""
     path = metrics_name(text)
     expected = "a file in a folder that is there and can be written"
     try:
@@ -59,11 +60,15 @@ def check_metrics(text: str | os.PathLike[str]) -> Path:
 
 
 def write_metrics(path: Path, metrics: Sequence[Metric]) -> None:
-    """In one step: who reads meanwhile has the earlier figures, or these. Raises OSError."""
+    """Replace the file in one step, so that a reader has the earlier figures or these.
+
+    Raises OSError.
+    """
     replace_file(path, metrics_text(metrics).encode(errors="backslashreplace"))
 
 
 def metrics_text(metrics: Sequence[Metric]) -> str:
+    """The text of a file of metrics."""
     lines = []
     for metric in metrics:
         name = f"torchcoll_{metric.name}"
@@ -73,19 +78,16 @@ def metrics_text(metrics: Sequence[Metric]) -> str:
 
 
 def run_labels(run: Run) -> dict[str, object]:
-    """``job``, ``host``, ``node``, ``gpu``, ``world_size`` and ``slurm_job_id`` of what all ranks
-    of a run did together, without those that the run does not have.
+    """``job``, ``host``, ``node``, ``gpu``, ``world_size`` and ``slurm_job_id``, as far as the run
+    has them. They are for figures of all ranks together.
 
     A run on several hosts has no host, and no node unless a label names it. Only a run of one rank
-    has a gpu: for the others see ``rank_labels``.
+    has a gpu; ``rank_labels`` has those of several ranks.
     """
-    hosts = {str(member["host"]) for member in run.members if member.get("host")}
-    if not hosts and run.environment.get("host"):
-        hosts = {str(run.environment["host"])}
-    host = next(iter(hosts)) if len(hosts) == 1 else None
+    hosts = host_names(run.members) or host_names([run.environment])
     labels = {
         "job": run.labels.get("job") or JOB,
-        "host": host,
+        "host": hosts[0] if len(hosts) == 1 else None,
         "node": node_of(run),
         "gpu": _gpu(run, run.members[0]) if len(run.members) == 1 else None,
         "world_size": run.ranks or None,
@@ -95,7 +97,7 @@ def run_labels(run: Run) -> dict[str, object]:
 
 
 def rank_labels(run: Run, rank: int) -> dict[str, object]:
-    """As ``run_labels``, of one rank: its own host and GPU."""
+    """``run_labels`` for figures of one rank, with its own host and GPU."""
     labels = run_labels(run)
     member = run.members[rank] if rank < len(run.members) else {}
     host = member.get("host") or labels.get("host")
@@ -105,7 +107,7 @@ def rank_labels(run: Run, rank: int) -> dict[str, object]:
 
 
 def _gpu(run: Run, member: Mapping[str, Any]) -> str | None:
-    """The index of a rank's GPU on its host, as far as the run recorded which ones it may use."""
+    """The index of a rank's GPU on its host, as far as the recorded variables show it."""
     match = _INDEX.fullmatch(str(member.get("device") or ""))
     if match is None:
         return None
@@ -113,7 +115,7 @@ def _gpu(run: Run, member: Mapping[str, Any]) -> str | None:
         **(run.environment.get("variables") or {}),
         **(member.get("variables_that_differ") or {}),
     }
-    for name in _VISIBLE:
+    for name in VISIBLE_GPUS:
         visible = str(variables.get(name) or "").split(",")
         index = int(match[1])
         if index < len(visible) and all(re.fullmatch(r"\d+", each, re.ASCII) for each in visible):
@@ -122,7 +124,7 @@ def _gpu(run: Run, member: Mapping[str, Any]) -> str | None:
 
 
 def case_labels(case: Case) -> dict[str, object]:
-    """What was measured. Settings that are as torch has them by itself have no label."""
+    """The labels of a case. A setting with its default has no label."""
     placement = {True: "true", False: "false", None: None}[case.in_place]
     labels = {
         "collective": case.collective,
@@ -148,25 +150,25 @@ def _label(setting: Setting, case: Case) -> object:
 
 
 def unique_labels(several: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """The label sets, of which equal ones get ``repeat`` 2, 3, ...: of two series with the same
-    labels Prometheus takes neither.
+    """Add ``repeat`` 2, 3, ... to equal label sets: Prometheus takes neither of two series with the
+    same labels.
     """
-    counts: dict[tuple[tuple[str, str], ...], int] = {}
+    counts: Counter[tuple[tuple[str, str], ...]] = Counter()
     unique = []
     for labels in several:
         key = tuple((name, str(value)) for name, value in labels.items())
-        counts[key] = counts.get(key, 0) + 1
+        counts[key] += 1
         unique.append({**labels, **({"repeat": counts[key]} if counts[key] > 1 else {})})
     return unique
 
 
 def _without_empty(labels: Mapping[str, object]) -> dict[str, object]:
-    """An empty label is none in Prometheus."""
+    """The labels with a value: Prometheus takes an empty label for a missing one."""
     return {name: value for name, value in labels.items() if value not in (None, "")}
 
 
 def _label_text(labels: Labels) -> str:
-    """As https://prometheus.io/docs/instrumenting/exposition_formats/ has them."""
+    """Format labels (https://prometheus.io/docs/instrumenting/exposition_formats/)."""
     pairs = []
     for name, value in labels.items():
         text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

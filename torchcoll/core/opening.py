@@ -1,8 +1,8 @@
-"""Opening files safely: writing follows no link, and reading neither waits nor goes on for ever.
+"""Opens files safely: writing follows no link, and reading neither waits nor goes on for ever.
 
-Somebody else may be able to write to the folder that a command works in. A link that waits there
-under a name that torchcoll is about to open would have it truncate, or append to, any file of the
-user. And a FIFO or a device on the command line would have a reader wait, or read, without an end.
+Somebody else may be able to write to the folder that a command works in. Through a link there,
+under a name that torchcoll is about to open, torchcoll would truncate or extend any file of the
+user. And a FIFO or a device on the command line would make a reader wait, or read, without an end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import IO, Any
 from torchcoll.core.bounds import UnpackBudget
 from torchcoll.core.errors import DiskFullError, TorchcollError, UsageError
 
-# Windows has neither: there nothing but the checks of os.fstat remains.
+# Windows has neither: there only the checks of os.fstat remain.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a FIFO waits for its other end
 _KINDS = {
@@ -35,8 +35,8 @@ _KINDS = {
 }
 
 
-# What a system says of a disk that takes no more: it is full, a quota is reached, a file is as long
-# as it may be, the disk is broken.
+# Errors of a disk that takes no more: it is full, a quota is reached, a file is as long as it may
+# be, the disk is broken.
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 MAKE_ROOM = "Make room, then run the same command again."
 
@@ -48,8 +48,8 @@ _PACKED_BYTES = 1 << 16  # of a compressed file, that are read at once
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Signals that end a command wait for the end of the block, which makes a temporary file and
-    sees to it that it will be removed.
+    """Delay signals that end a command until the end of the block. The block makes a temporary file
+    and arranges that it will be removed.
     """
     earlier = signal.pthread_sigmask(
         signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -63,8 +63,10 @@ def signals_held() -> Iterator[None]:
 def not_written(
     what: str, path: object, error: OSError, expected: str = "a file that can be written"
 ) -> TorchcollError:
-    """The error for what cannot be written: DiskFullError where the disk refuses it, otherwise
-    UsageError. what: the option that names the path. expected: to which the reason is added.
+    """The error for a file that cannot be written: DiskFullError if the disk refuses it, otherwise
+    UsageError.
+
+    what: the option that names the path. expected: what was expected; the reason is added to it.
     """
     if error.errno in DISK_REFUSES:
         return DiskFullError(what, path, f"room for it on the disk ({error.strerror})", MAKE_ROOM)
@@ -72,7 +74,7 @@ def not_written(
 
 
 class NotRegularError(OSError):
-    """``strerror`` names the file and says what it is in place of a regular file."""
+    """Not a regular file: ``strerror`` names the file and says what it is."""
 
 
 def open_to_write(
@@ -113,6 +115,11 @@ def open_to_read(path: str | os.PathLike[str]) -> BufferedReader:
         raise
     except OSError as error:
         raise _explained(error, path, follow=True) from None
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files of a folder, sorted, without its subfolders. Raises OSError."""
+    return [path for path in sorted(folder.iterdir()) if path.is_file()]
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
@@ -157,10 +164,10 @@ def is_descriptor(path: object) -> bool:
 
 
 def replace_file(path: Path, data: bytes, only_new: bool = False) -> None:
-    """Write a file in one step: who reads meanwhile has the earlier content, or this one.
+    """Write a file in one step, so that a reader has the earlier content or the new one.
 
     A link of that name is replaced, not followed. only_new: refuse a name that is taken. Raises
-    OSError, and leaves nothing behind then.
+    OSError, and then leaves nothing behind.
     """
     new = path if only_new else path.with_name(f".{path.name[:_LONGEST]}.{os.getpid()}")
     if not only_new:
@@ -177,14 +184,14 @@ def replace_file(path: Path, data: bytes, only_new: bool = False) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder where there is none. Raises as ``check_folder`` does."""
+    """Make a folder if it does not exist. Raises as ``check_folder`` does."""
     with contextlib.suppress(FileExistsError):
         path.mkdir()
     check_folder(path)
 
 
 def check_folder(path: Path) -> None:
-    """Raises OSError for what is no folder, NotRegularError for a link to one, too."""
+    """Raises OSError if there is no folder. It is a NotRegularError also for a link to a folder."""
     mode = path.lstat().st_mode
     if not stat.S_ISDIR(mode):
         raise _not_regular(path, mode)
@@ -222,7 +229,7 @@ def _opened_parent(
 
 
 def _explained(error: OSError, path: str | os.PathLike[str], follow: bool = False) -> OSError:
-    """What is there where it is the reason, else the error as it is."""
+    """The error that says what the path is, if that is the reason; else the error itself."""
     if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
         with contextlib.suppress(OSError):
             mode = os.stat(path, follow_symlinks=follow).st_mode

@@ -1,4 +1,4 @@
-"""Which command of torchcoll reads a file, by how the file begins: for the error of another one."""
+"""Finds the command of torchcoll that reads a file, for the error of another command."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ _WITHOUT_COLLECTIVES = (
 
 
 def without_collectives(begin: bytes) -> tuple[str, str]:
-    """('perftest, which ...', next action) of output that has no collectives; '' where it is no
-    such output.
+    """('perftest, which ...', next action) for the output of a tool without collectives; ('', '')
+    for any other file.
     """
     for tool, pattern, action in _WITHOUT_COLLECTIVES:
         if pattern.search(begin):
@@ -69,9 +69,9 @@ def without_collectives(begin: bytes) -> tuple[str, str]:
 
 
 def reading_command(begin: bytes, path: str, command: str) -> str:
-    """'torchcoll log x.log reads it.' for a file that begins so; '' where no command is known.
+    """'torchcoll log x.log reads it.' for a file that begins so; '' if no other command reads it.
 
-    command: the one that was asked, which is not recommended.
+    command: the command that was called.
     """
     names = [name for name, pattern in _READERS if pattern.search(begin)]
     if not names or names[0] == command:
@@ -80,7 +80,7 @@ def reading_command(begin: bytes, path: str, command: str) -> str:
 
 
 def begin_of(path: str) -> bytes:
-    """The first bytes of a file, unpacked; b'' where it cannot be read."""
+    """The first bytes of a file, decompressed; b'' if it cannot be read."""
     try:
         with open(path, "rb") as file:
             begin = file.read(_BEGIN)

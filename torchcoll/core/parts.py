@@ -52,8 +52,9 @@ class Part:
 
 
 def parts() -> Iterator[tuple[str, Part]]:
-    """(package, its part): those of torchcoll by name, then installed ones. A rank that looks for
-    what is torchcoll's own stops before these: to find them reads a file of each distribution.
+    """Yield (package, its part): the parts of torchcoll by name, then installed ones. A rank that
+    needs a part of torchcoll stops before these, because finding them reads a file of each
+    distribution.
     """
     yield from _own_parts().items()
     yield from _installed_parts().items()
@@ -62,7 +63,6 @@ def parts() -> Iterator[tuple[str, Part]]:
 @cache
 def _own_parts() -> dict[str, Part]:
     folder = importlib.import_module("torchcoll.parts")
-
     names = [f"{folder.__name__}.{m.name}" for m in pkgutil.iter_modules(folder.__path__)]
     return {name: importlib.import_module(f"{name}.part").PART for name in names}
 
@@ -75,33 +75,33 @@ def _installed_parts() -> dict[str, Part]:
     for entry in metadata.entry_points(group=GROUP):
         try:
             installed[entry.value] = importlib.import_module(f"{entry.value}.part").PART
-        except Exception as error:  # somebody else's code is not to stop every command
+        except Exception as error:  # other people's code must not stop every command
             why = one_line(f"{type(error).__name__}: {error}")
             tell(f"torchcoll: warning: the part {one_line(entry.value)} is left out: {why}")
     return installed
 
 
 def modules_of(table: str, name: str) -> Iterator[str]:
-    """What parts have under this name in a mapping of Part, with their packages before it."""
+    """Yield the modules, with packages, that parts have under this name in a mapping of Part."""
     for package, part in parts():
         if (module := getattr(part, table).get(name)) is not None:
             yield f"{package}.{module}"
 
 
 def functions_of(table: str, name: str) -> Iterator[Callable[..., Any]]:
-    """The functions that parts have under this name in a mapping of Part."""
+    """Yield the functions that parts have under this name in a mapping of Part."""
     for reference in modules_of(table, name):
         module, _, function = reference.partition(":")
         yield getattr(importlib.import_module(module), function)
 
 
 def first_answer(table: str, name: str, *arguments: Any) -> Any:
-    """The first answer of a part that is not None."""
+    """The first answer of any part that is not None."""
     answers = (function(*arguments) for function in functions_of(table, name))
     return next((answer for answer in answers if answer is not None), None)
 
 
 def missing_part(error: ModuleNotFoundError) -> str:
-    """The name of the part of torchcoll that is not there; '' if another module is missing."""
+    """The name of the part of torchcoll that is missing; '' if another module is missing."""
     package, _, name = (error.name or "").rpartition(".")
     return name if package == "torchcoll.parts" else ""

@@ -19,6 +19,7 @@ from torchcoll.core.case import SETTINGS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.nvlink import AMPERE, BLACKWELL, HOPPER, VOLTA, NvlinkGeneration
 from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.run_facts import host_names
 from torchcoll.core.summary import Row, libraries_of, summarise
 from torchcoll.core.units import plural
 
@@ -45,7 +46,8 @@ class DeviceLimits:
     @property
     def wire_gbps(self) -> float:
         """The signalling rate of all links together, in GB/s."""
-        return self.nvlink.all_wires_gbps
+        assert self.nvlink.wire_gbps is not None
+        return self.nvlink.links * self.nvlink.wire_gbps
 
 
 # Smaller products of a name (PCIe cards, A800, H20) have fewer links: the bound holds for them too.
@@ -107,8 +109,19 @@ _MEETS_NOBODY = (
 _RACK = re.compile(r"\bG[BH][23]00\b|\bVR\d00\b|\bRUBIN\b|\bMI4\d\d")
 # The fields of a Row that are equal in cases that differ only in the size.
 SWEEP = (
-    *("collective", "dtype", "op", "root", "in_place", "mode", "clock", "group", "ranks"),
-    *("backend", "implementation", *(setting.name for setting in SETTINGS), "splits"),
+    "collective",
+    "dtype",
+    "op",
+    "root",
+    "in_place",
+    "mode",
+    "clock",
+    "group",
+    "ranks",
+    "backend",
+    "implementation",
+    *(setting.name for setting in SETTINGS),
+    "splits",
 )
 _sweep_of = operator.attrgetter(*SWEEP)
 
@@ -160,19 +173,19 @@ def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> list[str]:
     for sweep in _sweeps(timed) if device else ():
         if device and (text := _copy_text([row for _, row in sweep], device)):
             reasons |= {key: text for key, _ in sweep}
-    causes_text = ["the time of enqueueing alone"]
+    causes = ["the time of enqueueing alone"]
     if run.source:
-        causes_text = [
+        causes = [
             "one rank only (no MPI in the build?)",
             "a wrong number of ranks",
-            *causes_text,
+            *causes,
             "data that never left a cache",
         ]
-    causes_text += [] if link_gbps is None else ["links that are faster than was stated"]
-    causes = (
-        ", ".join(causes_text[:-1]) + (" or " if len(causes_text) > 1 else "") + causes_text[-1]
-    )
-    doubts = {key: f"{reason}{LIKELY}{causes}" for key, reason in reasons.items()}
+    if link_gbps is not None:
+        causes.append("links that are faster than was stated")
+    # The last comma becomes an ``or``.
+    likely = " or ".join(", ".join(causes).rsplit(", ", 1))
+    doubts = {key: f"{reason}{LIKELY}{likely}" for key, reason in reasons.items()}
     tool = run.source.get("tool")
     if tool in _NCCL_TESTS:
         alone = [n for n, r in enumerate(run.results) if r.ranks == 1 and r.is_right]
@@ -210,10 +223,9 @@ def link_unused(run: Run) -> str:
         return ""
     why = ""
     names = [str(m.get("device_name") or "") for m in run.members]
-    hosts = {str(m["host"]) for m in run.members if m.get("host")}
     if not run.members or not all(m.get("host") for m in run.members):
         why = "which ranks share a host is unknown"
-    elif len(hosts) == 1:
+    elif len(host_names(run.members)) == 1:
         why = "all ranks share one host"
     elif any(_RACK.search(name.upper()) for name in names):
         why = "the GPUs' own links may connect these hosts"

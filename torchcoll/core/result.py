@@ -1,6 +1,4 @@
-"""What came back: the samples of one case, a whole run as it loads from its file, and what its
-numbers may depend on beside the case.
-"""
+"""The results: the samples of one case, and a whole run as it is loaded from its file."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.case import Case, flat_dict
+from torchcoll.core.case import Case, flat_dict, known_fields
 from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import counted, shorten
@@ -42,8 +40,8 @@ def check_whole(*numbers: object) -> None:
 
 
 def check_ranks(*ranks: object) -> None:
-    """Raises TypeError or ValueError unless all are ranks, or numbers of them, that a run may have.
-    Reports make a list of so many.
+    """Raises TypeError or ValueError unless all are ranks, or numbers of ranks, of a possible run.
+    Reports make lists of that length.
     """
     check_whole(*ranks)
     if not all(0 <= rank <= MOST_RANKS for rank in ranks):  # type: ignore[operator]
@@ -51,7 +49,7 @@ def check_ranks(*ranks: object) -> None:
 
 
 def or_none(*numbers: object) -> tuple[object, ...]:
-    """Those that are not None, for check_whole: ``x or 0`` would take {} and '' for 0 as well."""
+    """The numbers without None, for check_whole: ``x or 0`` would also take {} and '' for 0."""
     return tuple(number for number in numbers if number is not None)
 
 
@@ -69,16 +67,16 @@ def check_lists(*lists: object, durations: bool = False) -> None:
     for numbers in lists:
         if not isinstance(numbers, list | tuple) or not _WHOLE.issuperset(map(type, numbers)):
             raise TypeError("not a list of whole numbers")
-        # Samples are many: the extremes tell, and are found at C speed.
+        # There are many samples, and the extremes are found at C speed.
         if numbers and not (least <= min(numbers) and max(numbers) < BOUND):
             check_whole(min(numbers), max(numbers))
             raise ValueError("a duration below 0")
 
 
 class Packed(array):  # type: ignore[type-arg]  # no array[int] before Python 3.12
-    """The samples of one rank, of a case that has many: read as a list of them, and equal to it.
+    """The samples of one rank in a case that has many. It reads like the list, and equals it.
 
-    A list takes 40 bytes a sample and more: 4096 ranks with 240 cases were 1.1 GB.
+    A list takes 40 bytes a sample and more: 4096 ranks with 240 cases took 1.1 GB.
     """
 
     __slots__ = ()
@@ -92,7 +90,7 @@ class Packed(array):  # type: ignore[type-arg]  # no array[int] before Python 3.
 
 
 def _packed(matrix: Matrix, durations: bool) -> Matrix:
-    """In Packed rows. Raises as ``check_lists`` does, in two thirds of its time."""
+    """The matrix in Packed rows. Raises as ``check_lists`` does, in two thirds of the time."""
     for row in matrix:
         if not isinstance(row, list) or not _WHOLE.issuperset(map(type, row)):
             raise TypeError("not a list of whole numbers")
@@ -105,13 +103,13 @@ def _packed(matrix: Matrix, durations: bool) -> Matrix:
 
 
 def _listed(matrix: Matrix) -> Matrix:
-    """What JSON takes of it."""
+    """The matrix as lists, for JSON."""
     packed = matrix and isinstance(matrix[0], Packed)
     return [list(row) for row in matrix] if packed else list(matrix)
 
 
 def case_from_json(data: Mapping[str, Any]) -> Case:
-    """``Case.from_json``, for files: its numbers are bounded too."""
+    """``Case.from_json`` for files, with a check of the numbers. Raises ValueError or TypeError."""
     case = Case.from_json(data)
     check_whole(case.size_bytes, *or_none(case.root), case.coalesce, case.misalign_bytes)
     if case.size_bytes < 0 or case.coalesce < 1 or case.misalign_bytes < 0:
@@ -121,11 +119,11 @@ def case_from_json(data: Mapping[str, Any]) -> Case:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Outcome of the check: elements that are wrong, of those checked, over all ranks and checked
-    calls.
+    """Outcome of the verification of results.
 
-    ``tolerance_ulp`` is 0 where values must be equal, else the units in the last place allowed.
-    ``changed``: elements of the input that a call out of place has changed.
+    checked, wrong: numbers of elements, over all ranks and verified calls.
+    tolerance_ulp: units in the last place that are allowed; 0 if values must be equal.
+    changed: elements of the input that a call out of place has changed.
     """
 
     checked: int
@@ -139,8 +137,8 @@ class Verification:
         return bool(self.wrong or self.changed)
 
 
-# ``over_ranks`` of ranks that did not begin together: each rank's time includes its waiting, so the
-# shortest is that of the last rank to arrive, and the time of the call.
+# ``over_ranks`` of ranks that did not begin together. The time of each rank includes its waiting,
+# so the shortest time, of the last rank to arrive, is the time of the call.
 LAST_TO_ARRIVE = "last to arrive"
 # Fields of Reported that are no floating-point figures.
 _FLAGS = ("derived", "contradictory")
@@ -149,21 +147,24 @@ _NO_FIGURES = {"statistic", "over_ranks", "clock", "calls", "size_bytes", "size_
 
 @dataclass(slots=True)
 class Reported:
-    """What a source that keeps no samples tells of a case; None is what it does not tell.
+    """The figures of a case in a source without samples; None for a figure that it does not have.
 
-    time_ns: one duration of a call. statistic: what it is of the calls (mean, median, ...).
-    over_ranks: what it is of the ranks (max, mean, median, rank0, unknown, LAST_TO_ARRIVE).
+    time_ns: the duration of a call.
+    statistic: how it was computed from the calls (mean, median, ...).
+    over_ranks: how it was computed from the ranks (max, mean, median, rank0, unknown,
+    LAST_TO_ARRIVE).
     clock: ``host`` (until the call is complete), ``device``, ``issue`` (until the call returned) or
     ``unknown``.
-    algbw_gbps, busbw_gbps: as the source gives them, kept where they are all that it gives, or to
-    be checked against what the time gives. derived: time_ns was computed from algbw_gbps.
-    contradictory: the time cannot be that of these bandwidths, so tables show the bandwidths as the
-    source gives them, and never those that would follow from the time.
-    size_bytes, size_basis: the size as the source prints it, where that is not the size S of the
-    case: per rank or per peer.
+    algbw_gbps, busbw_gbps: as the source has them; kept if it has no time, or to be checked against
+    the time.
+    derived: time_ns was computed from algbw_gbps.
+    contradictory: the time cannot belong to these bandwidths. Tables then show the bandwidths of
+    the source, and never those that would follow from the time.
+    size_bytes, size_basis: the size as the source prints it, if it is not the size S of the case
+    but a size per rank or per peer.
 
-    A row of one call that is the process' first of its size has ``first_call_ns`` and calls = 1: it
-    is ``one_cold_call``, and no time of calls that are steady.
+    A row of one call that is the first of its size in the process has ``first_call_ns`` and
+    calls = 1: it is ``one_cold_call``, which is no time of steady calls.
     """
 
     time_ns: float | None
@@ -189,9 +190,8 @@ class Reported:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Reported:
         """Unknown fields are ignored. Raises TypeError on a broken one."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        reported = cls(**{k: v for k, v in data.items() if k in names})
-        for name in names - _NO_FIGURES:
+        reported = cls(**known_fields(cls, data))
+        for name in cls.__dataclass_fields__.keys() - _NO_FIGURES:
             value = getattr(reported, name)
             if value is not None and (type(value) not in (int, float) or not 0 <= value < BOUND):
                 raise TypeError(f"{name} is not a number from 0 on")
@@ -205,11 +205,12 @@ class Reported:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the communication library chose for calls of a case, as its own log tells.
+    """What the communication library chose for calls of a case, by its own log.
 
-    algorithm, protocol: the library's words (RING, NVLS, recursive_doubling; LL, LL128, SIMPLE; ''
-    where it has none). channels: how many, None: unknown. source: ``log`` or ``kernel name``,
-    which is a hint only.
+    algorithm, protocol: names of the library (RING, NVLS, recursive_doubling; LL, LL128, SIMPLE; ''
+    if it has none).
+    channels: the number of channels; None if it is unknown.
+    source: ``log`` or ``kernel name``, which is only a hint.
     """
 
     algorithm: str
@@ -219,20 +220,19 @@ class Choice:
 
     @property
     def label(self) -> str:
-        """``RING/LL``: what is compared between sizes; the channels grow with the size anyway."""
+        """``RING/LL``: what is compared between sizes. The channels grow with the size anyway."""
         return f"{self.algorithm}/{self.protocol}" if self.protocol else self.algorithm
 
     @property
     def text(self) -> str:
-        """``RING/LL 2ch``; what a kernel's name says is only a hint: ``RING/LL?``."""
+        """``RING/LL 2ch``, or ``RING/LL?`` for the hint of a kernel's name."""
         text = self.label if self.source == "log" else f"{self.label}?"
         return text if self.channels is None else f"{text} {self.channels}ch"
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Choice:
         """Unknown fields are ignored. Raises KeyError or TypeError on a broken one."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        choice = cls(**{k: v for k, v in data.items() if k in names})
+        choice = cls(**known_fields(cls, data))
         if not all(isinstance(t, str) for t in (choice.algorithm, choice.protocol, choice.source)):
             raise TypeError("not a text")
         check_whole(*or_none(choice.channels))
@@ -243,17 +243,20 @@ class Choice:
 class ConcurrentBlocks:
     """Blocks of calls alone, of work on the same device alone, and of both at once, in turn.
 
-    work: ``matmul:1M`` and the like (core/spec.py). work_bus_bytes: of a collective, the bytes that
-    one repeat counts for busbw; None for other work. threads: that a matrix product may take on the
-    CPU; None on accelerators. calls, repeats: of the collective and of the work in one block, equal
-    on all ranks. Each matrix is [rank][block] in ns from the start of the block: alone_ns and
-    work_ns until the calls or the work had ended alone; both_calls_ns, both_work_ns and both_ns
-    until the calls, the work and all of it had ended at once.
+    work: ``matmul:1M`` and the like (core/spec.py).
+    work_bus_bytes: for a collective, the bytes that one repeat counts for busbw; None for other
+    work.
+    threads: CPU threads of a matrix product; None on accelerators.
+    calls, repeats: of the collective and of the work in one block, equal on all ranks.
 
-    offset_ns: None where a block is a run of calls beside a run of work. Else (``--offset``) its
-    calls were made one by one, each aligned and beside one repeat of the work, whose begin was so
-    long after it in the blocks of later_*: there the time of the work is from its own begin, and
-    later_begins_ns is the mean of how long after the call that was.
+    Each matrix is [rank][block] in ns from the start of the block. alone_ns, work_ns: until the
+    calls, or the work, had ended alone. both_calls_ns, both_work_ns, both_ns: until the calls, the
+    work, and both had ended, when they ran at once.
+
+    offset_ns: None if a block is a sequence of calls during a sequence of work. With ``--offset``
+    the calls of a block are made one by one, each aligned and with one repeat of the work. In the
+    blocks of later_* the work starts so long after the call: later_work_ns is counted from the
+    start of the work, and later_begins_ns is the mean delay of that start.
     """
 
     work: str
@@ -278,15 +281,15 @@ class ConcurrentBlocks:
 
     @property
     def call_ns(self) -> float:
-        """One call of the slowest rank beside the work: the median over the blocks."""
+        """The time of one call of the slowest rank during the work: the median over the blocks."""
         last: list[float] = sorted(max(block) for block in zip(*self.both_calls_ns, strict=True))
         middle = len(last) // 2
         return (last[middle] + last[~middle]) / 2 / self.calls
 
     @property
     def uncovered(self) -> int:
-        """Blocks in which the work of some rank ended before all of it had; with an offset the work
-        is a single call, which is to end when it does.
+        """The number of blocks that the work of some rank did not cover to the end. 0 with an
+        offset, where the work is a single call, which may end first.
         """
         if self.offset_ns is not None:
             return 0
@@ -301,8 +304,7 @@ class ConcurrentBlocks:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ConcurrentBlocks:
         """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
-        fields = {f.name for f in dataclasses.fields(cls)}
-        blocks = cls(**{name: value for name, value in data.items() if name in fields})
+        blocks = cls(**known_fields(cls, data))
         later = blocks.offset_ns is not None
         names = CONCURRENT_BLOCKS + LATER_BLOCKS if later else CONCURRENT_BLOCKS
         matrices = [getattr(blocks, name) for name in names]
@@ -319,18 +321,19 @@ class ConcurrentBlocks:
         return blocks
 
 
-_COVERED = 0.95  # of the time of the calls: so long the work has to be there
-_FEW_BLOCKS = 0.1  # of the blocks: so many may be uncovered
+_COVERED = 0.95  # the work must run for this share of the time of the calls
+_FEW_BLOCKS = 0.1  # this share of the blocks may be uncovered
 CONCURRENT_BLOCKS = ("alone_ns", "work_ns", "both_calls_ns", "both_work_ns", "both_ns")
 LATER_BLOCKS = ("later_calls_ns", "later_work_ns", "later_ns", "later_begins_ns")
 
 
 @dataclass(frozen=True)
 class KeptBatches:
-    """Batches of calls whose samples are in files of the ranks (core/kept_samples.py), for there
+    """Batches of calls whose samples are in files of the ranks (core/kept_samples.py), because they
     are too many for one file.
 
-    case: the number of the case in those files. sizes: calls of each batch of the case, in order.
+    case: the number of the case in those files.
+    sizes: calls of each batch of the case, in order.
     every: the result file has the samples of batches 0, every, 2 every, ...
     """
 
@@ -345,7 +348,7 @@ class KeptBatches:
 
     @property
     def note(self) -> str:
-        """The footnote of a result that has a part of the calls."""
+        """The footnote of a result file that has only a part of the calls."""
         calls, kept = sum(self.sizes), sum(self.sizes[number] for number in self.numbers)
         return (
             f"{kept} of {calls} steady calls are not in this file: each rank has its own in the "
@@ -364,14 +367,14 @@ class KeptBatches:
         return kept
 
 
-# Slots, and () for what is empty: a table of another tool has a million rows, of which each would
-# have a dictionary of 1.2 KB and twelve empty lists of 0.7 KB.
+# Slots, and () for empty fields: a table of another tool has a million rows, each of which would
+# otherwise have a dictionary of 1.2 KB and twelve empty lists of 0.7 KB.
 @dataclass(slots=True, repr=False, eq=False)
 class CaseResult:
     """One case as it ran: raw samples of all ranks, nothing derived.
 
-    ranks, count, bytes_in and bytes_out are 0 where an imported file does not tell them.
-    reported: the figures of an imported file that holds no samples.
+    ranks, count, bytes_in and bytes_out are 0 if an imported file does not have them.
+    reported: the figures of an imported file without samples.
 
     cold_ns[rank][k]: the first calls in order, host clock, device complete at both stamps.
     warmup_ns[rank][k]: further calls before the steady ones, same clock.
@@ -380,25 +383,26 @@ class CaseResult:
     time_ns[clock][rank][i]: the steady calls; ``batches`` are their batch sizes in order.
     For a large case of a file the samples of a rank are Packed instead of a list.
     busiest_bytes: with uneven blocks, the most bytes that one rank sends to other ranks or receives
-    from them; None is unknown.
+    from them; None if unknown.
     ramp_up_ns[rank][i]: calls that ran before each batch, the same number before each, on the clock
     that is shown. Any interruption makes the next calls slow, so these are not steady.
-    start_ns, start_wall_us: when the case began on rank 0, by its monotonic clock and in us since
-    1970 by its wall clock (in ns it would pass 2^53, and common JSON tools would round it); None is
-    unknown. batch_start_ns, batch_start_wall_us: the same of each batch, before its ramp-up calls.
-    spent_ns: where rank 0's wall time went: ``case`` is all of it, of that ``ramp_up`` (calls),
-    ``barriers`` (alignment of steady and ramp-up calls) and ``gathers`` (decisions and samples).
+    start_ns, start_wall_us: when the case began on rank 0, by its monotonic clock, and in us since
+    1970 by its wall clock (in ns it would exceed 2^53, and common JSON tools would round it); None
+    if unknown. batch_start_ns, batch_start_wall_us: the same for each batch, before its ramp-up.
+    spent_ns: rank 0's wall time: ``case`` is all of it; ``ramp_up`` (calls), ``barriers`` (aligning
+    steady and ramp-up calls) and ``gathers`` (decisions and samples) are parts of it.
     members: ranks of the run whose samples these are, in the order of the sub-group.
-    ordinal: calls that torchcoll had made on the communicator before call 0, barriers for alignment
-    aside (0: it had to connect; None: others had used it before).
-    steady_after: cold calls before the calls became steady; None if they did not within
-        their limit.
-    choices: algorithms that the communication library's log names for it; none is unknown.
+    ordinal: number of calls that torchcoll had made on the communicator before call 0, without the
+    barriers for alignment (0: call 0 had to connect; None: others had used the communicator).
+    steady_after: cold calls before the calls became steady; None if they did not within their
+    limit.
+    choices: algorithms that the log of the communication library has for the case; empty if
+    unknown.
     concurrent: what --concurrent measured, after the steady calls.
-    expected_ns: what the library's own model expects of a call; None is unknown.
-    stop: why the steady calls ended: count, precision, time or cap. steady_ns: how long they took
-    together with all that lies between them, as rank 0 saw it; None is unknown.
-    kept: calls that are not here, for the ranks keep their samples; None: all calls are here.
+    expected_ns: the time of a call by the library's own model; None if unknown.
+    stop: why the steady calls ended: count, precision, time or cap.
+    steady_ns: how long they took on rank 0, with everything between them; None if unknown.
+    kept: the calls whose samples the ranks keep; None if all calls are here.
     """
 
     case: Case
@@ -442,7 +446,7 @@ class CaseResult:
         return as_one_line(f"CaseResult {self.case.describe()}: {self.status}, {ranks}")
 
     def __eq__(self, other: object) -> bool:
-        """Whether a file would hold the same of both."""
+        """Whether a file would have the same record for both."""
         return isinstance(other, CaseResult) and self.to_json() == other.to_json()
 
     __hash__ = None  # type: ignore[assignment]
@@ -454,8 +458,8 @@ class CaseResult:
 
     @property
     def is_right(self) -> bool:
-        """False without a result, or with a wrong one; as of its Row, but for figures that cannot
-        be, which only the whole run shows.
+        """False without a result, or with a wrong one. ``Row.is_right`` is also False for
+        implausible figures, which only the whole run shows.
         """
         return self.status == "ok" and not (self.verification and self.verification.failed)
 
@@ -465,49 +469,39 @@ class CaseResult:
         return self.status in EXPECTED_STATUSES
 
     def to_json(self) -> dict[str, Any]:
-        data = {name: getattr(self, name) for name in _RESULT_FIELDS}
+        data = flat_dict(self)
         data |= {name: _listed(data[name]) for name in _SEQUENCES}
         data["time_ns"] = {clock: _listed(matrix) for clock, matrix in self.time_ns.items()}
         data["case"] = self.case.to_json()
+        data["choices"] = [dataclasses.asdict(choice) for choice in self.choices]
         if self.verification:
             data["verification"] = flat_dict(self.verification)
         if self.reported:
             data["reported"] = flat_dict(self.reported)
             if not self.reported.contradictory:
                 del data["reported"]["contradictory"]
-        else:
-            del data["reported"]
-        for name in ("busiest_bytes", "steady_ns", "expected_ns"):
-            if data[name] is None:
-                del data[name]
-        if self.choices:
-            data["choices"] = [dataclasses.asdict(choice) for choice in self.choices]
-        else:
-            del data["choices"]
         if self.kept:
             data["kept"] = dataclasses.asdict(self.kept)
-        else:
-            del data["kept"]
         if self.concurrent:
             data["concurrent"] = dataclasses.asdict(self.concurrent)
             if self.concurrent.offset_ns is None:
                 for name in ("offset_ns", *LATER_BLOCKS):
                     del data["concurrent"][name]
-        else:
-            del data["concurrent"]
+        for name in _LEFT_OUT:
+            if data[name] is None or data[name] == []:
+                del data[name]
         return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], large: bool = False) -> CaseResult:
-        """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one.
+        """Unknown fields are ignored. Raises KeyError, TypeError or ValueError for a broken one.
 
-        large: it has so many samples that they are packed.
+        large: whether the samples are so many that they are packed.
         """
-        values = {k: v for k, v in data.items() if k in _RESULT_NAMES}
+        values = known_fields(cls, data)
         values["case"] = case_from_json(data["case"])
         if values.get("verification") is not None:
-            fields = {f.name for f in dataclasses.fields(Verification)}
-            verification = {k: v for k, v in data["verification"].items() if k in fields}
+            verification = known_fields(Verification, data["verification"])
             verification["wrong_ranks"] = tuple(verification.get("wrong_ranks", ()))
             values["verification"] = Verification(**verification)
         if values.get("reported") is not None:
@@ -522,7 +516,7 @@ class CaseResult:
         return result
 
     def _check_types(self, large: bool) -> None:
-        """A file may hold anything: what is no CaseResult is refused here, not met by a report."""
+        """Raises TypeError or ValueError for values that no report could read."""
 
         def checked(matrix: Any, durations: bool) -> Matrix:
             if not isinstance(matrix, list | tuple):
@@ -556,15 +550,23 @@ class CaseResult:
             check_ranks(*check.wrong_ranks)
 
 
-_RESULT_FIELDS = tuple(f.name for f in dataclasses.fields(CaseResult))
-_RESULT_NAMES = frozenset(_RESULT_FIELDS)
 _SEQUENCES = tuple(f.name for f in dataclasses.fields(CaseResult) if f.default == ())
+# What a record does not have where it is unknown or empty.
+_LEFT_OUT = (
+    "busiest_bytes",
+    "steady_ns",
+    "reported",
+    "choices",
+    "concurrent",
+    "expected_ns",
+    "kept",
+)
 _MATRICES = {f.name for f in dataclasses.fields(CaseResult) if f.type == "Matrix"}
 
 
 def shortfall(results: Sequence[CaseResult]) -> tuple[str, CaseResult] | None:
-    """What makes a run of these results fail, and its first case: ``1 wrong of 3 cases``, or
-    that not one was measured, whatever the reason. None where nothing does.
+    """(``1 wrong of 3 cases``, the first of these cases) if a run with these results has failed. It
+    has also failed if no case was measured, whatever the reason. None if it has not failed.
     """
     bad, lead = [result for result in results if not result.expected], ""
     if not bad and not any(result.status == "ok" for result in results):
@@ -577,7 +579,7 @@ def shortfall(results: Sequence[CaseResult]) -> tuple[str, CaseResult] | None:
 
 
 def stated_shortfall(results: Sequence[CaseResult]) -> str:
-    """``shortfall`` as one text with the reason of its first case; '' where nothing fails."""
+    """``shortfall`` as one text with the reason of its first case; '' if nothing failed."""
     short = shortfall(results)
     if not short:
         return ""
@@ -589,14 +591,18 @@ def stated_shortfall(results: Sequence[CaseResult]) -> str:
 class Run(Displayed):
     """One run, as loaded or as just measured.
 
-    header: the first record (run_id, start, argv, environment, ...). members: one dict a rank.
-    phases: set-up phase -> ns per rank. machine: the state of each host before and after the run
-    (machine/state.py). events: what happened beside the cases. end: the last
-    record, None when the file is truncated. in_flight: the case that had started and not ended.
-    problems: one line for each thing that reading found wrong. lost: cases that the file had, as
-    its end says, and that could not be read. continuations: the runs of
-    --resume, each as its own file has it; ``results`` and ``events`` hold theirs too. windows: of
-    --soak.
+    header: the first record (run_id, start, argv, environment, ...).
+    members: a dict for each rank.
+    phases: set-up phase -> ns per rank.
+    machine: the state of each host before and after the run (machine/state.py).
+    events: what happened besides the cases.
+    end: the last record; None if the file is truncated.
+    in_flight: the case that had started and not ended.
+    problems: a line for each thing that is wrong with the file.
+    lost: number of cases that the file had, by its end, and that could not be read.
+    continuations: the runs of --resume, each as in its own file; ``results`` and ``events`` have
+    theirs too.
+    windows: the windows of --soak.
     """
 
     header: dict[str, Any] = field(default_factory=dict)
@@ -627,7 +633,7 @@ class Run(Displayed):
 
         Time and bus bandwidth over sizes, a figure for each collective; first and second calls; the
         calls in order of the smallest, the middle and the largest size; ranks by sizes.
-        ``torchcoll.plot`` draws a picture into a file. Raises UsageError where no case has a time,
+        ``torchcoll.plot`` draws a picture into a file. Raises UsageError if no case has a time,
         UnavailableError without plotly (torchcoll[report]).
         """
         figures: Sequence[Any] = import_module("torchcoll.questions.page.notebook").figures_of(self)
@@ -661,18 +667,18 @@ class Run(Displayed):
 
     @property
     def source(self) -> dict[str, str]:
-        """Of an imported run: tool, version, format and file it comes from; {} of our own."""
+        """For an imported run, its tool, version, format and file; {} for a run of torchcoll."""
         source: dict[str, str] = self.header.get("source") or {}
         return source
 
     @property
     def complete(self) -> bool:
-        """True when every case that was asked has its record."""
+        """True if every requested case has its record."""
         return self.end is not None and self.end.get("status") == "complete" and not self.lost
 
     @property
     def ending(self) -> str:
-        """How a run ended that did not end well, as one line."""
+        """How a run ended that is not complete, as one line; '' for other runs."""
         if self.end is None or self.complete:
             return ""
         status, reason = self.end.get("status"), self.end.get("reason")
@@ -684,7 +690,7 @@ class Run(Displayed):
 
     @property
     def way_on(self) -> str:
-        """What runs the missing cases of a file, as one line; '' where nothing is to be done."""
+        """The command that runs the missing cases of a file, as one line; '' if there is none."""
         if self.path is None or self.complete or self.source:  # another tool's cannot go on
             return ""
         if self.windows:
@@ -697,7 +703,7 @@ class Run(Displayed):
         return f"to run the rest: torchrun ... -m torchcoll.suite --resume {name}"
 
     def all_runs(self) -> list[tuple[Run, list[CaseResult]]]:
-        """This run and its continuations, each with those of ``results`` that it measured."""
+        """This run and its continuations, each with the part of ``results`` that it measured."""
         runs: list[tuple[Run, list[CaseResult]]] = [(r, []) for r in (self, *self.continuations)]
         for number, result in zip(run_numbers(self), self.results, strict=True):
             runs[number][1].append(result)
@@ -710,9 +716,9 @@ class Run(Displayed):
 
 
 def run_numbers(run: Run) -> list[int]:
-    """Which of ``run.all_runs()`` measured each of its results: 0 is the first."""
+    """For each result, the index in ``run.all_runs()`` of the run that measured it."""
     if not run.continuations:
         return [0] * len(run.results)
-    # What a later run measured again is in place of what was there.
+    # The result of a later run replaces the earlier result of the same case.
     of_others = {r.case: n for n, other in enumerate(run.continuations, 1) for r in other.results}
     return [of_others.get(result.case, 0) for result in run.results]

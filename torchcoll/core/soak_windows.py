@@ -1,4 +1,4 @@
-"""The records of a soak: how each case did in one window of time."""
+"""The records of a soak: the figures of each case in one window of time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class SoakCase:
     """One case in the rounds of a window of --soak. Times are those of the slowest rank of a call,
     or in a mode without a barrier of the slowest period.
 
-    bins: calls by ``floor(8 log2 ns)``, from one power of two to the next in 8 steps. slowest:
-    calls in which each rank was the last, by its number; where no barrier tells, none.
+    bins: number of calls by ``floor(8 log2 ns)``, which has 8 steps for each power of two.
+    slowest: rank -> number of calls in which it was the last; empty in a mode without a barrier.
     """
 
     case: Case
@@ -49,11 +49,12 @@ class SoakCase:
 
 @dataclass(frozen=True)
 class SoakWindow:
-    """Neighbouring rounds of --soak, the first of all aside, whose samples the file has whole.
+    """Neighbouring rounds of --soak. The first round is in no window: the file has its samples.
 
-    Stamps are of rank 0's wall clock, in us since 1970. checked: calls whose results were checked;
-    faults: what was found wrong; calls: all calls that were made, warm-up and checked ones too. The
-    first window counts those of the first round too.
+    Stamps are of rank 0's wall clock, in us since 1970.
+    checked: number of calls whose results were verified. faults: number of wrong results.
+    calls: all calls, with warm-up and verified ones; in the first window also those of the first
+    round.
     """
 
     first_round: int

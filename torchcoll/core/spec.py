@@ -1,5 +1,5 @@
-"""What is asked: a Spec is a whole sweep, a product of sizes, types and so on or a list of exact
-calls, which its cases follow from.
+"""What to measure: a Spec is a whole sweep, from which its cases follow. It is a product of sizes,
+types and so on, or a list of exact calls.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torchcoll.core.case import (
     Case,
     Field,
     SizedCase,
+    known_fields,
     partition,
     size_case,
     with_settings,
@@ -56,19 +57,21 @@ if TYPE_CHECKING:
 
 
 SPLIT_FIELD = "split_share"  # of a communicator's configuration: needs a group to split from
-WORKS = ("matmul", "copy", "both")  # beside a collective; or background:LABEL
+WORKS = ("matmul", "copy", "both")  # concurrent work; or background:LABEL
 _LEAST_OFFSET_S = 1e-6
 LEAST_WORK = 1024  # bytes: with less, what is timed is how it is issued
 _BACKGROUND = "background:"
-SAME = "same"  # beside a collective: the same one, on other groups
+SAME = "same"  # concurrent work: the same collective, on other groups
 _MOST_S = 1e7  # seconds: 115 days; beyond that clocks overflow and a typing error is likelier
 MAX_SIZES = 100_000  # a longer list is a typing error (`-i 1`), not a benchmark
 
 
-def _names(value: Any) -> tuple[str, ...]:
+def _names(value: Any, every: Iterable[str] = ()) -> tuple[str, ...]:
+    """The items of a text with commas, or of a sequence. every: what ``all`` stands for."""
     if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(","))
-    return tuple(str(part) for part in value)
+        value = [part.strip() for part in value.split(",")]
+    names = tuple(str(part) for part in value)
+    return tuple(every) if every and names == ("all",) else names
 
 
 def _unique(values: Iterable[Any]) -> tuple[Any, ...]:
@@ -144,15 +147,11 @@ class Spec:
             put("points", read_points(self.points))
             for name, values in spec_fields(self.points).items():
                 put(name, values)
-        names = _names(self.collectives)
-        names = tuple(COLLECTIVES) if names == ("all",) else names
+        names = _names(self.collectives, COLLECTIVES)
         put("collectives", _unique(find_collective(name).name for name in names))
-        names = _names(self.dtypes)
-        names = COMMON_DTYPES if names == ("all",) else names
+        names = _names(self.dtypes, COMMON_DTYPES)
         put("dtypes", _unique(find_dtype(name).name for name in names))
-        names = _names(self.ops)
-        names = OPS if names == ("all",) else names
-        put("ops", _unique(find_op(name) for name in names))
+        put("ops", _unique(find_op(name) for name in _names(self.ops, OPS)))
         for entry, value in self._entries():
             if entry.is_size:
                 put(entry.name, parse_size(value, entry.flag))
@@ -324,6 +323,7 @@ class Spec:
         return tuple(sizings)
 
     def _check_splits(self, weights: Mapping[str, Weights]) -> None:
+        """Raises UsageError for splits that the collectives or other fields do not allow."""
         rotating = any(w.positions > 1 for w in weights.values())
         others = [n for n in self.collectives if has_splits(n) and COLLECTIVES[n].blocks != BOTH]
         if others and (rotating or len(weights) > 1):
@@ -334,8 +334,8 @@ class Spec:
             raise UsageError("splits", f"{self.splits} with {other}", "one of them")
 
     def parts(self, ranks: int) -> tuple[tuple[int, ...], ...]:
-        """The sub-groups of so many ranks; one of all where none are asked for. Raises UsageError
-        for a rule, a mesh, or what is beside, that does not fit them.
+        """The sub-groups of so many ranks; one of all ranks if the Spec has none. Raises UsageError
+        for a rule, a mesh or concurrent work that does not fit the number of ranks.
         """
         if self.mesh is not None:
             rows, columns = _read_mesh(self.mesh)
@@ -367,25 +367,25 @@ class Spec:
 
     @property
     def connects_early(self) -> bool:
-        """Whether the communicators connect before the first call: registering buffers and
-        splitting a communicator need one that has connected.
+        """Whether the communicators connect before the first call. Registering buffers and
+        splitting a communicator require a communicator that has connected.
         """
         early = self.init == "eager" or self.buffers != "default"
         return early or SPLIT_FIELD in self.config_fields
 
     @property
     def communicates(self) -> bool:
-        """Whether anything goes from rank to rank on any of its backends."""
+        """Whether any of its backends sends anything between ranks."""
         return any(map(communicates, self.backends))
 
     @property
     def concurrent_collective(self) -> bool:
-        """Whether its calls have another collective beside them."""
+        """Whether another collective runs during its calls."""
         return self.works_concurrently and other_collective(str(self.concurrent)) is not None
 
     @property
     def works_concurrently(self) -> bool:
-        """Whether this run itself works beside its calls."""
+        """Whether this run itself runs other work during its calls."""
         return bool(self.concurrent) and not str(self.concurrent).startswith(_BACKGROUND)
 
     @property
@@ -394,7 +394,7 @@ class Spec:
         return any(map(has_splits, self.collectives))
 
     def _calls(self) -> Iterable[tuple[str, str | None, str | None, tuple[int, ...], bool]]:
-        """(collective, dtype, op, sizes, asynchronous) of every call that is asked for."""
+        """(collective, dtype, op, sizes, asynchronous) of every call to measure."""
         for point in self.points:
             asynchronous = point.asynchronous or self.asynchronous
             yield point.collective, point.dtype, point.op, (point.size_bytes,), asynchronous
@@ -412,10 +412,8 @@ class Spec:
 
             rules = split_rules(self.splits)
         device = self.device or "cpu"
-        variants = [
-            (backend, by) for backend in self.backends for by in _names(self.implementation)
-        ]
-        forth, back, turns = variants, variants[::-1], itertools.count()
+        forth = list(itertools.product(self.backends, _names(self.implementation)))
+        back, turns = forth[::-1], itertools.count()
         one_by_one = device == "cpu" or self.buffer_reuse == "flush"
         mode = self.mode or ("synchronized" if one_by_one else "back-to-back")
         for name, dtype, op, sizes, asynchronous in self._calls():
@@ -424,34 +422,34 @@ class Spec:
             settings["asynchronous"] = asynchronous
             if not entry.has_data:
                 settings["misalign_bytes"] = 0
-            if self.in_place is None or not entry.has_data:
-                placements: Sequence[bool | None] = (None,)
-            else:
+            placements: Sequence[bool | None] = (None,)
+            if self.in_place is not None and entry.has_data:
                 both_placements = self.in_place == "both"
                 placements = entry.placements if both_placements else (bool(self.in_place),)
-            for root in self.roots if entry.has_root else (None,):
-                for in_place in placements:
-                    for size_bytes, splits in itertools.product(
-                        sizes, rules if entry.has_splits else (None,)
-                    ):
-                        # A B B A: what drifts with time favours neither.
-                        for backend, by in back if next(turns) % 2 else forth:
-                            yield Case(
-                                name,
-                                size_bytes,
-                                dtype,
-                                op,
-                                root,
-                                _placement(name, by) if in_place is None else in_place,
-                                mode,
-                                backend,
-                                device,
-                                splits=splits,
-                                group=self.groups,
-                                rehearsal=self.rehearse,
-                                implementation=by,
-                                **settings,
-                            )
+            for root, in_place, size_bytes, splits in itertools.product(
+                self.roots if entry.has_root else (None,),
+                placements,
+                sizes,
+                rules if entry.has_splits else (None,),
+            ):
+                # A B B A: what drifts with time favours neither.
+                for backend, by in back if next(turns) % 2 else forth:
+                    yield Case(
+                        name,
+                        size_bytes,
+                        dtype,
+                        op,
+                        root,
+                        _default_placement(name, by) if in_place is None else in_place,
+                        mode,
+                        backend,
+                        device,
+                        splits=splits,
+                        group=self.groups,
+                        rehearsal=self.rehearse,
+                        implementation=by,
+                        **settings,
+                    )
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -459,12 +457,11 @@ class Spec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Spec:
         """Unknown fields are ignored."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        return cls(**{k: v for k, v in data.items() if k in names})
+        return cls(**known_fields(cls, data))
 
 
-def _placement(collective: str, implementation: str) -> bool:
-    """Whether it is in place where nothing is asked for."""
+def _default_placement(collective: str, implementation: str) -> bool:
+    """Whether the calls are in place if the Spec does not say it."""
     default = COLLECTIVES[collective].placements[0]
     if implementation == NATIVE:
         return default
@@ -475,9 +472,9 @@ def _placement(collective: str, implementation: str) -> bool:
 
 
 def read_work(text: str) -> str:
-    """What runs beside a collective: ``matmul:1M`` (a matrix of so many bytes), ``copy:64M``,
-    ``both``; another collective on other groups, see ``other_collective``; or ``background:LABEL``,
-    somebody else's work. Raises UsageError.
+    """Check a description of concurrent work: ``matmul:1M`` (a matrix of so many bytes),
+    ``copy:64M``, ``both``; another collective on other groups, see ``other_collective``; or
+    ``background:LABEL``, somebody else's work. Raises UsageError.
     """
     name, colon, rest = str(text).partition(":")
     if f"{name}:" == _BACKGROUND and rest:
@@ -494,9 +491,9 @@ def read_work(text: str) -> str:
 
 
 def other_collective(text: str) -> tuple[str, str, int | None] | None:
-    """(collective, groups, size) of ``all_gather:mod:2:4M``: beside a case of ``--groups``, on
-    groups of its own; ``same:div:2`` is the case's own collective. None: the size of the case.
-    None for other work. Raises UsageError.
+    """Read ``all_gather:mod:2:4M``: (collective, groups, size), of a collective that runs on groups
+    of its own during the calls of a case. ``same:div:2`` is the case's own collective; a size of
+    None is the size of the case. Returns None for other work. Raises UsageError.
     """
     name, _, rest = text.partition(":")
     if name in WORKS or f"{name}:" == _BACKGROUND:
@@ -530,9 +527,7 @@ def _number(value: Any, what: str, kind: type, least: int | None = None) -> Any:
     return number
 
 
-# Exact calls to measure, in place of a product: those that a training sends, above all.
-#
-# core/traffic_spec.py makes them of a Traffic.
+# Exact calls to measure, in place of a product. core/traffic_spec.py makes them from a Traffic.
 
 
 @dataclass(frozen=True)
@@ -553,7 +548,8 @@ _EXPECTED = "(collective, size_bytes, dtype, op, asynchronous)"
 
 
 def read_points(points: Any) -> tuple[ExactCall, ...]:
-    """The points, each once: Points, sequences of their fields, or mappings (a file's header).
+    """Read exact calls, and keep each once. A point is an ExactCall, a sequence of its fields, or a
+    mapping (from a file's header).
 
     Names are read as everywhere; a dtype and an op that are left out are float32 and sum. Raises
     UsageError.
@@ -563,15 +559,15 @@ def read_points(points: Any) -> tuple[ExactCall, ...]:
     return tuple(dict.fromkeys(map(_read_point, points)))
 
 
-def _read_point(reported: Any) -> ExactCall:
+def _read_point(point: Any) -> ExactCall:
+    given = point
     try:
-        point = reported
-        if not isinstance(reported, ExactCall):
-            point = ExactCall(**reported) if isinstance(reported, Mapping) else ExactCall(*reported)
+        if not isinstance(point, ExactCall):
+            point = ExactCall(**point) if isinstance(point, Mapping) else ExactCall(*point)
     except TypeError:
-        raise UsageError("points", reported, f"{_EXPECTED} each") from None
+        raise UsageError("points", given, f"{_EXPECTED} each") from None
     if not isinstance(point.asynchronous, bool):
-        raise UsageError("points", reported, "True or False for asynchronous")
+        raise UsageError("points", given, "True or False for asynchronous")
     entry = find_collective(point.collective)
     size_bytes = parse_size(point.size_bytes, "points")
     if entry.has_data and not size_bytes:
@@ -586,9 +582,13 @@ def _read_point(reported: Any) -> ExactCall:
 
 
 def spec_fields(points: Iterable[ExactCall]) -> dict[str, tuple[Any, ...]]:
-    """What the fields of a Spec that are a product hold then: the values that the points have."""
+    """The values of the points, for the fields of a Spec that would otherwise be a product."""
     columns = zip(*map(astuple, points), strict=True)
-    collectives, sizes, dtypes, ops, _ = (dict.fromkeys(column) for column in columns)
-    fields = {"collectives": collectives, "sizes": sorted(sizes), "dtypes": dtypes, "ops": ops}
-    kept = {name: tuple(value for value in values if value) for name, values in fields.items()}
-    return {name: values for name, values in kept.items() if values}
+    collectives, sizes, dtypes, ops, _ = (_unique(filter(None, column)) for column in columns)
+    fields = {
+        "collectives": collectives,
+        "sizes": tuple(sorted(sizes)),
+        "dtypes": dtypes,
+        "ops": ops,
+    }
+    return {name: values for name, values in fields.items() if values}

@@ -154,9 +154,8 @@ class Division:
         return self.weights.rows[source][destination] * elements // largest
 
     def _moved(self, values: list[int], moves: bool) -> list[int]:
-        return (
-            [*values[-self._shift :], *values[: -self._shift]] if moves and self._shift else values
-        )
+        shift = self._shift if moves else 0
+        return [*values[-shift:], *values[:-shift]] if shift else values
 
     def _sums(self, histograms: Sequence[Mapping[int, int]], side: int) -> list[int]:
         if self._lone:
@@ -187,9 +186,7 @@ def split_weights(splits: str, ranks: int) -> Weights:
     """Read the text of a rule for so many ranks. Raises UsageError."""
     if splits.startswith(COMBINE):
         return split_weights(splits.removeprefix(COMBINE), ranks).transposed()
-    if splits.startswith(tuple(f"{name}:" for name in ("zipf", "hot", "rotating"))) or (
-        splits == "balanced"
-    ):
+    if splits == "balanced" or splits.startswith(("zipf:", "hot:", "rotating:")):
         return _pattern(splits, ranks)
     if splits.startswith("seed:"):
         seed = _SEED.fullmatch(splits)
@@ -224,9 +221,8 @@ def _pattern(splits: str, ranks: int) -> Weights:
         return Weights([row] * ranks)
     hot = int(pattern[4])
     if not 0 < hot < max(2, ranks):
-        raise UsageError(
-            "splits", splits, f"at least 1 and at most {ranks - 1} hot ranks of {ranks}"
-        )
+        expected = f"at least 1 and at most {ranks - 1} hot ranks of {ranks}"
+        raise UsageError("splits", splits, expected)
     row = tuple(HEAT if d < hot else 1 for d in range(ranks))
     return Weights([row] * ranks, step=hot if pattern[3] == "rotating" else 0)
 
@@ -246,9 +242,8 @@ def _matrix(path: Path, ranks: int) -> Weights:
         raise UsageError("splits file", path, f"a matrix of numbers ({error})") from None
     if len(rows) != ranks or any(len(row) != ranks for row in rows):
         shape = f"{counted(len(rows), 'row')} of {sorted({len(row) for row in rows})} numbers"
-        raise UsageError(
-            f"splits file {path}", shape, f"{ranks} rows of {ranks} numbers, one a rank"
-        )
+        expected = f"{ranks} rows of {ranks} numbers, one a rank"
+        raise UsageError(f"splits file {path}", shape, expected)
     return Weights(_whole(rows, str(path)))
 
 

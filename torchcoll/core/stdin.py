@@ -1,4 +1,4 @@
-"""Standard input and pipes as files: readers look at a file twice, and a pipe gives it once."""
+"""Copies standard input and pipes to files: readers look at a file twice, a pipe is read once."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torchcoll.core.opening import is_descriptor, not_written, open_to_read, sig
 from torchcoll.core.units import format_bytes
 
 STDIN = "standard input"  # its name in messages
-_stdin: list[str] = []  # the folder that it was put into
-_pipes: dict[int, str] = {}  # inode of a pipe -> what it was copied to
+_stdin: list[str] = []  # the folder with the copy of stdin, once it was read
+_pipes: dict[int, str] = {}  # inode of a pipe -> the file with its copy
 _MOST_COPIED_BYTES = 4 << 30
 
 
 def from_stdin(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Of ``-`` a file with all of stdin, which is read once; of ``<(COMMAND)``, which a shell makes
-    the path of a pipe, likewise; anything else as it is.
+    """The path of a file with all of stdin for ``-``, or of a pipe for ``<(COMMAND)``, of which the
+    shell makes a path. Each is read once. Any other path is returned as it is.
 
-    Raises UnreadableError where there is no end in sight.
+    Raises UnreadableError for an input that seems to have no end.
     """
     if is_descriptor(path) and not os.path.isfile(path):
         name = os.fspath(path)
@@ -40,7 +40,7 @@ def from_stdin(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def _copied(source: Any, name: str) -> str:
-    """A file with what a pipe gives, in a folder of its own; messages call it ``name``."""
+    """Copy a pipe to a file in a folder of its own. Messages call the file ``name``."""
     with signals_held():
         folder = tempfile.mkdtemp(prefix="torchcoll-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)

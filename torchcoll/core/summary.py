@@ -1,7 +1,7 @@
-"""CaseResult -> Row: what a table shows of a case.
+"""Summarises a CaseResult to a Row, which a table shows.
 
-Order statistics and one t table, written by hand because ranks, the live table and ``show`` must
-not pay 0.9 s and 90 MB for pandas and scipy; tested against scipy and numpy.
+The order statistics and the t table are written by hand, because pandas and scipy would cost the
+ranks, the live table and ``show`` 0.9 s and 90 MB. They are tested against scipy and numpy.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Matrix, Reported, Run, run_numbers
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom (scipy.stats.t.ppf(0.975, df)).
-_T_975 = (
-    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
-    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
-    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
-)
+_QUANTILES = """
+    12.7062 4.3027 3.1824 2.7764 2.5706 2.4469 2.3646 2.3060 2.2622 2.2281
+    2.2010 2.1788 2.1604 2.1448 2.1314 2.1199 2.1098 2.1009 2.0930 2.0860
+    2.0796 2.0739 2.0687 2.0639 2.0595 2.0555 2.0518 2.0484 2.0452 2.0423
+"""
+_T_975 = tuple(map(float, _QUANTILES.split()))
 
 OVER_RANKS = ("max", "mean", "min", "rank0")
 LOW, HIGH = 0.05, 0.95  # the spread shown: 90 % of the calls of this run lie inside
@@ -35,8 +36,8 @@ SLOW_FIRST = 3.0  # a first call beyond so many medians is marked
 # From here on the host's time to issue a call agrees with the device's period: of 10 us or more the
 # event between two calls (2 to 3 us on CUDA) is the rest.
 HOST_BOUND = 0.75
-PERIOD = "period"  # what a figure is of calls back to back: time of the batches / calls
-COLD_CALL = "one cold call"  # what a figure is of the calls that is of no settled one
+PERIOD = "period"  # statistic of calls back to back: time of the batches / calls
+COLD_CALL = "one cold call"  # statistic of a figure without a steady call
 ONE_RANK = "one rank, no communication: times, but no bandwidth"
 
 
@@ -89,7 +90,7 @@ def geometric_interval(ratios: Sequence[float]) -> tuple[float, float | None, fl
 
 
 def over_ranks(samples: Matrix, how: str = "max") -> list[float]:
-    """One duration a call from [rank][call]. ``max`` is the completion of the call."""
+    """Reduce [rank][call] to one duration per call. ``max`` is the completion of the call."""
     choice(how, "over-ranks", OVER_RANKS)
     if not samples:
         return []
@@ -104,27 +105,27 @@ def over_ranks(samples: Matrix, how: str = "max") -> list[float]:
 
 
 def completions(result: CaseResult, samples: Matrix, how: str = "max") -> list[float]:
-    """``over_ranks`` of samples of a case. Where ranks did not begin together, a call takes as long
-    as on the last rank to arrive, whose time is the shortest, and no other reading is its time.
+    """``over_ranks`` of samples of a case. If the ranks did not begin together, the time of a call
+    is that of the last rank to arrive, which is the shortest, whatever ``how`` is.
     """
     return over_ranks(samples, "min" if result.last_to_arrive else how)
 
 
 def slowest(samples: Matrix, how: str = "max") -> list[int]:
-    """The intervals of the rank that took longest for all of them; of ``min`` the fastest.
+    """The intervals of the rank that took longest for all of them; with ``min`` of the fastest.
 
-    [rank][call] of one batch of calls back to back. Rejected: the maximum over ranks of each
-    interval, as of calls after a barrier. One stall delays every rank in turn and would count
-    several times: 1.06 to 1.13 of the true period on 2 ranks, 1.2 to 1.8 on 4.
+    samples: [rank][call] of one batch of calls back to back. The maximum over ranks of each
+    interval, as for calls after a barrier, would be wrong: one stall delays every rank in turn and
+    would count several times (1.06 to 1.13 of the true period on 2 ranks, 1.2 to 1.8 on 4).
     """
     rows = list(zip(*zip(*samples, strict=False), strict=True))  # whole calls, as above
     return list((min if how == "min" else max)(rows, key=sum, default=()))
 
 
 def steady_times(result: CaseResult, clock: str | None, how: str = "max") -> list[float]:
-    """One duration a sample of the steady calls, read over ranks; the figures of a case are theirs.
+    """One duration per sample of the steady calls, from which the figures of a case are computed.
 
-    Of calls back to back these are intervals between the ends of calls, of each batch on its
+    For calls back to back these are intervals between the ends of calls, of each batch on its
     slowest rank (``max``), so that their sum is the time that the batches took there.
     """
     samples = result.time_ns.get(clock or "", [])
@@ -139,8 +140,8 @@ def steady_times(result: CaseResult, clock: str | None, how: str = "max") -> lis
 
 
 def steady_figure(result: CaseResult, clock: str | None, how: str = "max") -> float | None:
-    """What a table shows of the steady calls: their median; of calls back to back the period, which
-    is the time of all batches on the slowest rank / calls. ns; None without samples.
+    """The figure of the steady calls in a table, in ns: their median, or for calls back to back the
+    period, which is the time of all batches on the slowest rank / calls. None without samples.
     """
     return _figure_of(result, clock, steady_times(result, clock, how))
 
@@ -158,20 +159,20 @@ def has_period(result: CaseResult, clock: str | None) -> bool:
 
 
 def mean_time(result: CaseResult, clock: str | None, how: str = "max") -> float | None:
-    """The mean over the steady calls; of calls back to back it is their period."""
+    """The mean over the steady calls, which for calls back to back is their period."""
     times = steady_times(result, clock, how)
     return _mean(result, times) if times else None
 
 
 def host_bound(result: CaseResult) -> tuple[float, float] | None:
-    """(time to issue a call, period) in ns where calls back to back wait for the host that issues
-    them: the two agree then. None where they do not, or are not known.
+    """(time to issue a call, period) in ns if calls back to back wait for the host that issues
+    them: then the two agree. None if they do not, or are not known.
 
-    Issuing is read from its faster half: a full queue holds the host back, and late issues take as
-    long as the device does. It is that of the slowest host: all others wait for its calls. Rejected
-    is the maximum over ranks of each call, where each hiccup of any of many hosts counts. Events
-    between the calls take the host's time too, beside the issue. Issuing takes far longer than the
-    period where the calls had queued up, as they do while another process has the device.
+    The time to issue is the lower quartile of a rank: a full queue holds the host back, and late
+    issues take as long as the device does. It is the time of the slowest host, because all other
+    hosts wait for its calls. The maximum over ranks of each call would count each hiccup of any of
+    many hosts. Besides the issue, the events between the calls take time of the host. Issuing takes
+    far longer than the period if calls had queued up, as while another process has the device.
     """
     if "issue" not in result.time_ns:
         return None
@@ -190,7 +191,7 @@ def _mean(result: CaseResult, times: Sequence[float]) -> float:
 
 
 def calls_of(result: CaseResult, samples: int) -> list[int]:
-    """How many calls each of the steady samples of a clock is the mean of; 1 of those of a clock
+    """For each steady sample of a clock, the number of calls of which it is the mean: 1 for a clock
     that is read at every call.
     """
     each = result.calls_per_sample
@@ -200,7 +201,7 @@ def calls_of(result: CaseResult, samples: int) -> list[int]:
 
 
 def batches_of(result: CaseResult, samples: Matrix) -> list[tuple[int, int]]:
-    """First and last sample of each batch; all are one where the file does not tell."""
+    """(first, end) of the samples of each batch; one batch if the file does not have them."""
     length = min(map(len, samples), default=0)
     for each in (result.calls_per_sample, 1):  # as ``calls_of``
         ends = list(accumulate(count_samples(size, each) for size in result.batches))
@@ -231,16 +232,16 @@ def position_medians(result: CaseResult, clock: str | None = None) -> list[float
 
 
 def over_ranks_of(result: CaseResult, how: str) -> str | None:
-    """What the time of this case is of the ranks: ``how`` of our samples, of given figures what
-    their source tells; None where it does not.
+    """How the time of a case was computed from the ranks: ``how`` for samples, and for the figures
+    of another source as it says; None if it does not say so.
     """
     if not result.reported or result.time_ns:
         return LAST_TO_ARRIVE if result.last_to_arrive else how
     return None if result.reported.over_ranks == "unknown" else result.reported.over_ranks
 
 
-# Slots: see CaseResult, whose fields are as many. Nothing changes a Row, but it is not frozen: with
-# so many fields that took 8 us a row, four times as long, and was most of making a table.
+# Slots as in CaseResult. Nothing changes a Row, but it is not frozen: with so many fields a frozen
+# one takes 8 us, four times as long, which was most of the time of making a table.
 @dataclass(slots=True, unsafe_hash=True)
 @with_settings
 class Row:
@@ -249,13 +250,13 @@ class Row:
     Times in ns, bandwidth in GB/s, None where unknown. ``low_ns`` and ``high_ns`` are the 5th and
     95th percentile of the calls of this run: a spread, not a confidence interval.
 
-    statistic: what ``median_ns`` is: the median of our own samples, or PERIOD of calls back to back
-    (low, high and p99 are then of the intervals on the slowest rank); of an imported file whatever
-    it gives (mean, ...), COLD_CALL for one call that is the first of its size. ranks, count and
-    calls are 0 where an imported file does not tell them.
+    statistic: what ``median_ns`` is: the median of samples, or PERIOD for calls back to back (low,
+    high and p99 are then of the intervals on the slowest rank); for an imported file the statistic
+    that it has (mean, ...), or COLD_CALL for one call that is the first of its size.
+    ranks, count and calls are 0 if an imported file does not have them.
     """
 
-    # What stands behind a field is its line in docs/reference/columns.md (docs/generate.py).
+    # The comment of a field is its line in docs/reference/columns.md (docs/generate.py).
     collective: str  # torch's name: all_reduce
     backend: str  # torch's name: nccl
     library: str | None  # what communicates, with its version
@@ -303,7 +304,7 @@ class Row:
 
     @property
     def communicates(self) -> bool:
-        """False on a backend that sends nothing."""
+        """False for a backend that sends nothing."""
         return communicates(self.backend)
 
     @property
@@ -318,29 +319,30 @@ class Row:
 
     @property
     def slow_first(self) -> bool:
-        """True where the first call took over 3 times the figure (median, period, ...)."""
+        """True if the first call took over 3 times the figure (median, period, ...)."""
         if self.first_call_ns is None or not self.median_ns:
             return False
         return self.first_call_ns > SLOW_FIRST * self.median_ns
 
 
-# The fields that a row has from its case as they are; its size is the actual one.
+# The fields that a row copies from its case. Its size is the actual one.
 _OF_CASE = tuple(f.name for f in fields(Case) if f.name != "size_bytes")
 _values_of_case = operator.attrgetter(*_OF_CASE)
-# 0 in these is what an imported file does not tell.
+# In these fields, 0 means that an imported file does not have the value.
 _UNSTATED_AT_0 = ("ranks", "count", "bytes_in", "bytes_out", "calls")
 
 
 def stated(row: Row, name: str, reported: bool) -> Any:
-    """A field of a row; None where its source does not tell it. reported: they are
-    the figures of a source, not our own samples.
+    """A field of a row; None if its source does not have it.
+
+    reported: the figures are those of another source, and not computed from samples.
     """
     value = getattr(row, name)
     return None if reported and not value and name in _UNSTATED_AT_0 else value
 
 
 def stated_fields(row: Row, names: Sequence[str], reported: bool) -> dict[str, Any]:
-    """These fields of a row, each as ``stated`` has it. A table of another tool has a million."""
+    """``stated`` for several fields, fast: a table of another tool has a million rows."""
     values = dict(zip(names, _getter(tuple(names))(row), strict=True))
     if reported:
         for name in _UNSTATED_AT_0:
@@ -358,7 +360,7 @@ def _getter(names: tuple[str, ...]) -> Callable[[Row], tuple[Any, ...]]:
 
 
 def default_clock(result: CaseResult) -> str | None:
-    """The clock a table shows: the device's where it was read, else the host's."""
+    """The clock of a table: the device's if it was read, else the host's."""
     for clock in ("device", "host"):
         if clock in result.time_ns:
             return clock
@@ -366,7 +368,7 @@ def default_clock(result: CaseResult) -> str | None:
 
 
 def verified(result: CaseResult) -> str:
-    """Words, not a number: correct, wrong or unchecked."""
+    """The outcome of the verification: ``correct``, ``wrong`` or ``unchecked``."""
     if result.verification is None or not result.verification.checked:
         return "unchecked"
     return "wrong" if result.verification.failed else "correct"
@@ -379,35 +381,29 @@ def summarise(
     library: str | None = None,
     times: Sequence[float] | None = None,
 ) -> Row:
-    """The row of one case, read over ranks by ``how`` on ``clock`` (None: ``default_clock``).
+    """The row of one case.
 
-    times: its ``steady_times``, where they are known: those of many ranks take a while.
+    how: how samples are reduced over ranks. clock: None for ``default_clock``.
+    times: its ``steady_times`` if they are known: computing those of many ranks takes a while.
     """
     clock = clock or default_clock(result)
     times = steady_times(result, clock, how) if times is None else times
     steady, cold = sorted(times), over_ranks(result.cold_ns, how)
-    reported = (
-        result.reported
-        if result.reported and result.reported.clock == clock and not steady
-        else None
-    )
-    stated_ns = reported.time_ns if reported else None
-    middle = _figure_of(result, clock, times) if steady else stated_ns
-    case = result.case
-    if reported:
+    case, reported = result.case, None if steady else result.reported
+    statistic: str | None = None
+    first_ns: float | None = None
+    if reported and reported.clock == clock:
+        middle, first_ns = reported.time_ns, reported.first_call_ns
+        statistic = COLD_CALL if reported.one_cold_call else reported.statistic
         algbw, busbw = _bandwidths_of(reported, result)
         p99, calls = reported.p99_ns, reported.calls or 0
     else:
+        middle = _figure_of(result, clock, times)
+        if steady:
+            statistic = PERIOD if has_period(result, clock) else "median"
         algbw, busbw = bandwidths(result, middle or 0)
         p99 = quantile(steady, 0.99) if len(steady) >= P99_CALLS else None
         calls = sum(result.batches) if result.calls_per_sample > 1 else len(steady)
-    statistic = (
-        COLD_CALL
-        if reported and reported.one_cold_call
-        else reported.statistic
-        if reported
-        else None
-    )
     algorithm, channels = None, set()
     if result.choices:
         algorithm = ", ".join(dict.fromkeys(c.label for c in result.choices)) or None
@@ -423,9 +419,9 @@ def summarise(
         count=result.count,
         bytes_in=result.bytes_in,
         bytes_out=result.bytes_out,
-        first_call_ns=cold[0] if cold else reported.first_call_ns if reported else None,
+        first_call_ns=cold[0] if cold else first_ns,
         second_call_ns=cold[1] if len(cold) > 1 else None,
-        statistic=(PERIOD if has_period(result, clock) else "median") if steady else statistic,
+        statistic=statistic,
         median_ns=middle,
         low_ns=quantile(steady, LOW) if steady else None,
         high_ns=quantile(steady, HIGH) if steady else None,
@@ -445,7 +441,7 @@ def summarise(
 
 
 def bandwidths(result: CaseResult, time_ns: float) -> tuple[float | None, float | None]:
-    """algbw and busbw in GB/s of a case whose call takes ``time_ns``; None where there is none.
+    """(algbw, busbw) in GB/s of a case whose call takes ``time_ns``; None if it has none.
 
     Coalesced calls are timed together, so the bytes of all of them count. Backends that send
     nothing, and ranks that share one GPU, have no bandwidth.
@@ -460,24 +456,20 @@ def bandwidths(result: CaseResult, time_ns: float) -> tuple[float | None, float 
 
 
 def _bandwidths_of(reported: Reported, result: CaseResult) -> tuple[float | None, float | None]:
-    """algbw and busbw of a case without samples: from its time, else as the source gives them.
+    """(algbw, busbw) of a case without samples: from its time, or else as its source has them.
 
-    The time of a call that has only been issued is no time of a transfer, nor is that of a first
-    call, which makes what the later ones use: it has none. A time that contradicts the bandwidths
-    of its source gives none either. Without the number of ranks there is S / t, and busbw where the
-    factor is 1 whatever the number.
+    No bandwidth follows from the time of a call that has only been issued, or of a first call,
+    which creates what later calls use; nor from a time that contradicts the bandwidths of its
+    source. Without the number of ranks algbw is S / t, and busbw is known only for a bus factor
+    that is 1 for any number.
     """
     entry = COLLECTIVES[result.case.collective]
-    time, size_bytes, ranks = (
-        reported.time_ns,
-        result.size_bytes * result.case.coalesce,
-        result.ranks,
-    )
+    time, size_bytes = reported.time_ns, result.size_bytes * result.case.coalesce
     if reported.one_cold_call:
         return None, None
     if not time or reported.clock == "issue" or reported.contradictory:
         return reported.algbw_gbps, reported.busbw_gbps
-    if ranks:
+    if result.ranks:
         algbw, busbw = bandwidths(result, time)
         if busbw is None and entry.has_splits:  # who sends how much to whom only the source knows
             busbw = reported.busbw_gbps
@@ -489,15 +481,15 @@ def _bandwidths_of(reported: Reported, result: CaseResult) -> tuple[float | None
 
 
 def nothing_sent(rows: Sequence[Row]) -> str:
-    """What is to be said of rows on backends that send nothing; '' where there are none."""
+    """The footnote about rows of backends that send nothing; '' if there are none."""
     names = dict.fromkeys(row.backend for row in rows if not row.communicates)
     text = f"{', '.join(names)} backend, nothing was communicated: times, but no bandwidth"
     return text if names else ""
 
 
 def library_of(case: Case, environment: Mapping[str, Any]) -> str | None:
-    """What communicates in a case: the backend's library, or torch's symmetric memory in its place;
-    None is unknown. environment: of the run.
+    """What communicates in a case: the backend's library, or torch's symmetric memory; None if it
+    is unknown. environment: of the run.
     """
     if case.implementation in IMPLEMENTATIONS:
         return f"symmetric memory of torch {environment.get('torch') or ''}".rstrip()
@@ -506,33 +498,34 @@ def library_of(case: Case, environment: Mapping[str, Any]) -> str | None:
 
 
 def libraries_of(run: Run) -> list[str | None]:
-    """What communicated in each result, in its run (``library_of``)."""
+    """``library_of`` of each result, in the run that measured it."""
     environments = [part.environment for part in (run, *run.continuations)]
     each = zip(run_numbers(run), run.results, strict=True)
     return [library_of(result.case, environments[number]) for number, result in each]
 
 
 def backends_of(results: Sequence[CaseResult]) -> list[str]:
-    """Those of the cases, in the order in which they ran."""
+    """The backends of the cases, in the order in which they ran."""
     return list(dict.fromkeys(result.case.backend for result in results))
 
 
 def first_results(results: Sequence[CaseResult], backend: str | None = None) -> list[CaseResult]:
-    """The case that made the first call of a communicator, in all of its sub-groups; of that
-    backend, else of the one that ran first.
+    """The case that made the first call of a communicator, in all of its sub-groups.
+
+    backend: None for the backend that ran first.
     """
     ran = [r for r in results if r.ordinal == 0 and r.cold_ns and all(r.cold_ns)]
     ran = [r for r in ran if r.case.backend == backend] if backend else ran
     if not ran:
         return []
     first = replace(ran[0].case, group=None)
-    # Of a run that made a group for every pair of ranks these are most of its cases.
+    # In a run with a group for every pair of ranks these are most of the cases.
     alike = (r for r in ran if (r.case.size_bytes, r.case.root) == (first.size_bytes, first.root))
     return [r for r in alike if replace(r.case, group=None) == first]
 
 
 def cold_by_rank(results: Sequence[CaseResult]) -> dict[int, Sequence[int]]:
-    """Rank of the run, ascending -> its cold calls, of one case in all of its sub-groups."""
+    """Rank of the run, ascending -> its cold calls. results: of one case in all sub-groups."""
     by_rank = {
         result.members[place] if place < len(result.members) else place: row
         for result in results
@@ -542,13 +535,13 @@ def cold_by_rank(results: Sequence[CaseResult]) -> dict[int, Sequence[int]]:
 
 
 def connects(run: Run, backend: str) -> str | None:
-    """Where that backend of the run connected: ``init_process_group``, ``communicator``, ``first
-    call``, ``never``, or ``before`` the run. None where nothing tells, which then is of no
-    weight: an imported file has no such phase. ``unknown`` of a second backend in files of versions
-    that told the first one's alone.
+    """Where a backend of the run connected: ``init_process_group``, ``communicator``, ``first
+    call``, ``never``, or ``before`` the run. None if the file does not have it, as an imported
+    file, which has no such phases. ``unknown`` for a second backend in a file of an earlier
+    version, which recorded only the first one.
 
-    ProcessGroupNCCL2 connects earlier than asked in torch 2.14, where no field of its options says
-    so. The times do: init_process_group then takes longer than the first call.
+    In torch 2.14 ProcessGroupNCCL2 connects earlier than requested, and no field of its options
+    says so. The times show it: init_process_group then takes longer than the first call.
     """
     where = recorded_connects(run, backend)
     init_ns = run.phases.get("init_process_group")
@@ -569,7 +562,7 @@ def implementation_of(run: Run, backend: str) -> str | None:
 
 
 def recorded_connects(run: Run, backend: str) -> str | None:
-    """As ``connects``, as the run was asked to connect."""
+    """Where the run was told to connect; the values are those of ``connects``."""
     of_each = run.header.get("connects_of") or {}
     if backend in of_each:
         return str(of_each[backend])
@@ -579,17 +572,17 @@ def recorded_connects(run: Run, backend: str) -> str | None:
 
 
 def first_call_ns(firsts: Sequence[CaseResult], how: str = "max") -> float:
-    """The first call of these results, as the slowest rank saw it if not read otherwise."""
+    """The time of the first call of these results, by default on the slowest rank."""
     return over_ranks(list(cold_by_rank(firsts).values()), how)[0]
 
 
 def connect_ns(run: Run, firsts: Sequence[CaseResult], how: str = "max") -> float:
-    """What making the communicator of these results took before their first call; 0 where the
-    first call itself connects, and where nothing tells.
+    """The time to create the communicator of these results before their first call; 0 if the first
+    call itself connects, or if it is unknown.
 
-    With --fresh-group a case has made its own. A backend that connects within
-    ``init_process_group`` (as the second of a run: in its ``new_group``) cannot tell the two
-    apart, so all of it counts; where nothing is communicated nothing connects.
+    With --fresh-group a case has its own communicator. A backend that connects within
+    ``init_process_group`` (the second backend of a run: in ``new_group``) does not separate the
+    two, so all of that time counts. Nothing connects if nothing is communicated.
     """
     backend = firsts[0].case.backend if firsts else ""
     where = connects(run, backend)
@@ -600,7 +593,7 @@ def connect_ns(run: Run, firsts: Sequence[CaseResult], how: str = "max") -> floa
         sources.append(next((run.phases[n] for n in names if run.phases.get(n)), []))
     if where != "unknown":
         sources.append(run.phases.get("communicator") or [])
-    # 0 is what a rank has that took no part.
+    # A rank that took no part has 0.
     durations = (over_ranks([[ns] for ns in source], how)[0] for source in sources if source)
     return next((ns for ns in durations if ns), 0)
 
@@ -608,12 +601,12 @@ def connect_ns(run: Run, firsts: Sequence[CaseResult], how: str = "max") -> floa
 def first_result_ns(
     run: Run, firsts: Sequence[CaseResult] | None = None, backend: str | None = None
 ) -> float | None:
-    """Time to first result: connecting and the first call of a run, of that backend, else of
-    the one that ran first.
+    """Time to first result: connecting and the first call of a run.
 
-    The slowest rank's connect and the slowest rank's first call: the ranks meet between the two, so
-    the maxima follow each other. None where the run did not make its own communicator, or no
-    rank told.
+    backend: None for the backend that ran first.
+
+    This is the sum of the maximum over ranks of each, because the ranks meet in between. None if
+    the run did not create its own communicator, or the times are unknown.
     """
     firsts = first_results(run.results, backend) if firsts is None else firsts
     if not firsts or connects(run, firsts[0].case.backend) in ("before", "unknown"):

@@ -1,4 +1,4 @@
-"""TOML: reading with the standard library where it can, and the texts of a file that is written."""
+"""Reads TOML, with the standard library from Python 3.11 on, and formats keys and texts of TOML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def toml_table(text: str) -> dict[str, Any]:
-    """Raises ImportError before Python 3.11 without tomli, ValueError for what is no TOML."""
+    """Parse TOML. Raises ValueError for invalid TOML, ImportError if Python 3.10 lacks tomli."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -19,11 +19,11 @@ def toml_table(text: str) -> dict[str, Any]:
 
 
 def toml_string(text: str) -> str:
-    """The text as a TOML string on one line. What UTF-8 cannot encode is written as an escape."""
+    """Format a text as a TOML string on one line. What UTF-8 cannot encode becomes an escape."""
     clean = text.encode(errors="backslashreplace").decode()
     return json.dumps(clean, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def toml_key(text: str) -> str:
-    """The text as a key, without quotes where TOML needs none."""
+    """Format a text as a key, with quotes only if TOML needs them."""
     return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else toml_string(text)

@@ -10,27 +10,30 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
+from torchcoll.core.case import known_fields
 from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.errors import UnreadableError, UsageError, path_text
 from torchcoll.core.file import Writer, is_traffic
 from torchcoll.core.intervals import Span
 from torchcoll.core.jsonl import TRUNCATED, read_records
+from torchcoll.core.opening import files_in
 from torchcoll.core.result import check_texts, check_whole, or_none
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import counted, shorten
 
-# Beside the names of core/collectives.py: one side of a point-to-point message each.
+# Each is one side of a point-to-point message. core/collectives.py has the other names.
 POINT_TO_POINT = ("send", "recv")
-ROOT = "(root)"  # the module of calls of the outermost one, whose name in the model is empty
+ROOT = "(root)"  # stands for the outermost module, whose name in the model is empty
 
 
 @dataclass(frozen=True)
 class Group:
-    """A process group: ranks of the world in the order of the group; () where not known.
+    """A process group. ranks: of the world, in the order of the group; () if unknown.
 
     calls_before: how many collectives torch had counted on it before its first captured call.
     """
@@ -43,8 +46,8 @@ class Group:
 
     @property
     def label(self) -> str:
-        """What the program calls it, such as a dimension of a mesh (``mesh_tp``), which several
-        groups may share; otherwise its name.
+        """The name that the program gave, such as a dimension of a mesh (``mesh_tp``). Several
+        groups may share it. Otherwise torch's name.
         """
         given = self.description not in ("", "undefined", "default_pg")
         numbered = self.name.partition("@")[0].isdecimal()  # by torch
@@ -62,24 +65,26 @@ class Group:
 class TrafficCall:
     """One call on one rank, as the training made it.
 
-    collective: a name of core/collectives.py, ``send`` or ``recv``, or torch's own name where the
-    table has none. bytes_in / bytes_out: bytes that this rank puts in and gets.
-    op: of a reduction; None where torch hides it. root: rank of the world, of a rooted collective;
-    peer: the other side of send and recv.
-    sequence: number of the call among those of its group on this rank, from 0: ranks are joined by
-    it. send and recv are numbered for each peer apart, since not all ranks of a group make them.
-    step: number of the step, from 0; None: outside of marked steps.
+    collective: a name of core/collectives.py, ``send`` or ``recv``, or torch's own name if the
+    table does not have it.
+    bytes_in, bytes_out: bytes that this rank puts in and gets.
+    op: of a reduction; None if torch hides it.
+    root: of a rooted collective, as a rank of the world. peer: the other side of send and recv.
+    sequence: number of the call among the calls of its group on this rank, from 0, by which ranks
+    are joined. send and recv are numbered for each peer, since not all ranks of a group make them.
+    step: number of the step, from 0; None outside of marked steps.
     start_ns: when it was issued, on this rank's own clock, from the start of the capture.
     time_ns: its duration, from issue to completion (clock ``host``), or of the kernel (``device``).
-    began_ns: when its kernel began, on the clock of start_ns, where a trace tells it.
-    exposed_ns: the part of time_ns under which nothing else ran (of a trace), or for which the
-    program waited (of a capture); less what counts for an earlier call. None where not told.
-    tensors: how many tensors went in one coalesced call. splits: bytes to each rank of the group,
-    of an uneven all_to_all_v. algorithm: what the names of its kernels say (``RING/LL``), a hint
-    only; '' where not known. module: whose parameters or gradients it moves, by the name in the
-    model: a unit of FSDP2, a parameter or the blocks of a bucket of DDP (``layers.2 to layers.4``);
-    '' where not known. logged_ns: when the source wrote the call down, since 1970 on the
-    rank's own clock, which may be long after its end; None where it does not tell.
+    began_ns: when its kernel began, on the clock of start_ns, if a trace has it.
+    exposed_ns: the part of time_ns during which nothing else ran (in a trace), or the program
+    waited (in a capture), without what counts for an earlier call. None if unknown.
+    tensors: the number of tensors in one coalesced call.
+    splits: bytes to each rank of the group, for an uneven all_to_all_v.
+    algorithm: by the names of its kernels (``RING/LL``), which are only a hint; '' if unknown.
+    module: the part of the model whose parameters or gradients it moves: a unit of FSDP2, a
+    parameter or the blocks of a bucket of DDP (``layers.2 to layers.4``); '' if unknown.
+    logged_ns: when the source recorded the call, since 1970 on the rank's own clock, which may be
+    long after its end; None if unknown.
     """
 
     collective: str
@@ -106,7 +111,7 @@ class TrafficCall:
 
     @property
     def span(self) -> Span | None:
-        """When it ran: of the kernel, or from issue to completion; None where that is not told."""
+        """(start, end) of the kernel, or from issue to completion; None if unknown."""
         start = self.start_ns if self.clock == "host" else self.began_ns
         return None if start is None or self.time_ns is None else (start, start + self.time_ns)
 
@@ -131,8 +136,8 @@ class TrafficCall:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrafficCall:
-        """Unknown fields are ignored. Raises TypeError or ValueError on a broken one."""
-        values = {k: v for k, v in data.items() if k in _CALL_DEFAULTS}
+        """Unknown fields are ignored. Raises TypeError or ValueError for a broken one."""
+        values = known_fields(cls, data)
         values["splits"] = tuple(values.get("splits") or ())
         call = cls(**values)
         check_texts(call.dtype, call.op)
@@ -159,25 +164,27 @@ class Traffic(Displayed):
     """The calls of one or more ranks over some steps.
 
     source: where it was seen: ``capture``, ``plan`` (nothing ran), ``kineto``, ``flight recorder``,
-    ``replay`` (a captured step, played again). ranks: size of the world. calls[rank]: in the order
-    of issue; not all ranks need be there, and one that made no call has an empty list.
-    groups: by their names, which the calls have; one that is missing was not known.
-    parameters: of a module that calls name, the names of the parameters that they move.
-    environment: versions, host and variables as the source tells them, {} where it does not.
+    ``replay`` (a captured step, played again).
+    ranks: size of the world.
+    calls[rank]: in the order of issue. Ranks may be missing; a rank without calls has [].
+    groups: name, as in the calls -> group; an unknown group is missing.
+    parameters: module of calls -> names of the parameters that these calls move.
+    environment: versions, host and variables, as far as the source has them.
     path: the file, or the folder of several; None without one.
-    steps[rank]: (start, end) of each marked step in nanoseconds on that rank's clock; no marks: all
-    calls are one step.
-    computing[rank]: when something else than communication ran, on that rank's clock; a rank whose
-    source does not tell (a capture) is missing. apart[rank]: when communication ran that belongs to
-    none of the calls. copies[rank]: when FSDP2 copied into and out of its flat buffers, which
-    ``computing`` contains too; a rank whose source does not tell (a capture) is missing.
-    clocks[rank]: (name of the clock that its stamps
-    are of, what it said at their 0): ranks of one name can be compared. A rank is missing if
-    that is not known.
-    notes: what could not be seen, a sentence each. problems: what was wrong in
-    the file. end: the ``status`` (``complete``, ``failed``, ``interrupted``) and, where it is not
-    complete, the ``reason`` and the ``message`` of the exception; {} where the file was cut off.
-    left_out: calls of all ranks that the source names without their sizes: no figure counts them.
+    steps[rank]: (start, end) of each marked step in nanoseconds on that rank's clock. Without marks
+    all calls are one step.
+    computing[rank]: when something other than communication ran, on that rank's clock.
+    apart[rank]: when communication ran that belongs to none of the calls.
+    copies[rank]: when FSDP2 copied into and out of its flat buffers; ``computing`` has these too.
+    A rank is missing in these three if its source does not have them (as a capture).
+    clocks[rank]: (name of the clock of its stamps, the clock's time at their 0). Ranks with the
+    same clock can be compared. A rank is missing if its clock is unknown.
+    notes: what could not be seen, a sentence each.
+    problems: what was wrong in the file.
+    end: the ``status`` (``complete``, ``failed``, ``interrupted``) and, unless it is complete, the
+    ``reason`` and the ``message`` of the exception; {} if the file was cut off.
+    left_out: number of calls of all ranks that the source has without their sizes. No figure counts
+    them.
     """
 
     source: str = "capture"
@@ -208,19 +215,19 @@ class Traffic(Displayed):
         return as_one_line(f"{name}: {self.source}, {held}, {counted(steps, 'step')}")
 
     def step(self) -> Any:
-        """Marks the end of a training step. Raises UsageError outside of a capture.
+        """Mark the end of a training step. Raises UsageError outside of a capture.
 
         Returns None, except on rank 0 of a capture with ``metrics``, after every 32 captured steps
-        from the 96th on: who the others waited for in the last 96 captured steps. Its ``late`` are
-        the ranks that caused more waiting than chance explains in each third of them, its
-        ``answer`` is a sentence.
+        from the 96th on. There it returns for which ranks the others waited in the last 96 captured
+        steps: ``late`` are the ranks that caused more waiting than chance explains in each third of
+        the steps, ``answer`` is a sentence.
         """
         if self.mark_step is None:
             raise UsageError("step", "no capture", "a step inside of `with torchcoll.capture()`")
         return self.mark_step()
 
     def add_group(self, group: Group) -> str:
-        """Its name here: ``NAME@2`` where one of that name has other ranks."""
+        """Add a group and return its name here: ``NAME@2`` if one of that name has other ranks."""
         name, number = group.name, 2
         while (
             self.groups.setdefault(name, dataclasses.replace(group, name=name)).ranks != group.ranks
@@ -231,7 +238,7 @@ class Traffic(Displayed):
     def members(self, call: TrafficCall) -> tuple[int, ...]:
         """Ranks of the world in the group of the call, in the group's order.
 
-        All ranks where the group is not known, as in a process group that was never named.
+        All ranks if the group is unknown, as a process group that was never named.
         """
         group = self.groups.get(call.group)
         return (group.ranks if group else ()) or tuple(range(self.ranks))
@@ -239,12 +246,13 @@ class Traffic(Displayed):
     def spec(self, groups: str | None = None, **changes: Any) -> Spec:
         """The Spec that measures exactly what was sent: each size, dtype and op once.
 
-        groups: the sub-groups to measure on, where calls were made on several (``0,1;2,3``, or
-        ``mod:N``, ``div:N``): the calls on others are then left out. Without sub-groups, the whole
-        world. changes: fields of the Spec that say how to measure (backend, iters, ...).
+        groups: the sub-groups to measure on (``0,1;2,3``, or ``mod:N``, ``div:N``), if calls were
+        made on several. The calls on other groups are then left out. Without sub-groups, the whole
+        world.
+        changes: fields of the Spec that say how to measure (backend, iters, ...).
 
-        What is measured as something else (an unknown reduce op as sum, an uneven all_to_all as
-        an even one), or not at all (send, recv), is added to ``notes``. Raises UsageError when
+        ``notes`` gets a line for calls that are measured as something else (an unknown reduce op as
+        sum, an uneven all_to_all as an even one), or not at all (send, recv). Raises UsageError if
         nothing can be measured, for several sub-groups without a choice, and as Spec does.
         """
         from torchcoll.core.traffic_spec import spec_of
@@ -252,50 +260,43 @@ class Traffic(Displayed):
         return spec_of(self, groups, changes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a new file. Raises UsageError when it exists or cannot be written."""
-        self.write(
-            Writer(Path(path_text(path, "path", "a path to write to")), "Name another file.")
-        )
+        """Write a new file. Raises UsageError if it exists or cannot be written."""
+        path = Path(path_text(path, "path", "a path to write to"))
+        self.write(Writer(path, "Name another file."))
 
     def write(self, writer: Writer) -> None:
-        """``save`` to a file that is open, and close it."""
+        """Write all records to an open file, and close it."""
         writer.write_all(records_of(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Traffic:
-        """The traffic in a file; .gz too; or of all traffic files in a folder, joined.
+        """Load the traffic of a file (also .gz), or of all traffic files in a folder, joined.
 
-        Broken lines are ``problems``. Raises UnreadableError when it is missing, no traffic file,
-        or of another major schema, and for a folder without one; UsageError as ``join`` does.
+        Broken lines become ``problems``. Raises UnreadableError for a file that is missing, no
+        traffic file or of another major schema, and for a folder without one; UsageError as
+        ``join`` does.
         """
-
         return load(Path(path_text(path, "traffic", "a file or a folder")))
 
 
 def join(parts: Iterable[Traffic]) -> Traffic:
-    """One Traffic of files that hold other ranks each; its path is the folder of them all.
+    """Join Traffics of different ranks; the path of the result is the folder of their files.
 
-    A group that was made again under its name with other members is ``NAME@2``. Raises UsageError
-    when two hold the same rank, the worlds or the captures differ, or a group is not the same.
+    A group that was made again under its name with other members becomes ``NAME@2``. Raises
+    UsageError if two have the same rank, or the worlds, the captures or a group differ.
     """
     joined: Traffic | None = None
     parts = _separate_groups(list(parts))
     for part in parts:
         where = str(part.path or "traffic")
         if joined is None:
+            united: dict[str, Any] = {name: dict(getattr(part, name)) for name in _UNITED}
             joined = dataclasses.replace(
                 part,
-                calls=dict(part.calls),
                 groups=dict(part.groups),
-                parameters=dict(part.parameters),
-                steps=dict(part.steps),
-                computing=dict(part.computing),
-                apart=dict(part.apart),
-                copies=dict(part.copies),
-                clocks=dict(part.clocks),
                 notes=list(part.notes),
                 problems=list(part.problems),
-                left_out=part.left_out,
+                **united,
             )
             continue
         if part.ranks != joined.ranks or part.source != joined.source:
@@ -314,13 +315,8 @@ def join(parts: Iterable[Traffic]) -> Traffic:
             elif group.ranks and there.ranks != group.ranks:
                 value = f"group {name} of ranks {group.ranks} in {where}"
                 raise UsageError("traffic", value, f"ranks {there.ranks}", _OF_ONE)
-        joined.parameters.update(part.parameters)
-        joined.calls.update(part.calls)
-        joined.steps.update(part.steps)
-        joined.computing.update(part.computing)
-        joined.apart.update(part.apart)
-        joined.copies.update(part.copies)
-        joined.clocks.update(part.clocks)
+        for name in _UNITED:
+            getattr(joined, name).update(getattr(part, name))
         joined.notes += part.notes
         joined.problems += part.problems
         if joined.end.get("status") == "complete":
@@ -337,9 +333,9 @@ def join(parts: Iterable[Traffic]) -> Traffic:
 
 
 def _separate_groups(parts: list[Traffic]) -> list[Traffic]:
-    """With the same names for the same groups, where a name was given again: which one a rank calls
-    NAME depends on those that it was in. As they are where some rank does not know a group that it
-    is in: then the files are not of one run.
+    """Give equal groups the same names if a name was used again: which group a rank calls NAME
+    depends on the groups that it was in. Returns the parts unchanged if some rank does not know a
+    group that it is in, because then the files are not of one run.
     """
     ranks_by_name: dict[str, dict[tuple[int, ...], None]] = {}
     for part in parts:
@@ -381,7 +377,7 @@ _AGAIN = re.compile(r"@\d+$")
 
 
 def _summed(notes: Iterable[str]) -> list[str]:
-    """Each note once. Those that count the calls of a rank (``3 calls ...``) add up."""
+    """Keep each note once. The counts of calls of a rank (``3 calls ...``) are added up."""
     counts: dict[str, int] = {}
     for note in notes:
         match = _COUNT.match(note)
@@ -394,6 +390,8 @@ _COUNT = re.compile(r"\d+(?= (?:calls|reductions)\b)")
 
 
 _OF_ONE = "Join the files of one capture."
+# Fields of Traffic that have an entry for each rank or module: ``join`` unites them.
+_UNITED = ("calls", "steps", "computing", "apart", "copies", "clocks", "parameters")
 
 
 # The file of a Traffic, written and read.
@@ -473,13 +471,7 @@ def load(path: Path) -> Traffic:
     if path.is_dir():
         return join_folder([load(file) for file in _in_folder(path)], path)
     traffic = Traffic(path=path, end={})
-
-    def take(record: str, data: dict[str, Any], _line: bytes) -> None:
-        _take(traffic, record, data)
-
-    def header(data: dict[str, Any]) -> None:
-        _header(traffic, data)
-
+    header, take = partial(_header, traffic), partial(_take, traffic)
     read_records(path, traffic.problems, "traffic file", SCHEMA, header, take)
     if not traffic.end:
         traffic.problems.append(f"{path}: {TRUNCATED}")
@@ -493,13 +485,13 @@ def load(path: Path) -> Traffic:
 
 
 def leave_unmarked(calls: list[TrafficCall], marked: int) -> None:
-    """Calls after the last of so many marks belong to no step. They are the last ones."""
-    for place in reversed(range(len(calls))):
-        step = calls[place].step
+    """Remove the step of the calls after the last of so many marks. They are the last calls."""
+    for index in reversed(range(len(calls))):
+        step = calls[index].step
         if step is not None and step < marked:
             return
         if step is not None:
-            calls[place] = dataclasses.replace(calls[place], step=None)
+            calls[index] = dataclasses.replace(calls[index], step=None)
 
 
 def _header(traffic: Traffic, header: dict[str, Any]) -> None:
@@ -511,7 +503,7 @@ def _header(traffic: Traffic, header: dict[str, Any]) -> None:
         raise ValueError
 
 
-def _take(traffic: Traffic, record: str, data: dict[str, Any]) -> None:
+def _take(traffic: Traffic, record: str, data: dict[str, Any], _line: bytes) -> None:
     if record == "call":
         call, rank = TrafficCall.from_json(data), _known(traffic, data["rank"])
         _known(traffic, call.root, call.peer)
@@ -557,7 +549,7 @@ def _take(traffic: Traffic, record: str, data: dict[str, Any]) -> None:
 
 
 def _known(traffic: Traffic, *ranks: int | None) -> int:
-    """The first, where all are ranks of the world or None."""
+    """Return the first rank. Raises ValueError unless all are ranks of the world or None."""
     numbers = [0 if rank is None else rank for rank in ranks]
     check_whole(*numbers)
     if not all(0 <= number < traffic.ranks for number in numbers):
@@ -566,13 +558,13 @@ def _known(traffic: Traffic, *ranks: int | None) -> int:
 
 
 def join_folder(parts: Sequence[Traffic], folder: Path) -> Traffic:
-    """Those of the last capture in a folder, joined. Raises UsageError as ``join`` does."""
+    """Join the parts of the last capture in a folder. Raises UsageError as ``join`` does."""
     return dataclasses.replace(join(latest(parts, folder)), path=folder)
 
 
 def latest(parts: Sequence[Traffic], folder: Path) -> list[Traffic]:
-    """Those of the last capture in a folder: a job that began again writes beside what is there. A
-    note names the others.
+    """The parts of the last capture in a folder: a job that began again writes further files into
+    it. A note names the files of earlier captures.
     """
     captures: dict[tuple[str, int], list[Traffic]] = {}
     for part in parts:
@@ -591,7 +583,7 @@ def latest(parts: Sequence[Traffic], folder: Path) -> list[Traffic]:
 
 
 def _capture_of(part: Traffic) -> tuple[str, int]:
-    """When it began; where that is not known, the number in the name of its file."""
+    """When the capture began, or else ('', the number in the name of its file)."""
     capture = part.environment.get("capture")
     if isinstance(capture, str):
         return capture, 0
@@ -604,12 +596,8 @@ _NAMED = 8  # files, in a note
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    """The traffic files, and those that by their names should be. Raises UnreadableError."""
-    files = [
-        file
-        for file in sorted(folder.iterdir())
-        if file.is_file() and (is_traffic(file) or file.name.startswith(RANK_FILE))
-    ]
+    """The traffic files, also broken ones that have such a name. Raises UnreadableError."""
+    files = [f for f in files_in(folder) if is_traffic(f) or f.name.startswith(RANK_FILE)]
     if not files:
         raise UnreadableError("traffic folder", folder, "a folder of traffic files; it has none")
     return files

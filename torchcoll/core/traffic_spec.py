@@ -15,15 +15,23 @@ from torchcoll.core.units import counted
 if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic, TrafficCall
 
-# Fields of a Spec that the points take the place of.
+# Fields of a Spec that its points replace.
 OF_POINTS = (
-    *("points", "collectives", "dtypes", "ops", "asynchronous"),
-    *("sizes", "min_bytes", "max_bytes", "factor", "step_bytes"),
+    "points",
+    "collectives",
+    "dtypes",
+    "ops",
+    "asynchronous",
+    "sizes",
+    "min_bytes",
+    "max_bytes",
+    "factor",
+    "step_bytes",
 )
 
 
 def _size_of(entry: Collective, call: TrafficCall, ranks: int) -> int:
-    """S of a call of even blocks: the side that holds all of it, else so often the other."""
+    """S of a call of even blocks: the side that has all of it, or else a multiple of the other."""
     whole = entry.parts(ranks)
     held = entry.elements(Layout(0, ranks, 1))  # of the root, which holds most
     sides = list(zip((call.bytes_in, call.bytes_out), held, strict=True))
@@ -32,11 +40,11 @@ def _size_of(entry: Collective, call: TrafficCall, ranks: int) -> int:
 
 
 def point_of(call: TrafficCall, ranks: int) -> tuple[ExactCall | None, str]:
-    """The call as it is measured alone on a group of ``ranks`` ranks, and what that leaves out.
+    """(the call as it is measured alone on a group of ``ranks`` ranks, what that changes).
 
-    Size S as in nccl-tests (reference: its doc/PERFORMANCE.md): all_gather what a rank gets,
-    reduce_scatter what it puts in, gather and scatter all that the root holds, the others the
-    larger of both. None with the reason where the call has no such size.
+    The size S is that of nccl-tests (its doc/PERFORMANCE.md): for all_gather what a rank gets, for
+    reduce_scatter what it puts in, for gather and scatter all that the root has, otherwise the
+    larger of both. (None, the reason) if the call cannot be measured.
     """
     name = call.collective
     if call.point_to_point:
@@ -118,7 +126,10 @@ _EACH = "Measure each in a run of its own: torchcoll.cost takes a list of runs."
 
 
 def _choose(traffic: Traffic, groups: str | None) -> tuple[tuple[int, ...], ...]:
-    """The partition of the world on which to measure; () is one group of all. Raises UsageError."""
+    """The partition of the world on which to measure; () for one group of all ranks.
+
+    Raises UsageError.
+    """
     whole = tuple(range(traffic.ranks))
     used = {traffic.members(call) for call in _calls(traffic) if not call.point_to_point}
     choices: list[tuple[tuple[int, ...], ...]] = [()] if whole in used else []

@@ -1,7 +1,7 @@
-"""Whether the calls of a case fall in two modes, so that their median could have been the other.
+"""Finds out whether the times of a case have two modes, so that the median may be in either.
 
-gloo on fewer cores than threads is such a case: a call takes 0.5 ms, or 2 to 4 where a thread
-lost its core for a slice.
+gloo with fewer cores than threads has them: a call takes 0.5 ms, or 2 to 4 ms if a thread lost its
+core for a time slice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torchcoll.core.summary import HIGH, LOW, quantile
 
 LEAST_CALLS = 20
 LEAST_SHARE = 0.1  # of the calls, in either mode
-APART = 1.5  # the modes' middles, as a ratio: nearer ones change no conclusion
+APART = 1.5  # least ratio of the medians of the modes: nearer ones change no conclusion
 # Otsu's criterion (IEEE Trans. SMC 9, 1979): the share of the variance that lies between the two
 # groups, at the best place to part them. A normal distribution gives 2/pi = 0.64, an exponential
 # one 0.65, a uniform one 0.75; two normals of equal share, 5 deviations apart, 0.86. Of few calls
@@ -25,7 +25,7 @@ SEPARATION, CHANCE = 0.85, 1.0
 
 @dataclass(frozen=True)
 class Modes:
-    """``share`` of the calls are slow. slow, fast: p5 and p95 of the calls of that mode, in ns."""
+    """Two modes. share: of slow calls. slow, fast: (p5, p95) of the calls of the mode, in ns."""
 
     share: float
     slow: tuple[float, float]
@@ -33,11 +33,11 @@ class Modes:
 
 
 def two_modes(times_ns: Sequence[float]) -> Modes | None:
-    """The two modes of these calls; None where there is one, or too few calls to tell.
+    """The two modes of these times; None if there is one, or if there are too few calls.
 
-    Otsu's criterion on the logarithms, whose lowest and highest 5 % are drawn in to the 5th and the
-    95th percentile: a few calls that take a hundred times as long are no mode, and would hide one.
-    Of log-normal samples, one in 500 at most is taken for two modes
+    Otsu's criterion is applied to the logarithms. Values outside the 5th and the 95th percentile
+    are set to these: a few calls that take a hundred times as long are no mode, and would hide one.
+    At most one in 500 log-normal samples is taken for two modes
     (results/benchmarks/modes-2026-11-28.txt).
     """
     ordered = sorted(times_ns)
@@ -60,8 +60,9 @@ def two_modes(times_ns: Sequence[float]) -> Modes | None:
 
 
 def parted(ordered: Sequence[float], least: int) -> int | None:
-    """How many of these ascending values are in the lower of two groups by Otsu's criterion; None
-    where they are one group. least: values of a group.
+    """The number of values in the lower of two groups by Otsu's criterion; None for one group.
+
+    ordered: ascending values. least: the least number of values in a group.
     """
     n = len(ordered)
     mean = sum(ordered) / n

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 from fractions import Fraction
 from functools import lru_cache
 
@@ -134,8 +134,10 @@ def parse_duration(text: str, what: str) -> float:
 
 
 def parse_utc(text: str) -> datetime:
-    """Parse an ISO time. Python 3.10 does not read the Z of UTC. Raises ValueError."""
-    return datetime.fromisoformat(f"{text[:-1]}+00:00" if text.endswith("Z") else text)
+    """Parse an ISO time; without an offset it is one of UTC. Raises ValueError."""
+    # Python 3.10 does not read Z.
+    when = datetime.fromisoformat(f"{text[:-1]}+00:00" if text.endswith("Z") else text)
+    return when if when.tzinfo else when.replace(tzinfo=timezone.utc)
 
 
 def parse_share(text: str, what: str) -> float:
@@ -309,6 +311,11 @@ def shorten_list(texts: Sequence[str], most: int, rest: str = "{} more") -> list
     """The first ``most`` texts, and if there are more, ``rest`` with the number left out."""
     left_out = len(texts) - most
     return [*texts[:most], rest.format(left_out)] if left_out > 0 else [*texts]
+
+
+def shorten_middle(texts: Sequence[str], most: int, first: int = 2) -> list[str]:
+    """The texts; if there are more than ``most``, the first ones, ``...`` and the last one."""
+    return [*texts] if len(texts) <= most else [*texts[:first], "...", texts[-1]]
 
 
 def shorten(

@@ -31,10 +31,10 @@ _STRONG = re.compile(
 )
 _STRONG_WORDS = {"PSK", "OTP", "TOTP", "HMAC", "PW"}
 # Words that a label or an option may have without being a secret: the value has to look like one.
-_WEAK_WORDS = {
-    *("KEY", "SESSION", "SIG", "SALT", "CERT", "PAT", "PIN", "NONCE", "SAS", "CODE"),
-    *("SID", "SESSID", "SESSIONID", "JSESSIONID", "PHPSESSID"),
-}
+_WEAK = """
+    KEY SESSION SIG SALT CERT PAT PIN NONCE SAS CODE SID SESSID SESSIONID JSESSIONID PHPSESSID
+"""
+_WEAK_WORDS = frozenset(_WEAK.split())
 _LOOSE_WORDS = {"AUTH", "PASS"}
 _FLAGS = {"", "0", "1", "on", "off", "yes", "no", "true", "false", "none", "null"}
 _NUMBER = re.compile(r"[\d.,]{1,12}[kKMGT]?")

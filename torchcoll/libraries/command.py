@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchcoll.core.commands import SubCommand
-from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, choice, tell
+from torchcoll.core.errors import (
+    ExitCode,
+    UnavailableError,
+    UnreadableError,
+    UsageError,
+    choice,
+    tell,
+)
 
 if TYPE_CHECKING:
     from torchcoll.libraries.dumps import Dump
@@ -68,9 +76,13 @@ def run_log(options: argparse.Namespace) -> ExitCode:
 
 def _read_dump(path: str) -> tuple[Dump, list[str]]:
     from torchcoll.libraries.dumps import read_dump
+    from torchcoll.questions.check.rules import guessable
 
     dump, problems = read_dump(path)
-    dump.facts["fabrics"] = _fabrics(dump)
+    # All fabrics with such links: the file does not contain the name of the GPU.
+    dump.facts["fabrics"] = [
+        f.name for f in guessable({}) if dump.matches(f.nvlinks, f.to_switch, f.devices)
+    ]
     return dump, problems
 
 
@@ -90,29 +102,57 @@ def _limits(dumps: Sequence[Dump], paths: Sequence[str]) -> LimitsView | None:
         return None
 
 
-def _fabrics(dump: Dump) -> list[str]:
-    """Names of the fabrics in verdict/rules whose links are those of ``dump``.
-
-    Several fabrics may match, because the file does not contain the name of the GPU.
-    """
-    from torchcoll.questions.check.rules import guessable
-
-    return [f.name for f in guessable({}) if dump.matches(f.nvlinks, f.to_switch, f.devices)]
-
-
 def _show_local_topology(format: str) -> ExitCode:
     """Show the topology of this host, which NCCL is made to write for all GPUs that it sees."""
     from torchcoll.libraries.show import show_logs
-    from torchcoll.machine.topology_dump import dump_topology
 
     with tempfile.TemporaryDirectory() as folder:
-        paths = dump_topology(Path(folder))
+        paths = _dump_topology(Path(folder))
         dumps = [_read_dump(path)[0] for path in paths]
         limits = _limits(dumps, paths)
     for dump in dumps:
         dump.file = os.uname().nodename
     show_logs([], [], format, dumps=dumps, limits=limits)
     return ExitCode.OK
+
+
+# A program with which NCCL writes its topology and graph files of this machine. It creates one
+# communicator of all visible GPUs (ncclCommInitAll, as torch.cuda.nccl does), because the topology
+# of a communicator has only its own GPUs. On AMD, RCCL reads the same variables.
+_TIMEOUT_S = 180.0
+_PROGRAM = """
+import os, sys
+os.environ["NCCL_TOPO_DUMP_FILE"], os.environ["NCCL_GRAPH_DUMP_FILE"] = sys.argv[1:]
+try:
+    import torch
+except ImportError:
+    sys.exit("no torch")
+if not torch.cuda.device_count():
+    sys.exit("no GPU that torch can use")
+from torch.cuda import nccl
+nccl.all_reduce([torch.zeros(1, device=f"cuda:{n}") for n in range(torch.cuda.device_count())])
+"""
+
+
+def _dump_topology(folder: Path) -> list[str]:
+    """Have NCCL write into the folder and return the files: the topology, and the graphs if any.
+
+    Raises UnavailableError if NCCL did not write the topology.
+    """
+    from torchcoll.machine.doctor_facts import run, text_lines
+
+    paths = [str(folder / "topology.xml"), str(folder / "graph.xml")]
+    code, _, stderr = run([sys.executable, "-c", _PROGRAM, *paths], _TIMEOUT_S)
+    files = [path for path in paths if os.path.isfile(path)]
+    if not code and paths[0] in files:
+        return files
+    lines = text_lines(stderr)
+    raise UnavailableError(
+        "limits of this machine",
+        lines[-1] if code and lines else "no NCCL_TOPO_DUMP_FILE from NCCL",
+        "GPUs and NCCL",
+        "Where they are, set NCCL_TOPO_DUMP_FILE=topo.xml for a run; then torchcoll log topo.xml.",
+    )
 
 
 COMMANDS = {

@@ -34,7 +34,7 @@ class Dump:
     links: tuple[int, bool, float] | None = None
 
     def matches(self, nvlinks: int | None, to_switch: bool | None, devices: Sequence[str]) -> bool:
-        """Whether ``links`` are those of a fabric (verdict/rules/*.toml) with one of these GPUs.
+        """Whether ``links`` are those of a fabric (torchcoll/rules/*.toml) with one of these GPUs.
 
         nvlinks: links of a GPU. to_switch: whether they go to switches. devices: names of GPUs.
         """

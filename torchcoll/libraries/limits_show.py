@@ -75,42 +75,37 @@ def _limits(machine: Machine) -> Limits:
 def _answer(limits: Limits, machine: Machine) -> Answer:
     """The headline: what each reach allows, and the slowest path between the hosts."""
     texts: list[str] = []
-    like, kind = len(machine.hosts) == 1, ""
+    reasons: set[str] = set()  # why no limit is known; each is said once
+    like = len(machine.hosts) == 1
     for reach, reach_limits in limits:
+        scope = _scope_text(reach, like)
         bounded = [limit for limit in reach_limits if limit.gbps is not None]
         if not bounded:
-            if not any(text.endswith(reach_limits[0].formula) for text in texts):
-                texts.append(
-                    f"{_scope_text(reach, like)}: no limit is known: {reach_limits[0].formula}"
-                )
-            kind = "doubt"
+            why = reach_limits[0].formula
+            if why not in reasons:
+                texts.append(f"{scope}: no limit is known: {why}")
+            reasons.add(why)
             continue
         first, collective = bounded[0], bounded[0].collectives[0]
         comparable = [limit for limit in bounded if collective in limit.collectives]
         best = max(comparable, key=lambda limit: limit.gbps or 0.0)
-        text = (
-            f"{_scope_text(reach, like)}: {first.algorithm} at most {_gbps(first.gbps)} GB/s busbw"
-        )
+        text = f"{scope}: {first.algorithm} at most {format_bandwidth(first.gbps)} GB/s busbw"
         if best is not first:
-            expects = f"{reach.library} expects " * best.tuned
-            text += f", {expects}{best.algorithm} {_gbps(best.gbps)} in {collective}"
+            expects = f"{reach.library} expects " if best.tuned else ""
+            text += f", {expects}{best.algorithm} {format_bandwidth(best.gbps)} in {collective}"
         texts.append(text)
     if (slowest := _slowest(machine)) is not None:
         texts.append(slowest)
     if not any(host.described_gpus for host in machine.hosts):
         texts[-1] += _DUMP
-    return Answer("; ".join(texts), "doubt" if machine.problems else kind)
-
-
-def _gbps(gbps: float | None) -> str:
-    return format_bandwidth(gbps).strip()
+    return Answer("; ".join(texts), "doubt" if machine.problems or reasons else "")
 
 
 def _scope_text(reach: Reach, like: bool = False) -> str:
     if reach.hosts == 1:
         text = "within the host" if like else "within a host"
     else:
-        text = f"over {reach.hosts} hosts" + " like it" * like
+        text = f"over {reach.hosts} hosts{' like it' if like else ''}"
     return f"{text}, {counted(reach.ranks, 'GPU')}" if reach.gpus else text
 
 
@@ -146,6 +141,10 @@ def _sums(topo: Topology) -> Grid:
     def gbps(name: str) -> Any:
         return lambda row: format_bandwidth(row[name])
 
+    def interfaces(row: dict[str, Any]) -> str:
+        names = row["nearest_interfaces"]
+        return one_line(shorten(names, _MOST_NAMES, " ...", between=" ")) or "-"
+
     return make_grid(
         [
             (Head("GPU", left=True), lambda row: row["gpu"]),
@@ -153,16 +152,11 @@ def _sums(topo: Topology) -> Grid:
             (Head("their wire", "GB/s", drop=1), gbps("links_wire_gbps")),
             (Head("PCI", "GB/s"), gbps("pci_gbps")),
             (Head("PCI to CPU", "GB/s"), gbps("pci_to_cpu_gbps")),
-            (Head("nearest interfaces", left=True), _nearest),
+            (Head("nearest interfaces", left=True), interfaces),
         ],
         rows,
         above=["each GPU's own, all links together, one direction"],
     )
-
-
-def _nearest(row: dict[str, Any]) -> str:
-    names = row["nearest_interfaces"]
-    return one_line(shorten(names, _MOST_NAMES, " ...", between=" ")) or "-"
 
 
 def _gpu(gpu: Gpu, topo: Topology) -> dict[str, Any]:
@@ -184,20 +178,17 @@ def _between(machine: Machine) -> list[Grid]:
     all_rails = rails(machine.hosts)
     if not all_rails:
         return []
-    several = len(machine.hosts) > 1
-    names = [f"host {number}" for number in range(len(machine.hosts))]
-    heads = [Head("rail" if several else "interface", left=True)]
-    heads += [Head(name, "GB/s") for name in names] if several else [Head("GB/s")]
+    heads, below = [Head("interface", left=True), Head("GB/s")], []
     rows = [[_rail_name(rail), *map(format_bandwidth, rail.gbps)] for rail in all_rails]
     above = ["interfaces between hosts, one direction, as far as their PCI links go"]
-    if several:
+    if len(machine.hosts) > 1:
+        heads = [Head("rail", left=True)]
+        heads += [Head(f"host {number}", "GB/s") for number in range(len(machine.hosts))]
         rows.append(["all", *(format_bandwidth(speeds.host_gbps(topo)) for topo in machine.hosts)])
         above.append(
             "a rail is the interfaces at one position of each host; no file says how it is cabled"
         )
-    below = []
-    if several and (text := _slowest(machine)):
-        below.append(text)
+        below = list(filter(None, [_slowest(machine)]))
     return [Grid(heads, rows, above, below)]
 
 
@@ -223,15 +214,15 @@ def _slowest(machine: Machine) -> str | None:
     pairs = [(gbps or 0.0, rail, host) for rail in all_rails for host, gbps in enumerate(rail.gbps)]
     least = min(gbps for gbps, _, _ in pairs)
     slow = [(rail, host) for gbps, rail, host in pairs if gbps == least]
+    number, slowest = len(all_rails), format_bandwidth(least)
     if len(slow) == len(pairs):
-        return f"all {counted(len(all_rails), 'rail')} between the hosts have {_gbps(least)} GB/s"
+        return f"all {counted(number, 'rail')} between the hosts have {slowest} GB/s"
     names = shorten([f"{_rail_name(rail)} on host {host}" for rail, host in slow], 4)
-    most = max(gbps for gbps, _, _ in pairs)
+    fastest = format_bandwidth(max(gbps for gbps, _, _ in pairs))
     return (
-        f"the slowest way between the hosts: {names}, {_gbps(least)} GB/s, where the fastest "
-        f"has {_gbps(most)}; NCCL gives all channels the same share, so where each has a rail of "
-        f"its own they carry {len(all_rails)} x {_gbps(least)} = "
-        f"{_gbps(len(all_rails) * least)} GB/s"
+        f"the slowest way between the hosts: {names}, {slowest} GB/s, where the fastest has "
+        f"{fastest}; NCCL gives all channels the same share, so where each has a rail of its own "
+        f"they carry {number} x {slowest} = {format_bandwidth(number * least)} GB/s"
     )
 
 
@@ -265,7 +256,10 @@ def _limits_grid(reach: Reach, limits: Sequence[AlgorithmLimit]) -> Grid:
         )
     columns: list[tuple[Head, Any]] = [
         (Head("algorithm", left=True), lambda limit: limit.algorithm),
-        (Head("of", left=True), _collectives),
+        (
+            Head("of", left=True),
+            lambda limit: shorten(limit.collectives, 1 if len(limit.collectives) > 2 else 2),
+        ),
         (Head("at most", "GB/s"), lambda limit: format_bandwidth(limit.bound_gbps)),
         (
             Head(f"{reach.library} expects", "GB/s"),
@@ -276,11 +270,6 @@ def _limits_grid(reach: Reach, limits: Sequence[AlgorithmLimit]) -> Grid:
     if not listed:
         return Grid([], [], below=below)
     return make_grid(columns, listed, below=[one_line(line) for line in below])
-
-
-def _collectives(limit: AlgorithmLimit) -> str:
-    names = limit.collectives
-    return shorten(names, 1 if len(names) > 2 else 2)
 
 
 def _record(reach: Reach, limit: AlgorithmLimit) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _EXAMPLES = 5  # lines of a file that are quoted because they were not understood
 
@@ -30,6 +31,31 @@ class LoggedCall(NamedTuple):
     @property
     def label(self) -> str:
         return f"{self.algorithm}/{self.protocol}" if self.protocol else self.algorithm
+
+
+class LoggedJob:
+    """The processes of one run, as their logs show them: a base of the jobs of each library."""
+
+    processes: Sequence[Any]
+
+    @property
+    def files(self) -> list[str]:
+        return list(dict.fromkeys(process.file for process in self.processes))
+
+    @property
+    def calls(self) -> Counter[LoggedCall]:
+        return self.total("calls")
+
+    @property
+    def warnings(self) -> Counter[str]:
+        return self.total("warnings")
+
+    def total(self, name: str) -> Counter[Any]:
+        """The sum of a counter of all processes. ``sum`` would copy each intermediate total."""
+        total: Counter[Any] = Counter()
+        for process in self.processes:
+            total.update(getattr(process, name))
+        return total
 
 
 @dataclass

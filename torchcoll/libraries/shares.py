@@ -68,8 +68,7 @@ def read_machine(paths: Sequence[str]) -> Machine:
     sizes = {len(c.gpus) for g in machine.graphs if g.id == 0 for c in g.orders}
     gpu_counts = {len(host.described_gpus) for host in machine.hosts if host.described_gpus}
     if sizes and gpu_counts and not sizes & gpu_counts:
-        (most,) = {max(sizes)}
-        actual = f"rings of {counted(most, 'GPU')} in {graph_path}"
+        actual = f"rings of {counted(max(sizes), 'GPU')} in {graph_path}"
         expected = f"{' or '.join(map(str, sorted(gpu_counts)))}, as the topology has"
         raise UsageError("graph file", actual, expected, "Give the two files of one run.")
     return machine
@@ -143,9 +142,8 @@ def _reach(machine: Machine, row: Row, hosts: int) -> tuple[ceilings.Reach | Non
     if row.group:
         return None, "a sub-group: which GPUs it has is not in the topology"
     most = machine.reach(1).gpus
-    hosts_per_topology = (
-        machine.hosts[0].hosts if len(machine.hosts) == 1 else 1
-    )  # NVLinks over hosts
+    # A topology of NVLinks over hosts has several hosts.
+    hosts_per_topology = machine.hosts[0].hosts if len(machine.hosts) == 1 else 1
     count = max(hosts // hosts_per_topology, 1) if hosts else 0
     count = count or max(len(machine.hosts), -(-row.ranks // most) if most else 1)
     if row.ranks % count or not most or row.ranks // count > most:
@@ -159,27 +157,19 @@ def _reach(machine: Machine, row: Row, hosts: int) -> tuple[ceilings.Reach | Non
 
 
 def _share(row: Row, limits: Sequence[ceilings.AlgorithmLimit], reach: ceilings.Reach) -> RowLimit:
-    if row.collective not in {name for candidate in limits for name in candidate.collectives}:
-        limit = _direct(row, reach)
-        usable = [limit] if limit else []
-    else:
-        matching = [candidate for candidate in limits if row.collective in candidate.collectives]
-        usable = [
-            candidate
-            for candidate in matching
-            if candidate.gbps is not None and _takes(candidate, row)
-        ]
+    matching = [candidate for candidate in limits if row.collective in candidate.collectives]
+    if not matching:
+        matching = list(filter(None, [_direct(row, reach)]))
+    usable = [limit for limit in matching if limit.gbps is not None and _takes(limit, row)]
     if not usable:
         return RowLimit(reason="no limit is known for it")
     best = max(usable, key=lambda candidate: candidate.gbps or 0.0)
     used = _used(row, usable)
 
     def share(candidate: ceilings.AlgorithmLimit | None) -> float | None:
-        return (
-            None
-            if candidate is None or not candidate.gbps
-            else (row.busbw_gbps or 0.0) / candidate.gbps
-        )
+        if candidate is None or not candidate.gbps:
+            return None
+        return (row.busbw_gbps or 0.0) / candidate.gbps
 
     reason = "" if used else "the algorithm that ran is unknown: no log of the library with it"
     return RowLimit(used, best, share(used), share(best), reason)

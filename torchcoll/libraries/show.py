@@ -7,17 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from torchcoll.core import units
 from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import (
-    counted,
-    format_bandwidth,
-    format_ns,
-    format_size,
-    format_time,
-    shorten,
-)
-from torchcoll.libraries.topology_show import dump_grids
+from torchcoll.libraries.topology_show import dump_grids, field_cell
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head
 
@@ -94,17 +87,17 @@ def _answer(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> Answer | None:
     for dump in dumps:
         odd = dump.facts.get("odd_links") or []
         problems += [
-            f"GPU {row['gpu']} has {counted(row['links'], 'link')}, most have {row['usual']}"
+            f"GPU {row['gpu']} has {units.counted(row['links'], 'link')}, most have {row['usual']}"
             for row in odd
         ]
         problems += [f"{dump.file} is cut off"] if dump.facts.get("cut") else []
     crashes = [text for job in jobs for text in job.crashes]
     if crashes:
-        problems.append(f"crashed: {shorten(crashes, _MOST_CRASHES)}")
+        problems.append(f"crashed: {units.shorten(crashes, _MOST_CRASHES)}")
     warnings = [text for job in jobs for text, _ in job.warnings.most_common()]
     if warnings and not crashes:
-        texts = shorten(warnings, 1, ", and {} more")
-        problems.append(f"{counted(len(warnings), 'warning')} of the library: {texts}")
+        texts = units.shorten(warnings, 1, ", and {} more")
+        problems.append(f"{units.counted(len(warnings), 'warning')} of the library: {texts}")
     return Answer(one_line("; ".join(problems)), "doubt") if problems else None
 
 
@@ -146,12 +139,8 @@ def _rows(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> list[LogRow]:
     return rows
 
 
-def _log_cell(key: str) -> Cell:
-    return lambda row: "-" if row[key] is None else one_line(row[key])
-
-
 def _seconds(key: str) -> Cell:
-    return lambda row: format_time(row[key] and row[key] * 1e9, 3)
+    return lambda row: units.format_time(row[key] and row[key] * 1e9, 3)
 
 
 def _ranks(row: LogRow) -> str:
@@ -162,7 +151,7 @@ def _ranks(row: LogRow) -> str:
 def _largest(row: LogRow) -> str:
     if row["largest_part"] is None:
         return "-"
-    return f"{row['largest_part']} {format_ns(row['largest_part_s'] * 1e9, 3)}"
+    return f"{row['largest_part']} {units.format_ns(row['largest_part_s'] * 1e9, 3)}"
 
 
 def _order(row: LogRow) -> str:
@@ -176,7 +165,7 @@ def _sizes(row: LogRow) -> str:
     if row.get("unit") == "elements":
         texts = [str(low), str(high)]
     else:
-        texts = [format_size(low), "max" if high is None else format_size(high)]
+        texts = [units.format_size(low), "max" if high is None else units.format_size(high)]
     return texts[0] if texts[0] == texts[1] else f"{texts[0]} to {texts[1]}"
 
 
@@ -188,71 +177,67 @@ def _member_channels(row: LogRow) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _labels(row: LogRow) -> str:
-    return one_line(", ".join(row["choice"]))
-
-
 _COLUMNS: dict[str, list[tuple[Head, Cell]]] = {
     "communicators": [
-        (Head("communicator", repeat=True), _log_cell("communicator")),
-        (Head("made by", left=True, drop=4), _log_cell("made_by")),
+        (Head("communicator", repeat=True), field_cell("communicator")),
+        (Head("made by", left=True, drop=4), field_cell("made_by")),
         (Head("ranks"), _ranks),
-        (Head("nodes"), _log_cell("nodes")),
+        (Head("nodes"), field_cell("nodes")),
         (Head("init", "slowest"), _seconds("init_s")),
-        (Head("on", "rank", drop=2), _log_cell("slowest_rank")),
+        (Head("on", "rank", drop=2), field_cell("slowest_rank")),
         (Head("largest", "part of it", left=True), _largest),
         (Head("bootstrap", drop=3), _seconds("bootstrap_s")),
-        (Head("channels"), _log_cell("coll_channels")),
-        (Head("nvls", "channels", drop=5), _log_cell("nvls_channels")),
-        (Head("p2p", "channels", drop=5), _log_cell("p2p_channels")),
-        (Head("best path", "GB/s", drop=5), lambda row: format_bandwidth(row["path_gbps"])),
-        (Head("all links", "GB/s", drop=5), lambda row: format_bandwidth(row["gpu_gbps"])),
-        (Head("state", left=True), _log_cell("state")),
+        (Head("channels"), field_cell("coll_channels")),
+        (Head("nvls", "channels", drop=5), field_cell("nvls_channels")),
+        (Head("p2p", "channels", drop=5), field_cell("p2p_channels")),
+        (Head("best path", "GB/s", drop=5), lambda row: units.format_bandwidth(row["path_gbps"])),
+        (Head("all links", "GB/s", drop=5), lambda row: units.format_bandwidth(row["gpu_gbps"])),
+        (Head("state", left=True), field_cell("state")),
     ],
     "rings": [
-        (Head("communicator"), _log_cell("communicator")),
-        (Head("channels", left=True), _log_cell("channels")),
+        (Head("communicator"), field_cell("communicator")),
+        (Head("channels", left=True), field_cell("channels")),
         (Head("ring", left=True), _order),
     ],
     "trees": [
-        (Head("communicator"), _log_cell("communicator")),
-        (Head("channels", left=True), _log_cell("channels")),
-        (Head("root of", "tree"), _log_cell("root")),
-        (Head("depth"), _log_cell("depth")),
+        (Head("communicator"), field_cell("communicator")),
+        (Head("channels", left=True), field_cell("channels")),
+        (Head("root of", "tree"), field_cell("root")),
+        (Head("depth"), field_cell("depth")),
     ],
     "graphs": [
-        (Head("communicator"), _log_cell("communicator")),
-        (Head("graph", left=True), _log_cell("pattern")),
-        (Head("channels"), _log_cell("channels")),
-        (Head("in a node", "GB/s each"), lambda row: format_bandwidth(row["intra_gbps"])),
-        (Head("between", "GB/s each"), lambda row: format_bandwidth(row["inter_gbps"])),
+        (Head("communicator"), field_cell("communicator")),
+        (Head("graph", left=True), field_cell("pattern")),
+        (Head("channels"), field_cell("channels")),
+        (Head("in a node", "GB/s each"), lambda row: units.format_bandwidth(row["intra_gbps"])),
+        (Head("between", "GB/s each"), lambda row: units.format_bandwidth(row["inter_gbps"])),
         (Head("types", left=True), lambda row: f"{row['intra_type']}/{row['inter_type']}"),
     ],
     "transports": [
-        (Head("transport", left=True), _log_cell("kind")),
-        (Head("connections"), _log_cell("connections")),
-        (Head("pairs of", "ranks"), _log_cell("pairs")),
+        (Head("transport", left=True), field_cell("kind")),
+        (Head("connections"), field_cell("connections")),
+        (Head("pairs of", "ranks"), field_cell("pairs")),
     ],
     "tuning": [
-        (Head("communicator", drop=1), _log_cell("communicator")),
-        (Head("function", left=True), _log_cell("function")),
-        (Head("algorithm", left=True), _log_cell("algorithm")),
-        (Head("protocol", left=True), _log_cell("protocol")),
-        (Head("latency"), lambda row: format_time(row["latency_us"] * 1e3)),
-        (Head("algbw", "GB/s"), lambda row: format_bandwidth(row["algbw_gbps"])),
+        (Head("communicator", drop=1), field_cell("communicator")),
+        (Head("function", left=True), field_cell("function")),
+        (Head("algorithm", left=True), field_cell("algorithm")),
+        (Head("protocol", left=True), field_cell("protocol")),
+        (Head("latency"), lambda row: units.format_time(row["latency_us"] * 1e3)),
+        (Head("algbw", "GB/s"), lambda row: units.format_bandwidth(row["algbw_gbps"])),
     ],
     "selection": [
-        (Head("collective", left=True), _log_cell("collective")),
-        (Head("table", left=True), _log_cell("table")),
+        (Head("collective", left=True), field_cell("collective")),
+        (Head("table", left=True), field_cell("table")),
         (Head("sizes", left=True), _sizes),
-        (Head("algorithm", left=True), _log_cell("algorithm")),
+        (Head("algorithm", left=True), field_cell("algorithm")),
     ],
     "choices": [
         (Head("chosen for", left=True), lambda row: one_line(row["function"] or "(not named)")),
         (Head("sizes", left=True), _sizes),
-        (Head("algorithm/protocol", left=True), _labels),
+        (Head("algorithm/protocol", left=True), lambda row: one_line(", ".join(row["choice"]))),
         (Head("channels"), _member_channels),
-        (Head("calls"), _log_cell("calls")),
+        (Head("calls"), field_cell("calls")),
     ],
 }
 
@@ -271,8 +256,9 @@ def _grids(job: JobLog) -> list[Grid]:
     texts = [f"{one_line(t)}{f' ({n} times)' if n > 1 else ''}" for t, n in worst]
     more = len(job.warnings) - len(texts)
     if texts:
-        lines = [*(f"warning: {text}" for text in texts)]
-        grids.append(Grid([], [], below=[*lines, *([f"{more} more warnings"] if more else [])]))
+        below = [f"warning: {text}" for text in texts]
+        below += [f"{more} more warnings"] if more else []
+        grids.append(Grid([], [], below=below))
     return grids
 
 
@@ -292,24 +278,26 @@ def _notes(name: str, rows: Sequence[LogRow]) -> list[str]:
 
 def _about_job(job: JobLog) -> list[str]:
     facts = dict(job.facts)
-    hosts = facts.pop("hosts", [])
-    first = f"{facts.pop('library')} {facts.pop('version', 'of unknown version')}"
+    hosts, library = facts.pop("hosts", []), facts.pop("library")
+    first = f"{library} {facts.pop('version', 'of unknown version')}"
     if git := facts.pop("git", ""):
         first += f" ({git})"
     processes, threads = facts.pop("processes", None), facts.pop("threads", None)
-    counts = [f"{processes} process{'es' if processes > 1 else ''}"] if processes else []
-    counts += [counted(threads, "thread")] if threads else []
+    counts = []
+    if processes:
+        counts.append(f"{processes} {units.plural(processes, 'process', 'processes')}")
+    counts += [units.counted(threads, "thread")] if threads else []
     if hosts:
-        names = hosts if len(hosts) <= 4 else [hosts[0], "...", hosts[-1]]
-        counts[0] += f" on {counted(len(hosts), 'host')} ({' '.join(names)})"
+        names = " ".join(units.shorten_middle(hosts, 4, first=1))
+        counts[0] += f" on {units.counted(len(hosts), 'host')} ({names})"
     if ranks := facts.pop("ranks", None):
-        counts.append(counted(ranks, "rank"))
+        counts.append(units.counted(ranks, "rank"))
     lines = [f"{first}: {', '.join(counts)}"]
     if facts:
         lines.append("; ".join(f"{name.replace('_', ' ')} {v}" for name, v in facts.items()))
     if job.variables:
         pairs = (f"{name}={value}" for name, value in job.variables.items())
-        what = "not the default" if first.startswith("oneCCL") else "set by the environment"
+        what = "not the default" if library == "oneCCL" else "set by the environment"
         lines.append(f"{what}: {', '.join(pairs)}")
     return [one_line(line) for line in lines]
 
@@ -317,8 +305,7 @@ def _about_job(job: JobLog) -> list[str]:
 def _title(number: int, job: JobLog, shown: int) -> str:
     if shown < 2:
         return ""
-    names = job.files if len(job.files) <= 3 else [job.files[0], "...", job.files[-1]]
-    return one_line(f"job {number}: {' '.join(names)}")
+    return one_line(f"job {number}: {' '.join(units.shorten_middle(job.files, 3, first=1))}")
 
 
 _KIND_LABELS = {

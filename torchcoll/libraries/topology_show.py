@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_bandwidth
+from torchcoll.core.units import counted, format_bandwidth, shorten
 from torchcoll.report.grid import Grid, Head, make_grid
 
 if TYPE_CHECKING:
@@ -99,22 +99,22 @@ def _ring(facts: DumpRow) -> str:
 def _topology_grids(dump: Dump) -> list[Grid]:
     tables, library = dump.tables, dump.facts["library"]
     several = dump.facts["hosts"] > 1
-    host = [(Head("host"), _dump_cell("host"))] if several else []
+    host = [(Head("host"), field_cell("host"))] if several else []
     gpus, nics, cpus = (tables.get(name, []) for name in ("gpus", "nics", "cpus"))
     reckoned = any(row["links_gbps"] or row["pci_gbps"] for row in gpus)
     return [
         make_grid(
             [
-                (Head("GPU", left=True, repeat=True), _dump_cell("gpu")),
-                (Head("rank"), _dump_cell("rank")),
+                (Head("GPU", left=True, repeat=True), field_cell("gpu")),
+                (Head("rank"), field_cell("rank")),
                 *host,
-                (Head("generation", left=True, drop=4), _dump_cell("generation")),
+                (Head("generation", left=True, drop=4), field_cell("generation")),
                 (Head("gdr", left=True, drop=5), _yes("gdr")),
-                (Head("NUMA", drop=3), _dump_cell("numa")),
+                (Head("NUMA", drop=3), field_cell("numa")),
                 (Head("PCI", "link", left=True, drop=6), _pci),
                 (Head("PCI", "GB/s", drop=1), _gbps("pci_gbps")),
                 (Head("to CPU", "GB/s", drop=2), _to_cpu),
-                (Head("links", left=True), _dump_cell("links_to")),
+                (Head("links", left=True), field_cell("links_to")),
                 (Head("each", "GB/s", drop=1), _gbps("link_gbps")),
                 (Head("links", "GB/s"), _gbps("links_gbps")),
             ],
@@ -123,17 +123,17 @@ def _topology_grids(dump: Dump) -> list[Grid]:
         ),
         make_grid(
             [
-                (Head("network", "interface", left=True), _dump_cell("nic")),
-                (Head("dev", drop=4), _dump_cell("dev")),
+                (Head("network", "interface", left=True), field_cell("nic")),
+                (Head("dev", drop=4), field_cell("dev")),
                 *host,
                 (Head("Gbit/s"), lambda row: "-" if row["gbits"] is None else f"{row['gbits']:g}"),
                 (Head("gdr", left=True, drop=2), _yes("gdr")),
-                (Head("NUMA", drop=3), _dump_cell("numa")),
+                (Head("NUMA", drop=3), field_cell("numa")),
                 (Head("PCI", "link", left=True, drop=6), _pci),
                 (Head("PCI", "GB/s", drop=1), _gbps("pci_gbps")),
                 (Head("to CPU", "GB/s", drop=1), _to_cpu),
                 (Head("nearest", "GPUs", left=True), _list("nearest_gpus")),
-                (Head("path", left=True), _dump_cell("path")),
+                (Head("path", left=True), field_cell("path")),
             ],
             nics,
             below=_legend({row["path"] for row in nics}),
@@ -141,8 +141,8 @@ def _topology_grids(dump: Dump) -> list[Grid]:
         make_grid(
             [
                 *host,
-                (Head("NUMA"), _dump_cell("numa")),
-                (Head("cores", left=True), _dump_cell("cores")),
+                (Head("NUMA"), field_cell("numa")),
+                (Head("cores", left=True), field_cell("cores")),
                 (Head("GPUs", left=True), _list("gpus")),
                 (Head("network", "interfaces", left=True), _list("nics")),
             ],
@@ -192,8 +192,8 @@ def _graph_grids(dump: Dump) -> list[Grid]:
     return [
         make_grid(
             [
-                (Head("graph", left=True), _dump_cell("graph")),
-                (Head("pattern", left=True, drop=1), _dump_cell("pattern")),
+                (Head("graph", left=True), field_cell("graph")),
+                (Head("pattern", left=True, drop=1), field_cell("pattern")),
                 (Head("channels"), _graph_channels),
                 (Head("in a node", "GB/s each"), _gbps("intra_gbps")),
                 (Head("between", "GB/s each"), _gbps("inter_gbps")),
@@ -205,8 +205,8 @@ def _graph_grids(dump: Dump) -> list[Grid]:
         ),
         make_grid(
             [
-                (Head("graph", left=True), _dump_cell("graph")),
-                (Head("channels", left=True), _dump_cell("channels")),
+                (Head("graph", left=True), field_cell("graph")),
+                (Head("channels", left=True), field_cell("channels")),
                 (Head("GPUs in order", left=True), _list("gpus")),
                 (Head("their ranks", left=True), _list("ranks")),
                 (Head("network", left=True), _list("nets")),
@@ -218,16 +218,17 @@ def _graph_grids(dump: Dump) -> list[Grid]:
 
 def _graph_channels(row: DumpRow) -> str:
     declared, read = row["channels"], row["channels_read"]
-    return (
-        str(declared) if declared == read else f"{read} of {'?' if declared is None else declared}"
-    )
+    if declared == read:
+        return str(declared)
+    return f"{read} of {'?' if declared is None else declared}"
 
 
 def _types(row: DumpRow) -> str:
     return one_line("/".join(row[n] for n in ("intra_type", "inter_type") if row[n]) or "-")
 
 
-def _dump_cell(key: str) -> Callable[[DumpRow], str]:
+def field_cell(key: str) -> Callable[[DumpRow], str]:
+    """A cell with a field of a row; ``-`` if it has none."""
     return lambda row: "-" if row[key] is None else one_line(row[key])
 
 
@@ -241,9 +242,7 @@ def _gbps(key: str) -> Callable[[DumpRow], str]:
 
 def _list(key: str) -> Callable[[DumpRow], str]:
     def cell(row: DumpRow) -> str:
-        names = row[key] or []
-        text = one_line(" ".join(map(str, names[:_MOST])))
-        return (text if len(names) <= _MOST else f"{text} ...") or "-"
+        return one_line(shorten([*map(str, row[key] or ())], _MOST, " ...", between=" ")) or "-"
 
     return cell
 

@@ -13,14 +13,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torchcoll.core.backends import VISIBLE_GPUS
 from torchcoll.core.case import QUEUED, split_batch
 from torchcoll.core.errors import UnavailableError
 from torchcoll.core.units import counted
 from torchcoll.machine.launcher import Launch
 
-# Timing loops take a function ``now`` that returns nanoseconds, so that tests can replace it.
-# time.perf_counter_ns is monotonic, and NTP never steps it.
-Now = Callable[[], int]
 Call = Callable[[], object]
 Clocks = dict[str, list[int]]
 
@@ -40,6 +38,7 @@ class Cpu:
     described = ""
     calls_per_sample = 1
 
+    # time.perf_counter_ns is monotonic, and NTP never steps it. Tests replace it.
     def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
         self._now = now
 
@@ -392,7 +391,8 @@ def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:
             _action(why, "torchcoll doctor says why") + "; --device cpu measures on the CPU.",
         )
     local = launch.local_rank
-    if local >= count and not shared and not (count == 1 and _masked()):
+    is_masked = any(os.environ.get(name) for name in _MASKS)
+    if local >= count and not shared and not (count == 1 and is_masked):
         raise UnavailableError(
             f"ranks on {os.uname().nodename}",
             f"{max(launch.local_ranks, local + 1)} with {counted(count, f'{kind} device')}",
@@ -458,23 +458,17 @@ def refuse_shared(rank_devices: Sequence[tuple[str, str | None]], name: str = ""
     for rank, (host, device) in enumerate(rank_devices):
         earlier_rank = first.setdefault((host, device), rank)
         if device and earlier_rank != rank:
-            sliced = " MIG " in f"{name} "
+            action = "Start fewer ranks, or rehearse with several on one device: --rehearse."
+            if " MIG " in f"{name} ":
+                device = f"MIG slices of {device}"
+                action = "NCCL connects no slices of one GPU: one rank alone, or GPUs without MIG."
             raise UnavailableError(
                 "device",
-                f"ranks {earlier_rank} and {rank} on {'MIG slices of ' * sliced}{device} of {host}",
+                f"ranks {earlier_rank} and {rank} on {device} of {host}",
                 "a device for each rank",
-                "NCCL connects no slices of one GPU: one rank alone, or GPUs without MIG."
-                if sliced
-                else "Start fewer ranks, or rehearse with several on one device: --rehearse.",
+                action,
             )
 
 
 # Variables with which a launcher hides the devices of other ranks.
-_MASKS = (
-    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-    *("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "SLURM_STEP_GPUS"),
-)
-
-
-def _masked() -> bool:
-    return any(os.environ.get(name) for name in _MASKS)
+_MASKS = (*VISIBLE_GPUS, "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "SLURM_STEP_GPUS")

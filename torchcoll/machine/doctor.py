@@ -9,6 +9,7 @@ from typing import Any
 
 from torchcoll import __version__
 from torchcoll.core.backends import BACKENDS, DEFAULT, NCCL, BackendEntry, bindings_advice
+from torchcoll.core.units import counted
 from torchcoll.machine import doctor_facts, traps
 from torchcoll.machine.doctor_facts import BINDINGS, IPEX, Facts
 from torchcoll.machine.setting_traps import Finding, Settings, hiding_variable, setting_traps
@@ -38,10 +39,10 @@ def unusable(name: str, reason: str, action: str) -> Usable:
 
 def devices(facts: Facts) -> list[Usable]:
     """cpu, cuda and xpu, and whether each can be used."""
-    cpu = [facts.cpu.get("model") or "CPU", f"{facts.cores} cores" if facts.cores > 1 else "1 core"]
-    cpu += ["virtual machine"] * bool(facts.cpu.get("virtual"))
     if not facts.torch:
         return [unusable("cpu", *no_torch(facts))]
+    cpu = [facts.cpu.get("model") or "CPU", counted(facts.cores, "core")]
+    cpu += ["virtual machine"] if facts.cpu.get("virtual") else []
     return [Usable("cpu", True, ", ".join(cpu)), _device(facts, "cuda"), _device(facts, "xpu")]
 
 
@@ -203,27 +204,20 @@ def launchers(facts: Facts) -> list[Usable]:
         command = facts.commands.get(name)
         if command is None:
             what = "Slurm" if name == "srun" else "an MPI (any one of its kind will do)"
-            usable.append(
-                unusable(
-                    name,
-                    "not on PATH",
-                    f"no action needed where torchrun is used; else load {what}",
-                )
-            )
+            action = f"no action needed where torchrun is used; else load {what}"
+            usable.append(unusable(name, "not on PATH", action))
         elif command["error"]:
-            action = (
-                "run srun on a host that has the cluster's Slurm configuration"
-                if name == "srun"
-                else "see what it says"
-            )
+            action = "see what it says"
+            if name == "srun":
+                action = "run srun on a host that has the cluster's Slurm configuration"
             error = command["error"].removeprefix(f"{name}: error: ")
             usable.append(unusable(name, f"{name} --version fails: {error}", action))
         else:
-            job = facts.launch.job_id
-            job_note = (
-                "" if name != "srun" else f"; inside of job {job}" if job else "; in no job yet"
-            )
-            usable.append(Usable(name, True, command["version"] + job_note))
+            detail = command["version"]
+            if name == "srun":
+                job = facts.launch.job_id
+                detail += f"; inside of job {job}" if job else "; in no job yet"
+            usable.append(Usable(name, True, detail))
     return usable
 
 

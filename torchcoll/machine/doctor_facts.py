@@ -129,8 +129,7 @@ def _imported(name: str, run: Callable[..., tuple[int, str, str]]) -> dict[str, 
     try:
         return dict(json.loads(out.splitlines()[-1]))
     except (ValueError, IndexError, TypeError):
-        lines = [line.strip() for line in err.splitlines() if line.strip()]
-        error = lines[-1] if lines else f"exit code {code}"
+        error = next(reversed(text_lines(err)), f"exit code {code}")
         return {"version": installed_version(name), "registers": False, "error": error}
 
 
@@ -266,8 +265,8 @@ def wait_for_rank_0(launch: Launch) -> None:
 def _siblings(launch: Launch, proc: str = "/proc") -> list[tuple[Launch, set[int]]]:
     """(launch, CPUs) of the other ranks of this run that have the same parent process."""
     siblings = []
-    for pid in os.listdir(proc) if os.path.isdir(proc) else ():
-        if not pid.isdecimal() or int(pid) == os.getpid():
+    for pid in placement.process_ids(proc):
+        if pid == os.getpid():
             continue
         status = text_in(f"{proc}/{pid}/status") or ""
         fields = dict(re.findall(r"^(PPid|Cpus_allowed_list):\s*(\S+)", status, re.M))
@@ -299,10 +298,11 @@ def launch_facts(environ: Mapping[str, str] | None = None) -> tuple[Launch, str]
 
 # Variables of launchers. A child process with them would join the job: under mpirun, importing
 # oneCCL may call MPI_Init.
-_OF_LAUNCHERS = (
-    *("PMI_", "PMIX_", "MPI_", "OMPI_", "PALS_", "SLURM_", "HYDI_", "I_MPI_HYDRA"),
-    *("TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_"),
-)
+_PREFIXES = """
+    PMI_ PMIX_ MPI_ OMPI_ PALS_ SLURM_ HYDI_ I_MPI_HYDRA
+    TORCHELASTIC_ RANK WORLD_SIZE LOCAL_ MASTER_
+"""
+_OF_LAUNCHERS = tuple(_PREFIXES.split())
 
 
 def run(command: list[str], timeout_s: float) -> tuple[int, str, str]:
@@ -316,6 +316,11 @@ def run(command: list[str], timeout_s: float) -> tuple[int, str, str]:
     except OSError as error:
         return -1, "", str(error)
     return done.returncode, done.stdout, done.stderr
+
+
+def text_lines(text: str) -> list[str]:
+    """The lines of a text that are not blank, stripped."""
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def command_facts(run: Run, path: str | None = None) -> dict[str, dict[str, Any]]:
@@ -332,7 +337,7 @@ def command_facts(run: Run, path: str | None = None) -> dict[str, dict[str, Any]
             commands[name]["same_python"] = Path(executable).parent == Path(sys.executable).parent
         else:
             code, out, err = run([executable, "--version"], 10)
-            lines = [line.strip() for line in (out or err).splitlines() if line.strip()]
+            lines = text_lines(out or err)
             # The line after 'HYDRA build details:' has the version.
             text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
             commands[name]["error" if code else "version"] = text or f"exit code {code}"

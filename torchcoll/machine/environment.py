@@ -53,7 +53,7 @@ def differences(
     }
 
 
-def environment(torch: Any, entries: Sequence[BackendEntry], device: str) -> dict[str, Any]:
+def environment(torch: Any, entries: Sequence[BackendEntry]) -> dict[str, Any]:
     """Versions, host and variables of this process, for the header of a result file."""
     from torchcoll import __version__
 
@@ -66,12 +66,12 @@ def environment(torch: Any, entries: Sequence[BackendEntry], device: str) -> dic
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "libraries": {e.name: library_version(torch, e, device) for e in entries},
+        "libraries": {e.name: library_version(torch, e) for e in entries},
         "variables": variables(),
     }
 
 
-def library_version(torch: Any, entry: BackendEntry, device: str) -> str:
+def library_version(torch: Any, entry: BackendEntry) -> str:
     """Name and version of the library that communicates: ``NCCL 2.28.9``, ``RCCL 2.22.3``,
     ``gloo of torch 2.13.0+cpu``, ``oneCCL 2021.14.0, bindings 2.8.0``.
     """

@@ -109,11 +109,11 @@ def switches_reduce(folder: str = "/proc/driver/nvidia/gpus", library: Any = Non
         device_ids.append(entry.parent.name)
         devices.append(device_named(model[1]) if model else None)
     states = nvidia_gpus(device_ids, library or load())
-    if not states or any(device is None or "nvlinks" not in state
-                         for device, state in zip(devices, states, strict=True)):  # fmt: skip
+    named = [device for device in devices if device is not None]
+    if not states or len(named) < len(devices) or any("nvlinks" not in s for s in states):
         return None
     links = all(set(state["nvlink_to"] or ()) == {"switch"} for state in states)
-    return links and all(device is not None and device.multicast for device in devices)
+    return links and all(device.multicast for device in named)
 
 
 def _gpu(library: Any, device_id: str) -> dict[str, Any]:

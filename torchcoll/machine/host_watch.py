@@ -18,20 +18,18 @@ from torchcoll.machine.state import Sample
 _WINDOW_S = 0.5
 
 # Error counters of InfiniBand ports.
-_INFINIBAND = (
-    *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors"),
-    *("port_rcv_remote_physical_errors", "port_xmit_discards", "local_link_integrity_errors"),
-    *("excessive_buffer_overrun_errors", "port_xmit_constraint_errors"),
-    *("port_rcv_constraint_errors", "VL15_dropped", "port_xmit_wait"),
-)
+_INFINIBAND = """
+    symbol_error link_error_recovery link_downed port_rcv_errors port_rcv_remote_physical_errors
+    port_xmit_discards local_link_integrity_errors excessive_buffer_overrun_errors
+    port_xmit_constraint_errors port_rcv_constraint_errors VL15_dropped port_xmit_wait
+"""
 # Counters that rise on a lossy RoCE network (NVIDIA: Understanding mlx5 Linux Counters).
-_RDMA = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err")
+_RDMA = "out_of_sequence packet_seq_err local_ack_timeout_err rnr_nak_retry_err"
 # kernel: Documentation/networking/statistics.rst. rx_dropped counts frames of protocols that this
 # host does not use, such as LLDP, so it rises on every healthy machine (state.py).
-_ETHERNET = (
-    *("rx_errors", "tx_errors", "rx_crc_errors", "rx_missed_errors", "tx_dropped"),
-    *("tx_carrier_errors", "rx_dropped"),
-)
+_ETHERNET = """
+    rx_errors tx_errors rx_crc_errors rx_missed_errors tx_dropped tx_carrier_errors rx_dropped
+"""
 _LOOPBACK = "772"  # linux/if_arp.h
 
 Counters = dict[str, dict[str, int]]
@@ -188,6 +186,6 @@ def counters(sysfs: str = "/sys") -> Counters:
     return ports
 
 
-def _numbers(folder: Path, names: tuple[str, ...]) -> dict[str, int]:
-    read = {name: number_in(folder / name) for name in names}
+def _numbers(folder: Path, names: str) -> dict[str, int]:
+    read = {name: number_in(folder / name) for name in names.split()}
     return {name: number for name, number in read.items() if number is not None}

@@ -188,9 +188,10 @@ def _read(name: str, env: Mapping[str, str], job_id: str | None) -> Launch | Non
     ranks = _number(size_names, env)
     assert ranks is not None
     if rank >= ranks:
+        size_name = next((name for name in size_names if env.get(name)), size_names[0])
         raise UsageError(
             "launcher variables",
-            f"{rank_names[0]}={rank} with {_set_name(size_names, env)}={ranks}",
+            f"{rank_names[0]}={rank} with {size_name}={ranks}",
             "a rank below the number of ranks",
         )
     local_rank = _number(local_names, env)
@@ -199,10 +200,6 @@ def _read(name: str, env: Mapping[str, str], job_id: str | None) -> Launch | Non
     return Launch(
         name, rank, ranks, local_rank or 0, local_ranks or 1, job_id, has_local_rank=has_local_rank
     )
-
-
-def _set_name(names: tuple[str, ...], env: Mapping[str, str]) -> str:
-    return next((name for name in names if env.get(name)), names[0])
 
 
 def _check_half(name: str, env: Mapping[str, str], having: tuple[str, ...]) -> None:

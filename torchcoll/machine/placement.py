@@ -195,7 +195,9 @@ def _families(name: str, proc: str, is_this_host: bool) -> list[str]:
             fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             families.append("ipv4")
     lines = (text_in(Path(proc, "net/if_inet6")) or "").splitlines()
-    return families + ["ipv6"] * any(line.split()[-1] == name for line in lines)
+    if any(line.split()[-1] == name for line in lines):
+        families.append("ipv6")
+    return families
 
 
 def rdma_devices(sysfs: str = "/sys") -> list[dict[str, Any]]:
@@ -219,6 +221,14 @@ def text_in(path: Path | str) -> str | None:
         return Path(path).read_text(errors="replace").strip()
     except OSError:
         return None
+
+
+def process_ids(proc: str = "/proc") -> list[int]:
+    """The ids of the processes that this process can see; [] on a system without /proc."""
+    try:
+        return [int(name) for name in os.listdir(proc) if name.isdecimal()]
+    except OSError:
+        return []
 
 
 def number_in(path: Path | str) -> int | None:

@@ -1,4 +1,4 @@
-"""Starting a run, and a load around it, and ending each with everything that it started."""
+"""Starts runs, and loads that run with them, and ends each with all processes that it started."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
-# In the environment of all processes of a run. Launchers put ranks into sessions of their own
-# (torchrun does), and what is left of a killed matrix has another parent: only this finds them.
+from torchcoll.machine.placement import process_ids
+
+# In the environment of all processes of a run. Only this finds them all: launchers put ranks into
+# sessions of their own (torchrun does), and what is left of a killed matrix has another parent.
 MARK = "TORCHCOLL_MATRIX"
 GRACE_S = 10.0  # from TERM to KILL: ranks write the end of their files, launchers end their ranks
-_LEFTOVER_S = 2.0  # after the launcher has gone: its daemons may still be leaving
+_LEFTOVER_S = 2.0  # after the launcher has ended: its daemons may take a moment longer
 _TICK_S = 1.0
 _POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class Ended:
-    """``exit_code`` is -n after signal n; None where the program could not be started (``why``)."""
+    """How a program ended.
+
+    exit_code: -n after signal n; None if the program could not be started.
+    why: why it could not be started.
+    """
 
     exit_code: int | None
     seconds: float
@@ -41,8 +47,8 @@ def launch(
 ) -> Ended:
     """Run a command to its end with its output in ``log``; ``tick`` is called each second.
 
-    It is ended after ``timeout_s``, and on an exception such as Ctrl-C, which goes on. A second
-    exception kills it at once.
+    The command is ended after ``timeout_s``, and on an exception such as Ctrl-C, which is raised
+    again. A second exception kills it at once.
     """
     began = time.monotonic()
     try:
@@ -80,7 +86,7 @@ class _NotStarted(Exception):
 def _started(
     argv: Sequence[str], environ: Mapping[str, str], mark: str, log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """In a session of its own, output to ``log``."""
+    """Start a program in a session of its own. Raises _NotStarted."""
     try:
         return subprocess.Popen(
             argv,
@@ -114,7 +120,7 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def end_orphans(mark: str) -> int:
-    """End what a matrix that was killed has left running; how many processes that were."""
+    """End the processes that a killed matrix has left running, and return their number."""
     pids = marked(mark)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -128,8 +134,8 @@ def end_leftovers(mark: str, grace_s: float) -> None:
     deadline = time.monotonic() + grace_s
     while (left := marked(mark)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    # Looked for again each time: one of them may have forked before it was killed. Waited for, as
-    # the next run is to have the machine for itself.
+    # The processes are searched again each time, because one may have forked before it was killed.
+    # This waits for their end, because the next run needs the machine for itself.
     while left and time.monotonic() < deadline + _LEFTOVER_S:
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -139,18 +145,16 @@ def end_leftovers(mark: str, grace_s: float) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes with this mark; one that ends with // stands for all that begin with it."""
+    """The processes with this mark. A mark that ends with // stands for all that begin with it."""
     entry = f"{MARK}={mark}".encode()
     several = mark.endswith("//")
     pids = []
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if not name.isdigit():
-            continue
-        with contextlib.suppress(OSError):  # another's, or gone
-            with open(f"/proc/{name}/environ", "rb") as file:
+    for pid in process_ids():
+        with contextlib.suppress(OSError):  # of another user, or ended
+            with open(f"/proc/{pid}/environ", "rb") as file:
                 variables = file.read().split(b"\0")
             if any(v == entry or (several and v.startswith(entry)) for v in variables):
-                pids.append(int(name))
+                pids.append(pid)
     return pids
 
 
@@ -158,16 +162,16 @@ _AT_ONCE_S = 0.5  # a load that cannot run has ended by then
 
 
 class LoadEnded(Exception):
-    """A load ended before its run did; how."""
+    """A load ended before its run did; the text says how."""
 
 
 @contextmanager
 def under_load(
     argv: Sequence[str], environ: Mapping[str, str], mark: str, log: IO[bytes]
 ) -> Iterator[Callable[[], None]]:
-    """Keep a load running; the function that is given raises LoadEnded if it ended.
+    """Keep a load running during the block. Yields a function that raises LoadEnded if it ended.
 
-    Raises LoadEnded if it cannot start, or ends too early.
+    Raises LoadEnded if the load cannot start, or ends too early.
     """
     began = time.monotonic()
     try:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from torchcoll.core.backends import NCCL, ONECCL, of_family
+from torchcoll.core.backends import NCCL, ONECCL, VISIBLE_GPUS, of_family
 from torchcoll.core.units import counted
 from torchcoll.core.variables import kept_value
 from torchcoll.libraries.oneccl.variables import ALGORITHMS
@@ -119,14 +119,13 @@ def hiding_variable(environ: Mapping[str, str], gpu_build: str) -> str | None:
 
     CUDA reads the list up to the first index that does not exist, so -1 hides all GPUs.
     """
-    for name in MASKS[: 3 if gpu_build == "hip" else 1]:
+    for name in VISIBLE_GPUS[: 3 if gpu_build == "hip" else 1]:
         value = environ.get(name)
         if value is not None and (not value.strip() or value.strip().startswith(("-1", "NoDev"))):
             return name
     return None
 
 
-MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _ON = "[^0].*"
 _SLOW = {
     "CUDA_LAUNCH_BLOCKING": (_ON, "every kernel is waited for"),
@@ -240,7 +239,7 @@ TRAPS = (
             ),
             "{settings} hides every GPU",
         )
-        for name in MASKS
+        for name in VISIBLE_GPUS
     ),
     Trap(
         "nccl_implementation",
@@ -309,4 +308,5 @@ def _assignment(environ: Mapping[str, str], name: str) -> str:
     """``NAME=value``, ``NAME=''`` or ``NAME is unset``."""
     if name not in environ:
         return f"{name} is unset"
-    return f"{name}={kept_value(name, environ[name]) or chr(39) * 2}"
+    value = kept_value(name, environ[name])
+    return f"{name}={value}" if value else f"{name}=''"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.units import counted, format_bytes
-from torchcoll.machine.placement import cpu_numbers, number_in, text_in
+from torchcoll.machine.placement import cpu_numbers, number_in, process_ids, text_in
 
 # The load of the cores is the difference of two samples of the ticks in /proc, which only increase.
 #
@@ -74,21 +74,14 @@ def _cpus(proc: str) -> dict[int, tuple[int, int, int]]:
 
 def _processes(proc: str) -> dict[int, HostProcess]:
     processes = {}
-    try:
-        names = os.listdir(proc)
-    except OSError:
-        return {}
-    for name in names:
-        if not name.isdecimal():
-            continue
+    for pid in process_ids(proc):
         try:
-            with open(f"{proc}/{name}/stat", encoding="utf-8", errors="replace") as file:
+            with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as file:
                 # A name may contain blanks and brackets.
                 head, _, tail = file.read().rpartition(")")
             fields = tail.split()
             # Each is the sum of user and system time.
             ticks, ended = (int(fields[k]) + int(fields[k + 1]) for k in (11, 13))
-            pid = int(name)
             processes[pid] = HostProcess(
                 pid, int(fields[1]), head.partition("(")[2], ticks, ended, int(fields[19])
             )

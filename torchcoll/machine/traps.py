@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchcoll.core.backends import BACKENDS, NCCL, ONECCL, minor_version, of_family
+from torchcoll.core.backends import BACKENDS, NCCL, ONECCL, VISIBLE_GPUS, minor_version, of_family
 from torchcoll.core.shared_cores import oversubscribed_hosts
 from torchcoll.core.units import counted, format_bytes
 from torchcoll.libraries.known_variables import unknown_variables
@@ -15,7 +15,7 @@ from torchcoll.libraries.nccl import variables as nccl
 from torchcoll.libraries.oneccl import variables as oneccl
 from torchcoll.machine.doctor_facts import IPEX, Facts, rank_device
 from torchcoll.machine.placement import interface_problem, matching
-from torchcoll.machine.setting_traps import MASKS, Finding
+from torchcoll.machine.setting_traps import Finding
 
 _NCCL, _ONECCL = of_family(NCCL), of_family(ONECCL)
 
@@ -80,7 +80,7 @@ def more_ranks_than_devices(facts: Facts) -> Iterator[Finding]:
     if not 0 < count < ranks or shared:
         return
     # torchrun shows all ranks the same devices; other launchers may give each rank its own.
-    masked = any(facts.environ.get(name) for name in (*MASKS, "SLURM_STEP_GPUS"))
+    masked = any(facts.environ.get(name) for name in (*VISIBLE_GPUS, "SLURM_STEP_GPUS"))
     several = masked or facts.gpus.get("NVIDIA", {}).get("pci", 0) >= ranks
     if count == 1 and several and facts.launch.launcher != "torchrun":
         return
@@ -188,8 +188,8 @@ def ipex(facts: Facts) -> Iterator[Finding]:
     module = facts.modules.get(IPEX)
     if not module or not module["error"] or not facts.torch:
         return
-    required = ".".join(str(module["version"]).split(".")[:2])
-    ours = ".".join(facts.torch["version"].split(".")[:2])
+    required = minor_version(str(module["version"]))
+    ours = minor_version(facts.torch["version"])
     problem = f"{IPEX} {module['version']} cannot be imported ({module['error']})"
     yield Finding(
         "ipex",
@@ -222,9 +222,18 @@ def bindings_version(facts: Facts) -> Iterator[Finding]:
 
 
 HOST_CHECKS = (
-    *(launcher_variables, foreign_torchrun, torch_without_gpu, more_ranks_than_devices),
-    *(more_ranks_than_cores, stolen_time, governor, other_numa_node, small_shm, memlock),
-    *(ipex, bindings_version),
+    launcher_variables,
+    foreign_torchrun,
+    torch_without_gpu,
+    more_ranks_than_devices,
+    more_ranks_than_cores,
+    stolen_time,
+    governor,
+    other_numa_node,
+    small_shm,
+    memlock,
+    ipex,
+    bindings_version,
 )
 
 

@@ -76,11 +76,8 @@ def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Import
 
 
 def _case(match: re.Match[str], imported: base.Imported, line: int) -> tuple[str, int, int] | None:
-    name, size_bytes, ranks = (
-        base.collective_named(match[1]),
-        base.whole(match[2]),
-        base.parse_ranks(match[3]),
-    )
+    name = base.collective_named(match[1])
+    size_bytes, ranks = base.whole(match[2]), base.parse_ranks(match[3])
     if name is None or not size_bytes or ranks is None:
         imported.refuse(line, f"{match[1]} of {match[2]} bytes on {match[3]} ranks is no case")
         return None

@@ -125,16 +125,14 @@ class Imported:
 
     def warnings_by_run(self) -> list[list[str]]:
         """The warnings of each run. One about an output without a run is given to all runs."""
-        with_run = set(self.run_outputs)
-        everywhere: list[int] = []  # indices of warnings, so that they keep their order
-        by_output: dict[int, list[int]] = {}
-        for number, text in enumerate(self.warnings):
-            about = self.warned_outputs.get(text, set()) & with_run
-            for numbers in [by_output.setdefault(output, []) for output in about] or [everywhere]:
-                numbers.append(number)
-        outputs = self.run_outputs or [-1] * len(self.runs)
-        numbered = (sorted([*everywhere, *by_output.get(output, ())]) for output in outputs)
-        return [[self.warnings[number] for number in numbers] for numbers in numbered]
+        about = {
+            text: self.warned_outputs.get(text, set()) & {*self.run_outputs}
+            for text in self.warnings
+        }
+        return [
+            [text for text in self.warnings if not about[text] or output in about[text]]
+            for output in self.run_outputs or [-1] * len(self.runs)
+        ]
 
     def refusals(self) -> list[tuple[str, str]]:
         """(line numbers as ranges, reason) for each distinct reason."""
@@ -181,17 +179,6 @@ COMMAS = (
 def no_figure(name: str, text: str) -> str:
     """Why ``number`` does not accept a cell. All cells with a comma have the same reason."""
     return COMMAS if re.search(r"\d,\d", text) else f"{name} is {text}"
-
-
-def numbers(*texts: str) -> Sequence[float | None]:
-    """``number`` of each text, faster than single calls if all are plain, as in most rows."""
-    try:
-        values = [*map(float, texts)]
-    except ValueError:
-        return [*map(number, texts)]
-    # A sum that includes NaN is not below any number.
-    ordinary = min(values) >= 0 and sum(values) < MOST_NUMBER
-    return values if ordinary else [*map(number, texts)]
 
 
 def ns_of_us(text: object) -> float | None:
@@ -331,29 +318,6 @@ def make_result(
     ranks: 0 if not known.
     wrong: how many of the ``checked`` elements are wrong; None if the source did not check.
     """
-    key = (dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse, group)
-    case, own_count, bytes_in, bytes_out = _case(collective, size_bytes, ranks, key)
-    return CaseResult(
-        case,
-        "wrong" if wrong and checked else "ok",
-        ranks,
-        count=own_count if count is None else count,
-        size_bytes=size_bytes,
-        bytes_in=bytes_in,
-        bytes_out=bytes_out,
-        ordinal=None,
-        verification=None if wrong is None or not checked else _verification(checked, wrong),
-        warnings=list(warnings),
-        reported=reported,
-    )
-
-
-@lru_cache(maxsize=1 << 12)  # many rows have the same case
-def _case(
-    collective: str, size_bytes: int, ranks: int, key: tuple[Any, ...]
-) -> tuple[Case, int, int, int]:
-    """(case, its count, bytes into a rank, bytes out of a rank). 0 means not known."""
-    dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse, group = key
     entry = COLLECTIVES[collective]
     case = Case(
         collective,
@@ -369,21 +333,28 @@ def _case(
         buffer_reuse=buffer_reuse,
         group=group,
     )
-    count = bytes_in = bytes_out = 0
+    bytes_in = bytes_out = 0
     size = itemsize(dtype)
-    if size and (ranks or entry.parts(2) == 1):
+    if count is None and size and (ranks or entry.parts(2) == 1):
         count = size_bytes // (size * entry.parts(ranks or 1))
     if ranks and entry.has_data and not entry.has_splits:
         # Computed in bytes, so that the type need not be known, and for the root, which has the
         # most.
         layout = Layout(root or 0, ranks, size_bytes // entry.parts(ranks), root or 0)
         bytes_in, bytes_out = entry.elements(layout)
-    return case, count, bytes_in, bytes_out
-
-
-@lru_cache(maxsize=1 << 12)
-def _verification(checked: int, wrong: int) -> Verification:
-    return Verification(checked, wrong)
+    return CaseResult(
+        case,
+        "wrong" if wrong and checked else "ok",
+        ranks,
+        count=count or 0,
+        size_bytes=size_bytes,
+        bytes_in=bytes_in,
+        bytes_out=bytes_out,
+        ordinal=None,
+        verification=Verification(checked, wrong) if wrong is not None and checked else None,
+        warnings=list(warnings),
+        reported=reported,
+    )
 
 
 def make_run(
@@ -502,17 +473,8 @@ def contradiction(
     return f"given {name} {printed_gbps:.6g} GB/s, but {expected_gbps:.6g} follows from {basis}"
 
 
-# Number of decimals -> half a unit in the last place.
-HALVES = tuple(float(0.5 * 10.0**-digits) for digits in range(16))
-
-
 def rounding(text: str) -> float:
     """Half a unit in the last place of a printed number."""
-    fraction = text[text.find(".") + 1 :]  # the whole text if it has no point
-    if fraction.isdecimal():
-        digits = len(fraction) if len(fraction) < len(text) else 0
-        if digits < len(HALVES):
-            return HALVES[digits]
     mantissa, _, power = text.lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
     exponent = 0

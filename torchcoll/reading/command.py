@@ -10,15 +10,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from torchcoll.core import errors
 from torchcoll.core.commands import SubCommand
-from torchcoll.core.errors import (
-    ExitCode,
-    UnreadableError,
-    UsageError,
-    choice,
-    one_line,
-    tell,
-)
 from torchcoll.core.file import is_ours, save
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import from_stdin
@@ -39,7 +32,9 @@ def parse_columns(text: str | None) -> dict[str, str]:
         key, equals, name = pair.replace("\0", ",").partition("=")
         if pair.strip():
             if not equals or not name.strip():
-                raise UsageError("map", pair, "KEY=COLUMN pairs with commas, such as size=Size")
+                raise errors.UsageError(
+                    "map", pair, "KEY=COLUMN pairs with commas, such as size=Size"
+                )
             columns[key.strip()] = name.strip()
     return columns
 
@@ -48,7 +43,7 @@ def parse_labels(texts: Sequence[str]) -> dict[str, str]:
     """Parse the ``KEY=VALUE`` of each --label. Raises UsageError for a text without both."""
     for text in texts:
         if not text.partition("=")[0].strip() or "=" not in text:
-            raise UsageError("label", text, "KEY=VALUE, such as kernel=6.8.0-generic")
+            raise errors.UsageError("label", text, "KEY=VALUE, such as kernel=6.8.0-generic")
     pairs = (text.partition("=") for text in texts)
     return masked_labels({key.strip(): value for key, _, value in pairs})
 
@@ -68,15 +63,8 @@ def report_lines(path: str, imported: Imported) -> Iterator[str]:
         yield f"{path}: {ending}"
 
 
-def output_paths(path: str, count: int) -> list[Path]:
-    """The files for ``count`` runs: ``run.jsonl``, ``run-2.jsonl``, ..."""
-    first = Path(path)
-    more = [first.with_name(f"{first.stem}-{n}{first.suffix}") for n in range(2, count + 1)]
-    return [first, *more]
-
-
 def write(runs: Sequence[Run], path: str) -> list[Path]:
-    """Write the runs and return the files; no files for stdout (``-``).
+    """Write the runs to ``run.jsonl``, ``run-2.jsonl``, ... and return the files; none for ``-``.
 
     Raises UsageError before writing anything if one of the files exists, or if several runs should
     go to stdout.
@@ -84,16 +72,18 @@ def write(runs: Sequence[Run], path: str) -> list[Path]:
     if path == "-":
         if len(runs) > 1:
             action = "A result file has one: name it, the others become RUN-2, ..."
-            raise UsageError("output", f"- for {len(runs)} runs", "a file", action)
+            raise errors.UsageError("output", f"- for {len(runs)} runs", "a file", action)
         with tempfile.TemporaryDirectory(prefix="torchcoll-") as folder:
             file = Path(folder, "run.jsonl")
             save(runs[0], file)
             sys.stdout.write(file.read_text(encoding="utf-8"))
         return []
-    paths = output_paths(path, len(runs))
+    first = Path(path)
+    further = range(2, len(runs) + 1)
+    paths = [first, *(first.with_name(f"{first.stem}-{n}{first.suffix}") for n in further)]
     for each in paths:
         if os.path.lexists(each):
-            raise UsageError(
+            raise errors.UsageError(
                 "output", each, "a file that does not exist", "Name another file or remove it."
             )
     for run, each in zip(runs, paths, strict=True):
@@ -145,23 +135,23 @@ def check_output(options: argparse.Namespace) -> str:
     ending = os.path.splitext(options.output or "")[1].removeprefix(".")
     if options.output:
         if options.output != "-":
-            choice(ending or "none", "output ends in", ("jsonl", *TABLES))
+            errors.choice(ending or "none", "output ends in", ("jsonl", *TABLES))
         if ending in TABLES:
             check_new(options.output, "output", options.force)
     return ending
 
 
-def run_convert(options: argparse.Namespace) -> ExitCode:
+def run_convert(options: argparse.Namespace) -> errors.ExitCode:
     ending = check_output(options)
     runs, code = _runs_of(options)
     if not options.output or not runs:
         return code
     if ending in TABLES:
         _write_rows(runs, ending, options)
-        print(f"written: {one_line(options.output)}")
+        print(f"written: {errors.one_line(options.output)}")
         return code
     for written in write(runs, options.output):
-        print(f"written: {one_line(written)}")
+        print(f"written: {errors.one_line(written)}")
     return code
 
 
@@ -186,14 +176,14 @@ def _result_files(paths: Sequence[str], options: argparse.Namespace) -> list[Run
     ):
         if value := getattr(options, name):
             what = "from" if name == "importer" else name
-            raise UsageError(what, value, f"none with {paths[0]}: a result file has its own")
+            raise errors.UsageError(what, value, f"none with {paths[0]}: a result file has its own")
     runs = load_all(paths)
     for run in [] if options.output else runs:
-        print(one_line(f"{run.path}: result file: {counted(len(run.results), 'case')}"))
+        print(errors.one_line(f"{run.path}: result file: {counted(len(run.results), 'case')}"))
     return runs
 
 
-def _runs_of(options: argparse.Namespace) -> tuple[list[Run], ExitCode]:
+def _runs_of(options: argparse.Namespace) -> tuple[list[Run], errors.ExitCode]:
     """The runs of all files, after a report of what was read of other tools' output."""
     from torchcoll.reading.base import ImportOptions
     from torchcoll.reading.registry import (
@@ -215,7 +205,7 @@ def _runs_of(options: argparse.Namespace) -> tuple[list[Run], ExitCode]:
         columns=parse_columns(options.map),
     )
     labels = parse_labels(options.label)
-    code = ExitCode.OK
+    code = errors.ExitCode.OK
     for paths in [[p] for p in files] if options.importer else files_of_jobs(files):
         path = paths[0] if len(paths) == 1 else f"{counted(len(paths), 'file')} from {paths[0]} on"
         try:
@@ -223,18 +213,18 @@ def _runs_of(options: argparse.Namespace) -> tuple[list[Run], ExitCode]:
                 imported = import_together(paths, import_options)
             else:
                 imported = import_file(path, import_options, options.importer)
-        except UnreadableError as error:
-            tell(error.line())
-            code = ExitCode.UNREADABLE
+        except errors.UnreadableError as error:
+            errors.tell(error.line())
+            code = errors.ExitCode.UNREADABLE
             continue
         # Of a file without rows stdout has nothing, and one refusal is in the error.
         if imported.runs or len(imported.refusals()) > 1:
             aside = not imported.runs or options.output == "-"
             for line in report_lines(path, imported):
-                print(one_line(line), file=sys.stderr if aside else None)
+                print(errors.one_line(line), file=sys.stderr if aside else None)
         if not imported.runs:
-            code = ExitCode.UNREADABLE
-            tell(nothing_read(path, imported).line())
+            code = errors.ExitCode.UNREADABLE
+            errors.tell(nothing_read(path, imported).line())
         for run in imported.runs:
             if labels:
                 run.header["spec"] = {"labels": labels}

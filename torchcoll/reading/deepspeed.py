@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torchcoll.core.collectives import busbw_gbps
 from torchcoll.core.result import CaseResult, Reported
@@ -40,69 +40,6 @@ _BUSBW = re.compile(r"busbw\w*\s*\((G[bB])ps\)", re.IGNORECASE)
 
 def sniff(head: Sequence[str]) -> bool:
     return any(_TITLE.search(text) or _LOGGER.search(text) for text in head)
-
-
-@dataclass(frozen=True)
-class Bandwidth:
-    """A busbw that DeepSpeed printed, and the rounding of it and of the time.
-
-    step_gbps: half a unit in its last place, in GB/s.
-    time_step: half a unit in the last place of the time, as a share of the time.
-    """
-
-    gbps: float | None
-    step_gbps: float
-    time_step: float
-
-    @classmethod
-    def parse(cls, heading: str, busbw: str, time: str) -> Bandwidth | None:
-        """Parse the texts of ``busbw`` and ``time``.
-
-        heading: the line with the names of the columns. Returns None if it does not have the unit.
-        """
-        unit = _BUSBW.search(heading)
-        if unit is None:
-            return None
-        scale = 0.125 if unit[1].endswith("b") else 1.0
-        busbw_value, value = base.number(busbw), base.number(time)
-        gbps = None if busbw_value is None else busbw_value * scale
-        return cls(
-            gbps, base.rounding(busbw) * scale, base.rounding(time) / value if value else 0.0
-        )
-
-
-def make_case(
-    operation: str,
-    size_bytes: int,
-    reported: Reported,
-    options: base.ImportOptions,
-    ranks: int,
-    remarks: Sequence[str] = (),
-    printed: Bandwidth | None = None,
-) -> CaseResult | str:
-    """The result for an operation, by DeepSpeed's name and size, or why there is none."""
-    name = base.collective_named(operation) or options.collective  # every row names its own
-    if name is None:
-        return f"{operation or '(no name)'} is no collective that torchcoll has"
-    if name in _PER_RANK:
-        if not ranks:
-            return f"the size of {name} is for one rank: give --ranks"
-        reported = replace(reported, size_bytes=size_bytes, size_basis="per rank")
-        size_bytes *= ranks
-    if printed and ranks and reported.time_ns:
-        expected = busbw_gbps(name, size_bytes, ranks, reported.time_ns)
-        step = printed.step_gbps + printed.time_step * (expected or 0.0)
-        basis = "size, time and ranks"
-        remarks = [*remarks, base.contradiction("busbw", printed.gbps, expected, basis, step)]
-    return base.make_result(
-        name,
-        size_bytes,
-        reported,
-        ranks=ranks,
-        dtype=options.dtype,
-        backend=options.backend or "unknown",
-        warnings=[text for text in remarks if text],
-    )
 
 
 class _DeepSpeedReader(base.TableReader):
@@ -153,9 +90,44 @@ class _DeepSpeedReader(base.TableReader):
         size_bytes = base.whole((count or 0) * (each or 0))
         if not size_bytes:
             return f"the description {fields[1]} has no elements x bytes"
-        printed = Bandwidth.parse(self.heading, fields[4], value)
-        return make_case(
-            self.title, size_bytes, reported, self.options, self.ranks, printed=printed
+        return self.case(size_bytes, reported, fields[4], value)
+
+    def case(
+        self,
+        size_bytes: int,
+        reported: Reported,
+        busbw: str,
+        time: str,
+        remarks: Sequence[str] = (),
+    ) -> CaseResult | str:
+        """The result for a size of DeepSpeed's, or why there is none.
+
+        busbw, time: as they are printed; the heading has the unit of busbw, or there is none.
+        """
+        options, ranks = self.options, self.ranks
+        name = base.collective_named(self.title) or options.collective  # every row names its own
+        if name is None:
+            return f"{self.title or '(no name)'} is no collective that torchcoll has"
+        if name in _PER_RANK:
+            if not ranks:
+                return f"the size of {name} is for one rank: give --ranks"
+            reported = replace(reported, size_bytes=size_bytes, size_basis="per rank")
+            size_bytes *= ranks
+        unit, time_value = _BUSBW.search(self.heading), base.number(time)
+        if unit and ranks and reported.time_ns and time_value:
+            scale = 0.125 if unit[1].endswith("b") else 1.0
+            expected = busbw_gbps(name, size_bytes, ranks, reported.time_ns)
+            step = base.rounding(busbw) * scale + base.rounding(time) / time_value * (expected or 0)
+            gbps, basis = (base.number(busbw) or 0.0) * scale, "size, time and ranks"
+            remarks = [*remarks, base.contradiction("busbw", gbps, expected, basis, step)]
+        return base.make_result(
+            name,
+            size_bytes,
+            reported,
+            ranks=ranks,
+            dtype=options.dtype,
+            backend=options.backend or "unknown",
+            warnings=[text for text in remarks if text],
         )
 
     def logged(self, line: int, text: str) -> None:
@@ -182,11 +154,7 @@ class _DeepSpeedReader(base.TableReader):
             self.imported.refuse(line, f"size is {match[1]} {match[2]}")
             return
         busbw = next((figures[name] for name in figures if _BUSBW.match(name)), "")
-        printed = Bandwidth.parse(self.heading, busbw, figures[_MEAN])
-        result = make_case(
-            self.title, size_bytes, reported, self.options, self.ranks, remarks, printed
-        )
-        self.add(line, result)
+        self.add(line, self.case(size_bytes, reported, busbw, figures[_MEAN], remarks))
 
 
 read = _DeepSpeedReader.read

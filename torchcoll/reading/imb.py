@@ -46,7 +46,12 @@ STARTS = re.compile(
     r"|(?<![\w.:,+-])\d+(?:(?:[ \t]+[\d.]+){3,8}[ \t]*$|(?:[ \t]+\d+)?[ \t]+(?:out-|int-|time-)o)"
 )
 _PER_RANK = (
-    *("all_gather", "all_gather_v", "all_to_all", "all_to_all_v", "gather", "scatter"),
+    "all_gather",
+    "all_gather_v",
+    "all_to_all",
+    "all_to_all_v",
+    "gather",
+    "scatter",
     "reduce_scatter",
 )
 _LOOPS = ("barrier", "sendrecv")  # timed as a loop without barriers
@@ -106,10 +111,8 @@ class _ImbReader(base.TableReader):
         elif match := _PROCESSES.match(text):
             self.ranks = base.parse_ranks(match[1]) or 0
         elif match := _GROUPS.match(text):
-            self.groups, self.ranks = (
-                base.parse_ranks(match[1]) or 1,
-                base.parse_ranks(match[2]) or 0,
-            )
+            self.groups = base.parse_ranks(match[1]) or 1
+            self.ranks = base.parse_ranks(match[2]) or 0
         elif match := _GROUP.match(text):
             self.members[int(match[1])] = [base.whole(rank) or 0 for rank in match[2].split()]
         elif match := _TYPE.match(text):
@@ -149,8 +152,8 @@ class _ImbReader(base.TableReader):
             return f"{self.benchmark}: {name} is read from {first} of the same output"
         entry = COLLECTIVES[name]
         ranks = choose("ranks", options.ranks, self.ranks) or 0
-        of_reductions = " for reductions" * entry.has_op
-        recorded = base.mpi_dtype(self.types.get(f"Datatype{of_reductions}", ""))
+        datatype = "Datatype for reductions" if entry.has_op else "Datatype"
+        recorded = base.mpi_dtype(self.types.get(datatype, ""))
         dtype = choose("dtype", options.dtype, recorded)
 
         printed = base.whole(record.get("bytes", "0" if not entry.has_data else None))

@@ -26,8 +26,8 @@ from torchcoll.core.errors import (
     tell,
 )
 from torchcoll.core.file import is_ours, is_traffic, load_own
-from torchcoll.core.merged_samples import add_kept_samples
-from torchcoll.core.opening import open_to_read
+from torchcoll.core.kept_samples import add_kept_samples
+from torchcoll.core.opening import files_in, open_to_read
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
 from torchcoll.core.units import counted, shorten, shorten_list
@@ -379,7 +379,7 @@ def expand(source: Source) -> list[Source]:
     source = from_stdin(source)
     path = Path(source)
     if path.is_dir():
-        files = _files_in(path)
+        files = _result_files(path)
         if not files:
             raise _no_files(path)
         jsonl_files = [p for p in files if p.name.endswith((".jsonl", ".jsonl.gz"))]
@@ -491,9 +491,8 @@ def _none_of(paths: Sequence[str], errors: Mapping[str, UnreadableError]) -> Unr
     )
 
 
-def _files_in(folder: Path) -> list[Path]:
-    files = (p for p in sorted(folder.iterdir()) if p.is_file())
-    return [p for p in files if p.name[0] != "." and not is_manifest(p)]
+def _result_files(folder: Path) -> list[Path]:
+    return [p for p in files_in(folder) if p.name[0] != "." and not is_manifest(p)]
 
 
 def _no_files(folder: Path) -> UnreadableError:
@@ -503,21 +502,19 @@ def _no_files(folder: Path) -> UnreadableError:
     """
     subfolders = []
     # A matrix without a result yet has no result in its subfolders either, only logs.
-    is_matrix = any(is_manifest(p) for p in folder.iterdir() if p.is_file())
+    is_matrix = any(map(is_manifest, files_in(folder)))
     for visited, (name, folders, _) in enumerate(() if is_matrix else os.walk(folder)):
         folders[:] = sorted(child for child in folders if child[0] != ".")
         if visited >= _LOOKED_AT:
             break
-        if count := len(_files_in(Path(name))):
+        if count := len(_result_files(Path(name))):
             subfolders.append(f"{name} ({counted(count, 'file')})")
     names = ", ".join(
         subfolders if len(subfolders) < 5 else [*subfolders[:3], f"... ({len(subfolders)} folders)"]
     )
+    action = f"Below it are {names}: name what is meant, or '{folder}/**/*' for all."
     return UnreadableError(
-        "folder",
-        folder,
-        "a folder with result files",
-        f"Below it are {names}: name what is meant, or '{folder}/**/*' for all." * bool(subfolders),
+        "folder", folder, "a folder with result files", action if subfolders else ""
     )
 
 

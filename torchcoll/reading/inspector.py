@@ -333,22 +333,21 @@ def _call(
     elif not (entry := COLLECTIVES[record.name]).has_splits and not entry.has_root:
         count = record.total_bytes // entry.parts(record.ranks)
         bytes_in, bytes_out = entry.elements(Layout(record.rank, record.ranks, count, 0))
-    relative = None if zero is None else 1000 * zero
-    start = (
-        None if relative is None or not record.started_us else 1000 * record.started_us - relative
-    )
-    began = None if relative is None or not record.kernel_us else 1000 * record.kernel_us - relative
+
+    def since_zero_ns(us: int | None) -> int | None:
+        return None if zero is None or not us else 1000 * (us - zero)
+
     return TrafficCall(
         record.name,
         bytes_in,
         bytes_out,
         group=group,
         sequence=sequence,
-        start_ns=start,
+        start_ns=since_zero_ns(record.started_us),
         time_ns=record.time_ns,
         clock="device" if record.timing in KERNEL_CLOCKS else "host",
         algorithm=record.choice.replace(" ", "/"),
-        began_ns=began,
+        began_ns=since_zero_ns(record.kernel_us),
         logged_ns=1000 * record.dumped_us if record.dumped_us else None,
         peer=peer,
     )

@@ -13,6 +13,7 @@ so a call is known by communicator, collective and number.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import defaultdict
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 
 from torchcoll.core.bounds import MOST_RECORDS
 from torchcoll.core.traffic import POINT_TO_POINT
+from torchcoll.core.units import parse_utc
 from torchcoll.reading import base
 
 PER_RANK = ("all_gather", "reduce_scatter")  # Inspector's size of these is that of one rank
@@ -204,9 +206,9 @@ def metric_of(text: str) -> tuple[str, dict[str, str], float] | None:
     """(name, labels, value) of a line of Prometheus text; None for another line."""
     match = _METRIC.match(text)
     value = base.number(match[3]) if match else None
-    return (
-        (match[1], dict(_LABEL.findall(match[2])), value) if match and value is not None else None
-    )
+    if match is None or value is None:
+        return None
+    return match[1], dict(_LABEL.findall(match[2])), value
 
 
 def range_bytes(text: str) -> int | None:
@@ -227,11 +229,8 @@ def _metric(text: str) -> dict[str, Any] | None:
     if name != "nccl_collective_exec_time_microseconds":
         return {}
     stamp = None
-    try:
-        when = datetime.strptime(labels.get("timestamp", ""), "%Y-%m-%dT%H:%M:%SZ")
-        stamp = round(when.replace(tzinfo=timezone.utc).timestamp() * 1e6)
-    except ValueError:
-        pass
+    with contextlib.suppress(ValueError):
+        stamp = round(parse_utc(labels.get("timestamp", "")).timestamp() * 1e6)
     return {
         **{key: labels.get(key) for key in ("hostname", "rank", "coll_sn")},
         "id": labels.get("comm_id"),

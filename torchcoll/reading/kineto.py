@@ -63,9 +63,7 @@ class Calls:
 
         dtype: for operators that do not record it themselves.
         """
-        if issued.has_param:
-            return self._from_param(issued)
-        return self._from_operator(issued, dtype)
+        return self._from_param(issued) if issued.has_param else self._from_operator(issued, dtype)
 
     def _from_param(self, issued: kineto_events.IssuedCall) -> TrafficCall:
         args = issued.event.args
@@ -89,12 +87,9 @@ class Calls:
         )
 
     def _from_operator(self, issued: kineto_events.IssuedCall, dtype: str | None) -> TrafficCall:
-        event, sent = issued.event, _Arguments(issued.annotation) if issued.annotation else None
-        name = (
-            issued.annotation.name
-            if issued.annotation and event.name == kineto_events.PARAM
-            else event.name
-        )
+        event, annotation = issued.event, issued.annotation
+        sent = _Arguments(annotation) if annotation else None
+        name = annotation.name if annotation and event.name == kineto_events.PARAM else event.name
         collective = torch_collective(name)
         arguments = _Arguments(event)
         group = next(iter(self.groups)) if len(self.groups) == 1 else ""
@@ -197,12 +192,6 @@ def _asynchronous(issued: kineto_events.IssuedCall) -> bool | None:
     return None if recorded is None else bool(recorded == "True")
 
 
-def operator_elements(event: kineto_events.Event) -> set[int]:
-    """Numbers of elements in the input and output of a c10d operator, if recorded."""
-    arguments = _Arguments(event)
-    return {n for i in (0, 1) if (n := arguments.elements(i)) is not None}
-
-
 class _Arguments:
     """The arguments of an operator as record_shapes records them."""
 
@@ -233,9 +222,8 @@ class _Arguments:
         return _total(self._dims) if good else None
 
     def dtype(self, index: int) -> str | None:
-        return (
-            torch_dtype(self.types[index]) if index < len(self.types) and self.dims(index) else None
-        )
+        recorded = index < len(self.types) and self.dims(index)
+        return torch_dtype(self.types[index]) if recorded else None
 
     def whole(self, index: int) -> int | None:
         return whole(self.values[index]) if index < len(self.values) else None
@@ -278,8 +266,7 @@ def read_trace(
     Raises UnreadableError for a trace without communication, without a rank, or without sizes
     unless ``without_sizes``.
     """
-    zero = kineto_events.zero_ns(data)
-    events = kineto_events.read_events(data)
+    events, zero = kineto_events.read_events(data)
     calls, computing = kineto_events.find_issued(events)
     kernels, on_device, unassigned = kineto_events.assign_kernels(events, calls)
     if not any(call.has_param for call in calls):
@@ -404,7 +391,8 @@ def _assign_works(
     for issued in calls:
         if issued.has_param:
             continue
-        collective, sizes = torch_collective(issued.event.name), operator_elements(issued.event)
+        collective, arguments = torch_collective(issued.event.name), _Arguments(issued.event)
+        sizes = {n for index in (0, 1) if (n := arguments.elements(index)) is not None}
         several = issued.event.name == "c10d::reduce_scatter_"
         queue = waiting["all_reduce" if collective == "reduce_scatter" else collective]
         # It cannot belong to a later call either.

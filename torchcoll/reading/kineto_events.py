@@ -157,36 +157,24 @@ def _wanted_args(name: str, category: str, args: Mapping[str, Any]) -> Mapping[s
     return _NO_ARGS
 
 
-def read_events(data: Mapping[str, Any]) -> list[Event]:
-    """The complete events (``ph`` X), outer events before the events within them.
+def read_events(data: Mapping[str, Any]) -> tuple[list[Event], int | None]:
+    """(the complete events (``ph`` X), outer events before the events within them; when the first
+    of them began, in ns since 1970, None if the trace does not say it).
 
-    Broken events are skipped. ``ts`` and ``dur`` are in microseconds with three decimals.
+    Broken events are skipped. ``ts`` and ``dur`` are in microseconds with three decimals. Since
+    torch 2.4 times are from ``baseTimeNanoseconds``; before, they were since 1970.
     ``traceEvents`` has objects of the JSON, or events that ``make_event`` has made.
     """
     listed = data["traceEvents"]
     made_events = (record if isinstance(record, Event) else make_event(record) for record in listed)
     events = [event for event in made_events if event]
     events.sort(key=lambda event: (event.start, -event.end, _within(event.name)))
-    first = events[0].start if events else 0
+    if not events:
+        return [], None
+    first, base = events[0].start, whole(data.get("baseTimeNanoseconds"))
     for event in events:
         event.start, event.end = event.start - first, event.end - first
-    return events
-
-
-def zero_ns(data: Mapping[str, Any]) -> int | None:
-    """When the first event began, since 1970; None if the trace does not say it.
-
-    Since torch 2.4 times are from ``baseTimeNanoseconds``; before, they were since 1970. It must be
-    called before ``read_events``, which changes the times of events.
-    """
-    made_events = (
-        event if isinstance(event, Event) else make_event(event) for event in data["traceEvents"]
-    )
-    first = min((event.start for event in made_events if event), default=None)
-    base = whole(data.get("baseTimeNanoseconds"))
-    if first is None or (base is None and first < _IN_2015_NS):
-        return None
-    return (base or 0) + first
+    return events, None if base is None and first < _IN_2015_NS else (base or 0) + first
 
 
 _IN_2015_NS = 1_420_070_400_000_000_000
@@ -360,9 +348,9 @@ _COPIES = ("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chu
 
 
 def find_copies(events: Sequence[Event]) -> list[Span]:
-    """Returns when the copies ran: on the device their kernels, on a CPU the operators.
+    """When the copies ran: on the device their kernels, on a CPU the operators.
 
-    - events: of a trace, by start.
+    events: of a trace, by start.
     """
     copies: dict[object, list[Event]] = defaultdict(list)  # by thread
     for event in events:

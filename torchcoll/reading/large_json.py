@@ -1,8 +1,7 @@
 """Reads large JSON documents piece by piece, and documents that were cut off.
 
 A compressed trace of 100 MB is 2 GB of JSON and would need 10 GB of memory as objects, of which few
-are needed. So items are decoded in batches, and items that are not kept are freed before the next
-batch.
+are needed. So items are decoded one by one, and one that is not kept is freed before the next.
 """
 
 from __future__ import annotations
@@ -22,17 +21,13 @@ _DECODER = json.JSONDecoder(strict=False)  # names of events may contain control
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NEVER_SKIPPED = frozenset('{}[],:"')  # a token begins here, so there is no space to skip
 _OPEN = frozenset(".eE+-")  # characters with which a number may continue
-_BATCH = 1 << 18  # characters of items that are decoded at once
-_BOUNDARY = re.compile(r"\}\s*,\s*(?=\{)")  # likely between two items that are objects
-_TRIED = 3  # wrong boundaries after which each item is decoded alone
-Member = tuple[str, Any, int, bool]  # key, value, its length as text, whether it is a list of items
+Member = tuple[str, Any, int, bool]  # key, value, its length as text, whether it is an item
 
 
 def members(chunks: Iterable[bytes], arrays: Collection[str]) -> Iterator[Member]:
     """Yield each member of the outermost object.
 
-    A member whose key is in ``arrays`` is yielded as an empty list, followed by lists of some of
-    its items each, in order.
+    A member whose key is in ``arrays`` is yielded as an empty list, followed by its items.
 
     Raises ValueError for text that is not a JSON object, or has a member of more than MOST_MEMBER
     characters, and RecursionError if it is nested too deeply.
@@ -48,16 +43,12 @@ def members(chunks: Iterable[bytes], arrays: Collection[str]) -> Iterator[Member
         text.expect(":")
         if key in arrays and text.next_is("["):
             yield key, [], 0, False  # its items follow
-            if not text.next_is("]"):
-                while True:
-                    items, length = text.items()
-                    if items:
-                        yield key, items, length, True
-                    value, length = text.value()
-                    yield key, [value], length, True
-                    if not text.next_is(","):
-                        text.expect("]")
-                        break
+            more = not text.next_is("]")
+            while more:
+                yield (key, *text.value(), True)
+                more = text.next_is(",")
+                if not more:
+                    text.expect("]")
         else:
             yield (key, *text.value(), False)
         if text.next_is("}"):
@@ -74,12 +65,11 @@ class _Text:
         self._decode = codecs.getincrementaldecoder("utf-8-sig")("surrogatepass").decode
         self._text, self._position = "", 0
         self._ended = False
-        self._tries = _TRIED
 
-    def _more(self, size_bytes: int = 1) -> bool:
-        """Read at least ``size_bytes`` more of the text if there is more. False at the end."""
+    def _more(self, least: int = 1) -> bool:
+        """Read at least ``least`` more characters if there are more. False at the end."""
         pieces, length = [self._text[self._position :]], 0
-        while length < size_bytes and not self._ended:
+        while length < least and not self._ended:
             chunk = next(self._chunks, None)
             self._ended = chunk is None
             decoded_chunk = self._decode(chunk or b"", final=self._ended)
@@ -129,29 +119,6 @@ class _Text:
                 break
         length, self._position = end - self._position, end
         return value, length
-
-    def items(self) -> tuple[list[Any], int]:
-        """Read several items, each followed by a comma: (items, their length as text).
-
-        Returns ([], 0) if there are none. The text up to a likely boundary is decoded as a list: if
-        that works it has only complete items, since a boundary within an item leaves brackets open.
-        """
-        if not self._tries:
-            return [], 0
-        if len(self._text) - self._position < _BATCH:
-            self._more(_BATCH)
-        latest = self._text.rfind("}", self._position, len(self._text) - _BATCH // 8)
-        boundary = _BOUNDARY.search(self._text, max(latest, self._position))
-        if latest < 0 or boundary is None:
-            return [], 0
-        try:
-            items = _DECODER.decode(f"[{self._text[self._position : boundary.start() + 1]}]")
-        except (ValueError, RecursionError):
-            self._tries -= 1
-            return [], 0
-        self._tries = _TRIED
-        length, self._position = boundary.end() - self._position, boundary.end()
-        return items, length
 
     def end(self) -> None:
         self._skip()

@@ -5,13 +5,12 @@ results.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
-from torchcoll.core.case import BLOCKING, NATIVE, Case
+from torchcoll.core.case import BLOCKING, NATIVE
 from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.result import CaseResult, Matrix, Reported
 from torchcoll.core.units import counted, format_size
@@ -43,7 +42,6 @@ class Block:
     p99_ns: float | None = None
     samples: Matrix = field(default_factory=list)
     cold: Matrix = field(default_factory=list)  # first call of each process, where it is known
-    remark: str = ""
 
 
 @dataclass(slots=True)
@@ -102,13 +100,18 @@ _LONG_OPTIONS = {
 _BLOCKING = {"1": "blocking, barrier", "2": BLOCKING, "3": "synchronized"}
 
 
-def apply_options(run: NcclTestsRun, args: Sequence[str]) -> dict[str, str]:
+def apply_options(
+    run: NcclTestsRun, args: Sequence[str], unaligned: int = 0, blocking: str = "0"
+) -> dict[str, str]:
     """Set in ``run`` what options of nccl-tests change of the meaning of its times, so that rows
     with them compare only with rows that have them too. Returns the NCCL variables that they set.
 
     -D N measures a kernel of nccl-tests in place of NCCL's, -V its number of CTAs. -u N moves the
     buffers N elements beyond their alignment. -x chooses NCCL's CTA policy. -z N waits for every
-    call. -M reports memory and changes no time. Source: src/common.cu of nccl-tests 2.19.6.
+    call; with 1 times include a barrier, as in no mode of torchcoll. -M reports memory and changes
+    no time. Source: src/common.cu of nccl-tests 2.19.6.
+
+    unaligned, blocking: the values of -u and -z by the heading, if the command line lacks them.
     """
     values: dict[str, str] = {}
     for option, value in pairwise([*args, ""]):
@@ -127,27 +130,18 @@ def apply_options(run: NcclTestsRun, args: Sequence[str]) -> dict[str, str]:
         run.remarks.append(
             f"-D {device_kernel}: a kernel of nccl-tests with {ctas} CTAs (-V) in place of NCCL's"
         )
-    set_unaligned(run, whole(values.get("-u")) or 0)
-    set_blocking(run, values.get("-z", "0"))
+    run.unaligned = whole(values.get("-u")) or unaligned
+    if run.unaligned:
+        moved = f"moved by {run.unaligned} elements beyond their alignment"
+        run.remarks.append(f"-u {run.unaligned}: buffers are {moved}")
+    if values.get("-z") in _BLOCKING:
+        blocking = values["-z"]
+    if blocking in _BLOCKING and run.mode == "back-to-back":
+        run.mode = _BLOCKING[blocking]
+        if blocking == "1":
+            run.remarks.append("-z 1: the time includes a barrier after every call")
     policy = _CTA_POLICIES.get(values.get("-x", ""))
     return {"NCCL_CTA_POLICY": f"{policy} (-x)"} if policy else {}
-
-
-def set_unaligned(run: NcclTestsRun, elements: int) -> None:
-    """Record that buffers began so many elements beyond their alignment (-u)."""
-    if elements > 0 and not run.unaligned:
-        run.unaligned = elements
-        run.remarks.append(
-            f"-u {elements}: buffers are moved by {elements} elements beyond their alignment"
-        )
-
-
-def set_blocking(run: NcclTestsRun, value: str) -> None:
-    """Set the mode that -z chooses. With 1 times include a barrier, as in no mode of torchcoll."""
-    if value in _BLOCKING and run.mode == "back-to-back":
-        run.mode = _BLOCKING[value]
-        if value == "1":
-            run.remarks.append("-z 1: the time includes a barrier after every call")
 
 
 def judge(row: NcclTestsRow, run: NcclTestsRun) -> str:
@@ -203,12 +197,8 @@ def infer_ranks(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str
 def _factors(rows: Iterable[NcclTestsRow]) -> tuple[float, float]:
     """(lowest, highest) possible busbw / algbw: each pair of rounded figures leaves an interval."""
     low, high = 0.0, float("inf")
-    for block in _precise_blocks(rows):
-        least, most = _factor(block)
-        if least > low:
-            low = least
-        if most < high:
-            high = most
+    for least, most in map(_factor, _precise_blocks(rows)):
+        low, high = max(low, least), min(high, most)
     return low, high
 
 
@@ -229,12 +219,8 @@ def _factor(block: Block) -> tuple[float, float]:
 def contradicts_ranks(rows: Sequence[NcclTestsRow], collective: str, ranks: int) -> bool:
     """Whether every busbw differs from the one that this number of ranks would have."""
     factor = COLLECTIVES[collective].bus_factor(ranks)
-    any_told = False
-    for low, high in map(_factor, _precise_blocks(rows)):
-        if low <= factor <= high:
-            return False
-        any_told = True
-    return any_told
+    factors = [*map(_factor, _precise_blocks(rows))]
+    return bool(factors) and not any(low <= factor <= high for low, high in factors)
 
 
 def fitting_collectives(
@@ -274,7 +260,7 @@ def fitting_collectives(
         if several:
             how.insert(0, f"size / count is that of {n} ranks")
         if entry.has_root:
-            how.insert(0, f"a root{' and a reduction' * entry.has_op}")
+            how.insert(0, "a root and a reduction" if entry.has_op else "a root")
         evidence[entry.name] = ", ".join(how)
     if "hypercube" in evidence and not since_2022:
         evidence["all_gather"] = "until June 2020 its algbw was its busbw"
@@ -317,36 +303,18 @@ def make_results(
     """Make the results of these rows. Rows that cannot be used are refused in ``imported``."""
     results: list[CaseResult] = []
     odd = []
-    disagrees = _checker(run)
-    # There are many rows but few sizes, so everything that depends on the size is computed once.
-    reasons: dict[tuple[int, int, str], str] = {}
-    firsts: dict[tuple[Any, ...], CaseResult] = {}
     for row in rows:
-        size = (row.size, row.count, row.dtype)
-        why = reasons.get(size)
-        if why is None:
-            why = reasons[size] = judge(row, run)
-        if why:
+        if why := judge(row, run):
             imported.refuse(row.line, why)
             continue
         imported.take()
         for block in row.blocks:
-            plain = not (run.cpu_time or block.samples or block.remark)
-            plain = plain and block.error is None
-            key = (*size, row.op, row.root, block.in_place, block.wrong)
-            if plain and (first := firsts.get(key)):
-                result = replace(first, reported=_reported(block, run), time_ns={}, spent_ns={})
-            else:
-                result = _result(row, block, run)
-                if plain:
-                    firsts[key] = result
-            if disagrees and disagrees(row.size, block):
+            result = _result(row, block, run)
+            if _disagrees(row.size, block, run):
                 odd.append(row.line)
-                result.warnings = [
-                    *result.warnings,
-                    f"given algbw {block.algbw:g}, busbw {block.busbw:g} do not follow from size, "
-                    "time and ranks",
-                ]
+                given = f"given algbw {block.algbw:g}, busbw {block.busbw:g}"
+                text = f"{given} do not follow from size, time and ranks"
+                result.warnings = [*result.warnings, text]
             results.append(result)
     if odd:
         imported.warn(
@@ -356,8 +324,14 @@ def make_results(
     return results
 
 
-def _reported(block: Block, run: NcclTestsRun) -> Reported:
-    return Reported(
+def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
+    assert run.collective
+    remarks = [*run.remarks]
+    if run.cpu_time:
+        remarks.append("the time is that of the call on the CPU (-C), not of the operation")
+    if block.error:
+        remarks.append(f"largest error {block.error:g}, as the source gives it")
+    reported = Reported(
         block.time_ns,
         "mean",
         run.over_ranks,
@@ -370,19 +344,10 @@ def _reported(block: Block, run: NcclTestsRun) -> Reported:
         block.algbw,
         block.busbw,
     )
-
-
-def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
-    assert run.collective
-    remarks = [*run.remarks, *([block.remark] if block.remark else [])]
-    if run.cpu_time:
-        remarks.append("the time is that of the call on the CPU (-C), not of the operation")
-    if block.error:
-        remarks.append(f"largest error {block.error:g}, as the source gives it")
     result = make_result(
         run.collective,
         row.size,
-        _reported(block, run),
+        reported,
         ranks=run.ranks,
         dtype=row.dtype,
         op=row.op,
@@ -413,43 +378,32 @@ def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
     return result
 
 
-def _checker(run: NcclTestsRun) -> Callable[[int, Block], bool] | None:
-    """A function (size, block) -> whether a printed bandwidth contradicts the derived one.
+def _disagrees(size: int, block: Block, run: NcclTestsRun) -> bool:
+    """Whether a printed bandwidth contradicts the one that size, time and ranks give.
 
-    The rounding of all figures is allowed for. None if no bandwidth can be derived.
+    The rounding of all figures is allowed for. False if no bandwidth can be derived.
     """
     assert run.collective
     entry, n = COLLECTIVES[run.collective], run.ranks or 2
-    if run.ranks == 1 or run.cpu_time:
-        return None
+    algbw, busbw, time = block.algbw, block.busbw, block.time_ns
+    if run.ranks == 1 or run.cpu_time or algbw is None or busbw is None or not time:
+        return False
     if not run.ranks and (entry.moved(2) != 1 or entry.bus_factor(2) != entry.bus_factor(3)):
-        return None
+        return False
     moved = entry.moved(n)
     factor = moved * entry.bus_factor(n)
-
-    def disagrees(size: int, block: Block) -> bool:
-        algbw, busbw, time = block.algbw, block.busbw, block.time_ns
-        if algbw is None or busbw is None or not time:
-            return False
-        step, shortest = block.bw_step, time - block.time_step_ns
-        low = size / (time + block.time_step_ns)
-        high = size / (shortest if shortest > 1e-3 else 1e-3)
-        return not (
-            (low * moved - step) * 0.999 <= algbw <= (high * moved + step) * 1.001
-            and (low * factor - step) * 0.999 <= busbw <= (high * factor + step) * 1.001
-        )
-
-    return disagrees
+    low = size / (time + block.time_step_ns)
+    high = size / max(time - block.time_step_ns, 1e-3)
+    step = block.bw_step
+    return not (
+        (low * moved - step) * 0.999 <= algbw <= (high * moved + step) * 1.001
+        and (low * factor - step) * 0.999 <= busbw <= (high * factor + step) * 1.001
+    )
 
 
 def repeats(results: Sequence[CaseResult]) -> str:
     """A warning about cases with several results; '' if there are none. All results are kept."""
-    # Rows of one case share its object, so comparing ids avoids hashing all fields.
-    cases = {id(result.case): result.case for result in results}
-    rows = Counter([(id(result.case), result.ranks) for result in results])
-    counts: Counter[tuple[Case, int]] = Counter()
-    for (case, ranks), count in rows.items():
-        counts[cases[case], ranks] += count
+    counts = Counter((result.case, result.ranks) for result in results)
     most = max(counts.values(), default=0)
     if most < 2:
         return ""

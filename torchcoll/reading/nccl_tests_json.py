@@ -45,8 +45,7 @@ def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Import
     if not isinstance(data, Mapping):
         imported.refuse(0, "no JSON object")
         return imported
-    rows = data.get("results")
-    rows = rows if isinstance(rows, list) else []
+    rows = _list(data.get("results"))
     if not rows:
         imported.warn("the file holds no results")
     _read(data, rows, cut, options, imported)
@@ -62,7 +61,7 @@ def _read(
 ) -> None:
     config = data.get("config")
     config = config if isinstance(config, Mapping) else {}
-    args = [str(a) for a in data.get("args") or []] if isinstance(data.get("args"), list) else []
+    args = [str(arg) for arg in _list(data.get("args"))]
     program = os.path.basename(args[0]) if args else ""
     recorded = base.collective_named(program.removesuffix("_mpi"))
     name = imported.choose("collective", options.collective, recorded)
@@ -72,8 +71,7 @@ def _read(
         for number, _ in enumerate(rows, 1):
             imported.refuse(number, "the file does not name the collective: give --collective")
         return
-    devices = config.get("devices")
-    devices = [d for d in devices if isinstance(d, Mapping)] if isinstance(devices, list) else []
+    devices = [device for device in _list(config.get("devices")) if isinstance(device, Mapping)]
     # Only the first GPU of each process is listed.
     each = (base.whole(config.get("nthreads")) or 1) * (base.whole(config.get("ngpus")) or 1)
     run = nccl_tests.NcclTestsRun(
@@ -116,13 +114,10 @@ def _read(
     _fraction(args, imported)
     if not results:
         return
-    dump = data.get("env")
     version = nccl_tests.version_text(data.get("nccl_version") or "unknown")
     environment: dict[str, Any] = {"libraries": {"nccl": f"NCCL {version}"}}
     texts = [
-        e.replace("\\/", "/")
-        for e in (dump if isinstance(dump, list) else [])
-        if isinstance(e, str) and "=" in e
+        e.replace("\\/", "/") for e in _list(data.get("env")) if isinstance(e, str) and "=" in e
     ]
     named = dict(e.split("=", 1) for e in texts)
     if variables := kept_variables(named) | set_variables:
@@ -130,8 +125,7 @@ def _read(
     end: dict[str, Any] = {"status": "complete"}
     if cut or not data.get("end_time"):
         end = {"status": base.TRUNCATED, "reason": "the run did not end: no end_time"}
-    errors = data.get("errors")
-    errors = [e for e in errors if isinstance(e, str) and e] if isinstance(errors, list) else []
+    errors = [error for error in _list(data.get("errors")) if isinstance(error, str) and error]
     imported.runs.append(
         base.make_run(
             results,
@@ -150,6 +144,10 @@ def _read(
             events=[{"kind": "error", "message": e} for e in errors],
         )
     )
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _row(
@@ -210,16 +208,13 @@ def _per_iteration(block: nccl_tests.Block, data: object, cold: bool) -> None:
     """
     if not isinstance(data, Mapping):
         return
-    block.min_ns, block.max_ns = (
-        base.ns_of_us(data.get("min_us")),
-        base.ns_of_us(data.get("max_us")),
-    )
+    block.min_ns = base.ns_of_us(data.get("min_us"))
+    block.max_ns = base.ns_of_us(data.get("max_us"))
     block.p99_ns = base.ns_of_us(data.get("p99_us"))
-    each = data.get("per_process_max_times_us")
-    rows = each if isinstance(each, list) and each else [data.get("times_us")]
+    rows = _list(data.get("per_process_max_times_us")) or [data.get("times_us")]
     samples: list[list[int]] = []
     for times in rows:
-        values = [base.number(t) for t in times] if isinstance(times, list) else []
+        values = [base.number(time) for time in _list(times)]
         if not values or None in values:
             return
         samples.append([round(v * 1000) for v in values if v is not None])
@@ -281,12 +276,8 @@ def _members(devices: Sequence[Mapping[str, Any]], each: int) -> list[dict[str, 
 
 def _fraction(args: Sequence[str], imported: base.Imported) -> None:
     for flag, value in pairwise(args):
-        if (
-            flag in ("-f", "--stepfactor")
-            and "." in value
-            and (n := base.number(value)) is not None
-        ):
-            if n <= 1 or int(n) == 1:
-                imported.warn(f"-f {value}: {nccl_tests.STEP_1M}")
-            elif n != int(n):
-                imported.warn(f"-f {value} was read as {int(n)}: nccl-tests takes a whole number")
+        factor = base.number(value) if flag in ("-f", "--stepfactor") and "." in value else None
+        if factor is not None and (factor <= 1 or int(factor) == 1):
+            imported.warn(f"-f {value}: {nccl_tests.STEP_1M}")
+        elif factor is not None and factor != int(factor):
+            imported.warn(f"-f {value} was read as {int(factor)}: nccl-tests takes a whole number")

@@ -7,9 +7,7 @@ columns on the left differ between versions: root, redop (blank for hypercube), 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
-from itertools import repeat
+from collections.abc import Sequence
 
 from torchcoll.reading import base
 from torchcoll.reading.nccl_tests import Block, NcclTestsRow
@@ -50,16 +48,9 @@ class RowParser:
         self._more = [
             (index, _PER_ITERATION[n]) for n, index in indices.items() if n in _PER_ITERATION
         ]
-        self._steps = [half * self._scale for half in base.HALVES]
-        self._before: NcclTestsRow | None = None  # the last row with two placements
-        self._labels: list[str] = []  # its type, operation and root
-        self._fields = 0  # how many fields it has
-        self._kept: list[tuple[int, str]] = []
-        self._tokens: list[str] = []  # all fields of the kept rows
 
     def row(self, line: int, text: str) -> NcclTestsRow | str:
         """Parse a row; returns why it is not one if that fails."""
-        self._before = None
         tokens = text.split()
         width = self._width
         field_count = len(tokens)
@@ -88,71 +79,7 @@ class RowParser:
             if isinstance(block, str):
                 return block if block == base.COMMAS else f"half a row: {block}"
             blocks.append(block)
-        row = NcclTestsRow(line, size, count, base.dtype_named(tokens[2]) or "", op, root, blocks)
-        if len(blocks) == 2 and not (self._trailing or self._error or self._more):
-            self._before, self._labels, self._fields = row, tokens[2:heads], field_count
-        return row
-
-    # Rows that look like the row before, as most do, are kept and parsed together, which takes a
-    # third of the time. If one of them is unusual, ``row`` parses them one by one.
-
-    def keep(self, line: int, text: str) -> bool:
-        """Whether the line looks like the row before, and is kept for ``kept`` to parse."""
-        if self._before is None or len(self._kept) == _AT_ONCE:
-            return False
-        tokens = text.split()
-        if len(tokens) != self._fields or tokens[2 : 2 + len(self._labels)] != self._labels:
-            return False
-        if not (tokens[0].isdecimal() and tokens[1].isdecimal()):  # not a row
-            return False
-        self._kept.append((line, text))
-        self._tokens += tokens
-        return True
-
-    def kept(self) -> list[tuple[int, NcclTestsRow | str]]:
-        """(line, result of ``row``) for all lines that were kept since the last call."""
-        kept, self._kept = self._kept, []
-        tokens, self._tokens = self._tokens, []
-        if not kept:
-            return []
-        lines = [line for line, _ in kept]
-        try:
-            columns = [tokens[at :: self._fields] for at in range(self._fields)]
-            return [*zip(lines, self._rows(lines, columns), strict=True)]
-        except (ValueError, IndexError):
-            return [(line, self.row(line, text)) for line, text in kept]
-
-    def _rows(self, lines: Sequence[int], columns: Sequence[Column]) -> list[NcclTestsRow]:
-        """Parse kept rows by column. Raises ValueError or IndexError for an unusual field."""
-        assert self._before
-        like, width = self._before, self._width
-        first = 2 + len(self._labels)
-        out = self._blocks(columns[first : first + width], False)
-        within = self._blocks(columns[first + width :], True)
-        return [
-            NcclTestsRow(line, size, count, like.dtype, like.op, like.root, [*blocks])
-            for line, size, count, *blocks in zip(
-                lines, _sizes(columns[0]), _sizes(columns[1]), out, within, strict=True
-            )
-        ]
-
-    def _blocks(self, columns: Sequence[Column], in_place: bool) -> Iterator[Block]:
-        """The result of ``_block`` for each row, computed by column. Raises as ``_rows``."""
-        times, algbw, busbw = (columns[at] for at in (self._time, self._algbw, self._busbw))
-        durations = [time * self._scale for time in _figures(times)]
-        if not all(durations):
-            raise ValueError("a time of 0")
-        wrong: Iterable[int | None] = repeat(None)
-        if self._wrong:
-            column = columns[self._wrong]
-            counts = {text: _elements(text) for text in {*column} - {"N/A"}}
-            if None in counts.values():
-                raise ValueError("no number of elements")
-            wrong = map(counts.get, column)
-        steps = [self._steps[len(text.partition(".")[2])] for text in times]
-        bw_steps = [base.HALVES[len(text.partition(".")[2])] for text in busbw]
-        figures = (durations, _figures(algbw), _figures(busbw), steps, bw_steps)
-        return map(Block, repeat(in_place), *figures, wrong)
+        return NcclTestsRow(line, size, count, base.dtype_named(tokens[2]) or "", op, root, blocks)
 
     def _possible(self, heads: int, tokens: Sequence[str]) -> bool:
         """Whether a row can have so many fields before the time, and lacks none at its end."""
@@ -167,7 +94,7 @@ class RowParser:
 
     def _block(self, figures: Sequence[str], in_place: bool) -> Block | str:
         raw, alg, bus = figures[self._time], figures[self._algbw], figures[self._busbw]
-        time, algbw, busbw = base.numbers(raw, alg, bus)
+        time, algbw, busbw = base.number(raw), base.number(alg), base.number(bus)
         if not time:
             return base.no_figure(self._body[self._time], raw)
         if algbw is None and alg not in _NO_NUMBER:
@@ -189,39 +116,15 @@ class RowParser:
         return block
 
 
-_AT_ONCE = 1000
-Column = Sequence[str]
-
-
-def _sizes(column: Column) -> list[int]:
-    """``whole`` of each text. Raises ValueError if one is too large."""
-    values = [*map(int, column)]
-    if max(values) >= base.MOST_WHOLE:
-        raise ValueError("no plain sizes")
-    return values
-
-
-def _figures(column: Column) -> list[float]:
-    """``number`` of each text. Raises ValueError for a text with other characters than digits and a
-    point: Python also accepts 1_0, nan and +5.
-    """
-    values = [*map(float, column)]
-    if "".join(column).strip("0123456789.") or max(values) >= base.MOST_NUMBER:
-        raise ValueError("no plain figures")
-    return values
-
-
 _PER_ITERATION = {"i_min": "min_ns", "i_max": "max_ns", "i_p99": "p99_ns"}
 
 
-@lru_cache(maxsize=64)  # most values are 0
 def _elements(text: str) -> int | None:
     """The number in #wrong; None if it is not a whole number. rccl-tests appends a star."""
     count = base.number(text.rstrip("*"))
     return None if count is None or count % 1 else int(count)
 
 
-@lru_cache(maxsize=64)
 def _op_and_root(*tokens: str) -> tuple[str | None, int | None]:
     op, root = None, None
     for token in tokens:

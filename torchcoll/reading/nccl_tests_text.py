@@ -24,7 +24,6 @@ from torchcoll.reading.nccl_tests_rows import RowParser
 from torchcoll.reading.source import without_log
 
 _SET, _CALL = " set by environment to ", " Bytes -> "
-_MOST = 4096  # messages that are remembered, to skip equal ones
 
 
 class Messages:
@@ -32,23 +31,14 @@ class Messages:
 
     def __init__(self) -> None:
         self._reader = NcclLogReader()
-        self._seen: set[str] = set()
 
     def take(self, text: str) -> None:
         """Read a message with its prefix (``host:pid:thread [0] NCCL INFO ...``).
 
-        Most messages are not needed and are skipped, as this is called for every message. A message
-        about a call is repeated in each iteration; equal ones are read once.
+        This is called for every message, and most are not needed: these are skipped.
         """
-        if _CALL in text:
-            message = text.partition(" NCCL ")[2]
-            if message in self._seen:
-                return
-            if len(self._seen) < _MOST:
-                self._seen.add(message)
-        elif _SET not in text and "CCL version" not in text:
-            return
-        self._reader.read([text.encode()])
+        if _CALL in text or _SET in text or "CCL version" in text:
+            self._reader.read([text.encode()])
 
     @property
     def variables(self) -> dict[str, str]:
@@ -185,9 +175,9 @@ def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Import
             imported.refuse(0, nccl_tests.INTERLEAVED.format(n=max(2, _width(crowd))))
         return imported
     for imported.output, output in enumerate(outputs):
-        runs = _make_runs(output, options, imported)
-        imported.runs += runs
-        imported.run_outputs += [imported.output] * len(runs)
+        if run := _make_run(output, options, imported):
+            imported.runs.append(run)
+            imported.run_outputs.append(imported.output)
     imported.output = None
     alone = [run for run in imported.runs if run.ranks == 1]
     if len(alone) > 1:
@@ -240,7 +230,6 @@ class _TextReader:
             if logged:
                 self.message(text[len(before) :])
                 if _HOLDS.search(text, len(before)):
-                    self.add_kept()
                     self.imported.refuse(line, RUN_INTO)
                 if before.strip():
                     self.broken(line, before)
@@ -253,8 +242,6 @@ class _TextReader:
                 self.pending = None
                 self.row(first, start + text)
                 return
-        if self.output.parser.keep(line, text):
-            return
         if _ROW.match(text):
             self.row(line, text)
         elif text and not text.isspace():
@@ -267,7 +254,6 @@ class _TextReader:
 
     def broken(self, line: int, text: str) -> None:
         """Read the text before a message of a library, which may be a fragment of a row."""
-        self.add_kept()
         if self.pending:
             self.pending = (self.pending[0], self.pending[1] + text)
         elif _ROW_HEAD.match(text):
@@ -294,37 +280,22 @@ class _TextReader:
 
     def end(self) -> None:
         self.refuse_failed()
-        self.add_kept()
         self.refuse_pending()
 
     def row(self, line: int, text: str) -> None:
-        self.add_kept()
         row = self.output.parser.row(line, text)
         if isinstance(row, str) and _side_by_side(text):
             row = SIDE_BY_SIDE
         elif isinstance(row, str) and len(pieces := _NOTE.split(text, maxsplit=1)) > 1:
             without = self.output.parser.row(line, pieces[0])
             row = row if isinstance(without, str) else without
-        if isinstance(row, str):
-            self.above.clear()
-            self.failed = line, text, row
-        else:
-            self.add(line, row)
-
-    def add_kept(self) -> None:
-        """Add the rows that the parser has kept: before anything else is done with a line."""
-        for line, row in self.output.parser.kept():
-            self.add(line, row)
-
-    def add(self, line: int, row: nccl_tests.NcclTestsRow | str) -> None:
         self.above.clear()
         if isinstance(row, str):
-            self.imported.refuse(line, row)
+            self.failed = line, text, row
         else:
             self.output.rows.append(row)
 
     def other(self, line: int, text: str) -> None:
-        self.add_kept()
         output = self.output
         if match := _START.search(text):
             output = self.next_output(
@@ -447,18 +418,18 @@ def _settings(text: str) -> dict[str, str]:
     return settings
 
 
-def _make_runs(
+def _make_run(
     output: _TestOutput, options: base.ImportOptions, imported: base.Imported
-) -> list[Run]:
+) -> Run | None:
     rows = output.rows
     if not rows:
-        return []
+        return None
     listed = max(output.members, default=-1) + 1
     name = imported.choose("collective", options.collective, output.collective)
     if name is None:
         name = _unnamed(output, options, options.ranks or listed, imported)
     if name is None:
-        return []
+        return None
     run = nccl_tests.NcclTestsRun(name, cpu_time="cputime" in output.names)
     run.ranks = imported.choose("ranks", options.ranks, listed) or 0
     inferred, source = (0, "") if options.ranks else nccl_tests.infer_ranks(rows, name)
@@ -473,15 +444,12 @@ def _make_runs(
     run.calls = base.whole(output.settings.get("iters"))
     if output.settings.get("graph", "0") != "0":
         run.mode = "graph"
-    set_variables = nccl_tests.apply_options(run, output.args)
-    nccl_tests.set_unaligned(run, base.whole(output.settings.get("unalign")) or 0)
-    nccl_tests.set_blocking(run, output.settings.get("blocking", "0"))
-    if options.dtype:
-        for row in rows:
-            row.dtype = options.dtype
-    entry = COLLECTIVES[name]
+    unaligned = base.whole(output.settings.get("unalign")) or 0
+    blocking = output.settings.get("blocking", "0")
+    set_variables = nccl_tests.apply_options(run, output.args, unaligned, blocking)
     for row in rows:
-        row.root = (row.root or 0) if entry.has_root else None
+        row.dtype = options.dtype or row.dtype
+        row.root = (row.root or 0) if COLLECTIVES[name].has_root else None
     results = nccl_tests.make_results(rows, run, imported)
     if output.settings.get("step_kind") == "bytes" and output.settings.get("step") == "1048576":
         imported.warn(nccl_tests.STEP_1M)
@@ -509,23 +477,18 @@ def _make_runs(
     if not (output.ended or excerpt):
         end = {"status": base.TRUNCATED, "reason": "the output stops before its last lines"}
     if not results:
-        return []
-    return [
-        base.make_run(
-            results,
-            options,
-            {
-                "tool": tool,
-                "version": output.versions.get(tool),
-                "format": "text, an excerpt" if excerpt else "text",
-            },
-            ranks=run.ranks,
-            environment=environment,
-            members=members,
-            end=end,
-            events=[{"kind": "error", "message": text} for text in output.events],
-        )
-    ]
+        return None
+    form = "text, an excerpt" if excerpt else "text"
+    return base.make_run(
+        results,
+        options,
+        {"tool": tool, "version": output.versions.get(tool), "format": form},
+        ranks=run.ranks,
+        environment=environment,
+        members=members,
+        end=end,
+        events=[{"kind": "error", "message": text} for text in output.events],
+    )
 
 
 def _unnamed(

@@ -33,9 +33,7 @@ STARTS = re.compile(
 # A heading without these columns is broken, and so are its rows. Early versions have no
 # #elem_count.
 _COLUMNS = ("bytes", "t_avg[usec]")
-_CSV_COLUMNS = (
-    *("ranks", "collective", "dtype", "#elements/buffer", "message_size", "t_avg[usec]"),
-)
+_CSV_COLUMNS = {"ranks", "collective", "dtype", "#elements/buffer", "message_size", "t_avg[usec]"}
 _PER_RANK = ("all_gather", "all_to_all", "all_to_all_v")
 _DEVICES = {"host": "cpu", "sycl": "xpu"}
 FIRST_CALLS = (
@@ -86,7 +84,7 @@ class _OneCclReader(base.TableReader):
             return
         if plain.startswith("#ranks,"):
             names = plain[1:].split(",")
-            self.csv, self.names = True, names if set(_CSV_COLUMNS) <= set(names) else []
+            self.csv, self.names = True, names if set(names) >= _CSV_COLUMNS else []
         elif "t_avg[usec]" in plain:
             names = plain.replace("#", "").split()
             self.csv, self.names = False, names if set(_COLUMNS) <= set(names) else []
@@ -183,10 +181,8 @@ class _OneCclReader(base.TableReader):
         name = choose("collective", self.options.collective, base.collective_named(recorded))
         ranks = choose("ranks", self.options.ranks, base.parse_ranks(record["ranks"])) or 0
         dtype = choose("dtype", self.options.dtype, base.dtype_named(record["dtype"]))
-        count, size_bytes = (
-            base.whole(record["elements/buffer"]),
-            base.whole(record["message_size"]),
-        )
+        count = base.whole(record["elements/buffer"])
+        size_bytes = base.whole(record["message_size"])
         if not record["elements/buffer"] and size_bytes is not None:
             count = size_bytes // (base.itemsize(dtype) or 1)
         time = base.number(record.get("t_avg[usec]"))

@@ -37,7 +37,6 @@ _SIZE_CELL = re.compile(r"([\d.]+)\s*([kmgt]?)(i?)(b(?:ytes)?)?", re.IGNORECASE)
 _SCALE = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _NONE = ("", "-", "n/a", "na", "none", "null")  # texts of a cell without a figure
 _STEP = 0.01  # a small bandwidth is printed with two decimals, or as 0
-_BASIS = "size, time and ranks"
 _NUMBERED = re.compile(r"\W*(?:(?:run|test|case|trial|iter\w*)\W*)?\d*\W*", re.IGNORECASE)
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
 _GUARD = re.compile(r"^'(?='*[=@+-])")  # prevents that a spreadsheet runs a cell: report/formats.py
@@ -274,13 +273,11 @@ class _PlainTableReader(base.TableReader):
         figures = _figures(record)
         if isinstance(figures, str):
             return figures
-        time, algbw, busbw = figures["time"], figures["algbw"], figures["busbw"]
-        if time is not None:
-            time *= self.unit("time", time_unit)
-        if algbw is not None:
-            algbw *= self.unit("algbw", bandwidth_unit)
-        if busbw is not None:
-            busbw *= self.unit("busbw", bandwidth_unit)
+        units = (("time", time_unit), ("algbw", bandwidth_unit), ("busbw", bandwidth_unit))
+        time, algbw, busbw = (
+            None if (figure := figures[key]) is None else figure * self.unit(key, unit_of)
+            for key, unit_of in units
+        )
         entry, derived = COLLECTIVES[name], False
         by_time = _expected_algbw(name, size_bytes, ranks, time or 0)
         if not time:
@@ -292,10 +289,9 @@ class _PlainTableReader(base.TableReader):
             time, derived = None, False
         follow = by_time or algbw  # the busbw that follows from either
         busbw_expected = follow * entry.bus_factor(ranks) if follow and ranks > 1 else None
-        contradictions = [
-            *filter(None, [base.contradiction("algbw", algbw, by_time, _BASIS, _STEP)]),
-            *filter(None, [base.contradiction("busbw", busbw, busbw_expected, _BASIS, _STEP)]),
-        ]
+        pairs = (("algbw", algbw, by_time), ("busbw", busbw, busbw_expected))
+        texts = (base.contradiction(*pair, "size, time and ranks", _STEP) for pair in pairs)
+        contradictions = [text for text in texts if text]
         if contradictions:
             self.contradictory_lines.append(line)
         reported = Reported(

@@ -20,6 +20,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import cast
 
+from torchcoll.core.bounds import MOST_TEXT
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice
 from torchcoll.core.file import MODEL_START, uncollected
 from torchcoll.core.other_commands import TRACE, begin_of, reading_command, without_collectives
@@ -28,7 +29,7 @@ from torchcoll.core.stdin import is_stdin
 from torchcoll.core.units import counted
 from torchcoll.reading.base import Imported, Importer, ImportOptions, Line
 from torchcoll.reading.nccl_tests import repeats
-from torchcoll.reading.source import Shortened, Source, Unprefixed
+from torchcoll.reading.source import Source, Unprefixed
 
 GROUP = "torchcoll.importers"
 _PLAIN = "plain"
@@ -89,10 +90,6 @@ def sniff_importer(windows: Iterable[Sequence[str]]) -> Importer | None:
     return None
 
 
-def _names() -> str:
-    return ", ".join(importers())
-
-
 def import_file(
     path: str, options: ImportOptions | None = None, name: str | None = None
 ) -> Imported:
@@ -140,7 +137,7 @@ def _imported(
         raise ForeignError(
             "file",
             source.name,
-            f"a torchcoll result file, or output of {_names()}",
+            f"a torchcoll result file, or output of {', '.join(importers())}",
             command
             or "Force one with torchcoll convert --from; --map names the columns of a table.",
         )
@@ -149,17 +146,14 @@ def _imported(
     options = options or ImportOptions()
     file_name = "stdin" if is_stdin(path) else os.path.basename(path)
     options = ImportOptions(**{**vars(options), "file": options.file or file_name})
-    lines: Iterable[Line] = source.lines()
-    shortened = None if getattr(importer, "LONG_LINES", False) else Shortened(lines)
-    lines = shortened or lines
+    long_lines = getattr(importer, "LONG_LINES", False)
+    lines: Iterable[Line] = source.lines(None if long_lines else MOST_TEXT)
     if starts := getattr(importer, "STARTS", None):
         lines = Unprefixed(lines, starts)
     with uncollected():  # there are many rows, and they have no reference cycles
         imported = importer.read(iter(lines), options)
-    if shortened and shortened.warning:
-        imported.warn(shortened.warning)
-    if source.problem:
-        imported.warn(source.problem)
+    for problem in filter(None, (source.cut, source.problem)):
+        imported.warn(problem)
     refusals = [
         f"refused: {source.name}{f':{lines}' if lines else ''}: {why}"
         for lines, why in imported.refusals()
@@ -266,5 +260,7 @@ def nothing_read(path: str, imported: Imported) -> UnreadableError:
     location = f"{path}:{lines}" if lines else path
     more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
     name = "-" if is_stdin(path) else shlex.quote(path)
-    action = f"torchcoll convert {name} ... -o RUN.jsonl takes it." * (": give --" in why)
-    return UnreadableError(f"{location}: {why}{more}", action=action or imported.action)
+    action = imported.action
+    if ": give --" in why:
+        action = f"torchcoll convert {name} ... -o RUN.jsonl takes it."
+    return UnreadableError(f"{location}: {why}{more}", action=action)

@@ -65,30 +65,6 @@ class _Unpacked(io.RawIOBase):
         return size
 
 
-class Shortened:
-    """Lines of text, cut at the greatest length of a row."""
-
-    def __init__(self, lines: Iterable[Line]) -> None:
-        self._lines = lines
-        self.cut: list[int] = []
-
-    def __iter__(self) -> Iterator[Line]:
-        for number, text in self._lines:
-            if len(text) > MOST_TEXT:
-                if len(self.cut) < MOST_PROBLEMS:
-                    self.cut.append(number)
-                text = text[:MOST_TEXT]
-            yield number, text
-
-    @property
-    def warning(self) -> str:
-        """A warning about lines that were cut; '' if there are none."""
-        if not self.cut:
-            return ""
-        count = f"{len(self.cut)} lines" if len(self.cut) > 1 else "a line"
-        return f"{count} longer than {MOST_TEXT} characters: cut there; the first is {self.cut[0]}"
-
-
 class Source:
     """A file to import. ``windows`` has its first lines, for sniffing; ``lines`` all, once."""
 
@@ -98,6 +74,7 @@ class Source:
         self.name = STDIN if is_stdin(path) else path
         self._unpacked: _Unpacked | None = None
         self._disk: IO[bytes] | None = None
+        self._cut: list[int] = []  # lines that were cut
         try:
             if path != "-":
                 self._disk = open_to_read(path)
@@ -149,12 +126,25 @@ class Source:
                         window = []
         yield window
 
-    def lines(self) -> Iterator[Line]:
-        """All lines with their numbers, once."""
-        number = 1
+    def lines(self, most: int | None = None) -> Iterator[Line]:
+        """All lines with their numbers, once. Longer ones are cut at ``most`` characters."""
+        first = 1
         for lines in self._cleaned(self._read()):
-            yield from enumerate(lines, number)
-            number += len(lines)
+            for number, text in enumerate(lines, first):
+                if most is not None and len(text) > most:
+                    if len(self._cut) < MOST_PROBLEMS:
+                        self._cut.append(number)
+                    text = text[:most]
+                yield number, text
+            first += len(lines)
+
+    @property
+    def cut(self) -> str:
+        """A warning about lines that were cut; '' if there are none."""
+        if not self._cut:
+            return ""
+        count = f"{len(self._cut)} lines" if len(self._cut) > 1 else "a line"
+        return f"{count} longer than {MOST_TEXT} characters: cut there; the first is {self._cut[0]}"
 
     def _cleaned(self, blocks: Iterable[bytes]) -> Iterator[list[str]]:
         return map(cleaned, _decoded(blocks, self.start))

@@ -16,7 +16,7 @@ from torchcoll.core.jsonl import chunks_of
 from torchcoll.core.other_commands import TRACE, begin_of, reading_command
 from torchcoll.core.stdin import from_stdin
 from torchcoll.core.traffic import Group, Traffic, TrafficCall, join, latest
-from torchcoll.core.units import counted, format_ranges
+from torchcoll.core.units import counted, format_ranges, shorten
 from torchcoll.reading.flight_recorder import is_dump, read_dump
 from torchcoll.reading.inspector import is_inspector, read_inspector
 from torchcoll.reading.kineto import fill_from_root, is_trace, read_trace
@@ -139,8 +139,9 @@ def _read_folder(files: Sequence[Path]) -> list[RankFile]:
     if not read:
         raise next(iter(foreign.values()))
     if foreign:
-        note = f"left out {counted(len(foreign), 'file')} of other formats: {next(iter(foreign))}"
-        read[0] = with_note(read[0], f"{note}{', ...' * (len(foreign) > 1)}")
+        names = shorten([*map(str, foreign)], 1, ", ...")
+        note = f"left out {counted(len(foreign), 'file')} of other formats: {names}"
+        read[0] = with_note(read[0], note)
     return read
 
 
@@ -180,14 +181,15 @@ def read_document(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         for key, value, length, item in members(itertools.chain([first], chunks), _LISTS):
             if item and key == "traceEvents":
-                kept = [event for event in map(make_event, value) if event]
-                events.add(len(kept), len(value) - len(kept))
-                memory.add_bytes(sum(map(_event_bytes, kept)))
-                document[key] += kept
+                event = make_event(value)
+                events.add(event is not None, event is None)
+                if event:
+                    memory.add_bytes(_event_bytes(event))
+                    document[key].append(event)
                 continue
-            memory.add_bytes(_MEMORY_RATIO * length + _ITEM_BYTES * (len(value) if item else 1))
+            memory.add_bytes(_MEMORY_RATIO * length + _ITEM_BYTES)
             if item:
-                document[key] += value
+                document[key].append(value)
             else:
                 document[key] = value
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
@@ -259,7 +261,10 @@ def _fill_ranks(traffic: Traffic) -> Traffic:
         return traffic
     alone = len(traffic.calls) == 1 and not any(group.ranks for group in traffic.groups.values())
     if alone:
-        ranks = max(map(_gathered_from, _default_calls(traffic)), default=0)
+        default = {n for n, group in traffic.groups.items() if group.description == "default_pg"}
+        (calls,) = traffic.calls.values()
+        in_default = (call for call in calls if call.group in default)
+        ranks = max(map(_gathered_from, in_default), default=0)
         if ranks <= max(traffic.calls):
             traffic.notes.append(
                 "the dump does not say how many ranks there are: read those of all ranks together"
@@ -281,12 +286,6 @@ def _fill_ranks(traffic: Traffic) -> Traffic:
                 "made calls in it"
             )
     return traffic
-
-
-def _default_calls(traffic: Traffic) -> list[TrafficCall]:
-    """All calls in torch's default group."""
-    default = {n for n, group in traffic.groups.items() if group.description == "default_pg"}
-    return [c for calls in traffic.calls.values() for c in calls if c.group in default]
 
 
 def _gathered_from(call: TrafficCall) -> int:

@@ -172,7 +172,7 @@ SHOWN_BY_DEFAULT = (
     *("size_bytes", "first_call_ns", "median_ns", "low_ns", "high_ns", "p99_ns"),
     *("calls", "expected_ns", "algorithm", "algbw_gbps", "busbw_gbps", "verified"),
 )
-_OF_DATA = ("size_bytes", "algbw_gbps", "busbw_gbps")
+COLUMNS_OF_DATA = {"size_bytes", "algbw_gbps", "busbw_gbps"}
 
 
 def _yes_no(value: bool | None) -> str:
@@ -203,20 +203,10 @@ def statistics_of(items: Iterable[Row | Case]) -> list[str]:
     return [statistic for statistic in statistics if statistic]
 
 
-def default_columns(
-    items: Sequence[Any],
-    p99: bool,
-    resized: bool,
-    has_data: bool = True,
-    algorithm: bool = False,
-    expected: bool = False,
-) -> list[Column]:
+def default_columns(items: Sequence[Any], without: Collection[str]) -> list[Column]:
     """The columns of a table: first the dimensions that vary, then the measured values.
 
-    items: the Rows or Cases of the table. p99: whether some row has enough calls for it. resized:
-    whether the actual size of some row differs from the requested one. has_data: whether some
-    collective moves data. algorithm: whether the library's log names the algorithm of some row.
-    expected: whether the library's cost model has a time for some row.
+    items: the Rows or Cases of the table. without: keys of columns that none of them has.
     """
     # A group always has a column: a Case names the rule, and each rule makes several sub-groups.
     keys = [
@@ -224,28 +214,22 @@ def default_columns(
         for name in DIMENSIONS
         if len(values := distinct_values(items, name)) > 1 or (name == "group" and values)
     ]
-    if resized:
-        keys.append("size_bytes_requested")
-    for key in SHOWN_BY_DEFAULT:
-        if (key == "p99_ns" and not p99) or (key in _OF_DATA and not has_data):
-            continue
-        if (key == "algorithm" and not algorithm) or (key == "expected_ns" and not expected):
-            continue
-        keys.append(key)
+    keys += [key for key in ("size_bytes_requested", *SHOWN_BY_DEFAULT) if key not in without]
     return list(_named((COLUMNS[key] for key in keys), statistics_of(items)))
 
 
 def columns_for(rows: Sequence[Row]) -> list[Column]:
     """The default columns of a table of the given rows."""
     data = [row for row in rows if COLLECTIVES[row.collective].has_data]
-    columns = default_columns(
-        rows,
-        p99=any(row.p99_ns is not None for row in rows),
-        resized=any(row.size_bytes != row.size_bytes_requested for row in data if row.size_bytes),
-        has_data=bool(data),
-        algorithm=any(row.algorithm for row in rows),
-        expected=any(row.expected_ns is not None for row in rows),
-    )
+    without = {
+        key
+        for key in ("p99_ns", "algorithm", "expected_ns")
+        if all(getattr(row, key) in (None, "") for row in rows)
+    }
+    without |= set() if data else COLUMNS_OF_DATA
+    if all(row.size_bytes in (0, row.size_bytes_requested) for row in data):
+        without.add("size_bytes_requested")
+    columns = default_columns(rows, without)
     if set(statistics_of(rows)) <= {"median", PERIOD}:
         return columns
     # Imported files often lack whole columns: leave those out.

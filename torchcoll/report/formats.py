@@ -10,20 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
+from torchcoll.core import summary
 from torchcoll.core.errors import UsageError, choice, one_line, tell
 from torchcoll.core.plausibility import doubted, doubts_of
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.run_facts import node_of
-from torchcoll.core.summary import (
-    OVER_RANKS,
-    Row,
-    default_clock,
-    libraries_of,
-    over_ranks_of,
-    stated_fields,
-    steady_times,
-    summarise,
-)
 from torchcoll.report.columns import (
     LIMIT_FIELDS,
     ROW_FIELDS,
@@ -78,12 +69,12 @@ class View:
     percentiles: tuple[float, ...] = ()
     over_ranks: str = "max"
     clock: str | None = None
-    limits: Callable[[Run, Sequence[Row]], Sequence[RowLimit]] | None = None
-    expected: Callable[[Sequence[Row]], Sequence[Row]] | None = None
+    limits: Callable[[Run, Sequence[summary.Row]], Sequence[RowLimit]] | None = None
+    expected: Callable[[Sequence[summary.Row]], Sequence[summary.Row]] | None = None
     verbose: bool = False  # header lines of the start and of what measuring costs
 
     def __post_init__(self) -> None:
-        choice(self.over_ranks, "over-ranks", OVER_RANKS)
+        choice(self.over_ranks, "over-ranks", summary.OVER_RANKS)
         if self.clock is not None:
             choice(self.clock, "clock", CLOCKS)
         named_columns(self.columns)
@@ -103,13 +94,13 @@ class View:
         result: CaseResult,
         library: str | None = None,
         times: Sequence[float] | None = None,
-    ) -> Row:
-        return summarise(result, self.over_ranks, self.clock, library, times)
+    ) -> summary.Row:
+        return summary.summarise(result, self.over_ranks, self.clock, library, times)
 
     def entry(
         self,
         result: CaseResult,
-        row: Row,
+        row: summary.Row,
         notes: Notes | None = None,
         doubt: str = "",
         times: Sequence[float] | None = None,
@@ -125,7 +116,9 @@ class View:
 
     def entries(self, run: Run, notes: Notes | None = None) -> list[Entry]:
         times = [self._times(result) for result in run.results]
-        rows: Sequence[Row] = list(map(self.row, run.results, libraries_of(run), times))
+        rows: Sequence[summary.Row] = list(
+            map(self.row, run.results, summary.libraries_of(run), times)
+        )
         if self.expected is not None:
             rows = self.expected(rows)
         doubts = doubts_of(run, rows if self.usual else None)
@@ -141,7 +134,9 @@ class View:
         return [replace(entry, limit=limit) for entry, limit in zip(entries, limits, strict=True)]
 
     def _times(self, result: CaseResult) -> list[float]:
-        return steady_times(result, self.clock or default_clock(result), self.over_ranks)
+        return summary.steady_times(
+            result, self.clock or summary.default_clock(result), self.over_ranks
+        )
 
     def limit_columns(self) -> list[Column]:
         return [] if self.limits is None else limit_columns()
@@ -162,7 +157,7 @@ def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
     names = ROW_FIELDS if view.columns in ((), ("all",)) else view.columns
     objects = []
     for entry in view.entries(run):
-        values = stated_fields(entry.row, names, entry.result.reported is not None)
+        values = summary.stated_fields(entry.row, names, entry.result.reported is not None)
         values |= {percentile_key(p): percentile_ns(entry, p) for p in view.percentiles}
         values |= {} if view.limits is None else limit_values(entry)
         objects.append(values)
@@ -281,7 +276,7 @@ def _flat_records(runs: Sequence[Run], view: View, records: Records) -> Iterator
             rows = records.of(run_part, view)
             if records is ROWS:
                 for result, values in zip(results, rows, strict=True):
-                    values["over_ranks"] = over_ranks_of(result, view.over_ranks)
+                    values["over_ranks"] = summary.over_ranks_of(result, view.over_ranks)
             shared = [*(common | origin).items()]
             for values in rows:
                 for name, value in shared:

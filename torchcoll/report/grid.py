@@ -98,6 +98,16 @@ def make_grid(
     return Grid([columns[i][0] for i in kept], rows, list(above), list(below))
 
 
+def grid_of_columns(
+    columns: Sequence[tuple[Head, Sequence[str]]],
+    above: Sequence[str] = (),
+    styles: Sequence[str] = (),
+) -> Grid:
+    """A Grid from headings with the cells below each."""
+    rows = [list(cells) for cells in zip(*(cells for _, cells in columns), strict=True)]
+    return Grid([head for head, _ in columns], rows, list(above), styles=list(styles))
+
+
 def fit(heads: Sequence[Head], widths: Sequence[int], width: int | None) -> tuple[set[int], int]:
     """The columns to leave out so that a table fits into ``width``, and the gap between columns.
 

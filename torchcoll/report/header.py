@@ -9,24 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torchcoll.core import summary
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import APIS, NATIVE, Case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.result import CaseResult, Reported, Run
-from torchcoll.core.summary import (
-    COLD_CALL,
-    PERIOD,
-    backends_of,
-    connect_ns,
-    connects,
-    first_call_ns,
-    first_results,
-    implementation_of,
-    over_ranks,
-    recorded_connects,
-)
 from torchcoll.core.units import (
     counted,
     format_bytes,
@@ -149,10 +138,10 @@ def reading(items: Sequence[Any], how: str) -> str:
     items: the Cases or Rows of the table. how: a key of ``_READINGS``.
     """
     statistics = statistics_of(items)
-    periods = [_PERIODS[how]] if PERIOD in statistics else []
-    if statistics == [PERIOD]:
+    periods = [_PERIODS[how]] if summary.PERIOD in statistics else []
+    if statistics == [summary.PERIOD]:
         return periods[0]
-    modes = {i.mode for i in items if statistics_of([i]) != [PERIOD]}
+    modes = {i.mode for i in items if statistics_of([i]) != [summary.PERIOD]}
     if how == "max" and not modes <= {"synchronized"}:
         return "; ".join([*periods, "time = max over ranks", NOT_ALIGNED])
     return "; ".join([_READINGS[how], *periods])
@@ -181,7 +170,7 @@ def reported_reading(reported: Reported) -> str:
     """Describes a published time: its statistic over calls and over ranks."""
     recorded = reported.statistic != "unknown"
     calls = f"{one_line(reported.statistic)} over calls" if recorded else "one figure per case"
-    calls = COLD_CALL if reported.one_cold_call else calls
+    calls = summary.COLD_CALL if reported.one_cold_call else calls
     over = reported.over_ranks
     return calls if over == "unknown" else f"{calls}, {one_line(over)} over ranks"
 
@@ -206,7 +195,7 @@ def common_text(items: Sequence[Any]) -> str:
         if name != "default"
     ]
     implementation_names = distinct_values(items, "implementation")
-    also = "also " * (NATIVE in implementation_names)
+    also = "also " if NATIVE in implementation_names else ""
     if apis := [name for name in implementation_names if name in APIS]:
         parts.append(f"{also}through {' and '.join(apis)} of torch")
     if implementations := " and ".join(
@@ -370,14 +359,14 @@ _OF_STATE = {
 
 def _phase(run: Run, name: str, how: str = "max") -> float | None:
     """The duration of a start-up phase in ns, combined over ranks; None if it was not recorded."""
-    return next(iter(over_ranks([[ns] for ns in run.phases.get(name) or []], how)), None)
+    return next(iter(summary.over_ranks([[ns] for ns in run.phases.get(name) or []], how)), None)
 
 
 def _start_up(run: Run, items: Sequence[Any]) -> str:
     backends = distinct_values(items, "backend")
     alone = run.ranks == 1 or (backends and not any(map(communicates, backends)))
     first_backend = next(iter(run.header.get("connects_of") or backends), "")
-    connects_at = None if alone else connects(run, first_backend)
+    connects_at = None if alone else summary.connects(run, first_backend)
     names = {
         "import_torch": "import torch",
         "rendezvous": "rendezvous",
@@ -432,12 +421,10 @@ def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = 
     may print it already). verbose: add a line with the cost of measuring.
     """
     lines = []
-    first_run, results = next(
-        ((r, results_of_run) for r, results_of_run in run.all_runs() if results_of_run), (run, [])
-    )
-    backends = backends_of(results)
+    first_run, results = next((part for part in run.all_runs() if part[1]), (run, []))
+    backends = summary.backends_of(results)
     for backend in backends:
-        if firsts := first_results(results, backend):
+        if firsts := summary.first_results(results, backend):
             name = f"{one_line(backend)}: " if len(backends) > 1 else ""
             lines.append(name + _first_line(first_run, firsts, how, total))
     if not verbose:
@@ -469,14 +456,14 @@ def _shares(results: Sequence[CaseResult]) -> str:
 
 
 def _first_line(run: Run, firsts: Sequence[CaseResult], how: str, total: bool) -> str:
-    first, connect = first_call_ns(firsts, how), connect_ns(run, firsts, how)
+    first, connect = summary.first_call_ns(firsts, how), summary.connect_ns(run, firsts, how)
     # With --fresh-group each case creates its own communicator.
     connected = any(result.connect_ns for result in firsts) and connect
     parts = [f"connect {format_ns(connect, 3)}"] if connected else []
     parts.append(f"first call {format_ns(first, 3)}")
     backend = firsts[0].case.backend
-    if connects(run, backend) != recorded_connects(run, backend):
-        group = one_line(implementation_of(run, backend) or backend)
+    if summary.connects(run, backend) != summary.recorded_connects(run, backend):
+        group = one_line(summary.implementation_of(run, backend) or backend)
         parts.append(f"{group} had connected in init_process_group")
     calls = max(len(row) for result in firsts for row in result.cold_ns)
     steady_after = [result.steady_after for result in firsts if result.steady_after is not None]
@@ -484,7 +471,7 @@ def _first_line(run: Run, firsts: Sequence[CaseResult], how: str, total: bool) -
         parts.append(f"steady after {counted(max(steady_after), 'call')}")
     elif any(result.status in ("ok", "wrong") for result in firsts):
         parts.append(f"not steady after {counted(calls, 'call')}")
-    if total and connects(run, backend) != "unknown":
+    if total and summary.connects(run, backend) != "unknown":
         parts.append(f"time to first result {format_ns(first + connect, 3)}")
     return ", ".join(parts)
 

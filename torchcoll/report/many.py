@@ -13,6 +13,7 @@ from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import EXPECTED_STATUSES, Run
+from torchcoll.core.run_facts import host_names
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_ratio, format_size, format_time, shorten_list
 from torchcoll.report.columns import distinct_values
@@ -73,7 +74,7 @@ def runs_grids(
 
 
 def _scope_line(runs: Sequence[Run], rows: Sequence[Row]) -> str:
-    hosts = {str(m["host"]) for run in runs for m in run.members if m.get("host")}
+    hosts = host_names([member for run in runs for member in run.members])
     parts = [
         f"{name}: {_list_first(distinct_values(rows, name))}"
         for name in ("backend", "device", "ranks")
@@ -152,7 +153,7 @@ def _slowest_hosts_grid(runs: Sequence[Run], relative_times: dict[int, float]) -
     """Over the runs in which each was: a slow run does not tell which of its hosts is slow."""
     ratios_by_host: dict[str, list[float]] = {}
     for run, ratio in relative_times.items():
-        for host in {str(m["host"]) for m in runs[run].members if m.get("host")}:
+        for host in host_names(runs[run].members):
             ratios_by_host.setdefault(host, []).append(ratio)
     if len(ratios_by_host) < 2:
         return Grid([], [])
@@ -172,8 +173,6 @@ def many_ranks_grids(run: Run, view: View) -> list[Grid]:
         Head("case", left=True, repeat=True),
         Head("size", repeat=True),
         Head("median", "rank"),
-    ]
-    heads += [
         Head("shortest"),
         Head("rank"),
         Head("longest"),
@@ -199,7 +198,10 @@ def many_ranks_grids(run: Run, view: View) -> list[Grid]:
                 title,
                 format_size(size) if COLLECTIVES[entry.row.collective].has_data else "-",
                 format_time(middle),
-                *(format_time(times[low]), str(low), format_time(times[high]), str(high)),
+                format_time(times[low]),
+                str(low),
+                format_time(times[high]),
+                str(high),
                 format_ratio(times[high] / middle if middle else None),
             ]
         )
@@ -210,15 +212,8 @@ def many_ranks_grids(run: Run, view: View) -> list[Grid]:
     above = [*header_lines(run, rows, None, distinct_values(rows, "clock")), WAITING]
     above.append(f"{run.ranks} ranks in short ({_ALL}): each rank's own median")
     host_of = {n: one_line(m.get("host") or "?") for n, m in enumerate(run.members)}
-    ends = [
-        _extremes_grid(
-            "rank",
-            {
-                f"{r} ({host_of.get(r, '?')})": figures_by_rank
-                for r, figures_by_rank in ratios.items()
-            },
-        )
-    ]
+    ranks_ratios = {f"{r} ({host_of.get(r, '?')})": of_rank for r, of_rank in ratios.items()}
+    ends = [_extremes_grid("rank", ranks_ratios)]
     ends += [_extremes_grid("host", hosts)] if len(hosts) > 1 else []
     below = run_lines(run, rows, first_calls=False)
     answer = ranks_answer(run, entries, values)

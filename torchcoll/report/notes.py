@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torchcoll.core import summary
 from torchcoll.core.answer import Caveat
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import has_splits
@@ -15,17 +16,6 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.splits import COMBINE
-from torchcoll.core.summary import (
-    ONE_RANK,
-    Row,
-    default_clock,
-    has_period,
-    host_bound,
-    nothing_sent,
-    over_ranks,
-    position_medians,
-    steady_times,
-)
 from torchcoll.core.two_modes import Modes, two_modes
 from torchcoll.core.units import counted, format_ns, format_ranges, format_size, plural
 
@@ -85,11 +75,16 @@ class Notes:
             self._short[result.case] = calls
         return self.mark(*texts, *_host_bound_notes(result), *more)
 
-    def lines(self) -> list[str]:
-        return [
+    def lines(self, footnotes: bool = True) -> list[str]:
+        """The numbered footnotes, and a line about rows that have none. footnotes: whether the
+        former are among them.
+        """
+        numbered = [
             Caveat(self._bimodal_text() if text is _MODES else text, f"[{number}] ")
             for text, number in self._numbers.items()
-        ] + self._short_lines()
+            if footnotes
+        ]
+        return [*numbered, *self._short_lines()]
 
     def _bimodal_text(self) -> str:
         """The footnote of all bimodal rows: ``bimodal in 8 rows: 14 to 45 % of the calls ...``.
@@ -138,9 +133,9 @@ def _result_notes(result: CaseResult) -> Iterable[str]:
         yield f"wrong on {ranks} {format_ranges(check.wrong_ranks)}"
     if check is not None and check.tolerance_ulp:
         yield f"values within {check.tolerance_ulp} ulp count as correct"
-    if medians := position_medians(result):
+    if medians := summary.position_medians(result):
         low, high = (format_ns(ns, 3) for ns in (min(medians), max(medians)))
-        calls = len(steady_times(result, default_clock(result))) // len(medians)
+        calls = len(summary.steady_times(result, summary.default_clock(result))) // len(medians)
         yield (
             f"the median of each of the {len(medians)} positions of the hot ranks: {low} to {high} "
             f"(about {counted(calls, 'call')} each)"
@@ -156,18 +151,18 @@ def _judged_times(result: CaseResult, times: Sequence[float] | None) -> tuple[Se
     A period is a mean over calls of both modes, so it cannot show them. If there are fewer than
     FEW_CALLS steady calls, the ramp-up calls are added: both modes occur in them too.
     """
-    clock = default_clock(result)
-    if has_period(result, clock):
+    clock = summary.default_clock(result)
+    if summary.has_period(result, clock):
         return (), 0
-    times = steady_times(result, clock) if times is None else times
+    times = summary.steady_times(result, clock) if times is None else times
     if not 0 < len(times) < FEW_CALLS or not result.ramp_up_ns:
         return times, 0
-    ramp_up = [*over_ranks(result.ramp_up_ns)]
+    ramp_up = [*summary.over_ranks(result.ramp_up_ns)]
     return [*ramp_up, *times], len(ramp_up)
 
 
 def _host_bound_notes(result: CaseResult) -> Iterable[str]:
-    if bound := host_bound(result):
+    if bound := summary.host_bound(result):
         issued, period = (format_ns(ns, 3) for ns in bound)
         text = f"host-bound: the host takes {issued} to issue a call of {period}"
         graph = result.case.device == "cuda" and result.case.mode == "back-to-back"
@@ -184,7 +179,7 @@ def _time_range(ns: tuple[float, float]) -> str:
     )
 
 
-def run_lines(run: Run, rows: Sequence[Row], first_calls: bool = True) -> list[str]:
+def run_lines(run: Run, rows: Sequence[summary.Row], first_calls: bool = True) -> list[str]:
     """The lines below the tables of a run: about its rows, then about the run.
 
     first_calls: whether a table has the column of first calls, whose ``*`` needs explaining.
@@ -192,7 +187,7 @@ def run_lines(run: Run, rows: Sequence[Row], first_calls: bool = True) -> list[s
     return row_lines(rows, first_calls) + outcome_lines(run)
 
 
-def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
+def row_lines(rows: Sequence[summary.Row], first_calls: bool = True) -> list[str]:
     """The lines that explain rows without marks: first calls, stop reasons, one rank, splits.
 
     first_calls: whether a table has the column of first calls.
@@ -202,18 +197,18 @@ def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
     lines += [FLUSH_LINE] if any(row.buffer_reuse == "flush" for row in rows) else []
     lines += stop_lines(rows)
     if any(row.ranks == 1 for row in rows):
-        lines.append(ONE_RANK)
-    lines += [text] if (text := nothing_sent(rows)) else []
+        lines.append(summary.ONE_RANK)
+    lines += [text] if (text := summary.nothing_sent(rows)) else []
     names = dict.fromkeys(row.collective for row in rows if has_splits(row.collective))
     lines += [f"{name}: {SPLITS_LINE}" for name in names]
     lines += _pair_line(rows)
     return list(map(Caveat, lines))
 
 
-def _pair_line(rows: Sequence[Row]) -> list[str]:
+def _pair_line(rows: Sequence[summary.Row]) -> list[str]:
     """The time of dispatch and combine together, for the pairs among the rows; [] without any."""
 
-    def key(row: Row, rule: str) -> tuple[Any, ...]:
+    def key(row: summary.Row, rule: str) -> tuple[Any, ...]:
         return (row.backend, row.implementation, row.dtype, row.size_bytes, row.group, rule)
 
     dispatch = {key(row, row.splits or ""): row for row in rows if has_splits(row.collective)}
@@ -228,13 +223,13 @@ def _pair_line(rows: Sequence[Row]) -> list[str]:
     return [f"dispatch and combine together (sum of both times): {', '.join(sums)}"] if sums else []
 
 
-def stop_lines(rows: Iterable[Row]) -> list[str]:
+def stop_lines(rows: Iterable[summary.Row]) -> list[str]:
     """How many cases each stopping rule ended, as one line; [] if all ran a fixed number of calls.
 
     The precision is that of the calls made, and does not bound what a longer run would measure:
     ``precision 3 (after 60 to 180 calls in 2.1 ms to 14 ms; longer runs may differ)``.
     """
-    rows_by_reason: dict[str, list[Row]] = {}
+    rows_by_reason: dict[str, list[summary.Row]] = {}
     for row in rows:
         if not row.stop:
             continue
@@ -256,14 +251,14 @@ def stop_lines(rows: Iterable[Row]) -> list[str]:
     return [f"cases ended by: {', '.join(parts)}"]
 
 
-def stop_text(row: Row) -> str:
+def stop_text(row: summary.Row) -> str:
     """Why a case ended: ``precision of 60 calls in 2.1 ms``, ``limit of 1000 calls``, ``time``."""
     if row.stop == "precision":
         return f"precision of {_calls_and_time([row])}"
     return f"limit of {row.calls} calls" if row.stop == "cap" else one_line(row.stop)
 
 
-def _calls_and_time(rows: Sequence[Row]) -> str:
+def _calls_and_time(rows: Sequence[summary.Row]) -> str:
     """``60 to 180 calls in 2.1 ms to 14 ms``; files of earlier versions lack the times."""
     least, most = (choose(row.calls for row in rows) for choose in (min, max))
     parts = [f"{least} calls" if least == most else f"{least} to {most} calls"]

@@ -214,8 +214,8 @@ def _hidden_excess(times: Sequence[int], two_slowest: Sequence[Sequence[int]]) -
     two_slowest: of each call, over all ranks.
     """
     needed = sorted(
-        (slowest[-1] if own == slowest[0] else slowest[0]) / max(own, 1) - 1
-        for own, slowest in zip(times, two_slowest, strict=True)
+        (slowest[-1] if time_ns == slowest[0] else slowest[0]) / max(time_ns, 1) - 1
+        for time_ns, slowest in zip(times, two_slowest, strict=True)
     )
     return max(0.0, needed[math.ceil(_OFTEN * len(needed)) - 1])
 

@@ -6,17 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
+from torchcoll.core import summary
 from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Matrix, Run
-from torchcoll.core.summary import (
-    SLOW_FIRST,
-    Row,
-    batches_of,
-    calls_of,
-    completions,
-    default_clock,
-)
 from torchcoll.core.units import format_ns, format_time
 from torchcoll.report.columns import Entry, distinct_values
 from torchcoll.report.formats import Records, View
@@ -31,7 +24,7 @@ CALL_FIELDS = (*CASE_FIELDS, "status", "rank", "clock", "kind", "call", "calls_p
 
 def with_run_lines(
     run: Run,
-    rows: Sequence[Row],
+    rows: Sequence[summary.Row],
     grids: list[Grid],
     how: str | None,
     verbose: bool,
@@ -46,7 +39,7 @@ def with_run_lines(
     return [Grid([], [], above=[*above, *notes]), *grids, Grid([], [], below=below)]
 
 
-def case_line(result: CaseResult, row: Row) -> str:
+def case_line(result: CaseResult, row: summary.Row) -> str:
     placement = {True: "in place", False: "out of place", None: "placement unknown"}[row.in_place]
     parts = [one_line(result.case.describe()), placement]
     parts += [f"splits {one_line(row.splits)}"] if row.splits else []
@@ -58,7 +51,7 @@ def case_line(result: CaseResult, row: Row) -> str:
 def status_lines(result: CaseResult) -> list[str]:
     notes = Notes()
     marks = notes.marks(result)
-    lines = [f"{one_line(result.status)} {marks}".rstrip()] * (result.status != "ok")
+    lines = [] if result.status == "ok" else [f"{one_line(result.status)} {marks}".rstrip()]
     return lines + notes.lines()
 
 
@@ -81,7 +74,7 @@ def _call_records(run: Run, view: View) -> Iterator[dict[str, Any]]:
 
 
 def _call_values(result: CaseResult, clock: str | None) -> Iterator[dict[str, Any]]:
-    for name in dict.fromkeys(("host", default_clock(result), *result.time_ns)):
+    for name in dict.fromkeys(("host", summary.default_clock(result), *result.time_ns)):
         for kind, calls, samples in calls_in_order(result, name) if clock in (None, name) else ():
             for index, durations in enumerate(samples):
                 # strict=False: a rank that was lost in mid-batch has fewer calls.
@@ -111,10 +104,10 @@ def calls_in_order(
         number += count
     steady = result.time_ns.get(clock or "", [])
     calls_per_batch = max(map(len, result.ramp_up_ns), default=0) // max(1, len(result.batches))
-    each = calls_of(result, min(map(len, steady), default=0))
+    each = summary.calls_of(result, min(map(len, steady), default=0))
     ramp_up_done = 0
-    for first, last in batches_of(result, steady):
-        if calls_per_batch and clock == default_clock(result):
+    for first, last in summary.batches_of(result, steady):
+        if calls_per_batch and clock == summary.default_clock(result):
             lead = [row[ramp_up_done : ramp_up_done + calls_per_batch] for row in result.ramp_up_ns]
             yield "ramp_up", _call_ranges(number, [1] * calls_per_batch), lead
         ramp_up_done, number = ramp_up_done + calls_per_batch, number + calls_per_batch
@@ -137,7 +130,7 @@ def calls_grids(run: Run, view: View) -> list[Grid]:
     )
 
 
-def _calls_grid(result: CaseResult, row: Row, how: str) -> Grid:
+def _calls_grid(result: CaseResult, row: summary.Row, how: str) -> Grid:
     completes = how == "max" and result.case.mode == "synchronized"
     heads = [
         Head("call", repeat=True),
@@ -155,9 +148,9 @@ def _calls_grid(result: CaseResult, row: Row, how: str) -> Grid:
     rows: list[list[str]] = []
     slow = False
     for kind, numbers, samples in groups:
-        times = completions(result, samples, how)
+        times = summary.completions(result, samples, how)
         for number, time, call in zip(numbers, times, zip(*samples, strict=False), strict=False):
-            mark = kind == "cold" and row.median_ns and time > SLOW_FIRST * row.median_ns
+            mark = kind == "cold" and row.median_ns and time > summary.SLOW_FIRST * row.median_ns
             slow = slow or bool(mark)
             low, high = min(call), max(call)
             rows.append(

@@ -16,12 +16,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.run_facts import facts_of
-from torchcoll.core.summary import (
-    COLD_CALL,
-    PERIOD,
-    Row,
-    median,
-)
+from torchcoll.core.summary import COLD_CALL, PERIOD, Row, median
 from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import View

@@ -94,7 +94,7 @@ def settings_of(base: Side, new: Side, pairs: Sequence[Pair]) -> list[Difference
 
 
 def _libraries(pairs: Sequence[Pair]) -> Difference:
-    matched = [pair for pair in pairs if pair.base and pair.new]
+    matched = [pair for pair in pairs if pair.matched]
     sides = ([m for p in matched for m in p.base], [m for p in matched for m in p.new])
     names = [sorted({m.row.library for m in items if m.row.library}) for items in sides]
     return Difference("library", tuple(names[0]), tuple(names[1]))
@@ -221,7 +221,7 @@ def dimensions_of(pairs: Sequence[Pair]) -> list[Difference]:
     """The dimensions in which matched cases differ; () on a side that does not record one."""
     values: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for pair in pairs:
-        if not (pair.base and pair.new):
+        if not pair.matched:
             continue
         for name in pair.side_values[0]:
             value_sets = values.setdefault(name, ({}, {}))
@@ -252,8 +252,7 @@ def also_differ(dimensions: Sequence[Difference]) -> list[str]:
 
 def taken_of(pairs: Sequence[Pair]) -> list[str]:
     """Sentences on dimensions that some runs do not record and that were assumed."""
-    pairs = [pair for pair in pairs if pair.base and pair.new]
-    taken = dict.fromkeys(item for pair in pairs for item in pair.taken)
+    taken = dict.fromkeys(item for pair in pairs if pair.matched for item in pair.taken)
     return [
         f"some runs do not tell {name}: taken for {value_text(name, value)}, as all others"
         for name, value in taken
@@ -277,7 +276,7 @@ def _several(values: Sequence[str]) -> str:
 
 def ways_of(pairs: Sequence[Pair]) -> list[Difference]:
     """How matched cases were measured differently: the ways in which the sides share no value."""
-    matched = [pair for pair in pairs if pair.base and pair.new]
+    matched = [pair for pair in pairs if pair.matched]
     return list(filter(None, (_difference(name, of, matched) for name, of in _WAYS)))
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.core.case import DIMENSIONS, SETTINGS
+from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.result import EXPECTED_STATUSES
 from torchcoll.core.summary import Row
-from torchcoll.core.units import format_size
+from torchcoll.core.units import format_size, shorten_middle
 from torchcoll.stats.sides import Measured, value_of_fact
 
 # Other values here are another question: 2 GB of bfloat16 do not answer for 2 GB of float32.
@@ -52,6 +53,25 @@ class Pair:
     new: list[Measured] = field(default_factory=list)
     side_values: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
     taken: Key = ()
+
+    @property
+    def table(self) -> object:
+        """A key that the pairs share that differ only in size."""
+        return (*self.common.items(), *self.side_values[0].items(), *self.side_values[1].items())
+
+    @property
+    def matched(self) -> bool:
+        """False where only one side has the case."""
+        return bool(self.base and self.new)
+
+    @property
+    def collective(self) -> str:
+        return (self.new or self.base)[0].row.collective
+
+    @property
+    def size_text(self) -> str:
+        """``4M``; '' for a barrier."""
+        return format_size(self.size_bytes) if COLLECTIVES[self.collective].has_data else ""
 
     @property
     def is_faulty(self) -> bool:
@@ -95,11 +115,11 @@ def pairs_of(
         constants = {n: _only_known(n, [*ours, *theirs]) for n in _COMPARED if n not in free}
         alone = {name: value for name, value in constants.items() if value is not None}
         pairs += _pairs(ours, theirs, names, free, alone)
-    if not any(pair.base and pair.new for pair in pairs):
+    if not any(pair.matched for pair in pairs):
         error = UsageError if base and new else UnusableError
         raise error("cases", _separate(base, new, names), "cases that both sides have")
-    order = {key: place for place, key in enumerate(dict.fromkeys(map(_table_key, pairs)))}
-    return sorted(pairs, key=lambda pair: (order[_table_key(pair)], pair.size_bytes))
+    order = {table: place for place, table in enumerate(dict.fromkeys(p.table for p in pairs))}
+    return sorted(pairs, key=lambda pair: (order[pair.table], pair.size_bytes))
 
 
 def sizes_of_sides(
@@ -111,10 +131,6 @@ def sizes_of_sides(
     base = {p.size_bytes: p.base for p in alike if p.base and p.side_values[0] == ours}
     new = {p.size_bytes: p.new for p in alike if p.new and p.side_values[1] == theirs}
     return [base[size] for size in sorted(base)], [new[size] for size in sorted(new)]
-
-
-def _table_key(pair: Pair) -> tuple[Any, ...]:
-    return (*pair.common.items(), *pair.side_values[0].items(), *pair.side_values[1].items())
 
 
 def _pairs(
@@ -233,4 +249,4 @@ def _separate(base: Sequence[Measured], new: Sequence[Measured], names: Sequence
 def _several(name: str, values: Sequence[Any]) -> str:
     none = "unset" if name.isupper() else "none"
     texts = [format_size(v) if name == "size" else none if v is None else str(v) for v in values]
-    return ", ".join(texts if len(texts) < 5 else [*texts[:2], "...", texts[-1]])
+    return ", ".join(shorten_middle(texts, 4))

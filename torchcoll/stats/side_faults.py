@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -199,8 +200,7 @@ def faults_of_items(side: str, runs: int, items: Sequence[Measured]) -> SideFaul
 
 def entries_of(sides: Iterable[SideFaults]) -> Mapping[str, int]:
     """The sum of ``counts`` over several sides."""
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for side in sides:
-        for name, count in side.counts.items():
-            total[name] = total.get(name, 0) + count
+        total.update(side.counts)
     return total

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timezone
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -201,8 +200,7 @@ def start_of(run: Run) -> float | None:
     """When a run began, in seconds of UTC; None if it is not known."""
     text = str(run.header.get("start_utc") or "")
     try:
-        when = parse_utc(text)
-        return (when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp()
+        return parse_utc(text).timestamp()
     except (ValueError, OverflowError):
         return None
 

@@ -128,9 +128,7 @@ def make_reach(topologies: Sequence[Topology], hosts: int | None = None) -> Reac
         hosts=len(topologies) if hosts is None else hosts,
         gpus=min(len(topo.described_gpus) for topo in topologies),
         links=unknown or min(links, key=lambda link: link.gbps or 0.0),
-        gpu_gbps=min((gbps for gbps in link_speeds if gbps is not None), default=None)
-        if None not in link_speeds
-        else None,
+        gpu_gbps=speeds.lowest(link_speeds),
         nics_gbps=nics_gbps,
         nics=nics,
         generation=min(sms) // 10 if len(sms) == len(gpus) and sms else None,
@@ -165,9 +163,9 @@ def algorithm_limits(reach: Reach, graphs: Sequence[SearchGraph] = ()) -> list[A
 def _within(reach: Reach) -> list[AlgorithmLimit]:
     links, n = reach.links, reach.gpus
     if links.gbps is None or reach.gpu_gbps is None:
-        why = (
-            links.source if links.gbps is None else "the PCI links of the GPUs are not in the file"
-        )
+        why = "the PCI links of the GPUs are not in the file"
+        if links.gbps is None:
+            why = links.source
         names = ((RING, _RINGS), (TREE, _REDUCED), (NVLS, _REDUCED), (DIRECT, _DIRECT))
         limits = [AlgorithmLimit(name, collectives, None, why) for name, collectives in names]
     else:

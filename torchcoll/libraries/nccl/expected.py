@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import Row
@@ -21,32 +21,14 @@ from torchcoll.libraries.nccl.messages import Tuned
 
 # treeCorrectionFactor of all-reduce, for sizes in powers of two from 64 bytes to 256 MiB.
 _TREE = {
-    "LL": (
-        *(1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5),
-        *(0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0, 1.0, 1.0),
-    ),
-    "LL128": (
-        *(1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6),
-        *(0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1.0, 1.0),
-    ),
-    "SIMPLE": (
-        *(0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5),
-        *(0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
-    ),
+    "LL": "1 1 1 1 .9 .8 .7 .7 .7 .7 .6 .5 .4 .4 .5 .6 .7 .8 .9 1 1 1 1",
+    "LL128": "1 1 1 1 1 .9 .8 .8 .8 .7 .6 .6 .6 .6 .6 .6 .8 .9 .9 .9 .9 1 1",
+    "SIMPLE": ".9 .9 .9 .9 .9 .9 .9 .8 .7 .6 .6 .5 .5 .5 .5 .6 .7 .8 .7 .7 .8 .9 .9",
 }
 # "Plateau effect of ring" of Simple over hosts. It is 1.9 on GPUs before Ampere, but the log does
 # not contain the GPU.
 _PLATEAU, _PLATEAU_BYTES = 1.4, 64
 _REDUCED = "AllReduce"
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The time that NCCL expects with this algorithm and protocol."""
-
-    time_ns: float
-    algorithm: str
-    protocol: str
 
 
 def time_ns(cell: Tuned, size_bytes: int, ranks: int, nodes: int, channels: int) -> float:
@@ -56,9 +38,9 @@ def time_ns(cell: Tuned, size_bytes: int, ranks: int, nodes: int, channels: int)
     """
     latency, gbps = cell.latency_us, cell.algbw_gbps
     log_size = int(math.log2(size_bytes >> 6)) if size_bytes >> 6 else -1
-    factors = _TREE.get(cell.protocol, ())
+    factors = _TREE.get(cell.protocol, "").split()
     if cell.algorithm == "TREE" and cell.function == _REDUCED and 0 <= log_size < len(factors):
-        gbps *= factors[log_size]
+        gbps *= float(factors[log_size])
     ring = (cell.algorithm, cell.protocol, cell.function) == ("RING", "SIMPLE", _REDUCED)
     if ring and nodes > 1 and size_bytes // (channels * ranks) >= _PLATEAU_BYTES:
         latency *= _PLATEAU
@@ -70,8 +52,7 @@ class TuningTables:
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
         """Raises UnreadableError for a file that is no log, UsageError if no log has a table."""
-        self.files = list_log_files(map(str, paths))
-        readers = [read_log(path)[0] for path in self.files]
+        readers = [read_log(path)[0] for path in list_log_files(map(str, paths))]
         jobs = [job for job in group_jobs(readers) if isinstance(job, NcclJob)]
         self._of: dict[int, NcclCommunicator] = {}
         for group in (group for job in jobs for group in job.communicators if group.tuning):
@@ -83,13 +64,10 @@ class TuningTables:
 
     def filled(self, rows: Sequence[Row]) -> list[Row]:
         """The rows with ``expected_ns`` filled in where a table has their ranks and collective."""
-        expectations = [(row, self.expected(row)) for row in rows]
-        return [
-            replace(row, expected_ns=expectation.time_ns) if expectation else row
-            for row, expectation in expectations
-        ]
+        expected = [(row, self.expected_ns(row)) for row in rows]
+        return [row if ns is None else replace(row, expected_ns=ns) for row, ns in expected]
 
-    def expected(self, row: Row) -> Expected | None:
+    def expected_ns(self, row: Row) -> float | None:
         """The time of the algorithm that ran, or else of the fastest; None without a table."""
         group = self._of.get(row.ranks)
         function = FUNCTIONS.get(row.collective)
@@ -100,12 +78,6 @@ class TuningTables:
             cells = [c for c in cells if f"{c.algorithm}/{c.protocol}" == row.algorithm]
         counts = (m.channels.get("coll") for m in group.members)
         channels = next((count for count in counts if count), 1)
-        candidates = [
-            Expected(
-                time_ns(c, row.size_bytes, row.ranks, group.nodes or 1, channels),
-                c.algorithm,
-                c.protocol,
-            )
-            for c in cells
-        ]
-        return min(candidates, key=lambda candidate: candidate.time_ns, default=None)
+        nodes = group.nodes or 1
+        times = (time_ns(cell, row.size_bytes, row.ranks, nodes, channels) for cell in cells)
+        return min(times, default=None)

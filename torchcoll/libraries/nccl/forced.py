@@ -26,10 +26,9 @@ _PROTOCOLS = ("ll", "ll128", "simple")
 _EVERYWHERE: dict[str, tuple[str, ...]] = dict.fromkeys(FUNCTIONS.values(), ("ring",))
 _EVERYWHERE["AllReduce"] = ("ring", "tree")
 # Algorithms that exist with Simple only, and only on machines that have what they need: an
-# NVSwitch;
-# two nodes or more; a SHARP plug-in; one GPU per node (pat). On other machines NCCL reports
-# UNAVAILABLE from 2.24 on. Before 2.24 Ring would be measured under their name, so they are not
-# forced there.
+# NVSwitch; two nodes or more; a SHARP plug-in; one GPU per node (pat). On other machines NCCL
+# reports UNAVAILABLE from 2.24 on. Before 2.24 Ring would be measured under their name, so they are
+# not forced there.
 _SOMEWHERE = {
     "AllReduce": ("nvls", "nvlstree", "collnetdirect", "collnetchain"),
     "AllGather": ("nvls", "pat", "collnetdirect"),
@@ -189,9 +188,14 @@ class TunerRule:
         ):
             raise ValueError(f"no line of a tuner file: {self}")
         fields = (
-            *(self.function.lower(), self.low, MAX_BYTES if self.high is None else self.high),
-            *(self.algorithm.lower(), self.protocol.lower(), self.channels),
-            *(-1 if number is None else number for number in (self.nodes, self.ranks)),
+            self.function.lower(),
+            self.low,
+            MAX_BYTES if self.high is None else self.high,
+            self.algorithm.lower(),
+            self.protocol.lower(),
+            self.channels,
+            -1 if self.nodes is None else self.nodes,
+            -1 if self.ranks is None else self.ranks,
         )
         return ",".join(map(str, fields))
 

@@ -6,15 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
 
 from torchcoll.core.units import counted
-from torchcoll.libraries.logged import LoggedCall
+from torchcoll.libraries.logged import LoggedJob
 from torchcoll.libraries.nccl.log import NcclLogReader
 from torchcoll.libraries.nccl.messages import Graph, Member, NcclProcess, Tuned
 
 Key = tuple[object, ...]
-Counted = TypeVar("Counted")
 
 
 @dataclass
@@ -75,7 +73,7 @@ class NcclCommunicator:
 
 
 @dataclass
-class NcclJob:
+class NcclJob(LoggedJob):
     """Processes that share communicators, or processes of one file without any communicator.
 
     version: of a line without a prefix, where no process logs its version: NCCL <= 2.23 prints it
@@ -87,24 +85,12 @@ class NcclJob:
     version: str = ""
 
     @property
-    def files(self) -> list[str]:
-        return list(dict.fromkeys(process.file for process in self.processes))
-
-    @property
     def hosts(self) -> list[str]:
         return list(dict.fromkeys(process.host for process in self.processes if process.host))
 
     @property
-    def calls(self) -> Counter[LoggedCall]:
-        return _sum_counters(process.calls for process in self.processes)
-
-    @property
-    def warnings(self) -> Counter[str]:
-        return _sum_counters(process.warnings for process in self.processes)
-
-    @property
     def transports(self) -> Counter[str]:
-        return _sum_counters(process.transports for process in self.processes)
+        return self.total("transports")
 
     def pairs(self, kind: str) -> set[tuple[int, int]]:
         return self._pairs.get(kind, set())
@@ -116,14 +102,6 @@ class NcclJob:
             for kind, pairs in process.pairs.items():
                 pairs_by_kind.setdefault(kind, set()).update(pairs)
         return pairs_by_kind
-
-
-def _sum_counters(counters: Iterable[Counter[Counted]]) -> Counter[Counted]:
-    """The sum of the counters. ``sum`` would copy the intermediate total for each counter."""
-    total: Counter[Counted] = Counter()
-    for counter in counters:
-        total.update(counter)
-    return total
 
 
 def communicators(processes: Iterable[NcclProcess]) -> dict[Key, NcclCommunicator]:

@@ -66,10 +66,7 @@ class Member:
     comm_id: str = ""
     parent: str = ""
     split: tuple[int, int] | None = None
-    cuda_dev: int | None = None
-    bus_id: str = ""
     nodes: int | None = None
-    local_ranks: int | None = None
     started: bool = False
     complete: bool = False
     ended: str = ""
@@ -131,10 +128,8 @@ _TEXT = """
     ncclTopoGetCpuAffinity: ncclTopoPopulateNics
 """
 _WORDS = frozenset(_TEXT.split())
-_BEGINNINGS = (
-    *("=== ", "===", "+ ", "- ", "[Proxy", "[Service", "GPU/", "CPU/", "NET/", "NVS/", "PCI/"),
-    *("NIC/", "C2C", "GIN/", "Comm config ", "(", "ncclOs"),
-)
+_STARTS = "=== [Proxy [Service GPU/ CPU/ NET/ NVS/ PCI/ NIC/ C2C GIN/ ( ncclOs"
+_BEGINNINGS = (*_STARTS.split(), "+ ", "- ", "Comm config ")
 # Shapes of lines: `src/misc/utils.cc:233 memory stack hunk` is of the ALLOC subsystem,
 # ` 0 : NET/0 GPU/0 ...` is a channel of a graph, and `opCount` is of the COLL subsystem, which logs
 # a line for each call and rank.
@@ -502,10 +497,7 @@ def _update(member: Member, fields: dict[str, str]) -> None:
     """Set the fields of ``member`` that a line has, and keep the others."""
     member.rank = int(fields["rank"])
     member.nranks = _int(fields.get("nranks") or fields.get("nRanks"), member.nranks)
-    member.cuda_dev = _int(fields.get("cudaDev"), member.cuda_dev)
     member.nodes = _int(fields.get("nNodes"), member.nodes)
-    member.local_ranks = _int(fields.get("localRanks"), member.local_ranks)
-    member.bus_id = fields.get("busId", member.bus_id)
     member.comm_id = fields.get("commId", member.comm_id)
     member.parent = fields.get("parent", member.parent)
     if "color" in fields:

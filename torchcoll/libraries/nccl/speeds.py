@@ -13,12 +13,13 @@ which no file tells.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.nvlink import generation_of
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, plural
 from torchcoll.libraries.nccl.topology import (
     PATHS,
     Gpu,
@@ -80,7 +81,11 @@ def _pci(node: Node) -> tuple[int | None, int | None]:
 def narrowest_pci_gbps(device: TopologyDevice) -> float | None:
     """GB/s of the narrowest link from the device up to its CPU; None where one is not known."""
     chain = [device.node, *device.node.above()]
-    speeds = [pci_gbps(node) for node in chain if node.tag == "pci"]
+    return lowest([pci_gbps(node) for node in chain if node.tag == "pci"])
+
+
+def lowest(speeds: Sequence[float | None]) -> float | None:
+    """The lowest of these speeds; None without any, or if one is not known."""
     rates = [gbps for gbps in speeds if gbps is not None]
     return min(rates) if rates and len(rates) == len(speeds) else None
 
@@ -263,23 +268,16 @@ class GpuPath:
 def gpu_path(source: Gpu, target: Gpu) -> GpuPath:
     """The path that NCCL uses: over links if there are any, else over PCI."""
     if links := _links(source, target):
-        sides = [_sum_gbps(*side) for side in links]
-        return GpuPath(LINKED, None if None in sides else min(gbps for gbps in sides if gbps))
+        return GpuPath(LINKED, lowest([_sum_gbps(*side) for side in links]))
     path = distance(source, target)
     if path is None or source.cpu is None or target.cpu is None:
         return GpuPath(path, None)
-    chains = [
-        [n for n in (gpu.node, *gpu.node.above()) if n.tag == "pci"] for gpu in (source, target)
-    ]
-    segments = (
-        [n for n in chains[0] if n not in chains[1]],
-        [n for n in chains[1] if n not in chains[0]],
-    )
-    speeds = [pci_gbps(node) for segment in segments for node in segment]
+    # Only the links below the first switch that both GPUs share.
+    nodes = Counter(node for gpu in (source, target) for node in (gpu.node, *gpu.node.above()))
+    speeds = [pci_gbps(node) for node, gpus in nodes.items() if gpus == 1 and node.tag == "pci"]
     if path == "SYS":
         speeds += [between_cpus_gbps(source.cpu), between_cpus_gbps(target.cpu)]
-    rates = [gbps for gbps in speeds if gbps is not None]
-    return GpuPath(path, min(rates) if len(rates) == len(speeds) else None)
+    return GpuPath(path, lowest(speeds))
 
 
 def _links(source: Gpu, target: Gpu) -> list[tuple[Gpu, list[Link]]]:
@@ -386,6 +384,6 @@ def _device(device: Gpu | Nic) -> str:
         speed = "" if device.speed_mbps is None else f" {device.speed_mbps / 1000:g} Gbit/s"
         return f"{device.name or 'interface ' + device.busid}{speed}"
     links = sum(link.count for link in device.links if link.to in ("switch", "gpu"))
-    switches = [link for link in device.links if link.to == "switch"]
-    to = f" to {len(switches)} switch{'es' if len(switches) > 1 else ''}" if switches else ""
-    return f"GPU {device.name}" + (f", {links} link{'s' if links > 1 else ''}{to}" if links else "")
+    switches = sum(link.to == "switch" for link in device.links)
+    to = f" to {switches} {plural(switches, 'switch', 'switches')}" if switches else ""
+    return f"GPU {device.name}" + (f", {counted(links, 'link')}{to}" if links else "")

@@ -133,11 +133,11 @@ _ELSEWHERE = """
 # Prefixes of variables of other software: nccl-tests; plug-ins for networks (Google's TCPX and
 # FasTrak, NVIDIA's SHARP and IBext), profilers (Inspector) and tuners; Meta's NCCLX. RCCL_* and
 # OFI_NCCL_* do not begin with NCCL_ and are not checked at all.
-OPEN = (
-    *("NCCL_TESTS_", "NCCL_GPUDIRECTTCPX_", "NCCL_FASTRAK_", "NCCL_SHIMNET_", "NCCL_GIB_"),
-    *("NCCL_SHARP_", "NCCL_IBEXT_", "NCCL_UCX_", "NCCL_PLUGIN_", "NCCL_INSPECTOR_"),
-    *("NCCL_PROFILE_", "NCCL_PROFILER_", "NCCL_TUNER_", "NCCL_CTRAN_", "NCCL_COLLTRACE_"),
-)
+_OPEN = """
+    TESTS GPUDIRECTTCPX FASTRAK SHIMNET GIB SHARP IBEXT UCX PLUGIN INSPECTOR PROFILE PROFILER TUNER
+    CTRAN COLLTRACE
+"""
+OPEN = tuple(f"NCCL_{name}_" for name in _OPEN.split())
 
 _PERIODS = {f"NCCL_{name}": span for span, names in _SEEN.items() for name in names.split()}
 NAMES = frozenset({*_PERIODS, *REMOVED, *(f"NCCL_{name}" for name in _ELSEWHERE.split())})

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from torchcoll.core.bounds import MOST_PROCESSES
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.result import CaseResult, Choice
-from torchcoll.libraries.logged import LoggedCall, Tally
+from torchcoll.libraries.logged import LoggedCall, LoggedJob, Tally
 
 # torch's collective -> names in oneCCL's log.
 FUNCTIONS = {
@@ -54,7 +54,6 @@ class OneCclProcess:
     number: id of the process, or of the thread.
     thread: ``number`` is the id of a thread, as in 2021; a process may have several.
     changed: variable -> (value, default), for variables that are not at their default.
-    values: variable -> effective value (rank 0 prints all of them at its first collective).
     crash: the signal that ended the process, such as ``Segmentation fault``.
     """
 
@@ -69,7 +68,6 @@ class OneCclProcess:
     provider: str = ""
     launcher: str = ""
     changed: dict[str, tuple[str, str]] = field(default_factory=dict)
-    values: dict[str, str] = field(default_factory=dict)
     selection: dict[Selected, None] = field(default_factory=dict)
     calls: Counter[LoggedCall] = field(default_factory=Counter)
     warnings: Counter[str] = field(default_factory=Counter)
@@ -82,6 +80,7 @@ _PREFIX = re.compile(
     rb"|\|(INFO|WARN|ERROR|DEBUG)\|\s(?=\[\w+:\d+\])"  # the C-API loader's
 )
 _CHANGED = re.compile(r"value of (\w+) changed to be (.*?) \(default:(.*)\)")
+# The effective value of a variable: rank 0 prints all of them at its first collective.
 _VALUE = re.compile(r"(CCL_\w+|I_MPI_ROOT|FI_PROVIDER\w*): (.*)")
 _COORD = re.compile(r"coord: global \[ idx (\d+), cnt (\d+) \]")
 _CREATE = re.compile(r"create_communicator: size (\d+), rank (\d+)")
@@ -216,8 +215,7 @@ class OneCclLogReader:
                 if process.size is None or int(size) > process.size:
                     process.rank, process.size = int(rank), int(size)
                 return "understood"
-        if match := _VALUE.match(text):
-            process.values[match[1]] = match[2]
+        if _VALUE.match(text):
             return "understood"
         for name, pattern in _FACTS:
             if match := pattern.match(text):
@@ -265,7 +263,7 @@ def choices_of(result: CaseResult, calls: Iterable[LoggedCall]) -> list[Choice]:
 
 
 @dataclass
-class OneCclJob:
+class OneCclJob(LoggedJob):
     """The processes of one run; where the log has ids of threads, each thread is an entry."""
 
     processes: list[OneCclProcess]
@@ -283,20 +281,8 @@ class OneCclJob:
         return sum(not p.thread or p.rank is not None for p in self.processes) or None
 
     @property
-    def files(self) -> list[str]:
-        return list(dict.fromkeys(process.file for process in self.processes))
-
-    @property
     def size(self) -> int | None:
         return max((p.size for p in self.processes if p.size is not None), default=None)
-
-    @property
-    def calls(self) -> Counter[LoggedCall]:
-        return sum((process.calls for process in self.processes), Counter())
-
-    @property
-    def warnings(self) -> Counter[str]:
-        return sum((process.warnings for process in self.processes), Counter())
 
     @property
     def crashes(self) -> list[str]:

@@ -117,11 +117,9 @@ NAMES = frozenset(f"CCL_{name}" for name in f"{_NAMES} {_BINDINGS}".split())
 OPEN: tuple[str, ...] = ()
 
 # ``CCL_<COLLECTIVE>`` names the algorithm of a collective (doc/rst/source/env-variables.rst).
-COLLECTIVES = tuple(
-    f"CCL_{name}"
-    for name in (
-        *("ALLGATHER", "ALLGATHERV", "ALLREDUCE", "ALLTOALL", "ALLTOALLV", "BARRIER", "BCAST"),
-        *("BROADCAST", "GATHER", "RECV", "REDUCE", "REDUCE_SCATTER", "SCATTER", "SEND"),
-    )
-)
+_COLLECTIVES = """
+    ALLGATHER ALLGATHERV ALLREDUCE ALLTOALL ALLTOALLV BARRIER BCAST BROADCAST GATHER RECV REDUCE
+    REDUCE_SCATTER SCATTER SEND
+"""
+COLLECTIVES = tuple(f"CCL_{name}" for name in _COLLECTIVES.split())
 ALGORITHMS = (*COLLECTIVES, *(f"{name}_SCALEOUT" for name in COLLECTIVES))

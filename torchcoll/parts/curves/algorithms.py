@@ -12,6 +12,7 @@ from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.jsonl import read_objects
 from torchcoll.core.result import Run
+from torchcoll.core.units import shorten_middle
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.parts.curves import forced_cells
 from torchcoll.parts.curves.contest import CellAt, SizeContest, Table, judge
@@ -254,9 +255,8 @@ def _unrecorded_notes(
     for text, out in texts:
         matching = [name for name in names if (name in left_out) == out]
         if matching:
-            shown = matching if len(matching) < 4 else [*matching[:2], "...", matching[-1]]
             advice = "(NCCL_DEBUG=INFO shows it, import --label NCCL_ALGO=auto states it)"
-            notes.append(f"{text}: {', '.join(shown)} {advice}")
+            notes.append(f"{text}: {', '.join(shorten_middle(matching, 3))} {advice}")
     return notes
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from torchcoll.core import units
 from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_ratio, format_size, format_time, shorten
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import kind_texts
@@ -86,25 +86,30 @@ def _sizes_grid(table: Table, title: str) -> Grid:
     rows, styles = [], []
     for size in table.sizes:
         best_ns = size.best.time_ns if size.best else None
-        row = [format_size(size.size_bytes), _best_text(size), format_time(best_ns)]
+        row = [units.format_size(size.size_bytes), _best_text(size), units.format_time(best_ns)]
         if auto:
             interval = "-"
             if size.high is not None:
-                interval = f"{format_ratio(size.low)} to {format_ratio(size.high)}"
+                interval = f"{units.format_ratio(size.low)} to {units.format_ratio(size.high)}"
             elif size.low is not None:
-                interval = f"from {format_ratio(size.low)}"
+                interval = f"from {units.format_ratio(size.low)}"
             result = f"{size.result} ({one_line(size.reason)})"
             if not size.result:
                 result = f"AUTO {size.auto.state}" if size.auto else "no AUTO"
             auto_ns = size.auto.time_ns if size.auto else None
-            row += [format_time(auto_ns), format_ratio(size.stated_regret), interval, result]
+            row += [
+                units.format_time(auto_ns),
+                units.format_ratio(size.stated_regret),
+                interval,
+                result,
+            ]
             if chose:
                 row.append(_choices_text(size.auto.choices) if size.auto else "-")
         rows.append(row)
         styles.append(_STYLES.get(size.result, ""))
     counts = {len(at.values) for size in table.sizes for at in size.cells if at.values}
     runs = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts, default=0)}"
-    above = f"{title}: {counted(len(table.cells), 'forced cell')}, runs a cell: {runs}"
+    above = f"{title}: {units.counted(len(table.cells), 'forced cell')}, runs a cell: {runs}"
     return Grid(heads, rows, [above], styles=styles)
 
 
@@ -117,7 +122,7 @@ def _conclusions(table: Table, statement: str) -> list[str]:
     if statement:
         lines.append(one_line(statement))
     for name, sizes in table.wrong.items():
-        sizes_list = ", ".join(map(format_size, sizes))
+        sizes_list = ", ".join(map(units.format_size, sizes))
         lines.append(f"WRONG RESULTS: {one_line(name)} at {sizes_list}; it wins at no size")
     # Cells for which the log names another algorithm than requested.
     ran: dict[tuple[str, str], list[int]] = {}
@@ -132,7 +137,7 @@ def _conclusions(table: Table, statement: str) -> list[str]:
 
 
 def _span(low: int, high: int) -> str:
-    return " to ".join(dict.fromkeys((format_size(low), format_size(high))))
+    return " to ".join(dict.fromkeys((units.format_size(low), units.format_size(high))))
 
 
 def _best_text(size: SizeContest) -> str:
@@ -142,7 +147,7 @@ def _best_text(size: SizeContest) -> str:
     ties = [name_of_tie for name_of_tie in size.tied if name_of_tie != name]
     if not ties:
         return one_line(name)
-    tie_names = shorten(list(map(one_line, ties)), _MOST_TIED, ", {} more")
+    tie_names = units.shorten(list(map(one_line, ties)), _MOST_TIED, ", {} more")
     return f"{one_line(name)} (or {tie_names})"
 
 
@@ -159,7 +164,7 @@ def _cells_grid(table: Table) -> Grid:
     for size in table.sizes:
         at = {cell.cell.name: cell for cell in size.cells}
         base = size.auto if auto else size.best
-        row = [format_size(size.size_bytes)]
+        row = [units.format_size(size.size_bytes)]
         for name in cells:
             cell = at.get(name)
             if cell is None or (cell.time_ns and not (base and base.time_ns)):
@@ -188,8 +193,7 @@ def _cells_grid(table: Table) -> Grid:
 
 
 def sizes_text(sizes: Sequence[int]) -> str:
-    texts = list(map(format_size, sizes))
-    return ", ".join(texts if len(texts) < 6 else [*texts[:2], "...", texts[-1]])
+    return ", ".join(units.shorten_middle([*map(units.format_size, sizes)], 5))
 
 
 def _below(result: Algorithms) -> list[str]:

@@ -140,6 +140,11 @@ class Growth:
     points: tuple[tuple[int, float], ...] = field(default=(), repr=False)
 
     @property
+    def falls(self) -> bool:
+        """Whether the best law falls with the number of ranks."""
+        return self.law is not None and self.law.ratio < 1
+
+    @property
     def named_power(self) -> Mixture | None:
         """The power law where it is the result."""
         named = self.power is not None and self.result.endswith(self.power.name)

@@ -15,7 +15,7 @@ from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import stated_link_gbps
 from torchcoll.core.result import ConcurrentBlocks, Run
-from torchcoll.core.run_facts import hosts_of
+from torchcoll.core.run_facts import host_names, hosts_of
 from torchcoll.core.units import counted
 from torchcoll.parts.curves.model import (
     CONCURRENT,
@@ -241,7 +241,7 @@ def _number_of_groups(rule: str, ranks: int) -> int:
 def subgroup_hosts(run: Run, item: Measured) -> int:
     """How many hosts the ranks of a sub-group are on; 0 if unknown."""
     of_ranks = [run.members[rank] for rank in item.result.members if rank < len(run.members)]
-    return len({str(member["host"]) for member in of_ranks if member.get("host")})
+    return len(host_names(of_ranks))
 
 
 def _exclusion_reason(item: Measured) -> str:

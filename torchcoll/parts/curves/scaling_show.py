@@ -285,7 +285,7 @@ def _verb_text(growth: Growth) -> str:
         return f"is {result}"
     if result in ("grows", "falls"):
         return f"{result}, by none of the laws"
-    return result if result.startswith(("grows", "falls")) else f"grows like {result}"
+    return result if growth.falls else f"grows like {result}"
 
 
 def _extent(growths: Sequence[Growth]) -> str:

@@ -106,7 +106,6 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.parts.experiments.versus import Versus
     from torchcoll.parts.experiments.versus_plan import Sides, asked_of
     from torchcoll.parts.experiments.versus_show import show_versus
-    from torchcoll.questions.comparison.conclusion_show import faults_of_sides
     from torchcoll.report.formats import FORMATS
     from torchcoll.stats.sequential import FIRST_LOOK
 
@@ -158,7 +157,7 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
         tell(f"torchcoll: nothing is judged{before}: {ended}{go_on}")
     if number:
         return 128 + number
-    sides = (side for comparison in comparisons for side in faults_of_sides(comparison))
+    sides = (side for comparison in comparisons for side in comparison.faults)
     faulty = any(side.level == "bad" for side in sides)
     return ExitCode.FAILED if state.failed or faulty or not comparisons else ExitCode.OK
 

@@ -11,14 +11,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import Answer
-from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_factor, format_percent, format_ratio, format_size
+from torchcoll.core.units import counted, format_factor, format_percent, format_ratio
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.conclusion_show import (
     counts_of,
-    faults_of_sides,
     first_calls_notes,
     limit_notes,
     settings_notes,
@@ -26,16 +24,17 @@ from torchcoll.questions.comparison.conclusion_show import (
 )
 from torchcoll.questions.comparison.results import (
     NO_BOUND,
+    NOTABLE,
     Compared,
     beyond,
     resolution_text,
+    speed_up,
     tables_of,
 )
 from torchcoll.questions.comparison.show import case_grid, comparison_object, start_lines, titles_of
 from torchcoll.report.destination import Destination, ProgressLine, clock_text
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid
-from torchcoll.stats.matching import Pair
 
 if TYPE_CHECKING:
     from torchcoll.parts.experiments.blocks import PlannedRun
@@ -66,7 +65,7 @@ def round_text(state: Versus) -> str:
 
 def _standing_text(standing: Standing) -> str:
     names = [
-        " ".join(filter(None, [title, _size_text(pair)])) or str(pair.common.get("collective"))
+        " ".join(filter(None, [title, pair.size_text])) or pair.collective
         for pair, title in zip(standing.pairs, titles_of(standing.pairs), strict=True)
     ]
     rows = zip(names, standing.cases, strict=True)
@@ -76,7 +75,7 @@ def _standing_text(standing: Standing) -> str:
         if of_result := [name for name, case in with_ratio if case.result == result]:
             groups.append(f"{_listed(of_result, ' ')} {result}")
     still_open = [
-        f"{name} {wording.speed_cell(wording.speed_up(case.ratio.ratio, False))}"
+        f"{name} {wording.speed_cell(speed_up(case.ratio.ratio, False))}"
         for name, case in with_ratio
         if case.result == "inconclusive" and case.ratio
     ]
@@ -89,11 +88,6 @@ def _listed(names: Sequence[str], between: str) -> str:
     if len(names) <= _MOST_NAMED:
         return between.join(names)
     return f"{between.join([*names[: _MOST_NAMED - 1], '...', names[-1]])} ({len(names)})"
-
-
-def _size_text(pair: Pair) -> str:
-    has_data = COLLECTIVES[str(pair.common["collective"])].has_data
-    return format_size(pair.size_bytes) if has_data else ""
 
 
 class Live:
@@ -160,7 +154,7 @@ def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Ans
     """Faults of the new sides, who is faster, by how much and at which sizes, and how to decide
     what is inconclusive.
     """
-    sides = [faults_of_sides(comparison) for comparison in comparisons]
+    sides = [comparison.faults for comparison in comparisons]
     texts = dict.fromkeys(text for _, new in sides for text in new.texts)
     of_base = sides[0][0].texts
     sentences = [*texts, *map(_against, comparisons)]
@@ -178,7 +172,7 @@ def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Ans
     doubted = worst == "same" and "inconclusive" in results
     doubted |= bool(notes) or any(map(slower_start, comparisons))
     doubted |= any(base.level == "bad" or new.level for base, new in sides)
-    doubted |= any(wording.is_notable(each, row) for each in comparisons for row in each.rows)
+    doubted |= any(row.is_notable for each in comparisons for row in each.rows)
     level = "doubt" if doubted and (level == "good" or notes) else level
     level = "bad" if any(new.level == "bad" for _, new in sides) else level
     return Answer(text, level, counts_of(comparisons), details=(*order, *first_calls, *notes))
@@ -204,7 +198,7 @@ def _way_on(state: Versus, comparisons: Sequence[Comparison], folder: str) -> st
 
 
 def _against(comparison: Comparison) -> str:
-    base, new = wording.side_names(comparison)
+    base, new = comparison.side_names
     rows = [row for row in comparison.rows if row.matched and not row.pair.is_faulty]
     tables = tables_of(rows)
     within = format_percent(comparison.threshold)
@@ -215,40 +209,34 @@ def _against(comparison: Comparison) -> str:
     if len(tables) > _MOST_TABLES:
         parts = [
             (result, f"in {len(of_result)} of {len(rows)} cases", of_result)
-            for result, of_result in _by_result(comparison, rows)
+            for result, of_result in _by_result(rows)
         ]
         return _sentence(comparison, within, parts)
     titles = titles_of([table[0].pair for table in tables])
     texts = []
     for table, title in zip(tables, titles, strict=True):
-        text = _sentence(comparison, within, list(_size_groups(comparison, table)))
+        text = _sentence(comparison, within, list(_size_groups(table)))
         texts.append(f"{title}: {text}" if title else text)
     return "; ".join(texts)
 
 
-def _result_of(comparison: Comparison, row: Compared) -> str:
+def _result_of(row: Compared) -> str:
     """One of _ORDER."""
-    if not wording.is_notable(comparison, row):
-        return row.result
-    return _LOOKS[wording.speed_of(comparison, row) > 1]
+    return _LOOKS[row.speed > 1] if row.is_notable else row.result
 
 
-def _by_result(
-    comparison: Comparison, rows: Sequence[Compared]
-) -> Iterable[tuple[str, list[Compared]]]:
+def _by_result(rows: Sequence[Compared]) -> Iterable[tuple[str, list[Compared]]]:
     for result in _ORDER:
-        if of_result := [row for row in rows if _result_of(comparison, row) == result]:
+        if of_result := [row for row in rows if _result_of(row) == result]:
             yield result, of_result
 
 
-def _size_groups(
-    comparison: Comparison, table: Sequence[Compared]
-) -> Iterable[tuple[str, str, list[Compared]]]:
+def _size_groups(table: Sequence[Compared]) -> Iterable[tuple[str, str, list[Compared]]]:
     """(result, at which sizes, its cases) of each result, those that differ first."""
-    results = [_result_of(comparison, row) for row in table]
+    results = [_result_of(row) for row in table]
     groups = [list(group) for _, group in groupby(range(len(table)), key=lambda i: results[i])]
-    sizes = [_size_text(row.pair) for row in table]
-    for result, of_result in _by_result(comparison, table):
+    sizes = [row.pair.size_text for row in table]
+    for result, of_result in _by_result(table):
         mine = [g for g in groups if results[g[0]] == result]
         if len(groups) > _MOST_GROUPS:
             where = f"at {len(of_result)} of {len(table)} sizes"
@@ -277,14 +265,14 @@ def _where(sizes: Sequence[str], group: Sequence[int]) -> str:
 def _sentence(
     comparison: Comparison, within: str, parts: Sequence[tuple[str, str, list[Compared]]]
 ) -> str:
-    base, new = wording.side_names(comparison)
+    base, new = comparison.side_names
     texts = []
     for number, (result, where, rows_of_result) in enumerate(parts):
         differs = result in ("slower", "faster")
         size = _size_of_difference(rows_of_result) if differs else ""
         what = f"the same within {within}" if result == "same" else result
         if result in _LOOKS:
-            what = _looks(comparison, rows_of_result, "" if number else base)
+            what = _looks(rows_of_result, new, "" if number else base)
             size = ", not decided"
         elif number == 0 and differs:
             what = f"{new} is {result} than {base}"
@@ -293,7 +281,7 @@ def _sentence(
         elif number == 0 and result in ("same", "inconclusive"):
             rows_of_all = [row for _, _, rows in parts for row in rows]
             start = f"No difference found between {_both(base, new)}"
-            if wording.most_possible(comparison, rows_of_all) >= wording.NOTABLE:
+            if wording.most_possible(rows_of_all) >= NOTABLE:
                 start = f"Cannot tell whether {new} is as fast as {base}"
             what = f"{start}: {what}"
         elif number == 0:
@@ -302,13 +290,12 @@ def _sentence(
     return "; ".join(texts)
 
 
-def _looks(comparison: Comparison, rows: Sequence[Compared], base: str) -> str:
-    """``ccl looks 62x slower than gloo``; base: '' if it has been named."""
-    speeds = [wording.speed_of(comparison, row) for row in rows]
-    speeds.sort(key=lambda speed: -abs(math.log(speed)))
-    name = f"{wording.side_names(comparison)[1]} " if base else ""
+def _looks(rows: Sequence[Compared], new: str, base: str) -> str:
+    """``ccl looks 62x slower than gloo``; base: '' if both have been named."""
+    speeds = sorted((row.speed for row in rows), key=lambda speed: -abs(math.log(speed)))
     upto = "up to " if len(speeds) > 1 else ""
-    return f"{name}looks {upto}{wording.change_text(speeds[0])}" + (f" than {base}" if base else "")
+    text = f"looks {upto}{wording.change_text(speeds[0])}"
+    return f"{new} {text} than {base}" if base else text
 
 
 def _both(base: str, new: str) -> str:
@@ -372,7 +359,7 @@ def _grids(comparison: Comparison) -> list[Grid]:
     grids = [
         case_grid(comparison, t, title, notes) for t, title in zip(tables, titles, strict=True)
     ]
-    base, new = wording.side_names(comparison)
+    base, new = comparison.side_names
     above = [
         f"base: {base}; new: {new}; time: {comparison.reading}",
         "speed-up: how many times as fast the new side is",

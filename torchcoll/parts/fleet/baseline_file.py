@@ -19,7 +19,7 @@ from torchcoll.core.errors import UnreadableError, UsageError, one_line
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.result import Run
 from torchcoll.core.toml_text import toml_key, toml_string, toml_table
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, parse_utc
 from torchcoll.parts.fleet import good_runs
 from torchcoll.parts.fleet.baseline_runs import (
     Selection,
@@ -271,10 +271,7 @@ def _absent(name: str) -> Any:
 
 
 def _time_us(text: str) -> int | None:
-    if not text:
-        return None
-    when = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
-    return int((when - _EPOCH).total_seconds() * 1e6)
+    return int((parse_utc(text) - _EPOCH).total_seconds() * 1e6) if text else None
 
 
 @dataclass(frozen=True)

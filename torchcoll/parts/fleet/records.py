@@ -17,7 +17,7 @@ from torchcoll.core.case import Case
 from torchcoll.core.errors import UnreadableError, tell
 from torchcoll.core.file import files_of_run
 from torchcoll.core.result import CaseResult, Run, case_from_json, check_ranks, check_texts
-from torchcoll.core.run_facts import node_of
+from torchcoll.core.run_facts import host_names, node_of
 from torchcoll.core.stdin import is_stdin
 from torchcoll.core.summary import Row, libraries_of, summarise
 from torchcoll.reading.inputs import Inside, expand, load_all, resolve_sources, split_label
@@ -129,9 +129,7 @@ def summarise_run(
     received_us: None takes the time at which the file was last written. Raises OSError if the file
     has gone.
     """
-    hosts = tuple(dict.fromkeys(str(m["host"]) for m in run.members if m.get("host")))
-    if not hosts and (host := run.environment.get("host")):
-        hosts = (str(host),)
+    hosts = tuple(host_names(run.members) or host_names([run.environment]))
     node = node_of(run)
     facts = known_of(run)
     start = start_of(run)

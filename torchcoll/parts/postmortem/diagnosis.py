@@ -44,7 +44,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from torchcoll.core.errors import one_line
+from torchcoll.core.errors import cut_text, one_line
 from torchcoll.core.units import counted, format_ranges
 from torchcoll.parts.postmortem.evidence import CallSeen, JobEvidence, Place
 from torchcoll.parts.postmortem.standing import GroupStanding, Standings
@@ -127,8 +127,7 @@ _MEMORY = {
 
 def shortened(text: str, most: int = _LONG) -> str:
     """The text on one line, without the place in C++ that torch and gloo put before a message."""
-    text = re.sub(r"\[(?:/|\.\./)\S+:\d+\]\s*", "", one_line(text))
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return cut_text(re.sub(r"\[(?:/|\.\./)\S+:\d+\]\s*", "", one_line(text)), most)
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

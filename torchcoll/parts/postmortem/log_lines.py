@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torchcoll.core.bounds import MOST_RANKS
+from torchcoll.core.errors import cut_text
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.variables import masked
 from torchcoll.parts.postmortem.evidence import GroupSeen, JobEvent, JobEvidence, Place
@@ -409,8 +410,7 @@ class LogScan:
         if key in self._seen or len(self._seen) >= _MOST_EVENTS:
             return None
         self._seen.add(key)
-        text = masked(text)
-        text = text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."
+        text = cut_text(masked(text), _LONGEST_TEXT)
         event = JobEvent(kind, self.place(line), text, **facts)  # type: ignore[arg-type]
         self.evidence.events.append(event)
         return event

@@ -107,8 +107,8 @@ def describe_machine(torch: Any, launch: Launch, options: ProbeOptions) -> Evide
         "exclusive": kind == "cuda" and _exclusive(),
         "slices": any(" MIG " in f"{name} " for name in names),
         "family": entry.family,
-        "library": library_version(torch, entry, kind),
-        "environment": environment(torch, [entry], kind),
+        "library": library_version(torch, entry),
+        "environment": environment(torch, [entry]),
     }
 
 

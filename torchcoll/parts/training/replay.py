@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchcoll.bench.measure import first_call
+from torchcoll.bench.communicators import first_call
 from torchcoll.bench.output import RUNS_FOLDER, open_again, open_default
 from torchcoll.bench.plan import lacks_memory
 from torchcoll.bench.session import Session, SessionOptions, opened

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.errors import UsageError, cut_text, one_line
 from torchcoll.core.intervals import Span, Union, merged, uncovered
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ns, format_ranges, format_size, format_time
@@ -308,8 +308,7 @@ class _StepDrawing:
         self.height += 0.55
 
     def _line(self, name: str) -> None:
-        short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
-        self._ticks.append((self.height + 0.5, literal(short)))
+        self._ticks.append((self.height + 0.5, literal(cut_text(name, _LONGEST_NAME))))
         self.height += 1
 
     def _text(self, x: float, y: float, text: str, side: str, weight: str) -> None:

@@ -9,32 +9,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torchcoll.core.errors import UnusableError, UsageError
-from torchcoll.core.plausibility import (
-    SWEEP,
-    summarise_run,
-)
+from torchcoll.core.plausibility import SWEEP, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_factor, format_ns
-from torchcoll.questions.check.limits import (
-    CANNOT_TELL,
-    DOUBTED_FACTOR,
-    FAIL,
-    PASS,
-    POOR,
-    SLOW_FACTOR,
-    WARN,
-    Phrase,
-    case_text,
-    word_of,
-)
+from torchcoll.questions.check import limits
 
 
 class JudgedByBaseline(Protocol):
     """A run judged by good runs."""
 
-    def phrases(self) -> list[Phrase]:
+    def phrases(self) -> list[limits.Phrase]:
         """The word with its reason, and what limits it: a PASS says what would have been found."""
         ...
 
@@ -62,7 +48,7 @@ class BaselineRuns(Protocol):
         ...
 
 
-def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
+def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> limits.Phrase:
     """How fast the cases that both have are: the median of them, the largest sizes, and the worst.
 
     The lower of the first two decides. Of many cases of one run some are slow on any machine, so
@@ -88,14 +74,14 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
     large, largest = min(
         (_at_largest(shares, name) for name in _collectives(shares)), key=lambda pair: pair[0]
     )
-    level = word_of(min(middle, large))
+    level = limits.word_of(min(middle, large))
     before_ns = next(before.median_ns for paired, before in pairs if paired is row)
     several = ", the lowest of the largest sizes" if len(_collectives(shares)) > 1 else ""
     text = (
         f"{100 * middle:.1f} % of the speed of {name}, the median of "
         f"{counted(len(shares), 'case')} in common, one run each; "
-        f"{100 * large:.1f} % in {case_text(largest)}{several}; at worst "
-        f"{100 * worst:.1f} % in {case_text(row)} "
+        f"{100 * large:.1f} % in {limits.case_text(largest)}{several}; at worst "
+        f"{100 * worst:.1f} % in {limits.case_text(row)} "
         f"({format_ns(before_ns)} to {format_ns(row.median_ns)})"
     )
     lacking = sum(row.is_right and bool(row.median_ns) for row in summarise_run(base)) - len(pairs)
@@ -106,14 +92,17 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
         text += (
             f"; {counted(unstated, 'case')} matched without buffer reuse: one side does not tell"
         )
-    if level != FAIL and worst <= 1 / SLOW_FACTOR:
-        return Phrase(FAIL, f"{format_factor(1 / worst)} slower in {case_text(row)}: {text}")
-    if level != FAIL and worst <= 1 / DOUBTED_FACTOR:
-        doubt = f"{case_text(row)} takes {format_factor(1 / worst)} as long"
-        return Phrase(CANNOT_TELL, f"{doubt}, and one run each cannot say why: {text}")
-    if level == PASS and worst < POOR:
-        return Phrase(WARN, f"{text}, a case below {100 * POOR:g} %")
-    return Phrase(level, text)
+    if level != limits.FAIL and worst <= 1 / limits.SLOW_FACTOR:
+        factor = format_factor(1 / worst)
+        return limits.Phrase(limits.FAIL, f"{factor} slower in {limits.case_text(row)}: {text}")
+    if level != limits.FAIL and worst <= 1 / limits.DOUBTED_FACTOR:
+        doubt = f"{limits.case_text(row)} takes {format_factor(1 / worst)} as long"
+        return limits.Phrase(
+            limits.CANNOT_TELL, f"{doubt}, and one run each cannot say why: {text}"
+        )
+    if level == limits.PASS and worst < limits.POOR:
+        return limits.Phrase(limits.WARN, f"{text}, a case below {100 * limits.POOR:g} %")
+    return limits.Phrase(level, text)
 
 
 def baseline_pairs(rows: Sequence[Row], base: Run) -> list[tuple[Row, Row]]:
@@ -154,16 +143,8 @@ def _alike(row: Row, candidates: Sequence[Row]) -> Row | None:
     """The one that reuses its buffers as ``row`` does, else one where either does not tell: a file
     that was imported before this was asked may have had either way.
     """
-    same = [
-        candidate
-        for candidate in candidates
-        if getattr(candidate, _UNTOLD) == getattr(row, _UNTOLD)
-    ]
-    loose = [
-        candidate
-        for candidate in candidates
-        if "unknown" in (getattr(candidate, _UNTOLD), getattr(row, _UNTOLD))
-    ]
+    same = [c for c in candidates if getattr(c, _UNTOLD) == getattr(row, _UNTOLD)]
+    loose = [c for c in candidates if "unknown" in (getattr(c, _UNTOLD), getattr(row, _UNTOLD))]
     return next(reversed(same or loose), None)
 
 

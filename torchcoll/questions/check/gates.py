@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from torchcoll.core.case import NATIVE, SETTINGS
+from torchcoll.core.case import DIMENSIONS, NATIVE, SETTINGS
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
+from torchcoll.core.run_facts import host_names
 from torchcoll.core.summary import Row
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.questions.check.limits import FAIL
@@ -27,8 +28,8 @@ def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
         kind = "failure" if verdict.word == FAIL else "" if verdict.judged else "skipped"
         tests = [JunitTest("verdict", kind, verdict.line)]
         names: Counter[str] = Counter()
-        for row in summarise_run(run):
-            title = _title(row)
+        rows = summarise_run(run)
+        for row, title in zip(rows, _titles(rows), strict=True):
             names[title] += 1
             title += f" #{names[title]}" if names[title] > 1 else ""
             text = f"{row.status}: {row.reason or row.verified}"
@@ -37,6 +38,37 @@ def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
             tests.append(JunitTest(title, kind, text, row.median_ns))
         suites.append((str(run.path or run.header.get("run_id") or "run"), tests))
     return junit_document(suites, "torchcoll")
+
+
+_ALWAYS = (
+    "collective",
+    "dtype",
+    "op",
+    "root",
+    "in_place",
+    "backend",
+    "implementation",
+    "group",
+    *(setting.name for setting in SETTINGS if setting.title),
+    "splits",
+    "mode",
+)
+_OF_SAMPLES = ("communicator", "clock")  # a test has one name, whether its case ran or not
+# A title has these where cases differ in nothing else.
+_OTHERS = tuple(name for name in DIMENSIONS if name not in (*_ALWAYS, *_OF_SAMPLES))
+
+
+def _titles(rows: Sequence[Row]) -> list[str]:
+    """The names of the cases, with every dimension in which they differ."""
+    titles = list(map(_title, rows))
+    alike: dict[str, list[Row]] = {}
+    for row, title in zip(rows, titles, strict=True):
+        alike.setdefault(title, []).append(row)
+    names = []
+    for row, title in zip(rows, titles, strict=True):
+        differing = [n for n in _OTHERS if len({getattr(r, n) for r in alike[title]}) > 1]
+        names.append(" ".join([title, *(f"{name} {getattr(row, name)}" for name in differing)]))
+    return names
 
 
 def _title(row: Row) -> str:
@@ -77,15 +109,11 @@ def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
             "verdict": verdict.word,
             "message": verdict.line,
             "causes": list(dict.fromkeys(one_line(row.reason) for row in failed if row.reason)),
-            "hosts": _hosts(run.members),
-            "suspects": _hosts([e for e in run.events if e.get("kind") == "suspect"]),
+            "hosts": host_names(run.members),
+            "suspects": host_names([e for e in run.events if e.get("kind") == "suspect"]),
             "start_utc": run.header.get("start_utc"),
             "job": run.header.get("job_id"),
             "file": str(run.path) if run.path else None,
         }
         lines.append(json.dumps(event) + "\n")
     return "".join(lines)
-
-
-def _hosts(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(str(record["host"]) for record in records if record.get("host")))

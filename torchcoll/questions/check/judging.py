@@ -16,13 +16,9 @@ from typing import Any
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.display import OneLine, as_one_line
 from torchcoll.core.errors import UsageError, one_line, path_text
+from torchcoll.core.file import truncated_text
 from torchcoll.core.parts import first_answer
-from torchcoll.core.plausibility import (
-    IMPLAUSIBLE,
-    link_unused,
-    stated_link_gbps,
-    summarise_run,
-)
+from torchcoll.core.plausibility import IMPLAUSIBLE, link_unused, stated_link_gbps, summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, nothing_sent
 from torchcoll.core.units import counted, format_ns, shorten_list
@@ -188,8 +184,8 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
     if run.ending:
         yield Phrase(FAIL, run.ending)
     elif run.end is None and not run.source:
-        cut = (problem for problem in run.problems if problem.startswith("truncated"))
-        yield Phrase(FAIL, next(cut, "the run did not end"))
+        text = truncated_text(run)
+        yield Phrase(FAIL, text if text in run.problems else "the run did not end")
     wrong = [row for row in rows if row.outcome == "wrong"]
     doubted = [row for row in rows if row.outcome == IMPLAUSIBLE]
     accepted = (*EXPECTED_STATUSES, "wrong", IMPLAUSIBLE)
@@ -231,8 +227,8 @@ def _first(messages: Iterable[str], kind: str) -> list[str]:
 
 def _unread(run: Run) -> Iterator[str]:
     """Problems in reading the file. They do not make it fail."""
-    failures = ("truncated", run.ending or "truncated")  # which have phrases of their own
-    lost = [p for p in run.problems if not p.startswith(failures) and not p.endswith("shown once")]
+    failures = (truncated_text(run), run.ending)  # which have phrases of their own
+    lost = [p for p in run.problems if p not in failures and not p.endswith("shown once")]
     if lost:
         yield f"{counted(len(lost), 'problem')} in reading: {lost[0]}"
 

@@ -29,6 +29,8 @@ GOOD, POOR = 0.9, 0.75
 # as the slowest of five other runs.
 DOUBTED_FACTOR, SLOW_FACTOR = 2.0, 6.0
 
+_Best = tuple[float, Row, rules.Limit]  # the share of the limit of the best row of a collective
+
 
 @dataclass(frozen=True)
 class Phrase:
@@ -171,7 +173,7 @@ def is_rccl(row: Row) -> bool:
 def _doubts(
     rows: Sequence[Row],
     fabric: rules.Fabric,
-    judged: Sequence[tuple[float, Row, rules.Limit]],
+    judged: Sequence[_Best],
     device: plausibility.DeviceLimits | None,
 ) -> Iterator[Phrase]:
     """Cases that are far below the headline, which is the best of each collective."""
@@ -189,17 +191,14 @@ def _doubts(
         yield Phrase(WARN, f"{text}, {row.busbw_gbps:.4g} in the best of this size")
 
 
-def _headline(
-    fabric: rules.Fabric, judged: Sequence[tuple[float, Row, rules.Limit]]
-) -> tuple[Phrase, str]:
+def _headline(fabric: rules.Fabric, judged: Sequence[_Best]) -> tuple[Phrase, str]:
     """The phrase, and its collective.
 
     The lowest share decides. If that is good, all_reduce stands for the fabric.
     """
     lowest = min(judged, key=lambda item: item[0])
     level = word_of(lowest[0])
-    reduced = (item for item in judged if item[1].collective == DEFAULT_COLLECTIVE)
-    share, row, limit = next(reduced, lowest) if level == PASS else lowest
+    share, row, limit = _representative(judged) if level == PASS else lowest
     text = f"{row.busbw_gbps:.4g} GB/s busbw at {format_size(row.size_bytes)}"
     text += f" of {row.collective}" if len(judged) > 1 else ""
     text += f", {100 * share:.1f} % of the {limit.algorithm} limit of {fabric.name}"
@@ -229,9 +228,14 @@ def share_of(
     judged = list(_judged(rows, fabric, device))
     if not judged:
         return None
-    reduced = (item for item in judged if item[1].collective == DEFAULT_COLLECTIVE)
-    share, _, limit = next(reduced, min(judged, key=lambda item: item[0]))
+    share, _, limit = _representative(judged)
     return share, limit.algorithm
+
+
+def _representative(judged: Sequence[_Best]) -> _Best:
+    """That of all_reduce, or the lowest share without one."""
+    reduced = (item for item in judged if item[1].collective == DEFAULT_COLLECTIVE)
+    return next(reduced, min(judged, key=lambda item: item[0]))
 
 
 def limit_of(row: Row, fabric: rules.Fabric, run: Run) -> rules.Limit | None:
@@ -261,7 +265,7 @@ def _held(rows: Sequence[Row], fabric: rules.Fabric) -> str:
 
 def _judged(
     rows: Sequence[Row], fabric: rules.Fabric, device: plausibility.DeviceLimits | None
-) -> Iterator[tuple[float, Row, rules.Limit]]:
+) -> Iterator[_Best]:
     """Yields for each collective the share of its best row at the largest size, that row and its
     limit.
     """
@@ -313,9 +317,7 @@ def _limit_of(
     return rules.Limit(limit.algorithm, limit.collectives, gbps, source)
 
 
-def _unused(
-    fabric: rules.Fabric, judged: Sequence[tuple[float, Row, rules.Limit]]
-) -> Iterator[tuple[str, Phrase]]:
+def _unused(fabric: rules.Fabric, judged: Sequence[_Best]) -> Iterator[tuple[str, Phrase]]:
     """Collectives in which a faster algorithm of the fabric was not used, though it could be."""
     for _, row, used in judged:
         if limit := _faster(fabric, row, used):

@@ -10,14 +10,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from torchcoll.core.metrics import (
-    Labels,
-    Metric,
-    case_labels,
-    rank_labels,
-    run_labels,
-    unique_labels,
-)
+from torchcoll.core import metrics
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, CaseResult, Run
 from torchcoll.core.summary import Row, bandwidths, default_clock, steady_figure
@@ -40,33 +33,33 @@ _HELP = {
 _FACTS = ("torchcoll", "torch", "python", "kernel", "driver")
 _NOT_OF_A_NAME = re.compile(r"\W", re.ASCII)
 
-Series = tuple[str, Labels, float]
+Series = tuple[str, metrics.Labels, float]
 
 
 def check_metrics_of(
     runs: Sequence[Run], verdicts: Sequence[Verdict], baseline: Run | None = None
-) -> list[Metric]:
+) -> list[metrics.Metric]:
     """The metrics of these runs. Of several runs with the same labels the one that began last
     counts: a file of metrics says how things are, not how they were.
     """
-    values: dict[str, dict[tuple[tuple[str, str], ...], tuple[Labels, float]]] = {
+    values: dict[str, dict[tuple[tuple[str, str], ...], tuple[metrics.Labels, float]]] = {
         name: {} for name in _HELP
     }
     order = sorted(range(len(runs)), key=lambda index: _start_s(runs[index]) or 0.0)
     for index in order:
         for name, labels, value in _series(runs[index], verdicts[index], baseline):
-            identity = run_labels(runs[index]) if name == "run_info" else labels
+            identity = metrics.run_labels(runs[index]) if name == "run_info" else labels
             key = tuple((label, str(text)) for label, text in identity.items())
             values[name][key] = (labels, value)
     return [
-        Metric(name, _HELP[name], list(series.values()))
+        metrics.Metric(name, _HELP[name], list(series.values()))
         for name, series in values.items()
         if series
     ]
 
 
 def _series(run: Run, verdict: Verdict, baseline: Run | None) -> Iterator[Series]:
-    common = run_labels(run)
+    common = metrics.run_labels(run)
     for each in WORDS:
         yield "verdict", {**common, "verdict": each}, float(verdict.word == each)
     start_s = _start_s(run)
@@ -75,7 +68,7 @@ def _series(run: Run, verdict: Verdict, baseline: Run | None) -> Iterator[Series
     yield "run_info", {**_info(run), **common}, 1.0
     rows = summarise_run(run)
     deviations = _deviations(run, rows, verdict, baseline)
-    of_cases = unique_labels([case_labels(result.case) for result in run.results])
+    of_cases = metrics.unique_labels([metrics.case_labels(result.case) for result in run.results])
     for row, result, labels in zip(rows, run.results, of_cases, strict=True):
         yield from _case_series(row, {**common, **labels}, deviations.get(id(row)))
         if row.is_right:
@@ -98,7 +91,7 @@ def _deviations(
     }
 
 
-def _case_series(row: Row, labels: Labels, deviation: float | None) -> Iterator[Series]:
+def _case_series(row: Row, labels: metrics.Labels, deviation: float | None) -> Iterator[Series]:
     if row.is_right or row.outcome not in EXPECTED_STATUSES:
         yield "case_ok", labels, float(row.is_right)
     if not row.is_right or row.median_ns is None:
@@ -110,7 +103,7 @@ def _case_series(row: Row, labels: Labels, deviation: float | None) -> Iterator[
         yield "case_baseline_deviation_ratio", labels, deviation
 
 
-def _rank_series(run: Run, result: CaseResult, labels: Labels) -> Iterator[Series]:
+def _rank_series(run: Run, result: CaseResult, labels: metrics.Labels) -> Iterator[Series]:
     clock = default_clock(result)
     samples = result.time_ns.get(clock or "", [])
     ranks = result.members or range(len(samples))
@@ -119,7 +112,7 @@ def _rank_series(run: Run, result: CaseResult, labels: Labels) -> Iterator[Serie
         time_ns = steady_figure(alone, clock)
         if not time_ns:
             continue
-        of_rank = {**rank_labels(run, rank), **labels}
+        of_rank = {**metrics.rank_labels(run, rank), **labels}
         yield "rank_time_seconds", of_rank, time_ns / result.case.coalesce / 1e9
         busbw_gbps = bandwidths(result, time_ns)[1]
         if busbw_gbps is not None:

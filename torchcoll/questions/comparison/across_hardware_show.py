@@ -12,21 +12,11 @@ from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.units import counted, format_bandwidth, format_ns, format_share, format_size
 from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.results import Compared, tables_of
-from torchcoll.questions.comparison.wording import (
-    BUFFER_REUSE_TEXTS,
-    figure_cell,
-    side_names,
-    size_cell,
-)
-from torchcoll.report.grid import Grid, Head
+from torchcoll.questions.comparison.wording import BUFFER_REUSE_TEXTS, figure_cell
+from torchcoll.report.grid import Grid, Head, grid_of_columns
 from torchcoll.stats.across_hardware import Profile
 from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import NOT_KNOWN, Measured
-
-
-def is_across_hardware(comparison: Comparison) -> bool:
-    """Whether the sides can only be shown next to each other: no case has a ratio."""
-    return bool(comparison.profiles) and not comparison.ranked
 
 
 def across_answer(comparison: Comparison) -> Answer:
@@ -68,7 +58,7 @@ def _profiles(comparison: Comparison) -> list[tuple[Profile, Profile]]:
 
 def _of_sides(comparison: Comparison, texts: Sequence[str]) -> str:
     """``nccl 8, oneccl 2``"""
-    pairs = zip(side_names(comparison), texts, strict=True)
+    pairs = zip(comparison.side_names, texts, strict=True)
     return ", ".join(f"{name} {text}" for name, text in pairs)
 
 
@@ -133,8 +123,8 @@ def _shares_texts(comparison: Comparison) -> list[str]:
         return []
     where = f"at {format_size(sizes.pop())}" if len(sizes) == 1 else "at the largest common sizes"
     texts = [
-        _range_text(f"{100 * share:.1f} %" for share in sorted(each))
-        + " (its largest size)" * all(is_largest)
+        _range_text(map(format_share, sorted(each)))
+        + (" (its largest size)" if all(is_largest) else "")
         for each, is_largest in zip(shares, largest, strict=True)
     ]
     return [f"share of its own best busbw {where}: {_of_sides(comparison, texts)}"]
@@ -225,27 +215,33 @@ def shares_grid(
         (comparison.base, [(row.base, row.pair.base) for row in table], base.best_gbps),
         (comparison.new, [(row.new, row.pair.new) for row in table], new.best_gbps),
     )
-    heads = [Head("size", repeat=True)]
-    columns = [[size_cell(row) for row in table]]
+    columns: list[tuple[Head, Sequence[str]]] = [
+        (Head("size", repeat=True), [row.size_cell for row in table])
+    ]
     for side, figures, best_gbps in sides:
-        heads += [Head(one_line(side.name)), Head("of its", "best")]
-        columns.append([figure_cell(value, comparison.metric) for value, _ in figures])
-        columns.append([format_share(share_of(items, best_gbps)) for _, items in figures])
+        columns += [
+            (
+                Head(one_line(side.name)),
+                [figure_cell(value, comparison.metric) for value, _ in figures],
+            ),
+            (
+                Head("of its", "best"),
+                [format_share(share_of(items, best_gbps)) for _, items in figures],
+            ),
+        ]
         algorithms = [
             one_line(", ".join(dict.fromkeys(m.row.algorithm for m in items if m.row.algorithm)))
             for _, items in figures
         ]
         if any(algorithms):
-            heads.append(Head("algorithm", left=True))
-            columns.append([text or NOT_KNOWN for text in algorithms])
+            columns.append((Head("algorithm", left=True), [t or NOT_KNOWN for t in algorithms]))
     results = [f"{row.result} ({one_line(row.reason)})" for row in table]
     above = []
     if len(set(results)) > 1:  # what is the same for all sizes is said once
-        heads.append(Head("result", left=True))
-        columns.append(results)
+        columns.append((Head("result", left=True), results))
     else:
         above.append(f"all sizes: {results[0]}")
-    return Grid(heads, [list(cells) for cells in zip(*columns, strict=True)], above=above)
+    return grid_of_columns(columns, above)
 
 
 def alone_line(comparison: Comparison) -> str:

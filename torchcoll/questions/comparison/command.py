@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UnusableError, UsageError, choice, nearest_file, tell
 from torchcoll.core.units import counted, parse_share
-from torchcoll.questions.comparison.fail_on import (
-    Gate,
-    parse_gate,
-    slow_runs,
-    tripped,
-    undecided,
-    untested,
-)
+from torchcoll.questions.comparison import fail_on
 from torchcoll.reading.inputs import IMPORT_OPTIONS, add_filter, add_import_options, add_over_ranks
 
 if TYPE_CHECKING:
@@ -130,12 +123,12 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     return gated(gate, comparisons)
 
 
-def checked(options: argparse.Namespace) -> tuple[Gate | None, float]:
+def checked(options: argparse.Namespace) -> tuple[fail_on.Gate | None, float]:
     """The gate and the threshold. Raises UsageError for options that are not valid."""
     from torchcoll.questions.comparison.show import ONLY
     from torchcoll.report.formats import FORMATS
 
-    gate = parse_gate(options.fail_on) if options.fail_on is not None else None
+    gate = fail_on.parse_gate(options.fail_on) if options.fail_on is not None else None
     threshold = parse_share(options.threshold, "threshold")
     choice(options.format, "format", FORMATS)
     if options.only:
@@ -147,26 +140,26 @@ def checked(options: argparse.Namespace) -> tuple[Gate | None, float]:
     return gate, threshold
 
 
-def gated(gate: Gate | None, comparisons: Sequence[Comparison]) -> ExitCode:
+def gated(gate: fail_on.Gate | None, comparisons: Sequence[Comparison]) -> ExitCode:
     """What a gate lets pass; what it cannot tell is a usage error's code, as of all gates."""
     from torchcoll.questions.comparison.conclusion_show import limit_notes
 
     if gate is None:
         return ExitCode.OK
     about = f"torchcoll: --fail-on {gate.text}:"
-    failed = tripped(gate, comparisons)
+    failed = fail_on.tripped(gate, comparisons)
     for note in dict.fromkeys(note for each in comparisons for note in limit_notes(each)):
         tell(f"torchcoll: warning: --fail-on {gate.text}: {note}")
     if failed:
         tell(f"{about} {', '.join(f'{count} {result}' for result, count in failed.items())}")
         return ExitCode.FAILED
-    if unseen := untested(gate, comparisons):
+    if unseen := fail_on.untested(gate, comparisons):
         tell(f"torchcoll: warning: --fail-on {gate.text}: {unseen}")
-    if number := undecided(gate, comparisons):
+    if number := fail_on.undecided(gate, comparisons):
         verb = "looks" if number == 1 else "look"
         tell(f"{about} cannot tell: {counted(number, 'case')} {verb} 2x slower or more, undecided")
         return ExitCode.USAGE
-    if slow := slow_runs(gate, comparisons):
+    if slow := fail_on.slow_runs(gate, comparisons):
         tell(f"{about} cannot tell: {slow[0]}")
         return ExitCode.USAGE
     return ExitCode.OK
@@ -180,8 +173,9 @@ OTHERWISE |= dict.fromkeys(("over_ranks", *IMPORT_OPTIONS)) | {"only": ""}
 def is_capture(path: str) -> bool:
     """Whether a file, or all of a folder, is the traffic of a training."""
     from torchcoll.core.file import is_ours, is_traffic
+    from torchcoll.core.opening import files_in
 
-    files = filter(Path.is_file, Path(path).iterdir()) if Path(path).is_dir() else ()
+    files = files_in(Path(path)) if Path(path).is_dir() else ()
     return is_traffic(path) and not any(is_ours(file) and not is_traffic(file) for file in files)
 
 

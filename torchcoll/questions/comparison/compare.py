@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import PurePath
 from typing import TYPE_CHECKING, overload
 
 from torchcoll.core.display import Displayed
@@ -14,6 +16,7 @@ from torchcoll.core.errors import (
     choice,
     did_you_mean,
     literal,
+    one_line,
     text_items,
     unknown,
 )
@@ -26,13 +29,16 @@ from torchcoll.questions.comparison.results import (
     FIRST_CALLS,
     NO_STARTS,
     Compared,
+    ComparedPair,
     Judged,
     beyond,
     compared_row,
     figures_of,
     judge,
     measured_cases,
+    names_of,
     outlier_text,
+    speed_up,
     tables_of,
 )
 from torchcoll.reading.inputs import Source
@@ -51,6 +57,7 @@ from torchcoll.stats.differences import (
 )
 from torchcoll.stats.filters import Condition, conditions
 from torchcoll.stats.matching import NAMES, Pair, pairs_of, sizes_of_sides, value_of
+from torchcoll.stats.side_faults import SideFaults, cut_runs, fault_runs, side_faults
 from torchcoll.stats.sides import (
     METRICS,
     Measured,
@@ -69,6 +76,7 @@ if TYPE_CHECKING:
     from torchcoll.questions.comparison.fits import Fitted
 
 THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
+_LONGEST_NAME = 40
 
 
 @dataclass(repr=False)
@@ -105,6 +113,72 @@ class Comparison(Displayed):
     modes: StartModes | None = None
     errors: list[prediction.ScenarioError] = field(default_factory=list)
     case_differences: list[Difference] = field(default_factory=list)
+
+    @cached_property
+    def side_names(self) -> tuple[str, str]:
+        """What the sides are called in sentences and heads: ``gloo`` of ``backend:gloo``.
+
+        Sides without names are called after their files or folders if these differ.
+        """
+        if self.names:
+            return self.names
+        sides = (self.base, self.new)
+        names = [one_line(side.only[1] if side.only else side.name) for side in sides]
+        if names == ["base", "new"]:
+            files = [
+                one_line(PurePath(side.where).name.removesuffix(".gz").removesuffix(".jsonl"))
+                for side in sides
+            ]
+            if files[0] != files[1] and all(map(_is_name, files)):
+                names = files
+        if names[0] == names[1]:
+            names = [one_line(side.name) for side in sides]
+        return names[0], names[1]
+
+    @cached_property
+    def _item_names(self) -> dict[int, str]:
+        return {
+            id(item): name
+            for items in (self.rows, self.fitted)
+            for item, name in zip(items, names_of(items), strict=True)
+        }
+
+    def name_of(self, item: ComparedPair) -> str:
+        """The name of one of ``rows`` or ``fitted``: what varies among them."""
+        return self._item_names[id(item)]
+
+    @cached_property
+    def faults(self) -> tuple[SideFaults, SideFaults]:
+        """What of the base and of the new side is in no figure.
+
+        A prediction, and a side on other hardware, lacks no case: nobody asked for the same ones.
+        """
+        lacking = not self.errors and not self.across_hardware
+        sides = []
+        for number, side in enumerate((self.base, self.new)):
+            cases = []
+            missing = []
+            for row in self.rows:
+                mine, other = (row.pair.base, row.pair.new)[:: -1 if number else 1]
+                cases.append((self.name_of(row), mine))
+                has_none = not any(m.row.is_right for m in mine) and not fault_runs(mine)
+                if lacking and has_none and any(m.figure and m.row.is_right for m in other):
+                    missing.append(self.name_of(row) or row.row.collective)
+            factors = [each.factor for each in self.outliers if each.run[0] == number]
+            speeds = [speed_up(factor, self.more_is_faster) for factor in factors]
+            name = self.side_names[number]
+            sides.append(side_faults(name, len(side.runs), cases, missing, speeds, cut_runs(side)))
+        return sides[0], sides[1]
+
+    @property
+    def across_hardware(self) -> bool:
+        """Whether the sides can only be shown next to each other: no case has a ratio."""
+        return bool(self.profiles) and not self.ranked
+
+    @property
+    def one_backend(self) -> bool:
+        """Whether the first calls of both sides are of one backend."""
+        return len({start.backend for start in self.starts}) == 1
 
     @property
     def tally(self) -> dict[str, int]:
@@ -218,6 +292,10 @@ def compare(
     return comparison_of(sides, judged, separate, threshold, fit)
 
 
+def _is_name(text: str) -> bool:
+    return 0 < len(text) <= _LONGEST_NAME and not set(text) & set("*?[")
+
+
 def side_of(sources: Source | Side | Sequence[Source], name: str) -> Side:
     return sources if isinstance(sources, Side) else named_side(name, sources)
 
@@ -274,7 +352,10 @@ def comparison_of(
     """
     base, new, pairs, metric = sides.base, sides.new, sides.pairs, sides.metric
     out = [outlier.run for outlier in outliers]
-    rows = [compared_row(pair, case, out) for pair, case in zip(pairs, judged, strict=True)]
+    rows = [
+        compared_row(pair, case, metric != "time", out)
+        for pair, case in zip(pairs, judged, strict=True)
+    ]
     fitted: list[Fitted] = []
     if fit:
         from torchcoll.questions.comparison.fits import fit_pairs
@@ -286,8 +367,11 @@ def comparison_of(
     settings = settings_of(base, new, pairs) if across else []
     dimensions = [d for d in dimensions_of(pairs) if d.base and d.new]
     chosen_by = _chosen_by(base, new)
-    paths = [_run_name((base, new)[side], number) for side, number in out]
-    matched = [figures_of(pair) for pair in pairs if pair.base and pair.new]
+    paths = [
+        str(side.runs[number].path or f"run {number + 1} of {side.name}")
+        for side, number in (((base, new)[which], number) for which, number in out)
+    ]
+    matched = [figures_of(pair) for pair in pairs if pair.matched]
     return Comparison(
         base,
         new,
@@ -324,17 +408,13 @@ def _pairs_of(
 ) -> tuple[list[Pair], str]:
     reading = reading_of(base, new, over_ranks)
     only = [conditions([f"{s.only[0]}={s.only[1]}"] if s.only else []) for s in (base, new)]
-    ours, theirs = (
-        [
-            m
-            for m in s.measured(metric, reading)
-            if all(c.holds(m) for c in [*wanted, *side_filters])
-        ]
-        for s, side_filters in zip((base, new), only, strict=True)
-    )
-    for s, side_filters in zip((base, new), only, strict=True):
-        if s.only:
-            _check_only(s, s.only, side_filters, s.measured(metric, reading))
+    sides = []
+    for side, terms in zip((base, new), only, strict=True):
+        cases = side.measured(metric, reading)
+        if side.only:
+            _check_only(side, side.only, terms, cases)
+        sides.append([m for m in cases if all(c.holds(m) for c in [*wanted, *terms])])
+    ours, theirs = sides
     asked = [term.name for side_filters in only for term in side_filters]
     if wanted and not (ours or theirs):
         texts = ",".join(c.text for c in wanted)
@@ -413,7 +493,7 @@ def _notes(
         notes.append("one rank, no communication: the times are of the calls alone")
     for name in dict.fromkeys(row.backend for row in with_ratio if not row.communicates):
         notes.append(f"{name} backend: nothing was communicated, the times are of the calls alone")
-    matched = [pair for pair in pairs if pair.base and pair.new]
+    matched = [pair for pair in pairs if pair.matched]
     base_checks = {m.row.verified for pair in matched for m in pair.base}
     new_checks = {m.row.verified for pair in matched for m in pair.new}
     if new_checks == {"unchecked"} and base_checks - {"unchecked"}:
@@ -422,7 +502,3 @@ def _notes(
     if None in starts and any(case.p_value is not None for case in judged):
         notes.append(NO_STARTS)
     return notes
-
-
-def _run_name(side: Side, number: int) -> str:
-    return str(side.runs[number].path or f"run {number + 1} of {side.name}")

@@ -55,10 +55,9 @@ def parse_gate(text: str) -> Gate:
 
 def tripped(gate: Gate, comparisons: Sequence[Comparison]) -> dict[str, int]:
     """How many cases have each fault and each result of the gate, and so large a change."""
-    from torchcoll.questions.comparison.conclusion_show import faults_of_sides
     from torchcoll.stats.side_faults import entries_of
 
-    faults = entries_of(faults_of_sides(each)[1] for each in comparisons)
+    faults = entries_of(each.faults[1] for each in comparisons)
     counts = Counter({name: faults[name] for name in gate.faults if name in faults})
     for case in (case for each in comparisons for case in each.judged):
         change = abs(math.log(case.ratio.ratio)) if case.ratio else math.inf
@@ -69,14 +68,12 @@ def tripped(gate: Gate, comparisons: Sequence[Comparison]) -> dict[str, int]:
 
 def undecided(gate: Gate, comparisons: Iterable[Comparison]) -> int:
     """How many cases look at least twice as slow, and are not shown to be: no gate passes them."""
-    from torchcoll.questions.comparison.wording import speed_of
-
     if "slower" not in gate.results:
         return 0
     return sum(
-        item.judged.result == "inconclusive"
+        item.result == "inconclusive"
         and item.judged.ratio is not None
-        and speed_of(each, item) <= 1 / _UNDECIDED
+        and item.speed <= 1 / _UNDECIDED
         for each in comparisons
         for item in each.fitted or each.rows
     )
@@ -84,11 +81,10 @@ def undecided(gate: Gate, comparisons: Iterable[Comparison]) -> int:
 
 def slow_runs(gate: Gate, comparisons: Iterable[Comparison]) -> list[str]:
     """What is said of each new side with an outlier that is at least twice as slow."""
-    from torchcoll.questions.comparison.conclusion_show import faults_of_sides
 
     if "slower" not in gate.results:
         return []
-    sides = [faults_of_sides(each)[1] for each in comparisons]
+    sides = [each.faults[1] for each in comparisons]
     return [
         side.outlier_text
         for side in sides

@@ -16,7 +16,7 @@ import numpy
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.summary import Row, median
-from torchcoll.core.units import format_size
+from torchcoll.core.units import format_share, format_size
 from torchcoll.questions.comparison import results
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
 from torchcoll.stats.line import fit_line
@@ -46,14 +46,12 @@ class Misfit:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Fitted(results.ComparedPair):
     """One of the two figures of one table. ``figure``: latency (ns) or bandwidth (GB/s), which is
     algbw or busbw, as ``metric`` says.
     """
 
-    pair: Pair
     figure: str
-    judged: results.Judged
     metric: str
     misfit: float | None  # the larger of both sides
     misfit_bytes: int | None
@@ -91,10 +89,10 @@ def fit_pairs(
     """
     metric = "busbw" if metric == "busbw" else "algbw"
     different = unlike(base_side, new_side)
-    tables: dict[str, list[Pair]] = {}
+    tables: dict[object, list[Pair]] = {}
     for pair in pairs:
-        if pair.base and pair.new:
-            tables.setdefault(repr((pair.common, pair.side_values)), []).append(pair)
+        if pair.matched:
+            tables.setdefault(pair.table, []).append(pair)
     fits = []
     orders = results.Orders(pairs)
     for table in tables.values():
@@ -120,35 +118,30 @@ def fit_pairs(
             )
             base, new = figures.of(0), figures.of(1)
             reason = apart or results.other_clock(table[0])
-            reason = reason or _uncounted(figure, table[0], metric)
-            reason = reason or _why_not(figure, base, new)
-            resolved = (_resolved(figure, lines) for lines in (ours, theirs))
-            reason = reason or _unresolved(figure, *resolved)
+            reason = reason or _unusable(figure, table[0], metric, (base, new), (ours, theirs))
             if reason:
                 case = results.not_comparable(figures, reason)
             elif worst and worst.share > POOR:
-                off = f"off by {_off(worst.share)} at {format_size(worst.size_bytes)}"
-                case = results.Judged(base, new, "inconclusive", f"no line: {off}")
+                text = f"off by {format_share(worst.share, 0)} at {format_size(worst.size_bytes)}"
+                case = results.Judged(base, new, "inconclusive", f"no line: {text}")
             else:
                 case = results.case_of(table[0], figures, base_side, new_side)
-                if worst and _within_misfit(case, worst.share, threshold):
-                    text = f"the line is off by {_off(worst.share)}, more than this ratio"
+                misfit = worst.share if worst else 0.0
+                # Where the points leave the line by more than the two lines differ, the difference
+                # may be that of what the line does not follow.
+                if misfit > threshold and case.ratio and not results.beyond(case.ratio, misfit):
+                    text = f"the line is off by {format_share(misfit, 0)}, more than this ratio"
                     case = results.ratio_alone(figures, text)
-            misfit = (worst.share, worst.size_bytes) if worst else (None, None)
-            fits.append(Fitted(table[0], figure, case, metric, *misfit))
-    more = [item.figure == "bandwidth" for item in fits]
+            off = (worst.share, worst.size_bytes) if worst else (None, None)
+            more_is_faster = figure == "bandwidth"
+            fits.append(Fitted(table[0], case, more_is_faster, figure, metric, *off))
     # Holm counts all; which direction is the faster one differs.
     up = results.judge([item.judged for item in fits], threshold, more_is_faster=True)
     down = results.judge([item.judged for item in fits], threshold, more_is_faster=False)
-    judged = [a if is_more else b for is_more, a, b in zip(more, up, down, strict=True)]
-    return [replace(item, judged=case) for item, case in zip(fits, judged, strict=True)]
-
-
-def _within_misfit(case: results.Judged, misfit: float, threshold: float) -> bool:
-    """Where the points leave the line by more than the two lines differ, the difference may be that
-    of what the line does not follow.
-    """
-    return misfit > threshold and case.ratio is not None and not results.beyond(case.ratio, misfit)
+    return [
+        replace(item, judged=rising if item.more_is_faster else falling)
+        for item, rising, falling in zip(fits, up, down, strict=True)
+    ]
 
 
 def counted_share(collective: str, ranks: int) -> float | None:
@@ -173,36 +166,33 @@ def _share(row: Row, metric: str) -> float | None:
     return algbw * entry.bus_factor(row.ranks) if row.ranks > 1 else None
 
 
-def _uncounted(figure: str, pair: Pair, metric: str) -> str:
-    if figure == "latency":
-        return ""
-    for name, items in (("base", pair.base), ("new", pair.new)):
+def _unusable(
+    figure: str,
+    pair: Pair,
+    metric: str,
+    values: Sequence[Sequence[float]],
+    lines: Sequence[Mapping[Any, LatencyBandwidth]],
+) -> str:
+    """Why a figure of a table has no ratio; '' if it has one.
+
+    values: the figures of both sides. lines: the line of each run of both sides.
+    """
+    names = ("base", "new")
+    for name, items in zip(names, (pair.base, pair.new), strict=True):
         row = items[0].row
-        if _share(row, metric) is None:
+        if figure == "bandwidth" and _share(row, metric) is None:
             reason = "1 rank" if row.ranks == 1 else "the number of ranks is not known"
             reason = "what each rank sends is not known" if row.ranks > 1 else reason
             return f"no {metric} in {name}: {reason}"
-    return ""
-
-
-def _unresolved(figure: str, base: tuple[int, int], new: tuple[int, int]) -> str:
-    """Where the fit has a figure at 0 in some runs: the others alone would be a selection, and
-    the figure too high. (runs with the figure, runs with a line) of each side.
-    """
-    for name, (resolved, lines) in (("base", base), ("new", new)):
-        if resolved < lines:
-            return f"{figure} not resolved in {lines - resolved} of {lines} runs of {name}"
-    return ""
-
-
-def _resolved(figure: str, lines: Mapping[Any, LatencyBandwidth]) -> tuple[int, int]:
-    return sum(bool(getattr(line, figure)) for line in lines.values()), len(lines)
-
-
-def _why_not(figure: str, base: Sequence[float], new: Sequence[float]) -> str:
-    for name, values in (("base", base), ("new", new)):
-        if not values:
+    for name, of_side in zip(names, values, strict=True):
+        if not of_side:
             return f"no {figure} in {name}: {FEWEST_SIZES} sizes that differ in it are needed"
+    # Where the fit has a figure at 0 in some runs, the others alone would be a selection, and the
+    # figure too high.
+    for name, of_runs in zip(names, lines, strict=True):
+        missing = sum(not getattr(line, figure) for line in of_runs.values())
+        if missing:
+            return f"{figure} not resolved in {missing} of {len(of_runs)} runs of {name}"
     return ""
 
 
@@ -275,10 +265,6 @@ def misfit_note(fitted: Sequence[Fitted]) -> list[str]:
     return [
         f"{len({id(fit.pair) for fit in poor})} of {len({id(fit.pair) for fit in fitted})} fits "
         f"are poor: sizes there follow no line latency + size / bandwidth, and get no ratio; the "
-        f"worst is off by {_off(worst.misfit or 0)} ({worst.pair.common.get('collective')}, "
+        f"worst is off by {format_share(worst.misfit or 0, 0)} ({worst.pair.collective}, "
         f"{format_size(worst.misfit_bytes or 0)})"
     ]
-
-
-def _off(misfit: float) -> str:
-    return f"{100 * misfit:.0f} %"

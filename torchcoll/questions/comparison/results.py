@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +14,9 @@ from torchcoll.core.result import EXPECTED_STATUSES
 from torchcoll.core.summary import COLD_CALL, Row, median, stated
 from torchcoll.core.units import counted, format_factor, format_percent, format_ratio
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
+from torchcoll.stats.differences import value_text
 from torchcoll.stats.holm import holm, holm_levels
-from torchcoll.stats.matching import Pair
+from torchcoll.stats.matching import NAMES, Pair
 from torchcoll.stats.needed import SEARCH_RUNS, Target, asked, least_difference, smallest_difference
 from torchcoll.stats.ratios import LEVEL, Ratio, exp, geometric
 from torchcoll.stats.side_faults import fault_runs
@@ -32,6 +34,7 @@ from torchcoll.stats.statistics import (
 RESULTS = ("faster", "slower", "same", "inconclusive", "not comparable")
 NO_BOUND = "too noisy for a lower bound"  # of a difference that is shown
 LEAST_STATED = 0.001  # a smaller bound says nothing
+NOTABLE = 1.5  # a factor that is named, whether or not it is evidence
 NO_STARTS = "start times are not known of all runs: a drift would look like a difference"
 ONE_AFTER_THE_OTHER = (
     "measured one after the other: a change of the machine between the sides would look the same"
@@ -50,6 +53,7 @@ class Judged:
     - least: the ratio differs from 1 by at least this, if that is known.
     - fault: the outcome, such as ``wrong``, that makes the case not comparable.
     - unlike: whether the hardware or the number of ranks makes it not comparable.
+    - too_few: whether it is not tested because a side has too few runs with samples.
     """
 
     base: tuple[float, ...]
@@ -63,6 +67,7 @@ class Judged:
     least: float | None = None
     fault: str = ""
     unlike: bool = False
+    too_few: bool = False
 
     @property
     def decided(self) -> bool:
@@ -80,7 +85,8 @@ def measure(figures: Figures, single: str = "", share: float | None = None) -> J
     judged = Judged(base, new, "inconclusive", "", ratio, interleaved=figures.interleaved)
     if least < FEWEST:
         where = "a side" if len(base) == len(new) else "in base" if len(base) == least else "in new"
-        return replace(judged, reason=f"{single}{counted(least, 'run')} {where}")
+        reason = f"{single}{counted(least, 'run')} {where}"
+        return replace(judged, reason=reason, too_few=not single)
     if ratio.p_value is None:
         return replace(judged, reason="the runs of each side are equal: no spread to judge by")
     return judged
@@ -188,8 +194,9 @@ def p_note(cases: Sequence[Judged]) -> list[str]:
     if not tested:
         return []
     what = f"Holm over {tested} cases" if tested > 1 else "one case"
-    ordered = any(case.ratio and case.p_value is not None and case.ratio.design.in_order
-                  for case in cases)  # fmt: skip
+    ordered = any(
+        case.ratio and case.p_value is not None and case.ratio.design.in_order for case in cases
+    )
     model = "side + run number by start time" if ordered else "side"
     return [f"p: t of the side in log figure ~ {model}, {what}; below 0.05 counts"]
 
@@ -211,26 +218,21 @@ _ROW_NAMES = tuple(field.name for field in dataclasses.fields(Row))
 FIRST_CALLS = "first calls of a process: torchcoll cold"
 
 
-@dataclass(frozen=True)
-class Compared:
-    """One case on both sides.
+def speed_up(ratio: float, more_is_faster: bool) -> float:
+    """How many times as fast the new side is, from new / base of the metric."""
+    return ratio if more_is_faster else 1 / ratio
 
-    - row: of the new side, or of the base if the new side lacks the case. Figures are geometric
-      means over the runs, other numbers medians.
-    - base, new: the metric; of implausible figures if a side has no others.
+
+@dataclass(frozen=True)
+class ComparedPair:
+    """A pair with its result: a case, or the latency or bandwidth of a table.
+
+    more_is_faster: whether a larger figure is a faster one: of a bandwidth, not of a time.
     """
 
     pair: Pair
-    row: Row
     judged: Judged
-    base: float | None
-    new: float | None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def matched(self) -> bool:
-        """False where only one side has the case."""
-        return bool(self.pair.base and self.pair.new)
+    more_is_faster: bool
 
     @property
     def result(self) -> str:
@@ -239,6 +241,54 @@ class Compared:
     @property
     def reason(self) -> str:
         return self.judged.reason
+
+    @property
+    def speed(self) -> float:
+        """How many times as fast the new side is; only of a pair with a ratio."""
+        assert self.judged.ratio is not None
+        return speed_up(self.judged.ratio.ratio, self.more_is_faster)
+
+    @property
+    def factor(self) -> float:
+        """How many times as fast the faster side is."""
+        return max(self.speed, 1 / self.speed)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of ``speed``; None if the ratio has none."""
+        ratio = self.judged.ratio
+        if ratio is None or ratio.low is None or ratio.high is None:
+            return None
+        return (ratio.low, ratio.high) if self.more_is_faster else (1 / ratio.high, 1 / ratio.low)
+
+    @property
+    def is_notable(self) -> bool:
+        """Whether an undecided case looks so much slower or faster that it is named."""
+        undecided = self.result == "inconclusive" and self.judged.ratio is not None
+        return undecided and self.factor >= NOTABLE
+
+
+@dataclass(frozen=True)
+class Compared(ComparedPair):
+    """One case on both sides.
+
+    - row: of the new side, or of the base if the new side lacks the case. Figures are geometric
+      means over the runs, other numbers medians.
+    - base, new: the metric; of implausible figures if a side has no others.
+    """
+
+    row: Row
+    base: float | None
+    new: float | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def matched(self) -> bool:
+        return self.pair.matched
+
+    @property
+    def size_cell(self) -> str:
+        return self.pair.size_text or "-"
 
     @property
     def record(self) -> dict[str, Any]:
@@ -304,8 +354,8 @@ class Orders:
     """
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
-        matched = [pair for pair in pairs if pair.base and pair.new]
-        starts = {m.start for pair in matched for m in (*pair.base, *pair.new) if m.row.is_right}
+        matched = [m for pair in pairs if pair.matched for m in (*pair.base, *pair.new)]
+        starts = {m.start for m in matched if m.row.is_right}
         recorded = sorted(start for start in starts if start is not None)
         # With one unknown start, the others alone are no order.
         self._numbers = {start: float(n) for n, start in enumerate(recorded)}
@@ -320,12 +370,11 @@ class Orders:
 def figures_of(pair: Pair, orders: Orders | None = None) -> Figures:
     """The figures of both sides with a right result; without ``orders`` their order is unknown."""
     sides = [(side, runs_of(items)) for side, items in enumerate((pair.base, pair.new))]
-    values = [(value, (side, items[0])) for side, several in sides for value, items in several]
-    matched = bool(pair.base and pair.new)
+    values = [(value, side, items[0]) for side, several in sides for value, items in several]
     return Figures(
-        tuple(value for value, _ in values),
-        tuple((side, first.run) for _, (side, first) in values),
-        orders.of(first.start for _, (_, first) in values) if orders and matched else None,
+        tuple(value for value, *_ in values),
+        tuple((side, first.run) for _, side, first in values),
+        orders.of(first.start for *_, first in values) if orders and pair.matched else None,
     )
 
 
@@ -425,7 +474,9 @@ def _measured_separately(pair: Pair, base: Side, new: Side) -> str:
     return f"measured in different ways: {', '.join(texts)}" if texts else ""
 
 
-def compared_row(pair: Pair, judged: Judged, left_out: Sequence[tuple[int, int]]) -> Compared:
+def compared_row(
+    pair: Pair, judged: Judged, more_is_faster: bool, left_out: Sequence[tuple[int, int]]
+) -> Compared:
     """The case as it is shown. left_out: (side, number) of the runs that are outliers."""
     items = pair.new or pair.base
     side = int(bool(pair.new))
@@ -448,7 +499,7 @@ def compared_row(pair: Pair, judged: Judged, left_out: Sequence[tuple[int, int]]
         remarks = dict.fromkeys(text for m in side_items for text in m.result.warnings)
         notes += [f"{name}: {text}" for text in remarks]
     sizes = {m.row.size_bytes for m in [*pair.base, *pair.new] if m.row.size_bytes}
-    if len(sizes) > 1 and pair.base and pair.new:
+    if len(sizes) > 1 and pair.matched:
         notes.append(f"actual sizes differ: {', '.join(map(str, sorted(sizes)))} bytes")
     row = _one_row(good or [m.row for m in items])
     # Implausible figures are shown next to the reason, and are in no ratio.
@@ -458,7 +509,7 @@ def compared_row(pair: Pair, judged: Judged, left_out: Sequence[tuple[int, int]]
         )
         for values, side_items in ((judged.base, pair.base), (judged.new, pair.new))
     )
-    return Compared(pair, row, judged, base, new, tuple(notes))
+    return Compared(pair, judged, more_is_faster, row, base, new, tuple(notes))
 
 
 def _one_row(rows: Sequence[Row]) -> Row:
@@ -475,9 +526,33 @@ def _one_row(rows: Sequence[Row]) -> Row:
     return dataclasses.replace(rows[0], calls=sum(row.calls for row in rows), **changed)
 
 
+def names_of(items: Sequence[ComparedPair]) -> list[str]:
+    """Name each case or fit by what varies among all of them.
+
+    The collective and the size are enough for a case that has them alone.
+    """
+    varying = [n for n in NAMES if len({_stated(item.pair, n) for item in items}) > 1]
+    names = []
+    for item in items:
+        figure = getattr(item, "figure", "")  # of a fit, which is over all sizes
+        size = "" if figure or not item.pair.size_bytes else item.pair.size_text
+        short = [item.pair.collective if "collective" in varying else "", size]
+        values = [_stated(item.pair, name) for name in varying if name != "collective"]
+        names.append([" ".join(filter(None, each)) for each in (short, [*short, *values, figure])])
+    counts = Counter(short for short, _ in names)
+    return [short if counts[short] == 1 else full for short, full in names]
+
+
+def _stated(pair: Pair, name: str) -> str:
+    values = [pair.common.get(name), *(of_side.get(name) for of_side in pair.side_values)]
+    texts = [value_text(name, value) for value in values if value is not None]
+    form = {"ranks": "{} ranks", "root": "root {}"}.get(name, "{}")  # no number without its name
+    return " -> ".join(form.format(text) for text in texts)
+
+
 def tables_of(rows: Sequence[Compared]) -> list[list[Compared]]:
     """Group cases that differ only in size."""
-    tables: dict[str, list[Compared]] = {}
+    tables: dict[object, list[Compared]] = {}
     for row in rows:
-        tables.setdefault(repr((row.pair.common, row.pair.side_values)), []).append(row)
+        tables.setdefault(row.pair.table, []).append(row)
     return list(tables.values())

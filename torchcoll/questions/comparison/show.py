@@ -13,25 +13,25 @@ from torchcoll.core.summary import Row
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.across_hardware_show import (
     alone_line,
-    is_across_hardware,
     profile_grid,
     ranks_texts,
     settings_grid,
     shares_grid,
 )
 from torchcoll.questions.comparison.compare import Comparison
-from torchcoll.questions.comparison.conclusion_show import (
-    CHANGED,
-    answer_of,
-    faults_of_sides,
-    first_calls_notes,
-    start_names,
-)
+from torchcoll.questions.comparison.conclusion_show import answer_of, first_calls_notes, start_times
 from torchcoll.questions.comparison.prediction import error_of
-from torchcoll.questions.comparison.results import FIRST_CALLS, Compared, beyond, p_note, tables_of
+from torchcoll.questions.comparison.results import (
+    FIRST_CALLS,
+    Compared,
+    ComparedPair,
+    beyond,
+    p_note,
+    tables_of,
+)
 from torchcoll.report.columns import ROW_FIELDS
 from torchcoll.report.formats import Forms, print_results, select_fields
-from torchcoll.report.grid import Grid, Head
+from torchcoll.report.grid import Grid, Head, grid_of_columns
 from torchcoll.report.header import common_text
 from torchcoll.report.notes import note_lines, run_problems
 from torchcoll.stats.differences import also_differ
@@ -69,7 +69,7 @@ def comparison_grids(
     tables = tables_of([r for r in comparison.rows if r.matched and r.reason != FIRST_CALLS])
     first = Grid([], [], above=_above(comparison, verbose))
     last = Grid([], [], below=_below(comparison, verbose), answer=answer_of(comparison))
-    across = is_across_hardware(comparison)
+    across = comparison.across_hardware
     settings = [settings_grid(comparison)] if across else []
     if comparison.fitted:
         return [first, *settings, _fit_grid(comparison), last]
@@ -120,7 +120,7 @@ def _errors_grid(comparison: Comparison) -> Grid:
             *map(
                 units.format_share, (error.summary.geomean, error.summary.mean, error.summary.worst)
             ),
-            wording.size_cell(error.worst),
+            error.worst.size_cell,
         ]
         for name, error in zip(names, scenarios, strict=True)
     ]
@@ -133,7 +133,7 @@ def _is_shown(comparison: Comparison, row: Compared, only: str) -> bool:
     """``only``: one of ONLY, or '' for what has changed and what could not be compared."""
     ratio = row.judged.ratio
     untested = row.judged.p_value is None and ratio and beyond(ratio, comparison.threshold)
-    changed = row.result in CHANGED or bool(untested)
+    changed = row.result in wording.CHANGED or bool(untested)
     if only == "slower":
         slower = ratio is not None and (ratio.ratio > 1) != comparison.more_is_faster
         return changed and slower
@@ -155,10 +155,9 @@ def _folded_lines(
 
 def _sizes_text(rows: Sequence[Compared], with_count: bool = False) -> str:
     """``1K, 4K, ..., 1G`` and for with_count ``(21)``, if there are many."""
-    sizes = [wording.size_cell(row) for row in rows]
-    several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1]]
-    several += [f"({len(sizes)})"] if with_count and len(sizes) >= 6 else []
-    return ", ".join(several)
+    sizes = [row.size_cell for row in rows]
+    count = [f"({len(sizes)})"] if with_count and len(sizes) > 5 else []
+    return ", ".join([*units.shorten_middle(sizes, 5), *count])
 
 
 def _folded(comparison: Comparison, title: str, rows: Sequence[Compared], said_above: str) -> str:
@@ -166,7 +165,7 @@ def _folded(comparison: Comparison, title: str, rows: Sequence[Compared], said_a
     texts = []
     for result in dict.fromkeys(row.result for row in rows):
         rows_of_result = [row for row in rows if row.result == result]
-        speeds = sorted(wording.speed_of(comparison, row) for row in rows_of_result if row.ratio)
+        speeds = sorted(row.speed for row in rows_of_result if row.ratio)
         ends = dict.fromkeys(wording.speed_cell(speed) for speed in (speeds[:1] + speeds[-1:]))
         reasons = {one_line(row.reason) for row in rows_of_result}
         text = f"{len(rows_of_result)} {result}"
@@ -175,7 +174,7 @@ def _folded(comparison: Comparison, title: str, rows: Sequence[Compared], said_a
             text += f" ({reasons.pop()})"
         text += f", speed-up {' to '.join(ends)}" if ends else ""
         texts.append(text)
-    with_data = [row for row in rows if wording.size_cell(row) != "-"]
+    with_data = [row for row in rows if row.size_cell != "-"]
     where = f" at {_sizes_text(with_data)}" if with_data else ""
     return f"  {title}{where}: {'; '.join(texts)}"
 
@@ -203,7 +202,7 @@ def _unmatched(comparison: Comparison, every: bool) -> list[str]:
 
 
 def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
-    base, new = wording.side_names(comparison)
+    base, new = comparison.side_names
     sides = (("base", base, comparison.base), ("new", new, comparison.new))
     lines = ["; ".join(_side_text(*each) for each in sides)]
     lines.append("; ".join([common_text(_shared(comparison)), *_in_common(comparison)]))
@@ -211,7 +210,7 @@ def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
         *comparison.case_differences,
         *(d for d in comparison.differences if verbose or d.name not in _OF_THE_LOOP),
     ]
-    if is_across_hardware(comparison):
+    if comparison.across_hardware:
         lines += [
             f"{text}: time and busbw change with the number of ranks, whatever the library"
             for text in ranks_texts(comparison)
@@ -304,14 +303,13 @@ def _word(name: str, value: Any) -> str:
     return one_line(value) if isinstance(value, str) else f"{name} {value}"
 
 
-def interval_text(comparison: Comparison, item: Compared | Fitted) -> str:
+def interval_text(item: ComparedPair) -> str:
     """The 95 % interval of the speed-up."""
-    ends = wording.speed_interval(comparison, item)
-    return " to ".join(map(wording.speed_cell, ends)) if ends else "-"
+    return " to ".join(map(wording.speed_cell, item.interval)) if item.interval else "-"
 
 
-def _speed_cell(comparison: Comparison, item: Compared | Fitted) -> str:
-    return wording.speed_cell(wording.speed_of(comparison, item) if item.judged.ratio else None)
+def _speed_cell(item: ComparedPair) -> str:
+    return wording.speed_cell(item.speed if item.judged.ratio else None)
 
 
 def _short_titles(changed: Sequence[tuple[str, Compared]]) -> list[str]:
@@ -325,12 +323,13 @@ def _short_titles(changed: Sequence[tuple[str, Compared]]) -> list[str]:
     ]
 
 
-def _points_aligned(cells: list[list[str]], column: int) -> None:
-    """Blanks behind numbers of fewer decimals than others of their column have."""
-    behind = [len(cell[column].partition(".")[2]) + ("." in cell[column]) for cell in cells]
-    for cell, length in zip(cells, behind, strict=True):
-        if cell[column] != "-":
-            cell[column] += " " * (max(behind) - length)
+def _points_aligned(cells: Sequence[str]) -> list[str]:
+    """The cells with blanks behind numbers of fewer decimals than others have."""
+    behind = [len(cell.partition(".")[2]) + ("." in cell) for cell in cells]
+    return [
+        cell if cell == "-" else cell + " " * (max(behind) - length)
+        for cell, length in zip(cells, behind, strict=True)
+    ]
 
 
 def case_grid(
@@ -341,48 +340,39 @@ def case_grid(
     names: Sequence[str] = (),
 ) -> Grid:
     """names: what tells each case from those of other tables."""
-    sides = wording.side_names(comparison)
+    base, new = comparison.side_names
     above = [title] if title else []
-    heads = [Head("size", repeat=True), Head(sides[0]), Head(sides[1])]
-    cells = [
-        [
-            wording.size_cell(row),
-            *(wording.figure_cell(value, comparison.metric) for value in (row.base, row.new)),
-        ]
-        for row in cases
-    ]
+    columns: list[tuple[Head, Sequence[str]]] = []
     if any(names):
-        heads.insert(0, Head("case", left=True, repeat=True))
-        cells = [[name, *line] for name, line in zip(names, cells, strict=True)]
+        columns.append((Head("case", left=True, repeat=True), names))
+    columns += [
+        (Head("size", repeat=True), [row.size_cell for row in cases]),
+        (Head(base), [wording.figure_cell(row.base, comparison.metric) for row in cases]),
+        (Head(new), [wording.figure_cell(row.new, comparison.metric) for row in cases]),
+    ]
     if comparison.errors:
-        for line, row in zip(cells, cases, strict=True):
-            error = error_of(row, comparison.new)
-            line.append(row.result if error is None else f"{100 * error:+.1f} %")
-        return Grid([*heads, Head("error")], cells, above=above)
-    results = {_result_text(comparison, row, notes) for row in cases}
+        errors = [error_of(row, comparison.new) for row in cases]
+        texts = [
+            row.result if error is None else f"{100 * error:+.1f} %"
+            for row, error in zip(cases, errors, strict=True)
+        ]
+        return grid_of_columns([*columns, (Head("error"), texts)], above)
+    results = [_result_text(comparison, row, notes) for row in cases]
     untested = all(row.judged.p_value is None for row in cases)
-    if said_once := len(results) == 1 and len(cases) > 1 and untested:
-        above.append(f"all of these: {results.pop()}")
+    said_once = len(set(results)) == 1 and len(cases) > 1 and untested
+    if said_once:
+        above.append(f"all of these: {results[0]}")
     if any(row.ratio for row in cases):
-        column = len(heads)
-        heads.append(Head("speed-up"))
-        for line, row in zip(cells, cases, strict=True):
-            line.append(_speed_cell(comparison, row))
-        _points_aligned(cells, column)
+        columns.append((Head("speed-up"), _points_aligned(list(map(_speed_cell, cases)))))
     if not said_once:
-        heads.append(Head("result", left=True))
-        for line, row in zip(cells, cases, strict=True):
-            line.append(_result_text(comparison, row, notes))
-    if any(row.judged.ratio and row.judged.ratio.low for row in cases):
-        heads.append(Head("95 % interval"))
-        for line, row in zip(cells, cases, strict=True):
-            line.append(interval_text(comparison, row))
-    styles = [_STYLES.get(row.result, "") for row in cases]
-    return Grid(heads, cells, above=above, styles=styles)
+        columns.append((Head("result", left=True), results))
+    if any(row.interval for row in cases):
+        columns.append((Head("95 % interval"), list(map(interval_text, cases))))
+    return grid_of_columns(columns, above, [_STYLES.get(row.result, "") for row in cases])
 
 
 def _result_text(comparison: Comparison, row: Compared, notes: dict[str, int]) -> str:
-    names = dict(zip(("base", "new"), wording.side_names(comparison), strict=True))
+    names = dict(zip(("base", "new"), comparison.side_names, strict=True))
     texts = []
     for text in row.notes:
         side, colon, rest = text.partition(": ")
@@ -393,31 +383,33 @@ def _result_text(comparison: Comparison, row: Compared, notes: dict[str, int]) -
 
 
 def _fit_grid(comparison: Comparison) -> Grid:
-    names = wording.side_names(comparison)
-    titles = titles_of([fit.pair for fit in comparison.fitted])
-    heads = [Head("case", left=True, repeat=True), Head("figure", left=True, repeat=True)]
-    heads += [Head(names[0]), Head(names[1])]
-    across = is_across_hardware(comparison)
-    heads += [Head("maximum", "error")] if across else [Head("speed-up"), Head("95 % interval")]
-    heads.append(Head("result", left=True))
-    rows = []
-    for fit, title in zip(comparison.fitted, titles, strict=True):
-        figures = [units.format_time(value) for value in (fit.base, fit.new)]
-        if fit.figure == "bandwidth":
-            figures = [
-                "-" if value is None else f"{units.format_bandwidth(value)} GB/s"
-                for value in (fit.base, fit.new)
-            ]
-        ratio = [_speed_cell(comparison, fit), interval_text(comparison, fit)]
-        if across:
-            ratio = [units.format_share(fit.misfit, 0)]
-        name = title or str(fit.pair.common.get("collective"))
-        result = f"{fit.judged.result} ({one_line(fit.judged.reason)})"
-        rows.append([name, fit.figure, *figures, *ratio, result])
-    if not across:
-        _points_aligned(rows, 4)
-    styles = [_STYLES.get(fit.judged.result, "") for fit in comparison.fitted]
-    return Grid(heads, rows, styles=styles)
+    base, new = comparison.side_names
+    fits = comparison.fitted
+    titles = titles_of([fit.pair for fit in fits])
+    columns: list[tuple[Head, Sequence[str]]] = [
+        (
+            Head("case", left=True, repeat=True),
+            [title or fit.pair.collective for fit, title in zip(fits, titles, strict=True)],
+        ),
+        (Head("figure", left=True, repeat=True), [fit.figure for fit in fits]),
+        (Head(base), [_fit_cell(fit, fit.base) for fit in fits]),
+        (Head(new), [_fit_cell(fit, fit.new) for fit in fits]),
+    ]
+    if comparison.across_hardware:
+        misfits = [units.format_share(fit.misfit, 0) for fit in fits]
+        columns.append((Head("maximum", "error"), misfits))
+    else:
+        columns.append((Head("speed-up"), _points_aligned(list(map(_speed_cell, fits)))))
+        columns.append((Head("95 % interval"), list(map(interval_text, fits))))
+    results = [f"{fit.result} ({one_line(fit.reason)})" for fit in fits]
+    columns.append((Head("result", left=True), results))
+    return grid_of_columns(columns, styles=[_STYLES.get(fit.result, "") for fit in fits])
+
+
+def _fit_cell(fit: Fitted, value: float | None) -> str:
+    if fit.figure == "latency" or value is None:
+        return units.format_time(value)
+    return f"{units.format_bandwidth(value)} GB/s"
 
 
 def start_lines(comparison: Comparison) -> list[str]:
@@ -429,10 +421,8 @@ def start_lines(comparison: Comparison) -> list[str]:
         ("first call", "first_call_ns"),
         ("time to first result", "first_result_ns"),
     ):
-        durations = [getattr(start, name) for start in comparison.starts]
-        named = zip(start_names(comparison), durations, strict=True)
-        texts = [f"{side} {units.format_ns(ns, 3)}" for side, ns in named if ns is not None]
-        lines += [f"{what}: {', '.join(texts)}"] if texts else []
+        if text := start_times(comparison, name):
+            lines.append(f"{what}: {text}")
     return [f"{'; '.join(lines)} (geometric means over the runs)"] if lines else []
 
 
@@ -449,7 +439,7 @@ def _below(comparison: Comparison, verbose: bool = False) -> list[str]:
         lines.append(f"time = latency + size / bandwidth, as {metric}{factor}")
         lines += misfit_note(comparison.fitted)
     # They are among the differences above the table, but not where hardware differs.
-    above = [] if is_across_hardware(comparison) else also_differ(comparison.case_differences)
+    above = [] if comparison.across_hardware else also_differ(comparison.case_differences)
     lines += [one_line(note) for note in comparison.notes if note not in above]
     if verbose:
         lines += p_note(comparison.judged)
@@ -500,7 +490,7 @@ def notes_of_sides(comparisons: Sequence[Comparison], format: str) -> list[str]:
     """As ``note_lines`` of all sides."""
     lines = []
     for comparison in comparisons:
-        across = is_across_hardware(comparison)
+        across = comparison.across_hardware
         differences = comparison.settings if across else comparison.differences
         notes = [f"differs: {each}" for each in differences]
         notes += [f"note: {text}" for text in comparison.notes] + [answer_of(comparison).text]
@@ -541,7 +531,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         "answer": answer_of(comparison).to_json(),
         "faults": {
             name: each.to_json()
-            for name, each in zip(("base", "new"), faults_of_sides(comparison), strict=True)
+            for name, each in zip(("base", "new"), comparison.faults, strict=True)
         },
         "modes": vars(comparison.modes) if comparison.modes else None,
         "profiles": [

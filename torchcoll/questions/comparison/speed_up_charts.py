@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from torchcoll.core.units import format_size
 from torchcoll.questions.comparison.compare import Comparison
-from torchcoll.questions.comparison.results import Compared, tables_of
+from torchcoll.questions.comparison.results import tables_of
 from torchcoll.questions.comparison.show import interval_text, titles_of
-from torchcoll.questions.comparison.wording import side_names, speed_cell, speed_interval, speed_of
+from torchcoll.questions.comparison.wording import speed_cell
 from torchcoll.report import chart
 
 _RESULT_STYLES = {
@@ -29,7 +29,7 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
         if table
     ]
     titles = titles_of([table[0].pair for table in tables])
-    base, new = map(chart.plain, side_names(comparison))
+    base, new = map(chart.plain, comparison.side_names)
     charts = []
     for table, title in zip(tables, titles, strict=True):
         traces = []
@@ -38,14 +38,17 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
             rows = [row for row in table if row.result == result]
             x, y, above, below, texts, points = [], [], [], [], [], []
             for row in rows:
-                speed, interval = speed_of(comparison, row), drawable_interval(comparison, row)
+                speed, interval = row.speed, row.interval
+                # A wider interval would hide all others.
+                if interval and not interval[1] < 100 * speed < 1e4 * interval[0]:
+                    interval = None
                 low, high = interval or (speed, speed)
                 x.append(max(1, row.pair.size_bytes))
                 y.append(chart.rounded(speed))
                 above.append(chart.rounded(high - speed))
                 below.append(chart.rounded(speed - low))
                 size = format_size(row.pair.size_bytes)
-                ends = f" ({interval_text(comparison, row)})" if interval else ""
+                ends = f" ({interval_text(row)})" if interval else ""
                 texts.append(f"{size}: speed-up {speed_cell(speed)}{ends}<br>{chart.plain(result)}")
                 members = [item.result for item in (*row.pair.base, *row.pair.new)]
                 points.append(chart.keys_of(members, keys))
@@ -78,9 +81,3 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
         name = chart.plain(title or table[0].row.collective)
         charts.append(chart.Chart(name, traces, layout, [chart.SCALES]))
     return charts
-
-
-def drawable_interval(comparison: Comparison, row: Compared) -> tuple[float, float] | None:
-    """The 95 % interval of a speed-up; None if there is none, or if it would hide all others."""
-    interval, speed = speed_interval(comparison, row), speed_of(comparison, row)
-    return interval if interval and interval[1] < 100 * speed < 1e4 * interval[0] else None

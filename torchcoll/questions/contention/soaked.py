@@ -112,12 +112,7 @@ def soaked(run: Run) -> Soaked | None:
 
 
 def _case(case: Case, windows: Sequence[SoakWindow], ranks: int) -> SoakedCase:
-    measured = [
-        (window, soaked_case)
-        for window in windows
-        for soaked_case in window.cases
-        if soaked_case.case == case
-    ]
+    measured = [(window, c) for window in windows for c in window.cases if c.case == case]
     medians = tuple(soaked_case.median_ns for _, soaked_case in measured)
     by_window = {id(window): soaked_case.median_ns for window, soaked_case in measured}
     bins = Counter[int]()

@@ -27,7 +27,8 @@ def _sides(runs: Sequence[Run]) -> list[Side]:
     names = [run.labels.get("cell", "") for run in runs]
     if not any(names):
         backends = dict.fromkeys(r.case.backend for run in runs for r in run.results)
-        return [Side(f"backend:{name}", list(runs)) for name in backends] * (len(backends) > 1)
+        sides = [Side(f"backend:{name}", list(runs)) for name in backends]
+        return sides if len(sides) > 1 else []
     if not all(names) or not 2 <= len(set(names)) <= _SIDES:
         return []
     return [
@@ -62,7 +63,7 @@ def add_comparisons(document: PageDraft) -> list[Comparison]:
             for side in (sides[0], other)
             for run in side.runs[:_FEW]
         )
-        named += " ..." * (max(len(sides[0].runs), len(other.runs)) > _FEW)
+        named += " ..." if max(len(sides[0].runs), len(other.runs)) > _FEW else ""
         given = [
             argument
             for argument in document.material.arguments.get("runs", [])
@@ -93,12 +94,11 @@ def add_comparisons(document: PageDraft) -> list[Comparison]:
 def speed_ups(document: PageDraft, comparison: Comparison) -> list[Drawing]:
     """None about a model, whose errors have a section."""
     from torchcoll.questions.comparison.speed_up_charts import speed_up_charts
-    from torchcoll.questions.comparison.wording import side_names, speed_interval
 
     if comparison.errors:
         return []
-    base, new = side_names(comparison)
-    bounded = any(speed_interval(comparison, row) for row in comparison.rows if row.matched)
+    base, new = comparison.side_names
+    bounded = any(row.interval for row in comparison.rows if row.matched)
     interval = " with its 95 % interval" if bounded else ""
     return [
         Drawing(

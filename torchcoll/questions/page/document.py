@@ -14,13 +14,14 @@ from typing import Any
 from torchcoll.core.answer import Answer
 from torchcoll.core.case import NATIVE
 from torchcoll.core.errors import TorchcollError, UsageError, one_line
-from torchcoll.core.jsonl import CUT_OFF, TRUNCATED
+from torchcoll.core.file import truncated_text
+from torchcoll.core.jsonl import CUT_OFF
 from torchcoll.core.parts import functions_of
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.shell import Name
 from torchcoll.core.summary import Row
-from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
+from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size, plural, shorten
 from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.limits import FAIL
 from torchcoll.questions.check.show import answer_of, over_all
@@ -78,9 +79,7 @@ def page_of(
     if wanted := conditions(filter):
         for run in material.runs:
             items = Side("", [run]).measured("time", Reading())
-            run.results = [
-                m.result for m in items if all(filter_term.holds(m) for filter_term in wanted)
-            ]
+            run.results = [m.result for m in items if all(term.holds(m) for term in wanted)]
         material.runs = [run for run in material.runs if run.results]
         if not material.runs:
             raise UsageError("filter", filter, "conditions that some case fulfils")
@@ -112,11 +111,8 @@ def _ended_so_far(run: Run) -> Run:
     """The run as if it had ended after its last case: no end record is no failure yet, and a record
     that is being written is no damage.
     """
-    problems = [
-        problem
-        for problem in run.problems
-        if not problem.startswith(TRUNCATED) and CUT_OFF not in problem
-    ]
+    truncated = truncated_text(run)
+    problems = [text for text in run.problems if text != truncated and CUT_OFF not in text]
     return replace(run, end={"status": "complete"}, problems=problems, in_flight=None)
 
 
@@ -158,7 +154,7 @@ def _title(material: Material) -> str:
         parts.append(f"on {on}" if on else "")
         if ranks:
             span = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
-            parts.append(f"with {span} rank{'s' * (ranks[-1] > 1)}")
+            parts.append(f"with {span} {plural(ranks[-1], 'rank')}")
         return " ".join(filter(None, parts))
     return "what a training sends" if material.traffic else "what the logs say"
 
@@ -234,12 +230,8 @@ def _peak_answer(document: PageDraft) -> None:
         places, key=lambda place: (-max(r.busbw_gbps or 0.0 for r in places[place]), place[3])
     )
     for place in order[:_MOST_PEAKS]:
-        place_parts = [
-            place_part for place_part in place[:3] if place_part not in (NATIVE, "unknown")
-        ]
-        where = (
-            f" on {' '.join(place_parts)}, {place[3] or 'unknown'} ranks" if len(order) > 1 else ""
-        )
+        names = [name for name in place[:3] if name not in (NATIVE, "unknown")]
+        where = f" on {' '.join(names)}, {place[3] or 'unknown'} ranks" if len(order) > 1 else ""
         where = f" in {one_line(place[4])}{where}" if place[4] else where
         _peak_of(document, places[place], where)
     if len(order) > _MOST_PEAKS:
@@ -270,7 +262,7 @@ def _peak_of(document: PageDraft, rows: Sequence[Row], place: str) -> None:
     if timed:
         least = min(timed, key=lambda row: row.median_ns or 0.0)
         text = f"Shortest{place}: {format_ns(least.median_ns)}, {least.collective} of "
-        where = f" on {least.ranks} ranks" * bool(least.ranks and not place)
+        where = f" on {least.ranks} ranks" if least.ranks and not place else ""
         size = least.size_bytes
         size_text = format_size(size) if size >= 1024 else f"{size} bytes"
         document.answers.append(Answer(f"{text}{size_text}{where}."))
@@ -403,10 +395,7 @@ def _environment(runs: Sequence[Run]) -> Grid:
         if len(several) == 1:
             text = several[0]
         else:
-            shown = [
-                f"{value} ({counted(values.count(value), 'run')})" for value in several[:_VALUES]
-            ]
-            more = [f"... ({len(several)} values)"] * (len(several) > _VALUES)
-            text = "; ".join([*shown, *more])
+            texts = [f"{value} ({counted(values.count(value), 'run')})" for value in several]
+            text = shorten(texts, _VALUES, f"; ... ({len(several)} values)", "; ")
         rows.append([one_line(name), text, "" if len(several) == 1 else "differs"])
     return Grid([Head("fact", left=True), Head("value", left=True), Head("", left=True)], rows)

@@ -114,8 +114,8 @@ def _calls_charts(document: PageDraft) -> list[Chart]:
     for run, result in shown:
         chart = calls_chart(run, result, document.keys[id(result)], points, ranks)
         backends = {r.case.backend for r in run.results}
-        backend = f", {one_line(result.case.backend)}" * (len(backends) > 1)
-        of_run = f", {names[id(run)]}" * (len(document.plain) > 1)
+        backend = f", {one_line(result.case.backend)}" if len(backends) > 1 else ""
+        of_run = f", {names[id(run)]}" if len(document.plain) > 1 else ""
         charts.append(replace(chart, title=plain(f"{case_text(result.case)}{backend}{of_run}")))
         if len(shown) < len(every):
             chart.caption.append(f"{len(shown)} of the {len(every)} cases are in this page")
@@ -154,7 +154,7 @@ def add_first_calls(document: PageDraft) -> None:
         charts = []
         for name, run in named(document.plain[:_MAPS]):
             for chart in first_calls_charts(run, rows[id(run)], document.keys):
-                of_run = f", {plain(name)}" * (len(document.plain) > 1)
+                of_run = f", {plain(name)}" if len(document.plain) > 1 else ""
                 charts.append(replace(chart, title=f"{chart.title}{of_run}"))
         return charts
 

@@ -19,8 +19,8 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.bench.communicators import first_call
 from torchcoll.bench.main import measure
-from torchcoll.bench.measure import first_call
 from torchcoll.bench.options import Options, Other, Parser, number, parse
 from torchcoll.bench.session import Session
 from torchcoll.bench.sweep import Sweep

@@ -22,16 +22,7 @@ from torchcoll.core.units import (
     shorten,
     shorten_list,
 )
-from torchcoll.questions.pairs import suspects
-from torchcoll.questions.pairs.matches import (
-    EXCHANGE,
-    LATENCY,
-    SEND,
-    Pairs,
-    case_key,
-    is_pair,
-    read_pairs,
-)
+from torchcoll.questions.pairs import matches, suspects
 from torchcoll.questions.pairs.schedule import Pair
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import Forms, print_results, select_fields
@@ -46,14 +37,14 @@ _LIMITS = (0.9, 0.8, 0.6, 0.4)  # shares of the median: below each the next shad
 _NONE, _SELF = "?", "\\"
 
 
-def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
+def matrix_grid(pairs: matches.Pairs, key: tuple[str, int], out: Destination) -> Grid:
     """The matrix of one kind of call, with a row and a column for each unit.
 
     The cells are GB/s (us for latency), or shades relative to the median within a node or between
     nodes.
     """
     kind, size_bytes = key
-    if kind == EXCHANGE:
+    if kind == matches.EXCHANGE:
         per = "node" if pairs.by == "node" else "rank"
         above = f"{format_size(size_bytes)} both ways at once, GB/s sent by each {per}"
     else:
@@ -97,16 +88,20 @@ def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
     return Grid([Head(pairs.by), Head("", left=True)], rows, lines)
 
 
-def _figure(pairs: Pairs, key: tuple[str, int], pair: Pair) -> str:
+def _figure(pairs: matches.Pairs, key: tuple[str, int], pair: Pair) -> str:
     times = pairs.times[key]
     timing = times.get(pair) or times.get(pair[::-1])
     if timing is None:
         return "" if pair[0] == pair[1] else _NONE
     ns = timing.median_ns
-    return f"{ns / 1e3:.1f}" if key[0] == LATENCY else format_bandwidth(pairs.gbps(key, pair, ns))
+    return (
+        f"{ns / 1e3:.1f}"
+        if key[0] == matches.LATENCY
+        else format_bandwidth(pairs.gbps(key, pair, ns))
+    )
 
 
-def _relative(pairs: Pairs, key: tuple[str, int]) -> dict[Pair, float]:
+def _relative(pairs: matches.Pairs, key: tuple[str, int]) -> dict[Pair, float]:
     """Each pair's speed over the median of its kind: within a node, between nodes."""
     kinds: dict[bool, list[float]] = {True: [], False: []}
     within = {pair: pairs.hosts[pair[0]] == pairs.hosts[pair[1]] for pair in pairs.times[key]}
@@ -117,7 +112,7 @@ def _relative(pairs: Pairs, key: tuple[str, int]) -> dict[Pair, float]:
     return {pair: 1 / timing.median_ns / middles[within[pair]] for pair, timing in times}
 
 
-def slowest_units(pairs: Pairs, key: tuple[str, int]) -> list[int]:
+def slowest_units(pairs: matches.Pairs, key: tuple[str, int]) -> list[int]:
     """All units, or the _WORST slowest if there are more than MOST_ROWS, ascending."""
     count = len(pairs.units)
     if count <= MOST_ROWS:
@@ -142,7 +137,7 @@ def show_pairs(
     threshold: None for that of the run.
     Raises UsageError for an unknown format and for a run without pairs.
     """
-    pairs = read_pairs(run)
+    pairs = matches.read_pairs(run)
     if pairs is None:
         what = run.path or "this run"
         action = "torchcoll show reads it." if run.results else ""
@@ -158,16 +153,16 @@ def show_pairs(
 
 def pairs_grids(
     run: Run,
-    pairs: Pairs,
+    pairs: matches.Pairs,
     out: Destination,
     suspected: Sequence[suspects.Suspect],
     threshold: float,
     format: str = "table",
 ) -> list[Grid]:
     """The tables: the matrix, then a line for each unit with the suspects below it."""
-    grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == EXCHANGE]
+    grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == matches.EXCHANGE]
     if not grids:
-        grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == LATENCY]
+        grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == matches.LATENCY]
     units = _units(pairs, format)
     first = [*grids, units][0]
     first.above = [*_title(run, pairs), *first.above]
@@ -176,13 +171,13 @@ def pairs_grids(
     return [*grids, units]
 
 
-def _title(run: Run, pairs: Pairs) -> list[str]:
+def _title(run: Run, pairs: matches.Pairs) -> list[str]:
     what = f"{len(pairs.units)} {pairs.by}s"
     if pairs.by == "node":
         what += f" of {run.ranks} ranks, first with first, second with second, all at once"
-    results = [result for result in run.results if is_pair(result)]
+    results = [result for result in run.results if matches.is_pair(result)]
     case = results[0].case
-    large = [result for result in results if case_key(result.case)[0] != LATENCY]
+    large = [result for result in results if matches.case_key(result.case)[0] != matches.LATENCY]
     calls = max((len(c) for result in large for c in result.time_ns.get("host", [])), default=0)
     done = len(pairs.pairs)
     lines = [
@@ -197,29 +192,29 @@ def _title(run: Run, pairs: Pairs) -> list[str]:
     return lines
 
 
-def _units(pairs: Pairs, format: str) -> Grid:
+def _units(pairs: matches.Pairs, format: str) -> Grid:
     """A line for each unit: the medians over its pairs."""
     keys = list(pairs.times)
     heads = [Head(pairs.by), Head("host", left=True)]
     for kind, size_bytes in keys:
-        if kind == LATENCY:
+        if kind == matches.LATENCY:
             heads.append(Head("latency", repeat=True))
             continue
         size = format_size(size_bytes)
-        directions = ("both ways",) if kind == EXCHANGE else ("sends", "receives")
+        directions = ("both ways",) if kind == matches.EXCHANGE else ("sends", "receives")
         heads += [Head(direction, f"{size} (GB/s)") for direction in directions]
     shown: Sequence[int] = range(len(pairs.units))
     if format == "table" and len(pairs.units) > MOST_ROWS:
-        shown = slowest_units(pairs, next((k for k in keys if k[0] == EXCHANGE), keys[0]))
+        shown = slowest_units(pairs, next((k for k in keys if k[0] == matches.EXCHANGE), keys[0]))
     columns = []
     for key in keys:
-        text = format_time if key[0] == LATENCY else format_bandwidth
-        for ends in ((0,), (1,)) if key[0] == SEND else ((0, 1),):
+        text = format_time if key[0] == matches.LATENCY else format_bandwidth
+        for ends in ((0,), (1,)) if key[0] == matches.SEND else ((0, 1),):
             # The values of each unit, over the pairs that have it at one of these ends.
             values: dict[int, list[float]] = {}
             for pair, timing in pairs.times[key].items():
                 ns = timing.median_ns
-                value = ns if key[0] == LATENCY else pairs.gbps(key, pair, ns)
+                value = ns if key[0] == matches.LATENCY else pairs.gbps(key, pair, ns)
                 for end in ends:
                     values.setdefault(pair[end], []).append(value)
             columns.append({unit: text(median(of_unit)) for unit, of_unit in values.items()})
@@ -235,7 +230,7 @@ def _units(pairs: Pairs, format: str) -> Grid:
 
 
 def _below(
-    run: Run, pairs: Pairs, suspected: Sequence[suspects.Suspect], threshold: float
+    run: Run, pairs: matches.Pairs, suspected: Sequence[suspects.Suspect], threshold: float
 ) -> list[str]:
     lines = []
     if len(pairs.pairs) < pairs.pair_count:
@@ -246,14 +241,14 @@ def _below(
     lines += [one_line(e.get("message")) for e in run.events if e.get("kind") != "suspect"]
     lines += shorten_list(list(map(one_line, pairs.failed)), 8, "and {} more that failed")
     for result in run.results:
-        if not is_pair(result):
+        if not matches.is_pair(result):
             lines.append(_together(result))
     lines += _conclusion(pairs, suspected, _bisect_texts(run), threshold)
     return lines
 
 
 def _answer(
-    pairs: Pairs, suspected: Sequence[suspects.Suspect], bisect_texts: Sequence[str]
+    pairs: matches.Pairs, suspected: Sequence[suspects.Suspect], bisect_texts: Sequence[str]
 ) -> Answer:
     """Which unit or link is slow, in one sentence."""
     accused = [
@@ -291,7 +286,7 @@ def _together(result: Any) -> str:
 
 
 def _conclusion(
-    pairs: Pairs,
+    pairs: matches.Pairs,
     suspected: Sequence[suspects.Suspect],
     bisect_texts: Sequence[str],
     threshold: float,
@@ -348,7 +343,7 @@ def _conclusion(
     return lines
 
 
-def _records(pairs: Pairs) -> list[dict[str, Any]]:
+def _records(pairs: matches.Pairs) -> list[dict[str, Any]]:
     """One object for each pair, kind of call and pass (0: in the rounds; 1, 2, ...: alone).
 
     For one-way calls ``first`` is the sender.
@@ -356,9 +351,9 @@ def _records(pairs: Pairs) -> list[dict[str, Any]]:
     rows = []
     for number, tables in enumerate([pairs.times, *pairs.alone]):
         for key, times in tables.items():
-            kind = "one way" if key[0] == SEND else key[0]
+            kind = "one way" if key[0] == matches.SEND else key[0]
             for pair, timing in sorted(times.items()):
-                latency, ns = key[0] == LATENCY, timing.median_ns
+                latency, ns = key[0] == matches.LATENCY, timing.median_ns
                 rows.append(
                     {
                         "kind": kind,
@@ -378,7 +373,7 @@ def _records(pairs: Pairs) -> list[dict[str, Any]]:
 
 
 def _object(
-    run: Run, pairs: Pairs, suspected: Sequence[suspects.Suspect], threshold: float
+    run: Run, pairs: matches.Pairs, suspected: Sequence[suspects.Suspect], threshold: float
 ) -> dict[str, Any]:
     confirmed = [suspect for suspect in suspected if suspect.confirmed]
     return {
@@ -404,7 +399,7 @@ def _object(
     }
 
 
-def _suspect_object(pairs: Pairs, suspect: suspects.Suspect) -> dict[str, Any]:
+def _suspect_object(pairs: matches.Pairs, suspect: suspects.Suspect) -> dict[str, Any]:
     evidence = [
         {
             **select_fields(e, "kind=what size_bytes within_node=within ratio"),

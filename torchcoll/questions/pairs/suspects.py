@@ -387,13 +387,8 @@ def pairs_to_repeat(
 
 def suspected_kinds(suspected: Iterable[Suspect]) -> set[tuple[str, int]]:
     """The kinds of calls by which units or links are still suspected, and which run again."""
-    remaining = [
-        evidence
-        for suspect in suspected
-        for evidence in suspect.evidence
-        if evidence.confirmed is not False
-    ]
-    kinds = {(evidence.what, evidence.size_bytes) for evidence in remaining}
+    every = [evidence for suspect in suspected for evidence in suspect.evidence]
+    kinds = {(e.what, e.size_bytes) for e in every if e.confirmed is not False}
     return {(what if what in (LATENCY, EXCHANGE) else SEND, size) for what, size in kinds}
 
 

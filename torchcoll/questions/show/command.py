@@ -405,7 +405,8 @@ def run_report(options: argparse.Namespace) -> ExitCode:
         write_file(path, page_markdown(page, names), "output", options.force)
         for name, picture in zip(names, pictures, strict=True):
             write_file(path.with_name(name), picture.svg, "output", options.force)
-    print(printable(f"report: {path}" + f", pictures: {', '.join(names)}" * bool(names)))
+    pictures_text = f", pictures: {', '.join(names)}" if names else ""
+    print(printable(f"report: {path}{pictures_text}"))
     return ExitCode.OK
 
 

@@ -12,7 +12,7 @@ from torchcoll.core.errors import UnusableError, UsageError, one_line, unknown
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import PERIOD, Row
-from torchcoll.core.units import format_bandwidth, format_ns, format_size, parse_size
+from torchcoll.core.units import format_bandwidth, format_ns, format_size, parse_size, shorten
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.questions.check.limits import fabric_of, limit_of
 from torchcoll.report.grid import Grid
@@ -78,20 +78,15 @@ def explained(run: Run, what: Question, verdict: Verdict) -> Grid:
     if not rows:
         raise UnusableError("file", f"{run.path or 'a run'} without cases", "at least one case")
     if not fitting:
-        lines_of_rows = dict.fromkeys(
-            f"{row.collective} {format_size(row.size_bytes_requested)}" for row, _ in rows
-        )
-        texts = [*lines_of_rows]
-        some = ", ".join(texts if len(texts) < 9 else [*texts[:8], "..."]) or "none"
+        cases = [f"{row.collective} {format_size(row.size_bytes_requested)}" for row, _ in rows]
+        some = shorten(list(dict.fromkeys(cases)), 8, ", ...")
         size = format_size(what.size_bytes) if what.size_bytes else ""
         asked_for = " ".join(filter(None, (what.collective, size)))
         raise UsageError("case", asked_for or "none", f"one of the file's: {some}")
-    timed = [candidate for candidate in fitting if candidate[0].median_ns] or fitting
+    timed = [pair for pair in fitting if pair[0].median_ns] or fitting
     if not what.collective and not what.size_bytes:  # the row that the verdict is about
-        timed = [
-            candidate for candidate in timed if candidate[0].collective == DEFAULT_COLLECTIVE
-        ] or timed
-    row, result = max(timed, key=lambda candidate: candidate[0].size_bytes)
+        timed = [pair for pair in timed if pair[0].collective == DEFAULT_COLLECTIVE] or timed
+    row, result = max(timed, key=lambda pair: pair[0].size_bytes)
     parts = _parts(run, row, result, verdict)
     unknown = [n for n, field in _SAMPLED.items() if result.reported and not getattr(row, field)]
     unknown += [n for n in ("clock", "mode") if getattr(row, n) in (None, "unknown")]

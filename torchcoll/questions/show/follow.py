@@ -13,16 +13,15 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 
 from torchcoll.bench.live import Reporter, reporter, slowest_in_calls, slowest_in_window
 from torchcoll.core.errors import UnreadableError, UsageError, one_line, tell
 from torchcoll.core.file import files_of_run
 from torchcoll.core.result import Run
-from torchcoll.core.units import parse_utc
 from torchcoll.reading.inputs import load_one
 from torchcoll.report.destination import ProgressLine, RunProgress
+from torchcoll.stats.sides import start_of
 
 POLL_S = 1.0
 _PAGE_EVERY_S = 5.0  # a page of a large run takes a second to write
@@ -158,10 +157,5 @@ class _Printed:
 
 def _monotonic_start(run: Run) -> float | None:
     """When the run began, on this process's monotonic clock; None if the header does not say."""
-    text = run.header.get("start_utc")
-    try:
-        began = parse_utc(str(text))
-    except ValueError:
-        return None
-    age_s = (datetime.now(timezone.utc) - began.astimezone(timezone.utc)).total_seconds()
-    return time.monotonic() - max(0.0, age_s)
+    start_s = start_of(run)
+    return None if start_s is None else time.monotonic() - max(0.0, time.time() - start_s)

@@ -143,7 +143,9 @@ def _foreign_recipe(run: Run, ranks: int, hosts: int) -> Recipe:
             "same cases through torch.distributed, with its own clock and calls"
         )
     else:
-        arguments += _spec_options(run.header.get("spec") or {})
+        spec = run.header.get("spec") or {}
+        of_cases = (*OF_POINTS, "mode")
+        arguments += _options({n: spec[n] for n in FIELDS if n in spec and n not in of_cases})
         note = (
             "the file is of a run from Python and has no command: the command is made from its "
             "cases and settings"
@@ -210,7 +212,8 @@ def _call_options(cases: Sequence[Case]) -> list[str]:
     mode = _shared("mode", modes)
     kinds = ["asynchronous" if case.asynchronous else "synchronous" for case in cases]
     options = ["--mode", mode] if mode else []
-    return options + ["--async"] * (_shared("kind of calls", kinds) == "asynchronous")
+    is_async = _shared("kind of calls", kinds) == "asynchronous"
+    return [*options, "--async"] if is_async else options
 
 
 def _shared(name: str, values: Iterable[str]) -> str:
@@ -235,12 +238,6 @@ def _group_rule(case: Case) -> str:
     """
     match = _GROUP_RULE.fullmatch(case.group or "")
     return match[1] if match else ""
-
-
-def _spec_options(spec: Mapping[str, Any]) -> list[str]:
-    """Options for the fields of a file's Spec, except for those that come from its cases."""
-    of_cases = (*OF_POINTS, "mode")
-    return _options({name: spec[name] for name in FIELDS if name in spec and name not in of_cases})
 
 
 def _options(values: Mapping[str, Any]) -> list[str]:

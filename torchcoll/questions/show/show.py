@@ -53,11 +53,12 @@ def table_grid(
     view: View | None = None,
     verdict: Verdict | None = None,
     row_keys: Mapping[int, str] | None = None,
+    footnotes: bool = True,
 ) -> Grid:
     """The table of one run: header lines, one row a case, footnotes, and the verdict.
 
     verdict: default: by the fabric that the run is known to be of. row_keys: by
-    ``id(result)``, the keys of the Grid.
+    ``id(result)``, the keys of the Grid. footnotes: False leaves out those of marked cells.
     """
     view = view or View()
     notes = Notes()
@@ -74,11 +75,11 @@ def table_grid(
     how, clocks = view.over_ranks, distinct_values(rows, "clock")
     verdict = verdict or judge(run, rows=rows if view.usual else None)
     above = header_lines(run, rows or requested_cases(run), how, clocks, view.verbose)
-    below = notes.lines() if "verified" in keys else reason_lines(rows)
+    below = notes.lines(footnotes) if "verified" in keys else reason_lines(rows)
     below += [] if rows else ["no case has ended"]
     below += limit_lines(entries)
     below += published_lines(run, rows) if view.usual else []
-    below += run_lines(run, rows, "first_call_ns" in keys)
+    below += run_lines(run, rows, footnotes and "first_call_ns" in keys)
     ran = [entry for entry in entries if entry.result.time_ns]
     if view.clock and (without := sum(view.clock not in e.result.time_ns for e in ran)):
         below.append(f"{without} of {len(ran)} cases have no {view.clock} clock")
@@ -374,12 +375,10 @@ def _collectives_grids(run: Run, readings: View) -> list[Grid]:
     """Sizes down and collectives across, with the verdict and the notes of the list of cases."""
     from torchcoll.report.views import pivot_grids
 
-    table = table_grid(run, readings)
-    *grids, last = pivot_grids([run], readings, "collective", "busbw")
     # Footnotes belong to cells that are not shown here.
-    notes = [
-        line for line in table.below if not line.startswith(("[", "*")) and line not in last.below
-    ]
+    table = table_grid(run, readings, footnotes=False)
+    *grids, last = pivot_grids([run], readings, "collective", "busbw")
+    notes = [line for line in table.below if line not in last.below]
     last.below = [*last.below, *notes, "times and first calls of each case: --view cases"]
     last.answer = table.answer
     return [*grids, last]

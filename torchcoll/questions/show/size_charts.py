@@ -76,9 +76,7 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
         facts = [(part.ranks, known_of(part)) for part in side.parts]
         separate = kept_separate(facts)
         runs = f"the runs of {side.name}" if side.name else "the runs"
-        notes.append(
-            hidden_note(hidden_among([facts_of_run for _, facts_of_run in facts], separate), runs)
-        )
+        notes.append(hidden_note(hidden_among([fact for _, fact in facts], separate), runs))
         groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
         measured: list[Measured] = []
         without_time = 0
@@ -107,7 +105,7 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
     if len(sides) > 1 and (text := hidden_among(between, ())):
         notes.append(f"the sides are not alike in {text}")
     notes += dict.fromkeys(side.rehearsal_note for side in sides)
-    lines = {name: list(facts_of_run.values()) for name, facts_of_run in panels.items()}
+    lines = {name: list(panel.values()) for name, panel in panels.items()}
     return Picture(lines, [note for note in notes if note])
 
 
@@ -115,13 +113,10 @@ def _line(side: str, values: dict[str, Any], items: Sequence[Measured]) -> PlotL
     line = PlotLine(side, values, rows=[item.row for item in items])
     for size_bytes in sorted({item.row.size_bytes for item in items}):
         of_size = [item for item in items if item.row.size_bytes == size_bytes]
-        right = [item for item in of_size if item.row.is_right]
-        if right:
+        if right := [item for item in of_size if item.row.is_right]:
             line.points.append(_point(size_bytes, right))
-        if len(right) < len(of_size):
-            line.doubted.append(
-                _point(size_bytes, [item for item in of_size if not item.row.is_right])
-            )
+        if wrong := [item for item in of_size if not item.row.is_right]:
+            line.doubted.append(_point(size_bytes, wrong))
     return line
 
 
@@ -157,10 +152,10 @@ def line_names(lines: Sequence[PlotLine]) -> list[str]:
     """Each line by its side, where there are several, and by what the lines differ in."""
     sides = len({line.side for line in lines}) > 1
     texts = kind_texts([line.values for line in lines], always=())
-    name_parts = [
-        [line.side if sides else "", text] for line, text in zip(lines, texts, strict=True)
+    return [
+        ", ".join(filter(None, [line.side if sides else "", text]))
+        for line, text in zip(lines, texts, strict=True)
     ]
-    return [", ".join(filter(None, parts_of_line)) for parts_of_line in name_parts]
 
 
 def picture_caption(picture: Picture, over_ranks: str) -> list[str]:
@@ -175,8 +170,8 @@ def picture_caption(picture: Picture, over_ranks: str) -> list[str]:
     statistics = [f"{statistic} over calls" for statistic in distinct_values(rows, "statistic")]
     bands = ["p5 to p95 of the calls of a run"] if sampled else []
     bands += ["least to largest of the runs' medians where there are several"] if several else []
-    parts.append(f"line: {' or '.join(statistics)}, geometric mean over runs" if several else
-                 f"line: {' or '.join(statistics)}")  # fmt: skip
+    over_runs = ", geometric mean over runs" if several else ""
+    parts.append(f"line: {' or '.join(statistics)}{over_runs}")
     parts.append(f"band: {'; '.join(bands)}" if bands else "no band: the source has no samples")
     return ["; ".join(filter(None, parts)), *picture.notes]
 

@@ -94,5 +94,5 @@ def _cold_runs(rows: Sequence[ColdRow]) -> chart.Chart:
         "yaxis": chart.time_axis(),
         "showlegend": True,
     }
-    caption = [f"the first {len(drawn)} of {len(rows)} runs"] * (len(drawn) < len(rows))
+    caption = [f"the first {len(drawn)} of {len(rows)} runs"] if len(drawn) < len(rows) else []
     return chart.Chart("", traces, layout, [chart.SCALES], caption, more_traces=means)

@@ -1,0 +1,77 @@
+"""tests/mutate.py: which places of a file it changes, and what it makes of them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import mutate
+import pytest
+
+SOURCE = '''"""A docstring with 1 < 2."""
+from __future__ import annotations
+__all__ = ["f"]
+if TYPE_CHECKING:
+    import b
+Pair = "tuple[int, int]"
+@dataclass(frozen=True)
+class A:
+    x: Literal[4] = 3
+def f(a: int | None, b: Callable[[1], 2]) -> Literal[5]:
+    assert a > 0
+    if a and b < 1:
+        print(f"größer {a + 1:>8} als" " b")
+    a += 2.5
+    return list(zip("ä" + a, [n for n in b if n is not a], strict=True))
+'''
+CHANGES = [
+    "9: 3 -> 4",
+    "12: a and b < 1 -> not (a and b < 1)",
+    "12: a and b < 1 -> a or b < 1",
+    "12: b < 1 -> b <= 1",
+    "12: 1 -> 2",
+    "13: a + 1 -> a - 1",
+    "13: 1 -> 2",
+    "14: a += 2.5 -> a -= 2.5",
+    "14: 2.5 -> 5.0",
+    "15: n is not a -> not n is not a",
+    "15: n is not a -> n is a",
+]
+
+
+def test_sites_and_what_becomes_of_them():
+    found = []
+    for index, _ in enumerate(mutate.find_sites(ast.parse(SOURCE))):
+        tree = ast.parse(SOURCE)
+        site = list(mutate.find_sites(tree))[index]
+        change = f"{site.node.lineno}: {ast.unparse(site.node)} -> {ast.unparse(site.new)}"
+        found.append(change)
+        lines = mutate.rewrite(SOURCE, tree, site).splitlines()
+        line = site.node.lineno - 1
+        changed = [*SOURCE.splitlines()]
+        changed[line] = lines[line]
+        assert lines == changed != SOURCE.splitlines()
+        assert ast.unparse(ast.parse("\n".join(lines))) == ast.unparse(tree)
+    assert sorted(found) == sorted(CHANGES)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("a = (b\n     < c)\nd = 1\n", "a = ((b <= c\n))\nd = 1\n"),
+        ("a = b if c else d\n", "a = b if (not c) else d\n"),
+        ("a = f'{b:{c}}' f'{d == e}'\n", "a = (f'{b:{c}}{d != e}')\n"),
+    ],
+)
+def test_other_lines_stay_where_they_are(old, new):
+    tree = ast.parse(old)
+    assert mutate.rewrite(old, tree, next(mutate.find_sites(tree))) == new
+
+
+def test_tests_of_the_module_come_first():
+    tests = mutate.nearest_tests(Path("torchcoll/parts/curves/growth.py"))
+    by_file = {file: distance for distance, file in tests}
+    assert tests[0] == (0, "tests/curves/test_growth.py")
+    assert by_file["tests/curves/test_model.py"] == 1
+    assert 1 < by_file["tests/training/test_replay.py"] < by_file["tests/test_readme.py"] == 98
+    assert by_file["tests/launch/test_launch_mpi.py"] == 99
