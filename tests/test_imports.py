@@ -76,7 +76,8 @@ TABLE = {
     "parts/fleet": (KERNEL, {*SCIENCE, "sqlalchemy"}, {"psycopg", "pyarrow"}),
     "parts/postmortem": (KERNEL, set(), set()),
     "parts/proof": ({*KERNEL, "machine"}, set(), {"parts/curves", "parts/training", "torch"}),
-    "cli": ({"core", "help"}, set(), {"machine", "bench", "report", "shtab"}),
+    "answering": ({"core"}, set(), {"reading"}),
+    "cli": ({"core", "help", "answering"}, set(), {"machine", "bench", "report", "shtab"}),
     "help": ({"core"}, set(), set()),
     "pairs": ({"bench", "questions/pairs"}, set(), set()),
     "__main__": ({"cli"}, set(), set()),
@@ -395,7 +396,7 @@ def test_inits_of_packages_are_empty():
 
 
 def test_one_stub_for_each_collective():
-    others = {"__init__", "__main__", "cli", "help", "pairs"}
+    others = {"__init__", "__main__", "answering", "cli", "help", "pairs"}
     assert {path.stem for path in PACKAGE.glob("*.py")} - others == STUBS
 
 

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from torchcoll import __version__
+from torchcoll.answering import answer_paths, are_paths
 from torchcoll.core import errors
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.opening import DISK_REFUSES, not_written
@@ -131,7 +132,8 @@ def _parser(chosen: str, available: Mapping[str, SubCommand]) -> _Parser:
         allow_abbrev=False,
         formatter_class=Formatter,
         description="Benchmark the collectives of torch.distributed, and read, compare and explain "
-        f"what was measured. {_TO_MEASURE} (one rank: python -m torchcoll.allreduce).",
+        f"what was measured. {_TO_MEASURE} (one rank: python -m torchcoll.allreduce). To read what "
+        "you have: torchcoll PATH... says what a file or a folder is, and what it says.",
         epilog=f"{groups_text(available)}\n\n"
         "torchcoll COMMAND --help prints the options and examples of a command",
     )
@@ -167,7 +169,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     available = _commands_on_ranks(first) or commands()
     if not argv:
         argv = ["--help"]
-    elif first not in available and not first.startswith("-"):
+    elif first not in available and (first == "-" or not first.startswith("-")):
+        if are_paths(argv):
+            return argparse.Namespace(
+                command="", run=lambda options: answer_paths(argv, main), paths=argv
+            )
         if first in _FUNCTIONS:
             raise errors.UsageError("command", first, "a command", _FUNCTIONS[first])
         raise errors.unknown("command", first, sorted(available), action=f"{_TO_MEASURE}.")

@@ -443,3 +443,11 @@ def test_hypercube_doubles():
             assert recv == ("irecv", "recv", peers_first * COUNT, width * COUNT, rank ^ width)
             held |= {block ^ width for block in held}
         assert held == set(range(8))
+
+
+@pytest.mark.parametrize("name", sorted(COLLECTIVES))
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_the_formula_that_the_docs_print_is_the_bus_factor(name, ranks):
+    entry = COLLECTIVES[name]
+    formula = entry.factor[0].replace("2 (", "2 * (")
+    assert eval(formula, {"n": ranks, "__builtins__": {}}) == pytest.approx(entry.bus_factor(ranks))

@@ -12,6 +12,7 @@ from parallel_models import llama_config
 
 import torchcoll
 from torchcoll import gradient_buckets, shard_traffic
+from torchcoll.core.errors import UnusableError
 from torchcoll.parts.curves.model_fit import fit_model
 from torchcoll.parts.training.architectures import parse_config, read_architecture
 from torchcoll.parts.training.config_plan import (
@@ -411,6 +412,76 @@ def test_fewer_experts_than_ranks_are_sharded_by_columns():
     assert {call.size_bytes for call in calls} == {4 * 2 * 3 * 40 * 16}
 
 
+# Columns of what a layer of llama_config keeps for its backward pass: the inputs of two norms and
+# those of attention and feed-forward block; queries, keys, values and attention's output; gate, up
+# and their product. In bytes of 16-bit types for a token.
+HALVES, ATTENTION, PRODUCT = 4 * 16, 16 + 8 + 8 + 16, 3 * 40
+LAYER = 2 * (HALVES + ATTENTION + PRODUCT)
+
+
+@pytest.mark.parametrize(
+    ("config", "hidden", "per_column"),
+    [
+        # Bytes for each token and hidden column, worked out by hand from the published shapes.
+        ({"intermediate_size": 14336}, 4096, 34),
+        (
+            {"hidden_size": 16384, "intermediate_size": 53248, "num_attention_heads": 128},
+            16384,
+            31.75,
+        ),
+        (
+            {
+                "model_type": "gemma",
+                "hidden_size": 3072,
+                "intermediate_size": 24576,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 16,
+                "head_dim": 256,
+            },
+            3072,
+            66.67,
+        ),
+        (
+            {
+                "model_type": "qwen3",
+                "hidden_size": 5120,
+                "intermediate_size": 25600,
+                "num_attention_heads": 64,
+                "head_dim": 128,
+            },
+            5120,
+            48.8,
+        ),
+    ],
+)
+def test_activations_follow_the_widths_of_a_model(config, hidden, per_column):
+    base = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": 8,
+        "vocab_size": 1000,
+    }
+    memory = plan({**base, **config}, "fsdp=8", "1x1024", BF16).memory
+    assert memory.activations == pytest.approx(per_column * 1024 * hidden, rel=1e-3)
+
+
+def test_a_pipeline_of_fsdp_keeps_whole_gradients_between_micro_batches():
+    """Until the last micro-batch scatters them: 2 bytes for each parameter of the first stage."""
+    two, four = (
+        plan_config(
+            parse_config(llama_config(), "x"), parse_layout("fsdp=2,pp=2"), parse_batch(batch), BF16
+        ).memory
+        for batch in ("2x1x8", "4x1x8")
+    )
+    layer = 16 * (16 + 8 + 8 + 16) + 3 * 16 * 40 + 2 * 16
+    embedding = 32 * 16
+    stage = 2 * (layer + embedding)
+    # Gathered parameters and whole gradients in the backward pass, and those that are kept.
+    assert two.buffers == four.buffers == 3 * stage
+
+
 def test_memory_of_ddp_and_fsdp():
     """Of 1 000 000 bytes: DDP has the buckets too; FSDP2 a quarter of parameters and states."""
     config = llama_config()
@@ -418,8 +489,8 @@ def test_memory_of_ddp_and_fsdp():
     memory = plan(config, "dp=4").memory
     assert (memory.parameters, memory.gradients) == (size_bytes, size_bytes)
     assert (memory.optimizer, memory.buffers) == (2 * size_bytes, size_bytes)
-    # 34 bytes for each of 8 tokens x 16 columns in 16-bit types, twice that in float32.
-    assert memory.activations == 2 * 34 * 2 * 8 * 16
+    # Of 2 layers and 8 tokens; twice the bytes of 16-bit types in float32.
+    assert memory.activations == 2 * LAYER * 2 * 8
     memory = plan(config, "fsdp=4").memory
     assert memory.parameters == memory.gradients == size_bytes / 4
     assert memory.optimizer == size_bytes / 2
@@ -435,21 +506,21 @@ def test_activation_memory():
     split = plan_config(
         parse_config(llama_config(), "x"), parse_layout("pp=2"), parse_batch("4x1x8"), BF16
     )
-    assert split.memory.activations == 34 * 8 * 16 * 2
+    assert split.memory.activations == LAYER * 8 * 2
     # With 2 virtual stages 2 (2 - 1) + (2 - 1) 2 + 1 = 5 passes of a chunk, of one layer each.
     split = plan_config(
         parse_config(llama_config(4), "x"), parse_layout("pp=2x2"), parse_batch("4x1x8"), BF16
     )
-    assert split.memory.activations == 34 * 8 * 16 * 5
+    assert split.memory.activations == LAYER * 8 * 5
 
 
 def test_peak_memory():
-    """8 tokens, 16 columns, 32 logits: two tensors of 16-bit numbers, or a layer of 34 x 16."""
+    """8 tokens and 32 logits: two tensors of 16-bit numbers; or a whole layer."""
     assert plan(llama_config(), "fsdp=4", options=BF16).memory.peak == 2 * 2 * 8 * 32
     assert plan(llama_config(), "dp=4,tp=2,sp", options=BF16).memory.peak == 2 * 2 * 8 * 32 / 2
     options = TrainingOptions("bfloat16", layers=LayerOptions("bfloat16", checkpoint=True))
     memory = plan(llama_config(), "fsdp=4", options=options).memory
-    assert memory.peak == 34 * 8 * 16
+    assert memory.peak == LAYER * 8
     # bfloat16 logits of 131072 tokens are 33.6 GB, and so is their gradient.
     memory = plan("llama-3-8b", "fsdp=8", "1x131072", options).memory
     assert memory.peak == 2 * 2 * 131072 * 128256
@@ -457,10 +528,12 @@ def test_peak_memory():
 
 
 def test_activation_memory_of_experts():
-    """Of each token 17 x 16 bytes, and of 2 visits 4 x 16 + 6 x 40, in 2 layers."""
+    """Of each token the attention, the router's 4 columns, and of 2 visits an input, an output and
+    three tensors of 40 columns; 2 layers.
+    """
     config = llama_config(model_type="mixtral", num_local_experts=4)
     assert plan(config, "fsdp=8", options=BF16).memory.activations == 2 * 8 * (
-        17 * 16 + 2 * (4 * 16 + 6 * 40)
+        2 * (HALVES + ATTENTION + 4) + 2 * (4 * 16 + 6 * 40)
     )
 
 
@@ -477,7 +550,7 @@ def test_layouts_that_do_not_fit_get_more_micro_batches():
 
     free = compared(None)["fsdp=2,tp=8,sp"]
     assert free.batch == parse_batch("8x8x8192")
-    for limit, batch in ((free.memory_bytes, "8x8x8192"), (90e9, "32x2x8192"), (1e9, "64x1x8192")):
+    for limit, batch in ((free.memory_bytes, "8x8x8192"), (82e9, "32x2x8192"), (1e9, "64x1x8192")):
         row = compared(limit)["fsdp=2,tp=8,sp"]
         assert row.batch == parse_batch(batch)
         alone = plan_config(architecture, layouts[0], parse_batch(batch), BF16)
@@ -511,10 +584,11 @@ def test_comparison_keeps_the_tokens_and_begins_with_the_pareto_set():
         )
     # Within so many bytes only the layouts that shard the parameters fit.
     needed = {row.layout.name: row.memory_bytes for row in comparison.rows}
-    limit = (needed["fsdp=8"] + needed["zero1=8"]) / 2
+    limit = needed["fsdp=8"]
     limited = compare_layouts(None, architecture, layouts, parse_batch("1x8"), FP32, None, limit)
     fits = {row.layout.name: row.fits for row in limited.rows}
-    assert fits == {name: size <= limit for name, size in needed.items()}
+    # The plan's memory may be off by 10 %.
+    assert fits == {name: size <= 1.1 * limit for name, size in needed.items()}
     assert fits["fsdp=8"] and not fits["zero1=8"]
     assert not any(row.pareto for row in limited.rows if not row.fits)
     assert [row.fits for row in limited.rows] == sorted(fits.values(), reverse=True)
@@ -524,3 +598,25 @@ def test_comparison_keeps_the_tokens_and_begins_with_the_pareto_set():
     # Half of an all_gather and of a reduce_scatter is as much as an all_reduce.
     assert costs["zero1=8"] == pytest.approx(costs["dp=8"], rel=0.05)  # its padding
     assert costs["fsdp=8"] > costs["dp=8"]
+
+
+def test_checkpointing_computes_a_third_more():
+    """A forward pass more than the three of forward and backward: 400 ms in place of 300."""
+    options = {"machine": "8xH100", "parallel": "fsdp=8", "batch": "1x128", "step_ms": 300.0}
+    plain, again = (
+        torchcoll.plan(config="llama-3-8b", checkpointing=checkpointing, **options)
+        for checkpointing in (False, True)
+    )
+    assert (plain.compute_ns, again.compute_ns) == (300e6, 400e6)
+    assert any("4/3 of --step-ms" in note for note in again.notes)
+
+
+def test_models_with_the_parameters_of_another_type():
+    """Kimi K2 is a DeepSeek V3 by another name; a model of text and images is its text part."""
+    text = llama_config(model_type="qwen3", head_dim=4)
+    expected = parse_config(text, "x").parameters
+    several = {"model_type": "qwen3_vl", "text_config": {**text, "model_type": "qwen3_vl_text"}}
+    architecture = parse_config(several, "x")
+    assert (architecture.parameters, architecture.source) == (expected, "x (its text part)")
+    with pytest.raises(UnusableError, match="model_type qwen3_vl"):
+        parse_config({"model_type": "qwen3_vl"}, "x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import zlib
@@ -25,11 +26,12 @@ _READERS = (
     (
         "show",
         re.compile(
-            rb"# nThread \d+ nGpus |Avg bus bandwidth|# OSU MPI|# Benchmarking: |MPI Benchmarks? "
+            rb"# nThread \d+ nGpus |Avg bus bandwidth|# OSU MPI|# Benchmarking:? |MPI Benchmarks? "
             rb'|COMMS-RES|---- Performance of |"coll_exec_time_us"|Time, us|data_size\(Bytes\)'
         ),
     ),
     ("history", re.compile(rb"\ASQLite format 3\0")),
+    ("trace", re.compile(rb'"coll_exec_time_us"')),
     ("log", re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) |\d\)? ?\|CCL_[A-Z]+\|")),
 )
 # What to do instead of reading figures of pairs of ranks.
@@ -77,6 +79,26 @@ def reading_command(begin: bytes, path: str, command: str) -> str:
     if not names or names[0] == command:
         return ""
     return f"torchcoll {names[0]} {'-' if is_stdin(path) else shlex.quote(str(path))} reads it."
+
+
+def reading_commands(text: bytes) -> list[str]:
+    """The commands that read a file whose beginning and end are this text, without the others that
+    a part recognises.
+    """
+    return [*dict.fromkeys(name for name, pattern in _READERS if pattern.search(text))]
+
+
+def end_of(path: str) -> bytes:
+    """The last bytes of a file that is not compressed; b'' if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _BEGIN))
+            end = file.read(_BEGIN)
+            file.seek(0)
+            return b"" if file.read(len(GZIP)) == GZIP else end
+    except OSError:
+        return b""
 
 
 def begin_of(path: str) -> bytes:

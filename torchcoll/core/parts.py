@@ -38,6 +38,8 @@ class Part:
       ``recognises(argument)``: whether the argument, such as a store, is one that this part reads;
       ``compares(base, new)``: the comparison of two Traffics;
       ``baseline(path)``: the good runs of a path (questions/check/baseline.py, BaselineRuns);
+      ``reads(path, text)``: the command that answers a file, of which ``text`` is the beginning and
+      the end (``torchcoll PATH``);
       ``cells(folder)``: the names of the sides that a folder holds.
     """
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 from torchcoll.core.case import BLOCKING, NATIVE
 from torchcoll.core.collectives import COLLECTIVES, Collective
@@ -412,6 +413,14 @@ def repeats(results: Sequence[CaseResult]) -> str:
         f"{counted(len(sizes), 'case')} measured up to {most} times "
         f"({format_size(min(sizes))} to {format_size(max(sizes))}): all are kept, none is averaged"
     )
+
+
+SAYS_FAILED = "FAILED"  # of a test in its last lines: wrong values, or less bandwidth than asked
+
+
+def end_of(verdict: str) -> dict[str, Any]:
+    """The record ``end`` of a run whose test itself says that it failed, in these words."""
+    return {"status": "failed", "reason": f"nccl-tests itself says {verdict}"}
 
 
 def version_text(code: object) -> str:

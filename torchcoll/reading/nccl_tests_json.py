@@ -125,6 +125,12 @@ def _read(
     end: dict[str, Any] = {"status": "complete"}
     if cut or not data.get("end_time"):
         end = {"status": base.TRUNCATED, "reason": "the run did not end: no end_time"}
+    for name_of_check in ("out_of_bounds", "average_bus_bandwidth"):
+        check = data.get(name_of_check)
+        if isinstance(check, Mapping) and str(check.get("okay")).lower() == "false":
+            value = check.get("count", check.get("bandwidth"))
+            end = nccl_tests.end_of(f"{name_of_check}: {value}, okay: false")
+            break
     errors = [error for error in _list(data.get("errors")) if isinstance(error, str) and error]
     imported.runs.append(
         base.make_run(

@@ -148,6 +148,7 @@ class _TestOutput:
     started: bool = False
     concluded: bool = False
     failed: bool = False
+    verdict: str = ""
     events: list[str] = field(default_factory=list)
     zeros: int = 0
     messages: Messages = field(default_factory=Messages)
@@ -320,10 +321,12 @@ class _TextReader:
             output.above += [line for line in self.above if line not in output.above]
             output.names = text.lstrip("# ").replace("#wrong", " #wrong").split()
             output.parser = RowParser(output.names, self.placements)
-        elif match := _AVERAGE.search(text):
-            output.average = base.number(match[1])
-        elif _BOUNDS.search(text):
-            output.failed = True
+        elif match := _AVERAGE.search(text) or _BOUNDS.search(text):
+            if match.re is _AVERAGE:
+                output.average = base.number(match[1])
+            output.failed = output.failed or match.re is _BOUNDS
+            if nccl_tests.SAYS_FAILED in text:
+                output.verdict = output.verdict or " ".join(text.strip("# ").split())
         elif match := _CONCLUDED.search(text):
             output.concluded = True
             output.collective = output.collective or base.collective_named(_plain_program(match[1]))
@@ -476,6 +479,8 @@ def _make_run(
     excerpt = not (output.ended or output.started or output.settings or output.members)
     if not (output.ended or excerpt):
         end = {"status": base.TRUNCATED, "reason": "the output stops before its last lines"}
+    if output.verdict:
+        end = nccl_tests.end_of(output.verdict)
     if not results:
         return None
     form = "text, an excerpt" if excerpt else "text"

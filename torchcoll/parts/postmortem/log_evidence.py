@@ -20,7 +20,7 @@ from torchcoll.parts.postmortem.causes import kind_of
 from torchcoll.parts.postmortem.evidence import RAS_KINDS, FileRead, JobEvent, JobEvidence, Place
 from torchcoll.parts.postmortem.nccl_log import RasText
 
-_HANDLERS: tuple[log_lines.Handler, ...] = (
+HANDLERS: tuple[log_lines.Handler, ...] = (
     *torch_log.HANDLERS,
     *traceback_log.HANDLERS,
     *nccl_log.HANDLERS,
@@ -91,7 +91,7 @@ def _scan(scan: log_lines.LogScan, path: Path, reader: log_lines.LineReader) -> 
     table = torch_log.FailureTable(scan)
     pod, banner = cluster_log.Pod(scan), cluster_log.HydraBanner(scan)
     nccl, ras = nccl_log.NcclLines(scan), RasText(scan)
-    texts = [*dict.fromkeys(text.encode() for text, _, _ in _HANDLERS), *_NCCL]
+    texts = [*dict.fromkeys(text.encode() for text, _, _ in HANDLERS), *_NCCL]
 
     def more() -> bool:
         return scan.wanted > 0
@@ -112,7 +112,7 @@ def _scan(scan: log_lines.LogScan, path: Path, reader: log_lines.LineReader) -> 
         if any(part.read(line) for part in (table, banner, ras, pod)):
             continue
         text = line.text
-        for literal, pattern, handle in _HANDLERS:
+        for literal, pattern, handle in HANDLERS:
             if literal in text and (match := pattern.search(text)):
                 handle(scan, line, match)
     for part in (tracebacks, nccl, ras, pod, banner):

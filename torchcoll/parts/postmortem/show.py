@@ -10,6 +10,7 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ranges, plural, shorten
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, shortened
 from torchcoll.parts.postmortem.job_folder import FolderEvidence
+from torchcoll.parts.postmortem.known_texts import KnownTexts
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid
 
@@ -19,13 +20,23 @@ _LEFT_OUT = 5  # files that are named
 
 
 def show_postmortem(
-    folder: FolderEvidence, diagnoses: list[Diagnosis], format: str, file: TextIO | None = None
+    folder: FolderEvidence,
+    diagnoses: list[Diagnosis],
+    format: str,
+    file: TextIO | None = None,
+    texts: KnownTexts | None = None,
 ) -> None:
-    """Print the diagnoses; of several jobs those that failed first."""
+    """Print the diagnoses; of several jobs those that failed first.
+
+    texts: what the texts of the files say, which answers for a job of which the rules name no rank.
+    """
     diagnoses = sorted(diagnoses, key=_urgency)
+    texts = texts or KnownTexts()
     titled = []
     for diagnosis in diagnoses:
         title, answer = "", answer_of(diagnosis, folder)
+        if len(diagnoses) == 1:
+            answer = _better_answer(diagnosis, answer, texts)
         if len(diagnoses) > 1:
             name = f"Job {one_line(diagnosis.job.name) or '(no name)'}"
             ranks = f", {counted(diagnosis.job.ranks, 'rank')}" if diagnosis.job.ranks else ""
@@ -34,7 +45,23 @@ def show_postmortem(
         titled.append((title, [_grid(diagnosis, answer)]))
     if folder.left_out:
         titled[-1][1].append(Grid([], [], above=_left_out(folder)))
-    print_forms(titled, [], _document(folder, diagnoses), format, file)
+    document = _document(folder, diagnoses, texts)
+    print_forms(titled, [], document, format, file)
+
+
+def show_known_texts(texts: KnownTexts, format: str, file: TextIO | None = None) -> None:
+    """Print what the texts say where no file has evidence of a rank."""
+    assert texts.answer
+    document: dict[str, Any] = {"schema": SCHEMA, "jobs": [], "known_texts": texts.to_json()}
+    document["answer"] = texts.answer.to_json()
+    print_forms([("", [Grid([], [], answer=texts.answer)])], [], document, format, file)
+
+
+def _better_answer(diagnosis: Diagnosis, answer: Answer, texts: KnownTexts) -> Answer:
+    """The answer of the texts, if the rules name no rank and no reason."""
+    undecided = not diagnosis.culprits and diagnosis.kind not in ("none", "canceled", "link")
+    undecided |= diagnosis.kind == "mismatch" and texts.calls_differ
+    return texts.answer or answer if undecided else answer
 
 
 def _urgency(diagnosis: Diagnosis) -> int:
@@ -93,13 +120,19 @@ def _left_out(folder: FolderEvidence) -> list[str]:
     return [f"skipped {counted(len(texts), 'file')}: {shown}"]
 
 
-def _document(folder: FolderEvidence, diagnoses: list[Diagnosis]) -> dict[str, Any]:
+def _document(
+    folder: FolderEvidence, diagnoses: list[Diagnosis], texts: KnownTexts
+) -> dict[str, Any]:
+    answer = answer_of(diagnoses[0], folder)
+    if len(diagnoses) == 1:
+        answer = _better_answer(diagnoses[0], answer, texts)
     return {
         "schema": SCHEMA,
         "jobs": [_job_object(diagnosis) for diagnosis in diagnoses],
         "left_out": [{"file": path, "why": why} for path, why in folder.left_out],
         "unread": [path for path, _ in folder.unread],
-        "answer": answer_of(diagnoses[0], folder).to_json(),
+        "known_texts": texts.to_json(),
+        "answer": answer.to_json(),
     }
 
 

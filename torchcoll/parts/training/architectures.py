@@ -204,10 +204,14 @@ class _Config:
 def parse_config(values: Mapping[str, Any], source: str) -> Architecture:
     """Returns the architecture that a config describes.
 
-    Raises UnusableError for a model type that has no description here, or without a number
-    that it needs.
+    A model of several parts, such as text and images, is its text part. Raises UnusableError for a
+    model type that has no description here, or without a number that it needs.
     """
-    model_type = values.get("model_type")
+    model_type = _ALIASES.get(str(values.get("model_type")), values.get("model_type"))
+    text = values.get("text_config")
+    if model_type not in ARCHITECTURES and isinstance(text, Mapping) and "model_type" in text:
+        return parse_config(text, f"{source} (its text part)")
+    values = {**values, "model_type": model_type}
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         actual = f"model_type {model_type}" if model_type is not None else "no model_type"
         raise UnusableError(
@@ -611,6 +615,14 @@ def _vit(config: _Config) -> Architecture:
     )
 
 
+# Models with the parameters of another type, under a name of their own.
+_ALIASES = {
+    "kimi_k2": "deepseek_v3",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_vl_text": "qwen2",
+}
 ARCHITECTURES: dict[str, Callable[[_Config], Architecture]] = {
     **dict.fromkeys(
         (

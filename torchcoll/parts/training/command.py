@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,14 @@ _MACHINE_HELP = (
 )
 
 _RANKS = 64  # of a plan of a model, where --ranks does not say
+
+
+_CONFIG = re.compile(rb'\A\s*\{[^\0]*"(?:model_type|architectures|num_hidden_layers)"\s*:')
+
+
+def command_for(path: str, text: bytes) -> str | None:
+    """``plan`` for a model's config.json of Hugging Face; None for any other file."""
+    return "plan" if _CONFIG.match(text) else None
 
 
 def gradients_arguments(parser: argparse.ArgumentParser) -> None:
@@ -390,7 +399,12 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         "machine that others measured)",
     )
     add("--machine", metavar=_MACHINE, help=f"{_MACHINE_HELP}; without it bytes and calls alone")
-    add("--step-ms", metavar="MS", help="computation of a step on a rank, without communication")
+    add(
+        "--step-ms",
+        metavar="MS",
+        help="computation of a step on a rank, without communication (and without "
+        "--checkpointing, which computes 4/3 of it)",
+    )
     add(
         "--measured",
         metavar="PATH",
@@ -403,7 +417,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--checkpointing",
         action="store_true",
-        help="activations of each layer are computed again in the backward pass",
+        help="activations of each layer are computed again in the backward pass: 4/3 of --step-ms",
     )
     add("--ring", action="store_true", help="cp sends keys and values around a ring")
     add("--capacity-factor", metavar="F", help="of the experts (default: no token is dropped)")

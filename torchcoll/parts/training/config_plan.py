@@ -694,11 +694,13 @@ class _StagePlan:
         parameter of a rank's partition (estimate_zero2_model_states_mem_needs), and allocates a
         buffer of reduce_bucket_size elements, two with overlap_comm (setup_buckets).
 
-        Activations: V. Korthikanti et al., arXiv 2205.05198, equations 1 to 4, without the part of
-        the attention scores, which FlashAttention does not keep: 34 bytes for each token and
-        hidden column of a layer in 16-bit types, 2 with checkpointing, and one whole layer that is
-        computed again. Logits and their gradient have the type of activations. In the pipeline as
-        many micro-batches as are in flight (Megatron-LM,
+        Activations: what a layer with fused norms, attention (FlashAttention) and gated products
+        keeps for its backward pass, counted from its matrices: the inputs of the norms and of the
+        matrices, queries, keys, values, gate and up. For Llama-3-8B these are 34 bytes for each
+        token and hidden column, as in V. Korthikanti et al., arXiv 2205.05198; 67 for Gemma 7B.
+        With checkpointing 2 bytes, and one whole layer that is computed again. Logits and their
+        gradient have the type of activations. In the pipeline as many micro-batches as are in
+        flight (Megatron-LM,
         megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches, and
         torch.distributed.pipelining).
         ``tests/training/test_memory.py`` has those of FSDP2 and DDP that torch really allocates.
@@ -707,6 +709,10 @@ class _StagePlan:
         if layout.sharded:
             kept, trained = float(self.kept_bytes), float(self.trained_bytes)
             buffers = float(self.peak_bytes)
+            if layout.pp > 1 and self.batch.micro_batches > 1:
+                # Whole gradients of the stage, until the last micro-batch scatters them.
+                elements = {w.name: math.prod(self._local(w)) for w in self._stage_weights()}
+                buffers += sum(elements.values()) * self._reduce_itemsize
             return Memory(kept, trained, 2 * trained, buffers, self._activations(), self._peak())
         seen: dict[str, Weight] = {}
         for blocks in self.chunks:
@@ -733,6 +739,11 @@ class _StagePlan:
             optimizer = 2 * (kept * self.itemsize if layout.data == TORCH_ZERO else parameters)
             buffers = gradients if replicas > 1 else 0.0
         return Memory(parameters, gradients, optimizer, buffers, self._activations(), self._peak())
+
+    def _stage_weights(self) -> Iterator[Weight]:
+        for blocks in self.chunks:
+            for block in blocks:
+                yield from block.weights
 
     def _activations(self) -> float:
         """Returns the bytes that are kept for the backward pass."""
@@ -776,20 +787,31 @@ class _StagePlan:
     def _layer_bytes(self, block: ModelBlock) -> float:
         """Returns the bytes of a layer's activations."""
         hidden, tp = self.architecture.hidden, self.layout.tp
-        whole, split = 10.0 * hidden, 24.0 * hidden  # bytes of a token; divided by tp
+        # Columns of the tensors that are kept: those that tp divides, and those that it does not.
+        split, whole = 0.0, 0.0
+        norms = {weight.name.rsplit(".", 1)[0] for weight in block.weights if weight.norm}
+        for weight in block.weights:
+            if weight.expert or len(weight.shape) != 2:
+                continue
+            if weight.split is None:
+                whole += min(weight.shape)
+                continue
+            # The output of what is split by its output columns (queries, keys, values, gate, up),
+            # and the input of what is split by its input columns (attention's output, product).
+            columns = weight.shape[weight.split]
+            # A norm of the queries or keys keeps its own input, too.
+            normed = weight.name.removesuffix("_proj.weight") + "_norm" in norms
+            split += columns * (2 if normed else 1)
+        of_heads = sum(name.endswith((".q_norm", ".k_norm")) for name in norms)
+        whole += hidden * (len(norms) - of_heads + 2)  # norms' inputs, and those of both halves
         if block.moe:
-            # Attention, norms and the input of the experts are 8 + 9 of the 34 bytes. Each visit of
-            # an expert keeps its input, its output, and three tensors of the expert's columns, as
-            # gated feed-forward blocks do; a shared expert has such tensors, too.
+            # Each visit of an expert keeps its input and output, and three tensors of the expert's
+            # columns, as gated feed-forward blocks do.
             capacity = self.options.layers.capacity
             visits = self.architecture.top_k * (1.0 if capacity is None else capacity)
-            shared = sum(
-                weight.elements / hidden
-                for weight in block.weights
-                if "shared_expert" in weight.name and "down_proj" in weight.name
-            )
-            whole = 9.0 * hidden + 4.0 * hidden * visits
-            split = 8.0 * hidden + 6.0 * (visits * self.architecture.expert_columns + shared)
+            whole += 2.0 * hidden * visits
+            split += 3.0 * visits * self.architecture.expert_columns
+        whole, split = 2 * whole, 2 * split  # bytes of a token
         if self.layout.sequence_parallel:
             return (whole + split) / tp * self._token_bytes
         return (whole + split / tp) * self._token_bytes

@@ -36,6 +36,8 @@ from torchcoll.parts.training.projection import (
 )
 from torchcoll.parts.training.sent_by_wrappers import DEEPSPEED_BUCKET
 
+# The memory of a plan may be off by so much: torch's allocator and kernels decide about the rest.
+UNSURE = 0.1
 _FIRST_BYTES, _CAP_BYTES = DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB  # of DDP's buckets
 
 
@@ -160,6 +162,8 @@ def _notes(
             "tensor parallel calls as torch's DTensor makes them; Megatron-LM gathers two more "
             "times a layer with sp"
         )
+    if options.layers.checkpoint:
+        notes.append("--checkpointing computes each layer again: 4/3 of --step-ms")
     states = "two states of Adam in the parameters' type"
     if layout.data == ZERO1:
         states = _ZERO1_STATES
@@ -185,7 +189,7 @@ _DEEPSPEED_STATES = (
 def _activations_note(architecture: Architecture) -> str:
     hidden = " (activations: none counted)" if not architecture.hidden else ""
     return (
-        "activations by Korthikanti et al. (arXiv 2205.05198), without attention scores; logits "
+        "activations as fused layers keep them, without attention scores; logits "
         f"and their gradient in the activations' type, without a copy in float32{hidden}"
     )
 
@@ -236,7 +240,7 @@ class LayoutRow:
     - batch: of a data-parallel rank.
     - pareto: it fits, and no other layout that fits is better in both time and memory; without a
       time, bytes sent.
-    - fits: whether its memory is within the limit, if there is one.
+    - fits: whether its memory is within the limit, if there is one, as far as it is known (UNSURE).
     """
 
     layout: ParallelLayout
@@ -318,19 +322,26 @@ def compare_layouts(
     - batch: of a data-parallel rank of the layout with the most of these. The others compute as
       much more as they have fewer data-parallel ranks: more sequences with tp and cp, more
       micro-batches with pp.
-    - memory_bytes: the memory that a rank has; None for no limit. A layout that does not fit it has
-      smaller micro-batches, and more of them, down to the sequences of ``batch``.
+    - memory_bytes: the memory that a rank has; None for no limit.
+
+    Each layout has the micro-batches with which its step is the fastest that fits: large ones need
+    more memory and, in a pipeline, wait longer; small ones gather and scatter more often.
     """
     widest = min(layouts, key=lambda layout: layout.inner)
     rows = []
     for layout, batches in zip(layouts, equal_batches(layouts, batch), strict=True):
+        of_batches = []
         for each in batches:
             step = plan_layout(machine, architecture, layout, each, options, compute_ns)
             row = LayoutRow(layout, step, each)
-            fits = memory_bytes is None or row.memory_bytes <= memory_bytes
-            if fits:
-                break
-        rows.append(replace(row, fits=fits))
+            fits = memory_bytes is None or row.memory_bytes <= (1 + UNSURE) * memory_bytes
+            of_batches.append(replace(row, fits=fits))
+        # The fastest that fits; of those that do not, the one with the least memory.
+        fitting = [row for row in of_batches if row.fits]
+        if fitting:
+            rows.append(min(fitting, key=lambda row: (row.cost, row.memory_bytes)))
+        else:
+            rows.append(min(of_batches, key=lambda row: row.memory_bytes))
 
     def dominated(row: LayoutRow) -> bool:
         return any(
@@ -350,6 +361,11 @@ def compare_layouts(
         f"memory: two states of Adam in the parameters' type, with zero1 {_ZERO1_STATES}"
         + (f", with DeepSpeed {_DEEPSPEED_STATES}" if any(x.deepspeed for x in layouts) else "")
         + f"; {_activations_note(architecture)}",
+        *(
+            ["--checkpointing computes each layer again: 4/3 of --step-ms"]
+            if options.layers.checkpoint
+            else []
+        ),
         *(machine.notes() if machine is not None else ["--machine NAME or FILE gives the times"]),
         *at_once_notes([row.step for row in rows]),
         *([] if machine is None or isinstance(machine, CorrectedMachine) else [UNCORRECTED]),

@@ -10,7 +10,7 @@ from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ns
 from torchcoll.parts.curves.predictor import Ends
-from torchcoll.parts.training.config_projection import LayoutComparison, LayoutRow
+from torchcoll.parts.training.config_projection import UNSURE, LayoutComparison, LayoutRow
 from torchcoll.parts.training.plan_show import (
     correction_text,
     flat_ends,
@@ -23,11 +23,12 @@ from torchcoll.parts.training.projection import dominant
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
 
-_UNSURE = 0.1  # Of the limit: the memory of activations is an approximation.
-_FITS = f"fits = yes?: less than {100 * _UNSURE:.0f} % of the GPU's memory would be left"
+_FITS = (
+    f"tight: within {100 * UNSURE:.0f} % of the GPU's memory, and the plan may be off by as much"
+)
 _PARETO = "Pareto: no other layout here is better in both columns, {} and memory"
 _BATCH = (
-    "batch: MICROBATCHESxSEQUENCESxTOKENS of a data-parallel rank, the largest micro-batches that "
+    "batch: MICROBATCHESxSEQUENCESxTOKENS of a data-parallel rank, the fastest micro-batches that "
     "fit"
 )
 _SENT = "sent: with the algorithm of a ring"
@@ -83,7 +84,9 @@ def _answer(comparison: LayoutComparison) -> Answer:
                 f"no layout fits {format_gigabytes(limit)} of memory on "
                 f"{counted(comparison.ranks, 'rank')}: {least.layout.name} needs least, "
                 f"{format_gigabytes(least.memory_bytes)}"
-            )
+            ),
+            "doubt",
+            next_step="try --checkpointing, --batch with fewer sequences, or more shards",
         )
     step = best[0].step
     what = "is predicted fastest" if step.step_ns else "sends least"
@@ -158,8 +161,8 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
         return f"{name} ({100 * share:.0f} %)"
 
     def fits(row: LayoutRow) -> str:
-        near = row.memory_bytes > (1 - _UNSURE) * (limit or math.inf)
-        return "no" if not row.fits else "yes?" if near else "yes"
+        near = row.memory_bytes > (1 - UNSURE) * (limit or math.inf)
+        return "no" if not row.fits else "tight" if near else "yes"
 
     predicted = any(row.step.comm_ns for row in rows)
     computed = any(row.step.step_ns for row in rows)
@@ -172,7 +175,7 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
         (Head("exposed"), time("exposed_ns")),
         (Head("idle", drop=1, legend=_IDLE), lambda row: format_ns(row.step.idle_ns, 3)),
     ]
-    doubtful = limit is not None and any(fits(row) == "yes?" for row in rows)
+    doubtful = limit is not None and any(fits(row) == "tight" for row in rows)
     cost = "step" if computed else "comm" if predicted else "sent"
     largest = f"largest part: the calls with the largest share of {'comm' if predicted else 'sent'}"
     return make_grid(

@@ -23,5 +23,5 @@ PART = Part(
     extends={"compare": "command:compare_captures"},
     sections={"traffic": "traffic_show:add_traffic"},
     shows={"torchcoll.core.traffic": "traffic_show"},
-    answers={"compares": "traffic_comparison:compare_traffic"},
+    answers={"compares": "traffic_comparison:compare_traffic", "reads": "command:command_for"},
 )

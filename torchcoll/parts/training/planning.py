@@ -315,7 +315,7 @@ def plan(
     - compare: layouts in place of ``parallel``, such as ``["dp", "fsdp", "fsdp+tp=8"]``.
     - machine: what ``fit_model`` returned, a file of ``torchcoll model fit``, or the name of a
       machine that others measured, such as ``"8xH100"``. Without it there are no times.
-    - step_ms: the computation of a step in ms.
+    - step_ms: the computation of a step in ms, forward and backward, without checkpointing.
     - measured: a captured Traffic of real steps, its file or folder, which corrects the times.
     - traffic: a captured or planned step in place of ``config``.
     - parameters: a number of parameters in place of ``config``, for DDP.
@@ -372,6 +372,9 @@ def plan(
         expected = "a config.json, the name of a model, or MODULE:FACTORY"
         raise UsageError("config", type(config).__name__, expected)
     architecture = _read(os.fspath(config))
+    if compute_ns is not None and checkpointing and captured is None:
+        # Forward and backward are 3 forward passes; a fourth computes the activations again.
+        compute_ns *= 4 / 3
     setting = _Setting(
         predictor,
         architecture,

@@ -1,0 +1,292 @@
+"""What people paste of dead jobs, in the shape of public threads, and what each leads to.
+
+Names, addresses and figures are made up. Each input stands for a kind: its answer was written from
+the text, not from what the code printed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+
+from torchcoll.cli import main
+
+
+def watchdog(rank, number=512, operation="ALLREDUCE", prefix=""):
+    return (
+        f"{prefix}[rank{rank}]:[E321 02:07:08.40{rank} ProcessGroupNCCL.cpp:607] [Rank {rank}] "
+        f"Watchdog caught collective operation timeout: WorkNCCL(SeqNum={number}, "
+        f"OpType={operation}, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600060 "
+        "milliseconds before timing out.\n"
+    )
+
+
+FIVE_OF_SIX = "".join(watchdog(rank) for rank in (0, 1, 2, 4, 5))
+# (input, words of the first sentence, words of what to do)
+TABLE = {
+    "five of six ranks wait": (
+        FIVE_OF_SIX,
+        "Probably rank 3 does not come to all_reduce",
+        "py-spy",
+    ),
+    "all that report wait": (
+        watchdog(0) + watchdog(1),
+        "ranks 0-1 wait in all_reduce number 512 for a rank that is not in this log",
+        "collect the logs of all ranks",
+    ),
+    "line numbers of a tool in front are no ranks": (
+        watchdog(0, prefix="[80746] ") + watchdog(4, prefix="[80747] "),
+        "ranks 0 and 4 wait in all_reduce number 512",
+        "collect the logs",
+    ),
+    "wrapped by a terminal": (
+        watchdog(3).replace("timeout: ", "timeout:\n").replace("NumelOut=", "NumelOut=\n"),
+        "rank 3 waits in all_reduce number 512",
+        "collect the logs",
+    ),
+    "another call": (
+        watchdog(0, 91, "_ALLGATHER_BASE")
+        + watchdog(1, 89, "BROADCAST")
+        + watchdog(2, 89, "BROADCAST"),
+        "rank 0 is in another call: all_gather number 91, while ranks 1-2 wait in broadcast",
+        "same order",
+    ),
+    "one call behind": (
+        watchdog(0, 90) + watchdog(1, 89) + watchdog(2, 90),
+        "rank 1 is behind: all_reduce number 89, while ranks 0 and 2 wait in all_reduce number 90",
+        "same order",
+    ),
+    "older torch without a number": (
+        "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(OpType=BROADCAST, "
+        "Timeout(ms)=1800000) ran for 1800012 milliseconds before timing out.\n",
+        "rank 2 waits in broadcast for a rank that is not in this log",
+        "collect",
+    ),
+    "shared memory of NCCL": (
+        "pod-a:77:91 [2] misc/shmutils.cc:71 NCCL WARN Error: failed to extend "
+        "/dev/shm/nccl-Ab12Cd to 9637892 bytes\n",
+        "/dev/shm is full",
+        "--shm-size",
+    ),
+    "shared memory of a data loader": (
+        "RuntimeError: DataLoader worker (pid 91) is killed by signal: Bus error. It is possible "
+        "that dataloader's workers are out of shared memory. ERROR: Unexpected bus error "
+        "encountered in worker. This might be caused by insufficient shared memory (shm).\n",
+        "/dev/shm is full",
+        "--shm-size",
+    ),
+    "ECC": (
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+        "CUDA kernel errors might be asynchronously reported at some other API call.\n\n"
+        "[E ProcessGroupNCCL.cpp:916] [Rank 6] NCCL watchdog thread terminated with exception: "
+        "CUDA error: uncorrectable ECC error encountered\n",
+        "an uncorrectable memory error of the GPU ended rank 6",
+        "drain the node",
+    ),
+    "the rank nearest to the message": (
+        "1: [rank11]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n",
+        "ended rank 11",
+        "drain the node",
+    ),
+    "duplicate GPU": (
+        "h1:9:9 [0] init.cc:891 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA "
+        "device 18000\n",
+        "ranks 1 and 0 use the same GPU (18000)",
+        "LOCAL_RANK",
+    ),
+    "fingerprints of different calls": (
+        "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running "
+        "collective: CollectiveFingerPrint(SequenceNumber=7, OpType=ALLREDUCE, TensorShape=[10]), "
+        "but Rank 1 is running collective: CollectiveFingerPrint(SequenceNumber=7, OpType=REDUCE, "
+        "TensorShape=[10])\n",
+        "ranks 0 and 1 are at different calls: all_reduce number 7 and reduce number 7",
+        "same order",
+    ),
+    "NCCL's mismatch": (
+        "g5:39:41 [7] init.cc:1247 NCCL WARN Mismatched collective detected, please check your "
+        "collective calls at and around rank 12.\n",
+        "NCCL found different collectives at or near rank 12",
+        "NCCL_DEBUG_SUBSYS=COLL",
+    ),
+    "nothing listens": (
+        "[E socket.cpp:957] [c10d] The client socket has timed out after 900s while trying to "
+        "connect to (192.0.2.99, 29511).\n",
+        "the job never formed: nothing listened at 192.0.2.99:29511 for 900 s",
+        "MASTER_PORT",
+    ),
+    "port taken": (
+        "RuntimeError: The server socket has failed to listen on any local network address. "
+        "port: 29500, useIpv6: 0, code: -98, name: EADDRINUSE, message: address already in use\n",
+        "the job never formed: its port is taken",
+        "--master-port",
+    ),
+    "clients": (
+        "torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 3/4 "
+        "clients joined.\n",
+        "the job never formed: 3 of 4 ranks came",
+        "did not start",
+    ),
+    "NCCL id": (
+        "[rank5]: torch.distributed.DistBackendError: [5] is setting up NCCL communicator and "
+        "retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but "
+        "store->get('0') got error: Socket Timeout\n",
+        "rank 0 did not come: rank 5 waited for it to publish the NCCL id",
+        "before its first collective",
+    ),
+    "monitored barrier": (
+        "RuntimeError: [Rank 0]: Ranks 4, 5, 6, 7 failed to pass monitoredBarrier in 1800000 ms\n",
+        "ranks 4, 5, 6, 7 did not come to a barrier",
+        "look at what these ranks did",
+    ),
+    "no transport": (
+        "n3:47:49 [3] transport.cc:41 NCCL WARN No transport found for rank 3[3b000] -> rank "
+        "0[d9000]\n",
+        "ranks 3 and 0 have no way to reach each other",
+        "NCCL_SOCKET_IFNAME",
+    ),
+    "killed, in another form of the table": (
+        "ChildFailedError:\ntrain.py FAILED\nRoot Cause (first observed failure) :\n[0]:\n"
+        "rank2 (local rank: 2)exitcode: -9 (pid: 37182)error file: <N/A>\n",
+        "local rank 2 was killed by SIGKILL",
+        "oom",
+    ),
+    "peer": (
+        "g9:18:22 [1] proxy.cc:1119 NCCL WARN [Proxy Service 9] Failed to execute operation "
+        "Connect from rank 14, retcode 6\n",
+        "the connection to rank 14 failed (NCCL's code 6)",
+        "first error of rank 14",
+    ),
+    "InfiniBand": (
+        "n1:7:9 [0] NCCL WARN NET/IB : Got completion from peer 192.0.2.8<41337> with status=12 "
+        "opcode=0 len=0 vendor err 129\n",
+        "a transfer over InfiniBand to 192.0.2.8<41337> failed (status 12)",
+        "ibstat",
+    ),
+    "DDP's parameters": (
+        "RuntimeError: DDP expects same model across all ranks, but Rank 0 has 62 params, while "
+        "rank 1 has inconsistent 6 params.\n",
+        "rank 1 has another model than the others",
+        "same model",
+    ),
+    "no interface": (
+        "[trainer0|0]:ncclInternalError: Internal check failed.\n[trainer0|0]:Last error:\n"
+        "[trainer0|0]:ncclSocketInit: connecting to address  with family 59936 is neither "
+        "AF_INET(2) nor AF_INET6(10)\n",
+        "NCCL found no network interface that it can use",
+        "NCCL_SOCKET_IFNAME",
+    ),
+    "locked memory": (
+        "h2:41:46 [7] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_create_cq failed with error Cannot "
+        "allocate memory\n",
+        "could not register memory (Cannot allocate memory)",
+        "ulimit -l",
+    ),
+    "libfabric's registration": (
+        "192.0.2.3: ip-192-0-2-3:14:29 [5] register_mr_buffers:465 NCCL WARN NET/OFI Unable to "
+        "register memory (type = 1) for device 0. RC: 12, Error: Cannot allocate memory\n",
+        "could not register memory (Cannot allocate memory)",
+        "memlock",
+    ),
+    "more ranks than GPUs": (
+        "[rank3]: RuntimeError: CUDA error: invalid device ordinal\n",
+        "rank 3",
+        "",
+    ),
+    "watchdog stuck": (
+        "[rank14]:[F ProcessGroupNCCL.cpp:1169] [PG 0 Rank 14] [PG 0 Rank 14] ProcessGroupNCCL's "
+        "watchdog got stuck for 600 seconds without making progress in monitoring enqueued "
+        "collectives.\n",
+        "rank 14",
+        "",
+    ),
+    "the first timeout": (
+        "[rank4]:[E327 ProcessGroupNCCL.cpp:1346] [PG 0 Rank 4] Received a dump signal due to a "
+        "collective timeout from rank 2 and we will try our best to dump the debug info.\n",
+        "rank 2",
+        "",
+    ),
+    "the store is gone": (
+        "[rank1]:[W1229 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=67, "
+        "addr=[h1]:36214, remote=[h0]:43145): Broken pipe\n",
+        "rank 0",
+        "",
+    ),
+    "rendezvous": (
+        "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the "
+        "C10d store has failed. See inner exception for details.\n",
+        "the job never formed: the rendezvous endpoint cannot be reached",
+        "--rdzv-endpoint",
+    ),
+    "out of device memory": (
+        "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n",
+        "rank 3",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_paste_leads_to_its_cause_and_what_to_do(name, tmp_path, capsys):
+    content, says, remedy = TABLE[name]
+    path = tmp_path / "paste.log"
+    path.write_text(content)
+    assert main(["postmortem", str(path)]) == 0
+    first = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+    assert says in first
+    assert remedy in first
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_paste_is_recognised(name, tmp_path, capsys):
+    path = tmp_path / "paste.log"
+    path.write_text(TABLE[name][0])
+    main([str(path)])
+    assert f"answered by: torchcoll postmortem {path}\n" in capsys.readouterr().out
+
+
+def test_no_innocent_is_named_where_ranks_of_the_paste_report_otherwise(tmp_path, capsys):
+    """Ranks 2 and 3 report without a timeout of their own: rank 1 may have been cut away."""
+    path = tmp_path / "paste.log"
+    more = "[rank3]:[E ProcessGroupNCCL.cpp:1664] [PG 1 Rank 3] Exception detected by watchdog\n"
+    path.write_text(watchdog(0) + watchdog(4) + watchdog(5) + more)
+    main(["postmortem", str(path)])
+    first = capsys.readouterr().out
+    assert first.startswith("ranks 0 and 4-5 wait in all_reduce number 512")
+    assert "Probably" not in first
+
+
+def test_json_has_the_texts_with_their_remedies(tmp_path, capsys):
+    path = tmp_path / "paste.log"
+    path.write_text(TABLE["shared memory of NCCL"][0])
+    assert main(["postmortem", str(path), "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (text,) = document["known_texts"]
+    assert (text["kind"], text["file"], text["line"]) == ("shared memory", "paste.log", 1)
+    assert document["answer"]["next_step"] == text["remedy"]
+
+
+def test_a_log_of_a_healthy_job_says_nothing(tmp_path, capsys):
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"step {n} loss {1 / n:.3f}\n" for n in range(1, 200)))
+    assert main(["postmortem", str(path)]) == 3
+
+
+def test_damaged_pastes_are_no_traceback(tmp_path, capsys):
+    random.seed(48)
+    everything = "".join(content for content, _, _ in TABLE.values())
+    path = tmp_path / "paste.log"
+    for _ in range(60):
+        begin = random.randrange(len(everything))
+        piece = everything[begin : begin + random.randrange(1, 900)]
+        cut = random.randrange(len(piece) + 1)
+        piece = (
+            piece[:cut]
+            + random.choice(("\0", "[rank99999999999]", "\n", "\x1b[0m", "é"))
+            + piece[cut:]
+        )
+        path.write_text(piece)
+        assert main(["postmortem", str(path)]) in (0, 3)
+    assert not re.search("Traceback \\(most", capsys.readouterr().err)

@@ -1,0 +1,194 @@
+"""``torchcoll PATH...``: inputs in the shape of public files, and the command that answers each."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+
+import pytest
+
+from torchcoll.cli import main
+
+NCCL_TESTS = """\
+# nThread 1 nGpus 8 minBytes 8388608 maxBytes 8388608 step: 2(factor) warmup iters: 5 iters: 20
+#       size         count      type   redop    root     time   algbw   busbw #wrong
+     8388608       2097152     float     sum      -1    95.32   88.00  154.00      0
+# Avg bus bandwidth    : 154.185
+"""
+OSU = """\
+# OSU MPI Allreduce Latency Test v7.4
+# Datatype: MPI_FLOAT.
+# Size       Avg Latency(us)
+4                       2.31
+1024                    9.80
+"""
+IMB = """\
+#----------------------------------------------------------------
+# Benchmarking Allreduce
+# #processes = 4
+#----------------------------------------------------------------
+       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]
+         1024         1000         4.10         4.90         4.50
+"""
+NCCL_LOG = """\
+node7:1417:1417 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.7<0>
+node7:1417:1502 [0] NCCL INFO comm 0x55d0 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE
+"""
+ONECCL_LOG = """\
+2024:03:07-10:11:12:(14120) |CCL_WARN| did not find MPI-launcher specific variables
+"""
+TOPOLOGY = """\
+<system version="1">
+  <cpu numaid="0" affinity="ff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="106">
+    <pci busid="0000:00:00.0" class="0x060400" link_speed="16 GT/s" link_width="16"/>
+  </cpu>
+</system>
+"""
+WATCHDOG = """\
+[rank3]:[E ProcessGroupNCCL.cpp:523] [Rank 3] Watchdog caught collective operation timeout: \
+WorkNCCL(SeqNum=808, OpType=ALLREDUCE, NumelIn=9801523, NumelOut=9801523, Timeout(ms)=1800000) \
+ran for 1800012 milliseconds before timing out.
+"""
+KILLED = """\
+WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 4712 closing signal SIGTERM
+ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 0 \
+(pid: 4711) of binary: /usr/bin/python
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2024-03-07_10:11:12
+  host      : node3
+  rank      : 0 (local_rank: 0)
+  exitcode  : -9 (pid: 4711)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 4711
+============================================================
+"""
+DEATH_AFTER_ROWS = NCCL_TESTS + WATCHDOG
+CONFIG = json.dumps(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 8,
+        "vocab_size": 1000,
+        "max_position_embeddings": 128,
+        "torch_dtype": "bfloat16",
+    }
+)
+TABLE = """\
+| collective | size | busbw (GB/s) |
+|---|---|---|
+| all_reduce | 64M | 180.1 |
+| all_reduce | 1G | 350.2 |
+"""
+# (content, its command, what its first line contains)
+FILES = {
+    "nccl-tests": (NCCL_TESTS, "show", ""),
+    "osu": (OSU, "show", ""),
+    "imb": (IMB, "show", ""),
+    "nccl-log": (NCCL_LOG, "log", "NCCL"),
+    "oneccl-log": (ONECCL_LOG, "log", "1 warning of the library"),
+    "topology": (TOPOLOGY, "log", ""),
+    "watchdog": (WATCHDOG, "postmortem", "rank 3 waits in all_reduce number 808"),
+    "killed": (KILLED, "postmortem", "was killed by SIGKILL"),
+    "death-after-rows": (DEATH_AFTER_ROWS, "postmortem", ""),
+    "config": (CONFIG, "plan", "on 8 ranks (fsdp=8) sends"),
+    "table": (TABLE, "show", ""),
+}
+
+
+def answered_by(out):
+    return [
+        line.removeprefix("answered by: torchcoll ")
+        for line in out.splitlines()
+        if line.startswith("answered by: ")
+    ]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_answered_by_the_command_that_fits(name, tmp_path, capsys):
+    content, command, says = FILES[name]
+    path = tmp_path / "input.txt"
+    path.write_text(content)
+    assert main([str(path)]) == 0
+    out, err = capsys.readouterr()
+    arguments = "--ranks 8 --config " if command == "plan" else ""
+    assert answered_by(out) == [f"{command} {arguments}{path}"], err
+    assert says in out.split("\n\n")[0].replace("\n  ", " ")
+    assert "error" not in err
+
+
+def test_other_answers_of_a_file_are_named(tmp_path, capsys):
+    path = tmp_path / "rows.txt"
+    path.write_text(DEATH_AFTER_ROWS)
+    assert main([str(path)]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith(f"answered by: torchcoll postmortem {path}\nalso: torchcoll show {path}\n")
+
+
+def test_compressed_and_from_stdin(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "rows.txt.gz"
+    path.write_bytes(gzip.compress(NCCL_TESTS.encode()))
+    assert main([str(path)]) == 0
+    assert answered_by(capsys.readouterr().out) == [f"show {path}"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(OSU.encode())))
+    assert main(["-"]) == 0
+    assert answered_by(capsys.readouterr().out) == ["show -"]
+
+
+def test_a_folder_has_one_answer_for_each_kind_the_most_urgent_first(tmp_path, capsys):
+    for name in ("watchdog", "nccl-tests", "topology"):
+        (tmp_path / f"{name}.txt").write_text(FILES[name][0])
+    assert main([str(tmp_path)]) == 0
+    assert answered_by(capsys.readouterr().out) == [
+        f"postmortem {tmp_path}",
+        f"show {tmp_path}/nccl-tests.txt",
+        f"log {tmp_path}/topology.txt",
+    ]
+
+
+def test_several_files_are_answered_together_by_kind(tmp_path, capsys):
+    for name in ("osu", "imb"):
+        (tmp_path / f"{name}.txt").write_text(FILES[name][0])
+    files = [f"{tmp_path}/imb.txt", f"{tmp_path}/osu.txt"]
+    assert main(files) == 0
+    assert answered_by(capsys.readouterr().out) == [f"show {files[0]} {files[1]}"]
+    assert main([f"{tmp_path}/*.txt"]) == 0
+    assert answered_by(capsys.readouterr().out) == [f"show '{tmp_path}/*.txt'"]
+
+
+def test_what_nobody_reads_says_what_was_seen_and_one_thing_to_try(tmp_path, capsys):
+    path = tmp_path / "poem.txt"
+    path.write_text("\n  The fog comes\non little cat feet.\n")
+    assert main([str(path)]) == 3
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "'The fog comes'" in err and "torchcoll convert FILE --map size=NAME" in err
+    good = tmp_path / "osu.txt"
+    good.write_text(OSU)
+    assert main([str(path), str(good)]) == 3
+    out, err = capsys.readouterr()
+    assert answered_by(out) == [f"show {good}"] and "'The fog comes'" in err
+
+
+def test_a_reason_of_the_reader_is_said(tmp_path, capsys):
+    """Times of two ranks: the reader knows the format, and what to do instead."""
+    path = tmp_path / "rows.txt"
+    path.write_text("# OSU MPI Latency Test v7.4\n# Size      Latency (us)\n1      1.51\n")
+    assert main([str(path)]) == 3
+    err = capsys.readouterr().err
+    assert "expected results of a benchmark" not in err and "pairs" in err
+
+
+def test_a_word_that_is_no_path_is_an_unknown_command(capsys):
+    assert main(["nosuchthing"]) == 2
+    assert "command: got nosuchthing" in capsys.readouterr().err
