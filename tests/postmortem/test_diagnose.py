@@ -346,6 +346,14 @@ class TestWhoWaitsForWhom:
         assert (result.kind, result.culprits) == ("user_code", (2,))
         assert "data.py:88" in result.headline
 
+    @pytest.mark.parametrize(("seconds", "kind"), [(0.05, "stopped"), (4.5, "user_code")])
+    def test_a_stack_from_before_the_last_call_explains_nothing(self, seconds, kind):
+        """40 calls, one each 0.1 s. At 0.05 s the model was loaded; at 4.5 s the rank is away."""
+        stack = event("stack", 2, "in user code: train.py:12 load_weights", seconds=seconds)
+        result = concluded(waiting(0, 1, 3), calls_to(2, 40), stack)
+        assert (result.kind, result.culprits) == (kind, (2,))
+        assert ("load_weights" in result.headline) == (kind == "user_code")
+
     def test_ended_early(self):
         result = concluded(waiting(0, 1, 3), calls_to(2, 40), event("ending", 2, "done"))
         assert (result.kind, result.culprits) == ("missing_call", (2,))

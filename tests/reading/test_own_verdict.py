@@ -19,7 +19,10 @@ ROWS = """\
 @pytest.mark.parametrize(
     ("footer", "says"),
     [
-        ("# Out of bounds values : 3 FAILED\n# Avg bus bandwidth    : 338.81\n", "values : 3 FAILED"),
+        (
+            "# Out of bounds values : 3 FAILED\n# Avg bus bandwidth    : 338.81\n",
+            "values : 3 FAILED",
+        ),
         ("# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 1.81 FAILED\n", ": 1.81 FAILED"),
         (
             "# Out of bounds values : 1 FAILED\n# Avg bus bandwidth    : 338.81 FAILED\n",

@@ -7,6 +7,7 @@ import re
 import pytest
 from foreign_files import HEAD, NAMES, ROW, SMALL, text
 
+import torchcoll
 from torchcoll.reading.base import COMMAS
 from torchcoll.reading.source import Unprefixed, cleaned
 
@@ -126,3 +127,23 @@ def test_thousands_separators(imported):
     # 1,234 may be a decimal comma: it is no time.
     result = imported(text(ROW.replace("  24.31", "  1,234"), foot=""))
     assert result.refused[0].reason == COMMAS
+
+
+@pytest.mark.parametrize("host", ["7node", "38dcf168f605", "10-0-0-1", "10.0.0.1", "node7"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_row_that_a_message_of_any_host_cuts(host, whole, tmp_path):
+    """The message begins within the row, right after a field: the host's own name tells where."""
+    message = f"{host}:1417:1417 [0] NCCL INFO AllReduce: 268435456 Bytes -> Algo RING"
+    path = tmp_path / "all_reduce.log"
+    path.write_text(
+        (f"{message}\n" if whole else "") + "# Collective test starting: all_reduce_perf\n"
+        "#       size         count      type   redop    root     time   algbw   busbw  #wrong     "
+        "time   algbw   busbw  #wrong\n"
+        f"   268435456      67108864     float     sum      -1{message}\n"
+        f"  1187.29  226.09  339.14       0{message}\n"
+        "  1189.60  225.65  338.48       0\n"
+        "# Avg bus bandwidth    : 338.81\n"
+    )
+    run = torchcoll.load(path)
+    assert [result.reported.time_ns for result in run.results] == [1_187_290, 1_189_600]
+    assert [result.verification.wrong for result in run.results] == [0, 0]

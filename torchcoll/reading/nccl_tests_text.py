@@ -6,10 +6,11 @@ src/common.cu of nccl-tests 2.0 to 2.19.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ from torchcoll.libraries.nccl.algorithms import choices_of
 from torchcoll.libraries.nccl.log import NcclLogReader
 from torchcoll.reading import base, nccl_tests
 from torchcoll.reading.nccl_tests_rows import RowParser
-from torchcoll.reading.source import without_log
+from torchcoll.reading.source import log_hosts, without_log
 
 _SET, _CALL = " set by environment to ", " Bytes -> "
 
@@ -102,6 +103,7 @@ _REDUCING = re.compile(r"Reducing maxBytes to \d+.*")
 _ROW = re.compile(rf"\s*{_NUMBERS}[a-z]")
 _ROW_HEAD = re.compile(rf"\s*{_NUMBERS}[a-z][a-z0-9_]*\b")
 _PLACEMENTS = re.compile(r"out-of-place|in-place")
+_HOST_LINES, _HOST_CHARACTERS = 1000, 1 << 18  # in which names of hosts are looked for
 _LEAST = 6  # fields of a row: size, count, type, time, algbw, busbw
 _ABOVE, _TITLE = 8, 80  # lines and characters of titles: longer lines are prose
 # Notes that people append to a row: `<-- here`, `# best`, `| ok`.
@@ -132,6 +134,7 @@ class _TestOutput:
     """The output of one nccl-tests process.
 
     names: columns of the heading. above: texts above the heading. zeros: number of lines of rank 0.
+    title: the line above a table of several that their author kept apart.
     """
 
     line: int
@@ -149,6 +152,8 @@ class _TestOutput:
     concluded: bool = False
     failed: bool = False
     verdict: str = ""
+    title: str = ""
+    first_title: str = ""
     events: list[str] = field(default_factory=list)
     zeros: int = 0
     messages: Messages = field(default_factory=Messages)
@@ -160,8 +165,16 @@ class _TestOutput:
 
 def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Imported:
     imported = base.Imported()
-    reader = _TextReader(imported)
-    for line, text in lines:
+    lines = iter(lines)
+    first: list[base.Line] = []
+    characters = 0
+    for each in itertools.islice(lines, _HOST_LINES):
+        first.append(each)
+        characters += len(each[1])
+        if characters > _HOST_CHARACTERS:
+            break
+    reader = _TextReader(imported, log_hosts(text for _, text in first))
+    for line, text in itertools.chain(first, lines):
         reader.line(line, text)
     reader.end()
     outputs = [
@@ -208,7 +221,8 @@ def _interleaved(outputs: Sequence[_TestOutput]) -> bool:
 class _TextReader:
     """Groups lines into outputs. The heading of another test begins the next output."""
 
-    def __init__(self, imported: base.Imported) -> None:
+    def __init__(self, imported: base.Imported, hosts: Collection[str]) -> None:
+        self.hosts = hosts
         self.imported = imported
         self.outputs: list[_TestOutput] = []
         self.pending: tuple[int, str] | None = None  # the begin of a row that a log line has split
@@ -227,7 +241,7 @@ class _TextReader:
         if self.failed:
             self.refuse_failed(text)
         if "NCCL" in text or "|CCL_" in text:
-            before, logged = without_log(text)
+            before, logged = without_log(text, self.hosts)
             if logged:
                 self.message(text[len(before) :])
                 if _HOLDS.search(text, len(before)):
@@ -290,11 +304,43 @@ class _TextReader:
         elif isinstance(row, str) and len(pieces := _NOTE.split(text, maxsplit=1)) > 1:
             without = self.output.parser.row(line, pieces[0])
             row = row if isinstance(without, str) else without
+        if not isinstance(row, str):
+            if self._begins_table(row):
+                self._next_table(line)
+            elif not self.output.rows:
+                self.output.first_title = self._title()
         self.above.clear()
         if isinstance(row, str):
             self.failed = line, text, row
         else:
             self.output.rows.append(row)
+
+    def _begins_table(self, row: nccl_tests.NcclTestsRow) -> bool:
+        """Whether a row is of another table than the rows before: a footer is between them, or the
+        sizes start again below a line of text.
+        """
+        rows = self.output.rows
+        if not rows:
+            return False
+        again = row.size < rows[-1].size or (row.size == rows[-1].size and len(rows) == 1)
+        return self.output.ended or (again and bool(self._title()))
+
+    def _title(self) -> str:
+        """The last line of text since the row before, '' if there is none."""
+        texts = [" ".join(text.strip("# \t:").split()) for _, text in self.above]
+        titles = [text for text in texts if any(map(str.isalnum, text)) and text[0] != "("]
+        return titles[-1] if titles and len(titles[-1]) <= _TITLE else ""
+
+    def _next_table(self, line: int) -> None:
+        """Begin a table of the same test: same collective, ranks and columns."""
+        before = self.output
+        before.title = before.title or before.first_title
+        before.concluded = True
+        self.next_output(line, True)
+        for name in ("collective", "names", "parser", "settings", "args", "members", "versions"):
+            setattr(self.output, name, getattr(before, name))
+        self.output.above = [*before.above, *self.above]
+        self.output.started, self.output.title = before.started, self._title()
 
     def other(self, line: int, text: str) -> None:
         output = self.output
@@ -317,7 +363,9 @@ class _TextReader:
         elif placements := _PLACEMENTS.findall(text):
             self.placements = tuple(placements)
         elif _HEADING.match(text):
-            output = self.next_output(line, bool(output.rows))
+            if output.rows:
+                self._next_table(line)
+            output = self.output
             output.above += [line for line in self.above if line not in output.above]
             output.names = text.lstrip("# ").replace("#wrong", " #wrong").split()
             output.parser = RowParser(output.names, self.placements)
@@ -484,7 +532,7 @@ def _make_run(
     if not results:
         return None
     form = "text, an excerpt" if excerpt else "text"
-    return base.make_run(
+    run_of_table = base.make_run(
         results,
         options,
         {"tool": tool, "version": output.versions.get(tool), "format": form},
@@ -494,6 +542,9 @@ def _make_run(
         end=end,
         events=[{"kind": "error", "message": text} for text in output.events],
     )
+    if output.title:
+        run_of_table.header["spec"] = {"labels": {"table": output.title}}
+    return run_of_table
 
 
 def _unnamed(

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import collections
 import io
+import os
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import IO, Any
 
 from torchcoll.core.bounds import GZIP, MOST_PROBLEMS, MOST_TEXT, UnpackBudget
@@ -30,6 +31,7 @@ _LOG = re.compile(
     r"|\d{4}:\d\d:\d\d-\d\d:\d\d:\d\d:\s?\(\s*\d+\) \|CCL_\w+\|.*$"
     r"|NCCL_TESTS_ALLTOALLV\S*.*$"
 )
+_MESSAGE = re.compile(r"([\w.-]{1,256}):(\d+):\d+ \[\S{0,64}\] ")
 _MARKS = ("NCCL", "|CCL_")
 _HEAD = 1 << 16
 _WINDOW = 2000  # lines
@@ -208,12 +210,45 @@ def _decoded_line(line: bytes) -> str:
         return line.decode("latin-1")
 
 
-def without_log(text: str) -> tuple[str, bool]:
-    """(text before a library's message, whether there was one)."""
+def without_log(text: str, hosts: Collection[str] = ()) -> tuple[str, bool]:
+    """(text before a library's message, whether there was one).
+
+    hosts: names that begin messages of the file (``log_hosts``); one of these may begin with a
+    digit, which a row before it may end in.
+    """
     if not any(mark in text for mark in _MARKS) and " [" not in text:
         return text, False
+    if hosts and (message := _MESSAGE.search(text)):
+        before = text[: message.end(1)]
+        names = [name for name in hosts if before.endswith(name)]
+        if names:
+            return before.removesuffix(max(names, key=len)), True
     match = _LOG.search(text)
     return (text[: match.start()], True) if match else (text, False)
+
+
+def log_hosts(lines: Iterable[str]) -> set[str]:
+    """The names of hosts that begin messages of NCCL in these lines.
+
+    They stand at the beginning of a line. If no line is whole, a name is what is common to the ends
+    of what stands before the same process several times.
+    """
+    whole: set[str] = set()
+    cut: dict[str, list[str]] = {}
+    for line in lines:
+        for message in _MESSAGE.finditer(line):
+            if message.start() == 0:
+                whole.add(message[1])
+            else:
+                cut.setdefault(message[2], []).append(message[1])
+    if whole:
+        return whole
+    hosts = set()
+    for ends in cut.values():
+        if len(ends) > 1:
+            backwards = [end[::-1] for end in ends]
+            hosts.add(os.path.commonprefix(backwards)[::-1])  # noqa: RUF071 (no paths)
+    return hosts - {""}
 
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")

@@ -6,6 +6,7 @@ Texts of torch 2.0 to 2.13 (torch/csrc/distributed/c10d), gloo (gloo/transport/t
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections import defaultdict
@@ -240,6 +241,10 @@ def sort_events(job: JobEvidence) -> Complaints:
     for member, node in job.nodes.items():
         ranks_of_node[node].append(member)
     causes: dict[int, list[Cause]] = defaultdict(list)
+    last_calls_ns: dict[int, int] = {}
+    for call in job.calls:
+        if call.created_ns is not None:
+            last_calls_ns[call.rank] = max(last_calls_ns.get(call.rank, 0), call.created_ns)
     for event in job.events:
         rank = _rank_of(event, job)
         if event.kind == "unanswered":
@@ -274,7 +279,8 @@ def sort_events(job: JobEvidence) -> Complaints:
             result.mismatches.append(event)
         elif event.kind == "ending" or (event.kind == "exit" and event.exit_code == 0):
             result.endings[rank] = event
-        elif event.kind == "stack":
+        elif event.kind == "stack" and (event.when_ns or math.inf) > last_calls_ns.get(rank, 0):
+            # A stack from before the last call, as of loading the model, explains nothing later.
             result.stacks[rank] = event
     for rank, of_rank in causes.items():
         best = min(of_rank, key=lambda cause: _SPECIFIC.index(cause.kind))

@@ -135,6 +135,9 @@ def _rank(text: str | None) -> int | None:
     return rank if rank is not None and rank < MOST_RANKS else None
 
 
+_TAIL = 1 << 16  # bytes
+
+
 class LineReader:
     """Takes prefixes off lines. path: tells the year of times that have none, by when the file was
     last written. begin: the first bytes of the file, which show whether it is labelled by rank.
@@ -148,11 +151,19 @@ class LineReader:
         except (OSError, ValueError, OverflowError):
             pass
         lines = [line for line in begin.decode("utf-8", "replace").splitlines() if line.strip()]
+        last = [*lines, *_last_lines(path)]
         self._labels = [
             p
             for p in (_SRUN, _HYDRA)
             if sum(map(bool, map(p.match, lines))) * 10 > 8 * len(lines) > 8
         ]
+        # ``srun -l torchrun`` labels lines with the node: torch's own names of ranks tell.
+        self._labels_are_ranks = all(
+            match[1] == inner[1]
+            for p in self._labels
+            for line in last
+            if (match := p.match(line)) and (inner := _RANK.search(line, match.end()))
+        )
 
     def line(self, number: int, raw: bytes) -> Line:
         text = raw[:LONGEST].decode("utf-8", "replace").rstrip("\r\n")
@@ -174,7 +185,9 @@ class LineReader:
         """Take off one prefix that begins at ``start``; returns its end, None if there is none."""
         first = text[start : start + 1]
         if first == "[":
-            if match := _RANK.match(text, start) or _OPEN_MPI.match(text, start):
+            if match := _RANK.match(text, start):  # the name nearest to the message
+                line.rank = _rank(match[1])
+            elif match := _OPEN_MPI.match(text, start):
                 line.rank = _rank(match[1]) if line.rank is None else line.rank
             elif match := _GLOG.match(text, start):
                 self._glog(line, match)
@@ -192,10 +205,10 @@ class LineReader:
             elif match := _WORKER.match(text, start):
                 line.local_rank = int(match[1])
             elif _HYDRA in self._labels and start == 0 and (match := _HYDRA.match(text)):
-                line.rank = _rank(match[1])
+                line.rank = _rank(match[1]) if self._labels_are_ranks else None
             return match.end() if match else None
         if _SRUN in self._labels and start == 0 and (match := _SRUN.match(text)):
-            line.rank = _rank(match[1])
+            line.rank = _rank(match[1]) if self._labels_are_ranks else None
             return match.end()
         if first == "(" and (match := _RAY.match(text, start)):
             line.rank = _rank(match[1]) if line.rank is None else line.rank
@@ -243,6 +256,17 @@ class LineReader:
         if when is not None and when > int((self._last + _DAY).timestamp()) * _NS:
             when = utc_ns(year - 1, month, day, hour, minute, second, fraction=fraction)
         return when
+
+
+def _last_lines(path: Path) -> list[str]:
+    """The lines at the end of a file; [] if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL))
+            return file.read(_TAIL).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
 
 
 def lines_with(

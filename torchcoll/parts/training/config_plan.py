@@ -711,8 +711,8 @@ class _StagePlan:
             buffers = float(self.peak_bytes)
             if layout.pp > 1 and self.batch.micro_batches > 1:
                 # Whole gradients of the stage, until the last micro-batch scatters them.
-                elements = {w.name: math.prod(self._local(w)) for w in self._stage_weights()}
-                buffers += sum(elements.values()) * self._reduce_itemsize
+                stage = {w.name: math.prod(self._local(w)) for w in self._stage_weights()}
+                buffers += sum(stage.values()) * self._reduce_itemsize
             return Memory(kept, trained, 2 * trained, buffers, self._activations(), self._peak())
         seen: dict[str, Weight] = {}
         for blocks in self.chunks:
