@@ -1,5 +1,6 @@
-"""Every command of the README and of docs/, block by block, in their order, in a copy of the
-repository that each page has for itself; and what stands below a command is what it prints.
+"""Run every command of the README and of docs/, and compare its output with the block below it.
+
+Each page has its own copy of the repository. Its blocks run in their order.
 """
 
 from __future__ import annotations
@@ -32,20 +33,19 @@ from torchcoll.reading import registry
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+SETUP = (ROOT / "setup.cfg").read_text()
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 OTHERS = [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "README.md", *DOCS)}
-# They install and measure for long: pages that begin with the same commands are read together, and
-# what has run is not run again.
+# These pages begin with the same slow commands. They share a copy, and each command runs once.
 TOGETHER = ("README.md", "docs/start.md")
-# Runs this very suite.
+# This command would run the tests again.
 NOT_HERE = ("bash tests/run.sh",)
-# They run in a process forked from this one: most of such a command is the import of torch and of
-# what follows. tests/bench/test_bench_torchrun.py pays for it as a user does.
+# These programs run in a process forked from this one, because the imports of torch and of
+# LIBRARIES take most of their time. tests/bench/test_bench_torchrun.py includes that time.
 FORKED = ("torchcoll", "python", "torchrun")
 LIBRARIES = ("matplotlib.figure", "pandas", "rich.console", "scipy.stats", "torch._dynamo")
-# A case takes up to a second by default, and the largest is 128 MiB: no part of what these commands
-# show.
+# By default a case takes up to a second, and the largest size is 128 MiB.
 SHORT = ("--max-time", "0.05")
 LOCAL = ("-e", "4M", "-f", "8", *SHORT)
 OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
@@ -54,8 +54,9 @@ NO_LAUNCHER = dict.fromkeys((*OF_A_LAUNCHER, "MASTER_PORT"))
 
 @dataclass(frozen=True)
 class Block:
-    """shown: the text directly below it, which is what its one command prints; a line ``...``
-    stands for any lines. '' where there is none.
+    """A block of commands of a page.
+
+    shown: the expected output of its one command, or ''. A line ``...`` matches any lines.
     """
 
     page: str
@@ -65,8 +66,8 @@ class Block:
 
 
 def blocks() -> list[Block]:
-    """Of all pages, in their order."""
-    found = []
+    """Return the blocks of all pages, in their order."""
+    of_pages = []
     for page, text in PAGES.items():
         for section in re.split(r"^## ", text, flags=re.M):
             heading = section.partition("\n")[0] if section[0].isalnum() else "top"
@@ -78,22 +79,22 @@ def blocks() -> list[Block]:
                     line for line in block.splitlines() if line.strip() and line not in NOT_HERE
                 ]
                 if lines:
-                    found.append(Block(page, f"{heading} {number}", lines, shown))
-    return found
+                    of_pages.append(Block(page, f"{heading} {number}", lines, shown))
+    return of_pages
 
 
 BLOCKS = blocks()
 
 
 def printed(shown: str, out: str) -> bool:
-    """Whether ``out`` is what ``shown`` says, line by line."""
-    parts = re.split(r"^\.\.\.\n", shown, flags=re.M)
-    pattern = "(?:.*\n)*?".join(map(re.escape, parts))
+    """Return whether the output matches ``shown``, line by line."""
+    pieces = re.split(r"^\.\.\.\n", shown, flags=re.M)
+    pattern = "(?:.*\n)*?".join(map(re.escape, pieces))
     return re.fullmatch(pattern, out) is not None
 
 
 def launched(folder: Path, words: list[str], cwd: Path) -> Job:
-    """What torchrun would start."""
+    """Start the ranks that torchrun would start."""
     asked = parse_args(words)
 
     def target() -> None:
@@ -110,8 +111,9 @@ def launched(folder: Path, words: list[str], cwd: Path) -> Job:
 
 
 def python_with_torch(folder: Path) -> Path:
-    """One as an image of a vendor has it, so that local.sh does not take a minute of both cores to
-    install torch: what it does without one is what made the environment of this test.
+    """Make a python that has torch, as an image of a vendor has, and return its path.
+
+    local.sh then does not install torch, which would take a minute.
     """
     venv.create(folder, symlinks=True)
     for kind in ("purelib", "platlib"):
@@ -122,7 +124,7 @@ def python_with_torch(folder: Path) -> Path:
 
 
 class Reader:
-    """Somebody who runs one block after the other."""
+    """Runs the blocks of some pages, one after the other."""
 
     def __init__(self, folder: Path, pages: Sequence[str], torchrun: Path, python: str) -> None:
         self.folder, self.copy, self.torchrun = folder, folder / "torchcoll", torchrun
@@ -134,11 +136,11 @@ class Reader:
         path = f"{torchrun.parent}:{self.copy}/.venv/bin:{Path(sys.executable).parent}"
         self.env = {"PATH": f"{path}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
         self.env["PYTHON"] = str(python_with_torch(folder / "python"))
-        # local.sh: what its torchrun starts; and bytecode of setuptools is not worth its time.
+        # For local.sh: the python of its ranks, and no time for compiling bytecode.
         self.env |= {"PYTHON_EXEC": python, "PIP_NO_COMPILE": "1"}
 
     def read(self, block: Block) -> None:
-        """This block, and of those before it, whose files it may read, what was left out."""
+        """Run this block, after all earlier blocks of its pages: it may read their files."""
         while self.blocks <= self.of_pages.index(block):
             self.blocks += 1
             for command in self.of_pages[self.blocks - 1].commands:
@@ -148,14 +150,14 @@ class Reader:
             (command,) = block.commands
             out = self.printed[command]
             if not printed(block.shown, out):
-                # As a user sees it: tests print wide, and a pipe is 120 columns wide.
+                # Tests print wide lines. The pages quote the output of a pipe: 120 columns.
                 self.env["COLUMNS"] = "120"
                 out = self.run(command)
                 del self.env["COLUMNS"]
             assert printed(block.shown, out), f"{command}\n{out}"
 
     def run(self, command: str) -> str:
-        """What it prints."""
+        """Run a command and return its output."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         if "--runs" not in command:  # six by default; three can be compared
             command = command.replace("torchcoll matrix ", "torchcoll matrix --runs 3 ")
@@ -174,7 +176,7 @@ class Reader:
             assert not any(job.text(rank, "stdout") for rank in job.pids if rank), command
             err = "".join(rank.stderr for rank in ranks)
         assert not any(codes), f"{command}\n{out}\n{err}"
-        assert out.strip() or " -o " in command, command  # what a file gets is told on stderr
+        assert out.strip() or " -o " in command, command  # with -o the output is on stderr
         return out
 
     def shell(self, command: str) -> subprocess.CompletedProcess[str]:
@@ -186,10 +188,10 @@ class Reader:
         )
 
     def words(self, program: str, command: str) -> list[str]:
-        """The program's arguments as bash makes them, of quotes and globs."""
-        stated = self.shell(f'{program}() {{ printf "%s\\0" "$@"; }}\n{command}')
-        assert stated.returncode == 0, stated.stderr
-        return stated.stdout.split("\0")[:-1]
+        """Return the arguments of the program, after bash has expanded quotes and globs."""
+        done = self.shell(f'{program}() {{ printf "%s\\0" "$@"; }}\n{command}')
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split("\0")[:-1]
 
     def forked(self, folder: Path, program: str, words: list[str]) -> Job:
         execv = os.execv
@@ -199,7 +201,7 @@ class Reader:
             if program == "python":
                 run_python(words)
             else:
-                # `torchcoll run` becomes torchrun: here the stand-in for it.
+                # `torchcoll run` becomes torchrun: replace it by the stand-in.
                 os.execv = lambda _, words: execv(self.torchrun, [self.torchrun, *words[3:]])
                 sys.argv = [program, *words]
                 sys.exit(cli.main())
@@ -209,7 +211,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """That of `torchcoll matrix ... -- torchrun ...`, which all readers share."""
+    """Return a stand-in for torchrun, for `torchcoll matrix ... -- torchrun ...`."""
     folder = tmp_path_factory.mktemp("bin")
     for name in LIBRARIES:
         importlib.import_module(name)
@@ -229,18 +231,18 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def readers(
     tmp_path_factory: pytest.TempPathFactory, torchrun: Path, python: str
 ) -> Iterator[Callable[[str], Reader]]:
-    """The reader of a page."""
-    made: dict[str, Reader] = {}
+    """Return the function that returns the reader of a page."""
+    of_first_page: dict[str, Reader] = {}
 
     def of(page: str) -> Reader:
         pages = TOGETHER if page in TOGETHER else (page,)
-        if pages[0] not in made:
+        if pages[0] not in of_first_page:
             folder = tmp_path_factory.mktemp(Path(page).stem)
-            made[pages[0]] = Reader(folder, pages, torchrun, python)
-        return made[pages[0]]
+            of_first_page[pages[0]] = Reader(folder, pages, torchrun, python)
+        return of_first_page[pages[0]]
 
     yield of
-    for reader in made.values():
+    for reader in of_first_page.values():
         shutil.rmtree(reader.folder)
 
 
@@ -251,7 +253,7 @@ def test_every_command_works(readers: Callable[[str], Reader], block: Block) -> 
 
 
 def test_what_the_example_of_ddp_prints(readers: Callable[[str], Reader]) -> None:
-    """It takes 5 s, and has run as the page says."""
+    """The example has run as a block of its page; here its output is checked."""
     command = "torchrun --nproc-per-node 2 examples/ddp_profile.py traffic"
     (block,) = (block for block in BLOCKS if command in block.commands)
     reader = readers(block.page)
@@ -297,7 +299,7 @@ def test_the_check_of_what_is_shown(shown: str, same: bool) -> None:
 
 
 def test_options_that_the_pages_name_exist() -> None:
-    """Those of the reference, which is made of the parsers (tests/docs/test_reference.py)."""
+    """The reference lists all options (tests/docs/test_reference.py)."""
     options = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
     known = set(options.findall(PAGES["docs/reference/commands.md"]))
     # torchrun's, srun's, sbatch's and pip's.
@@ -319,6 +321,7 @@ def test_options_that_the_pages_name_exist() -> None:
     known |= {"--distribution", "--cpu-bind", "--segment", "--container-env", "--rm", "--gpus"}
     known |= {"--network", "--ipc", "--ulimit", "--cap-add", "--shm-size", "--device"}
     known |= {"--extra-index-url", "--version", "--print-completion"}
+    known |= {"--no-deps", "--no-index", "--find-links"}
     known.add("--token")  # of any program: what is masked
     # analyze_perf_json.py of nccl-tests, py-spy, and more of torchrun.
     known |= {"--straggler", "--spikes", "--iter", "--pid", "--log-dir", "--redirects"}
@@ -331,7 +334,7 @@ def test_commands_that_the_pages_name_exist() -> None:
         assert {*re.findall(r"`torchcoll ([a-z]+)", text)} <= {*cli.commands()}, page
 
 
-# What else a page promises.
+# Links, files and install lines.
 
 LINKED = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
 TEXTS = PAGES | {path.name: path.read_text() for path in OTHERS}
@@ -339,14 +342,14 @@ KEPT = r"(?:docs|examples|run|results|tests|torchcoll)"
 
 
 def anchors(text: str) -> set[str]:
-    """Of the headings, as code forges and MkDocs make them."""
+    """Return the anchors of the headings, as code forges and MkDocs generate them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
 
 
 @pytest.mark.parametrize("name", LINKED)
 def test_links_lead_somewhere(name: str) -> None:
-    """Those of docs/ are checked by MkDocs (tests/docs/test_site.py)."""
+    """MkDocs checks the links of docs/ (tests/docs/test_site.py)."""
     for target in re.findall(r"\]\(([^)]+)\)", TEXTS[name]):
         path, _, anchor = target.partition("#")
         assert (ROOT / (path or name)).exists(), target
@@ -362,12 +365,16 @@ def test_files_that_a_page_names_are_there(name: str) -> None:
 
 
 def test_install_lines_name_what_exists() -> None:
-    """torchcoll is not on the index: a package of that name there is somebody else's."""
+    """torchcoll is not on PyPI, where somebody else owns a package of this name."""
+    ours = (".", "torchcoll @ git+", "oneccl_bindings_for_pytorch", "wheelhouse/")
+    (requirements,) = re.findall(r"^install_requires =\n((?:    .*\n)+)", SETUP, re.M)
     for name, text in TEXTS.items():
         for rest in re.findall(r"pip install ([^`\n]*)", text):
-            word = shlex.split(rest)[0] if rest.strip() else ""
-            ours = word.startswith((".", "torchcoll @ git+", "oneccl_bindings_for_pytorch"))
-            assert ours or not word, f"{name}: {rest}"
+            word, *others = shlex.split(rest) or [""]
+            if not word.startswith(ours):
+                for each in filter(None, (word, *others)):
+                    required = re.split("[<>=]", each)[0]
+                    assert f"    {required}>=" in requirements, f"{name}: {rest}"
 
 
 def test_the_readme_shows_lines_of_its_run(

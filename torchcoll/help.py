@@ -10,13 +10,11 @@ from torchcoll.core.commands import SubCommand
 
 # The headings of ``torchcoll --help``, in their order.
 GROUPS = (
-    "measure",
-    "read",
+    "machine",
     "compare",
-    "explain times",
-    "jobs that failed",
-    "many runs",
     "training",
+    "many nodes",
+    "files",
     "other",
 )
 _EXAMPLES = "examples:"

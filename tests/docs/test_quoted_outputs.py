@@ -1,4 +1,4 @@
-"""What docs/nightly.md and docs/healthy.md quote of made nights is what the commands print."""
+"""What docs/nightly.md and docs/baseline.md quote of made nights is what the commands print."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def good_runs(tmp_path_factory) -> Path:
     """A folder nightly/ with 4 nodes and 6 nights, node002 slow in the fifth; and tonight.jsonl of
     node003, 6 % slower.
     """
-    folder = tmp_path_factory.mktemp("healthy")
+    folder = tmp_path_factory.mktemp("baseline")
     (folder / "nightly").mkdir()
     slow = made_fleet(4, 6, lambda node, night, case: 1.09 if (node, night) == (2, 4) else 1.0)
     for number, run in enumerate(slow):
@@ -101,10 +101,10 @@ def good_runs(tmp_path_factory) -> Path:
         (("check", "tonight.jsonl", "--baseline", "baseline.toml"), 1),
     ],
 )
-def test_what_healthy_quotes_of_a_baseline(python, good_runs, command, code):
+def test_what_the_page_of_baseline_quotes(python, good_runs, command, code):
     out = printed(python, *command, folder=good_runs, code=code)
     # A line of three dots stands for the lines that the page leaves out.
-    parts = [re.split(r"^\.\.\.\n", text, flags=re.M) for text in quoted("healthy.md")]
+    parts = [re.split(r"^\.\.\.\n", text, flags=re.M) for text in quoted("baseline.md")]
     of_page = ["(?:.*\n)*?".join(map(re.escape, texts)) for texts in parts]
     assert any(re.fullmatch(pattern, out) for pattern in of_page), out
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from torchcoll.help import GROUPS
+
 pytest.importorskip("mkdocs")
 ROOT = Path(__file__).parents[2]
 FETCHED = re.compile(
@@ -47,3 +49,33 @@ def test_nothing_is_fetched_from_elsewhere(site):
     assert [each for each in fetched if re.match(r"(\w+:)?//", each)] == []
     for path in site.rglob("*.css"):
         assert re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", path.read_text()) == []
+
+
+def test_side_bar_index_and_help_have_one_order():
+    """The groups are the groups of ``torchcoll --help``, and each has its pages in one order."""
+    index = (ROOT / "docs/index.md").read_text()
+    nav = re.findall(
+        r"^  - ([\w ]+):\n((?:      - .*\n)+)", (ROOT / "mkdocs.yml").read_text(), re.M
+    )
+    pages_of_nav = {title: re.findall(r": (\S+\.md)$", pages, re.M) for title, pages in nav}
+    for group in GROUPS:
+        if group != "other":
+            title = group.capitalize()
+            section = index.split(f"\n## {title}\n")[1].split("\n## ")[0]
+            rows = [line for line in section.splitlines() if line.startswith("| ")]
+            links = [re.search(r"\]\((\S+?\.md)[)#]", line) for line in rows]
+            pages = list(dict.fromkeys(link[1] for link in links if link))
+            of_group = [page for page in pages if page in pages_of_nav[title]]
+            assert of_group == pages_of_nav[title], title
+    assert [title for title in pages_of_nav if title.lower() in GROUPS] == [
+        group.capitalize() for group in GROUPS if group != "other"
+    ]
+
+
+def test_one_page_says_what_has_run_where():
+    claim = re.compile(
+        r"\b(never|not yet|not) (been )?(run|tried) (on|yet)|\bnever (run|tried|built)\b"
+    )
+    for path in [ROOT / "README.md", ROOT / "launch/README.md", *(ROOT / "docs").glob("*.md")]:
+        if path.name != "what-has-run.md":
+            assert claim.findall(path.read_text()) == [], path.name

@@ -65,7 +65,7 @@ COMMANDS = {
         "measure on the ranks of one host (starts torchrun)",
         run_arguments,
         run_ranks,
-        "measure",
+        "machine",
         examples=(
             "torchcoll run -n 8 allreduce --sizes 1K,1M,1G",
             "torchcoll run -n 2 suite --backend gloo -J run.jsonl",

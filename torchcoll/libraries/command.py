@@ -160,7 +160,7 @@ COMMANDS = {
         "read logs of NCCL, RCCL, oneCCL, and what a topology allows",
         log_arguments,
         run_log,
-        "read",
+        "files",
         examples=(
             "torchcoll log nccl.log",
             "torchcoll log topo.xml graph.xml",

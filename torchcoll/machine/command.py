@@ -28,7 +28,7 @@ COMMANDS = {
         "show what this process can use, known problems, and prove what torchcoll claims",
         doctor_arguments,
         run_doctor,
-        "measure",
+        "machine",
         examples=(
             "torchcoll doctor",
             "torchcoll doctor --prove",

@@ -254,7 +254,7 @@ COMMANDS = {
         "write other tools' output as a result file, or results as csv, json or parquet",
         convert_arguments,
         run_convert,
-        "read",
+        "files",
         examples=(
             "torchcoll convert nccl-tests.log -o run.jsonl",
             (

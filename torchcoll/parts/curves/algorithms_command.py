@@ -222,7 +222,7 @@ COMMANDS = {
         "find the fastest forced algorithm at each size",
         algorithms_arguments,
         run_algorithms,
-        "compare",
+        "machine",
         examples=(
             "torchcoll algorithms matrix/",
             "torchcoll algorithms matrix/ --export-tuner tuner.csv",

@@ -234,7 +234,7 @@ COMMANDS = {
         "find the sizes at which the behaviour changes",
         transitions_arguments,
         run_transitions,
-        "explain times",
+        "machine",
         examples=(
             "torchcoll curve run.jsonl",
             "torchcoll curve runs/ --refine",
@@ -244,7 +244,7 @@ COMMANDS = {
         "show how times and first calls grow with the ranks",
         scaling_arguments,
         run_scaling,
-        "explain times",
+        "machine",
         examples=(
             "torchcoll scaling runs/",
             "torchcoll scaling runs/ --plot scaling.png",
@@ -254,7 +254,7 @@ COMMANDS = {
         "fit, use and validate a model of a machine",
         model_arguments,
         run_model,
-        "explain times",
+        "machine",
         examples=(
             "torchcoll model fit runs/ -o machine.json",
             "torchcoll model predict machine.json --sizes 1M,1G --ranks 64",

@@ -366,7 +366,7 @@ COMMANDS = {
         "measure many runs over variables, ranks or libraries",
         matrix_arguments,
         run_matrix,
-        "many runs",
+        "compare",
         examples=(
             (
                 "torchcoll matrix --env NCCL_ALGO=,Ring,Tree --runs 6 -o matrix -- torchrun "

@@ -3,7 +3,7 @@
 from torchcoll.core.parts import Part
 
 PART = Part(
-    commands=("again_command", "matrix_command", "versus_command"),
+    commands=("versus_command", "matrix_command", "again_command"),
     extends={"compare": "versus_command:compare_folder"},
     sections={"folders": "versus_page:add_versus"},
     answers={"cells": "folder:cells"},

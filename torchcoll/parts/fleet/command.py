@@ -427,7 +427,7 @@ COMMANDS = {
         "find the nodes that differ from their peers",
         fleet_arguments,
         run_fleet,
-        "many runs",
+        "many nodes",
         examples=(
             "torchcoll fleet nightly/",
             "torchcoll fleet nightly/ --expected-nodes nodes.txt --junit fleet.xml",
@@ -438,7 +438,7 @@ COMMANDS = {
         "find when a fleet or a node became slower, and what changed then",
         history_arguments,
         run_history,
-        "many runs",
+        "many nodes",
         examples=(
             "torchcoll history nightly/",
             "torchcoll history nightly/ --accept 2026-11-01",
@@ -449,7 +449,7 @@ COMMANDS = {
         "write the usual times of good runs, for check --baseline",
         baseline_arguments,
         run_baseline,
-        "many runs",
+        "many nodes",
         examples=(
             "torchcoll baseline nightly/ -o baseline.toml",
             "torchcoll baseline nightly/ -o baseline.toml --accept 2026-11-01 --force",
@@ -459,7 +459,7 @@ COMMANDS = {
         "keep results in a store, for fleet and history",
         collect_arguments,
         run_collect,
-        "many runs",
+        "many nodes",
         examples=(
             "torchcoll collect runs/",
             "torchcoll collect --into torchcoll.sqlite --prune 400d --spare baseline.toml",

@@ -54,7 +54,7 @@ COMMANDS = {
         "find what stopped or ended a job, from the files that it left",
         postmortem_arguments,
         run_postmortem,
-        "jobs that failed",
+        "training",
         examples=(
             "torchcoll postmortem job-4711/",
             "torchcoll postmortem job-4711/ --format json",

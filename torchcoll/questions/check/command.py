@@ -137,7 +137,7 @@ COMMANDS = {
         "judge a run by a fabric, rules or a baseline",
         check_arguments,
         run_check,
-        "read",
+        "machine",
         examples=(
             "torchcoll check run.jsonl --fabric nvswitch-h200 --gate",
             "torchcoll check tonight.jsonl --baseline accepted.jsonl --gate --junit check.xml",

@@ -44,7 +44,7 @@ COMMANDS = {
         "find the slow rank, host or link in a run of pairs",
         pairs_arguments,
         run_pairs,
-        "explain times",
+        "machine",
         examples=("torchcoll pairs pairs.jsonl",),
         exit_1="a rank, host or link is suspect, or a pair has no time",
     ),

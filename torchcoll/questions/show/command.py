@@ -415,7 +415,7 @@ COMMANDS = {
         "print results as tables",
         show_arguments,
         run_show,
-        "read",
+        "files",
         examples=(
             "torchcoll show run.jsonl",
             "torchcoll show nccl-tests.log",
@@ -428,14 +428,14 @@ COMMANDS = {
         "draw time and bus bandwidth over sizes",
         plot_arguments,
         run_plot,
-        "read",
+        "files",
         examples=("torchcoll plot run.jsonl -o curve.png",),
     ),
     "report": SubCommand(
         "write everything about some runs as one page",
         report_arguments,
         run_report,
-        "read",
+        "files",
         examples=(
             "torchcoll report runs/ -o report.html",
             "torchcoll report before=a/ after=b/ -o report.md",

@@ -44,7 +44,7 @@ COMMANDS = {
         "show what first calls and set-up cost",
         cold_arguments,
         run_cold,
-        "explain times",
+        "machine",
         examples=("torchcoll cold runs/",),
     ),
 }
