@@ -335,7 +335,7 @@ def test_nothing_to_report(tmp_path):
 @pytest.mark.parametrize("missing", ["matplotlib.figure", "plotly", "jinja2"])
 def test_a_missing_extra_is_named(missing, file, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(UnavailableError, match=r"Install torchcoll\[report\]\.$"):
+    with pytest.raises(UnavailableError, match=r"pip install '\.\[report\]'\.$"):
         html_text(page_of([file], inline=missing != "matplotlib.figure"))
 
 

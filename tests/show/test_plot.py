@@ -268,7 +268,7 @@ def test_what_was_found_is_drawn_as_it_was_read(tmp_path, choices, text):
 
 def test_without_matplotlib(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UnavailableError, match=r"matplotlib. Install torchcoll\[plot\]"):
+    with pytest.raises(UnavailableError, match=r"matplotlib\. In .*pip install '\.\[plot\]'"):
         torchcoll.plot(sweep(), tmp_path / "a.png")
 
 

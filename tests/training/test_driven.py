@@ -137,6 +137,6 @@ def test_a_framework_without_the_hook(monkeypatch):
     assert str(caught.value) == error_text(
         "integration",
         "no framework",
-        "no_framework or no_other installed. Install torchcoll[integrations], or the "
-        "framework itself.",
+        "no_framework or no_other installed. In a checkout of torchcoll: python -m pip install "
+        "'.[integrations]'. Or install the framework itself.",
     )

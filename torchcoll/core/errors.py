@@ -199,6 +199,11 @@ class UnusableError(UsageError):
     exit_code = ExitCode.UNREADABLE
 
 
+def install_text(extra: str) -> str:
+    """How to install an extra: from a checkout, as torchcoll is on no package index."""
+    return f"In a checkout of torchcoll: python -m pip install '.[{extra}]'."
+
+
 class ForeignError(UnreadableError):
     """A file that is neither a result nor in a format of an importer."""
 

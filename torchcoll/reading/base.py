@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
@@ -398,6 +398,13 @@ def runs_of_ranks(
     return [make_run(each, options, source, ranks=ranks, **more) for ranks, each in results.items()]
 
 
+# The command line of a launcher: mpirun -np 6, mpiexec -n 6, srun -N 2 -n 16, --ntasks=16.
+_COMMAND = re.compile(
+    r"\b(?:mpi(?:run|exec)(?:\.hydra)?|srun|prun|aprun|jsrun)\b(?:\s+\S+){0,40}?\s+"
+    r"(?:--?np?(?:\s+|=)?(\d{1,7})|--ntasks(?:\s+|=)(\d{1,7}))(?:\s|$)"
+)
+
+
 class TableReader:
     """Reads the text of a benchmark line by line. A subclass has ``line`` and ``end``.
 
@@ -412,6 +419,9 @@ class TableReader:
     def read(cls, lines: Iterable[Line], options: ImportOptions) -> Imported:
         reader = cls(options)
         for line, text in lines:
+            if options.ranks is None and (match := _COMMAND.search(text)):
+                reader.options = replace(options, ranks=int(match[1] or match[2]))
+                reader.imported.warn(f"{reader.options.ranks} ranks: taken from line {line}")
             reader.line(line, text)
         reader.end()
         return reader.imported

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchcoll.core.errors import UnavailableError, one_line
+from torchcoll.core.errors import UnavailableError, install_text, one_line
 from torchcoll.core.result import CaseResult
 from torchcoll.core.units import format_size
 
@@ -96,7 +96,10 @@ class Chart:
             from plotly.graph_objects import Figure
         except ImportError:
             raise UnavailableError(
-                "chart", "no library for it", "plotly", "Install torchcoll[plot]."
+                "chart",
+                "no library for it",
+                "plotly",
+                install_text("plot"),
             ) from None
 
         def arguments(option: Option) -> list[Any]:

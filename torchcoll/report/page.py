@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.answer import Answer, Caveat
-from torchcoll.core.errors import UnavailableError, one_line, printable
+from torchcoll.core.errors import UnavailableError, install_text, one_line, printable
 from torchcoll.report.chart import TIME_LABELS, Chart
 from torchcoll.report.grid import Grid, escape_markdown, legends, markdown_text
 
@@ -139,7 +139,10 @@ def html_text(page: Page) -> str:
         from markupsafe import Markup
     except ImportError:
         raise UnavailableError(
-            "report", "no library for it", "jinja2", "Install torchcoll[report]."
+            "report",
+            "no library for it",
+            "jinja2",
+            install_text("report"),
         ) from None
     folder = Path(__file__).parent
     scripts = [(folder / "page.js").read_text(encoding="utf-8")]
@@ -180,7 +183,10 @@ def check_charts_available() -> None:
         import plotly  # noqa: F401
     except ImportError:
         raise UnavailableError(
-            "report", "no library for it", "plotly", "Install torchcoll[report]."
+            "report",
+            "no library for it",
+            "plotly",
+            install_text("report"),
         ) from None
 
 

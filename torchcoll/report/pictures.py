@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import UnavailableError, UsageError, one_line, path_text
+from torchcoll.core.errors import UnavailableError, UsageError, install_text, one_line, path_text
 from torchcoll.report.destination import check_new, write_file
 
 if TYPE_CHECKING:
@@ -56,7 +56,10 @@ def new_figure(rows: int, columns: int, shared: bool = False) -> tuple[Figure, A
         from matplotlib.figure import Figure
     except ImportError:
         raise UnavailableError(
-            "picture", "no library for it", "matplotlib", "Install torchcoll[plot]."
+            "picture",
+            "no library for it",
+            "matplotlib",
+            install_text("plot"),
         ) from None
     figure = Figure(figsize=(_WIDTH, _HEIGHT * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared)
@@ -119,5 +122,8 @@ def check_pictures_available() -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         raise UnavailableError(
-            "report", "no library for it", "matplotlib", "Install torchcoll[report]."
+            "report",
+            "no library for it",
+            "matplotlib",
+            install_text("report"),
         ) from None

@@ -12,11 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from torchcoll.core.errors import UnavailableError, UnreadableError, UsageError, nearest_file
+from torchcoll.core.errors import (
+    UnavailableError,
+    UnreadableError,
+    UsageError,
+    install_text,
+    nearest_file,
+)
 from torchcoll.core.opening import open_to_read
 
 DEFAULT_STORE = "torchcoll.sqlite"
-INSTALL = "In a checkout of torchcoll: python -m pip install '.[store]'."
+INSTALL = install_text("store")
 _MAGIC = b"SQLite format 3\0"
 _POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg")
 _EXPECTED = "the path of an SQLite file, or postgresql://USER@HOST/DATABASE"

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, and_, literal_column, or_, select, text
 
-from torchcoll.core.errors import UnavailableError
+from torchcoll.core.errors import UnavailableError, install_text
 from torchcoll.core.result import check_ranks
 from torchcoll.parts.fleet import series
 from torchcoll.parts.fleet.address import StoreAddress
@@ -354,7 +354,10 @@ def write_store_parquet(address: StoreAddress, file: BinaryIO) -> int:
         import pyarrow.parquet
     except ImportError:
         raise UnavailableError(
-            "parquet", "no library for it", "pyarrow", "Install torchcoll[parquet]."
+            "parquet",
+            "no library for it",
+            "pyarrow",
+            install_text("parquet"),
         ) from None
     columns: dict[str, ColumnElement[Any]] = {**_OTHERS, **_TIMES, **_TEXTS_OF_JSON}
     kinds = {int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}

@@ -11,7 +11,7 @@ from typing import BinaryIO
 import pandas
 
 from torchcoll.core.display import OneLine
-from torchcoll.core.errors import UnavailableError, UsageError, choice, one_line
+from torchcoll.core.errors import UnavailableError, UsageError, choice, install_text, one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, over_ranks_of, stated
@@ -122,5 +122,8 @@ def write_parquet(runs: Sequence[Run], file: BinaryIO) -> None:
         pandas.concat(frames, ignore_index=True).to_parquet(file, index=False)
     except ImportError:
         raise UnavailableError(
-            "parquet", "no library for it", "pyarrow", "Install torchcoll[parquet]."
+            "parquet",
+            "no library for it",
+            "pyarrow",
+            install_text("parquet"),
         ) from None

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torchcoll.core.errors import UnavailableError, tell
+from torchcoll.core.errors import UnavailableError, install_text, tell
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted, whole_number
 from torchcoll.parts.training.capture import capture
@@ -137,5 +137,5 @@ def base_class(modules: Sequence[str], name: str, hooks: Sequence[str]) -> Any:
             raise UnavailableError(module, version, f"one that has {what}")
         return base
     expected = " or ".join(dict.fromkeys(module.partition(".")[0] for module in modules))
-    action = "Install torchcoll[integrations], or the framework itself."
+    action = f"{install_text('integrations')} Or install the framework itself."
     raise UnavailableError("integration", "no framework", f"{expected} installed", action)
