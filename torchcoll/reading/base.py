@@ -408,8 +408,11 @@ _COMMAND = re.compile(
 class TableReader:
     """Reads the text of a benchmark line by line. A subclass has ``line`` and ``end``.
 
-    results: of the rows that were read, by the number of ranks of their run.
+    results: of the rows that were read, by the number of ranks of their run. RANKS_UNTOLD: the
+    output has no number of ranks, which is taken from a launcher's command line above it.
     """
+
+    RANKS_UNTOLD = False
 
     def __init__(self, options: ImportOptions) -> None:
         self.options, self.imported = options, Imported()
@@ -419,7 +422,7 @@ class TableReader:
     def read(cls, lines: Iterable[Line], options: ImportOptions) -> Imported:
         reader = cls(options)
         for line, text in lines:
-            if options.ranks is None and (match := _COMMAND.search(text)):
+            if cls.RANKS_UNTOLD and options.ranks is None and (match := _COMMAND.search(text)):
                 reader.options = replace(options, ranks=int(match[1] or match[2]))
                 reader.imported.warn(f"{reader.options.ranks} ranks: taken from line {line}")
             reader.line(line, text)

@@ -43,6 +43,8 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 class _OsuReader(base.TableReader):
+    RANKS_UNTOLD = True
+
     def __init__(self, options: base.ImportOptions) -> None:
         super().__init__(options)
         self.start("", None, None)

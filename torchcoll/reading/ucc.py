@@ -55,6 +55,8 @@ def sniff(head: Sequence[str]) -> bool:
 
 
 class _UccReader(base.TableReader):
+    RANKS_UNTOLD = True
+
     def __init__(self, options: base.ImportOptions) -> None:
         super().__init__(options)
         self.begin()
