@@ -462,6 +462,11 @@ def write_error_file(message: str, rank: int) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         data = {"message": message, "timestamp": int(time.time()) + (2 if rank else 0)}
-        # Not where there is one, nor through a link.
-        with contextlib.suppress(OSError), open(path, "x") as file:
-            json.dump(data, file)
+        # Whole or not at all: torchrun may end this process at any time. Not where there is one.
+        begun = f"{path}.{os.getpid()}"
+        with contextlib.suppress(OSError):
+            with open(begun, "x") as file:
+                json.dump(data, file)
+            with contextlib.suppress(FileExistsError):
+                os.link(begun, path)
+            os.unlink(begun)
