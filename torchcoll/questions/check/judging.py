@@ -276,7 +276,8 @@ def _facts(
         counts = Counter(row.status for row in rows if row.status != "ok")
         counts["unchecked"] = len(with_data) - correct
         texts = [f"{count} {name}" for name, count in counts.items() if count]
-        yield Phrase("", ", ".join([f"{counted(correct, 'case')} correct", *texts]))
+        of_all = f"{correct} of {counted(len(with_data), 'case')} correct"
+        yield Phrase("", ", ".join([of_all, *texts]))
     elif not failures and judged and with_data:
         yield Phrase("", "no values checked")
     if unused := link_unused(run):

@@ -75,10 +75,14 @@ def _notable_cases(verdict: Verdict) -> tuple[list[Head], list[list[str]]]:
     return (heads, [list(case) for case in cases]) if cases else ([], [])
 
 
-def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
-    """One answer over several runs, given as (name, answer): how many have which, and the worst."""
+def over_all(named: Sequence[tuple[str, Answer]], unjudged: bool = True) -> Answer:
+    """One answer over several runs, given as (name, answer): how many have which, and the worst.
+
+    unjudged: whether it counts the runs without a reference.
+    """
     kinds = [answer.level for _, answer in named]
-    counts = [f"{kinds.count(kind)} {VERDICTS[kind]}" for kind in _WORST if kind in kinds]
+    counted_kinds = [kind for kind in _WORST if kind in kinds and (kind or unjudged)]
+    counts = [f"{kinds.count(kind)} {VERDICTS[kind]}" for kind in counted_kinds]
     worst = next(kind for kind in _WORST if kind in kinds)
     worst_runs = [(name, answer) for name, answer in named if answer.level == worst]
     text = f"{len(named)} runs: {', '.join(counts)}" if worst else f"{len(named)} runs, none judged"
@@ -88,14 +92,12 @@ def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
     facts["worst"] = tuple(name for name, _ in worst_runs)
     reasons: dict[str, list[str]] = {}
     for name, answer in worst_runs:
-        reason = answer.headline
-        if answer.worst:
-            reason = f"{VERDICTS[worst]} {answer.worst[0]}"
+        reason = answer.worst[0] if answer.worst else answer.headline
         reasons.setdefault(reason, []).append(one_line(name))
     if len(reasons) == 1 and (len(worst_runs) > 1 or not worst):
         [reason] = worst_runs[0][1].worst[:1] or reasons
         return Answer(f"{text}: {reason}", worst, **facts)
-    for reason, names in list(reasons.items())[:_REASONS]:
-        text += f"; {shorten(names, 1)}: {reason}"
+    texts = [f"{shorten(names, 1)}: {why}" for why, names in list(reasons.items())[:_REASONS]]
     left = sum(len(names) for names in list(reasons.values())[_REASONS:])
-    return Answer(text + (f"; and {left} more" if left else ""), worst, **facts)
+    texts += [f"and {left} more"] if left else []
+    return Answer(f"{text} ({'; '.join(texts)})", worst, **facts)
