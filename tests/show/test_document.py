@@ -429,7 +429,7 @@ def test_pairs_traffic_and_a_log_in_one_page(tmp_path):
     found = {section.title: section for section in page.sections}
     for title, words in (
         ("Who is slow", "show"),
-        ("What a training sends", "show"),
+        ("What a training sends", "trace"),
         ("What the libraries say", "log"),
     ):
         assert found[title].commands[0].startswith(f"torchcoll {words} {tmp_path}/")

@@ -157,7 +157,7 @@ def _title(material: Material) -> str:
             span = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
             parts.append(f"with {span} {plural(ranks[-1], 'rank')}")
         return " ".join(filter(None, parts))
-    return "what a training sends" if material.traffic else "what the logs say"
+    return "What a training sends" if material.traffic else "What the logs say"
 
 
 def _about_runs(document: PageDraft) -> None:

@@ -125,8 +125,8 @@ def reason_lines(rows: Sequence[Row]) -> list[str]:
 def without_verdict(lines: Sequence[str], verdict: Verdict) -> list[str]:
     """The lines below a table, without what the verdict that ends them says too."""
     # An event has its file and its kind before its text.
-    said = tuple(phrase.text for phrase in verdict.phrases if phrase.text)
-    return [line for line in lines if not line.endswith(said)]
+    texts = tuple(phrase.text for phrase in verdict.phrases if phrase.text)
+    return [line for line in lines if not line.endswith(texts)]
 
 
 def row_style(entry: Entry) -> str:
