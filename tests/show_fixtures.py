@@ -47,9 +47,9 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         first, _, rest = out.getvalue().partition("\n\n")
         lines = rest.splitlines(keepends=True)
         for count in range(1, min(len(lines), 6) + 1):
-            if " ".join(first.split()).startswith(" ".join("".join(lines[-count:]).split())):
-                if count == len(lines) or not lines[-count - 1].startswith(lines[-count][:20]):
-                    return "".join([*lines[:-count], first, "\n"])
+            repeated = " ".join("".join(lines[-count:]).split())
+            if " ".join(first.split()).startswith(repeated):
+                return "".join([*lines[:-count], first, "\n"])
         return out.getvalue()
 
     return run

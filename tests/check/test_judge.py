@@ -226,7 +226,8 @@ def test_sizes_that_no_limit_holds_for():
     held = "all_reduce from 64M and all_gather from 1G"
     small = [case_of(99, size_bytes=MIB), case_of(99, "all_gather", size_bytes=MIB, op=None)]
     assert line(*small) == (
-        f"NO REFERENCE of nvswitch-h200 for these cases: it has limits for {held}; 2 of 2 cases correct"
+        f"NO REFERENCE of nvswitch-h200 for these cases: it has limits for {held}; "
+        "2 of 2 cases correct"
     )
     assert line(case_of(9, "sendrecv", op=None, ranks=2)).startswith(
         "NO REFERENCE of nvswitch-h200 for these cases: it has limits for sendrecv from 1G;"

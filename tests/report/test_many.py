@@ -144,7 +144,8 @@ def test_what_failed_among_many_is_named():
     text = printed(*fleet(24), bad)
     assert " ".join(text.split()).startswith(
         "25 runs: 1 FAIL (bad.jsonl: 1 of 1 case failed: all_reduce 64M: no word from rank 1); "
-        "all_reduce on 2 gloo ranks takes 100 us at 1M and reaches 21.0 GB/s of busbw at 4M; 48 of 48 "
+        "all_reduce on 2 gloo ranks takes 100 us at 1M and reaches 21.0 GB/s of busbw at 4M; "
+        "48 of 48 "
     )
     assert "\n1 case without a result: bad.jsonl (timeout)\n" in text
 

@@ -37,7 +37,8 @@ def test_the_table_names_the_source_and_calls_a_mean_a_mean(shown):
     text = shown(imported())
     # 1M in 100 us, times 2 x 7/8.
     assert text.rpartition("\n\n")[2].startswith(
-        "all_reduce on 8 nccl ranks takes 100 us and reaches 18.4 GB/s of busbw at 1M; NO REFERENCE "
+        "all_reduce on 8 nccl ranks takes 100 us and reaches 18.4 GB/s of busbw at 1M; "
+        "NO REFERENCE "
     )
     lines = text.splitlines()
     assert lines[0] == "imported from nccl-tests 2.19.6 text: all_reduce"

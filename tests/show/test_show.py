@@ -257,7 +257,8 @@ def test_one_rank_has_times_and_no_bandwidth(shown):
     assert body(text).splitlines()[2:] == [
         " 64M  1.000 ms   1.000 ms  910.0 us  1.090 ms     21      -      -  correct",
         "",
-        "all_reduce on 1 gloo rank takes 1.00 ms; 1 of 1 case correct; time to first result 1.00 ms; "
+        "all_reduce on 1 gloo rank takes 1.00 ms; 1 of 1 case correct; "
+        "time to first result 1.00 ms; "
         "NO REFERENCE one rank, no communication: times, but no bandwidth",
     ]
 

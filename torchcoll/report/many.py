@@ -48,57 +48,37 @@ def runs_grids(
     named: Sequence[tuple[str, Answer]],
     over_ranks: str = "max",
 ) -> list[Grid]:
-    """The spread of each case over the runs, and the runs and hosts that are slowest.
+    """The spread of each case over the runs, and of many runs the runs and hosts that are slowest.
 
     rows_by_run: the rows of each run; named: its name and verdict.
     """
     names = [name for name, _ in named]
-    above, cases, below = _over_runs(runs, rows_by_run, names, over_ranks)
+    cases = _measured_cases(rows_by_run)
+    rows = [row for rows in rows_by_run for row in rows]
+    above = [f"{len(runs)} runs, in short ({_ALL}): {common_text(rows)}", _scope_line(runs, rows)]
+    above.append(f"time: {over_ranks} over ranks; the median, least and most of the runs")
+    failed = [
+        f"{name} ({row.outcome})"
+        for name, rows in zip(names, rows_by_run, strict=True)
+        for row in rows
+        if row.outcome not in EXPECTED_STATUSES
+    ]
+    below = []
+    if failed:
+        texts = dict.fromkeys(failed)
+        below.append(f"{counted(len(failed), 'case')} without a result: {_list_first(texts)}")
     for kind in ("bad", "doubt"):
         of_kind = [(name, answer) for name, answer in named if answer.level == kind]
         answers = [f"{name}: {answer.text}" for name, answer in of_kind]
         below += shorten_list(answers, _NAMED, f"and {{}} more with {VERDICTS[kind]}")
     relative_times = _relative_times(cases)
     grids = [_spread_grid(cases, names)]
-    if len(relative_times) > 1 and any(len(case) > 2 for case in cases):
+    if len(runs) > MOST_RUNS and len(relative_times) > 1 and any(len(case) > 2 for case in cases):
         grids += [
             _slowest_runs_grid(runs, relative_times, names),
             _slowest_hosts_grid(runs, relative_times),
         ]
     return [Grid([], [], above=above), *grids, Grid([], [], below=[*below, *runs_lines(runs)])]
-
-
-def same_cases_grids(
-    runs: Sequence[Run], rows_by_run: Sequence[Sequence[Row]], names: Sequence[str]
-) -> list[Grid]:
-    """The spread of each case over runs of the same cases."""
-    above, cases, below = _over_runs(runs, rows_by_run, names, "max")
-    last = Grid([], [], below=[*below, *runs_lines(runs)])
-    return [Grid([], [], above=above), _spread_grid(cases, names), last]
-
-
-def _over_runs(
-    runs: Sequence[Run],
-    rows_by_run: Sequence[Sequence[Row]],
-    names: Sequence[str],
-    over_ranks: str,
-) -> tuple[list[str], list[list[_Measured]], list[str]]:
-    """The lines above the table of several runs, the right rows of each case, the lines below."""
-    cases = _measured_cases(rows_by_run)
-    rows = [row for rows in rows_by_run for row in rows]
-    above = [f"{len(runs)} runs, in short ({_ALL}): {common_text(rows)}", _scope_line(runs, rows)]
-    above.append(f"time: {over_ranks} over ranks; the median, least and most of the runs")
-    failed = [
-        (number, row)
-        for number, rows in enumerate(rows_by_run)
-        for row in rows
-        if row.outcome not in EXPECTED_STATUSES
-    ]
-    below = []
-    if failed:
-        texts = dict.fromkeys(f"{names[number]} ({row.outcome})" for number, row in failed)
-        below.append(f"{counted(len(failed), 'case')} without a result: {_list_first(texts)}")
-    return above, cases, below
 
 
 def _measured_cases(rows_by_run: Sequence[Sequence[Row]]) -> list[list[_Measured]]:

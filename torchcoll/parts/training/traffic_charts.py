@@ -60,8 +60,7 @@ def arrivals_chart(arrivals: Arrivals) -> list[chart.Chart]:
         chart.plain(f"rank {row.rank}" + (f", {row.group}" if several else "")) for row in largest
     ]
     texts = [
-        f"last in {row.last} of {row.calls} calls"
-        f"<br>{100 * row.caused_share:.0f} % of the waiting"
+        f"last in {row.last} of {row.calls} calls<br>{100 * row.caused_share:.0f} % of the waiting"
         for row in largest
     ]
     times = [chart.seconds(row.caused_ns / max(row.steps, 1)) for row in largest]

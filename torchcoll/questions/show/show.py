@@ -8,6 +8,7 @@ import json
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TextIO
 
 from torchcoll.core.answer import Answer, Caveat
@@ -374,7 +375,7 @@ def _several_runs(
 
     pooled: False for a table of each run. make: the tables of one run.
     """
-    from torchcoll.report.many import same_cases, same_cases_grids
+    from torchcoll.report.many import runs_grids, same_cases
     from torchcoll.report.views import pivot_grids
 
     rows_of = [[entry.row for entry in readings.entries(run)] for run in runs]
@@ -393,7 +394,8 @@ def _several_runs(
             grids = pivot_grids(of_group, readings, "collective", "busbw", overview=True)
             grids[-1].below.append("the table of each run: --all")
         else:
-            grids = same_cases_grids(of_group, [rows_of[place] for place in group], names)
+            unnamed = [(name, Answer("")) for name in names]  # the answer has their verdicts
+            grids = runs_grids(of_group, [rows_of[place] for place in group], unnamed)
         for place in group:
             grids[-1].below = without_verdict(grids[-1].below, verdicts[place])
         title = f"{len(group)} runs: {shorten(names, 3)}" if len(groups) > 1 else ""
@@ -479,10 +481,14 @@ def show_with_pairs(runs: Sequence[Run], format: str, out: Destination) -> None:
         if has_pairs(run):
             rows = summarise_run(run)
             verdict = judge(run, rows=rows)  # raises before anything is printed
-            show_pairs(run, format, file=out.file)
+            if show_pairs(run, format, file=out.file):  # which has accused in better words
+                recorded = {str(e.get("message")) for e in run.events if e.get("kind") == "suspect"}
+                kept = tuple(phrase for phrase in verdict.phrases if phrase.text not in recorded)
+                verdict = replace(verdict, phrases=kept)
             doubts = [row for row in rows if row.status == IMPLAUSIBLE]
             grid = Grid([], [], below=reason_lines(doubts), answer=answer_of(verdict))
-            print_grids([("", [grid])], format, out)
+            if verdict.phrases or grid.below:
+                print_grids([("", [grid])], format, out)
         else:
             title = title_of(run) if len(runs) > 1 else ""
             print_grids([(title, [table_grid(run)])], format, out)
