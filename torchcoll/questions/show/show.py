@@ -200,7 +200,9 @@ def show(
         verbose,
     )
     out = Destination(file)
-    by_collective = view is None and format == "table" and out.terminal
+    # A notebook gets the tables of a terminal.
+    wide = out.terminal or isinstance(file, TextWithoutAnswer)
+    by_collective = view is None and format == "table" and wide
     view = view or "cases"
     if not isinstance(view, str):
         raise UsageError("view", type(view).__name__, f"one of {', '.join(VIEWS)}, {_PIVOT}KEY")
@@ -507,7 +509,9 @@ def html_of(finding: Any) -> str:
     answer = (document[0] if isinstance(document, list) else document).get("answer")
     first = ""
     if answer:
-        text = Answer(answer["headline"], details=answer["details"]).text
-        first = f"<p><b>{html.escape(text)}</b></p>"
+        headline, *details = (
+            html.escape(text) for text in (answer["headline"], *answer["details"])
+        )
+        first = f"<p>{'; '.join([f'<b>{headline}</b>', *details])}</p>"
     text = table.getvalue().strip("\n")
     return f'{first}<pre style="{_STYLE}">{html.escape(text)}</pre>'
