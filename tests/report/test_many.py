@@ -14,7 +14,7 @@ from torchcoll.core.file import save
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.questions.check.limits import Phrase
-from torchcoll.questions.check.show import answer_of, over_all
+from torchcoll.questions.check.show import over_all
 from torchcoll.questions.show.show import show
 from torchcoll.report.many import same_cases
 
@@ -190,15 +190,15 @@ def test_one_verdict_of_several(kinds, text, kind):
 def test_the_reason_is_that_of_the_word_and_which_runs_have_it():
     """A WARN may begin with what is well; runs of one reason share it."""
     facts = Phrase("PASS", "369 GB/s"), Phrase("WARN", "NVLS not in use"), Phrase("", "no values")
-    well = answer_of(Verdict(facts))
-    late = answer_of(Verdict((Phrase("WARN", "throttled"), Phrase("PASS", "x"))))
+    well = Verdict(facts).answer
+    late = Verdict((Phrase("WARN", "throttled"), Phrase("PASS", "x"))).answer
     named = [(f"{n}.jsonl", answer) for n, answer in enumerate([well, well])]
     assert over_all(named).text == "2 runs: 2 WARN: NVLS not in use"
     named = [(f"{n}.jsonl", answer) for n, answer in enumerate([well, late, well])]
     assert over_all(named).text == (
         "3 runs: 3 WARN (0.jsonl and 1 more: NVLS not in use; 1.jsonl: throttled)"
     )
-    failed = [answer_of(Verdict((Phrase("FAIL", str(n)),))) for n in range(5)]
+    failed = [Verdict((Phrase("FAIL", str(n)),)).answer for n in range(5)]
     named = [(f"{n}.jsonl", answer) for n, answer in enumerate(failed)]
     assert over_all(named).text == (
         "5 runs: 5 FAIL (0.jsonl: 0; 1.jsonl: 1; 2.jsonl: 2; and 2 more)"

@@ -11,15 +11,12 @@ from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.units import shorten
 from torchcoll.questions.check.judging import Verdict
-from torchcoll.questions.check.limits import CANNOT_TELL
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import View, json_text, run_object
 from torchcoll.report.grid import Grid, Head, print_grids
 from torchcoll.report.header import header_lines, requested_cases
 
 FORMATS = ("table", "markdown", "json")
-_LEVELS = {verdict: level for level, verdict in VERDICTS.items()} | {CANNOT_TELL: "doubt"}
-_FAILING = ("bad", "doubt")
 _WORST = ("bad", "doubt", "good", "")
 _REASONS = 3  # that several runs have, in one sentence
 _WHAT_RAN = 2  # lines of a run's header: the collective, and where it ran
@@ -37,12 +34,12 @@ def show_verdicts(
         objects = [run_object(r, View(), verdict=v) for r, v in zip(runs, verdicts, strict=True)]
         for judged, verdict in zip(objects, verdicts, strict=True):
             del judged["rows"]
-            judged["answer"] = answer_of(verdict).to_json()
+            judged["answer"] = verdict.answer.to_json()
         out.write(json_text(objects))
         out.flush()
         return
     titles = [one_line(r.path or r.header.get("run_id") or "run") for r in runs]
-    titled, answers = [], [answer_of(verdict) for verdict in verdicts]
+    titled, answers = [], [verdict.answer for verdict in verdicts]
     for run, title, answer, verdict in zip(runs, titles, answers, verdicts, strict=True):
         rows = summarise_run(run)
         above = header_lines(run, rows or requested_cases(run), "max", [])[:_WHAT_RAN]
@@ -51,15 +48,6 @@ def show_verdicts(
     several = over_all(list(zip(titles, answers, strict=True))) if len(runs) > 1 else None
     print_grids(titled, format, out, several)
     out.flush()
-
-
-def answer_of(verdict: Verdict) -> Answer:
-    """The verdict as an Answer. ``worst``: why it is no better; a WARN may begin well."""
-    first, *others = [str(phrase) for phrase in verdict.phrases] or [""]
-    level = _LEVELS[verdict.word]
-    failing = [p.text for p in verdict.phrases if p.word == verdict.word and level in _FAILING]
-    next_step = verdict.by_good_runs.next_step if verdict.by_good_runs else ""
-    return Answer(first, level, worst=tuple(failing), details=tuple(others), next_step=next_step)
 
 
 def _notable_cases(verdict: Verdict) -> tuple[list[Head], list[list[str]]]:

@@ -24,7 +24,6 @@ from torchcoll.core.summary import COLD_CALL, Row
 from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size, plural, shorten
 from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.limits import FAIL, NO_REFERENCE
-from torchcoll.questions.check.show import answer_of
 from torchcoll.questions.page import question_sections
 from torchcoll.questions.page.comparing_sections import add_comparisons
 from torchcoll.questions.page.page_draft import PageDraft, answers_of, short_names
@@ -172,7 +171,7 @@ def _about_runs(document: PageDraft) -> None:
         suspects = {str(e.get("message")) for e in runs[0].events if e.get("kind") == "suspect"}
         document.printed |= {one_line(f"suspect: {text}") for text in suspects}
         failures = {phrase.text for phrase in verdicts[0].phrases if phrase.word == FAIL}
-        answers = [] if suspects and not failures - suspects else [answer_of(verdicts[0])]
+        answers = [] if suspects and not failures - suspects else [verdicts[0].answer]
     if len(runs) > 1:
         sides = [run.labels.get("cell", "") for run in runs]
         distinct = all(sides) and len(set(sides)) == len(sides)
@@ -323,7 +322,7 @@ def _tables(document: PageDraft, verdicts: Sequence[Verdict]) -> Section:
     plain = [(run, rows, verdict) for run, rows, verdict in judged if not has_pairs(run)]
     section = Section("Every case", commands=[document.command("show")], folded=len(plain) > _OPEN)
     if len(plain) > MOST_RUNS:
-        named = [(title_of(run), answer_of(verdict)) for run, _, verdict in plain]
+        named = [(title_of(run), verdict.answer) for run, _, verdict in plain]
         runs, rows_of = [run for run, _, _ in plain], [rows for _, rows, _ in plain]
         section.tables.append(TitledGrids("", runs_grids(runs, rows_of, named)))
     else:

@@ -13,7 +13,7 @@ from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_factor, format_ns, format_size, plural
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.questions.check.limits import NO_REFERENCE, case_text
-from torchcoll.questions.check.show import answer_of, over_all
+from torchcoll.questions.check.show import over_all
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.header import kind_texts
 from torchcoll.report.many import median_rows
@@ -28,7 +28,7 @@ def run_answer(verdict: Verdict, rows: Sequence[Row], bimodal: int = 0) -> Answe
 
     bimodal: the number of the rows whose calls form two clusters.
     """
-    answer = answer_of(verdict)
+    answer = verdict.answer
     measured = measured_answer(rows)
     if verdict.judged or measured is None:
         return answer
@@ -80,7 +80,7 @@ def runs_answer(
         if phrase.word == NO_REFERENCE
     )
     details += list(absent)[:1]
-    answers = list(zip(names, map(answer_of, verdicts), strict=True))
+    answers = list(zip(names, [verdict.answer for verdict in verdicts], strict=True))
     answer = over_all(answers, measured is None)
     if measured is None:
         return answer

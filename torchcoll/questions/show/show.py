@@ -21,7 +21,6 @@ from torchcoll.core.summary import Row
 from torchcoll.core.units import shorten
 from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.published_show import published_lines
-from torchcoll.questions.check.show import answer_of
 from torchcoll.questions.pairs.matches import is_pair
 from torchcoll.questions.show.measured import run_answer, runs_answer
 from torchcoll.reading.inputs import load_all
@@ -354,7 +353,7 @@ def _titled_grids(
             judge(run, rows=rows if readings.usual else None)
             for run, rows in zip(runs, rows_of, strict=True)
         ]
-        named = list(zip(titles, map(answer_of, verdicts), strict=True))
+        named = list(zip(titles, [verdict.answer for verdict in verdicts], strict=True))
         grids = runs_grids(runs, rows_of, named, readings.over_ranks)
         pooled = len(same_cases(runs, rows_of)) == 1
         return [("", grids)], runs_answer(titles, verdicts, rows_of, pooled)
@@ -488,7 +487,7 @@ def show_with_pairs(runs: Sequence[Run], format: str, out: Destination) -> None:
                 kept = tuple(phrase for phrase in verdict.phrases if phrase.text not in recorded)
                 verdict = replace(verdict, phrases=kept)
             doubts = [row for row in rows if row.status == IMPLAUSIBLE]
-            grid = Grid([], [], below=reason_lines(doubts), answer=answer_of(verdict))
+            grid = Grid([], [], below=reason_lines(doubts), answer=verdict.answer)
             if verdict.phrases or grid.below:
                 print_grids([("", [grid])], format, out)
         else:
