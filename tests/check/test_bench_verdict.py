@@ -41,9 +41,10 @@ def test_without_a_gate_a_verdict_is_no_exit_code(launch):
 def test_a_gate_without_a_reference_is_a_usage_error_after_the_table(launch):
     """As of ``show --gate``: nothing was judged, so nothing has passed."""
     measured = launch("all_reduce", "--sizes 64K -n 2 --gate", 2).ended(2)
-    last = measured.stdout().splitlines()[-1]
-    assert last.startswith("NO REFERENCE for gloo on cpu within one host: ")
-    assert "; 1 case correct; time to first result " in last
+    last = " ".join(measured.stdout().rpartition("\nfirst call")[2].split("\n", 1)[1].split())
+    assert last.startswith("all_reduce on 2 gloo ranks takes ")
+    assert "; 1 of 1 case correct; time to first result " in last
+    assert "; NO REFERENCE for gloo on cpu within one host: " in last
     assert measured.stdout(1) == ""
     (error,) = measured.errors()
     assert error.startswith(error_line("gate", "a run without a reference", ""))

@@ -34,7 +34,7 @@ def test_the_sentence():
     # 370.8 GB/s x 99.5 % are 368.946.
     assert (
         line(case_of(368.946))
-        == f"WARN 368.9 GB/s busbw at 1G, 99.5 % {RING}; {NVLS.format(78)}; 1 case correct"
+        == f"WARN 368.9 GB/s busbw at 1G, 99.5 % {RING}; {NVLS.format(78)}; 1 of 1 case correct"
     )
 
 
@@ -76,28 +76,30 @@ def test_several_collectives():
     # Where all is well, all_reduce speaks.
     assert line(scatter, reduce) == (
         f"WARN 365 GB/s busbw at 1G of all_reduce, 98.4 % {RING}, 2 collectives at 97.1 % and "
-        f"more; {NVLS.format(77)}; 2 cases correct"
+        f"more; {NVLS.format(77)}; 2 of 2 cases correct"
     )
     assert line(gather, scatter, reduce) == (
         f"WARN 333 GB/s busbw at 1G of all_gather, 89.8 % {RING}, the lowest of 3 collectives; "
-        f"{nvls}; 3 cases correct"
+        f"{nvls}; 3 of 3 cases correct"
     )
     # What has no limit of this size, or at all, is not judged.
     exotic = case_of(10, "all_to_all", op=None)
-    assert line(scatter, exotic).startswith(f"PASS 360 GB/s busbw at 1G, 97.1 % {RING}; 2 cases")
+    assert line(scatter, exotic).startswith(
+        f"PASS 360 GB/s busbw at 1G, 97.1 % {RING}; 2 of 2 cases"
+    )
 
 
 def test_nvls():
     used = case_of(470)
     text = "of the NVLS limit of nvswitch-h200 (measured on eight H200, NVIDIA/nccl-tests#272)"
-    assert line(used) == f"PASS 470 GB/s busbw at 1G, 98.9 % {text}; 1 case correct"
+    assert line(used) == f"PASS 470 GB/s busbw at 1G, 98.9 % {text}; 1 of 1 case correct"
     # The log knows: a slow NVLS is no good ring, and a ring is no NVLS.
     slow = case_of(350, choices=[Choice("NVLS", "SIMPLE")])
-    assert line(slow) == f"FAIL 350 GB/s busbw at 1G, 73.7 % {text}; 1 case correct"
+    assert line(slow) == f"FAIL 350 GB/s busbw at 1G, 73.7 % {text}; 1 of 1 case correct"
     ring = case_of(350, choices=[Choice("RING", "LL128"), Choice("RING", "SIMPLE")])
     assert line(ring) == (
         f"WARN 350 GB/s busbw at 1G, 94.4 % {RING}; 74 % of NVLS (475 GB/s), which was not used; "
-        "1 case correct"
+        "1 of 1 case correct"
     )
     for changed in ({"ranks": 4}, {"op": "prod"}, {"size_bytes": 512 * MIB}):
         assert "NVLS" not in line(case_of(350, **changed))
@@ -140,7 +142,7 @@ def test_a_pass_says_what_was_not_checked():
     unchecked = case_of(360, "all_gather", op=None, verification=None)
     assert line(unchecked).endswith("; no values checked")
     small = case_of(9, "all_gather", op=None, size_bytes=MIB)
-    assert line(unchecked, small).endswith("; 1 case correct, 1 unchecked")
+    assert line(unchecked, small).endswith("; 1 of 2 cases correct, 1 unchecked")
 
 
 def test_cases_correct_without_a_reference_beside_what_was_not_checked_or_not_run():
@@ -149,10 +151,10 @@ def test_cases_correct_without_a_reference_beside_what_was_not_checked_or_not_ru
     barrier = CaseResult(case, "ok", 8, time_ns={"host": [[9000] * 3] * 8})
     lacking = case_of(3, "sendrecv", op=None, status="unsupported", time_ns={}, verification=None)
     sums = case_of(3, backend="gloo", size_bytes=MIB)
-    assert line(sums, barrier, lacking).endswith("; 1 case correct, 1 unsupported")
-    assert line(sums, barrier).endswith("; 1 case correct")
+    assert line(sums, barrier, lacking).endswith("; 1 of 1 case correct, 1 unsupported")
+    assert line(sums, barrier).endswith("; 1 of 1 case correct")
     unchecked = case_of(3, "all_gather", op=None, backend="gloo", verification=None)
-    assert line(sums, unchecked).endswith("; 1 case correct, 1 unchecked")
+    assert line(sums, unchecked).endswith("; 1 of 2 cases correct, 1 unchecked")
 
 
 def test_a_warning_of_the_machine_judges_nothing():
@@ -224,7 +226,8 @@ def test_sizes_that_no_limit_holds_for():
     held = "all_reduce from 64M and all_gather from 1G"
     small = [case_of(99, size_bytes=MIB), case_of(99, "all_gather", size_bytes=MIB, op=None)]
     assert line(*small) == (
-        f"NO REFERENCE of nvswitch-h200 for these cases: it has limits for {held}; 2 cases correct"
+        f"NO REFERENCE of nvswitch-h200 for these cases: it has limits for {held}; "
+        "2 of 2 cases correct"
     )
     assert line(case_of(9, "sendrecv", op=None, ranks=2)).startswith(
         "NO REFERENCE of nvswitch-h200 for these cases: it has limits for sendrecv from 1G;"
@@ -249,11 +252,11 @@ def test_several_hosts():
     whole = case_of(368.76, ranks=16)  # NVIDIA/nccl-tests#309
     assert line(whole, device="NVIDIA H100 80GB HBM3", **how) == (
         "PASS 368.8 GB/s busbw at 1G, 99.4 % of the ring limit of ib-ndr:8 (the NVLinks of a H100, "
-        "less than the interfaces of a node); 1 case correct"
+        "less than the interfaces of a node); 1 of 1 case correct"
     )
     assert line(whole, device="something", **how) == (
         "PASS 368.8 GB/s busbw at 1G, 92.2 % of the ring limit of ib-ndr:8 (400 Gbit/s a rail); "
-        "1 case correct"
+        "1 of 1 case correct"
     )
     # Sub-groups share the rails: what each gets is no share of all.
     parts = case_of(45, ranks=2, group="mod:8/0", members=[0, 8])
@@ -271,12 +274,12 @@ def test_without_a_fabric():
         # 300 of 370.8; the card on PCIe would carry 41.
         "the fabric is not recorded; busbw would be 81 % of the ring limit of "
         "nvswitch-h200 (--fabric NAME judges "
-        "it); 1 case correct"
+        "it); 1 of 1 case correct"
     )
     host = case_of(2, device="cpu", backend="gloo")
     assert line(host, device="AMD EPYC", **none) == (
         "NO REFERENCE for gloo on cpu within one host: give one with torchcoll "
-        "check --baseline RUN; 1 case "
+        "check --baseline RUN; 1 of 1 case "
         "correct"
     )
     assert line(host, device="AMD EPYC", hosts=2, **none).startswith(
@@ -390,14 +393,14 @@ def failed(status):
 def test_nothing_that_was_communicated():
     one = case_of(1, "broadcast", ranks=1, op=None, root=0)
     assert line(one) == (
-        "NO REFERENCE one rank, no communication: times, but no bandwidth; 1 case correct"
+        "NO REFERENCE one rank, no communication: times, but no bandwidth; 1 of 1 case correct"
     )
     fake = case_of(1, backend="fake", device="cpu", verification=None)
     assert line(fake) == (
         "NO REFERENCE fake backend, nothing was communicated: times, but no bandwidth"
     )
     assert line(case_of(1, rehearsal=True)) == (
-        "NO REFERENCE a rehearsal on one GPU: its bandwidth means nothing; 1 case correct"
+        "NO REFERENCE a rehearsal on one GPU: its bandwidth means nothing; 1 of 1 case correct"
     )
     assert line(failed("skipped")) == "NO REFERENCE no case has a result"
 
@@ -447,7 +450,7 @@ def test_what_others_told():
     run = launch(case_of(365), events=[hot, hot, other], **SXM)
     verdict = judge(run)
     assert verdict.word == "WARN"
-    assert f"; WARN {hot['message']}; 1 case correct" in verdict.line
+    assert f"; WARN {hot['message']}; 1 of 1 case correct" in verdict.line
     assert "core" not in verdict.line
     run.events.append(slow)
     verdict = judge(run)
@@ -461,7 +464,7 @@ def test_many_events_are_counted_and_none_is_said_twice():
     end = (
         "WARN GPU 0: hot; WARN GPU 1: hot; WARN GPU 2: hot; WARN 2 more of the machine events above"
     )
-    assert f"; {end}; 1 case correct" in judge(run).line
+    assert f"; {end}; 1 of 1 case correct" in judge(run).line
     out = io.StringIO()
     show(run, file=out)
     assert out.getvalue().partition("\n\n")[2].count("hot") == 5
@@ -516,7 +519,7 @@ def test_as_json():
                 "word": "WARN",
                 "text": f"365 GB/s busbw at 1G, 98.4 % {RING}; {NVLS.format(77)}",
             },
-            {"word": "", "text": "1 case correct"},
+            {"word": "", "text": "1 of 1 case correct"},
         ],
     }
 
@@ -561,7 +564,7 @@ def test_against_another_run(tmp_path, new, word, middle, large, worst):
     verdict = judge(times(*new), baseline=base)
     assert verdict.line == (
         f"{word} {middle} % of the speed of base.jsonl, the median of 3 cases in common, one "
-        f"run each; {large} % in all_reduce 4K; at worst {worst}; 3 cases correct"
+        f"run each; {large} % in all_reduce 4K; at worst {worst}; 3 of 3 cases correct"
     )
     assert verdict.word == word
 

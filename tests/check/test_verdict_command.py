@@ -150,7 +150,7 @@ def test_several_runs_are_one_sentence_and_a_verdict_each(path, tmp_path, capsys
     assert main(["check", path, str(tmp_path / "slow.jsonl"), "--fabric", "nvswitch-h200"]) == 0
     lines = capsys.readouterr().out.splitlines()
     # 200 GB/s of the 370.8 of 18 links, each 20.6: 53.9 %.
-    assert lines[-1].startswith(f"2 runs: 1 FAIL, 1 WARN; {tmp_path / 'slow.jsonl'}: FAIL 200 GB/s")
+    assert lines[-1].startswith(f"2 runs: 1 FAIL, 1 WARN ({tmp_path / 'slow.jsonl'}: 200 GB/s")
     assert lines[lines.index(path) + 3].startswith("WARN 300 GB/s busbw at 1G, 80.9 %")
 
 

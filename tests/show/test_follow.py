@@ -124,7 +124,7 @@ def test_another_run_in_the_same_file(text, tmp_path, monkeypatch, capsys):
     assert main(["show", "--follow", str(path)]) == 0
     captured = capsys.readouterr()
     assert sizes_of_rows(captured.out) == [*SIZES, "64", "256"]
-    assert captured.out.count("busbw") == 2  # two tables
+    assert captured.out.count("    busbw ") == 2  # two tables
     assert f"another run began in {path}" in captured.err
 
 

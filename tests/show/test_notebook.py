@@ -9,12 +9,12 @@ from handmade import case, result, run
 
 import torchcoll
 from torchcoll.parts.training.traffic_charts import plan_pictures
-from torchcoll.questions.page.notebook import charts_of
+from torchcoll.questions.page.notebook import _outputs, charts_of
 
 
 def test_a_run_shows_its_verdict_and_its_table():
     html = run(result())._repr_html_()
-    assert html.startswith("<p><b>NO REFERENCE for gloo on cpu within one host: ")
+    assert html.startswith("<p><b>all_reduce on 8 gloo ranks takes 1.00 ms and reaches 117 GB/s ")
     assert html.count("NO REFERENCE") == 1
     assert "117.441  correct\n" in html
 
@@ -68,3 +68,13 @@ def test_pictures_show_themselves(tmp_path):
         content = (tmp_path / f"a.{suffix}").read_bytes()
         held = bundle[kind].encode() if suffix == "svg" else base64.b64decode(bundle[kind])
         assert held == content
+
+
+def test_a_chart_has_a_picture_beside_the_interactive_figure():
+    pytest.importorskip("plotly")
+    pytest.importorskip("matplotlib")
+    sizes = [result(case=case(size_bytes=size)) for size in (1024, 2048, 4096)]
+    chart = charts_of(run(*sizes))[0]
+    outputs = _outputs(chart, chart.figure())
+    assert "application/vnd.plotly.v1+json" in outputs
+    assert "<svg" in outputs["image/svg+xml"]

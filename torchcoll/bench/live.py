@@ -27,7 +27,7 @@ from torchcoll.core.soak_windows import SoakWindow
 from torchcoll.core.summary import P99_CALLS, default_clock, library_of
 from torchcoll.core.units import counted, format_size
 from torchcoll.questions.check.judging import judge
-from torchcoll.questions.check.show import answer_of
+from torchcoll.questions.show.measured import run_answer
 from torchcoll.questions.show.show import (
     further_grids,
     row_style,
@@ -44,7 +44,7 @@ from torchcoll.report.columns import (
 from torchcoll.report.destination import Destination, ProgressLine, RunProgress
 from torchcoll.report.formats import FORMATS, View
 from torchcoll.report.header import first_lines, header_lines
-from torchcoll.report.notes import Notes, run_lines
+from torchcoll.report.notes import Notes, most_notes, run_lines
 from torchcoll.report.sample_views import rank_of
 from torchcoll.report.views import pivot_grids
 
@@ -203,11 +203,13 @@ class _Rows(Reporter):
             grid.print_grid(self.grid.only(table), self.out)
         rows = [entry.row for entry in self.view.entries(self.run)]
         below = [] if rows else ["no case has ended"]
-        below += [*self.notes.lines(), *run_lines(self.run, rows)]
+        notes = self.notes.lines(verbose=self.verbose)
+        notes += run_lines(self.run, rows, verbose=self.verbose)
+        verdict = judge(self.run, rows=rows)
+        below += most_notes(without_verdict(notes, verdict), self.run, self.verbose)
         below += [self.hidden] if self.hidden else []
         below += [] if self.quiet else first_lines(self.run, total=False, verbose=self.verbose)
-        verdict = judge(self.run, rows=rows)
-        self.out.lines(["", *without_verdict(below, verdict)])
+        self.out.lines(["", *below])
         further = further_grids(self.run)
         if len(distinct_values(rows, "backend")) > 1:
             further = [*self._side_by_side(), *further]
@@ -216,7 +218,7 @@ class _Rows(Reporter):
             grid.print_grid(each, self.out)
         if further:
             self.out.write("\n")
-        grid.print_answer(answer_of(verdict), self.out)
+        grid.print_answer(run_answer(verdict, rows, self.notes.bimodal), self.out)
 
     def _side_by_side(self) -> list[grid.Grid]:
         """The same cases, a column for each backend."""

@@ -69,15 +69,24 @@ class Destination:
         for line in lines:
             self.write(printable(line) + "\n")
 
-    def styled(self, line: str, style: str) -> None:
-        """As ``lines`` for one, in a style of rich where the terminal can show it."""
+    def styled(self, line: str, style: str, length: int | None = None) -> None:
+        """As ``lines`` for one, in a style of rich where the terminal can show it.
+
+        length: of its styled beginning; None for all of it.
+        """
         console = self.console() if style else None
         if console is None:
             self.lines([line])
             return
         from rich.text import Text
 
-        console.print(Text(self.wrapped(printable(line)), style=style), soft_wrap=True)
+        wrapped = self.wrapped(printable(line))
+        end = len(wrapped) if length is None else length
+        while length and (longer := length + 2 * wrapped[:end].count("\n")) > end:
+            end = longer  # each line break adds the two blanks of the indent
+        text = Text(wrapped)
+        text.stylize(style, 0, end)
+        console.print(text, soft_wrap=True)
 
     def wrapped(self, line: str) -> str:
         if len(line) <= self.width:

@@ -283,7 +283,8 @@ def print_answer(answer: Answer, out: Destination) -> None:
     """Prints the answer as a line of its own, in colour if the terminal shows colours."""
     if isinstance(out.file, TextWithoutAnswer):
         return
-    out.styled(answer.text, _ANSWERS.get(answer.level, "bold"))
+    length = None if answer.level else len(answer.headline)  # what was not judged is plain
+    out.styled(answer.text, _ANSWERS.get(answer.level, "bold"), length)
 
 
 def print_grids(
@@ -306,8 +307,11 @@ def print_grids(
         else:
             print_answer(answer, out)
     repeated = format == "table" and lines > _SCREEN
-    if not over_all and not repeated:
-        titled = [(t, [replace(grid, answer=None) for grid in grids]) for t, grids in titled]
+    if not over_all:
+        titled = [
+            (title, [replace(grid, answer=_again(grid.answer, repeated)) for grid in grids])
+            for title, grids in titled
+        ]
     between = "\n" if answers else ""
     for title, grids in titled:
         if title:
@@ -324,7 +328,14 @@ def print_grids(
                 print_grid(grid, out)
     if over_all and repeated:
         out.write("\n")
-        print_answer(over_all, out)
+        print_answer(_again(over_all, True) or over_all, out)
+
+
+def _again(answer: Answer | None, repeated: bool) -> Answer | None:
+    """The answer below the tables: a verdict in full; of what was not judged the sentence alone."""
+    if answer is None or not repeated:
+        return None
+    return answer if answer.level else replace(answer, details=(), next_step="")
 
 
 def escape_markdown(text: str) -> str:

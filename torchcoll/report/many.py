@@ -6,16 +6,23 @@ A thousand files would be 22,000 lines, and the ranks of a case 4,096.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchcoll.core.answer import VERDICTS, Answer
 from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import EXPECTED_STATUSES, Run
-from torchcoll.core.run_facts import host_names
+from torchcoll.core.run_facts import facts_of, host_names
 from torchcoll.core.summary import Row, median
-from torchcoll.core.units import counted, format_ratio, format_size, format_time, shorten_list
+from torchcoll.core.units import (
+    counted,
+    format_bandwidth,
+    format_ratio,
+    format_size,
+    format_time,
+    shorten_list,
+)
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid, Head
@@ -41,36 +48,79 @@ def runs_grids(
     named: Sequence[tuple[str, Answer]],
     over_ranks: str = "max",
 ) -> list[Grid]:
-    """The spread of each case over the runs, and the runs and hosts that are slowest.
+    """The spread of each case over the runs, and of many runs the runs and hosts that are slowest.
 
     rows_by_run: the rows of each run; named: its name and verdict.
     """
     names = [name for name, _ in named]
-    measured = [_Measured(number, row) for number, rows in enumerate(rows_by_run) for row in rows]
-    good = [item for item in measured if item.row.is_right and item.row.median_ns]
-    cases: dict[str, list[_Measured]] = {}
-    for item in good:
-        cases.setdefault(repr((_kind(item.row), item.row.size_bytes_requested)), []).append(item)
-    rows = [item.row for item in measured]
+    cases = _measured_cases(rows_by_run)
+    rows = [row for rows in rows_by_run for row in rows]
     above = [f"{len(runs)} runs, in short ({_ALL}): {common_text(rows)}", _scope_line(runs, rows)]
     above.append(f"time: {over_ranks} over ranks; the median, least and most of the runs")
-    failed = [item for item in measured if item.row.outcome not in EXPECTED_STATUSES]
+    failed = [
+        f"{name} ({row.outcome})"
+        for name, rows in zip(names, rows_by_run, strict=True)
+        for row in rows
+        if row.outcome not in EXPECTED_STATUSES
+    ]
     below = []
     if failed:
-        texts = dict.fromkeys(f"{names[item.run]} ({item.row.outcome})" for item in failed)
+        texts = dict.fromkeys(failed)
         below.append(f"{counted(len(failed), 'case')} without a result: {_list_first(texts)}")
     for kind in ("bad", "doubt"):
         of_kind = [(name, answer) for name, answer in named if answer.level == kind]
         answers = [f"{name}: {answer.text}" for name, answer in of_kind]
         below += shorten_list(answers, _NAMED, f"and {{}} more with {VERDICTS[kind]}")
-    relative_times = _relative_times(list(cases.values()))
-    grids = [_spread_grid(list(cases.values()), names)]
-    if len(relative_times) > 1 and any(len(case) > 2 for case in cases.values()):
+    relative_times = _relative_times(cases)
+    grids = [_spread_grid(cases, names)]
+    if len(runs) > MOST_RUNS and len(relative_times) > 1 and any(len(case) > 2 for case in cases):
         grids += [
             _slowest_runs_grid(runs, relative_times, names),
             _slowest_hosts_grid(runs, relative_times),
         ]
     return [Grid([], [], above=above), *grids, Grid([], [], below=[*below, *runs_lines(runs)])]
+
+
+def _measured_cases(rows_by_run: Sequence[Sequence[Row]]) -> list[list[_Measured]]:
+    """The right rows of each case over the runs."""
+    cases: dict[str, list[_Measured]] = {}
+    for number, rows in enumerate(rows_by_run):
+        for row in rows:
+            if row.is_right and row.median_ns:
+                key = repr((_kind(row), row.size_bytes_requested))
+                cases.setdefault(key, []).append(_Measured(number, row))
+    return list(cases.values())
+
+
+def median_rows(rows_by_run: Sequence[Sequence[Row]]) -> tuple[list[Row], list[float]]:
+    """Of each case a row with the medians over the runs, and its longest time / its shortest."""
+    cases = [[item.row for item in case] for case in _measured_cases(rows_by_run)]
+    rows = [
+        replace(
+            case[0],
+            median_ns=median([row.median_ns or 0.0 for row in case]),
+            busbw_gbps=median(wide)
+            if (wide := [r.busbw_gbps for r in case if r.busbw_gbps])
+            else None,
+        )
+        for case in cases
+    ]
+    times = [[row.median_ns or 0.0 for row in case] for case in cases]
+    return rows, [max(of_case) / min(of_case) for of_case in times]
+
+
+def same_cases(runs: Sequence[Run], rows_by_run: Sequence[Sequence[Row]]) -> list[list[int]]:
+    """The runs by their places, those together that measured the same cases with the same labels
+    (``run`` aside), libraries and settings.
+    """
+    groups: dict[str, list[int]] = {}
+    for number, (run, rows) in enumerate(zip(runs, rows_by_run, strict=True)):
+        cases = sorted({repr((_kind(row), row.size_bytes_requested)) for row in rows})
+        labels = {name: value for name, value in run.labels.items() if name != "run"}
+        facts = {name: value for name, value in facts_of(run).items() if name != "hosts"}
+        key = repr((cases, sorted(labels.items()), sorted(facts.items()), bool(run.windows)))
+        groups.setdefault(key, []).append(number)
+    return list(groups.values())
 
 
 def _scope_line(runs: Sequence[Run], rows: Sequence[Row]) -> str:
@@ -105,9 +155,13 @@ def _spread_grid(cases: Sequence[list[_Measured]], names: Sequence[str]) -> Grid
     titles = kind_texts([_kind(case[0].row) for case in cases], ("collective",))
     heads = [Head("case", left=True, repeat=True), Head("size", repeat=True), Head("runs")]
     heads += [Head("median"), Head("least"), Head("most"), Head("most /", "median")]
+    bandwidths = [
+        [item.row.busbw_gbps for item in case if item.row.busbw_gbps is not None] for case in cases
+    ]
+    heads += [Head("busbw", "GB/s")] if any(bandwidths) else []
     heads.append(Head("slowest run", left=True, drop=1))
     lines = []
-    for title, case in zip(titles, cases, strict=True):
+    for title, case, busbw in zip(titles, cases, bandwidths, strict=True):
         times = sorted((item.row.median_ns or 0.0, item.run) for item in case)
         middle = median([ns for ns, _ in times])
         size = case[0].row.size_bytes_requested
@@ -118,6 +172,7 @@ def _spread_grid(cases: Sequence[list[_Measured]], names: Sequence[str]) -> Grid
                 str(len({run for _, run in times})),
                 *map(format_time, (middle, times[0][0], times[-1][0])),
                 format_ratio(times[-1][0] / middle),
+                *([format_bandwidth(median(busbw) if busbw else None)] if any(bandwidths) else []),
                 names[times[-1][1]],
             ]
         )

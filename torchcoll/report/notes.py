@@ -46,6 +46,11 @@ class Notes:
         self._with_ramp_up: dict[Case, tuple[int, int]] = {}  # case -> its calls, ramp-up calls
         self._short: dict[Case, int] = {}  # case -> its calls, if too few to show two modes
 
+    @property
+    def bimodal(self) -> int:
+        """How many results have calls that form two clusters."""
+        return len(self._modes)
+
     def mark(self, *texts: str) -> str:
         """The marks of the texts, such as ``[1][3]``; a new text gets the next number.
 
@@ -75,16 +80,16 @@ class Notes:
             self._short[result.case] = calls
         return self.mark(*texts, *_host_bound_notes(result), *more)
 
-    def lines(self, footnotes: bool = True) -> list[str]:
-        """The numbered footnotes, and a line about rows that have none. footnotes: whether the
-        former are among them.
+    def lines(self, footnotes: bool = True, verbose: bool = False) -> list[str]:
+        """The numbered footnotes, and if verbose a line about rows that have none. footnotes:
+        whether the former are among them.
         """
         numbered = [
             Caveat(self._bimodal_text() if text is _MODES else text, f"[{number}] ")
             for text, number in self._numbers.items()
             if footnotes
         ]
-        return [*numbered, *self._short_lines()]
+        return [*numbered, *(self._short_lines() if verbose else ())]
 
     def _bimodal_text(self) -> str:
         """The footnote of all bimodal rows: ``bimodal in 8 rows: 14 to 45 % of the calls ...``.
@@ -179,23 +184,43 @@ def _time_range(ns: tuple[float, float]) -> str:
     )
 
 
-def run_lines(run: Run, rows: Sequence[summary.Row], first_calls: bool = True) -> list[str]:
+MOST_NOTES = 4  # below a table
+
+
+def most_notes(lines: Sequence[str], run: Run, verbose: bool) -> list[str]:
+    """The lines below the table of a run, of which at most MOST_NOTES are shown unless verbose:
+    what happened to the run, and the first of the others.
+    """
+    if verbose or len(lines) <= MOST_NOTES:
+        return [*lines]
+    happened = set(outcome_lines(run))
+    first = sorted(range(len(lines)), key=lambda place: lines[place] not in happened)[:MOST_NOTES]
+    left = len(lines) - MOST_NOTES
+    return [*(lines[place] for place in sorted(first)), f"{counted(left, 'more note')}: --verbose"]
+
+
+def run_lines(
+    run: Run, rows: Sequence[summary.Row], first_calls: bool = True, verbose: bool = False
+) -> list[str]:
     """The lines below the tables of a run: about its rows, then about the run.
 
     first_calls: whether a table has the column of first calls, whose ``*`` needs explaining.
     """
-    return row_lines(rows, first_calls) + outcome_lines(run)
+    return row_lines(rows, first_calls, verbose) + outcome_lines(run)
 
 
-def row_lines(rows: Sequence[summary.Row], first_calls: bool = True) -> list[str]:
-    """The lines that explain rows without marks: first calls, stop reasons, one rank, splits.
+def row_lines(
+    rows: Sequence[summary.Row], first_calls: bool = True, verbose: bool = False
+) -> list[str]:
+    """The lines that explain rows without marks: first calls, one rank, splits; if verbose also
+    what ended the cases.
 
     first_calls: whether a table has the column of first calls.
     """
     slow = dict.fromkeys(one_line(row.statistic) for row in rows if row.slow_first)
     lines = [f"* first call over 3 times the {' or '.join(slow)}"] if first_calls and slow else []
     lines += [FLUSH_LINE] if any(row.buffer_reuse == "flush" for row in rows) else []
-    lines += stop_lines(rows)
+    lines += stop_lines(rows) if verbose else []
     if any(row.ranks == 1 for row in rows):
         lines.append(summary.ONE_RANK)
     lines += [text] if (text := summary.nothing_sent(rows)) else []

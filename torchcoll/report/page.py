@@ -243,7 +243,7 @@ def _style(grid: Grid, number: int) -> str:
 def page_markdown(page: Page, files: Sequence[str] = ()) -> str:
     """The page for a code forge. files: of each picture, in their order, where it is."""
     lines = [f"# {escape_markdown(one_line(page.title))}\n"]
-    lines += [f"**{escape_markdown(one_line(answer.text))}**\n" for answer in page.answers]
+    lines += [f"{_answer_markdown(answer)}\n" for answer in page.answers]
     names = iter(files)
     for section in page.sections:
         lines.append(f"## {escape_markdown(one_line(section.title))}\n")
@@ -263,6 +263,13 @@ def page_markdown(page: Page, files: Sequence[str] = ()) -> str:
             texts = [markdown_text(_plain(grid)) for grid in titled.grids]
             lines += [text for text in texts if text]
     return "\n".join(lines)
+
+
+def _answer_markdown(answer: Answer) -> str:
+    """The sentence in bold, and what follows it."""
+    text = one_line(answer.text)
+    length = len(one_line(answer.headline))
+    return f"**{escape_markdown(text[:length])}**{escape_markdown(text[length:])}"
 
 
 def _plain(grid: Grid) -> Grid:

@@ -17,7 +17,7 @@ from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.summary import COLD_CALL, PERIOD, Row, median
-from torchcoll.core.units import format_bandwidth, format_size, format_time
+from torchcoll.core.units import format_bandwidth, format_ns, format_size, format_time
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid, Head
@@ -32,6 +32,9 @@ _METRICS = {
 }
 
 
+_SMALL = 0.01  # GB/s of busbw: three decimals show fewer than two digits
+
+
 @dataclass(frozen=True)
 class _Point:
     column: str
@@ -39,8 +42,14 @@ class _Point:
     result: CaseResult
 
 
-def pivot_grids(runs: Sequence[Run], view: View, key: str, metric: str) -> list[Grid]:
-    """One table for each combination of what else varies. Raises UsageError for an unknown key."""
+def pivot_grids(
+    runs: Sequence[Run], view: View, key: str, metric: str, overview: bool = False
+) -> list[Grid]:
+    """One table for each combination of what else varies. Raises UsageError for an unknown key.
+
+    overview: of several runs each cell has the lowest and the highest value after the median, and
+    sizes at which a bandwidth is below 0.01 GB/s have times.
+    """
     _check_key(runs, key)
     points = [
         _Point(_column_name(run, entry.row, key), entry.row, entry.result)
@@ -53,8 +62,12 @@ def pivot_grids(runs: Sequence[Run], view: View, key: str, metric: str) -> list[
     grids = []
     for group in _groups(points, hidden):
         within = [p for p in points if _matches_group(p.row, group)]
-        grids.append(_grid(within, key, metric, group))
-    below = [*silent, *_column_differences(points, key, hidden), *row_lines(_rows(points), False)]
+        grids.append(_grid(within, key, metric, group, overview, len(runs) > 1))
+    below = [
+        *silent,
+        *_column_differences(points, key, hidden),
+        *row_lines(_rows(points), False, view.verbose),
+    ]
     below += runs_lines(runs)
     differ = differences([facts_of(run) for run in runs])
     below += [f"differs between the files: {differ}"] if differ else []
@@ -170,7 +183,14 @@ def _matches_group(row: Row, group: Mapping[str, Any]) -> bool:
     return all(not _has_dimension(row, n) or getattr(row, n) == value for n, value in group.items())
 
 
-def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]) -> Grid:
+def _grid(
+    points: Sequence[_Point],
+    key: str,
+    metric: str,
+    group: dict[str, Any],
+    overview: bool,
+    several: bool,
+) -> Grid:
     field, title = _METRICS[metric]
     columns = list(dict.fromkeys(point.column for point in points))
     if all(column.isascii() and column.isdigit() for column in columns):
@@ -179,10 +199,15 @@ def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]
     for point in points:
         cells.setdefault((point.row.size_bytes_requested, point.column), []).append(point.row)
     sizes = sorted({size for size, _ in cells})
+    spread = overview and several
+    fields = dict.fromkeys(sizes, field)
+    if overview:
+        small = [p.row for p in points if p.row.is_right and 0 < (p.row.busbw_gbps or 0) < _SMALL]
+        fields |= {row.size_bytes_requested: "median_ns" for row in small}
     rows = [
         [
             format_size(size) if size else "-",
-            *(_cell(cells.get((size, column), []), field) for column in columns),
+            *(_cell(cells.get((size, column), []), fields[size], spread) for column in columns),
         ]
         for size in sizes
     ]
@@ -191,9 +216,12 @@ def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]
         if statistics != [COLD_CALL] and len(statistics) == 1:  # else the line above says which
             title = f"{one_line(statistics[0])} time"
     parts = [f"{title} by {key}"]
+    parts += ["times where it is small"] if len(set(fields.values())) > 1 else []
     parts += [_group_text(name, value) for name, value in group.items()]
     runs = {len(values) for values in cells.values()}
-    if runs != {1}:
+    if spread:
+        parts.append(f"median of {_range_text(runs)} runs (low to high)")
+    elif runs != {1}:
         parts.append(f"median of {_range_text(runs)} results")
     below = []
     data = [p.row for p in points if COLLECTIVES[p.row.collective].has_data and p.row.size_bytes]
@@ -214,12 +242,20 @@ def _range_text(numbers: set[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _cell(rows: Sequence[Row], field: str) -> str:
-    """The median over the runs that are correct; else what was wrong with them."""
+def _cell(rows: Sequence[Row], field: str, spread: bool) -> str:
+    """The median over the runs that are correct; else what was wrong with them. spread: with the
+    lowest and the highest of these.
+    """
     values = [v for row in rows if row.is_right and (v := getattr(row, field)) is not None]
     if values:
-        middle = median(values)
-        return format_time(middle) if field == "median_ns" else format_bandwidth(middle)
+        format_value = format_time if field == "median_ns" else format_bandwidth
+        if not spread or len(values) == 1:
+            return format_value(median(values))
+        if field == "median_ns":
+            middle, low, high = (format_ns(f(values), 3) for f in (median, min, max))
+            return f"{middle} ({low.removesuffix(high[-3:])} to {high})"
+        middle, low, high = (format_value(f(values)) for f in (median, min, max))
+        return f"{middle} ({low} to {high})"
     bad = [row.outcome for row in rows if not row.is_right]
     return one_line(bad[0]) if bad else "-"
 

@@ -14,6 +14,7 @@ from torchcoll.parts.training.traffic_table import TrafficRow, summarise_traffic
 from torchcoll.report import chart
 
 if TYPE_CHECKING:
+    from torchcoll.parts.training.arrivals import Arrivals
     from torchcoll.parts.training.projection import Plan, PlannedRow, PlannedStep
 
 MOST_BARS = 40  # kinds of calls in one chart
@@ -49,6 +50,28 @@ def traffic_charts(traffic: Traffic) -> list[chart.Chart]:
     return [_bar_chart(names, bars, axis, caption, len(rows))]
 
 
+def arrivals_chart(arrivals: Arrivals) -> list[chart.Chart]:
+    """The waiting that each rank caused in a step, the most first."""
+    largest = sorted(arrivals.ranks, key=lambda row: -row.caused_ns)[:MOST_BARS]
+    if not any(row.caused_ns for row in largest):
+        return []
+    several = len({row.group for row in arrivals.ranks}) > 1
+    names = [
+        chart.plain(f"rank {row.rank}" + (f", {row.group}" if several else "")) for row in largest
+    ]
+    texts = [
+        f"last in {row.last} of {row.calls} calls<br>{100 * row.caused_share:.0f} % of the waiting"
+        for row in largest
+    ]
+    times = [chart.seconds(row.caused_ns / max(row.steps, 1)) for row in largest]
+    bars = [_bars("caused", times, texts, chart.PALETTE[1])]
+    axis = {**_TIME, "title": {"text": "waiting of the other ranks, per step"}}
+    caption = ["what the other ranks waited in the calls in which this rank was last"]
+    drawn = _bar_chart(names, bars, axis, caption, len(arrivals.ranks), "ranks")
+    drawn.title = chart.plain(arrivals.answer.headline)
+    return [drawn]
+
+
 def _bars(
     name: str, values: Sequence[float | None], texts: Sequence[str], colour: str
 ) -> dict[str, Any]:
@@ -69,15 +92,16 @@ def _bar_chart(
     bars: list[dict[str, Any]],
     axis: dict[str, Any],
     caption: list[str],
-    kinds: int,
+    number: int,
+    noun: str = "kinds of calls",
 ) -> chart.Chart:
-    """kinds: how many kinds of calls there are, of which the largest are drawn."""
+    """number: how many kinds of calls, or others by the noun, the largest of which are drawn."""
     # Two kinds may have one name, such as the calls of two dtypes: each needs a bar of its own.
     names = [f"{name} ({n})" if name in names[: n - 1] else name for n, name in enumerate(names, 1)]
     for trace in bars:
         trace["y"] = names
-    if kinds > len(names):
-        caption.append(f"the {len(names)} largest of {kinds} kinds of calls")
+    if number > len(names):
+        caption.append(f"the {len(names)} largest of {number} {noun}")
     layout = {
         "xaxis": axis,
         "yaxis": {"autorange": "reversed", "automargin": True},

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import PROBABLY, Answer
@@ -21,7 +22,7 @@ from torchcoll.core.units import (
     plural,
 )
 from torchcoll.parts.training.exposed import Exposed, ModuleRow
-from torchcoll.parts.training.traffic_charts import traffic_charts
+from torchcoll.parts.training.traffic_charts import arrivals_chart, traffic_charts
 from torchcoll.parts.training.traffic_table import (
     OverTime,
     TrafficRow,
@@ -297,18 +298,23 @@ def show_traffic(
             **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
         }
         records = [{**file_name, **row} for row in document["rows"]]
-        grids = traffic_grids(traffic, table, keys)
         arrived = find_arrivals(traffic) if arrivals else None
         if arrived:
             document["arrivals"] = arrivals_object(arrived)
-            last = dataclasses.replace(grids[-1], answer=arrivals_answer(arrived, grids[-1].answer))
-            grids = [*grids[:-1], *arrivals_grids(arrived), last]
+        grids = traffic_grids(traffic, table, keys, arrived)
         forms.append(Forms(grids, document, records))
     print_results(forms, format, file)
 
 
-def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = ()) -> list[Grid]:
-    """Returns the tables of calls and of their sizes, followed by what is left out and unknown."""
+def traffic_grids(
+    traffic: Traffic,
+    table: TrafficTable,
+    keys: Sequence[str] = (),
+    arrivals: Arrivals | None = None,
+) -> list[Grid]:
+    """Returns the tables of calls, of their sizes and of arrivals, followed by what is left out and
+    unknown.
+    """
     dimensions = [
         name
         for name in _TRAFFIC_DIMENSIONS
@@ -339,13 +345,16 @@ def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = (
         span = f"{format_size(size.low_bytes)} to {format_size(size.high_bytes)}"
         cells = [span if size.low_bytes else "0", _count(size.calls_per_step)]
         sizes.append([*[size.ranks] * several, *cells, _bytes(size.bytes_per_step)])
+    answer = traffic_answer(table)
+    answer = arrivals_answer(arrivals, answer) if arrivals else answer
     title = ["sizes: calls by the bytes that a rank puts into one"] if sizes else []
     return [
         Grid([head for head, _ in columns.values()], rows, above, [] if rows else ["no calls"]),
         Grid(size_heads, sizes, title),
         *module_grids(table.exposed),
         *over,
-        Grid([], [], below=[one_line(text) for text in below], answer=traffic_answer(table)),
+        *(arrivals_grids(arrivals) if arrivals else []),
+        Grid([], [], below=[one_line(text) for text in below], answer=answer),
     ]
 
 
@@ -528,11 +537,23 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
 
 
 def add_traffic(draft: PageDraft) -> None:
+    """Adds the sections of captures: the tables, the sentence and a chart of ``trace``."""
+    from torchcoll.parts.training.arrivals import find_arrivals
+    from torchcoll.questions.page.page_draft import Drawing
+
     several = len(draft.material.traffic) > 1
     for traffic in draft.material.traffic:
-        grids = traffic_grids(traffic, summarise_traffic(traffic))
+        arrivals = find_arrivals(traffic)
+        grids = traffic_grids(traffic, summarise_traffic(traffic), (), arrivals)
         name = f": {one_line(traffic.path or 'traffic')}" if several else ""
-        draft.add(f"What a training sends{name}", grids, draft.command("show", "traffic"))
+        drawings = [Drawing("The calls of a step", partial(traffic_charts, traffic))]
+        if arrivals:
+            chart = partial(arrivals_chart, arrivals)
+            drawings.insert(0, Drawing("The waiting that each rank caused", chart))
+        command = draft.command("trace", "traffic")
+        draft.add(f"What a training sends{name}", grids, command, drawings)
+        if not several and grids[-1].answer:
+            draft.answers[-1] = grids[-1].answer  # the sentence of trace, without a title
 
 
 TRAFFIC = Shown(show_traffic, options=("columns",), charts=traffic_charts, frame=traffic_frame)

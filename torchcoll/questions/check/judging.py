@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchcoll.core.answer import VERDICTS, Answer
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.display import OneLine, as_one_line
 from torchcoll.core.errors import UsageError, one_line, path_text
@@ -25,6 +26,7 @@ from torchcoll.core.units import counted, format_ns, shorten_list
 from torchcoll.questions.check.assumed import assumptions, by_names
 from torchcoll.questions.check.baseline import BaselineRuns, JudgedByBaseline, baseline_phrase
 from torchcoll.questions.check.limits import (
+    CANNOT_TELL,
     FAIL,
     NO_REFERENCE,
     WARN,
@@ -40,6 +42,8 @@ from torchcoll.questions.check.limits import (
 from torchcoll.questions.check.rules import Fabric, read_rules
 from torchcoll.reading.inputs import load_one
 
+_LEVELS = {verdict: level for level, verdict in VERDICTS.items()} | {CANNOT_TELL: "doubt"}
+_FAILING = ("bad", "doubt")
 _MOST_TOLD = 3  # events of a kind; the others stand above the verdict
 
 
@@ -63,6 +67,17 @@ class Verdict(OneLine):
         """The worst of its phrases: one of WORDS."""
         of_phrases = {phrase.word for phrase in self.phrases}
         return next((verdict for verdict in WORDS if verdict in of_phrases), NO_REFERENCE)
+
+    @property
+    def answer(self) -> Answer:
+        """The verdict as an Answer. ``worst``: why it is no better; a WARN may begin well."""
+        first, *others = [str(phrase) for phrase in self.phrases] or [""]
+        level = _LEVELS[self.word]
+        failing = [p.text for p in self.phrases if p.word == self.word and level in _FAILING]
+        next_step = self.by_good_runs.next_step if self.by_good_runs else ""
+        return Answer(
+            first, level, worst=tuple(failing), details=tuple(others), next_step=next_step
+        )
 
     @property
     def line(self) -> str:
@@ -276,7 +291,8 @@ def _facts(
         counts = Counter(row.status for row in rows if row.status != "ok")
         counts["unchecked"] = len(with_data) - correct
         texts = [f"{count} {name}" for name, count in counts.items() if count]
-        yield Phrase("", ", ".join([f"{counted(correct, 'case')} correct", *texts]))
+        of_all = f"{correct} of {counted(len(with_data), 'case')} correct"
+        yield Phrase("", ", ".join([of_all, *texts]))
     elif not failures and judged and with_data:
         yield Phrase("", "no values checked")
     if unused := link_unused(run):

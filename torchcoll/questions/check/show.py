@@ -11,15 +11,12 @@ from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.units import shorten
 from torchcoll.questions.check.judging import Verdict
-from torchcoll.questions.check.limits import CANNOT_TELL
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import View, json_text, run_object
 from torchcoll.report.grid import Grid, Head, print_grids
 from torchcoll.report.header import header_lines, requested_cases
 
 FORMATS = ("table", "markdown", "json")
-_LEVELS = {verdict: level for level, verdict in VERDICTS.items()} | {CANNOT_TELL: "doubt"}
-_FAILING = ("bad", "doubt")
 _WORST = ("bad", "doubt", "good", "")
 _REASONS = 3  # that several runs have, in one sentence
 _WHAT_RAN = 2  # lines of a run's header: the collective, and where it ran
@@ -37,12 +34,12 @@ def show_verdicts(
         objects = [run_object(r, View(), verdict=v) for r, v in zip(runs, verdicts, strict=True)]
         for judged, verdict in zip(objects, verdicts, strict=True):
             del judged["rows"]
-            judged["answer"] = answer_of(verdict).to_json()
+            judged["answer"] = verdict.answer.to_json()
         out.write(json_text(objects))
         out.flush()
         return
     titles = [one_line(r.path or r.header.get("run_id") or "run") for r in runs]
-    titled, answers = [], [answer_of(verdict) for verdict in verdicts]
+    titled, answers = [], [verdict.answer for verdict in verdicts]
     for run, title, answer, verdict in zip(runs, titles, answers, verdicts, strict=True):
         rows = summarise_run(run)
         above = header_lines(run, rows or requested_cases(run), "max", [])[:_WHAT_RAN]
@@ -51,15 +48,6 @@ def show_verdicts(
     several = over_all(list(zip(titles, answers, strict=True))) if len(runs) > 1 else None
     print_grids(titled, format, out, several)
     out.flush()
-
-
-def answer_of(verdict: Verdict) -> Answer:
-    """The verdict as an Answer. ``worst``: why it is no better; a WARN may begin well."""
-    first, *others = [str(phrase) for phrase in verdict.phrases] or [""]
-    level = _LEVELS[verdict.word]
-    failing = [p.text for p in verdict.phrases if p.word == verdict.word and level in _FAILING]
-    next_step = verdict.by_good_runs.next_step if verdict.by_good_runs else ""
-    return Answer(first, level, worst=tuple(failing), details=tuple(others), next_step=next_step)
 
 
 def _notable_cases(verdict: Verdict) -> tuple[list[Head], list[list[str]]]:
@@ -75,10 +63,14 @@ def _notable_cases(verdict: Verdict) -> tuple[list[Head], list[list[str]]]:
     return (heads, [list(case) for case in cases]) if cases else ([], [])
 
 
-def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
-    """One answer over several runs, given as (name, answer): how many have which, and the worst."""
+def over_all(named: Sequence[tuple[str, Answer]], unjudged: bool = True) -> Answer:
+    """One answer over several runs, given as (name, answer): how many have which, and the worst.
+
+    unjudged: whether it counts the runs without a reference.
+    """
     kinds = [answer.level for _, answer in named]
-    counts = [f"{kinds.count(kind)} {VERDICTS[kind]}" for kind in _WORST if kind in kinds]
+    counted_kinds = [kind for kind in _WORST if kind in kinds and (kind or unjudged)]
+    counts = [f"{kinds.count(kind)} {VERDICTS[kind]}" for kind in counted_kinds]
     worst = next(kind for kind in _WORST if kind in kinds)
     worst_runs = [(name, answer) for name, answer in named if answer.level == worst]
     text = f"{len(named)} runs: {', '.join(counts)}" if worst else f"{len(named)} runs, none judged"
@@ -88,14 +80,12 @@ def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
     facts["worst"] = tuple(name for name, _ in worst_runs)
     reasons: dict[str, list[str]] = {}
     for name, answer in worst_runs:
-        reason = answer.headline
-        if answer.worst:
-            reason = f"{VERDICTS[worst]} {answer.worst[0]}"
+        reason = answer.worst[0] if answer.worst else answer.headline
         reasons.setdefault(reason, []).append(one_line(name))
     if len(reasons) == 1 and (len(worst_runs) > 1 or not worst):
         [reason] = worst_runs[0][1].worst[:1] or reasons
         return Answer(f"{text}: {reason}", worst, **facts)
-    for reason, names in list(reasons.items())[:_REASONS]:
-        text += f"; {shorten(names, 1)}: {reason}"
+    texts = [f"{shorten(names, 1)}: {why}" for why, names in list(reasons.items())[:_REASONS]]
     left = sum(len(names) for names in list(reasons.values())[_REASONS:])
-    return Answer(text + (f"; and {left} more" if left else ""), worst, **facts)
+    texts += [f"and {left} more"] if left else []
+    return Answer(f"{text} ({'; '.join(texts)})", worst, **facts)

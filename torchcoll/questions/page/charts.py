@@ -158,8 +158,8 @@ def calls_chart(
             f"reduced: of every {each} calls in a row the fastest and the slowest are drawn; the "
             "distribution on the right is of all calls"
         )
-    if most_ranks is not None and len(indices) < count > 1:
-        caption.append(f"reduced: {len(indices) or 'none'} of {count} ranks can be chosen")
+    if 0 < len(indices) < count:
+        caption.append(f"reduced: {len(indices)} of {count} ranks can be chosen")
     layout = {
         "xaxis": {"title": {"text": "number of the call"}, "domain": [0, 0.82]},
         "xaxis2": {"title": {"text": "calls"}, "domain": [0.85, 1], "rangemode": "tozero",
@@ -307,14 +307,15 @@ def _first_calls_chart(
 
 
 _CELLS = 256  # rows or columns: of more, neighbours are merged
-_TICKS = 16  # ranks that have a tick each
+_TICKS = 16  # ranks or cases that have a tick each
 
 
 def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
     """A row for each rank and a column for each case: the rank's own median over that of the median
-    rank, of several ranks the largest. None if there are fewer than two ranks, or no samples.
+    rank, of several ranks the largest. None if there are no samples, or fewer than three ranks: of
+    two each is the mirror image of the other.
     """
-    every = [r for r in sampled(run) if len(steady_samples(r)) == run.ranks > 1]
+    every = [r for r in sampled(run) if len(steady_samples(r)) == run.ranks > 2]
     if not every:
         return None
     results = every[:_CELLS]
@@ -346,6 +347,7 @@ def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
         + "<br>%{x}<br>%{z:.3f} of the median rank<extra></extra>",
     )  # fmt: skip
     chart.layout["yaxis"] |= {"title": {"text": "rank"}, "tickformat": "d"}
+    chart.layout["xaxis"]["nticks"] = _TICKS  # more slanted names lie over each other
     if run.ranks <= _TICKS:
         chart.layout["yaxis"]["dtick"] = 1
     chart.traces[0]["meta"] = {"keys": [keys_of([result], keys) for result in results]}

@@ -20,21 +20,21 @@ from torchcoll.core.parts import functions_of
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.shell import Name
-from torchcoll.core.summary import Row
+from torchcoll.core.summary import COLD_CALL, Row
 from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size, plural, shorten
 from torchcoll.questions.check.judging import Verdict, judge
-from torchcoll.questions.check.limits import FAIL
-from torchcoll.questions.check.show import answer_of, over_all
+from torchcoll.questions.check.limits import FAIL, NO_REFERENCE
 from torchcoll.questions.page import question_sections
 from torchcoll.questions.page.comparing_sections import add_comparisons
 from torchcoll.questions.page.page_draft import PageDraft, answers_of, short_names
+from torchcoll.questions.show.measured import runs_answer
 from torchcoll.questions.show.recipe import recipe_of
 from torchcoll.questions.show.show import has_pairs, table_grid, title_of
 from torchcoll.reading.inputs import Material, read_material
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import case_text
-from torchcoll.report.many import MOST_RUNS, runs_grids
+from torchcoll.report.many import MOST_RUNS, median_rows, runs_grids, same_cases
 from torchcoll.report.notes import runs_lines
 from torchcoll.report.page import (
     Page,
@@ -156,7 +156,7 @@ def _title(material: Material) -> str:
             span = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
             parts.append(f"with {span} {plural(ranks[-1], 'rank')}")
         return " ".join(filter(None, parts))
-    return "what a training sends" if material.traffic else "what the logs say"
+    return "What a training sends" if material.traffic else "What the logs say"
 
 
 def _about_runs(document: PageDraft) -> None:
@@ -165,22 +165,25 @@ def _about_runs(document: PageDraft) -> None:
         judge(run, document.fabric, rows=rows)
         for run, rows in zip(runs, document.rows, strict=True)
     ]
-    answers = list(map(answer_of, verdicts))
+    tables, rows = _tables(document, verdicts), document.rows
+    answers = answers_of(tables) if len(runs) == 1 else []
     if len(runs) == 1 and has_pairs(runs[0]):  # the section of its pairs accuses in better words
         suspects = {str(e.get("message")) for e in runs[0].events if e.get("kind") == "suspect"}
         document.printed |= {one_line(f"suspect: {text}") for text in suspects}
         failures = {phrase.text for phrase in verdicts[0].phrases if phrase.word == FAIL}
-        answers = answers if not suspects or failures - suspects else []
-    if len(answers) > 1:
+        answers = [] if suspects and not failures - suspects else [verdicts[0].answer]
+    if len(runs) > 1:
         sides = [run.labels.get("cell", "") for run in runs]
         distinct = all(sides) and len(set(sides)) == len(sides)
         names = map(one_line, sides) if distinct else map(title_of, runs)
-        answers = [over_all(list(zip(names, answers, strict=True)))]
+        pooled = len(same_cases(runs, document.rows)) == 1
+        answers = [runs_answer(list(names), verdicts, document.rows, pooled)]
+        rows = [median_rows(document.rows)[0]] if pooled else rows
     _runs(document, verdicts)
     compared = add_comparisons(document)
-    # What the page compares, what was reached, the verdicts, and at the end what has none.
-    _peak_answer(document)
-    document.answers += [answer for answer in answers if answer.level]
+    document.answers += answers
+    if any(answer.many for answer in answers) or document.sides:
+        _peak_answer(document, rows)
     if document.plain:
         question_sections.add_curves(document, compared)
         question_sections.add_calls(document)
@@ -194,28 +197,23 @@ def _about_runs(document: PageDraft) -> None:
     for run in runs:
         question_sections.add_further(document, run)
     question_sections.add_published(document)
-    _tables(document, verdicts)
-    document.answers += [answer for answer in answers if not answer.level]
+    document.sections += [tables] if tables.tables else []
 
 
 def _good(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.is_right]
 
 
-def _peak_answer(document: PageDraft) -> None:
-    """The largest bus bandwidths, of three collectives, and the shortest time."""
+def _peak_answer(document: PageDraft, rows_by_run: Sequence[Sequence[Row]]) -> None:
+    """The largest bus bandwidths, of three collectives, and the shortest time.
+
+    rows_by_run: the rows of each run, or medians over all of them.
+    """
     # How long a call takes to issue is no bandwidth, and a barrier's time none of data.
     # What a model predicts was reached by nobody.
     measured = [
-        (
-            run.labels.get("cell", ""),
-            [
-                row
-                for row, result in zip(rows, run.results, strict=True)
-                if not (result.reported and result.reported.one_cold_call)
-            ],
-        )
-        for run, rows in zip(document.material.runs, document.rows, strict=True)
+        (run.labels.get("cell", ""), [row for row in rows if row.statistic != COLD_CALL])
+        for run, rows in zip(document.material.runs, rows_by_run, strict=False)
         if run.labels.get("cell") != "model"
     ]
     sides = {side for side, _ in measured}
@@ -297,7 +295,7 @@ def _runs(document: PageDraft, verdicts: Sequence[Verdict]) -> None:
         [
             (Head("run", left=True), lambda i: i[3]),
             (Head("side", left=True), lambda i: one_line(i[0].labels.get("cell") or "-")),
-            (Head("verdict", left=True), lambda i: i[2].word),
+            (Head("verdict", left=True), lambda i: i[2].word if i[2].word != NO_REFERENCE else "-"),
             (Head("start", left=True), lambda i: one_line(i[0].header.get("start_utc") or "-")),
             (Head("collectives", left=True), text("collective")),
             (Head("backend", left=True), text("backend")),
@@ -318,21 +316,20 @@ def _runs(document: PageDraft, verdicts: Sequence[Verdict]) -> None:
     document.add("What was run", [grid], "")
 
 
-def _tables(document: PageDraft, verdicts: Sequence[Verdict]) -> None:
+def _tables(document: PageDraft, verdicts: Sequence[Verdict]) -> Section:
     """Every case of every run; of many runs each case over all of them."""
     judged = zip(document.material.runs, document.rows, verdicts, strict=True)
     plain = [(run, rows, verdict) for run, rows, verdict in judged if not has_pairs(run)]
     section = Section("Every case", commands=[document.command("show")], folded=len(plain) > _OPEN)
     if len(plain) > MOST_RUNS:
-        named = [(title_of(run), answer_of(verdict)) for run, _, verdict in plain]
+        named = [(title_of(run), verdict.answer) for run, _, verdict in plain]
         runs, rows_of = [run for run, _, _ in plain], [rows for _, rows, _ in plain]
         section.tables.append(TitledGrids("", runs_grids(runs, rows_of, named)))
     else:
         for run, _, verdict in plain:
             grid = table_grid(run, verdict=verdict, row_keys=document.keys)
             section.tables.append(TitledGrids(title_of(run) if len(plain) > 1 else "", [grid]))
-    if plain:
-        document.sections.append(section)
+    return section
 
 
 def _about_logs(document: PageDraft) -> None:

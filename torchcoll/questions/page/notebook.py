@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,7 @@ class RunFigures(Sequence["Figure"]):
             print(repr(self))
             return
         for chart, figure in zip(self._charts, self._figures, strict=True):
-            display_output(figure)
+            display_output(_outputs(chart, figure), raw=True)
             if chart.caption:
                 text = "<br>".join(html.escape(line) for line in chart.caption)
                 display_output({"text/html": f"<small>{text}</small>"}, raw=True)
@@ -111,14 +112,23 @@ def display(finding: Any) -> None:
         return
     table = {"text/plain": repr(finding), "text/html": html_of(finding)}
     display_output(table, raw=True)
-    for figure in _figures(finding):
-        display_output(figure)
-
-
-def _figures(finding: Any) -> Iterator[Any]:
     with suppress(UnavailableError):  # without plotly the table is all that can be shown
         for chart in charts_of(finding):
-            yield chart.figure()
+            display_output(_outputs(chart, chart.figure()), raw=True)
+
+
+def _outputs(chart: Chart, figure: Figure) -> dict[str, Any]:
+    """The figure for front ends that show plotly's, and a picture of the chart for the others, such
+    as nbconvert.
+    """
+    from torchcoll.report.chart_matplotlib import draw_charts
+    from torchcoll.report.pictures import svg_text
+
+    plotly = {"application/vnd.plotly.v1+json": json.loads(figure.to_json())}
+    outputs = {"text/plain": chart.title, **plotly, **figure._repr_mimebundle_()}
+    with suppress(UnavailableError):  # without matplotlib
+        outputs["image/svg+xml"] = svg_text(draw_charts([chart]))
+    return outputs
 
 
 def _in_notebook() -> bool:

@@ -6,7 +6,7 @@ markdown, CSV, JSON.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.answer import Answer
@@ -40,13 +40,14 @@ _NONE, _SELF = "?", "\\"
 def matrix_grid(pairs: matches.Pairs, key: tuple[str, int], out: Destination) -> Grid:
     """The matrix of one kind of call, with a row and a column for each unit.
 
-    The cells are GB/s (us for latency), or shades relative to the median within a node or between
-    nodes.
+    The cells are GB/s or MB/s (us for latency), or shades relative to the median within a node or
+    between nodes.
     """
     kind, size_bytes = key
     if kind == matches.EXCHANGE:
         per = "node" if pairs.by == "node" else "rank"
-        above = f"{format_size(size_bytes)} both ways at once, GB/s sent by each {per}"
+        sent_in, _ = _bandwidth_unit(pairs)
+        above = f"{format_size(size_bytes)} both ways at once, {sent_in} sent by each {per}"
     else:
         above = "latency in us"
     count = len(pairs.units)
@@ -97,7 +98,25 @@ def _figure(pairs: matches.Pairs, key: tuple[str, int], pair: Pair) -> str:
     return (
         f"{ns / 1e3:.1f}"
         if key[0] == matches.LATENCY
-        else format_bandwidth(pairs.gbps(key, pair, ns))
+        else _bandwidth_unit(pairs)[1](pairs.gbps(key, pair, ns))
+    )
+
+
+def _bandwidth_unit(pairs: matches.Pairs) -> tuple[str, Callable[[float], str]]:
+    """The unit of all bandwidths of these pairs, and how they are formatted in it: GB/s, or MB/s
+    where three decimals of GB/s would show too little.
+    """
+    fastest = max(
+        (
+            pairs.gbps(key, pair, timing.median_ns)
+            for key, times in pairs.times.items()
+            if key[0] != matches.LATENCY
+            for pair, timing in times.items()
+        ),
+        default=1.0,
+    )
+    return (
+        ("MB/s", lambda gbps: f"{1000 * gbps:.1f}") if fastest < 1 else ("GB/s", format_bandwidth)
     )
 
 
@@ -195,6 +214,7 @@ def _title(run: Run, pairs: matches.Pairs) -> list[str]:
 def _units(pairs: matches.Pairs, format: str) -> Grid:
     """A line for each unit: the medians over its pairs."""
     keys = list(pairs.times)
+    bandwidth_unit, format_gbps = _bandwidth_unit(pairs)
     heads = [Head(pairs.by), Head("host", left=True)]
     for kind, size_bytes in keys:
         if kind == matches.LATENCY:
@@ -202,13 +222,13 @@ def _units(pairs: matches.Pairs, format: str) -> Grid:
             continue
         size = format_size(size_bytes)
         directions = ("both ways",) if kind == matches.EXCHANGE else ("sends", "receives")
-        heads += [Head(direction, f"{size} (GB/s)") for direction in directions]
+        heads += [Head(direction, f"{size} ({bandwidth_unit})") for direction in directions]
     shown: Sequence[int] = range(len(pairs.units))
     if format == "table" and len(pairs.units) > MOST_ROWS:
         shown = slowest_units(pairs, next((k for k in keys if k[0] == matches.EXCHANGE), keys[0]))
     columns = []
     for key in keys:
-        text = format_time if key[0] == matches.LATENCY else format_bandwidth
+        text = format_time if key[0] == matches.LATENCY else format_gbps
         for ends in ((0,), (1,)) if key[0] == matches.SEND else ((0, 1),):
             # The values of each unit, over the pairs that have it at one of these ends.
             values: dict[int, list[float]] = {}
@@ -251,13 +271,27 @@ def _answer(
     pairs: matches.Pairs, suspected: Sequence[suspects.Suspect], bisect_texts: Sequence[str]
 ) -> Answer:
     """Which unit or link is slow, in one sentence."""
-    accused = [
-        f"{suspects.suspect_name(pairs, suspect)} is slow: {suspects.evidence_text(pairs, suspect)}"
-        for suspect in suspected
-        if suspect.confirmed
-    ] + list(bisect_texts)
+    accused = [suspect for suspect in suspected if suspect.confirmed]
+    more = len(accused) + len(bisect_texts) - 1
+    details = (f"and {more} more",) if more > 0 else ()
     if accused:
-        return Answer(one_line(shorten(accused, 1, "; and {} more")), "bad")
+        first = accused[0]
+        evidence = next(each for each in first.evidence if each.confirmed is not False)
+        alone = evidence.alone_ratio is not None
+        scope = f"of the others' speed {evidence.what}{', alone' if alone else ''}"
+        if not first.is_link:
+            scope += f", in {evidence.slow} of {evidence.pairs} pairs"
+        return Answer(
+            one_line(suspects.suspect_name(pairs, first)),
+            "bad",
+            details=details,
+            verb="is slow: {}",
+            size=evidence.ratio if evidence.alone_ratio is None else evidence.alone_ratio,
+            unit="%",
+            scope=scope,
+        )
+    if bisect_texts:
+        return Answer(bisect_texts[0], "bad", details=details)
     if pairs.failed:
         return Answer(one_line(f"{len(pairs.failed)} failed, the first: {pairs.failed[0]}"), "bad")
     judged = sum(map(pairs.judged, pairs.pairs))

@@ -7,7 +7,8 @@ import io
 import json
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TextIO
 
 from torchcoll.core.answer import Answer, Caveat
@@ -17,10 +18,11 @@ from torchcoll.core.file import is_traffic
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
+from torchcoll.core.units import shorten
 from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.published_show import published_lines
-from torchcoll.questions.check.show import answer_of, over_all
 from torchcoll.questions.pairs.matches import is_pair
+from torchcoll.questions.show.measured import run_answer, runs_answer
 from torchcoll.reading.inputs import load_all
 from torchcoll.report.columns import (
     Entry,
@@ -34,7 +36,7 @@ from torchcoll.report.destination import Destination, TextWithoutAnswer
 from torchcoll.report.formats import FORMATS, METRICS, View, split_list
 from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.header import first_lines, header_lines, requested_cases
-from torchcoll.report.notes import Notes, run_lines
+from torchcoll.report.notes import Notes, most_notes, run_lines
 from torchcoll.report.shown import shown
 
 Source = Run | str | os.PathLike[str]
@@ -75,11 +77,11 @@ def table_grid(
     how, clocks = view.over_ranks, distinct_values(rows, "clock")
     verdict = verdict or judge(run, rows=rows if view.usual else None)
     above = header_lines(run, rows or requested_cases(run), how, clocks, view.verbose)
-    below = notes.lines(footnotes) if "verified" in keys else reason_lines(rows)
+    below = notes.lines(footnotes, view.verbose) if "verified" in keys else reason_lines(rows)
     below += [] if rows else ["no case has ended"]
     below += limit_lines(entries)
     below += published_lines(run, rows) if view.usual else []
-    below += run_lines(run, rows, footnotes and "first_call_ns" in keys)
+    below += run_lines(run, rows, footnotes and "first_call_ns" in keys, view.verbose)
     ran = [entry for entry in entries if entry.result.time_ns]
     if view.clock and (without := sum(view.clock not in e.result.time_ns for e in ran)):
         below.append(f"{without} of {len(ran)} cases have no {view.clock} clock")
@@ -87,9 +89,9 @@ def table_grid(
         heads=[column.head for column in columns],
         rows=[[column.cell(entry) for column in columns] for entry in entries],
         above=above + first_lines(run, how, total=how != "max", verbose=view.verbose),
-        below=without_verdict(below, verdict),
+        below=most_notes(without_verdict(below, verdict), run, view.verbose),
         styles=[row_style(entry) for entry in entries],
-        answer=answer_of(verdict),
+        answer=run_answer(verdict, rows, notes.bimodal),
         keys=[row_keys.get(id(entry.result), "") for entry in entries] if row_keys else [],
     )
 
@@ -122,14 +124,9 @@ def reason_lines(rows: Sequence[Row]) -> list[str]:
 
 def without_verdict(lines: Sequence[str], verdict: Verdict) -> list[str]:
     """The lines below a table, without what the verdict that ends them says too."""
-    texts_said = {phrase.text for phrase in verdict.phrases}
-    # An event has its kind before its text.
-    texts = [line.text if isinstance(line, Caveat) else line for line in lines]
-    return [
-        line
-        for line, text in zip(lines, texts, strict=True)
-        if text not in texts_said and line not in texts_said
-    ]
+    # An event has its file and its kind before its text.
+    texts = tuple(phrase.text for phrase in verdict.phrases if phrase.text)
+    return [line for line in lines if not line.endswith(texts)]
 
 
 def row_style(entry: Entry) -> str:
@@ -202,7 +199,9 @@ def show(
         verbose,
     )
     out = Destination(file)
-    by_collective = view is None and format == "table" and out.terminal
+    # A notebook gets the tables of a terminal.
+    wide = out.terminal or isinstance(file, TextWithoutAnswer)
+    by_collective = view is None and format == "table" and wide
     view = view or "cases"
     if not isinstance(view, str):
         raise UsageError("view", type(view).__name__, f"one of {', '.join(VIEWS)}, {_PIVOT}KEY")
@@ -300,10 +299,12 @@ def _machine_text(runs: Sequence[Run], readings: View, format: str, view: str) -
         return csv_text(runs, readings, records)
     objects = []
     for run in runs:
-        verdict = judge(run)
-        rows = run_object(run, readings, records, verdict)
-        answer = {"answer": answer_of(verdict).to_json()}
-        objects.append({**rows, **_further_object(run), **answer})
+        notes = Notes()
+        rows = [entry.row for entry in readings.entries(run, notes)]
+        verdict = judge(run, rows=rows if readings.usual else None)
+        document = run_object(run, readings, records, verdict)
+        answer = {"answer": run_answer(verdict, rows, notes.bimodal).to_json()}
+        objects.append({**document, **_further_object(run), **answer})
     return json_text(objects)
 
 
@@ -324,7 +325,13 @@ def _titled_grids(
 
     if view.startswith(_PIVOT):
         return [("", pivot_grids(runs, readings, view.removeprefix(_PIVOT), metric))], None
-    from torchcoll.report.many import MOST_RANKS, MOST_RUNS, many_ranks_grids, runs_grids
+    from torchcoll.report.many import (
+        MOST_RANKS,
+        MOST_RUNS,
+        many_ranks_grids,
+        runs_grids,
+        same_cases,
+    )
 
     def make(run: Run) -> list[Grid]:
         if view == "ranks":
@@ -346,15 +353,55 @@ def _titled_grids(
             judge(run, rows=rows if readings.usual else None)
             for run, rows in zip(runs, rows_of, strict=True)
         ]
-        named = list(zip(titles, map(answer_of, verdicts), strict=True))
-        return [("", runs_grids(runs, rows_of, named, readings.over_ranks))], over_all(named)
-    titled = [(title, make(run)) for title, run in zip(titles, runs, strict=True)]
+        named = list(zip(titles, [verdict.answer for verdict in verdicts], strict=True))
+        grids = runs_grids(runs, rows_of, named, readings.over_ranks)
+        pooled = len(same_cases(runs, rows_of)) == 1
+        return [("", grids)], runs_answer(titles, verdicts, rows_of, pooled)
     if len(runs) < 2 or view != "cases":
-        return titled, None
+        return [(title, make(run)) for title, run in zip(titles, runs, strict=True)], None
     if len(set(titles)) == 1:  # programs of one file
         titles = [", ".join(dict.fromkeys(r.case.collective for r in run.results)) for run in runs]
-    answers = [grid.answer for _, grids in titled for grid in grids if grid.answer]
-    return titled, over_all(list(zip(titles, answers, strict=True)))
+    usual = readings == View(verbose=readings.verbose)
+    return _several_runs(runs, readings, titles, usual and not every, make)
+
+
+def _several_runs(
+    runs: Sequence[Run],
+    readings: View,
+    titles: Sequence[str],
+    pooled: bool,
+    make: Callable[[Run], list[Grid]],
+) -> tuple[list[tuple[str, list[Grid]]], Answer]:
+    """One table for all runs of the same cases, and a table for each other run.
+
+    pooled: False for a table of each run. make: the tables of one run.
+    """
+    from torchcoll.report.many import runs_grids, same_cases
+    from torchcoll.report.views import pivot_grids
+
+    rows_of = [[entry.row for entry in readings.entries(run)] for run in runs]
+    verdicts = [
+        judge(run, rows=rows if readings.usual else None)
+        for run, rows in zip(runs, rows_of, strict=True)
+    ]
+    groups = same_cases(runs, rows_of) if pooled else [[place] for place in range(len(runs))]
+    titled = []
+    for group in groups:
+        of_group, names = [runs[place] for place in group], [titles[place] for place in group]
+        if len(group) == 1:
+            titled.append((names[0], make(of_group[0])))
+            continue
+        if all(map(_compares_collectives, of_group)):
+            grids = pivot_grids(of_group, readings, "collective", "busbw", overview=True)
+            grids[-1].below.append("the table of each run: --all")
+        else:
+            unnamed = [(name, Answer("")) for name in names]  # the answer has their verdicts
+            grids = runs_grids(of_group, [rows_of[place] for place in group], unnamed)
+        for place in group:
+            grids[-1].below = without_verdict(grids[-1].below, verdicts[place])
+        title = f"{len(group)} runs: {shorten(names, 3)}" if len(groups) > 1 else ""
+        titled.append((title, grids))
+    return titled, runs_answer(titles, verdicts, rows_of, len(groups) == 1)
 
 
 _SIZES = 3  # fewer sizes are read as easily in a list
@@ -377,9 +424,10 @@ def _collectives_grids(run: Run, readings: View) -> list[Grid]:
 
     # Footnotes belong to cells that are not shown here.
     table = table_grid(run, readings, footnotes=False)
-    *grids, last = pivot_grids([run], readings, "collective", "busbw")
+    *grids, last = pivot_grids([run], readings, "collective", "busbw", overview=True)
     notes = [line for line in table.below if line not in last.below]
-    last.below = [*last.below, *notes, "times and first calls of each case: --view cases"]
+    notes = most_notes([*last.below, *notes], run, readings.verbose)
+    last.below = [*notes, "times and first calls of each case: --view cases"]
     last.answer = table.answer
     return [*grids, last]
 
@@ -434,10 +482,14 @@ def show_with_pairs(runs: Sequence[Run], format: str, out: Destination) -> None:
         if has_pairs(run):
             rows = summarise_run(run)
             verdict = judge(run, rows=rows)  # raises before anything is printed
-            show_pairs(run, format, file=out.file)
+            if show_pairs(run, format, file=out.file):  # which has accused in better words
+                recorded = {str(e.get("message")) for e in run.events if e.get("kind") == "suspect"}
+                kept = tuple(phrase for phrase in verdict.phrases if phrase.text not in recorded)
+                verdict = replace(verdict, phrases=kept)
             doubts = [row for row in rows if row.status == IMPLAUSIBLE]
-            grid = Grid([], [], below=reason_lines(doubts), answer=answer_of(verdict))
-            print_grids([("", [grid])], format, out)
+            grid = Grid([], [], below=reason_lines(doubts), answer=verdict.answer)
+            if verdict.phrases or grid.below:
+                print_grids([("", [grid])], format, out)
         else:
             title = title_of(run) if len(runs) > 1 else ""
             print_grids([(title, [table_grid(run)])], format, out)
@@ -456,7 +508,9 @@ def html_of(finding: Any) -> str:
     answer = (document[0] if isinstance(document, list) else document).get("answer")
     first = ""
     if answer:
-        text = Answer(answer["headline"], details=answer["details"]).text
-        first = f"<p><b>{html.escape(text)}</b></p>"
+        headline, *details = (
+            html.escape(text) for text in (answer["headline"], *answer["details"])
+        )
+        first = f"<p>{'; '.join([f'<b>{headline}</b>', *details])}</p>"
     text = table.getvalue().strip("\n")
     return f'{first}<pre style="{_STYLE}">{html.escape(text)}</pre>'
