@@ -250,11 +250,11 @@ ON_RANKS = "-m torchcoll.allreduce"
         ),
         (
             f"-o D --axis library=x.so -- python {ON_RANKS}",
-            error_text("axis library", "x.so", "the absolute path of a shared library"),
+            error_text("axis library", f"{Path.cwd()}/x.so", "the path of a shared library"),
         ),
         (
             f"-o D --axis venv=/nowhere -- python {ON_RANKS}",
-            error_text("axis venv", "/nowhere", "the absolute path of a folder with bin/python"),
+            error_text("axis venv", "/nowhere", "the path of a folder with bin/python"),
         ),
         (
             f"-o D --env NCCL_ALGO=Ring,Teer -- python {ON_RANKS}",

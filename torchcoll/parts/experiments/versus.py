@@ -147,6 +147,11 @@ class Versus:
                 self._find_outliers()
 
     @property
+    def titles(self) -> list[str]:
+        """The names of the sides in sentences."""
+        return [cell.title for cell in self.plan.cells]
+
+    @property
     def runs(self) -> dict[str, int]:
         """How many of each cell the last look had, outliers too."""
         return dict(self._looked)
@@ -188,7 +193,7 @@ class Versus:
             if folder.unavailable(job) or tried > ATTEMPTS:
                 last = folder.last(job) or {}
                 self.failed = True
-                self.stopped = f"{job.stem} has no result: {last.get('reason')}"
+                self.stopped = f"{job.title} has no result: {last.get('reason')}"
                 return
             spent = now() - began
             if budget_s is not None and launched == (run_s is None):
@@ -234,7 +239,8 @@ class Versus:
 
     def _check_comparable(self) -> None:
         """Raises UsageError where no run will ever decide anything."""
-        for name, standing in zip(self._names[1:], self._now, strict=True):
+        base, *others = self.titles
+        for name, standing in zip(others, self._now, strict=True):
             if any(case.result != "not comparable" for case in standing.cases):
                 continue
             cases = zip(standing.cases, standing.pairs, strict=True)
@@ -244,7 +250,7 @@ class Versus:
             else:
                 raise UsageError(
                     "cases",
-                    f"none of {name} that can be compared with {self._names[0]}: "
+                    f"none of {name} that can be compared with {base}: "
                     f"{standing.cases[0].reason}",
                     "one at least",
                     f"See torchcoll show {self._path}.",
@@ -315,7 +321,7 @@ class Versus:
         sides = [Side(n, self.cells[n].runs[: self._looked[n]]) for n in self._names]
         every = [case for standing in self.standing for case in standing.cases]
         cases = iter(with_resolutions(every, self.threshold, looks=True))
-        base, *others = [cell.title for cell in self.plan.cells]
+        base, *others = self.titles
         return [
             comparison_of(
                 matched(sides[0], side),

@@ -54,7 +54,7 @@ def round_text(state: Versus) -> str:
     """``round 4: 5 of 7 decided: 1K 4K same, 4M 16M slower; open: 64K 1.012, 256K 0.991``, with the
     speed-ups of the open cases.
     """
-    names = [cell.name for cell in state.plan.cells][1:]
+    names = state.titles[1:]
     several = len(names) > 1
     texts = [
         f"{f'{one_line(name)}: ' if several else ''}{_standing_text(standing)}"
@@ -100,7 +100,7 @@ class Live:
         self._out = Destination(sys.stderr)
         self._line = ProgressLine(None if quiet else sys.stderr, self._out.width or 80)
         self._doing = ""
-        names = " and ".join(one_line(name) for name in state.cells)
+        names = " and ".join(one_line(name) for name in state.titles)
         self.note(f"{names} in turn, at most {state.most} runs of each, into {folder}")
         if there := sum(len(cell.runs) for cell in state.cells.values()):
             self.note(f"{counted(there, 'run')} taken as they are")
@@ -115,7 +115,7 @@ class Live:
 
     def began(self, job: PlannedRun) -> None:
         self._tell_news()
-        self._doing = job.stem
+        self._doing = job.title
         self.tick()
 
     def tick(self) -> None:
@@ -128,7 +128,7 @@ class Live:
 
     def ended(self, job: PlannedRun, record: Mapping[str, Any]) -> None:
         if record["status"] != "ok":
-            self.note(f"{job.stem}: {record['status']}: {record['reason']}")
+            self.note(f"{job.title}: {record['status']}: {record['reason']}")
 
     def skipped(self) -> None:
         """Does nothing: versus plans no impossible runs."""
@@ -145,8 +145,8 @@ class Live:
 
 def repeat_text(repeat: Repeat) -> str:
     return (
-        f"{repeat.job.stem} is an outlier, {format_ratio(repeat.factor)} times what the others "
-        f"give: it is kept, counts no more, and {repeat.job.cell.name} is launched once more"
+        f"{repeat.job.title} is an outlier, {format_ratio(repeat.factor)} times as long as the "
+        "others: it is kept, excluded and repeated"
     )
 
 
@@ -394,7 +394,8 @@ def _below(state: Versus, comparisons: Sequence[Comparison], folder: str, ended:
 
 
 def _runs_text(state: Versus) -> str:
-    return ", ".join(f"{n} of {one_line(name)}" for name, n in state.runs.items())
+    counts = zip(state.titles, state.runs.values(), strict=True)
+    return ", ".join(f"{number} of {one_line(title)}" for title, number in counts)
 
 
 def _object(
