@@ -138,7 +138,7 @@ def test_an_outlier_is_launched_again_kept_and_named():
     assert state.runs["b"] == state.runs["a"] + 1 == state.round + 1
     repeats = [one for one in state.news() if one is not None]
     assert [one.job.stem for one in repeats] == ["b-4"]
-    assert repeat_text(repeats[0]).startswith("b-4 is an outlier, 1.3")
+    assert repeat_text(repeats[0]).startswith("b, run 4 is an outlier, 1.3")
     assert Path("b-4.jsonl").exists() and started.count("b-4") == 1
     (found,) = state.comparisons()
     assert found.left_out == ["b-4.jsonl"] and "left out of all cases: b-4.jsonl" in found.notes[0]
@@ -174,8 +174,8 @@ def test_the_most_launches_are_the_end():
     (number,) = re.findall(r" with --runs (\d+)$", told(state))
     assert 4 < int(number) <= 100
     assert told(state) == (
-        "No difference found between a and b: inconclusive at 1K (4 runs of each). To decide it, "
-        f"start again in a new folder with --runs {number}"
+        "no difference above 2 % was found between a and b (a difference of 5.0 % would have been "
+        f"found); 4 runs of each. Next: start again in a new folder with --runs {number}"
     )
 
 
@@ -188,8 +188,8 @@ def test_what_may_differ_is_resumed():
     ((row,),) = (one.rows for one in state.comparisons())
     assert row.ratio > 1.1
     assert re.fullmatch(
-        r"Cannot tell whether b is as fast as a: inconclusive at 1K \(3 runs of each\). To "
-        r"continue: torchcoll versus --resume 'runs/a b' --runs \d+",
+        r"Cannot tell whether b is slower than a \(only a difference of \d\d % or more would have "
+        r"been found\)\. Next: torchcoll versus --resume 'runs/a b' --runs \d+",
         told(state),
     )
 
@@ -203,7 +203,10 @@ def test_a_case_that_looks_far_slower_is_named():
     assert row.result == "inconclusive"
     # Geometric means: the cube root of 290 x 350 x 2500 is 633, of 25 x 52 x 60 thousand 42,726:
     # 67x, before what drifts with time is taken out.
-    start = r"b looks 6\dx slower than a at 1K, not decided \(3 runs of each\)\. To continue: "
+    start = (
+        r"Cannot tell whether b is slower than a: 1K 6\dx slower, but 3 runs of each vary too much"
+        r"\. Next: torchcoll versus --resume "
+    )
     assert re.match(start, told(state))
 
 
@@ -222,8 +225,8 @@ def test_where_launches_may_never_be_enough_none_are_proposed():
     played(state, noisy({"a": {K: 1}, "b": {K: 1.0201}}, noise=0.001))
     assert state.futile
     assert told(state).endswith(
-        "runs of each). The difference is too near the threshold of 2 % to decide; longer runs "
-        "(-n, --max-time) or a larger --threshold help"
+        "runs of each. Next: start again with a larger --threshold: the difference is too near the "
+        "threshold of 2 % to decide"
     )
 
 
@@ -279,7 +282,7 @@ def test_a_wrong_case_leaves_the_others():
     (found,) = state.comparisons()
     assert [row.result for row in found.rows] == ["slower", "not comparable"]
     assert found.rows[1].reason == f"failed in 1 of {state.round} runs of base"
-    assert told(state).endswith(f". 1 of {state.round} runs of a failed (1M)")
+    assert told(state).endswith(f"; 1 of {state.round} runs of a failed (1M)")
 
 
 @pytest.mark.parametrize(
@@ -384,7 +387,7 @@ def test_where_a_launch_is_known_it_is_told_before_the_first():
 def test_a_launch_without_a_result_is_tried_once_more():
     state = begun()
     assert [job.stem for job in state.jobs(Files())] == ["a-1", "a-1"]
-    assert state.failed and state.stopped == "a-1 has no result: out of memory"
+    assert state.failed and state.stopped == "a, run 1 has no result: out of memory"
     lacking = begun()
     assert list(lacking.jobs(Files(("a",)))) == [] and lacking.failed
 
@@ -442,7 +445,7 @@ def test_a_side_that_is_wrong_in_every_case_ends_after_a_round(capsys):
     assert main(["versus", "--axis", "x=right,wrong", "-o", "D", "--", *command]) == 1
     err = capsys.readouterr().err
     reason = "wrong in new: 3 elements differ"
-    assert f"nothing is judged: no case of x_wrong can be compared: {reason}" in err
+    assert f"nothing is judged: no case of x=wrong can be compared: {reason}" in err
     assert len(list(Path("D").glob("*.jsonl"))) == 3  # of two runs, and the manifest
 
 
@@ -612,7 +615,10 @@ def test_killed_it_goes_on(capfd):
     assert main(["versus", "--resume", "D"]) == 0
     out, err = capfd.readouterr()
     assert "ended 1 processes of a run whose matrix was killed" in err
-    assert "auto-1: its matrix was killed; what it wrote is aside/auto-1.1.jsonl" in err
+    assert (
+        "NCCL_ALGO unset, run 1: its matrix was killed; what it wrote is aside/auto-1.1.jsonl"
+        in err
+    )
     assert without_bounds(out).startswith(f"{RING} (")
 
 
@@ -620,9 +626,11 @@ def test_a_launch_that_fails_twice_ends_it(capsys):
     assert versus("-o", "D", words=["refuse"]) == 1
     err = capsys.readouterr().err.splitlines()
     reason = error_text("exit code 2: sizes", "1KB", "a number")
-    assert err[0] == "auto and Ring in turn, at most 30 runs of each, into D"
-    assert err[1:3] == [f"auto-1: failed: {reason}"] * 2
-    assert err[3] == (f"torchcoll: nothing is judged: auto-1 has no result: {reason}")
+    assert err[0] == "NCCL_ALGO unset and NCCL_ALGO=Ring in turn, at most 30 runs of each, into D"
+    assert err[1:3] == [f"NCCL_ALGO unset, run 1: failed: {reason}"] * 2
+    assert err[3] == (
+        f"torchcoll: nothing is judged: NCCL_ALGO unset, run 1 has no result: {reason}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -703,9 +711,10 @@ def test_a_command_with_a_secret_is_given_again(capsys):
 def test_a_dry_run_starts_nothing(capsys):
     assert versus("-o", "D", "--dry-run") == 0
     out, err = capsys.readouterr()
-    first, last = err.splitlines()
-    assert first == ("up to 30 rounds of 2 runs, until every case is decided; the first round:")
-    assert last.startswith("one round; ") and len(out.splitlines()) == 2
+    assert err.startswith(
+        "up to 30 rounds of 2 runs, until every case is decided; the first round, "
+    )
+    assert err.endswith(":\n") and len(out.splitlines()) == 2
     assert not Path("D").exists()
 
 

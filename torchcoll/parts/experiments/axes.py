@@ -69,6 +69,12 @@ class Cell:
         parts += [value for value in masked_words(self.arguments) if not value.startswith("-")]
         return ", ".join(parts)
 
+    @property
+    def version(self) -> str:
+        """The value of the axis or variable that tells the versions of ``bisect`` apart."""
+        values = [*self.axes.values(), *(value or "" for value in self.variables.values())]
+        return values[0] if values and values[0] else self.name
+
     def to_json(self) -> dict[str, Any]:
         """As the manifest keeps it: secrets are masked."""
         optional: dict[str, Any] = {"words": masked_words(self.argv)} if self.argv else {}

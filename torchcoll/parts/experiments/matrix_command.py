@@ -267,8 +267,7 @@ def dry_run(plan: RunPlan, folder: Any, rounds: int = 0, every: bool = True) -> 
 
 
 def _varied(cells: Sequence[Cell]) -> str:
-    """What differs between the cells: ``ranks 1..64``, ``NCCL_ALGO unset, Ring, Tree; nproc 2, 4``.
-    """
+    """What differs between the cells: ``ranks 1..64``, ``NCCL_ALGO unset, Ring; nproc 2, 4``."""
     values: dict[str, dict[str, None]] = {}
     for cell in cells:
         for name, value in cell.settings.items():

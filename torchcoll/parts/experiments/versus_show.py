@@ -6,11 +6,12 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.core.answer import Answer
+from torchcoll.core.answer import CANNOT_TELL, Answer, worst_level
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_factor, format_percent, format_ratio
 from torchcoll.questions.comparison import wording
@@ -24,7 +25,6 @@ from torchcoll.questions.comparison.conclusion_show import (
 )
 from torchcoll.questions.comparison.results import (
     NO_BOUND,
-    NOTABLE,
     Compared,
     beyond,
     resolution_text,
@@ -47,7 +47,8 @@ _MOST_GROUPS = 5  # of neighbouring sizes, in the sentence
 _LOOKS = ("looks slower", "looks faster")  # not decided, and so large that it is named
 _ORDER = ("slower", "faster", *_LOOKS, "same", "inconclusive", "not comparable")
 _TOLD = ("label=cell", "label=run")  # the name of the side, and the number of its run
-_LEVELS = {"slower": "bad", "faster": "good", "same": "good"}
+_GOOD = {"faster", "same"}
+_THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.5)  # that are proposed
 
 
 def round_text(state: Versus) -> str:
@@ -155,49 +156,64 @@ def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Ans
     what is inconclusive.
     """
     sides = [comparison.faults for comparison in comparisons]
-    texts = dict.fromkeys(text for _, new in sides for text in new.texts)
-    of_base = sides[0][0].texts
-    sentences = [*texts, *map(_against, comparisons)]
-    text = f"{'. '.join(sentences)} ({counted(state.round, 'run')} of each)"
-    text = ". ".join([text, *of_base])
+    faults = [*dict.fromkeys(text for _, new in sides for text in new.texts)]
+    runs = f"{counted(state.round, 'run')} of each"
+    answers = list(map(_against, comparisons))
+    first = answers[0]
+    if len(answers) > 1:
+        first = Answer(". ".join(each.headline for each in answers))
+    if not (first.verb or first.scope):
+        first = replace(first, subject=f"{first.subject} ({runs})")
+    elif first.certainty != CANNOT_TELL:
+        first = replace(first, details=(runs, *first.details))
     results = {row.result for each in comparisons for row in each.rows if row.matched}
-    if "inconclusive" in results:
-        text += f". {_way_on(state, comparisons, folder)}"
     first_calls, order, notes = (
         list(dict.fromkeys(note for comparison in comparisons for note in notes_of(comparison)))
         for notes_of in (first_calls_notes, limit_notes, settings_notes)
     )
-    worst = next((name for name in _ORDER if name in results), "")
-    level = _LEVELS.get(worst, "doubt")
-    doubted = worst == "same" and "inconclusive" in results
-    doubted |= bool(notes) or any(map(slower_start, comparisons))
+    level = worst_level(*(each.level for each in answers))
+    doubted = bool(notes) or any(map(slower_start, comparisons))
     doubted |= any(base.level == "bad" or new.level for base, new in sides)
     doubted |= any(row.is_notable for each in comparisons for row in each.rows)
-    level = "doubt" if doubted and (level == "good" or notes) else level
+    level = "doubt" if notes or (doubted and level == "good") else level
     level = "bad" if any(new.level == "bad" for _, new in sides) else level
-    return Answer(text, level, counts_of(comparisons), details=(*order, *first_calls, *notes))
+    return replace(
+        first,
+        before="".join(f"{text}. " for text in faults),
+        level=level,
+        counts=counts_of(comparisons),
+        worst=tuple(name for each in answers for name in each.worst),
+        details=(*first.details, *sides[0][0].texts, *order, *first_calls, *notes),
+        next_step=_next_step(state, comparisons, folder) if "inconclusive" in results else "",
+    )
 
 
-def _way_on(state: Versus, comparisons: Sequence[Comparison], folder: str) -> str:
+def _next_step(state: Versus, comparisons: Sequence[Comparison], folder: str) -> str:
+    """What would decide the inconclusive cases, and what it costs."""
     number, decides = state.runs_on(comparisons)
     undecided = [row for each in comparisons for row in each.rows if row.result == "inconclusive"]
     change = max((row.judged.resolution or 0.0 for row in undecided), default=0.0)
     threshold = comparisons[0].threshold
-    doubt = f"The difference is too near the threshold of {format_percent(threshold)} to decide"
+    doubt = f"the difference is too near the threshold of {format_percent(threshold)} to decide"
     if change > threshold:
-        doubt = f"At this noise {resolution_text(change)}"
+        doubt = resolution_text(change)
     if number is None:
-        return f"{doubt}; longer runs (-n, --max-time) or a larger --threshold help"
-    begin = "" if decides else f"{doubt}. "
+        if change <= threshold:
+            return f"start again with a larger --threshold: {doubt}"
+        larger = next((each for each in _THRESHOLDS if each >= change), None)
+        start = f", or start again with --threshold {format_percent(larger)}" if larger else ""
+        return f"{wording.QUIETER}{start.replace(' %', '%')}; at this noise {doubt}"
+    more = "" if decides else f", which decides some cases: at this noise {doubt}"
     ratios = [row.judged.ratio for row in undecided if row.judged.ratio]
     may_be_same = any(not beyond(ratio, threshold) for ratio in ratios)
     if number > state.same_most and may_be_same:  # which --resume would never find
-        return f"{begin}To decide it, start again in a new folder with --runs {number}"
-    more = f" --runs {number}" if number > state.most else ""
-    return f"{begin}To continue: torchcoll versus --resume {shlex.quote(folder)}{more}"
+        return f"start again in a new folder with --runs {number}{more}"
+    runs = f" --runs {number}" if number > state.most else ""
+    return f"torchcoll versus --resume {shlex.quote(folder)}{runs}{more}"
 
 
-def _against(comparison: Comparison) -> str:
+def _against(comparison: Comparison) -> Answer:
+    """Of one side against the base."""
     base, new = comparison.side_names
     rows = [row for row in comparison.rows if row.matched and not row.pair.is_faulty]
     tables = tables_of(rows)
@@ -205,19 +221,26 @@ def _against(comparison: Comparison) -> str:
     if not tables:
         matched = any(row.matched for row in comparison.rows)
         lacking = "that can be compared" if matched else "in common"
-        return f"{new} and {base} have no case {lacking}"
+        return Answer(f"{new} and {base} have no case {lacking}", "doubt")
+    results = {row.result for row in rows}
+    if "inconclusive" in results and not results.intersection(wording.CHANGED):
+        ratios = [row for row in rows if row.judged.ratio]
+        others = len(rows) < sum(row.matched for row in comparison.rows)
+        return wording.undecided_answer(comparison, ratios, others, looks=True)
+    level = "bad" if "slower" in results else "good" if results & _GOOD else "doubt"
+    worst = tuple(comparison.name_of(row) for row in rows if row.result == "slower")
     if len(tables) > _MOST_TABLES:
         parts = [
             (result, f"in {len(of_result)} of {len(rows)} cases", of_result)
             for result, of_result in _by_result(rows)
         ]
-        return _sentence(comparison, within, parts)
+        return Answer(_sentence(comparison, within, parts), level, worst=worst)
     titles = titles_of([table[0].pair for table in tables])
     texts = []
     for table, title in zip(tables, titles, strict=True):
         text = _sentence(comparison, within, list(_size_groups(table)))
         texts.append(f"{title}: {text}" if title else text)
-    return "; ".join(texts)
+    return Answer("; ".join(texts), level, worst=worst)
 
 
 def _result_of(row: Compared) -> str:
@@ -272,38 +295,23 @@ def _sentence(
         size = _size_of_difference(rows_of_result) if differs else ""
         what = f"the same within {within}" if result == "same" else result
         if result in _LOOKS:
-            what = _looks(rows_of_result, new, "" if number else base)
+            what = _looks(rows_of_result)
             size = ", not decided"
         elif number == 0 and differs:
             what = f"{new} is {result} than {base}"
         elif number == 0 and result == "same" and len(parts) == 1:
             what = f"{new} is as fast as {base}: {what}"
-        elif number == 0 and result in ("same", "inconclusive"):
-            rows_of_all = [row for _, _, rows in parts for row in rows]
-            start = f"No difference found between {_both(base, new)}"
-            if wording.most_possible(rows_of_all) >= NOTABLE:
-                start = f"Cannot tell whether {new} is as fast as {base}"
-            what = f"{start}: {what}"
         elif number == 0:
             what = f"{new} and {base} are {what}"
         texts.append(f"{what} {where}".rstrip() + size)
     return "; ".join(texts)
 
 
-def _looks(rows: Sequence[Compared], new: str, base: str) -> str:
-    """``ccl looks 62x slower than gloo``; base: '' if both have been named."""
+def _looks(rows: Sequence[Compared]) -> str:
+    """``looks 62x slower``, of a side that has been named."""
     speeds = sorted((row.speed for row in rows), key=lambda speed: -abs(math.log(speed)))
     upto = "up to " if len(speeds) > 1 else ""
-    text = f"looks {upto}{wording.change_text(speeds[0])}"
-    return f"{new} {text} than {base}" if base else text
-
-
-def _both(base: str, new: str) -> str:
-    """``X=0 and =1`` of two values of one variable."""
-    name, equals, value = new.partition("=")
-    if equals and base.startswith(f"{name}="):
-        return f"{base} and ={value}"
-    return f"{base} and {new}"
+    return f"looks {upto}{wording.change_text(speeds[0])}"
 
 
 def _size_of_difference(rows: Sequence[Compared]) -> str:
@@ -347,11 +355,13 @@ def show_versus(
 def versus_grids(
     state: Versus, comparisons: Sequence[Comparison], folder: str, ended: str
 ) -> list[Grid]:
-    grids = [grid for comparison in comparisons for grid in _grids(comparison)]
+    varied = {f"label={name}" for cell in state.plan.cells for name in cell.settings}
+    grids = [grid for comparison in comparisons for grid in _grids(comparison, varied)]
     return [*grids, Grid([], [], below=_below(state, comparisons, folder, ended))]
 
 
-def _grids(comparison: Comparison) -> list[Grid]:
+def _grids(comparison: Comparison, varied: Set[str]) -> list[Grid]:
+    """varied: labels of the settings that name the sides."""
     rows = [row for row in comparison.rows if row.matched]
     tables = tables_of(rows)
     titles = titles_of([table[0].pair for table in tables])
@@ -364,7 +374,7 @@ def _grids(comparison: Comparison) -> list[Grid]:
         f"base: {base}; new: {new}; time: {comparison.reading}",
         "speed-up: how many times as fast the new side is",
     ]
-    differ = [one_line(str(d)) for d in comparison.differences if d.name not in _TOLD]
+    differ = [one_line(str(d)) for d in comparison.differences if d.name not in {*_TOLD, *varied}]
     above += [f"differences: {'; '.join(differ)}"] if differ else []
     below = [f"[{number}] {text}" for text, number in notes.items()]
     alone = sum(not row.matched for row in comparison.rows)
@@ -379,10 +389,7 @@ def _below(state: Versus, comparisons: Sequence[Comparison], folder: str, ended:
     judged = [row.judged for comparison in comparisons for row in comparison.rows]
     tested = sum(case.p_value is not None for case in judged)
     number, _ = state.runs_on(comparisons)
-    needs = [
-        f"--resume beyond the {state.same_most} runs a side that it was begun with finds what "
-        "differs, and no more that is the same"
-    ]
+    needs = [f"beyond the original {state.same_most} runs of each, `same` is no longer reported"]
     return [
         "95 %, p: anytime-valid t of the side in log time ~ side + run number, over all looks; "
         f"Holm over {counted(tested, 'case')}; same: two one-sided tests in at most "
@@ -403,6 +410,7 @@ def _object(
 ) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
+        "answer": answer(state, comparisons, folder).to_json(),
         "ended": ended,
         "rounds": state.round,
         "runs": state.runs,

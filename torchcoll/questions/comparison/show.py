@@ -19,7 +19,8 @@ from torchcoll.questions.comparison.across_hardware_show import (
     shares_grid,
 )
 from torchcoll.questions.comparison.compare import Comparison
-from torchcoll.questions.comparison.conclusion_show import answer_of, first_calls_notes, start_times
+from torchcoll.questions.comparison.conclusion_show import first_calls_notes, start_times
+from torchcoll.questions.comparison.matrix_show import MATRIX_FROM, matrix_grid
 from torchcoll.questions.comparison.prediction import error_of
 from torchcoll.questions.comparison.results import (
     FIRST_CALLS,
@@ -58,17 +59,27 @@ _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow", "not co
 ONLY = ("slower", "changed", "inconclusive")
 
 
+VIEWS = ("matrix", "cases")
+
+
 def comparison_grids(
-    comparison: Comparison, only: str = "", every: bool = False, verbose: bool = False
+    comparison: Comparison,
+    only: str = "",
+    every: bool = False,
+    verbose: bool = False,
+    view: str = "",
 ) -> list[Grid]:
     """The answer, a table of cases or of fits, and what one must know to read it.
 
-    The tables list the cases that changed or cannot be compared; the same and inconclusive cases
-    of a table are one line. every: all rows; only: those of ONLY. verbose: the statistics too.
+    - view: ``matrix``, one table of the speed-ups, or ``cases``, a list of those that changed or
+      cannot be compared, with a line for the others of each table; '' for a matrix if there are
+      many cases.
+    - only, every: a list of those of ONLY, or of all cases.
+    - verbose: the statistics too.
     """
     tables = tables_of([r for r in comparison.rows if r.matched and r.reason != FIRST_CALLS])
     first = Grid([], [], above=_above(comparison, verbose))
-    last = Grid([], [], below=_below(comparison, verbose), answer=answer_of(comparison))
+    last = Grid([], [], below=_below(comparison, verbose), answer=comparison.answer)
     across = comparison.across_hardware
     settings = [settings_grid(comparison)] if across else []
     if comparison.fitted:
@@ -76,6 +87,9 @@ def comparison_grids(
     titles = titles_of([table[0].pair for table in tables])
     every = every or bool(comparison.errors and len(comparison.rows) <= _MOST_CASES and not only)
     grids = [_errors_grid(comparison)] if comparison.errors else settings
+    if _is_matrix(comparison, tables, view, bool(only or every)):
+        last.below += _unmatched(comparison, every)
+        return [first, matrix_grid(comparison, tables), last]
     notes: dict[str, int] = {}
     changed: list[tuple[str, Compared]] = []
     folded: list[tuple[str, list[Compared]]] = []
@@ -101,6 +115,16 @@ def comparison_grids(
     last.below[:0] = [f"[{number}] {text}" for text, number in notes.items()]
     last.below += _unmatched(comparison, every)
     return [first, *grids, last]
+
+
+def _is_matrix(
+    comparison: Comparison, tables: Sequence[Sequence[Compared]], view: str, listed: bool
+) -> bool:
+    """listed: whether some cases were asked for, or all."""
+    if listed or view == "cases" or comparison.errors or comparison.profiles or not tables:
+        return False
+    many = len(tables) > 1 and sum(map(len, tables)) >= MATRIX_FROM
+    return many or view == "matrix"
 
 
 _MOST_CASES = 40  # of a model, of which the scenarios are the answer
@@ -471,13 +495,14 @@ def show_comparisons(
     only: str = "",
     every: bool = False,
     verbose: bool = False,
+    view: str = "",
 ) -> None:
-    """Print comparisons with one base; only, every, verbose: as ``comparison_grids`` has them.
-    Raises UsageError for an unknown format.
+    """Print comparisons with one base; the options are those of ``comparison_grids``. Raises
+    UsageError for an unknown format.
     """
     parts = [
         Forms(
-            comparison_grids(comparison, only, every, verbose),
+            comparison_grids(comparison, only, every, verbose, view),
             comparison_object(comparison),
             _records(comparison),
         )
@@ -493,7 +518,7 @@ def notes_of_sides(comparisons: Sequence[Comparison], format: str) -> list[str]:
         across = comparison.across_hardware
         differences = comparison.settings if across else comparison.differences
         notes = [f"differs: {each}" for each in differences]
-        notes += [f"note: {text}" for text in comparison.notes] + [answer_of(comparison).text]
+        notes += [f"note: {text}" for text in comparison.notes] + [comparison.answer.text]
         lines += note_lines(format, [*comparison.base.runs, *comparison.new.runs], notes)
     return list(dict.fromkeys(lines))
 
@@ -528,7 +553,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         "case_differences": [vars(item) for item in comparison.case_differences],
         "settings": [vars(item) for item in comparison.settings],
         **select_fields(comparison, "left_out tally notes"),
-        "answer": answer_of(comparison).to_json(),
+        "answer": comparison.answer.to_json(),
         "faults": {
             name: each.to_json()
             for name, each in zip(("base", "new"), comparison.faults, strict=True)
