@@ -69,7 +69,7 @@ class Scenario:
     noisier: int = CASES  # so many cases have the factor
     step: float = 0.0  # of the machine, between the sixth and the seventh run
     slow: float = 0.0  # share of the starts that are SLOW_FACTOR slow in all cases
-    noise_to: float = 0.0  # of the noisiest case, if the cases differ: evenly on a logarithmic scale
+    noise_to: float = 0.0  # of the noisiest case, if the noises of the cases are a geometric series
     change_all: float = 0.0  # of all cases
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ def _noise(tails: str, rng: numpy.random.Generator, shape: tuple[int, ...]) -> n
 @dataclass(frozen=True)
 class Judged:
     """[repetition][case]: faster and slower as -1 and 1, same, p, the logarithm of the ratio and
-    half its 95 % interval; left_out: runs. over_all: the largest difference of the mean over all
+    half its 95 % interval; left_out: runs. over_all: the largest slowdown of the mean over all
     cases that its 95 % interval leaves possible, as a logarithm.
     """
 
@@ -188,7 +188,7 @@ def _once(
         effect,
         numpy.broadcast_to(special.stdtrit(degrees, 0.975) * error, effect.shape).copy(),
         numpy.full(logs.shape[1], left_out),
-        abs(mean) + special.stdtrit(degrees_of_mean, 0.975) * error_of_mean,
+        mean + special.stdtrit(degrees_of_mean, 0.975) * error_of_mean,
     )
     deviates = abs(numpy.median(statistics.outlier_deviates(model, rest, logs.shape[2])[0], axis=2))
     deviates[[sides.count(side) <= statistics.FEWEST for side in sides]] = 0.0  # these stay
@@ -336,22 +336,23 @@ CHANGES_OF_PROMISE = {
 
 def exit_codes(scenario: Scenario, repetitions: int, seed: int = 4) -> tuple[int, int, int]:
     """How many comparisons exit with 1 (a case is slower), 2 (cannot tell) and 0."""
-    rng = numpy.random.default_rng([seed, *str(scenario).encode(), round(1e3 * scenario.change_all)])
+    changes = (round(1e3 * change) for change in (scenario.change, scenario.change_all))
+    rng = numpy.random.default_rng([seed, *str(scenario).encode(), *changes])
     sides = sides_of(scenario, rng)
-    judged = judge(sides, tuple(map(float, range(len(sides)))), draw(scenario, sides, repetitions, rng))
+    logs = draw(scenario, sides, repetitions, rng)
+    judged = judge(sides, tuple(map(float, range(len(sides)))), logs)
     slower = (judged.differs == 1).any(axis=1)
     still_open = (judged.differs == 0) & ~judged.same
-    possible = numpy.where(still_open, abs(judged.effect) + judged.half, 0.0).max(axis=1)
-    hidden = (possible > math.log1p(ACT_ON_CASE)) | (judged.over_all > math.log1p(ACT_ON_ALL))
-    # A case that is faster is a finding too: then only what looks twice as slow is open.
-    hidden = numpy.where((judged.differs == -1).any(axis=1), False, hidden & still_open.any(axis=1))
-    hidden |= (still_open & (judged.effect >= math.log(2))).any(axis=1)
+    possible = numpy.where(still_open, judged.effect + judged.half, 0.0).max(axis=1)
+    hidden = still_open.any(axis=1) & (judged.over_all > math.log1p(ACT_ON_ALL))
+    hidden |= possible > math.log1p(ACT_ON_CASE)
     counts = int(slower.sum()), int((~slower & hidden).sum())
     return *counts, repetitions - sum(counts)
 
 
 def report_promise(repetitions: int) -> None:
-    print("\nexit codes of --fail-on slower, % of comparisons: 1 (slower) / 2 (cannot tell) / 0")
+    print(f"\nexit codes of --fail-on slower, % of {repetitions} comparisons:")
+    print("1 (a case is slower) / 2 (cannot tell) / 0 (nothing found)")
     print(f"{'noise, runs a side':24}" + "".join(f"{name:20}" for name in CHANGES_OF_PROMISE))
     for noise_name, (noise, noise_to) in NOISES_OF_PROMISE.items():
         for runs, order in SIDES_OF_RUNS.items():

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.core.answer import CANNOT_TELL, Answer, worst_level
+from torchcoll.core.answer import Answer, worst_level
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_factor, format_percent, format_ratio
+from torchcoll.core.units import counted, format_percent, format_ratio
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.compare import Comparison
-from torchcoll.questions.comparison.conclusion_show import (
-    counts_of,
-    first_calls_notes,
-    limit_notes,
-    settings_notes,
-    slower_start,
-)
+from torchcoll.questions.comparison.conclusion_show import counts_of
 from torchcoll.questions.comparison.results import (
-    NO_BOUND,
-    Compared,
     beyond,
     resolution_text,
     speed_up,
@@ -42,12 +32,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "torchcoll-versus/1"
 _MOST_NAMED = 5
-_MOST_TABLES = 3  # beyond, the sentence counts cases
-_MOST_GROUPS = 5  # of neighbouring sizes, in the sentence
-_LOOKS = ("looks slower", "looks faster")  # not decided, and so large that it is named
-_ORDER = ("slower", "faster", *_LOOKS, "same", "inconclusive", "not comparable")
 _TOLD = ("label=cell", "label=run")  # the name of the side, and the number of its run
-_GOOD = {"faster", "same"}
 _THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.5)  # that are proposed
 
 
@@ -152,38 +137,20 @@ def repeat_text(repeat: Repeat) -> str:
 
 
 def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Answer:
-    """Faults of the new sides, who is faster, by how much and at which sizes, and how to decide
-    what is inconclusive.
-    """
-    sides = [comparison.faults for comparison in comparisons]
-    faults = [*dict.fromkeys(text for _, new in sides for text in new.texts)]
-    runs = f"{counted(state.round, 'run')} of each"
-    answers = list(map(_against, comparisons))
-    first = answers[0]
-    if len(answers) > 1:
-        first = Answer(". ".join(each.headline for each in answers))
-    if not (first.verb or first.scope):
-        first = replace(first, subject=f"{first.subject} ({runs})")
-    elif first.certainty != CANNOT_TELL:
-        first = replace(first, details=(runs, *first.details))
+    """The answers of all comparisons, and what would decide the inconclusive cases."""
+    answers = [comparison.answer for comparison in comparisons]
     results = {row.result for each in comparisons for row in each.rows if row.matched}
-    first_calls, order, notes = (
-        list(dict.fromkeys(note for comparison in comparisons for note in notes_of(comparison)))
-        for notes_of in (first_calls_notes, limit_notes, settings_notes)
-    )
-    level = worst_level(*(each.level for each in answers))
-    doubted = bool(notes) or any(map(slower_start, comparisons))
-    doubted |= any(base.level == "bad" or new.level for base, new in sides)
-    doubted |= any(row.is_notable for each in comparisons for row in each.rows)
-    level = "doubt" if notes or (doubted and level == "good") else level
-    level = "bad" if any(new.level == "bad" for _, new in sides) else level
+    merged = answers[0]
+    if len(answers) > 1:
+        merged = Answer(
+            ". ".join(each.headline for each in answers),
+            worst_level(*(each.level for each in answers)),
+            worst=tuple(name for each in answers for name in each.worst),
+            details=tuple(dict.fromkeys(text for each in answers for text in each.details)),
+        )
     return replace(
-        first,
-        before="".join(f"{text}. " for text in faults),
-        level=level,
+        merged,
         counts=counts_of(comparisons),
-        worst=tuple(name for each in answers for name in each.worst),
-        details=(*first.details, *sides[0][0].texts, *order, *first_calls, *notes),
         next_step=_next_step(state, comparisons, folder) if "inconclusive" in results else "",
     )
 
@@ -210,128 +177,6 @@ def _next_step(state: Versus, comparisons: Sequence[Comparison], folder: str) ->
         return f"start again in a new folder with --runs {number}{more}"
     runs = f" --runs {number}" if number > state.most else ""
     return f"torchcoll versus --resume {shlex.quote(folder)}{runs}{more}"
-
-
-def _against(comparison: Comparison) -> Answer:
-    """Of one side against the base."""
-    base, new = comparison.side_names
-    rows = [row for row in comparison.rows if row.matched and not row.pair.is_faulty]
-    tables = tables_of(rows)
-    within = format_percent(comparison.threshold)
-    if not tables:
-        matched = any(row.matched for row in comparison.rows)
-        lacking = "that can be compared" if matched else "in common"
-        return Answer(f"{new} and {base} have no case {lacking}", "doubt")
-    results = {row.result for row in rows}
-    if "inconclusive" in results and not results.intersection(wording.CHANGED):
-        ratios = [row for row in rows if row.judged.ratio]
-        others = len(rows) < sum(row.matched for row in comparison.rows)
-        return wording.undecided_answer(comparison, ratios, others, looks=True)
-    level = "bad" if "slower" in results else "good" if results & _GOOD else "doubt"
-    worst = tuple(comparison.name_of(row) for row in rows if row.result == "slower")
-    if len(tables) > _MOST_TABLES:
-        parts = [
-            (result, f"in {len(of_result)} of {len(rows)} cases", of_result)
-            for result, of_result in _by_result(rows)
-        ]
-        return Answer(_sentence(comparison, within, parts), level, worst=worst)
-    titles = titles_of([table[0].pair for table in tables])
-    texts = []
-    for table, title in zip(tables, titles, strict=True):
-        text = _sentence(comparison, within, list(_size_groups(table)))
-        texts.append(f"{title}: {text}" if title else text)
-    return Answer("; ".join(texts), level, worst=worst)
-
-
-def _result_of(row: Compared) -> str:
-    """One of _ORDER."""
-    return _LOOKS[row.speed > 1] if row.is_notable else row.result
-
-
-def _by_result(rows: Sequence[Compared]) -> Iterable[tuple[str, list[Compared]]]:
-    for result in _ORDER:
-        if of_result := [row for row in rows if _result_of(row) == result]:
-            yield result, of_result
-
-
-def _size_groups(table: Sequence[Compared]) -> Iterable[tuple[str, str, list[Compared]]]:
-    """(result, at which sizes, its cases) of each result, those that differ first."""
-    results = [_result_of(row) for row in table]
-    groups = [list(group) for _, group in groupby(range(len(table)), key=lambda i: results[i])]
-    sizes = [row.pair.size_text for row in table]
-    for result, of_result in _by_result(table):
-        mine = [g for g in groups if results[g[0]] == result]
-        if len(groups) > _MOST_GROUPS:
-            where = f"at {len(of_result)} of {len(table)} sizes"
-        elif len(groups) == 2 and result != next(r for r in _ORDER if r in results):
-            where = "below" if mine[0][0] == 0 else "above"
-        else:
-            where = " and ".join(_where(sizes, g) for g in mine)
-        yield result, where, of_result
-
-
-def _where(sizes: Sequence[str], group: Sequence[int]) -> str:
-    first, last = group[0], group[-1]
-    if len(group) == len(sizes):
-        if len(sizes) > 1:
-            return f"at all {len(sizes)} sizes"
-        return f"at {sizes[0]}" if sizes[0] else ""
-    if first == last:
-        return f"at {sizes[first]}"
-    if first == 0:
-        return f"up to {sizes[last]}"
-    if last == len(sizes) - 1:
-        return f"from {sizes[first]} on"
-    return f"from {sizes[first]} to {sizes[last]}"
-
-
-def _sentence(
-    comparison: Comparison, within: str, parts: Sequence[tuple[str, str, list[Compared]]]
-) -> str:
-    base, new = comparison.side_names
-    texts = []
-    for number, (result, where, rows_of_result) in enumerate(parts):
-        differs = result in ("slower", "faster")
-        size = _size_of_difference(rows_of_result) if differs else ""
-        what = f"the same within {within}" if result == "same" else result
-        if result in _LOOKS:
-            what = _looks(rows_of_result)
-            size = ", not decided"
-        elif number == 0 and differs:
-            what = f"{new} is {result} than {base}"
-        elif number == 0 and result == "same" and len(parts) == 1:
-            what = f"{new} is as fast as {base}: {what}"
-        elif number == 0:
-            what = f"{new} and {base} are {what}"
-        texts.append(f"{what} {where}".rstrip() + size)
-    return "; ".join(texts)
-
-
-def _looks(rows: Sequence[Compared]) -> str:
-    """``looks 62x slower``, of a side that has been named."""
-    speeds = sorted((row.speed for row in rows), key=lambda speed: -abs(math.log(speed)))
-    upto = "up to " if len(speeds) > 1 else ""
-    return f"looks {upto}{wording.change_text(speeds[0])}"
-
-
-def _size_of_difference(rows: Sequence[Compared]) -> str:
-    """``: at least 1.08x at each (estimates 1.12x to 1.31x)``. Estimates alone are too large on
-    average: only cases that differ are chosen.
-    """
-
-    def factor(ratio: float) -> float:
-        return max(ratio, 1 / ratio)
-
-    factors = sorted(factor(row.ratio) for row in rows if row.ratio)
-    texts = dict.fromkeys([format_factor(factors[0]), format_factor(factors[-1])])
-    estimates = f"{'estimates' if len(texts) > 1 else 'estimate'} {' to '.join(texts)}"
-    bounds = [factor(row.judged.least) for row in rows if row.judged.least]
-    if not bounds:
-        return f" ({estimates}; {NO_BOUND})"
-    where = f" in {len(bounds)} of {counted(len(rows), 'case')}"
-    if len(bounds) == len(rows):
-        where = " at each" if len(rows) > 1 else ""
-    return f": at least {format_factor(wording.rounded_down(min(bounds)))}{where} ({estimates})"
 
 
 def show_versus(
@@ -410,7 +255,6 @@ def _object(
 ) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "answer": answer(state, comparisons, folder).to_json(),
         "ended": ended,
         "rounds": state.round,
         "runs": state.runs,

@@ -108,7 +108,8 @@ def judged_sentence(comparison: Comparison, ratios: Items, others: bool = False)
             limit = format_percent(comparison.threshold)
             which = units.plural(len(ratios), "case is", "cases are")
             return f"the other {which} the same within {limit}{metric_words(comparison)}"
-        return f"of the other {counted(len(ratios), 'case')}: {judged_sentence(comparison, ratios)}"
+        of = "of " if len(ratios) > 1 else ""
+        return f"{of}{_the_others(ratios)}: {judged_sentence(comparison, ratios)}"
     base, new = comparison.side_names
     results = [item.result for item in ratios]
     changed = [result for result in CHANGED if result in results]
@@ -173,6 +174,10 @@ def _looks(comparison: Comparison, ratios: Items) -> list[str]:
     return texts
 
 
+def _the_others(items: Items) -> str:
+    return "the other case" if len(items) == 1 else f"the other {len(items)} cases"
+
+
 def metric_words(comparison: Comparison) -> str:
     """The figures that were compared, where they are not times."""
     if comparison.fitted:
@@ -199,13 +204,11 @@ def _unchanged(comparison: Comparison, ratios: Items) -> list[str]:
     return texts
 
 
-def undecided_answer(
-    comparison: Comparison, ratios: Items, others: bool = False, looks: bool = False
-) -> Answer:
+def undecided_answer(comparison: Comparison, ratios: Items, others: bool = False) -> Answer:
     """The answer where no case is shown to differ, and some are inconclusive: a difference that a
     user acts on would have been found, or it cannot be told.
 
-    others: the sentence before was about further cases. looks: as in ``targets_of``.
+    others: the sentence before was about further cases.
     """
     base, new = comparison.side_names
     undecided = [item for item in ratios if item.result == "inconclusive"]
@@ -213,8 +216,8 @@ def undecided_answer(
     limit = format_percent(comparison.threshold)
     details = [f"{same} of {counted(len(ratios), 'case')} are the same within {limit}"] * bool(same)
     than = f"than {base}{metric_words(comparison)}"
-    where = f" in the other {counted(len(ratios), 'case')}" if others else ""
-    next_step = step_to_decide(comparison, undecided, looks)
+    where = f" in {_the_others(ratios)}" if others else ""
+    next_step = _step_to_decide(comparison, undecided)
     named = {each: _named(comparison, undecided, each) for each in CHANGED}
     direction = next((each for each in CHANGED if named[each]), "slower")
     if names := named.pop(direction):
@@ -281,13 +284,11 @@ def _varying_text(judged: Judged) -> str:
     return f"only {runs}" if min(base, new) < FEWEST else f"{runs} vary too much"
 
 
-def step_to_decide(comparison: Comparison, undecided: Items, looks: bool = False) -> str:
+def _step_to_decide(comparison: Comparison, undecided: Items) -> str:
     """The cheapest thing that would show whether a case is ACT_ON_CASE slower, or, if each case is
     known well enough, all of them ACT_ON_ALL.
-
-    looks: as in ``targets_of``.
     """
-    targets = targets_of(comparison.judged, comparison.threshold, looks)
+    targets = targets_of(comparison.judged, comparison.threshold)
     by_case = dict(zip(map(id, comparison.judged), targets, strict=True))
     runs: list[int | None] = [2]
     for item in undecided:
