@@ -65,7 +65,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         "--all",
         dest="every",
         action="store_true",
-        help=("show every case; the default folds cases that are the same or inconclusive"),
+        help="list every case, in a table for each collective",
     )
     add(
         "--only",

@@ -34,6 +34,12 @@ from torchcoll.stats.statistics import (
 
 RESULTS = ("faster", "slower", "same", "inconclusive", "not comparable")
 NO_BOUND = "too noisy for a lower bound"  # of a difference that is shown
+# Values of ``buffer_reuse``. In a table of comparisons `same` alone would read as a result.
+BUFFER_REUSE_TEXTS = {
+    "same": "reused buffers",
+    "rotate": "rotating buffers",
+    "flush": "flushed caches",
+}
 LEAST_STATED = 0.001  # a smaller bound says nothing
 FAR_SLOWER = 2.0  # a case that looks so many times slower is always named, and passes no gate
 NOTABLE = 1.5  # a factor that is named, whether or not it is evidence
@@ -582,6 +588,8 @@ def _distinctions(pairs: Sequence[Pair], shorts: Sequence[str]) -> list[str]:
 def _stated(pair: Pair, name: str) -> str:
     values = [pair.common.get(name), *(of_side.get(name) for of_side in pair.side_values)]
     texts = [value_text(name, value) for value in values if value is not None]
+    if name == "buffer_reuse":
+        texts = [BUFFER_REUSE_TEXTS.get(text, text) for text in texts]
     form = {"ranks": "{} ranks", "root": "root {}"}.get(name, "{}")  # no number without its name
     return " -> ".join(form.format(text) for text in texts)
 

@@ -30,12 +30,6 @@ _MOST_NAMED = 3  # cases in the sentence
 QUIETER = "measure on a quieter machine (torchcoll doctor names what is busy)"
 # From this share of all cases on, one factor says more than the names of the cases that changed.
 _MOST_CHANGED = 2 / 3
-# Values of ``buffer_reuse``. In a table of comparisons `same` alone would read as a result.
-BUFFER_REUSE_TEXTS = {
-    "same": "reused buffers",
-    "rotate": "rotating buffers",
-    "flush": "flushed caches",
-}
 CHANGED = ("slower", "faster")
 
 Items = Sequence[ComparedPair]
