@@ -223,8 +223,8 @@ def test_where_launches_may_never_be_enough_none_are_proposed():
     played(state, noisy({"a": {K: 1}, "b": {K: 1.0201}}, noise=0.001))
     assert state.futile
     assert told(state).endswith(
-        " % would have been found). Next: start again with a larger --threshold: the difference is too "
-        "near the threshold of 2 % to decide"
+        " % would have been found). Next: start again with a larger --threshold: the difference is "
+        "too near the threshold of 2 % to decide"
     )
 
 
@@ -502,8 +502,8 @@ def test_formats(format, capsys):
         head, row = out.splitlines()
         cells = dict(zip(head.split(","), row.split(","), strict=True))
         assert (cells["base_name"], cells["new_name"], cells["result"]) == (
-            "auto",
-            "Ring",
+            "NCCL_ALGO unset",
+            "NCCL_ALGO=Ring",
             "slower",
         )
     else:
@@ -724,7 +724,6 @@ def test_more_launches_later(capsys):
     assert versus("-o", "D", "--runs", "3") == 0
     assert main(["versus", "--resume", "D", "--runs", "40"]) == 0
     assert spec()["versus"]["runs"] == 3
-    assert "two one-sided tests in at most 3 rounds" in capsys.readouterr().out
 
 
 def test_a_broken_manifest(capsys):

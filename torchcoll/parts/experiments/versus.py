@@ -330,19 +330,21 @@ class Versus:
         """What the last look has left, as ``compare`` gives it; [] where there was none."""
         if not self.standing:
             return []
-        sides = [Side(n, self.cells[n].runs[: self._looked[n]]) for n in self._names]
+        sides = [
+            Side(title, self.cells[name].runs[: self._looked[name]])
+            for title, name in zip(self.titles, self._names, strict=True)
+        ]
         every = [case for standing in self.standing for case in standing.cases]
         cases = iter(with_resolutions(every, self.threshold, looks=True))
-        base, *others = self.titles
         return [
             comparison_of(
                 matched(sides[0], side),
                 [next(cases) for _ in standing.cases],
                 standing.left_out,
                 self.threshold,
-                names=(base, other),
+                looks=True,
             )
-            for side, standing, other in zip(sides[1:], self.standing, others, strict=True)
+            for side, standing in zip(sides[1:], self.standing, strict=True)
         ]
 
     def runs_on(self, comparisons: Sequence[Comparison]) -> tuple[int | None, bool]:

@@ -231,14 +231,9 @@ def _grids(comparison: Comparison, varied: Set[str]) -> list[Grid]:
 
 def _below(state: Versus, comparisons: Sequence[Comparison], folder: str, ended: str) -> list[str]:
     rounds = f"{counted(state.round, 'round')} ({_runs_text(state)})"
-    judged = [row.judged for comparison in comparisons for row in comparison.rows]
-    tested = sum(case.p_value is not None for case in judged)
     number, _ = state.runs_on(comparisons)
     needs = [f"beyond the original {state.same_most} runs of each, `same` is no longer reported"]
     return [
-        "95 %, p: anytime-valid t of the side in log time ~ side + run number, over all looks; "
-        f"Holm over {counted(tested, 'case')}; same: two one-sided tests in at most "
-        f"{state.same_most} rounds",
         *(needs if number and number > state.same_most else []),
         (f"ended after {rounds}: {ended}" if ended else f"{rounds} so far: it has not ended"),
         f"results, logs and manifest: {folder}",

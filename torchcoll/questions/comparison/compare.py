@@ -86,7 +86,7 @@ _LONGEST_NAME = 40
 class Comparison(Displayed):
     """The result of ``compare``.
 
-    - names: what the sides are called, if not by the names that they were given.
+    - looks: judged by ``versus``, after every round.
     - fitted: latency and bandwidth of each table, with fit=True.
     - profiles: on different hardware, (first pair, base, new) of each table.
     - settings: if no case has a ratio, what differs or is known of one side only.
@@ -105,7 +105,7 @@ class Comparison(Displayed):
     rows: list[Compared]
     differences: list[Difference]
     notes: list[str] = field(default_factory=list)
-    names: tuple[str, str] | None = None
+    looks: bool = False
     by: tuple[str, ...] = ()
     fitted: list[Fitted] = field(default_factory=list)
     profiles: list[tuple[Pair, Profile, Profile]] = field(default_factory=list)
@@ -133,8 +133,6 @@ class Comparison(Displayed):
 
         Sides without names are called after their files or folders if these differ.
         """
-        if self.names:
-            return self.names
         sides = (self.base, self.new)
         names = [one_line(side.only[1] if side.only else side.name) for side in sides]
         if names == ["base", "new"]:
@@ -210,7 +208,7 @@ class Comparison(Displayed):
         looks its interval does not count.
         """
         tested = [row.pair for row in self.rows if row.judged.p_value is not None]
-        if len(tested) < 2 or self.names or self.fitted:
+        if len(tested) < 2 or self.looks or self.fitted:
             return None
         orders, out = Orders([row.pair for row in self.rows]), [o.run for o in self.outliers]
         cases = [figures_of(pair, orders).without(out) for pair in tested]
@@ -379,11 +377,9 @@ def comparison_of(
     outliers: Sequence[Outlier],
     threshold: float,
     fit: bool = False,
-    names: tuple[str, str] | None = None,
+    looks: bool = False,
 ) -> Comparison:
-    """The comparison of judged cases, those of ``compare`` or of ``versus``. names: as the field of
-    Comparison.
-    """
+    """The comparison of judged cases, those of ``compare`` or, with looks, of ``versus``."""
     base, new, pairs, metric = sides.base, sides.new, sides.pairs, sides.metric
     out = [outlier.run for outlier in outliers]
     rows = [
@@ -418,7 +414,7 @@ def comparison_of(
             *map(outlier_text, paths, outliers),
             *_notes(sides, rows, [item.judged for item in fitted or rows], bool(settings)),
         ],
-        names=names,
+        looks=looks,
         by=sides.by,
         fitted=fitted,
         profiles=_profiles(rows, base, new) if unlike else [],
