@@ -13,6 +13,7 @@ from torchcoll.core.units import counted, format_factor, format_percent
 from torchcoll.questions.comparison.results import (
     FAR_SLOWER,
     NO_BOUND,
+    NOTABLE,
     ComparedPair,
     Judged,
     speed_interval,
@@ -31,6 +32,7 @@ QUIETER = "measure on a quieter machine (torchcoll doctor names what is busy)"
 # From this share of all cases on, one factor says more than the names of the cases that changed.
 _MOST_CHANGED = 2 / 3
 CHANGED = ("slower", "faster")
+_LARGEST = 10.0  # a share: of a larger one nothing is said but that nothing can be excluded
 
 Items = Sequence[ComparedPair]
 
@@ -208,46 +210,46 @@ def undecided_answer(comparison: Comparison, ratios: Items, others: bool = False
     undecided = [item for item in ratios if item.result == "inconclusive"]
     same = len(ratios) - len(undecided)
     limit = format_percent(comparison.threshold)
-    details = [f"{same} of {counted(len(ratios), 'case')} are the same within {limit}"] * bool(same)
+    details: list[str] = []
+    if same:
+        details = [f"{same} of {counted(len(ratios), 'case')} are the same within {limit}"]
     than = f"than {base}{metric_words(comparison)}"
     where = f" in {_the_others(ratios)}" if others else ""
     next_step = _step_to_decide(comparison, undecided)
-    named = {each: _named(comparison, undecided, each) for each in CHANGED}
-    direction = next((each for each in CHANGED if named[each]), "slower")
-    if names := named.pop(direction):
-        noise = _varying_text(undecided[0].judged)
+    possible, act_from = max(_possible(item.interval) for item in undecided), ACT_ON_CASE
+    least = 1 + comparison.threshold if possible > act_from else NOTABLE
+    slower, faster = (_named(comparison, undecided, each, least) for each in CHANGED)
+    if slower or (faster and least == NOTABLE):
+        if slower and faster:
+            details.insert(0, f"{faster[0]}, not decided either")
+        names = slower or faster
         shown = units.shorten(names, max(_MOST_NAMED, _most_far(undecided)), ", ...")
-        if further := named.pop(CHANGED[direction == "slower"], []):
-            details.insert(0, f"{further[0]}, not decided either")
         return Answer(
             new,
             "doubt",
             worst=tuple(names),
             details=tuple(details),
-            verb=f"is {direction} {than}{where}",
-            scope=f": {shown}, but {noise}",
+            verb=f"is {'slower' if slower else 'faster'} {than}{where}",
+            scope=f": {shown}, but {_varying_text(undecided[0].judged)}",
             certainty=CANNOT_TELL,
             next_step=next_step,
+            detectable=possible if math.isfinite(possible) else None,
         )
+    what = "difference in one case" if len(ratios) > 1 else "difference"
     over_all = speed_interval(comparison.over_all, comparison.more_is_faster)
-    possible, act_from, of = max(_possible(item.interval) for item in undecided), ACT_ON_CASE, ""
-    if len(ratios) > 1:
-        of = " in one case"
     if over_all and possible <= act_from:
-        mean = _possible(over_all)
-        over = f" over all {len(ratios)} cases"
+        mean, over = _possible(over_all), f"over all {len(ratios)} cases"
         if mean > ACT_ON_ALL:
-            possible, act_from, of = mean, ACT_ON_ALL, over
+            possible, act_from, what = mean, ACT_ON_ALL, f"difference {over}"
         else:
-            details.append(f"{over.strip()} one of {format_quantity(mean, '%')} would have been")
+            details.append(f"{over} one of {format_quantity(mean, '%')} would have been")
     answer = nothing_found(
         f"difference above {limit}",
         f"was found between {base} and {new}{metric_words(comparison)}{where}",
-        possible if math.isfinite(possible) else None,
+        possible if possible < _LARGEST else None,
         act_from,
         next_step,
-        what="difference",
-        of=of,
+        what=what,
         details=tuple(details),
     )
     if answer.certainty == CANNOT_TELL:
@@ -255,15 +257,13 @@ def undecided_answer(comparison: Comparison, ratios: Items, others: bool = False
     return answer
 
 
-def _named(comparison: Comparison, undecided: Items, direction: str) -> list[str]:
-    """``1M 3.6x slower``: the cases that look changed in a direction, the furthest first, if one
-    of them looks so much changed that it is named.
+def _named(comparison: Comparison, undecided: Items, direction: str, least: float) -> list[str]:
+    """``1M 3.6x slower``: the cases that look at least so much changed in a direction, the furthest
+    first.
     """
     changed = [item for item in undecided if (item.speed < 1) == (direction == "slower")]
-    changed = [item for item in changed if item.factor > 1 + comparison.threshold]
+    changed = [item for item in changed if item.factor >= least]
     changed.sort(key=lambda item: -item.factor)
-    if not any(item.is_notable for item in changed):
-        return []
     return [f"{comparison.name_of(item)} {change_text(item.speed)}".strip() for item in changed]
 
 
