@@ -16,6 +16,8 @@ from torchcoll.core.display import OneLine
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.questions.check.judging import Verdict
+from torchcoll.questions.comparison.compare import Comparison
+from torchcoll.questions.comparison.results import ComparedPair
 
 LONGEST = 200
 SIZES = [1 << k for k in range(10, 20)]
@@ -121,7 +123,9 @@ def test_the_facts_of_a_line():
     assert repr(run) == "<Run x: 10 cases of all_reduce, 2 ranks, truncated>"
     assert repr(run.results[0]).endswith(": ok, 2 ranks>")
     assert repr(sent(100)) == "<Traffic: capture, 200 calls of 2 of 2 ranks, 2 steps>"
-    assert "rows[10]" in repr(torchcoll.compare(run, run))
+    compared = torchcoll.compare(run, run)
+    assert repr(compared) == f"<Comparison: {compared.answer.headline}>"
+    assert repr(compared.rows[0]).startswith("<Compared: all_reduce 1K inconclusive (1 run a side)")
     run.header["run_id"] = "a\x1b[31m\nb"
     assert repr(run).isprintable()
 
@@ -137,5 +141,5 @@ def test_no_result_brings_the_repr_of_all_that_it_holds_back():
                 classes.append(kind)
     assert len(set(classes)) > 10
     for kind in classes:
-        of_their_own = (Run.__repr__, Traffic.__repr__, Verdict.__repr__)
+        of_their_own = [each.__repr__ for each in (Run, Traffic, Verdict, Comparison, ComparedPair)]
         assert kind.__repr__ in (OneLine.__repr__, *of_their_own), kind

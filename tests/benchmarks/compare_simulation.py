@@ -37,6 +37,7 @@ from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.units import counted
 from torchcoll.stats import statistics
 from torchcoll.stats.needed import asked, runs_needed
+from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
 from torchcoll.stats.ratios import LEVEL, ORDERED
 from torchcoll.stats.start_modes import start_modes
 
@@ -68,6 +69,8 @@ class Scenario:
     noisier: int = CASES  # so many cases have the factor
     step: float = 0.0  # of the machine, between the sixth and the seventh run
     slow: float = 0.0  # share of the starts that are SLOW_FACTOR slow in all cases
+    noise_to: float = 0.0  # of the noisiest case, if the noises of the cases are a geometric series
+    change_all: float = 0.0  # of all cases
 
     def __str__(self) -> str:
         words = [f"{100 * self.noise:g} % {self.tails} noise"]
@@ -87,6 +90,7 @@ FIRST_A = "A" * LAUNCHES + "B" * LAUNCHES
 ABBA, ABAB = "ABBA" * (LAUNCHES // 2), "AB" * LAUNCHES
 UNEVEN = {"ABA" * 6: "12+6", "AABA" * 4: "12+4", "AABAA" * 3: "12+3"}
 EVEN = {"ABBAAB": "3+3", "ABBA" * 6: "12+12"}
+SIDES_OF_RUNS = {3: "3+3", 6: "ABBA", 12: "12+12"}
 NAMES = {FIRST_A: "A-B", ABBA: "ABBA", ABAB: "ABAB", **UNEVEN, **EVEN}
 
 
@@ -107,7 +111,9 @@ def draw(
     side = numpy.array(sides)[:, None, None]
     place = numpy.arange(len(sides))[:, None, None]
     noisier = (side == 1) & (numpy.arange(scenario.cases) < scenario.noisier)
-    logs = scenario.noise * z * numpy.where(noisier, scenario.factor, 1.0)
+    noise = numpy.geomspace(scenario.noise, scenario.noise_to or scenario.noise, scenario.cases)
+    logs = noise * z * numpy.where(noisier, scenario.factor, 1.0)
+    logs = logs + math.log1p(scenario.change_all) * side
     logs = logs + math.log1p(scenario.drift) * place
     logs = logs + math.log1p(scenario.step) * (place >= LAUNCHES)
     slow = rng.permuted(numpy.tile(numpy.arange(len(sides)), (repetitions, 1)), axis=1)
@@ -130,7 +136,8 @@ def _noise(tails: str, rng: numpy.random.Generator, shape: tuple[int, ...]) -> n
 @dataclass(frozen=True)
 class Judged:
     """[repetition][case]: faster and slower as -1 and 1, same, p, the logarithm of the ratio and
-    half its 95 % interval; left_out: runs.
+    half its 95 % interval; left_out: runs. over_all: the largest slowdown of the mean over all
+    cases that its 95 % interval leaves possible, as a logarithm.
     """
 
     differs: numpy.ndarray
@@ -139,6 +146,7 @@ class Judged:
     effect: numpy.ndarray
     half: numpy.ndarray
     left_out: numpy.ndarray
+    over_all: numpy.ndarray
 
 
 def judge(sides: tuple[int, ...], order: tuple[float, ...], logs: numpy.ndarray) -> Judged:
@@ -171,6 +179,8 @@ def _once(
     p = holm(2 * special.stdtr(degrees, -abs(effect) / error))
     limit = math.log1p(THRESHOLD)
     significant = (p < LEVEL) & (abs(effect) > limit)
+    mean, _, rest_of_mean = statistics.least_squares(model, logs.mean(axis=2))
+    error_of_mean, degrees_of_mean = statistics.side_error(model, rest_of_mean, share[:, 0])
     found = Judged(
         numpy.where(significant, numpy.sign(effect), 0).astype(int),
         ~significant & (abs(effect) + t_90 * error < limit),
@@ -178,6 +188,7 @@ def _once(
         effect,
         numpy.broadcast_to(special.stdtrit(degrees, 0.975) * error, effect.shape).copy(),
         numpy.full(logs.shape[1], left_out),
+        mean + special.stdtrit(degrees_of_mean, 0.975) * error_of_mean,
     )
     deviates = abs(numpy.median(statistics.outlier_deviates(model, rest, logs.shape[2])[0], axis=2))
     deviates[[sides.count(side) <= statistics.FEWEST for side in sides]] = 0.0  # these stay
@@ -311,6 +322,48 @@ def report_power(repetitions: int) -> None:
         alarms = interval(found.alarms, repetitions)
         print(f"{scenario!s:64}{interval(found.hits, repetitions):26}{alarms:29}"
               f"{100 * found.covered:.1f} %", flush=True)  # fmt: skip
+
+
+# Both sides of the promise: the exit codes of --fail-on slower. The noise of real runs is that of
+# results/gloo-oneccl-2ranks.
+NOISES_OF_PROMISE = {"2 %": (0.02, 0.0), "12 to 49 %": (0.12, 0.49)}
+CHANGES_OF_PROMISE = {
+    "nothing changed": (0.0, 0.0),
+    **{f"one case x{1 + change:g}": (change, 0.0) for change in (0.2, 0.5, 1.0)},
+    **{f"all cases +{100 * change:g} %": (0.0, change) for change in (0.05, 0.1, 0.2)},
+}
+
+
+def exit_codes(scenario: Scenario, repetitions: int, seed: int = 4) -> tuple[int, int, int]:
+    """How many comparisons exit with 1 (a case is slower), 2 (cannot tell) and 0."""
+    changes = (round(1e3 * change) for change in (scenario.change, scenario.change_all))
+    rng = numpy.random.default_rng([seed, *str(scenario).encode(), *changes])
+    sides = sides_of(scenario, rng)
+    logs = draw(scenario, sides, repetitions, rng)
+    judged = judge(sides, tuple(map(float, range(len(sides)))), logs)
+    slower = (judged.differs == 1).any(axis=1)
+    still_open = (judged.differs == 0) & ~judged.same
+    possible = numpy.where(still_open, judged.effect + judged.half, 0.0).max(axis=1)
+    hidden = still_open.any(axis=1) & (judged.over_all > math.log1p(ACT_ON_ALL))
+    hidden |= possible > math.log1p(ACT_ON_CASE)
+    counts = int(slower.sum()), int((~slower & hidden).sum())
+    return *counts, repetitions - sum(counts)
+
+
+def report_promise(repetitions: int) -> None:
+    print(f"\nexit codes of --fail-on slower, % of {repetitions} comparisons:")
+    print("1 (a case is slower) / 2 (cannot tell) / 0 (nothing found)")
+    print(f"{'noise, runs a side':24}" + "".join(f"{name:20}" for name in CHANGES_OF_PROMISE))
+    for noise_name, (noise, noise_to) in NOISES_OF_PROMISE.items():
+        for runs, order in SIDES_OF_RUNS.items():
+            cells = []
+            for change, change_all in CHANGES_OF_PROMISE.values():
+                scenario = Scenario(
+                    order, noise=noise, noise_to=noise_to, change=change, change_all=change_all
+                )
+                codes = exit_codes(scenario, repetitions)
+                cells.append(" / ".join(f"{100 * count / repetitions:.1f}" for count in codes))
+            print(f"{f'{noise_name}, {runs}':24}" + "".join(f"{c:20}" for c in cells), flush=True)
 
 
 def launch(logs: numpy.ndarray, number: int) -> Run:
@@ -463,6 +516,7 @@ PARTS = {
     "concurrent": lambda repetitions: report_alarms(CONCURRENT, repetitions),
     "noisier": lambda repetitions: report_alarms(NOISIER, repetitions),
     "power": report_power,
+    "promise": report_promise,
     "needs": lambda repetitions: report_needs(4 * repetitions),
     "starts": lambda repetitions: report_starts(repetitions // 2),
     "modes": lambda repetitions: report_alarms(TWO_MODES, repetitions),

@@ -149,10 +149,10 @@ def test_a_launch_without_a_figure_is_counted():
 def test_a_gate_that_can_see_nothing_says_so(in_tmp_path, capsys):
     save(make_runs([100])[0], in_tmp_path / "a.jsonl")
     save(make_runs([190])[0], in_tmp_path / "b.jsonl")
-    assert main(["compare", "a.jsonl", "b.jsonl", "--fail-on", "slower"]) == 0
+    assert main(["compare", "a.jsonl", "b.jsonl", "--fail-on", "slower"]) == 2
     assert capsys.readouterr().err == (
-        "torchcoll: warning: --fail-on slower: 1 of 1 case could not be judged, and cannot fail "
-        "it\n"
+        "torchcoll: warning: --fail-on slower: 1 of 1 case could not be judged\n"
+        "torchcoll: --fail-on slower: cannot tell: 1 case may be 1.50x slower or more (1K)\n"
     )
 
 

@@ -19,7 +19,7 @@ from torchcoll.core.errors import UnavailableError, UnusableError, UsageError
 from torchcoll.core.result import Verification
 from torchcoll.core.spec import Spec
 from torchcoll.parts.experiments.again_command import _plan
-from torchcoll.parts.experiments.again_show import Rerun, answer_of
+from torchcoll.parts.experiments.again_show import Rerun
 from torchcoll.parts.experiments.agreement import agreement, judge
 from torchcoll.questions.show.recipe import (
     on_this_machine,
@@ -340,30 +340,30 @@ def test_a_quiet_mean_does_not_hide_a_noisy_case():
     assert result.verdict == "cannot tell"
     assert [case.name for case in result.open_cases] == ["claim"]
     assert result.cases[-1].bound == pytest.approx(math.expm1(0.2521), rel=1e-3)
-    answer = answer_of(Rerun("old.jsonl", result, [], [], "again"))
+    answer = Rerun("old.jsonl", result, [], [], "again").answer
     # Of the 29 %, noise alone is exp(0.1521) - 1 = 16 %. The mean of the ten cases differs by 0.01.
     assert answer.headline == (
-        "too noisy to tell whether old.jsonl is reproduced: the new runs are 1.0 % slower over all "
-        "cases, but differences up to 29 % cannot be excluded (1 of 10 cases, most in claim; 6 new "
-        "runs); 10 % was asked: more runs (--runs 12) or an idle machine"
+        "Cannot tell whether old.jsonl is reproduced: the new runs are 1.0 % slower over all "
+        "cases, but differences up to 29 % cannot be excluded (1 of 10 cases, most in claim; 10 % "
+        "was asked; 6 new runs)"
     )
+    assert answer.next_step == "make more runs (--runs 12)"
 
 
-def test_a_difference_near_the_threshold_is_no_noise():
+def test_a_difference_near_the_threshold_cannot_be_told():
     """The standard error is 0.011547, as above. t(0.975, 2) = 4.3027 times it is 0.0497: 5.1 %."""
     result = judged(math.exp(-0.06), [math.exp(-0.01), 1.0, math.exp(0.01)])
-    assert (result.verdict, result.too_noisy) == ("cannot tell", False)
-    answer = answer_of(Rerun("old.jsonl", result, [], [], "again"))
-    assert answer.headline.startswith("cannot tell whether old.jsonl is reproduced: ")
-    assert judged(math.exp(-0.06), [math.exp(-0.01), 1.0, math.exp(0.01)], 0.05).too_noisy
+    assert result.verdict == "cannot tell"
+    answer = Rerun("old.jsonl", result, [], [], "again").answer
+    assert answer.headline.startswith("Cannot tell whether old.jsonl is reproduced: ")
 
 
 def test_runs_of_an_earlier_command_have_their_date():
     result = judged(1.0, [math.exp(-0.01), 1.0, math.exp(0.01)])
     rerun = Rerun("old.jsonl", result, [], [], "again-old", made_utc="2026-11-27T01:42:09+00:00")
-    some = answer_of(replace(rerun, earlier_runs=2)).headline
+    some = replace(rerun, earlier_runs=2).answer.headline
     assert some.endswith("(3 runs, the first made 2026-11-27 01:42 UTC, 1 case)")
-    every = answer_of(replace(rerun, earlier_runs=3, new_folder="again-old-2")).headline
+    every = replace(rerun, earlier_runs=3, new_folder="again-old-2").answer.headline
     assert every.endswith("(3 runs made 2026-11-27 01:42 UTC in again-old, 1 case)")
     assert "the earlier runs are" in every
 
@@ -384,7 +384,7 @@ def test_cases_without_three_new_runs_are_not_judged():
 
 def test_sentences():
     result = judged(math.exp(-0.2), [math.exp(-0.01), 1.0, math.exp(0.01)])
-    answer = answer_of(Rerun("old.jsonl", result, ["kernel: 6.1 -> 6.2"], [], "again"))
+    answer = Rerun("old.jsonl", result, ["kernel: 6.1 -> 6.2"], [], "again").answer
     assert answer.level == "bad"
     assert answer.headline.startswith(
         "not reproduced old.jsonl: the new runs are 22 % slower over all cases, and runs differ by"
@@ -444,7 +444,7 @@ def test_new_runs_that_are_wrong_reproduce_nothing(file, capsys):
     assert document["answer"]["level"] == "bad"
     assert document["answer"]["counts"]["wrong"] == 1
     assert document["answer"]["headline"].startswith(
-        "wrong results in 3 of 3 runs of the rerun (all_reduce 8 float32 sum on gloo); "
+        "wrong results in 3 of 3 runs of the rerun (all_reduce 8 float32 sum on gloo). "
     )
     assert document["faults"]["faults"][0]["runs"] == 3
 

@@ -142,7 +142,17 @@ def test_a_line_that_can_be_typed():
 
 def test_dry_run(in_tmp_path, capsys):
     options = ["--env", "NCCL_ALGO=,Ring", "--runs", "1", "-o", "D", "--dry-run"]
-    assert main(["matrix", *options, "--", "python", "-m", "torchcoll.allreduce"]) == 0
+    words = ["--", "python", "-m", "torchcoll.allreduce"]
+    # 13 cases without options; 2 x (10 + 13 x 1.5) s.
+    count = (
+        "2 runs: 2 cells (NCCL_ALGO unset, Ring) x 1; about 59 s (assumed: 10 s to start a run, "
+        "and 1.5 s for each of its 13 cases)\n"
+    )
+    assert main(["matrix", *options, *words]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1
+    assert err == f"{count}the first of 2 commands; --verbose prints all of them\n"
+    assert main(["matrix", *options, "--verbose", *words]) == 0
     out, err = capsys.readouterr()
     assert sorted(out.splitlines()) == [
         "NCCL_ALGO=Ring python -m torchcoll.allreduce --output D/Ring-1.jsonl "
@@ -150,12 +160,7 @@ def test_dry_run(in_tmp_path, capsys):
         "env -u NCCL_ALGO python -m torchcoll.allreduce --output D/auto-1.jsonl "
         "--label cell=auto --label run=1",
     ]
-    # 13 cases without options; 2 x (10 + 13 x 1.5) s.
-    assert err == (
-        "2 cells x 1 run = 2, in this order:\n"
-        "total: 2 cells x 1 run = 2; about 59 s (assumed: 10 s to start a run, and 1.5 s for "
-        "each of its 13 cases)\n"
-    )
+    assert err == count
     assert list(in_tmp_path.iterdir()) == []
 
 
@@ -180,13 +185,31 @@ def test_dry_run_needs_no_launcher(in_tmp_path, capsys):
 def test_dry_runs_end_with_their_time(in_tmp_path, capsys, words, told):
     line = f"matrix --runs 2 -o D --dry-run -- python -m torchcoll.allreduce {words}"
     assert main(line.split()) == 0
-    total = capsys.readouterr().err.splitlines()[-1]
-    assert total == f"total: 1 cell x 2 runs = 2; {told}"
+    assert capsys.readouterr().err.splitlines()[0] == f"2 runs: 1 cell x 2; {told}"
+
+
+def test_a_dry_run_names_the_ends_of_many_numbers(in_tmp_path, capsys):
+    line = "matrix --preset scaling --up-to 64 -o D --dry-run -- torchrun --nproc-per-node {ranks}"
+    assert main([*line.split(), "-m", "torchcoll.allreduce", "-n", "20"]) == 0
+    # 1, 2, 4, 8, 16, 32 and 64 ranks, 6 runs each.
+    assert capsys.readouterr().err.startswith("42 runs: 7 cells (ranks 1..64) x 6; ")
+
+
+def test_paths_of_an_axis_may_be_relative(in_tmp_path):
+    """The ranks may have another working directory, so that they are given absolute ones."""
+    for folder in ("a", "b"):
+        (in_tmp_path / folder / "bin").mkdir(parents=True)
+        (in_tmp_path / folder / "bin" / "python").touch()
+    a, b = axis_dimension(f"venv={in_tmp_path}/a,./b", {})
+    assert (a.name, b.name) == ("a", "b")
+    assert b.variables["VIRTUAL_ENV"] == f"{in_tmp_path}/b"
+    with pytest.raises(UsageError, match="a twice"):
+        axis_dimension(f"venv={in_tmp_path}/a,a", {})
 
 
 def test_what_is_told_beforehand(monkeypatch, in_tmp_path, capsys):
     monkeypatch.setenv("NCCL_PROTO", "LL")
-    options = ["--env", "NCCL_BUFSIZE=1,2", "--env", "FOO=1", "-o", "D", "--dry-run"]
+    options = ["--env", "NCCL_BUFSIZE=1,2", "--env", "FOO=1", "-o", "D", "--dry-run", "--verbose"]
     assert main(["matrix", *options, "--runs", "1", "--", *MODULE]) == 0
     out, err = capsys.readouterr()
     assert err.splitlines()[:3] == [
@@ -249,12 +272,12 @@ ON_RANKS = "-m torchcoll.allreduce"
             error_text("axis", "cell", "another name than cell and run"),
         ),
         (
-            f"-o D --axis library=x.so -- python {ON_RANKS}",
-            error_text("axis library", "x.so", "the absolute path of a shared library"),
+            f"-o D --axis library=/nowhere/x.so -- python {ON_RANKS}",
+            error_text("axis library", "/nowhere/x.so", "the path of a shared library"),
         ),
         (
             f"-o D --axis venv=/nowhere -- python {ON_RANKS}",
-            error_text("axis venv", "/nowhere", "the absolute path of a folder with bin/python"),
+            error_text("axis venv", "/nowhere", "the path of a folder with bin/python"),
         ),
         (
             f"-o D --env NCCL_ALGO=Ring,Teer -- python {ON_RANKS}",

@@ -245,8 +245,8 @@ def test_noise_that_shows_neither_a_change_nor_none(bisect):
     code, printed = bisect("v1,v2,v3", "--runs", "6", FROM="99", NOISE="0.3")
     assert code == 1
     assert printed.out.replace("\n  ", " ").startswith(
-        "not decided: 6 runs show neither a change between v1 and v3 nor that there is none; more "
-        "runs: --runs 20\n"
+        "not decided: 6 runs show neither a change between v1 and v3 nor that there is none. Next: "
+        "make more runs (--runs 20)\n"
     )
     rows = [line.split()[:3] for line in printed.out.splitlines() if line[:1] == "v"][1:]
     assert rows[1] == ["v2", "0", "-"], "a version that did not run has its row"

@@ -73,8 +73,10 @@ def test_two_cells_twice(capsys):
     assert first["command"][-4:] == ["--label", f"cell={first['cell']}", "--label", "run=1"]
     assert Path("D", first["log"]).read_text() == f"fake run of cell {first['cell']}\n"
     lines = err.splitlines()
+    titles = {"auto": "NCCL_ALGO unset", "Ring": "NCCL_ALGO=Ring"}
     assert [line.split(":")[0] for line in lines] == [
-        f"[{n}/4] {record['cell']}-{record['run']}" for n, record in enumerate(recorded_runs(), 1)
+        f"[{n}/4] {titles[record['cell']]}, run {record['run']}"
+        for n, record in enumerate(recorded_runs(), 1)
     ]
     assert all(": ok, " in line for line in lines)
     rows = [line.split() for line in out.splitlines() if line]
@@ -131,7 +133,8 @@ def test_a_launch_that_does_not_count(word, reason, capsys):
     record = only()
     assert (record["status"], record["reason"], record["file"]) == ("failed", reason, None)
     out, err = capsys.readouterr()
-    assert err.startswith(f"[1/1] {record['cell']}-1: failed, ")
+    title = "NCCL_ALGO=Ring" if "NCCL" in word else "auto"
+    assert err.startswith(f"[1/1] {title}, run 1: failed, ")
     assert err.endswith(f" s: {reason}\n")
     assert f"{record['cell']}: {reason}" in out
     assert "without a result: 1 of 1; the same command again runs them" in out

@@ -101,7 +101,7 @@ class Answer:
       otherwise follows: ``is {} slower``.
     - many: whether the subject is a plural.
     - size: how much, in ``unit``: ``x``, ``%`` (a share: 0.12), ``ns``, ``B`` or as written.
-    - scope: where, when, how often: ``in 18 of 19 steps``.
+    - scope: where, when, how often: ``in 18 of 19 steps``; or a list: ``: 4M 1.3x, 8M 2.0x``.
     - certainty: ``certain``, ``probably`` or ``cannot tell``; '' for a statement of what was
       measured.
     - next_step: what to do now, as an imperative: ``record about 60 steps``.
@@ -145,7 +145,9 @@ class Answer:
             verb = f"{first} {rest}".rstrip()
             size = "" if self.size is None else format_quantity(self.size, self.unit)
             phrases.append(verb.replace("{}", size) if "{}" in verb else f"{verb} {size}".rstrip())
-        if self.scope:
+        if self.scope.startswith(":"):
+            phrases[-1] += self.scope
+        elif self.scope:
             phrases.append(self.scope)
         return self.before + _PREFIXES[self.certainty] + " ".join(phrases)
 

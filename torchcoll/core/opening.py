@@ -14,7 +14,7 @@ import re
 import signal
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
@@ -115,6 +115,16 @@ def open_to_read(path: str | os.PathLike[str]) -> BufferedReader:
         raise
     except OSError as error:
         raise _explained(error, path, follow=True) from None
+
+
+def common_folder(paths: Iterable[str | os.PathLike[str]]) -> str:
+    """The deepest folder that all paths are in; '' if there is none: no paths, absolute and
+    relative ones, or several drives.
+    """
+    try:
+        return os.path.commonpath([os.fspath(path) for path in paths])
+    except ValueError:
+        return ""
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -9,7 +9,6 @@ jobs is in inspector_records.py.
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from torchcoll.core.collectives import COLLECTIVES, Layout, busbw_gbps
 from torchcoll.core.errors import UnreadableError
+from torchcoll.core.opening import common_folder
 from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Reported, Run
 from torchcoll.core.traffic import POINT_TO_POINT, Group, Traffic, TrafficCall
 from torchcoll.core.units import counted, format_ranges
@@ -243,7 +243,7 @@ def read_inspector(paths: Sequence[Path]) -> list[Traffic]:
         notes.append(LOST.format(n=log.lost))
     if imported.refused:
         notes.append(f"{counted(len(imported.refused), 'line')} of Inspector's were not read")
-    folder = paths[0] if len(paths) == 1 else Path(os.path.commonpath(paths))
+    folder = paths[0] if len(paths) == 1 else Path(common_folder(paths))
     return [_traffic(job, notes, folder) for job in jobs]
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torchcoll.core.opening import common_folder
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_ranges, shorten_list
 
@@ -143,7 +144,7 @@ def with_note(file: RankFile, note: str) -> RankFile:
 
 def _names(files: Sequence[RankFile]) -> str:
     """Their names, with what differs of their folders."""
-    folder = os.path.commonpath([file.path.parent for file in files])
+    folder = common_folder(file.path.parent for file in files)
     names = [os.path.relpath(file.path, folder) for file in files]
     names = shorten_list(names, _NAMED)
     return " and ".join(names) if len(names) < 3 else ", ".join(names)
@@ -198,5 +199,4 @@ def _same_process(file: RankFile, other: RankFile) -> bool:
 
 def shown_path(files: Sequence[RankFile]) -> Path:
     """The file, or what the paths of the files have in common."""
-    paths = [file.path for file in files]
-    return Path(os.path.commonpath(paths)) if paths else Path()
+    return Path(common_folder(file.path for file in files))

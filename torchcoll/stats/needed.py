@@ -17,6 +17,7 @@ from torchcoll.stats.sequential import FIRST_LOOK, bounds, least_t
 
 POWER = 0.9  # with which a case is decided
 SEARCH_RUNS, SEARCH_POWER = 30, 0.8  # of ``smallest_difference``
+MOST_ADVISED = 60  # runs a side; nobody makes more of them
 MOST_RUNS = 1000  # beyond, the answer is 'never' rather than a number
 _NOISE_LEVEL = 0.1  # of the upper limit of the noise, in ``least_difference``
 _NODES = 400  # of the integral

@@ -77,7 +77,7 @@ def again_arguments(parser: argparse.ArgumentParser) -> None:
 def run_again(options: argparse.Namespace) -> ExitCode | int:
     from pathlib import Path
 
-    from torchcoll.parts.experiments.again_show import answer_of, show_rerun
+    from torchcoll.parts.experiments.again_show import show_rerun
     from torchcoll.parts.experiments.agreement import LEAST_RUNS
     from torchcoll.parts.experiments.matrix_command import launch, number_of
     from torchcoll.questions.check.limit_share import plausibility_text
@@ -124,7 +124,7 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
             rerun, earlier_runs=len(earlier), made_utc=min(earlier), new_folder=new_folder
         )
     show_rerun(rerun, options.format)
-    return ExitCode.OK if answer_of(rerun).level == "good" else ExitCode.FAILED
+    return ExitCode.OK if rerun.answer.level == "good" else ExitCode.FAILED
 
 
 def _check_exists(name: str) -> None:
@@ -292,7 +292,7 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.parts.experiments.matrix_command import RunWatcher, number_of
     from torchcoll.parts.experiments.run import run
     from torchcoll.parts.experiments.version_search import METRICS, VersionRuns
-    from torchcoll.parts.experiments.version_show import answer_of, show_versions
+    from torchcoll.parts.experiments.version_show import show_versions
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
@@ -331,7 +331,7 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
         raise UsageError(
             "versions", f"none that starts ({'; '.join(reasons)})", "2 or more", action
         )
-    return ExitCode.OK if answer_of(state).level in ("good", "bad") else ExitCode.FAILED
+    return ExitCode.OK if state.answer.level in ("good", "bad") else ExitCode.FAILED
 
 
 COMMANDS = {

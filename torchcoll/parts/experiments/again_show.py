@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
-from torchcoll.core.answer import Answer, worst_level
+from torchcoll.core.answer import CANNOT_TELL, Answer, worst_level
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_change, format_difference, format_percent, shorten
 from torchcoll.parts.experiments.agreement import Agreement, CaseAgreement
+from torchcoll.questions.comparison.wording import QUIETER
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Head, make_grid
+from torchcoll.stats.needed import MOST_ADVISED
 from torchcoll.stats.side_faults import SideFaults
 
 SCHEMA = "torchcoll-again/1"
@@ -42,6 +44,19 @@ class Rerun:
     new_folder: str = ""
     faults: SideFaults = field(default_factory=SideFaults)
 
+    @property
+    def answer(self) -> Answer:
+        """The verdict with its evidence, in one sentence; what is wrong, failed or missing in the
+        new runs comes first.
+        """
+        answer, faults = _answer_of_the_rest(self), self.faults
+        return replace(
+            answer,
+            before="".join(f"{text}. " for text in faults.texts) + answer.before,
+            level=worst_level(answer.level, faults.level),
+            counts={**answer.counts, **faults.counts},
+        )
+
 
 def _runs_text(rerun: Rerun) -> str:
     """How many runs there are, and when they were made if not now."""
@@ -52,19 +67,6 @@ def _runs_text(rerun: Rerun) -> str:
     if rerun.earlier_runs:
         return f"{counted(runs, 'run')}, the first {date}"
     return counted(runs, "new run")
-
-
-def answer_of(rerun: Rerun) -> Answer:
-    """The verdict with its evidence, in one sentence; what is wrong, failed or missing in the new
-    runs comes first.
-    """
-    answer, faults = _answer_of_the_rest(rerun), rerun.faults
-    return replace(
-        answer,
-        before="; ".join([*faults.texts, answer.before]),
-        level=worst_level(answer.level, faults.level),
-        counts={**answer.counts, **faults.counts},
-    )
 
 
 def _answer_of_the_rest(rerun: Rerun) -> Answer:
@@ -79,27 +81,6 @@ def _answer_of_the_rest(rerun: Rerun) -> Answer:
     runs = f"{_runs_text(rerun)}, {cases}"
     subject = "the earlier runs" if rerun.new_folder else "the new runs"
     what = f"{subject} are {format_change(1 / result.ratio)} over all cases"
-    if result.verdict == "reproduced":
-        limit = format_percent(result.threshold)
-        text = (
-            f"reproduced {name}: {what}, within the noise of {width}, and no case "
-            f"differs by {limit} ({runs})"
-        )
-    elif result.verdict == "cannot tell":
-        noisiest = max(result.open_cases, key=lambda case: case.bound)
-        start = "too noisy to tell" if result.too_noisy else "cannot tell"
-        text = (
-            f"{start} whether {name} is reproduced: {what}, but differences up to "
-            f"{format_difference(1 + noisiest.bound)} cannot be excluded ("
-            f"{len(result.open_cases)} of {cases}, most in {noisiest.name}; {_runs_text(rerun)}); "
-            f"{format_percent(result.threshold)} was asked: more runs (--runs {2 * result.runs}) "
-            "or an idle machine"
-        )
-    else:
-        text = f"not reproduced {name}: {what}, and runs differ by up to {width}"
-        if worst := result.worst:
-            text += f"; most in {worst.name}: {format_change(1 / worst.ratio)}"
-        text += f" ({runs})"
     details = []
     if rerun.differences:
         shown = list(map(one_line, rerun.differences))
@@ -110,6 +91,35 @@ def _answer_of_the_rest(rerun: Rerun) -> Answer:
         "differing": sum(case.differs for case in result.cases),
         "open": len(result.open_cases),
     }
+    if result.verdict == "cannot tell":
+        noisiest = max(result.open_cases, key=lambda case: case.bound)
+        more = 2 * result.runs
+        return Answer(
+            name,
+            "doubt",
+            counts,
+            details=tuple(details),
+            verb="is reproduced",
+            scope=(
+                f": {what}, but differences up to {format_difference(1 + noisiest.bound)} cannot "
+                f"be excluded ({len(result.open_cases)} of {cases}, most in {noisiest.name}; "
+                f"{format_percent(result.threshold)} was asked; "
+                f"{_runs_text(rerun)})"
+            ),
+            certainty=CANNOT_TELL,
+            next_step=f"make more runs (--runs {more})" if more <= MOST_ADVISED else QUIETER,
+        )
+    if result.verdict == "reproduced":
+        limit = format_percent(result.threshold)
+        text = (
+            f"reproduced {name}: {what}, within the noise of {width}, and no case "
+            f"differs by {limit} ({runs})"
+        )
+    else:
+        text = f"not reproduced {name}: {what}, and runs differ by up to {width}"
+        if worst := result.worst:
+            text += f"; most in {worst.name}: {format_change(1 / worst.ratio)}"
+        text += f" ({runs})"
     named = tuple(case.name for case in result.cases if case.differs)
     return Answer(text, _LEVELS.get(result.verdict, "doubt"), counts, named, tuple(details))
 
@@ -127,7 +137,7 @@ def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:
         ],
         result.cases,
     )
-    grid.answer = answer_of(rerun)
+    grid.answer = rerun.answer
     grid.below = [
         *(f"note: {one_line(note)}" for note in rerun.notes),
         "at most: the largest difference that is not excluded (2.5 % error)",

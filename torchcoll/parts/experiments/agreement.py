@@ -82,16 +82,6 @@ class Agreement:
         """The cases in which a difference above the threshold is neither shown nor excluded."""
         return tuple(c for c in self.cases if not c.differs and c.bound > self.threshold)
 
-    @property
-    def too_noisy(self) -> bool:
-        """Whether noise alone, without the difference that was measured, leaves the threshold open
-        in a case.
-        """
-        return any(
-            (1 + case.bound) * math.exp(-abs(math.log(case.ratio))) > 1 + self.threshold
-            for case in self.open_cases
-        )
-
 
 def agreement(pairs: Sequence[Pair], threshold: float) -> Agreement:
     """Judges matched cases; the base of each pair is the file, the new side the new runs.

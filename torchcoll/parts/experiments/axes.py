@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.core.errors import UsageError
+from torchcoll.core.opening import common_folder
 from torchcoll.core.shell import name_of
 from torchcoll.core.variables import masked_labels, masked_value, masked_variables, masked_words
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.libraries.nccl import forced as nccl_forced
 from torchcoll.parts.experiments.launch_command import Command, check_program
 
+_UNSET = "unset"
 AUTO = "auto"  # the cell in which nothing is forced
 _RESERVED = ("cell", "run")  # labels of every run
 _LONGEST_PART, _LONGEST = 60, 150  # of 255 that a file's name may have
@@ -44,22 +46,34 @@ class Cell:
     load_name: str = ""
 
     @property
+    def settings(self) -> dict[str, str]:
+        """The axes and the variables, without those that an axis sets: secrets are masked."""
+        of_axes = {name for axis in self.axes for name in AXES_OF_LIBRARIES.get(axis, ())}
+        unmatched = {k: v for k, v in self.variables.items() if k not in of_axes}
+        variables = masked_variables(unmatched).items()
+        settings = {name: _UNSET if value is None else value for name, value in variables}
+        return {**masked_labels(self.axes), **settings}
+
+    @property
     def title(self) -> str:
         """What the cell sets, as a user writes it: ``NCCL_ALGO=Ring``, ``NCCL_ALGO unset``.
 
         Its name, which file names have too, if it sets only a command or a load.
         """
-        of_axes = {name for axis in self.axes for name in AXES_OF_LIBRARIES.get(axis, ())}
-        unmatched = {k: v for k, v in self.variables.items() if k not in of_axes}
-        parts = [f"{name}={value}" for name, value in masked_labels(self.axes).items()]
-        parts += [
-            f"{name} unset" if value is None else f"{name}={value}"
-            for name, value in masked_variables(unmatched).items()
+        parts = [
+            f"{name} unset" if value == _UNSET else f"{name}={value}"
+            for name, value in self.settings.items()
         ]
         if self.load_name or self.argv or not parts:
             return self.name
         parts += [value for value in masked_words(self.arguments) if not value.startswith("-")]
         return ", ".join(parts)
+
+    @property
+    def version(self) -> str:
+        """The value of the axis or variable that tells the versions of ``bisect`` apart."""
+        values = [*self.axes.values(), *(value or "" for value in self.variables.values())]
+        return values[0] if values and values[0] else self.name
 
     def to_json(self) -> dict[str, Any]:
         """As the manifest keeps it: secrets are masked."""
@@ -125,7 +139,10 @@ def axis_dimension(text: str, environ: Mapping[str, str] = os.environ) -> Dimens
         raise UsageError("axis", text, "name=V1,V2", r"\, is a comma in a value.")
     if name in _RESERVED:
         raise UsageError("axis", name, f"another name than {' and '.join(_RESERVED)}")
-    values = _distinct("axis", name, split_values(given))
+    values = split_values(given)
+    if name in AXES_OF_LIBRARIES:  # the ranks may have another working directory
+        values = [value and os.path.abspath(os.path.expanduser(value)) for value in values]
+    values = _distinct("axis", name, values)
     if "" in values:
         raise UsageError(f"axis {name}", given, "values that are not empty")
     parts = _short_paths(values) if name in AXES_OF_LIBRARIES else None
@@ -185,12 +202,12 @@ def load_dimension(text: str, command: Command, environ: Mapping[str, str]) -> D
 
 def _variables_of(axis: str, value: str, environ: Mapping[str, str]) -> dict[str, str | None]:
     if axis == "library":
-        if not os.path.isabs(value) or not os.path.isfile(value):
-            raise UsageError("axis library", value, "the absolute path of a shared library")
+        if not os.path.isfile(value):
+            raise UsageError("axis library", value, "the path of a shared library")
         return {"LD_PRELOAD": " ".join(p for p in (value, environ.get("LD_PRELOAD")) if p)}
     if axis == "venv":
-        if not os.path.isabs(value) or not os.path.isfile(os.path.join(value, "bin", "python")):
-            raise UsageError("axis venv", value, "the absolute path of a folder with bin/python")
+        if not os.path.isfile(os.path.join(value, "bin", "python")):
+            raise UsageError("axis venv", value, "the path of a folder with bin/python")
         path = [os.path.join(value, "bin"), *filter(None, [environ.get("PATH")])]
         return {"VIRTUAL_ENV": value, "PATH": os.pathsep.join(path), "PYTHONHOME": None}
     return {}
@@ -218,7 +235,7 @@ def _short_paths(values: Sequence[str]) -> dict[str, str]:
     """Paths without the folder that all lie in."""
     if len(values) == 1:
         return {values[0]: os.path.basename(values[0].rstrip("/"))}
-    shared = os.path.commonpath(values)
+    shared = common_folder(values)
     return {value: os.path.relpath(value, shared) for value in values}
 
 

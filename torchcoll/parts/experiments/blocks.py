@@ -38,7 +38,13 @@ class PlannedRun:
         return self.cell.name, self.run
 
     @property
+    def title(self) -> str:
+        """For sentences: ``NCCL_ALGO=Ring, run 2``."""
+        return f"{self.cell.title}, run {self.run}"
+
+    @property
     def stem(self) -> str:
+        """Of its files."""
         return f"{self.cell.name}-{self.run}"
 
 

@@ -27,6 +27,7 @@ from torchcoll.report.grid import Grid, Head, print_grid
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torchcoll.parts.experiments.axes import Cell
     from torchcoll.parts.experiments.blocks import PlannedRun, RunPlan
     from torchcoll.parts.experiments.folder import Folder
 
@@ -124,7 +125,12 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=("largest number of ranks, nodes or devices for the presets scaling and subsets"),
     )
-    add("--dry-run", action="store_true", help="list the runs and start nothing")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="say how many runs there are, print the command of the first, and start nothing",
+    )
+    add("--verbose", action="store_true", help="with --dry-run: print the commands of all runs")
     add("--quiet", action="store_true", help="print no progress, only the table of cells")
     add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command of one run")
 
@@ -174,7 +180,7 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
     tell_notes(plan, notes)
     folder_path = Path(options.output)
     if options.dry_run:
-        return dry_run(plan, folder_path)
+        return dry_run(plan, folder_path, every=options.verbose)
     return launch(plan, folder_path, options.quiet, timeout_s)
 
 
@@ -230,30 +236,55 @@ def _below(plan: RunPlan, folder: Folder, number: int | None) -> list[str]:
     return [*lines, f"results, logs and manifest: {folder.path}"]
 
 
-def dry_run(plan: RunPlan, folder: Any, rounds: int = 0) -> ExitCode:
-    """Print every run as it could be typed. rounds: of a versus, of which ``plan`` is the first."""
+def dry_run(plan: RunPlan, folder: Any, rounds: int = 0, every: bool = True) -> ExitCode:
+    """Print how many runs there are, and their commands as they could be typed.
+
+    rounds: of a versus, of which ``plan`` is the first. every: all commands, not only the first.
+    """
     from torchcoll.core.shell import command_line, named
     from torchcoll.machine.environment import variables
     from torchcoll.parts.experiments.run import labels_of
 
-    cells, runs = len(plan.cells), plan.runs
-    counts = f"{cells} cell{'s' * (cells > 1)} x {runs} run{'s' * (runs > 1)}"
+    cells, jobs = len(plan.cells), [*plan.jobs()]
     if rounds:
         tell(
             f"up to {rounds} rounds of {counted(cells, 'run')}, until every case is decided; the "
-            "first round:"
+            f"first round, {_estimate(plan)}:"
         )
     else:
-        tell(f"{counts} = {cells * runs}, in this order:")
-    for job in plan.jobs():
+        varied = f" ({text})" if (text := _varied(plan.cells)) else ""
+        runs = f"{counted(len(jobs), 'run')}: {counted(cells, 'cell')}{varied} x {plan.runs}"
+        tell(f"{runs}; {_estimate(plan)}")
+    for job in jobs if every else jobs[:1]:
         argv = plan.argv(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
         line = command_line(argv, named(job.cell.variables))
         if job.cell.load:
             line += f"  # with the load: {command_line(job.cell.load, {})}"
         print(printable(line), flush=True)
-    total = "one round" if rounds else f"total: {counts} = {cells * runs}"
-    tell(f"{total}; {_estimate(plan)}")
+    if not every and len(jobs) > 1:
+        tell(f"the first of {len(jobs)} commands; --verbose prints all of them")
     return ExitCode.OK
+
+
+def _varied(cells: Sequence[Cell]) -> str:
+    """What differs between the cells: ``ranks 1..64``, ``NCCL_ALGO unset, Ring; nproc 2, 4``."""
+    values: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        for name, value in cell.settings.items():
+            values.setdefault(name, {})[value] = None
+    varying = {name: [*several] for name, several in values.items() if len(several) > 1}
+    return "; ".join(f"{name} {_range_text(several)}" for name, several in varying.items())
+
+
+_MOST_VALUES = 4
+
+
+def _range_text(values: Sequence[str]) -> str:
+    if len(values) <= _MOST_VALUES:
+        return ", ".join(map(one_line, values))
+    if all(map(str.isdecimal, values)):
+        return f"{values[0]}..{values[-1]}"
+    return f"{', '.join(map(one_line, values[: _MOST_VALUES - 1]))}, ... ({len(values)} values)"
 
 
 # What an estimate assumes: torch's import, meeting and connecting of a run; a case's cold calls
@@ -338,7 +369,7 @@ class RunWatcher:
             tell(text)
 
     def began(self, job: PlannedRun) -> None:
-        self._doing = job.stem
+        self._doing = job.title
         self.tick()
 
     def tick(self) -> None:
@@ -350,7 +381,7 @@ class RunWatcher:
         seconds = f", {record['seconds']:.1f} s" if record["seconds"] is not None else ""
         why = f": {record['reason']}" if record["reason"] else ""
         if not self._terminal or record["status"] != "ok":
-            self.note(f"[{self._done}/{self._total}] {job.stem}: {record['status']}{seconds}{why}")
+            self.note(f"[{self._done}/{self._total}] {job.title}: {record['status']}{seconds}{why}")
 
     def skipped(self) -> None:
         """A run of a cell that has turned out to be unavailable."""

@@ -71,7 +71,7 @@ def run(
         todo = pending(plan, folder)
         for job in todo:
             if moved := folder.set_aside(job):
-                watcher.note(f"{job.stem}: its matrix was killed; what it wrote is {moved}")
+                watcher.note(f"{job.title}: its matrix was killed; what it wrote is {moved}")
         for job in todo if jobs is None else jobs:
             if signals.number is not None:
                 break

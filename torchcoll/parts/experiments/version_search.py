@@ -41,11 +41,12 @@ from pathlib import Path
 
 import numpy as np
 
+from torchcoll.core.answer import Answer
+from torchcoll.core.display import as_one_line
 from torchcoll.core.file import load_own
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import default_clock, steady_figure
 from torchcoll.parts.experiments import version_search
-from torchcoll.parts.experiments.axes import Cell
 from torchcoll.parts.experiments.blocks import PlannedRun, RunPlan
 from torchcoll.parts.experiments.folder import Folder
 from torchcoll.stats.distributions import t_quantile
@@ -316,7 +317,7 @@ ATTEMPTS = 2  # at one version, before it is skipped
 _LEVEL = 0.05
 
 
-@dataclass
+@dataclass(repr=False)
 class VersionRuns:
     """The runs so far.
 
@@ -346,9 +347,19 @@ class VersionRuns:
         return [version for version in range(len(self.plan.cells)) if version not in self.skipped]
 
     @property
+    def answer(self) -> Answer:
+        """At which version it changed, by how much, and how sure."""
+        from torchcoll.parts.experiments.version_show import answer_of
+
+        return answer_of(self)
+
+    def __repr__(self) -> str:
+        return as_one_line(f"VersionRuns: {self.answer.headline}")
+
+    @property
     def names(self) -> list[str]:
         """The usable versions, as they were given."""
-        return [version_name(self.plan.cells[version]) for version in self.usable]
+        return [self.plan.cells[version].version for version in self.usable]
 
     @property
     def runs(self) -> int:
@@ -398,7 +409,7 @@ class VersionRuns:
     def faults(self) -> list[SideFaults]:
         """What of each version is wrong or failed, of those where something is."""
         return [
-            faults_of_items(version_name(cell), len(figures), bad)
+            faults_of_items(cell.version, len(figures), bad)
             for cell, figures, bad in zip(self.plan.cells, self.figures, self.bad, strict=True)
             if bad
         ]
@@ -433,12 +444,6 @@ class VersionRuns:
         before, after = slice(0, first + 1), slice(last, None)
         means = [posterior.sums[p].sum() / posterior.runs[p].sum() for p in (before, after)]
         return float(means[1] - means[0])
-
-
-def version_name(cell: Cell) -> str:
-    """The value of the axis or variable that distinguishes the versions."""
-    values = [*cell.axes.values(), *(value or "" for value in cell.variables.values())]
-    return values[0] if values and values[0] else cell.name
 
 
 def figures_of(run: Run, metric: str) -> dict[str, float]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_change, format_percent, shorten
-from torchcoll.parts.experiments.version_search import VersionRuns, version_name
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Head, make_grid
+
+if TYPE_CHECKING:
+    from torchcoll.parts.experiments.version_search import VersionRuns
 
 SCHEMA = "torchcoll-bisect/1"
 _MOST_CASES = 3
@@ -25,7 +27,7 @@ def answer_of(state: VersionRuns) -> Answer:
     runs = counted(state.runs, "run")
     details = (
         *(
-            f"skipped {one_line(version_name(state.plan.cells[version]))}: {one_line(reason)}"
+            f"skipped {one_line(state.plan.cells[version].version)}: {one_line(reason)}"
             for version, reason in sorted(state.skipped.items())
         ),
         *(text for version in state.faults for text in version.texts),
@@ -57,18 +59,18 @@ def answer_of(state: VersionRuns) -> Answer:
             pair = [f"between {names[k - 1]} and {names[k]}" for k in posterior.pair]
             what = f"it changes more than once, about {' and '.join(pair)}"
         return Answer(f"no single version: {what}; {runs}", "doubt", details=details)
-    more = f"; more runs: --runs {max(2 * state.most, _FEW_RUNS)}" if state.stopped else ""
+    more = f"make more runs (--runs {max(2 * state.most, _FEW_RUNS)})" if state.stopped else ""
     change = posterior.change_range
     if change is None:
         verb = "shows" if state.runs == 1 else "show"
         text = (
             f"not decided: {runs} {verb} neither a change between {first} and {last} nor that "
-            f"there is none{more}"
+            "there is none"
         )
     else:
         between = f"between {names[change[0]]} and {names[change[1]]}"
-        text = f"not decided: the change is {between} (95 %); {runs}{more}"
-    return Answer(text, "doubt", details=details)
+        text = f"not decided: the change is {between} (95 %); {runs}"
+    return Answer(text, "doubt", details=details, next_step=more)
 
 
 def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -> None:
@@ -109,7 +111,7 @@ def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -
         ],
         rows,
     )
-    grid.answer = answer_of(state)
+    grid.answer = state.answer
     cases = shorten(list(map(one_line, state.cases)), _MOST_CASES)
     grid.below = [f"over {cases}", f"runs: {state.path}"]
     if state.stopped == "none":

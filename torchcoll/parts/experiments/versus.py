@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy
 
+from torchcoll.core.answer import Answer
+from torchcoll.core.display import as_one_line
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load_own
 from torchcoll.core.result import Run
@@ -33,13 +35,12 @@ from torchcoll.questions.comparison.results import (
     with_resolutions,
 )
 from torchcoll.stats.matching import Pair, pairs_of
-from torchcoll.stats.needed import Target, runs_needed
+from torchcoll.stats.needed import MOST_ADVISED, Target, runs_needed
 from torchcoll.stats.ratios import exp
 from torchcoll.stats.sequential import FIRST_LOOK, Decided, Looks, Seen, due, half_width
 from torchcoll.stats.sides import Measured, Reading, Side
 from torchcoll.stats.statistics import Outlier
 
-_MOST_SENSIBLE = 100  # runs a side; nobody makes more of them
 ATTEMPTS = 2  # at one run, in a row: a node may fail once
 _METRIC = "time"
 _READING = Reading()  # of runs that all keep their samples
@@ -147,6 +148,23 @@ class Versus:
                 self._find_outliers()
 
     @property
+    def answer(self) -> Answer:
+        """Who is faster, by how much and at which sizes, as the last look has it."""
+        from torchcoll.parts.experiments.versus_show import answer
+
+        if not self.standing:
+            return Answer(f"nothing is judged before {FIRST_LOOK} runs of each side", "doubt")
+        return answer(self, self.comparisons(), str(self._path))
+
+    def __repr__(self) -> str:
+        return as_one_line(f"Versus: {self.answer.headline}")
+
+    @property
+    def titles(self) -> list[str]:
+        """The names of the sides in sentences."""
+        return [cell.title for cell in self.plan.cells]
+
+    @property
     def runs(self) -> dict[str, int]:
         """How many of each cell the last look had, outliers too."""
         return dict(self._looked)
@@ -188,7 +206,7 @@ class Versus:
             if folder.unavailable(job) or tried > ATTEMPTS:
                 last = folder.last(job) or {}
                 self.failed = True
-                self.stopped = f"{job.stem} has no result: {last.get('reason')}"
+                self.stopped = f"{job.title} has no result: {last.get('reason')}"
                 return
             spent = now() - began
             if budget_s is not None and launched == (run_s is None):
@@ -234,7 +252,8 @@ class Versus:
 
     def _check_comparable(self) -> None:
         """Raises UsageError where no run will ever decide anything."""
-        for name, standing in zip(self._names[1:], self._now, strict=True):
+        base, *others = self.titles
+        for name, standing in zip(others, self._now, strict=True):
             if any(case.result != "not comparable" for case in standing.cases):
                 continue
             cases = zip(standing.cases, standing.pairs, strict=True)
@@ -244,8 +263,7 @@ class Versus:
             else:
                 raise UsageError(
                     "cases",
-                    f"none of {name} that can be compared with {self._names[0]}: "
-                    f"{standing.cases[0].reason}",
+                    f"none of {name} that can be compared with {base}: {standing.cases[0].reason}",
                     "one at least",
                     f"See torchcoll show {self._path}.",
                 )
@@ -312,19 +330,21 @@ class Versus:
         """What the last look has left, as ``compare`` gives it; [] where there was none."""
         if not self.standing:
             return []
-        sides = [Side(n, self.cells[n].runs[: self._looked[n]]) for n in self._names]
+        sides = [
+            Side(title, self.cells[name].runs[: self._looked[name]])
+            for title, name in zip(self.titles, self._names, strict=True)
+        ]
         every = [case for standing in self.standing for case in standing.cases]
         cases = iter(with_resolutions(every, self.threshold, looks=True))
-        base, *others = [cell.title for cell in self.plan.cells]
         return [
             comparison_of(
                 matched(sides[0], side),
                 [next(cases) for _ in standing.cases],
                 standing.left_out,
                 self.threshold,
-                names=(base, other),
+                looks=True,
             )
-            for side, standing, other in zip(sides[1:], self.standing, others, strict=True)
+            for side, standing in zip(sides[1:], self.standing, strict=True)
         ]
 
     def runs_on(self, comparisons: Sequence[Comparison]) -> tuple[int | None, bool]:
@@ -338,7 +358,7 @@ class Versus:
             for case, what in zip(every, targets, strict=True)
             if case.result == "inconclusive" and case.ratio and case.ratio.spread
         ]
-        sensible = [number for number in needed if number and number <= _MOST_SENSIBLE]
+        sensible = [number for number in needed if number and number <= MOST_ADVISED]
         most = max(sensible, default=0)
         ended = self.futile or self.round >= self.most
         enough = most > (self.most if ended else self.round)

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.core.answer import Answer
+from torchcoll.core.answer import Answer, worst_level
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_factor, format_percent, format_ratio
+from torchcoll.core.units import counted, format_percent, format_ratio
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.compare import Comparison
-from torchcoll.questions.comparison.conclusion_show import (
-    counts_of,
-    first_calls_notes,
-    limit_notes,
-    settings_notes,
-    slower_start,
-)
+from torchcoll.questions.comparison.conclusion_show import counts_of
 from torchcoll.questions.comparison.results import (
-    NO_BOUND,
-    NOTABLE,
-    Compared,
     beyond,
     resolution_text,
     speed_up,
@@ -42,19 +32,15 @@ if TYPE_CHECKING:
 
 SCHEMA = "torchcoll-versus/1"
 _MOST_NAMED = 5
-_MOST_TABLES = 3  # beyond, the sentence counts cases
-_MOST_GROUPS = 5  # of neighbouring sizes, in the sentence
-_LOOKS = ("looks slower", "looks faster")  # not decided, and so large that it is named
-_ORDER = ("slower", "faster", *_LOOKS, "same", "inconclusive", "not comparable")
 _TOLD = ("label=cell", "label=run")  # the name of the side, and the number of its run
-_LEVELS = {"slower": "bad", "faster": "good", "same": "good"}
+_THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.5)  # that are proposed
 
 
 def round_text(state: Versus) -> str:
     """``round 4: 5 of 7 decided: 1K 4K same, 4M 16M slower; open: 64K 1.012, 256K 0.991``, with the
     speed-ups of the open cases.
     """
-    names = [cell.name for cell in state.plan.cells][1:]
+    names = state.titles[1:]
     several = len(names) > 1
     texts = [
         f"{f'{one_line(name)}: ' if several else ''}{_standing_text(standing)}"
@@ -100,7 +86,7 @@ class Live:
         self._out = Destination(sys.stderr)
         self._line = ProgressLine(None if quiet else sys.stderr, self._out.width or 80)
         self._doing = ""
-        names = " and ".join(one_line(name) for name in state.cells)
+        names = " and ".join(one_line(name) for name in state.titles)
         self.note(f"{names} in turn, at most {state.most} runs of each, into {folder}")
         if there := sum(len(cell.runs) for cell in state.cells.values()):
             self.note(f"{counted(there, 'run')} taken as they are")
@@ -115,7 +101,7 @@ class Live:
 
     def began(self, job: PlannedRun) -> None:
         self._tell_news()
-        self._doing = job.stem
+        self._doing = job.title
         self.tick()
 
     def tick(self) -> None:
@@ -128,7 +114,7 @@ class Live:
 
     def ended(self, job: PlannedRun, record: Mapping[str, Any]) -> None:
         if record["status"] != "ok":
-            self.note(f"{job.stem}: {record['status']}: {record['reason']}")
+            self.note(f"{job.title}: {record['status']}: {record['reason']}")
 
     def skipped(self) -> None:
         """Does nothing: versus plans no impossible runs."""
@@ -145,185 +131,52 @@ class Live:
 
 def repeat_text(repeat: Repeat) -> str:
     return (
-        f"{repeat.job.stem} is an outlier, {format_ratio(repeat.factor)} times what the others "
-        f"give: it is kept, counts no more, and {repeat.job.cell.name} is launched once more"
+        f"{repeat.job.title} is an outlier, {format_ratio(repeat.factor)} times as long as the "
+        "others: it is kept, excluded and repeated"
     )
 
 
 def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Answer:
-    """Faults of the new sides, who is faster, by how much and at which sizes, and how to decide
-    what is inconclusive.
-    """
-    sides = [comparison.faults for comparison in comparisons]
-    texts = dict.fromkeys(text for _, new in sides for text in new.texts)
-    of_base = sides[0][0].texts
-    sentences = [*texts, *map(_against, comparisons)]
-    text = f"{'. '.join(sentences)} ({counted(state.round, 'run')} of each)"
-    text = ". ".join([text, *of_base])
+    """The answers of all comparisons, and what would decide the inconclusive cases."""
+    answers = [comparison.answer for comparison in comparisons]
     results = {row.result for each in comparisons for row in each.rows if row.matched}
-    if "inconclusive" in results:
-        text += f". {_way_on(state, comparisons, folder)}"
-    first_calls, order, notes = (
-        list(dict.fromkeys(note for comparison in comparisons for note in notes_of(comparison)))
-        for notes_of in (first_calls_notes, limit_notes, settings_notes)
+    merged = answers[0]
+    if len(answers) > 1:
+        merged = Answer(
+            ". ".join(each.headline for each in answers),
+            worst_level(*(each.level for each in answers)),
+            worst=tuple(name for each in answers for name in each.worst),
+            details=tuple(dict.fromkeys(text for each in answers for text in each.details)),
+        )
+    return replace(
+        merged,
+        counts=counts_of(comparisons),
+        next_step=_next_step(state, comparisons, folder) if "inconclusive" in results else "",
     )
-    worst = next((name for name in _ORDER if name in results), "")
-    level = _LEVELS.get(worst, "doubt")
-    doubted = worst == "same" and "inconclusive" in results
-    doubted |= bool(notes) or any(map(slower_start, comparisons))
-    doubted |= any(base.level == "bad" or new.level for base, new in sides)
-    doubted |= any(row.is_notable for each in comparisons for row in each.rows)
-    level = "doubt" if doubted and (level == "good" or notes) else level
-    level = "bad" if any(new.level == "bad" for _, new in sides) else level
-    return Answer(text, level, counts_of(comparisons), details=(*order, *first_calls, *notes))
 
 
-def _way_on(state: Versus, comparisons: Sequence[Comparison], folder: str) -> str:
+def _next_step(state: Versus, comparisons: Sequence[Comparison], folder: str) -> str:
+    """What would decide the inconclusive cases, and what it costs."""
     number, decides = state.runs_on(comparisons)
     undecided = [row for each in comparisons for row in each.rows if row.result == "inconclusive"]
     change = max((row.judged.resolution or 0.0 for row in undecided), default=0.0)
     threshold = comparisons[0].threshold
-    doubt = f"The difference is too near the threshold of {format_percent(threshold)} to decide"
+    doubt = f"the difference is too near the threshold of {format_percent(threshold)} to decide"
     if change > threshold:
-        doubt = f"At this noise {resolution_text(change)}"
+        doubt = resolution_text(change)
     if number is None:
-        return f"{doubt}; longer runs (-n, --max-time) or a larger --threshold help"
-    begin = "" if decides else f"{doubt}. "
+        if change <= threshold:
+            return f"start again with a larger --threshold: {doubt}"
+        larger = next((each for each in _THRESHOLDS if each >= change), None)
+        start = f", or start again with --threshold {format_percent(larger)}" if larger else ""
+        return f"{wording.QUIETER}{start.replace(' %', '%')}; at this noise {doubt}"
+    more = "" if decides else f", which decides some cases: at this noise {doubt}"
     ratios = [row.judged.ratio for row in undecided if row.judged.ratio]
     may_be_same = any(not beyond(ratio, threshold) for ratio in ratios)
     if number > state.same_most and may_be_same:  # which --resume would never find
-        return f"{begin}To decide it, start again in a new folder with --runs {number}"
-    more = f" --runs {number}" if number > state.most else ""
-    return f"{begin}To continue: torchcoll versus --resume {shlex.quote(folder)}{more}"
-
-
-def _against(comparison: Comparison) -> str:
-    base, new = comparison.side_names
-    rows = [row for row in comparison.rows if row.matched and not row.pair.is_faulty]
-    tables = tables_of(rows)
-    within = format_percent(comparison.threshold)
-    if not tables:
-        matched = any(row.matched for row in comparison.rows)
-        lacking = "that can be compared" if matched else "in common"
-        return f"{new} and {base} have no case {lacking}"
-    if len(tables) > _MOST_TABLES:
-        parts = [
-            (result, f"in {len(of_result)} of {len(rows)} cases", of_result)
-            for result, of_result in _by_result(rows)
-        ]
-        return _sentence(comparison, within, parts)
-    titles = titles_of([table[0].pair for table in tables])
-    texts = []
-    for table, title in zip(tables, titles, strict=True):
-        text = _sentence(comparison, within, list(_size_groups(table)))
-        texts.append(f"{title}: {text}" if title else text)
-    return "; ".join(texts)
-
-
-def _result_of(row: Compared) -> str:
-    """One of _ORDER."""
-    return _LOOKS[row.speed > 1] if row.is_notable else row.result
-
-
-def _by_result(rows: Sequence[Compared]) -> Iterable[tuple[str, list[Compared]]]:
-    for result in _ORDER:
-        if of_result := [row for row in rows if _result_of(row) == result]:
-            yield result, of_result
-
-
-def _size_groups(table: Sequence[Compared]) -> Iterable[tuple[str, str, list[Compared]]]:
-    """(result, at which sizes, its cases) of each result, those that differ first."""
-    results = [_result_of(row) for row in table]
-    groups = [list(group) for _, group in groupby(range(len(table)), key=lambda i: results[i])]
-    sizes = [row.pair.size_text for row in table]
-    for result, of_result in _by_result(table):
-        mine = [g for g in groups if results[g[0]] == result]
-        if len(groups) > _MOST_GROUPS:
-            where = f"at {len(of_result)} of {len(table)} sizes"
-        elif len(groups) == 2 and result != next(r for r in _ORDER if r in results):
-            where = "below" if mine[0][0] == 0 else "above"
-        else:
-            where = " and ".join(_where(sizes, g) for g in mine)
-        yield result, where, of_result
-
-
-def _where(sizes: Sequence[str], group: Sequence[int]) -> str:
-    first, last = group[0], group[-1]
-    if len(group) == len(sizes):
-        if len(sizes) > 1:
-            return f"at all {len(sizes)} sizes"
-        return f"at {sizes[0]}" if sizes[0] else ""
-    if first == last:
-        return f"at {sizes[first]}"
-    if first == 0:
-        return f"up to {sizes[last]}"
-    if last == len(sizes) - 1:
-        return f"from {sizes[first]} on"
-    return f"from {sizes[first]} to {sizes[last]}"
-
-
-def _sentence(
-    comparison: Comparison, within: str, parts: Sequence[tuple[str, str, list[Compared]]]
-) -> str:
-    base, new = comparison.side_names
-    texts = []
-    for number, (result, where, rows_of_result) in enumerate(parts):
-        differs = result in ("slower", "faster")
-        size = _size_of_difference(rows_of_result) if differs else ""
-        what = f"the same within {within}" if result == "same" else result
-        if result in _LOOKS:
-            what = _looks(rows_of_result, new, "" if number else base)
-            size = ", not decided"
-        elif number == 0 and differs:
-            what = f"{new} is {result} than {base}"
-        elif number == 0 and result == "same" and len(parts) == 1:
-            what = f"{new} is as fast as {base}: {what}"
-        elif number == 0 and result in ("same", "inconclusive"):
-            rows_of_all = [row for _, _, rows in parts for row in rows]
-            start = f"No difference found between {_both(base, new)}"
-            if wording.most_possible(rows_of_all) >= NOTABLE:
-                start = f"Cannot tell whether {new} is as fast as {base}"
-            what = f"{start}: {what}"
-        elif number == 0:
-            what = f"{new} and {base} are {what}"
-        texts.append(f"{what} {where}".rstrip() + size)
-    return "; ".join(texts)
-
-
-def _looks(rows: Sequence[Compared], new: str, base: str) -> str:
-    """``ccl looks 62x slower than gloo``; base: '' if both have been named."""
-    speeds = sorted((row.speed for row in rows), key=lambda speed: -abs(math.log(speed)))
-    upto = "up to " if len(speeds) > 1 else ""
-    text = f"looks {upto}{wording.change_text(speeds[0])}"
-    return f"{new} {text} than {base}" if base else text
-
-
-def _both(base: str, new: str) -> str:
-    """``X=0 and =1`` of two values of one variable."""
-    name, equals, value = new.partition("=")
-    if equals and base.startswith(f"{name}="):
-        return f"{base} and ={value}"
-    return f"{base} and {new}"
-
-
-def _size_of_difference(rows: Sequence[Compared]) -> str:
-    """``: at least 1.08x at each (estimates 1.12x to 1.31x)``. Estimates alone are too large on
-    average: only cases that differ are chosen.
-    """
-
-    def factor(ratio: float) -> float:
-        return max(ratio, 1 / ratio)
-
-    factors = sorted(factor(row.ratio) for row in rows if row.ratio)
-    texts = dict.fromkeys([format_factor(factors[0]), format_factor(factors[-1])])
-    estimates = f"{'estimates' if len(texts) > 1 else 'estimate'} {' to '.join(texts)}"
-    bounds = [factor(row.judged.least) for row in rows if row.judged.least]
-    if not bounds:
-        return f" ({estimates}; {NO_BOUND})"
-    where = f" in {len(bounds)} of {counted(len(rows), 'case')}"
-    if len(bounds) == len(rows):
-        where = " at each" if len(rows) > 1 else ""
-    return f": at least {format_factor(wording.rounded_down(min(bounds)))}{where} ({estimates})"
+        return f"start again in a new folder with --runs {number}{more}"
+    runs = f" --runs {number}" if number > state.most else ""
+    return f"torchcoll versus --resume {shlex.quote(folder)}{runs}{more}"
 
 
 def show_versus(
@@ -347,11 +200,13 @@ def show_versus(
 def versus_grids(
     state: Versus, comparisons: Sequence[Comparison], folder: str, ended: str
 ) -> list[Grid]:
-    grids = [grid for comparison in comparisons for grid in _grids(comparison)]
+    varied = {f"label={name}" for cell in state.plan.cells for name in cell.settings}
+    grids = [grid for comparison in comparisons for grid in _grids(comparison, varied)]
     return [*grids, Grid([], [], below=_below(state, comparisons, folder, ended))]
 
 
-def _grids(comparison: Comparison) -> list[Grid]:
+def _grids(comparison: Comparison, varied: Set[str]) -> list[Grid]:
+    """varied: labels of the settings that name the sides."""
     rows = [row for row in comparison.rows if row.matched]
     tables = tables_of(rows)
     titles = titles_of([table[0].pair for table in tables])
@@ -364,7 +219,7 @@ def _grids(comparison: Comparison) -> list[Grid]:
         f"base: {base}; new: {new}; time: {comparison.reading}",
         "speed-up: how many times as fast the new side is",
     ]
-    differ = [one_line(str(d)) for d in comparison.differences if d.name not in _TOLD]
+    differ = [one_line(str(d)) for d in comparison.differences if d.name not in {*_TOLD, *varied}]
     above += [f"differences: {'; '.join(differ)}"] if differ else []
     below = [f"[{number}] {text}" for text, number in notes.items()]
     alone = sum(not row.matched for row in comparison.rows)
@@ -376,17 +231,9 @@ def _grids(comparison: Comparison) -> list[Grid]:
 
 def _below(state: Versus, comparisons: Sequence[Comparison], folder: str, ended: str) -> list[str]:
     rounds = f"{counted(state.round, 'round')} ({_runs_text(state)})"
-    judged = [row.judged for comparison in comparisons for row in comparison.rows]
-    tested = sum(case.p_value is not None for case in judged)
     number, _ = state.runs_on(comparisons)
-    needs = [
-        f"--resume beyond the {state.same_most} runs a side that it was begun with finds what "
-        "differs, and no more that is the same"
-    ]
+    needs = [f"beyond the original {state.same_most} runs of each, `same` is no longer reported"]
     return [
-        "95 %, p: anytime-valid t of the side in log time ~ side + run number, over all looks; "
-        f"Holm over {counted(tested, 'case')}; same: two one-sided tests in at most "
-        f"{state.same_most} rounds",
         *(needs if number and number > state.same_most else []),
         (f"ended after {rounds}: {ended}" if ended else f"{rounds} so far: it has not ended"),
         f"results, logs and manifest: {folder}",
@@ -394,7 +241,8 @@ def _below(state: Versus, comparisons: Sequence[Comparison], folder: str, ended:
 
 
 def _runs_text(state: Versus) -> str:
-    return ", ".join(f"{n} of {one_line(name)}" for name, n in state.runs.items())
+    counts = zip(state.titles, state.runs.values(), strict=True)
+    return ", ".join(f"{number} of {one_line(title)}" for title, number in counts)
 
 
 def _object(

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from torchcoll.core.opening import common_folder
 from torchcoll.parts.postmortem.evidence import GroupSeen, JobEvidence
 
 # Kinds of identities of which a job can have several: one for each process group, for example.
@@ -356,7 +357,7 @@ def _name(cluster: _Cluster) -> str:
 
 def _common_folder(cluster: _Cluster) -> str:
     folders = [os.path.dirname(file.shown) for file in cluster.files]
-    return os.path.commonpath(folders) if all(folders) else ""
+    return common_folder(folders) if all(folders) else ""
 
 
 def _by_kind(identities: Iterable[str]) -> dict[str, set[str]]:

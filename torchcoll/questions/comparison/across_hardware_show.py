@@ -5,18 +5,21 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.units import counted, format_bandwidth, format_ns, format_share, format_size
-from torchcoll.questions.comparison.compare import Comparison
-from torchcoll.questions.comparison.results import Compared, tables_of
-from torchcoll.questions.comparison.wording import BUFFER_REUSE_TEXTS, figure_cell
+from torchcoll.questions.comparison.results import BUFFER_REUSE_TEXTS, Compared, tables_of
+from torchcoll.questions.comparison.wording import figure_cell
 from torchcoll.report.grid import Grid, Head, grid_of_columns
 from torchcoll.stats.across_hardware import Profile
 from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import NOT_KNOWN, Measured
+
+if TYPE_CHECKING:
+    from torchcoll.questions.comparison.compare import Comparison
 
 
 def across_answer(comparison: Comparison) -> Answer:

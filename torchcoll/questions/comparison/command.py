@@ -56,10 +56,16 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         help=("compare the fitted latency and bandwidth instead of each size"),
     )
     add(
+        "--view",
+        default="",
+        metavar="VIEW",
+        help="matrix (speed-ups by size and collective; the default for many cases) or cases",
+    )
+    add(
         "--all",
         dest="every",
         action="store_true",
-        help=("show every case; the default folds cases that are the same or inconclusive"),
+        help="list every case, in a table for each collective",
     )
     add(
         "--only",
@@ -116,7 +122,12 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
         for new in others
     ]
     show_comparisons(
-        comparisons, options.format, only=options.only, every=options.every, verbose=options.verbose
+        comparisons,
+        options.format,
+        only=options.only,
+        every=options.every,
+        verbose=options.verbose,
+        view=options.view,
     )
     for text in notes_of_sides(comparisons, options.format):
         tell(f"torchcoll: {text}")
@@ -125,12 +136,14 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
 
 def checked(options: argparse.Namespace) -> tuple[fail_on.Gate | None, float]:
     """The gate and the threshold. Raises UsageError for options that are not valid."""
-    from torchcoll.questions.comparison.show import ONLY
+    from torchcoll.questions.comparison.show import ONLY, VIEWS
     from torchcoll.report.formats import FORMATS
 
     gate = fail_on.parse_gate(options.fail_on) if options.fail_on is not None else None
     threshold = parse_share(options.threshold, "threshold")
     choice(options.format, "format", FORMATS)
+    if options.view:
+        choice(options.view, "view", VIEWS)
     if options.only:
         choice(options.only, "only", ONLY)
         if options.every or options.fit or options.format in ("csv", "json"):
@@ -159,8 +172,12 @@ def gated(gate: fail_on.Gate | None, comparisons: Sequence[Comparison]) -> ExitC
         verb = "looks" if number == 1 else "look"
         tell(f"{about} cannot tell: {counted(number, 'case')} {verb} 2x slower or more, undecided")
         return ExitCode.USAGE
-    if slow := fail_on.slow_runs(gate, comparisons):
-        tell(f"{about} cannot tell: {slow[0]}")
+    unclear = [
+        *fail_on.slow_runs(gate, comparisons),
+        *fail_on.hidden_slowdowns(gate, comparisons),
+    ]
+    if unclear:
+        tell(f"{about} cannot tell: {unclear[0]}")
         return ExitCode.USAGE
     return ExitCode.OK
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING, overload
 
-from torchcoll.core.display import Displayed
+from torchcoll.core.answer import Answer
+from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.errors import (
     UnavailableError,
     UsageError,
@@ -31,6 +32,7 @@ from torchcoll.questions.comparison.results import (
     Compared,
     ComparedPair,
     Judged,
+    Orders,
     beyond,
     compared_row,
     figures_of,
@@ -57,6 +59,7 @@ from torchcoll.stats.differences import (
 )
 from torchcoll.stats.filters import Condition, conditions
 from torchcoll.stats.matching import NAMES, Pair, pairs_of, sizes_of_sides, value_of
+from torchcoll.stats.ratios import Ratio, geometric
 from torchcoll.stats.side_faults import SideFaults, cut_runs, fault_runs, side_faults
 from torchcoll.stats.sides import (
     METRICS,
@@ -70,7 +73,7 @@ from torchcoll.stats.sides import (
     values_by_name,
 )
 from torchcoll.stats.start_modes import StartModes, start_modes
-from torchcoll.stats.statistics import Outlier
+from torchcoll.stats.statistics import FEWEST, Outlier, common_share, side_ratio
 
 if TYPE_CHECKING:
     from torchcoll.questions.comparison.fits import Fitted
@@ -83,7 +86,7 @@ _LONGEST_NAME = 40
 class Comparison(Displayed):
     """The result of ``compare``.
 
-    - names: what the sides are called, if not by the names that they were given.
+    - looks: judged by ``versus``, after every round.
     - fitted: latency and bandwidth of each table, with fit=True.
     - profiles: on different hardware, (first pair, base, new) of each table.
     - settings: if no case has a ratio, what differs or is known of one side only.
@@ -102,7 +105,7 @@ class Comparison(Displayed):
     rows: list[Compared]
     differences: list[Difference]
     notes: list[str] = field(default_factory=list)
-    names: tuple[str, str] | None = None
+    looks: bool = False
     by: tuple[str, ...] = ()
     fitted: list[Fitted] = field(default_factory=list)
     profiles: list[tuple[Pair, Profile, Profile]] = field(default_factory=list)
@@ -115,13 +118,21 @@ class Comparison(Displayed):
     case_differences: list[Difference] = field(default_factory=list)
 
     @cached_property
+    def answer(self) -> Answer:
+        """Whether the new side may replace the base: its faults, what changed, and how sure."""
+        from torchcoll.questions.comparison.conclusion_show import answer_of
+
+        return answer_of(self)
+
+    def __repr__(self) -> str:
+        return as_one_line(f"Comparison: {self.answer.headline}")
+
+    @cached_property
     def side_names(self) -> tuple[str, str]:
         """What the sides are called in sentences and heads: ``gloo`` of ``backend:gloo``.
 
         Sides without names are called after their files or folders if these differ.
         """
-        if self.names:
-            return self.names
         sides = (self.base, self.new)
         names = [one_line(side.only[1] if side.only else side.name) for side in sides]
         if names == ["base", "new"]:
@@ -188,6 +199,27 @@ class Comparison(Displayed):
     @property
     def more_is_faster(self) -> bool:
         return self.metric != "time"
+
+    @cached_property
+    def over_all(self) -> Ratio | None:
+        """new / base of the mean over the tested cases, from the runs that have all of them.
+
+        None for a single case, for fewer than FEWEST runs, for fits, and for ``versus``, whose
+        looks its interval does not count.
+        """
+        tested = [row.pair for row in self.rows if row.judged.p_value is not None]
+        if len(tested) < 2 or self.looks or self.fitted:
+            return None
+        orders, out = Orders([row.pair for row in self.rows]), [o.run for o in self.outliers]
+        cases = [figures_of(pair, orders).without(out) for pair in tested]
+        by_run = [dict(zip(case.runs, case.values, strict=True)) for case in cases]
+        first = cases[0].without([r for r in cases[0].runs if not all(r in of for of in by_run)])
+        means = tuple(geometric([of[run] for of in by_run]) or 0.0 for run in first.runs)
+        mean = replace(first, values=means)
+        if min(len(mean.of(side)) for side in (0, 1)) < FEWEST:
+            return None
+        ratio = side_ratio(mean, common_share(cases))
+        return ratio if ratio.p_value is not None else None
 
     @property
     def ranked(self) -> list[Compared]:
@@ -345,11 +377,9 @@ def comparison_of(
     outliers: Sequence[Outlier],
     threshold: float,
     fit: bool = False,
-    names: tuple[str, str] | None = None,
+    looks: bool = False,
 ) -> Comparison:
-    """The comparison of judged cases, those of ``compare`` or of ``versus``. names: as the field of
-    Comparison.
-    """
+    """The comparison of judged cases, those of ``compare`` or, with looks, of ``versus``."""
     base, new, pairs, metric = sides.base, sides.new, sides.pairs, sides.metric
     out = [outlier.run for outlier in outliers]
     rows = [
@@ -384,7 +414,7 @@ def comparison_of(
             *map(outlier_text, paths, outliers),
             *_notes(sides, rows, [item.judged for item in fitted or rows], bool(settings)),
         ],
-        names=names,
+        looks=looks,
         by=sides.by,
         fitted=fitted,
         profiles=_profiles(rows, base, new) if unlike else [],

@@ -6,13 +6,13 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torchcoll.core import units
-from torchcoll.core.answer import Answer, worst_level
+from torchcoll.core.answer import CANNOT_TELL, Answer, worst_level
 from torchcoll.core.errors import one_line
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.across_hardware_show import across_answer
-from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.results import NOTABLE, ONE_AFTER_THE_OTHER, Judged, beyond
 from torchcoll.stats.differences import differences_of
 from torchcoll.stats.distributions import two_sample_p
@@ -20,6 +20,9 @@ from torchcoll.stats.ratios import LEVEL
 from torchcoll.stats.side_faults import SideFaults, entries_of
 from torchcoll.stats.sides import UNSET
 from torchcoll.stats.statistics import FEWEST
+
+if TYPE_CHECKING:
+    from torchcoll.questions.comparison.compare import Comparison
 
 
 def answer_of(comparison: Comparison) -> Answer:
@@ -39,11 +42,13 @@ def answer_of(comparison: Comparison) -> Answer:
     slow_run = any(speed <= 1 / NOTABLE for speed in new.outliers)
     if level == "good" and (slow_run or slower_start(comparison) or base.level == "bad"):
         level = "doubt"
+    link = ". " if answer.certainty == CANNOT_TELL else "; "
     return dataclasses.replace(
-        answer.with_sentence("; ".join([*faults, answer.headline, *of_base])),
+        answer,
+        before="".join(f"{text}{link}" for text in ["; ".join(faults)] if text),
         level=worst_level(level, new.level),
         counts=counts_of([comparison]),
-        details=(*answer.details, *limit_notes(comparison), *first_calls, *notes),
+        details=(*answer.details, *of_base, *limit_notes(comparison), *first_calls, *notes),
     )
 
 
@@ -179,8 +184,19 @@ def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
     level = "bad" if slower else "good" if "faster" in results or results == {"same"} else "doubt"
     looks_slower = any(item.is_notable and item.speed < 1 for item in ratios)
     level = "doubt" if level == "good" and looks_slower else level
-    text = wording.judged_sentence(comparison, ratios, others=faults.without_figure) + aside
-    return Answer(text, level, worst=tuple(_furthest(comparison, slower)))
+    others = faults.without_figure
+    if "inconclusive" in results and not results.intersection(wording.CHANGED):
+        open_answer = wording.undecided_answer(comparison, ratios, others)
+        details = (*open_answer.details, *([aside.removeprefix("; ")] if aside else []))
+        return dataclasses.replace(open_answer, details=details)
+    text = wording.judged_sentence(comparison, ratios, others) + aside
+    hidden = wording.hidden_slowdown(comparison) if level == "good" else ""
+    return Answer(
+        text,
+        "doubt" if hidden else level,
+        worst=tuple(_furthest(comparison, slower)),
+        details=(hidden,) if hidden else (),
+    )
 
 
 def _untested_text(comparison: Comparison, ratios: wording.Items, what: str) -> str:

@@ -45,7 +45,7 @@ class Misfit:
     size_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fitted(results.ComparedPair):
     """One of the two figures of one table. ``figure``: latency (ns) or bandwidth (GB/s), which is
     algbw or busbw, as ``metric`` says.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchcoll.core.display import OneLine, as_one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
 from torchcoll.core.result import EXPECTED_STATUSES
 from torchcoll.core.summary import COLD_CALL, Row, median, stated
@@ -33,7 +34,14 @@ from torchcoll.stats.statistics import (
 
 RESULTS = ("faster", "slower", "same", "inconclusive", "not comparable")
 NO_BOUND = "too noisy for a lower bound"  # of a difference that is shown
+# Values of ``buffer_reuse``. In a table of comparisons `same` alone would read as a result.
+BUFFER_REUSE_TEXTS = {
+    "same": "reused buffers",
+    "rotate": "rotating buffers",
+    "flush": "flushed caches",
+}
 LEAST_STATED = 0.001  # a smaller bound says nothing
+FAR_SLOWER = 2.0  # a case that looks so many times slower is always named, and passes no gate
 NOTABLE = 1.5  # a factor that is named, whether or not it is evidence
 NO_STARTS = "start times are not known of all runs: a drift would look like a difference"
 ONE_AFTER_THE_OTHER = (
@@ -223,8 +231,15 @@ def speed_up(ratio: float, more_is_faster: bool) -> float:
     return ratio if more_is_faster else 1 / ratio
 
 
-@dataclass(frozen=True)
-class ComparedPair:
+def speed_interval(ratio: Ratio | None, more_is_faster: bool) -> tuple[float, float] | None:
+    """The 95 % interval of the speed-up; None if the ratio has none."""
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return None
+    return (ratio.low, ratio.high) if more_is_faster else (1 / ratio.high, 1 / ratio.low)
+
+
+@dataclass(frozen=True, repr=False)
+class ComparedPair(OneLine):
     """A pair with its result: a case, or the latency or bandwidth of a table.
 
     more_is_faster: whether a larger figure is a faster one: of a bandwidth, not of a time.
@@ -233,6 +248,11 @@ class ComparedPair:
     pair: Pair
     judged: Judged
     more_is_faster: bool
+
+    def __repr__(self) -> str:
+        what = " ".join(filter(None, [self.pair.collective, self.pair.size_text]))
+        speed = f", speed-up {self.speed:.3g}" if self.judged.ratio else ""
+        return as_one_line(f"{type(self).__name__}: {what} {self.result} ({self.reason}){speed}")
 
     @property
     def result(self) -> str:
@@ -256,10 +276,7 @@ class ComparedPair:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of ``speed``; None if the ratio has none."""
-        ratio = self.judged.ratio
-        if ratio is None or ratio.low is None or ratio.high is None:
-            return None
-        return (ratio.low, ratio.high) if self.more_is_faster else (1 / ratio.high, 1 / ratio.low)
+        return speed_interval(self.judged.ratio, self.more_is_faster)
 
     @property
     def is_notable(self) -> bool:
@@ -268,7 +285,7 @@ class ComparedPair:
         return undecided and self.factor >= NOTABLE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compared(ComparedPair):
     """One case on both sides.
 
@@ -527,25 +544,52 @@ def _one_row(rows: Sequence[Row]) -> Row:
 
 
 def names_of(items: Sequence[ComparedPair]) -> list[str]:
-    """Name each case or fit by what varies among all of them.
-
-    The collective and the size are enough for a case that has them alone.
+    """Name each case or fit by its collective and size, and by what else tells it from others of
+    this collective and size. What all have in common is in no name.
     """
-    varying = [n for n in NAMES if len({_stated(item.pair, n) for item in items}) > 1]
-    names = []
+    several = len({item.pair.collective for item in items}) > 1
+    shorts, figures = [], []
     for item in items:
         figure = getattr(item, "figure", "")  # of a fit, which is over all sizes
         size = "" if figure or not item.pair.size_bytes else item.pair.size_text
-        short = [item.pair.collective if "collective" in varying else "", size]
-        values = [_stated(item.pair, name) for name in varying if name != "collective"]
-        names.append([" ".join(filter(None, each)) for each in (short, [*short, *values, figure])])
-    counts = Counter(short for short, _ in names)
-    return [short if counts[short] == 1 else full for short, full in names]
+        shorts.append(" ".join(filter(None, [item.pair.collective if several else "", size])))
+        figures.append(figure)
+    counts = Counter(shorts)
+    further = _distinctions([item.pair for item in items], shorts)
+    return [
+        " ".join(filter(None, [short, more, figure if counts[short] > 1 else ""]))
+        for short, more, figure in zip(shorts, further, figures, strict=True)
+    ]
+
+
+def table_names(tables: Sequence[Sequence[Compared]]) -> list[tuple[str, str]]:
+    """The collective of each table, and what tells it from others of this collective."""
+    pairs = [table[0].pair for table in tables]
+    collectives = [pair.collective for pair in pairs]
+    return list(zip(collectives, _distinctions(pairs, collectives), strict=True))
+
+
+def _distinctions(pairs: Sequence[Pair], shorts: Sequence[str]) -> list[str]:
+    """The values in which each pair differs from others with the same short name."""
+    groups: dict[str, list[Pair]] = {}
+    for pair, short in zip(pairs, shorts, strict=True):
+        groups.setdefault(short, []).append(pair)
+    names = [name for name in NAMES if name != "collective"]
+    differing = {
+        short: [name for name in names if len({_stated(pair, name) for pair in group}) > 1]
+        for short, group in groups.items()
+    }
+    return [
+        " ".join(filter(None, (_stated(pair, name) for name in differing[short])))
+        for pair, short in zip(pairs, shorts, strict=True)
+    ]
 
 
 def _stated(pair: Pair, name: str) -> str:
     values = [pair.common.get(name), *(of_side.get(name) for of_side in pair.side_values)]
     texts = [value_text(name, value) for value in values if value is not None]
+    if name == "buffer_reuse":
+        texts = [BUFFER_REUSE_TEXTS.get(text, text) for text in texts]
     form = {"ranks": "{} ranks", "root": "root {}"}.get(name, "{}")  # no number without its name
     return " -> ".join(form.format(text) for text in texts)
 

@@ -19,9 +19,11 @@ from torchcoll.questions.comparison.across_hardware_show import (
     shares_grid,
 )
 from torchcoll.questions.comparison.compare import Comparison
-from torchcoll.questions.comparison.conclusion_show import answer_of, first_calls_notes, start_times
+from torchcoll.questions.comparison.conclusion_show import first_calls_notes, start_times
+from torchcoll.questions.comparison.matrix_show import MATRIX_FROM, matrix_grid
 from torchcoll.questions.comparison.prediction import error_of
 from torchcoll.questions.comparison.results import (
+    BUFFER_REUSE_TEXTS,
     FIRST_CALLS,
     Compared,
     ComparedPair,
@@ -58,17 +60,26 @@ _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow", "not co
 ONLY = ("slower", "changed", "inconclusive")
 
 
+VIEWS = ("matrix", "cases")
+
+
 def comparison_grids(
-    comparison: Comparison, only: str = "", every: bool = False, verbose: bool = False
+    comparison: Comparison,
+    only: str = "",
+    every: bool = False,
+    verbose: bool = False,
+    view: str = "",
 ) -> list[Grid]:
     """The answer, a table of cases or of fits, and what one must know to read it.
 
-    The tables list the cases that changed or cannot be compared; the same and inconclusive cases
-    of a table are one line. every: all rows; only: those of ONLY. verbose: the statistics too.
+    - view: ``matrix``, one table of the speed-ups, or ``cases``, a list of all; '' for a matrix if
+      there are many cases.
+    - only, every: a list of those of ONLY, or of all cases, a table for each collective.
+    - verbose: the statistics too.
     """
     tables = tables_of([r for r in comparison.rows if r.matched and r.reason != FIRST_CALLS])
     first = Grid([], [], above=_above(comparison, verbose))
-    last = Grid([], [], below=_below(comparison, verbose), answer=answer_of(comparison))
+    last = Grid([], [], below=_below(comparison, verbose), answer=comparison.answer)
     across = comparison.across_hardware
     settings = [settings_grid(comparison)] if across else []
     if comparison.fitted:
@@ -76,9 +87,11 @@ def comparison_grids(
     titles = titles_of([table[0].pair for table in tables])
     every = every or bool(comparison.errors and len(comparison.rows) <= _MOST_CASES and not only)
     grids = [_errors_grid(comparison)] if comparison.errors else settings
+    if _is_matrix(comparison, tables, view, bool(only or every)):
+        last.below += _unmatched(comparison, every)
+        return [first, matrix_grid(comparison, tables), last]
     notes: dict[str, int] = {}
     changed: list[tuple[str, Compared]] = []
-    folded: list[tuple[str, list[Compared]]] = []
     for table, title in zip(tables, titles, strict=True):
         profiles = [sides for pair, *sides in comparison.profiles if pair is table[0].pair]
         has_ratio = any(row.ratio for row in table)
@@ -89,18 +102,23 @@ def comparison_grids(
         elif every or not has_ratio:
             grids.append(case_grid(comparison, table, title, notes))
         else:
-            shown = [row for row in table if _is_shown(comparison, row, only)]
-            changed += [(title, row) for row in shown]
-            if hidden := [row for row in table if row not in shown]:
-                folded.append((title or hidden[0].row.collective, hidden))
+            changed += [(title, row) for row in table if _is_shown(comparison, row, only)]
     if changed:
         names = _short_titles(changed)
         grids.append(case_grid(comparison, [row for _, row in changed], "", notes, names))
-    if folded:
-        grids.append(Grid([], [], above=_folded_lines(comparison, folded)))
     last.below[:0] = [f"[{number}] {text}" for text, number in notes.items()]
     last.below += _unmatched(comparison, every)
     return [first, *grids, last]
+
+
+def _is_matrix(
+    comparison: Comparison, tables: Sequence[Sequence[Compared]], view: str, listed: bool
+) -> bool:
+    """listed: whether some cases were asked for, or all."""
+    if listed or view == "cases" or comparison.errors or comparison.profiles or not tables:
+        return False
+    many = len(tables) > 1 and sum(map(len, tables)) >= MATRIX_FROM
+    return many or view == "matrix"
 
 
 _MOST_CASES = 40  # of a model, of which the scenarios are the answer
@@ -130,7 +148,9 @@ def _errors_grid(comparison: Comparison) -> Grid:
 
 
 def _is_shown(comparison: Comparison, row: Compared, only: str) -> bool:
-    """``only``: one of ONLY, or '' for what has changed and what could not be compared."""
+    """``only``: one of ONLY, or '' for every case."""
+    if not only:
+        return True
     ratio = row.judged.ratio
     untested = row.judged.p_value is None and ratio and beyond(ratio, comparison.threshold)
     changed = row.result in wording.CHANGED or bool(untested)
@@ -139,18 +159,7 @@ def _is_shown(comparison: Comparison, row: Compared, only: str) -> bool:
         return changed and slower
     if only == "inconclusive":
         return row.result == "inconclusive"
-    return changed or (not only and row.result == "not comparable")
-
-
-def _folded_lines(
-    comparison: Comparison, tables: Sequence[tuple[str, list[Compared]]]
-) -> list[str]:
-    """A line a table; a reason that all have is told once."""
-    reasons = {one_line(r.reason) for _, rows in tables for r in rows if r.result == "inconclusive"}
-    once = reasons.pop() if len(reasons) == 1 else ""
-    first = "not shown (--all shows every case):"
-    reason = [f"inconclusive: {once}"] if once else []
-    return [first, *reason, *(_folded(comparison, title, rows, once) for title, rows in tables)]
+    return changed
 
 
 def _sizes_text(rows: Sequence[Compared], with_count: bool = False) -> str:
@@ -158,25 +167,6 @@ def _sizes_text(rows: Sequence[Compared], with_count: bool = False) -> str:
     sizes = [row.size_cell for row in rows]
     count = [f"({len(sizes)})"] if with_count and len(sizes) > 5 else []
     return ", ".join([*units.shorten_middle(sizes, 5), *count])
-
-
-def _folded(comparison: Comparison, title: str, rows: Sequence[Compared], said_above: str) -> str:
-    """``all_reduce: 9 same, speed-up 0.991 to 1.012; 3 inconclusive (8M, 32M, 128M)``."""
-    texts = []
-    for result in dict.fromkeys(row.result for row in rows):
-        rows_of_result = [row for row in rows if row.result == result]
-        speeds = sorted(row.speed for row in rows_of_result if row.ratio)
-        ends = dict.fromkeys(wording.speed_cell(speed) for speed in (speeds[:1] + speeds[-1:]))
-        reasons = {one_line(row.reason) for row in rows_of_result}
-        text = f"{len(rows_of_result)} {result}"
-        has_reason = result in ("inconclusive", "not comparable")
-        if has_reason and len(reasons) == 1 and said_above not in reasons:
-            text += f" ({reasons.pop()})"
-        text += f", speed-up {' to '.join(ends)}" if ends else ""
-        texts.append(text)
-    with_data = [row for row in rows if row.size_cell != "-"]
-    where = f" at {_sizes_text(with_data)}" if with_data else ""
-    return f"  {title}{where}: {'; '.join(texts)}"
 
 
 _MOST_ALONE = 2  # tables of one side that have a line each
@@ -297,7 +287,7 @@ def _word(name: str, value: Any) -> str:
     if name == "collective":
         return str(value)
     if name == "buffer_reuse":
-        return wording.BUFFER_REUSE_TEXTS.get(value, f"{name} {value}")
+        return BUFFER_REUSE_TEXTS.get(value, f"{name} {value}")
     if name in ("mode", "clock"):
         return _RAN[name].format(one_line(value))
     return one_line(value) if isinstance(value, str) else f"{name} {value}"
@@ -471,13 +461,14 @@ def show_comparisons(
     only: str = "",
     every: bool = False,
     verbose: bool = False,
+    view: str = "",
 ) -> None:
-    """Print comparisons with one base; only, every, verbose: as ``comparison_grids`` has them.
-    Raises UsageError for an unknown format.
+    """Print comparisons with one base; the options are those of ``comparison_grids``. Raises
+    UsageError for an unknown format.
     """
     parts = [
         Forms(
-            comparison_grids(comparison, only, every, verbose),
+            comparison_grids(comparison, only, every, verbose, view),
             comparison_object(comparison),
             _records(comparison),
         )
@@ -493,7 +484,7 @@ def notes_of_sides(comparisons: Sequence[Comparison], format: str) -> list[str]:
         across = comparison.across_hardware
         differences = comparison.settings if across else comparison.differences
         notes = [f"differs: {each}" for each in differences]
-        notes += [f"note: {text}" for text in comparison.notes] + [answer_of(comparison).text]
+        notes += [f"note: {text}" for text in comparison.notes] + [comparison.answer.text]
         lines += note_lines(format, [*comparison.base.runs, *comparison.new.runs], notes)
     return list(dict.fromkeys(lines))
 
@@ -528,7 +519,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         "case_differences": [vars(item) for item in comparison.case_differences],
         "settings": [vars(item) for item in comparison.settings],
         **select_fields(comparison, "left_out tally notes"),
-        "answer": answer_of(comparison).to_json(),
+        "answer": comparison.answer.to_json(),
         "faults": {
             name: each.to_json()
             for name, each in zip(("base", "new"), comparison.faults, strict=True)

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torchcoll.core import units
+from torchcoll.core.answer import CANNOT_TELL, Answer, format_quantity, nothing_found
 from torchcoll.core.units import counted, format_factor, format_percent
-from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.results import (
+    FAR_SLOWER,
     NO_BOUND,
     NOTABLE,
     ComparedPair,
     Judged,
-    resolution_text,
+    speed_interval,
+    targets_of,
 )
+from torchcoll.stats.needed import MOST_ADVISED, Target, runs_needed
+from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
+from torchcoll.stats.ratios import LEVEL
+from torchcoll.stats.statistics import FEWEST
+
+if TYPE_CHECKING:
+    from torchcoll.questions.comparison.compare import Comparison
 
 _MOST_NAMED = 3  # cases in the sentence
+QUIETER = "measure on a quieter machine (torchcoll doctor names what is busy)"
 # From this share of all cases on, one factor says more than the names of the cases that changed.
 _MOST_CHANGED = 2 / 3
-# Values of ``buffer_reuse``. In a table of comparisons `same` alone would read as a result.
-BUFFER_REUSE_TEXTS = {
-    "same": "reused buffers",
-    "rotate": "rotating buffers",
-    "flush": "flushed caches",
-}
 CHANGED = ("slower", "faster")
+_LARGEST = 10.0  # a share: of a larger one nothing is said but that nothing can be excluded
 
 Items = Sequence[ComparedPair]
 
@@ -64,11 +71,27 @@ def rounded_down(factor: float) -> float:
     return float(math.floor(factor * 10**digits) / 10**digits)
 
 
-def most_possible(items: Items) -> float:
-    """The largest factor that the 95 % intervals of undecided cases leave possible."""
+def _possible(interval: tuple[float, float] | None) -> float:
+    """The largest difference that an interval leaves possible, as a share."""
+    return max(max(end, 1 / end) for end in interval) - 1 if interval else math.inf
+
+
+def hidden_slowdown(comparison: Comparison, asked: float = 0.0) -> str:
+    """``3 cases may be 1.50x slower or more (1K, 4K, 16K)``: what may be hidden in the inconclusive
+    cases and is more than a user acts on, or than is asked for; '' if nothing.
+    """
+    items = comparison.fitted or comparison.rows
     undecided = [item for item in items if item.result == "inconclusive"]
-    ends = [end for item in undecided for end in item.interval or ()]
-    return max((max(end, 1 / end) for end in ends), default=math.inf)
+    least = 1 + max(ACT_ON_CASE, asked)
+    hidden = [item for item in undecided if not item.interval or item.interval[0] < 1 / least]
+    if hidden:
+        text = f"{counted(len(hidden), 'case')} may be {format_factor(least)} slower or more"
+        names = [name for item in hidden if (name := comparison.name_of(item))]
+        return f"{text} ({units.shorten(names, _MOST_NAMED)})" if names else text
+    over_all = speed_interval(comparison.over_all, comparison.more_is_faster)
+    if undecided and over_all and (slower := 1 / over_all[0] - 1) > max(ACT_ON_ALL, asked):
+        return f"all cases together may be {format_quantity(slower, '%')} slower"
+    return ""
 
 
 def judged_sentence(comparison: Comparison, ratios: Items, others: bool = False) -> str:
@@ -81,14 +104,18 @@ def judged_sentence(comparison: Comparison, ratios: Items, others: bool = False)
             limit = format_percent(comparison.threshold)
             which = units.plural(len(ratios), "case is", "cases are")
             return f"the other {which} the same within {limit}{metric_words(comparison)}"
-        return f"of the other {counted(len(ratios), 'case')}: {judged_sentence(comparison, ratios)}"
+        of = "of " if len(ratios) > 1 else ""
+        return f"{of}{_the_others(ratios)}: {judged_sentence(comparison, ratios)}"
     base, new = comparison.side_names
     results = [item.result for item in ratios]
     changed = [result for result in CHANGED if result in results]
     what = metric_words(comparison)
     count = len(ratios)
-    if not changed:
-        return _no_difference(comparison, ratios)
+    if not changed:  # nor inconclusive: see undecided_answer
+        limit = format_percent(comparison.threshold)
+        name = comparison.name_of(ratios[0]) or "the one case"
+        every = f"{name} is" if count == 1 else f"all {count} cases are"
+        return f"{new} is as fast as {base}{what}: {every} the same within {limit}"
     if count == 1:
         (item,) = ratios
         name = comparison.name_of(item)  # a barrier has no size
@@ -138,9 +165,13 @@ def _looks(comparison: Comparison, ratios: Items) -> list[str]:
         notable.sort(key=lambda item: -item.factor)
         named = [f"{comparison.name_of(i)} {format_factor(i.factor)}".strip() for i in notable]
         if named:
-            shown = units.shorten(named, _MOST_NAMED, ", ...")
+            shown = units.shorten(named, max(_MOST_NAMED, _most_far(notable)), ", ...")
             texts.append(f"looks {direction} in {len(notable)}, not decided: {shown}")
     return texts
+
+
+def _the_others(items: Items) -> str:
+    return "the other case" if len(items) == 1 else f"the other {len(items)} cases"
 
 
 def metric_words(comparison: Comparison) -> str:
@@ -169,38 +200,102 @@ def _unchanged(comparison: Comparison, ratios: Items) -> list[str]:
     return texts
 
 
-def _no_difference(comparison: Comparison, ratios: Items) -> str:
+def undecided_answer(comparison: Comparison, ratios: Items, others: bool = False) -> Answer:
+    """The answer where no case is shown to differ, and some are inconclusive: a difference that a
+    user acts on would have been found, or it cannot be told.
+
+    others: the sentence before was about further cases.
+    """
     base, new = comparison.side_names
-    results = [item.result for item in ratios]
+    undecided = [item for item in ratios if item.result == "inconclusive"]
+    same = len(ratios) - len(undecided)
     limit = format_percent(comparison.threshold)
-    what = metric_words(comparison)
-    single = len(results) == 1
-    name = comparison.name_of(ratios[0])
-    if "inconclusive" not in results:
-        every = f"{name or 'the one case'} is" if single else f"all {len(results)} cases are"
-        return f"{new} is as fast as {base}{what}: {every} the same within {limit}"
-    possible = most_possible(ratios)
-    runs = _runs_text(ratios).removeprefix(", ")
-    looks = _looks(comparison, ratios)
-    if looks and single:
-        decided = f"not decided after {runs}" if runs else "not decided"
-        change = change_text(ratios[0].speed)
-        return f"{f'{name}: ' if name else ''}{new} looks {change} than {base}{what}, {decided}"
-    notes = [runs]
-    if looks:
-        text = f"{new} {'; '.join(looks)} (compared with {base}{what})"
-    elif possible >= NOTABLE:
-        text = f"cannot tell whether {new} is as fast as {base}{what}"
-    else:
-        text = f"No difference found between {base} and {new}{what}"
-    if not looks and math.isfinite(possible):
-        notes.append(f"differences up to {format_factor(possible)} are not excluded")
-    if same := results.count("same"):
-        text += f": {same} of {counted(len(results), 'case')} are the same within {limit}, "
-        text += f"{results.count('inconclusive')} inconclusive"
-    else:
-        text += f": {'the one case is' if single else f'all {len(results)} cases are'} inconclusive"
-    least = max((item.judged.resolution or 0.0 for item in ratios), default=0.0)
-    notes += [resolution_text(least)] if least > comparison.threshold else []
-    aside = "; ".join(filter(None, notes))
-    return f"{text} ({aside})" if aside else text
+    details: list[str] = []
+    if same:
+        details = [f"{same} of {counted(len(ratios), 'case')} are the same within {limit}"]
+    than = f"than {base}{metric_words(comparison)}"
+    where = f" in {_the_others(ratios)}" if others else ""
+    next_step = _step_to_decide(comparison, undecided)
+    possible, act_from = max(_possible(item.interval) for item in undecided), ACT_ON_CASE
+    least = 1 + comparison.threshold if possible > act_from else NOTABLE
+    slower, faster = (_named(comparison, undecided, each, least) for each in CHANGED)
+    if slower or (faster and least == NOTABLE):
+        if slower and faster:
+            details.insert(0, f"{faster[0]}, not decided either")
+        names = slower or faster
+        shown = units.shorten(names, max(_MOST_NAMED, _most_far(undecided)), ", ...")
+        return Answer(
+            new,
+            "doubt",
+            worst=tuple(names),
+            details=tuple(details),
+            verb=f"is {'slower' if slower else 'faster'} {than}{where}",
+            scope=f": {shown}, but {_varying_text(undecided[0].judged)}",
+            certainty=CANNOT_TELL,
+            next_step=next_step,
+            detectable=possible if math.isfinite(possible) else None,
+        )
+    what = "difference in one case" if len(ratios) > 1 else "difference"
+    over_all = speed_interval(comparison.over_all, comparison.more_is_faster)
+    if over_all and possible <= act_from:
+        mean, over = _possible(over_all), f"over all {len(ratios)} cases"
+        if mean > ACT_ON_ALL:
+            possible, act_from, what = mean, ACT_ON_ALL, f"difference {over}"
+        else:
+            details.append(f"{over} one of {format_quantity(mean, '%')} would have been")
+    answer = nothing_found(
+        f"difference above {limit}",
+        f"was found between {base} and {new}{metric_words(comparison)}{where}",
+        possible if possible < _LARGEST else None,
+        act_from,
+        next_step,
+        what=what,
+        details=tuple(details),
+    )
+    if answer.certainty == CANNOT_TELL:
+        return replace(answer, subject=new, verb=f"is slower {than}{where}")
+    return answer
+
+
+def _named(comparison: Comparison, undecided: Items, direction: str, least: float) -> list[str]:
+    """``1M 3.6x slower``: the cases that look at least so much changed in a direction, the furthest
+    first.
+    """
+    changed = [item for item in undecided if (item.speed < 1) == (direction == "slower")]
+    changed = [item for item in changed if item.factor >= least]
+    changed.sort(key=lambda item: -item.factor)
+    return [f"{comparison.name_of(item)} {change_text(item.speed)}".strip() for item in changed]
+
+
+def _most_far(undecided: Items) -> int:
+    """How many cases look so much slower that none of them may be left out."""
+    return sum(item.speed <= 1 / FAR_SLOWER for item in undecided)
+
+
+def _varying_text(judged: Judged) -> str:
+    base, new = len(judged.base), len(judged.new)
+    runs = f"{counted(base, 'run')} of each" if base == new else f"{base} and {new} runs"
+    return f"only {runs}" if min(base, new) < FEWEST else f"{runs} vary too much"
+
+
+def _step_to_decide(comparison: Comparison, undecided: Items) -> str:
+    """The cheapest thing that would show whether a case is ACT_ON_CASE slower, or, if each case is
+    known well enough, all of them ACT_ON_ALL.
+    """
+    targets = targets_of(comparison.judged, comparison.threshold)
+    by_case = dict(zip(map(id, comparison.judged), targets, strict=True))
+    runs: list[int | None] = [2]
+    for item in undecided:
+        ratio = item.judged.ratio
+        if ratio and ratio.spread and _possible(item.interval) > ACT_ON_CASE:
+            effect = max(math.log(item.factor), math.log1p(ACT_ON_CASE))
+            what = by_case[id(item.judged)]
+            runs.append(runs_needed(what, ratio.design, effect, ratio.spread))
+    if (over_all := comparison.over_all) and over_all.spread and len(runs) == 1:
+        effect = math.log1p(ACT_ON_ALL)
+        runs.append(runs_needed(Target(0.0, LEVEL), over_all.design, effect, over_all.spread))
+    there = min((len(item.judged.base) for item in undecided), default=0)
+    most = max((number or MOST_ADVISED + 1 for number in runs), default=0)
+    if most > MOST_ADVISED:
+        return f"{QUIETER}: more runs would not help here"
+    return f"make {max(most, there + 1)} runs of each side"

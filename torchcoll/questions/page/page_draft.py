@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.answer import Answer, Caveat
 from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.opening import common_folder
 from torchcoll.core.parts import first_answer
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
@@ -134,10 +135,7 @@ def answers_of(section: Section) -> list[Answer]:
 def short_names(runs: Sequence[Run]) -> list[str]:
     """Of each run its path without the folder that all are in, or its title."""
     paths = [os.path.abspath(run.path) for run in runs if run.path]
-    try:
-        folder = os.path.commonpath(map(os.path.dirname, paths)) if paths else ""
-    except ValueError:  # on several drives
-        folder = ""
+    folder = common_folder(map(os.path.dirname, paths))
     return [
         one_line(os.path.relpath(os.path.abspath(run.path), folder)) if run.path else title_of(run)
         for run in runs
