@@ -277,11 +277,6 @@ def test_version_and_help(capsys):
         ),
         ("show FILE --metric gbps", 2, error_text("metric", "gbps", "one of time, algbw, busbw")),
         ("show absent.jsonl", 3, error_text("result file", "absent.jsonl", "a file that exists")),
-        (
-            "show FILE absent.jsonl",
-            3,
-            error_text("result file", "absent.jsonl", "a file that exists"),
-        ),
         ("show DIR", 3, error_text("folder", "DIR", "a folder with result files")),
         (
             f"show {ROOT}/pyproject.toml",

@@ -221,11 +221,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if on_ranks:
             code = options.run(options)
         else:
+            from torchcoll.reading.inputs import skipping_unreadable
             from torchcoll.report.destination import show_waiting
 
-            with _ending_in_order(), show_waiting(f"torchcoll {name}"):
+            waiting = show_waiting(f"torchcoll {name}")
+            with _ending_in_order(), waiting, skipping_unreadable() as skipped:
                 code = first_answer("extends", name, options)
                 code = options.run(options) if code is None else code
+            code = code or errors.ExitCode.FAILED if skipped else code
         if sys.stdout:  # None if it was closed before the start (`>&-`)
             sys.stdout.flush()
         return int(code)
