@@ -216,7 +216,8 @@ reaches the terminal; the record has it. From Python the same errors are excepti
 On the ranks (`torchcoll.allreduce` and its like, `torchcoll.suite`): a case failed or was wrong, or
 no case was measured. `torchcoll.pairs`: the same, or a suspect link.
 
-Every command exits with 1 if the disk or the reader of stdout refuses what it writes.
+Every command exits with 1 if the disk or the reader of stdout refuses what it writes, and
+if it cannot read one file of several, which it names and skips.
 """
 
 

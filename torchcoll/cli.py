@@ -221,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if on_ranks:
             code = options.run(options)
         else:
-            from torchcoll.reading.inputs import skipping_unreadable
+            from torchcoll.core.skipping import skipping_unreadable
             from torchcoll.report.destination import show_waiting
 
             waiting = show_waiting(f"torchcoll {name}")

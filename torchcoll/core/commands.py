@@ -13,7 +13,7 @@ class SubCommand(NamedTuple):
     - help: its line in ``torchcoll --help``; group: the heading above it there.
     - examples: below the help of the command.
     - exit_1: when its exit code is 1; other commands exit with 1 only if the disk or the reader of
-      stdout refuses what they write.
+      stdout refuses what they write, or if they skip one file of several.
     """
 
     help: str

@@ -14,6 +14,7 @@ from torchcoll.core import errors
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.file import is_ours, save
 from torchcoll.core.result import Run
+from torchcoll.core.skipping import skip
 from torchcoll.core.stdin import from_stdin, is_stdin
 from torchcoll.core.units import counted
 from torchcoll.core.variables import masked_labels
@@ -160,21 +161,18 @@ def run_convert(options: argparse.Namespace) -> errors.ExitCode:
     ending = check_output(options)
     options.output = "-" if options.format else options.output
     runs, refused = _runs_of(options)
-    if runs and options.filter:
-        runs = keep_cases(runs, options.filter)
-    code = errors.ExitCode.OK
-    if refused:
-        code = errors.ExitCode.FAILED if runs else errors.ExitCode.UNREADABLE
-    if not options.output or not runs:
-        return code
+    skip(refused, bool(runs))
+    runs = keep_cases(runs, options.filter)
+    if not options.output:
+        return errors.ExitCode.OK
     if ending in TABLES:
         _write_rows(runs, ending, options)
         if not options.format:
             print(f"written: {errors.one_line(options.output)}")
-        return code
+        return errors.ExitCode.OK
     for written in write(runs, options.output):
         print(f"written: {errors.one_line(written)}")
-    return code
+    return errors.ExitCode.OK
 
 
 def _is_result_file(path: str) -> bool:
@@ -199,9 +197,11 @@ def _check_own(paths: Sequence[str], options: argparse.Namespace) -> None:
             raise errors.UsageError(what, value, f"none with {paths[0]}: a result file has its own")
 
 
-def _runs_of(options: argparse.Namespace) -> tuple[list[Run], bool]:
-    """The runs of all files, after a report of what was read of other tools' output; and whether
-    a file was refused.
+def _runs_of(
+    options: argparse.Namespace,
+) -> tuple[list[Run], list[errors.UnreadableError]]:
+    """The runs of all files, after a report of what was read of other tools' output; and the errors
+    of the files that cannot be read.
     """
     from torchcoll.reading.base import ImportOptions
     from torchcoll.reading.inputs import expand, load_all
@@ -220,14 +220,11 @@ def _runs_of(options: argparse.Namespace) -> tuple[list[Run], bool]:
     if ours and not files:
         _check_own(ours, options)
     runs: list[Run] = []
-    refused = False
+    refused: list[errors.UnreadableError] = []
     try:
         runs += load_all(ours) if ours else []
     except errors.UnreadableError as error:
-        if not files:
-            raise
-        errors.tell(error.line())
-        refused = True
+        refused.append(error)
     for run in [] if options.output else runs:
         print(errors.one_line(f"{run.path}: result file: {counted(len(run.results), 'case')}"))
     import_options = ImportOptions(
@@ -247,8 +244,7 @@ def _runs_of(options: argparse.Namespace) -> tuple[list[Run], bool]:
             else:
                 imported = import_file(path, import_options, options.importer)
         except errors.UnreadableError as error:
-            errors.tell(error.line())
-            refused = True
+            refused.append(error)
             continue
         # Of a file without rows stdout has nothing, and one refusal is in the error.
         if imported.runs or len(imported.refusals()) > 1:
@@ -256,8 +252,7 @@ def _runs_of(options: argparse.Namespace) -> tuple[list[Run], bool]:
             for line in report_lines(path, imported):
                 print(errors.one_line(line), file=sys.stderr if aside else None)
         if not imported.runs:
-            refused = True
-            errors.tell(nothing_read(path, imported).line())
+            refused.append(nothing_read(path, imported))
         for run in imported.runs:
             if labels:
                 run.header["spec"] = {"labels": labels}

@@ -12,8 +12,7 @@ import contextlib
 import glob
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,8 +29,9 @@ from torchcoll.core.file import is_ours, is_traffic, load_own
 from torchcoll.core.kept_samples import add_kept_samples
 from torchcoll.core.opening import files_in, open_to_read
 from torchcoll.core.result import Run
+from torchcoll.core.skipping import may_skip, skip
 from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
-from torchcoll.core.units import counted, shorten, shorten_list
+from torchcoll.core.units import counted, shorten
 
 if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic
@@ -48,47 +48,20 @@ IMPORT_OPTIONS = ("collective", "ranks")
 _DOCUMENTS = (".md", ".html", ".svg", ".png", ".pdf", ".py", ".sh", ".ipynb")
 _NAMED = 5  # at most so many skipped files are named
 _LOOKED_AT = 1000  # at most so many subfolders of a folder without files are searched
-# Errors of the files that were skipped; None where such an error is raised.
-_SKIPPED: ContextVar[list[UnreadableError] | None] = ContextVar("skipped", default=None)
-
-
-@contextlib.contextmanager
-def skipping_unreadable() -> Iterator[list[UnreadableError]]:
-    """In this block a file of several that cannot be read is named on stderr and skipped.
-
-    Yields the list of the errors. A file that is the only one still raises its error.
-    """
-    skipped: list[UnreadableError] = []
-    token = _SKIPPED.set(skipped)
-    try:
-        yield skipped
-    finally:
-        _SKIPPED.reset(token)
-
-
-def _skip(refused: Sequence[UnreadableError], others: bool) -> None:
-    """Name the files that cannot be read. Raises the first error if there are no other files."""
-    skipped = _SKIPPED.get()
-    if refused and not others:
-        raise refused[0]
-    for text in shorten_list(list(map(str, refused)), _NAMED, "{} more files that cannot be read"):
-        tell(f"torchcoll: skipped: {text}")
-    if skipped is not None:
-        skipped += refused
 
 
 def read_each(arguments: Mapping[K, T], read: Callable[[T], V]) -> dict[K, V]:
-    """``read`` of each argument, without those that cannot be read (see ``skipping_unreadable``)."""
+    """``read`` of each argument, without those that cannot be read (see ``core.skipping``)."""
     values: dict[K, V] = {}
     refused: list[UnreadableError] = []
     for key, argument in arguments.items():
         try:
             values[key] = read(argument)
         except UnreadableError as error:
-            if _SKIPPED.get() is None:
+            if not may_skip():
                 raise
             refused.append(error)
-    _skip(refused, bool(values))
+    skip(refused if values else refused[:1], bool(values))
     return values
 
 
@@ -183,10 +156,10 @@ def load_all(
             try:
                 runs[real] = _load_whole(os.fspath(source))
             except UnreadableError as error:
-                if _SKIPPED.get() is None:
+                if not may_skip():
                     raise
                 refused.append(error)
-    _skip(refused, bool(runs))
+    skip(refused, bool(runs))
     if manifest and not runs:  # no run of the matrix has written a file
         raise UnreadableError("result files", f"{manifest} alone", "result files of its runs")
     for run in list(runs.values()):
@@ -213,9 +186,7 @@ def resolve_sources(
     return resolved
 
 
-def _resolved(
-    arguments: Iterable[str], collective: str | None, ranks: int | None
-) -> list[Source]:
+def _resolved(arguments: Iterable[str], collective: str | None, ranks: int | None) -> list[Source]:
     has_options = collective is not None or ranks is not None
 
     def read(argument: str) -> list[Source]:
@@ -372,7 +343,7 @@ def read_material(
                 try:
                     kinds.add(_read_file(file, material, results, collective, ranks))
                 except UnreadableError as error:
-                    if _SKIPPED.get() is None:
+                    if not may_skip():
                         raise
                     refused.append(error)
         for kind in sorted(kinds):
@@ -390,7 +361,7 @@ def read_material(
         except UsageError:
             material.traffic += captured
 
-    _skip(refused, bool(results or material.arguments))
+    skip(refused, bool(results or material.arguments))
     material.runs += load_all(_resolved(results, collective, ranks))
     check_import_options(material.runs, collective, ranks)
     if not (material.runs or material.traffic or material.dumps or material.logs):
@@ -537,7 +508,7 @@ def _without_traffic(
                 paths = together[os.fspath(source)]
                 kept += _imported(*paths, collective=collective, ranks=ranks)
             except UnreadableError as error:
-                if not isinstance(source, Inside) and _SKIPPED.get() is None:
+                if not isinstance(source, Inside) and not may_skip():
                     raise
                 if _holds_no_results(source, error):
                     foreign[os.fspath(source)] = error
@@ -547,7 +518,8 @@ def _without_traffic(
             (traffic if is_traffic(source) else kept).append(os.fspath(source))
     if foreign and not (kept or traffic or broken):
         raise _none_of(list(foreign), foreign)
-    _skip(broken, bool(kept or traffic))
+    others = bool(kept or traffic)
+    skip(broken if others else broken[:1], others)
     if foreign:
         number, names = counted(len(foreign), "file"), shorten(list(foreign), _NAMED)
         tell(f"torchcoll: note: skipped {number} without results: {names}")

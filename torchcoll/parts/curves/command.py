@@ -214,19 +214,18 @@ def _validate(options: argparse.Namespace) -> ExitCode:
     choice(options.format, "format", FORMATS)
     if options.plot:
         check_path(options.plot, options.force)
-    runs = read_runs(options)
     validation: Validation | CheckedModel | Simulated
     missing: list[str] = []
     if options.predicted and is_model(options.predicted):
-        checked = check_model(load_model(options.predicted), runs)
+        checked = check_model(load_model(options.predicted), read_runs(options))
         show_checked(checked, options.format)
         validation = checked
     elif options.predicted:
-        simulated = validate_predicted(options.predicted, runs)
+        simulated = validate_predicted(options.predicted, read_runs(options))
         show_simulated(simulated, options.format)
         validation, missing = simulated, simulated.missing
     else:
-        left_out = validate(runs)
+        left_out = validate(read_runs(options))
         show_validation(left_out, options.format)
         validation = left_out
     print_notes(validation, options.format)

@@ -349,7 +349,9 @@ def _collect(options: argparse.Namespace) -> ExitCode:
         rest = f" and {more} more" if more > 0 else ""
         number = counted(len(collected.no_results), "file")
         tell(f"torchcoll: note: no results in {number}, skipped: {names}{rest}")
-    return ExitCode.UNREADABLE if collected.unreadable else ExitCode.OK
+    if not collected.unreadable:
+        return ExitCode.OK
+    return ExitCode.FAILED if counts.runs or counts.unchanged else ExitCode.UNREADABLE
 
 
 def _prune(options: argparse.Namespace, keep_s: float, spare: Sequence[str]) -> None:
@@ -465,5 +467,6 @@ COMMANDS = {
             "torchcoll collect --into torchcoll.sqlite --prune 400d --spare baseline.toml",
             "torchcoll collect 'spool/*/*.jsonl' --into postgresql://torchcoll@db/torchcoll",
         ),
+        exit_1="one of several files could not be read",
     ),
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.case import NATIVE
-from torchcoll.core.errors import TorchcollError, UsageError, one_line
+from torchcoll.core.errors import TorchcollError, one_line
 from torchcoll.core.file import truncated_text
 from torchcoll.core.jsonl import CUT_OFF
 from torchcoll.core.parts import functions_of

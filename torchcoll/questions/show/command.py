@@ -267,7 +267,17 @@ def _fits_both(options: argparse.Namespace) -> bool:
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("files", "run", "reference", "explain", "published", "follow", "output", "force", "filter")
+    names = (
+        "files",
+        "run",
+        "reference",
+        "explain",
+        "published",
+        "follow",
+        "output",
+        "force",
+        "filter",
+    )
     left_out = (*names, *IMPORT_OPTIONS)
     return {k: v for k, v in vars(options).items() if k not in left_out}
 

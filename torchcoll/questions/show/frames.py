@@ -77,7 +77,7 @@ def table(
             frame = pandas.DataFrame(rows)
             return frame
     action = "torchcoll.run returns it on rank 0 alone." if source is None else ""
-    expected = "a Run or its file, several, a Traffic, or what compare, cold, scaling, cost, ... found"
+    expected = "a Run or its file, several, a Traffic, or what compare, cold, cost, ... found"
     raise UsageError("table", type(source).__name__, expected, action)
 
 
