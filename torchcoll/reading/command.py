@@ -292,5 +292,10 @@ COMMANDS = {
             "torchcoll convert run.jsonl -o rows.csv",
             "torchcoll convert torchcoll.sqlite -o runs.parquet",
         ),
+        option_groups={
+            "what is read": "--collective --ranks --filter --from --map",
+            "what the files do not state": "--dtype --backend --statistic --label",
+            "output": "--output --format --columns --force",
+        },
     ),
 }

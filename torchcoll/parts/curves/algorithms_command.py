@@ -227,5 +227,13 @@ COMMANDS = {
             "torchcoll algorithms matrix/ --export-tuner tuner.csv",
         ),
         exit_1="with --check: a run failed, a case is slower or wrong, or another algorithm ran",
+        option_groups={
+            "what is read": "--collective --ranks --filter",
+            "how algorithms are compared": "--threshold --over-ranks",
+            "settings for the next run": (
+                "--export-env --export-oneccl --export-tuner --channels --check"
+            ),
+            "output": "--format --force",
+        },
     ),
 }

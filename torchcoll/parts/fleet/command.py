@@ -435,6 +435,11 @@ COMMANDS = {
             "torchcoll fleet nightly/ --expected-nodes nodes.txt --junit fleet.xml",
         ),
         exit_1="a node failed, is slow or missing, or a group of nodes is slow",
+        option_groups={
+            "what is judged": "--night --night-start --expected-nodes --threshold",
+            "what to do with slow nodes": "--drain-command --drained",
+            "output": "--format --all --junit --plot --force",
+        },
     ),
     "history": SubCommand(
         "find when a fleet or a node became slower, and what changed then",

@@ -145,5 +145,10 @@ COMMANDS = {
             "torchcoll check tonight.jsonl --baseline accepted.jsonl --metrics torchcoll.prom",
         ),
         exit_1="with --gate: a verdict is FAIL; with good runs as --baseline: a run is slower",
+        option_groups={
+            "what is read": "--collective --ranks --filter",
+            "what the run is judged by": "--fabric --rules --baseline",
+            "output": "--format --gate --junit --health --metrics --force",
+        },
     ),
 }

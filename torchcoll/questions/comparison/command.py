@@ -215,5 +215,10 @@ COMMANDS = {
             "torchcoll compare before/ after/ --fail-on slower:5%",
         ),
         exit_1="with --fail-on: a case has this result, or is wrong, failed or missing in NEW",
+        option_groups={
+            "what is read": "--collective --ranks --filter --by",
+            "how it is compared": "--threshold --metric --over-ranks --fit",
+            "output": "--format --all --only --verbose --fail-on",
+        },
     ),
 }

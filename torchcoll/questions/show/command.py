@@ -455,6 +455,15 @@ COMMANDS = {
             "torchcoll show run.jsonl --explain all_gather 1M",
             "torchcoll show run.jsonl --columns size_bytes,median_ns,busbw_gbps --format csv",
         ),
+        option_groups={
+            "what is read": "--collective --ranks --filter --follow",
+            "what is shown": (
+                "--view --columns --percentiles --over-ranks --clock --metric --all "
+                "--verbose --explain"
+            ),
+            "what it is shown beside": "--reference --published --topology --nccl-log",
+            "output": "--format --output --force",
+        },
     ),
     "plot": SubCommand(
         "draw time and bus bandwidth over sizes",
