@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 # `torchcoll matrix` keeps its manifest in the folder of its result files.
 MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
 Source = Run | str | os.PathLike[str]
-K, T, V = TypeVar("K"), TypeVar("T"), TypeVar("V")
+K = TypeVar("K")
+T = TypeVar("T")
+V = TypeVar("V")
 # The options that supply what output of another tool may lack.
 IMPORT_OPTIONS = ("collective", "ranks")
 # Endings of reports, pictures, notes and scripts: in a folder or pattern they are no results.

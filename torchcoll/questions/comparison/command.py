@@ -96,9 +96,10 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     hints = options.collective, options.ranks
     named = sides_of(arguments)
     _check_no_capture(named)
-    base_named, *others_named = named
-    base = side(*base_named, *hints)
-    others = [*read_each(dict(enumerate(others_named)), lambda each: side(*each, *hints)).values()]
+    (base_name, base_paths), *rest = named
+    base = side(base_name, base_paths, *hints)
+    sides = read_each(dict(enumerate(rest)), lambda each: side(each[0], each[1], *hints))
+    others = list(sides.values())
     check_import_options([run for each in (base, *others) for run in each.runs], *hints)
     unnamed = list(map(os.path.isfile, arguments))
     if unnamed[0] and sum(unnamed) > 2 and not options.by:  # what --by names is kept apart

@@ -7,7 +7,7 @@ import io
 import json
 import os
 from collections.abc import Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pandas
 
@@ -53,7 +53,7 @@ def table(
     """
     if clock is not None and not isinstance(clock, str):
         raise UsageError("clock", type(clock).__name__, "host, device or issue")
-    several = list(source) if isinstance(source, list | tuple) else [source]
+    several: list[Any] = list(source) if isinstance(source, list | tuple) else [source]
     if isinstance(source, str | os.PathLike) and is_traffic(source):
         source = Traffic.load(source)
     elif several and all(isinstance(each, Run | str | os.PathLike) for each in several):
