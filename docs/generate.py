@@ -222,7 +222,8 @@ reaches the terminal. The record has the code then too. From Python the same err
 On the ranks (`torchcoll.allreduce` and its like, `torchcoll.suite`): a case failed or was wrong, or
 no case was measured. `torchcoll.pairs`: the same, or a suspect link.
 
-Every command exits with 1 if the disk or the reader of stdout refuses what it writes.
+Every command exits with 1 if the disk or the reader of stdout refuses what it writes, and
+if it cannot read one file of several, which it names and skips.
 """
 
 

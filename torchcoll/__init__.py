@@ -54,4 +54,4 @@ def _of_a_part(name: str) -> str | None:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__getattr__("__all__")])
+    return sorted([*__getattr__("__all__"), *(name for name in globals() if name[:2] == "__")])

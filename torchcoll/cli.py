@@ -24,7 +24,7 @@ from torchcoll.core import errors
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.opening import DISK_REFUSES, not_written
 from torchcoll.core.parts import first_answer, functions_of, missing_part, parts
-from torchcoll.help import Formatter, examples_text, groups_text
+from torchcoll.help import Formatter, examples_text, group_options, groups_text
 
 # A container with its own torch may lack some of these (launch/ with NO_INSTALL=1).
 _LIBRARIES = ("defusedxml", "numpy", "pandas", "rich", "scipy", "shtab", "torch")
@@ -159,6 +159,7 @@ def _parser(chosen: str, available: Mapping[str, SubCommand]) -> _Parser:
         )
         if name == chosen:
             _add_options(name, command, subparser)
+            group_options(subparser, command)
             subparser.set_defaults(run=command.run)
     return parser
 
@@ -176,7 +177,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
             )
         if first in _FUNCTIONS:
             raise errors.UsageError("command", first, "a command", _FUNCTIONS[first])
-        raise errors.unknown("command", first, sorted(available), action=f"{_TO_MEASURE}.")
+        nearest = errors.did_you_mean(first, available, least=0.5, most=3)
+        action = f"{nearest} torchcoll --help lists the commands. {_TO_MEASURE}."
+        raise errors.UsageError("command", first, "a command", action.lstrip())
     parser = _parser(first, available)
     options, unrecognized = parser.parse_known_args(argv)
     if unrecognized:  # by default argparse would refer to `torchcoll --help`
@@ -227,11 +230,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if on_ranks:
             code = options.run(options)
         else:
+            from torchcoll.core.skipping import skipping_unreadable
             from torchcoll.report.destination import show_waiting
 
-            with _ending_in_order(), show_waiting(f"torchcoll {name}"):
+            waiting = show_waiting(f"torchcoll {name}")
+            with _ending_in_order(), waiting, skipping_unreadable() as skipped:
                 code = first_answer("extends", name, options)
                 code = options.run(options) if code is None else code
+            code = code or errors.ExitCode.FAILED if skipped else code
         if sys.stdout:  # None if it was closed before the start (`>&-`)
             sys.stdout.flush()
         return int(code)

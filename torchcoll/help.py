@@ -48,6 +48,16 @@ def examples_text(command: SubCommand) -> str:
     return "\n".join(lines)
 
 
+def group_options(parser: argparse.ArgumentParser, command: SubCommand) -> None:
+    """Move options of the parser below the headings of ``command.option_groups``."""
+    for heading, names in command.option_groups.items():
+        group = parser.add_argument_group(heading)
+        for name in names.split():
+            action = parser._option_string_actions[name]
+            parser._optionals._group_actions.remove(action)
+            group._group_actions.append(action)
+
+
 def groups_text(commands: Mapping[str, SubCommand]) -> str:
     """The commands by group, in the order of ``commands``."""
     lines: list[str] = []

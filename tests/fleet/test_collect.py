@@ -169,7 +169,7 @@ def test_files_that_cannot_be_read_are_named_and_the_others_collected(store, tmp
     (tmp_path / "runs" / "broken.jsonl").write_text('{"record":"header","schema":"torchcoll/9"}\n')
     (tmp_path / "notes.md").write_text("nothing\n")
     paths = [str(tmp_path / "runs"), str(tmp_path / "gone.jsonl"), str(tmp_path / "*.md")]
-    assert main(["collect", *paths, "--into", store]) == ExitCode.UNREADABLE
+    assert main(["collect", *paths, "--into", store]) == ExitCode.FAILED
     out, err = capsys.readouterr()
     assert out.startswith("collected 3 runs (9 cases) from 3 files into ")
     assert out.endswith("; 0 were there already; 2 paths could not be read\n")

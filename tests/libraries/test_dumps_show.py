@@ -7,7 +7,7 @@ import io
 import json
 
 import pytest
-from error_form import error_line
+from error_form import error_text
 
 from torchcoll.cli import main
 
@@ -307,9 +307,10 @@ def test_markdown(capsys):
 def test_with_a_log_and_with_files_that_are_refused(folder, capsys):
     (folder / "a.log").write_text("n:1:1 [0] NCCL INFO NCCL version 2.27.5+cuda12.9\n")
     (folder / "bad.xml").write_text('<!DOCTYPE s [<!ENTITY a "b">]><system version="&a;"/>')
-    assert main(["log", "bad.xml", "a.log", "topo.xml"]) == 3
+    assert main(["log", "bad.xml", "a.log", "topo.xml"]) == 1
     out = capsys.readouterr()
-    assert out.err == (error_line("XML", "bad.xml", "a file without DTD and entities\n"))
+    expected = error_text("XML", "bad.xml", "a file without DTD and entities")
+    assert out.err == f"torchcoll: skipped: {expected}\n"
     lines = out.out.splitlines()
     assert (lines[0], lines.count("job 0: a.log")) == ("topo.xml", 1)
     assert lines[-1] == "a.log: 1 lines: 1 understood"

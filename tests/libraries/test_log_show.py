@@ -8,7 +8,7 @@ import io
 import json
 
 import pytest
-from error_form import error_line
+from error_form import error_line, error_text
 
 from torchcoll.cli import main
 
@@ -200,15 +200,12 @@ def test_the_folder_of_results(log, tmp_path, capsys):
 def test_files_that_are_no_log(log, tmp_path, capsys):
     (tmp_path / "b.txt").write_text("The NCCL backend is used.\n|CCL_| is a bar.\n")
     (tmp_path / "empty").mkdir()
-    assert main(["log", "b.txt", log, "none.log"]) == 3
+    assert main(["log", "b.txt", log, "none.log"]) == 1
     out = capsys.readouterr()
+    expected = "lines of NCCL, RCCL or oneCCL. A run with --library-log writes such a log."
     assert out.err.splitlines() == [
-        error_line(
-            "log",
-            "b.txt",
-            "lines of NCCL, RCCL or oneCCL. A run with --library-log writes such a log.",
-        ),
-        error_line("log", "none.log", "a file that exists"),
+        f"torchcoll: skipped: {error_text('log', 'b.txt', expected)}",
+        f"torchcoll: skipped: {error_text('log', 'none.log', 'a file that exists')}",
     ]
     assert "NCCL 2.27.5" in out.out  # the other is shown
     assert main(["log", "empty"]) == 3

@@ -103,7 +103,10 @@ def test_what_cannot_be_imported_is_one_line_and_exit_3(tmp_path, capsys, conten
 
 
 def test_missing_files_and_folders(tmp_path, capsys):
-    for path, expected in ((tmp_path, "a file, not a folder"), (tmp_path / "no", "that exists")):
+    for path, expected in (
+        (tmp_path, "a folder with result files"),
+        (tmp_path / "no", "that exists"),
+    ):
         assert main(["convert", str(path)]) == 3
         assert expected in capsys.readouterr().err
 

@@ -86,10 +86,13 @@ def test_a_folder_with_another_file_shows_the_rest(folder, capsys):
         (folder / name).unlink()
     (folder / "a.log").write_text(text())
     (folder / "README.md").write_text("# Notes\n")
+    (folder / "hosts.txt").write_text("node1 node2\n")
     assert main(["show", "."]) == 0
     out, err = capsys.readouterr()
     assert "all_reduce" in out
-    assert err == "torchcoll: note: skipped 1 file without results: README.md\n"
+    # Notes are no results, which nobody needs to be told.
+    assert err == "torchcoll: note: skipped 1 file without results: hosts.txt\n"
+    (folder / "hosts.txt").unlink()
     # What is named is wanted; and so is something of a folder.
     assert main(["show", "README.md"]) == 3
     (folder / "a.log").unlink()
@@ -114,10 +117,12 @@ def test_a_folder_without_results(folder, capsys):
 
     # Beside a result they are one line, whatever there are.
     (runs / "a.log").write_text(text())
+    for number in range(7):
+        (runs / f"{number}.md").rename(runs / f"{number}.txt")
     assert main(["show", "runs"]) == 0
     assert capsys.readouterr().err == (
-        "torchcoll: note: skipped 7 files without results: runs/0.md, runs/1.md, runs/2.md, "
-        "runs/3.md, runs/4.md and 2 more\n"
+        "torchcoll: note: skipped 7 files without results: runs/0.txt, runs/1.txt, runs/2.txt, "
+        "runs/3.txt, runs/4.txt and 2 more\n"
     )
 
 

@@ -88,30 +88,38 @@ def literal(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def nearest_name(value: object, choices: Iterable[str], least: float = 0.6) -> str:
-    """The most similar name, ignoring case, or '' if none is similar. least: difflib's ratio."""
+def nearest_names(
+    value: object, choices: Iterable[str], least: float = 0.6, most: int = 1
+) -> list[str]:
+    """The most similar names, ignoring case, the nearest first. least: difflib's ratio."""
     import difflib  # takes 6 ms, which only an error costs
 
     names = {name.lower(): name for name in choices}
-    alike = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=least)
-    return names[alike[0]] if alike else ""
+    alike = difflib.get_close_matches(str(value).lower(), names, n=most, cutoff=least)
+    return [names[name] for name in alike]
 
 
-def did_you_mean(value: object, choices: Iterable[str], least: float = 0.6) -> str:
-    """``Did you mean all_reduce?``, or '' if no name is similar (see ``nearest_name``)."""
-    nearest = nearest_name(value, choices, least)
-    return f"Did you mean {nearest}?" if nearest else ""
+def did_you_mean(
+    value: object, choices: Iterable[str], least: float = 0.6, most: int = 1, before: str = ""
+) -> str:
+    """``Did you mean all_reduce?``, or '' if no name is similar (see ``nearest_names``).
+
+    before: is written before each name.
+    """
+    *names, last = [before + name for name in nearest_names(value, choices, least, most)] or [""]
+    first = f"{', '.join(names)} or " if names else ""
+    return f"Did you mean {first}{last}?" if last else ""
 
 
 def nearest_option(message: str, options: Collection[str], help: str) -> str:
-    """The next action for arguments that argparse refuses: the option most similar to an unknown
-    one, and the help that lists the options.
+    """The next action for arguments that argparse refuses: the three options most similar to an
+    unknown one, and the help that lists the options.
     """
     arguments = message.partition("unrecognized arguments: ")[2].split()
     # Without the dashes, which would make all options similar.
     names = [name[2:] for name in options if name.startswith("--")]
     option = arguments[0].partition("=")[0].lstrip("-") if arguments else ""
-    hint = did_you_mean(option, names).replace("mean ", "mean --") if option else ""
+    hint = did_you_mean(option, names, most=3, before="--") if option else ""
     return f"{hint} See {help}.".strip()
 
 
@@ -134,10 +142,10 @@ def nearest_file(path: object) -> str:
     names = [each for each in inside if each != name]
     if below:
         names = [each for each in names if os.path.exists(os.path.join(folder, each, below))]
-    alike = nearest_name(name, names, _LIKE)
+    alike = nearest_names(name, names, _LIKE)
     if not alike:
         return ""
-    nearest = os.path.join(folder, alike, below)
+    nearest = os.path.join(folder, alike[0], below)
     return f"Did you mean {nearest.rstrip(os.sep)}?"
 
 

@@ -42,6 +42,7 @@ def log_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_log(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.skipping import skip
     from torchcoll.libraries.job_logs import file_rows, job_log
     from torchcoll.libraries.log_files import group_jobs, list_log_files, read_log
     from torchcoll.libraries.nccl.xml_tree import is_dump
@@ -51,7 +52,7 @@ def run_log(options: argparse.Namespace) -> ExitCode:
     choice(options.format, "format", FORMATS)
     if not options.files:
         return _show_local_topology(options.format)
-    readers, dump_paths, dumps, code = [], [], [], ExitCode.OK
+    readers, dump_paths, dumps, refused = [], [], [], []
     for path in list_log_files(options.files):
         try:
             if is_dump(path):
@@ -62,16 +63,15 @@ def run_log(options: argparse.Namespace) -> ExitCode:
                 reader, problems = read_log(path)
                 readers.append(reader)
         except UnreadableError as error:  # the other files are still worth reading
-            tell(error.line())
-            code = ExitCode.UNREADABLE
+            refused.append(error)
             continue
         for problem in problems:
             tell(f"torchcoll: warning: {problem}")
-    if readers or dumps:
-        jobs = [job_log(job) for job in group_jobs(readers)]
-        limits = None if readers else _limits(dumps, dump_paths)  # one answer
-        show_logs(jobs, file_rows(readers), options.format, dumps=dumps, limits=limits)
-    return code
+    skip(refused, bool(readers or dumps))
+    jobs = [job_log(job) for job in group_jobs(readers)]
+    limits = None if readers else _limits(dumps, dump_paths)  # one answer
+    show_logs(jobs, file_rows(readers), options.format, dumps=dumps, limits=limits)
+    return ExitCode.OK
 
 
 def _read_dump(path: str) -> tuple[Dump, list[str]]:

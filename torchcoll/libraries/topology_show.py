@@ -99,7 +99,7 @@ def _ring(facts: DumpRow) -> str:
 def _topology_grids(dump: Dump) -> list[Grid]:
     tables, library = dump.tables, dump.facts["library"]
     several = dump.facts["hosts"] > 1
-    host = [(Head("host"), field_cell("host"))] if several else []
+    host = [(Head("host", repeat=True), field_cell("host"))] if several else []
     gpus, nics, cpus = (tables.get(name, []) for name in ("gpus", "nics", "cpus"))
     reckoned = any(row["links_gbps"] or row["pci_gbps"] for row in gpus)
     return [
@@ -123,7 +123,7 @@ def _topology_grids(dump: Dump) -> list[Grid]:
         ),
         make_grid(
             [
-                (Head("network", "interface", left=True), field_cell("nic")),
+                (Head("network", "interface", left=True, repeat=True), field_cell("nic")),
                 (Head("dev", drop=4), field_cell("dev")),
                 *host,
                 (Head("Gbit/s"), lambda row: "-" if row["gbits"] is None else f"{row['gbits']:g}"),
@@ -141,7 +141,7 @@ def _topology_grids(dump: Dump) -> list[Grid]:
         make_grid(
             [
                 *host,
-                (Head("NUMA"), field_cell("numa")),
+                (Head("NUMA", repeat=True), field_cell("numa")),
                 (Head("cores", left=True), field_cell("cores")),
                 (Head("GPUs", left=True), _list("gpus")),
                 (Head("network", "interfaces", left=True), _list("nics")),
@@ -205,8 +205,8 @@ def _graph_grids(dump: Dump) -> list[Grid]:
         ),
         make_grid(
             [
-                (Head("graph", left=True), field_cell("graph")),
-                (Head("channels", left=True), field_cell("channels")),
+                (Head("graph", left=True, repeat=True), field_cell("graph")),
+                (Head("channels", left=True, repeat=True), field_cell("channels")),
                 (Head("GPUs in order", left=True), _list("gpus")),
                 (Head("their ranks", left=True), _list("ranks")),
                 (Head("network", left=True), _list("nets")),

@@ -14,10 +14,12 @@ from torchcoll.core import errors
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.file import is_ours, save
 from torchcoll.core.result import Run
-from torchcoll.core.stdin import from_stdin
+from torchcoll.core.skipping import skip
+from torchcoll.core.stdin import from_stdin, is_stdin
 from torchcoll.core.units import counted
 from torchcoll.core.variables import masked_labels
 from torchcoll.reading.base import Imported
+from torchcoll.reading.inputs import add_reading_options
 
 TABLES = ("csv", "json", "parquet")  # formats with a row for each case
 
@@ -107,10 +109,15 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
         help="what it ends in is the format: .jsonl, a result file (several runs become OUT-2, "
         "...; - is stdout); .csv, .json or .parquet, a row for each case",
     )
+    add("--format", metavar="NAME", help="print a row for each case as csv or json")
+    add_reading_options(parser)
+    add(
+        "--columns",
+        metavar="NAMES",
+        help="columns of csv, json and parquet: names of fields, separated by commas",
+    )
     add("--from", dest="importer", metavar="NAME", help="the format, if it is not recognised")
     add("--map", metavar="PAIRS", help="columns of a plain table: size=Size,algbw='Algbw (GB/s)'")
-    add("--ranks", type=int, metavar="N", help="number of ranks, if the file does not say it")
-    add("--collective", metavar="NAME", help="the collective, if the file does not name it")
     add("--dtype", metavar="NAME", help="the element type, if the file does not name it")
     add("--backend", metavar="NAME", help="the backend, if the file does not name it")
     add(
@@ -133,26 +140,39 @@ def check_output(options: argparse.Namespace) -> str:
     from torchcoll.report.destination import check_new
 
     ending = os.path.splitext(options.output or "")[1].removeprefix(".")
-    if options.output:
+    if options.format:
+        errors.choice(options.format, "format", ("csv", "json"))
+        if options.output not in (None, "-"):
+            raise errors.UsageError("format", options.format, "no -o FILE with it")
+        ending = options.format
+    elif options.output:
         if options.output != "-":
             errors.choice(ending or "none", "output ends in", ("jsonl", *TABLES))
         if ending in TABLES:
             check_new(options.output, "output", options.force)
+    if options.columns and ending not in TABLES:
+        raise errors.UsageError("columns", options.columns, "--format, or -o ROWS.csv, with it")
     return ending
 
 
 def run_convert(options: argparse.Namespace) -> errors.ExitCode:
+    from torchcoll.stats.filters import keep_cases
+
     ending = check_output(options)
-    runs, code = _runs_of(options)
-    if not options.output or not runs:
-        return code
+    options.output = "-" if options.format else options.output
+    runs, refused = _runs_of(options)
+    skip(refused, bool(runs))
+    runs = keep_cases(runs, options.filter)
+    if not options.output:
+        return errors.ExitCode.OK
     if ending in TABLES:
         _write_rows(runs, ending, options)
-        print(f"written: {errors.one_line(options.output)}")
-        return code
+        if not options.format:
+            print(f"written: {errors.one_line(options.output)}")
+        return errors.ExitCode.OK
     for written in write(runs, options.output):
         print(f"written: {errors.one_line(written)}")
-    return code
+    return errors.ExitCode.OK
 
 
 def _is_result_file(path: str) -> bool:
@@ -160,10 +180,8 @@ def _is_result_file(path: str) -> bool:
     return os.path.isfile(read) and is_ours(os.fspath(read))
 
 
-def _result_files(paths: Sequence[str], options: argparse.Namespace) -> list[Run]:
-    """The runs of result files, which state all that the options of other tools' output state."""
-    from torchcoll.reading.inputs import load_all
-
+def _check_own(paths: Sequence[str], options: argparse.Namespace) -> None:
+    """Raises UsageError for options of other tools' output with result files alone."""
     for name in (
         "importer",
         "map",
@@ -177,15 +195,16 @@ def _result_files(paths: Sequence[str], options: argparse.Namespace) -> list[Run
         if value := getattr(options, name):
             what = "from" if name == "importer" else name
             raise errors.UsageError(what, value, f"none with {paths[0]}: a result file has its own")
-    runs = load_all(paths)
-    for run in [] if options.output else runs:
-        print(errors.one_line(f"{run.path}: result file: {counted(len(run.results), 'case')}"))
-    return runs
 
 
-def _runs_of(options: argparse.Namespace) -> tuple[list[Run], errors.ExitCode]:
-    """The runs of all files, after a report of what was read of other tools' output."""
+def _runs_of(
+    options: argparse.Namespace,
+) -> tuple[list[Run], list[errors.UnreadableError]]:
+    """The runs of all files, after a report of what was read of other tools' output; and the errors
+    of the files that cannot be read.
+    """
     from torchcoll.reading.base import ImportOptions
+    from torchcoll.reading.inputs import expand, load_all
     from torchcoll.reading.registry import (
         files_of_jobs,
         import_file,
@@ -193,9 +212,21 @@ def _runs_of(options: argparse.Namespace) -> tuple[list[Run], errors.ExitCode]:
         nothing_read,
     )
 
-    ours = [path for path in options.files if _is_result_file(path)]
-    runs = _result_files(ours, options) if ours else []
-    files = [path for path in options.files if path not in ours]
+    named = [
+        str(each) for path in options.files for each in ([path] if is_stdin(path) else expand(path))
+    ]
+    ours = [path for path in named if _is_result_file(path)]
+    files = [path for path in named if path not in ours]
+    if ours and not files:
+        _check_own(ours, options)
+    runs: list[Run] = []
+    refused: list[errors.UnreadableError] = []
+    try:
+        runs += load_all(ours) if ours else []
+    except errors.UnreadableError as error:
+        refused.append(error)
+    for run in [] if options.output else runs:
+        print(errors.one_line(f"{run.path}: result file: {counted(len(run.results), 'case')}"))
     import_options = ImportOptions(
         ranks=options.ranks,
         collective=options.collective,
@@ -205,7 +236,6 @@ def _runs_of(options: argparse.Namespace) -> tuple[list[Run], errors.ExitCode]:
         columns=parse_columns(options.map),
     )
     labels = parse_labels(options.label)
-    code = errors.ExitCode.OK
     for paths in [[p] for p in files] if options.importer else files_of_jobs(files):
         path = paths[0] if len(paths) == 1 else f"{counted(len(paths), 'file')} from {paths[0]} on"
         try:
@@ -214,8 +244,7 @@ def _runs_of(options: argparse.Namespace) -> tuple[list[Run], errors.ExitCode]:
             else:
                 imported = import_file(path, import_options, options.importer)
         except errors.UnreadableError as error:
-            errors.tell(error.line())
-            code = errors.ExitCode.UNREADABLE
+            refused.append(error)
             continue
         # Of a file without rows stdout has nothing, and one refusal is in the error.
         if imported.runs or len(imported.refusals()) > 1:
@@ -223,13 +252,12 @@ def _runs_of(options: argparse.Namespace) -> tuple[list[Run], errors.ExitCode]:
             for line in report_lines(path, imported):
                 print(errors.one_line(line), file=sys.stderr if aside else None)
         if not imported.runs:
-            code = errors.ExitCode.UNREADABLE
-            errors.tell(nothing_read(path, imported).line())
+            refused.append(nothing_read(path, imported))
         for run in imported.runs:
             if labels:
                 run.header["spec"] = {"labels": labels}
         runs += imported.runs
-    return runs, code
+    return runs, refused
 
 
 def _write_rows(runs: Sequence[Run], ending: str, options: argparse.Namespace) -> None:
@@ -240,11 +268,11 @@ def _write_rows(runs: Sequence[Run], ending: str, options: argparse.Namespace) -
     content: str | bytes
     if ending == "parquet":
         file = io.BytesIO()
-        write_parquet(runs, file)
+        write_parquet(runs, file, options.columns)
         content = file.getvalue()
     else:
         text = io.StringIO()
-        show(*runs, format=ending, file=text)
+        show(*runs, format=ending, columns=options.columns, file=text)
         content = text.getvalue()
     write_file(options.output, content, "output", options.force)
 
@@ -264,5 +292,10 @@ COMMANDS = {
             "torchcoll convert run.jsonl -o rows.csv",
             "torchcoll convert torchcoll.sqlite -o runs.parquet",
         ),
+        option_groups={
+            "what is read": "--collective --ranks --filter --from --map",
+            "what the files do not state": "--dtype --backend --statistic --label",
+            "output": "--output --format --columns --force",
+        },
     ),
 }

@@ -12,10 +12,10 @@ import contextlib
 import glob
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchcoll.core.errors import (
     ForeignError,
@@ -29,8 +29,9 @@ from torchcoll.core.file import is_ours, is_traffic, load_own
 from torchcoll.core.kept_samples import add_kept_samples
 from torchcoll.core.opening import files_in, open_to_read
 from torchcoll.core.result import Run
+from torchcoll.core.skipping import may_skip, skip
 from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
-from torchcoll.core.units import counted, shorten, shorten_list
+from torchcoll.core.units import counted, shorten
 
 if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic
@@ -40,11 +41,30 @@ if TYPE_CHECKING:
 # `torchcoll matrix` keeps its manifest in the folder of its result files.
 MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
 Source = Run | str | os.PathLike[str]
+K = TypeVar("K")
+T = TypeVar("T")
+V = TypeVar("V")
 # The options that supply what output of another tool may lack.
 IMPORT_OPTIONS = ("collective", "ranks")
-_DISPLAYED = (".md", ".html", ".svg", ".png", ".pdf")
+# Endings of reports, pictures, notes and scripts: in a folder or pattern they are no results.
+_DOCUMENTS = (".md", ".html", ".svg", ".png", ".pdf", ".py", ".sh", ".ipynb")
 _NAMED = 5  # at most so many skipped files are named
 _LOOKED_AT = 1000  # at most so many subfolders of a folder without files are searched
+
+
+def read_each(arguments: Mapping[K, T], read: Callable[[T], V]) -> dict[K, V]:
+    """``read`` of each argument, without those that cannot be read (see ``core.skipping``)."""
+    values: dict[K, V] = {}
+    refused: list[UnreadableError] = []
+    for key, argument in arguments.items():
+        try:
+            values[key] = read(argument)
+        except UnreadableError as error:
+            if not may_skip():
+                raise
+            refused.append(error)
+    skip(refused if values else refused[:1], bool(values))
+    return values
 
 
 def load(
@@ -123,6 +143,7 @@ def load_all(
     """
     runs: dict[str | int, Run] = {}
     manifest: Source | None = None
+    refused: list[UnreadableError] = []
     for number, source in enumerate(_without_traffic(sources, collective, ranks)):
         if isinstance(source, Run):
             runs[number] = source
@@ -134,7 +155,13 @@ def load_all(
         if real in runs:
             runs[real].problems.append(f"{source} was named twice: it is shown once")
         else:
-            runs[real] = _load_whole(os.fspath(source))
+            try:
+                runs[real] = _load_whole(os.fspath(source))
+            except UnreadableError as error:
+                if not may_skip():
+                    raise
+                refused.append(error)
+    skip(refused, bool(runs))
     if manifest and not runs:  # no run of the matrix has written a file
         raise UnreadableError("result files", f"{manifest} alone", "result files of its runs")
     for run in list(runs.values()):
@@ -154,26 +181,31 @@ def resolve_sources(
     A path stays a path, unless it has to be loaded here: ``label=PATH`` becomes Runs with the label
     ``cell``, and output of another tool becomes Runs if collective or ranks is given.
     """
-    resolved: list[Source] = []
+    resolved = _resolved(arguments, collective, ranks)
+    check_import_options(
+        [source for source in resolved if isinstance(source, Run)], collective, ranks
+    )
+    return resolved
+
+
+def _resolved(arguments: Iterable[str], collective: str | None, ranks: int | None) -> list[Source]:
     has_options = collective is not None or ranks is not None
-    for argument in arguments:
+
+    def read(argument: str) -> list[Source]:
         label, path = split_label(argument)
         files = expand(path) if label or has_options else []
         if not label and all(isinstance(source, Run) or is_ours(source) for source in files):
-            resolved.append(path)
-            continue
+            return [path]
         runs = load_all(files, collective=collective, ranks=ranks)
         for run in runs if label else ():
             # The user's label replaces the one that matrix or versus gave the run.
             name, equals, value = label.partition("=")  # NCCL_ALGO=Ring is a setting of the run
             labels = {**({name: value} if equals else {}), **run.labels, "cell": label}
             run.header["spec"] = {**(run.header.get("spec") or {}), "labels": labels}
-        resolved += runs
-    if has_options:
-        check_import_options(
-            [source for source in resolved if isinstance(source, Run)], collective, ranks
-        )
-    return resolved
+        return [*runs]
+
+    read_sources = read_each(dict(enumerate(arguments)), read)
+    return [source for sources in read_sources.values() for source in sources]
 
 
 def check_import_options(runs: Iterable[Run], collective: str | None, ranks: int | None) -> None:
@@ -185,20 +217,22 @@ def check_import_options(runs: Iterable[Run], collective: str | None, ranks: int
         raise UsageError(name, value, "output of another tool: a result file has its own")
 
 
-def add_import_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``IMPORT_OPTIONS`` to the options of a command."""
-    add = parser.add_argument
-    add(
+def add_reading_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that all commands share that read results: ``stats.filters.read_runs`` and
+    the commands apply them.
+    """
+    parser.add_argument(
         "--collective",
         metavar="NAME",
         help="the collective, for output of another tool that does not name it",
     )
-    add(
+    parser.add_argument(
         "--ranks",
         type=int,
         metavar="N",
-        help="number of ranks, for output of another tool that does not say it",
+        help="number of ranks, for output of another tool that does not state it",
     )
+    add_filter(parser)
 
 
 def add_over_ranks(parser: argparse.ArgumentParser, default: str | None = "max") -> None:
@@ -212,7 +246,7 @@ def add_over_ranks(parser: argparse.ArgumentParser, default: str | None = "max")
 
 
 def add_filter(parser: argparse.ArgumentParser) -> None:
-    """Add ``--filter``."""
+    """Add ``--filter``, for commands that read only result files of torchcoll."""
     parser.add_argument(
         "--filter",
         default="",
@@ -270,16 +304,20 @@ class Material:
     arguments: dict[str, list[str]] = field(default_factory=dict)
 
 
-def read_material(arguments: Sequence[str]) -> Material:
+def read_material(
+    arguments: Sequence[str], collective: str | None = None, ranks: int | None = None
+) -> Material:
     """Read result files, output of other tools, traffic, logs and topology files.
 
-    arguments: such files, folders of them, or ``label=PATH``. Raises UnreadableError for a file
-    that is none of these, and if there is nothing to read.
+    arguments: such files, folders of them, or ``label=PATH``. collective, ranks: what the output of
+    other tools does not state. Raises UnreadableError for a file that is none of these, and if
+    there is nothing to read.
     """
     from torchcoll.core.traffic import join_folder
 
     material = Material()
     results: list[str] = []
+    refused: list[UnreadableError] = []
     for argument in arguments:
         label, named = split_label(argument)
         if label:
@@ -296,30 +334,38 @@ def read_material(arguments: Sequence[str]) -> Material:
                 files = [file] if is_ours(file) else together.get(file, [])
                 try:
                     if len(files) > 1:
-                        material.runs += _imported(*files)
+                        material.runs += _imported(*files, collective=collective, ranks=ranks)
                         kinds.add("runs")
                     elif files:
-                        kinds.add(_read_file(file, material, results))
+                        kinds.add(_read_file(file, material, results, collective, ranks))
                 except UnreadableError as error:
                     material.notes.append(f"skipped: {error}")
         else:
-            kinds = {_read_file(str(file), material, results) for file in expand(path)}
+            for file in map(str, expand(path)):
+                try:
+                    kinds.add(_read_file(file, material, results, collective, ranks))
+                except UnreadableError as error:
+                    if not may_skip():
+                        raise
+                    refused.append(error)
         for kind in sorted(kinds):
             material.arguments.setdefault(kind, []).append(argument)
 
     # The traffic files of a folder are the ranks of one capture, if they fit together. The last of
     # several captures is taken, as when the folder itself is loaded.
-    ranks_of: dict[Path, list[Traffic]] = {}
+    captures: dict[Path, list[Traffic]] = {}
     for traffic in material.traffic:
-        ranks_of.setdefault(Path(traffic.path or "").parent, []).append(traffic)
+        captures.setdefault(Path(traffic.path or "").parent, []).append(traffic)
     material.traffic = []
-    for folder, ranks in ranks_of.items():
+    for folder, captured in captures.items():
         try:
-            material.traffic += [join_folder(ranks, folder)] if len(ranks) > 1 else ranks
+            material.traffic += [join_folder(captured, folder)] if len(captured) > 1 else captured
         except UsageError:
-            material.traffic += ranks
+            material.traffic += captured
 
-    material.runs += load_all(resolve_sources(results))
+    skip(refused, bool(results or material.arguments))
+    material.runs += load_all(_resolved(results, collective, ranks))
+    check_import_options(material.runs, collective, ranks)
     if not (material.runs or material.traffic or material.dumps or material.logs):
         why = one_line(material.notes[0]) if material.notes else ""
         raise UnreadableError("report", "nothing to report", "results, traffic or logs", why)
@@ -333,11 +379,16 @@ def _results_and_logs_in(folder: str) -> list[str]:
     files = [str(file) for file in expand(folder)]
     with contextlib.suppress(UnreadableError):  # none
         files += list_log_files([folder])
-    # A report may be saved in the folder that it reports on: its tables are not another tool's.
-    return [file for file in dict.fromkeys(files) if not file.endswith(_DISPLAYED)]
+    return [file for file in dict.fromkeys(files) if not file.endswith(_DOCUMENTS)]
 
 
-def _read_file(file: str, material: Material, results: list[str]) -> str:
+def _read_file(
+    file: str,
+    material: Material,
+    results: list[str],
+    collective: str | None = None,
+    ranks: int | None = None,
+) -> str:
     """Add a file to the material, or its path to the results.
 
     Returns its kind, as in ``Material.arguments``. Raises UnreadableError for an unknown kind.
@@ -360,7 +411,7 @@ def _read_file(file: str, material: Material, results: list[str]) -> str:
         material.notes += problems
         return "logs"
     try:
-        material.runs += load_all([file])
+        material.runs += load_all([file], collective=collective, ranks=ranks)
         return "runs"
     except UnreadableError as refused:
         try:
@@ -383,14 +434,23 @@ def expand(source: Source) -> list[Source]:
         if not files:
             raise _no_files(path)
         jsonl_files = [p for p in files if p.name.endswith((".jsonl", ".jsonl.gz"))]
-        return [Inside(p) for p in jsonl_files or files]
+        return [Inside(p) for p in jsonl_files or _without_documents(files)]
     if not path.exists() and glob.has_magic(str(source)):
         paths = (Path(p) for p in sorted(glob.glob(str(source), recursive=True)))
         matches = [p for p in paths if p.is_file() and not is_manifest(p)]
         if not matches:
             raise UnreadableError("result files", source, "a pattern that some file matches")
-        return [Inside(p) for p in matches]
+        return [Inside(p) for p in _without_documents(matches)]
     return [source]
+
+
+def _without_documents(paths: list[Path]) -> list[Path]:
+    """The paths without reports, pictures, notes and scripts, unless there is nothing else.
+
+    A folder of results often holds the report that torchcoll wrote about them, whose tables look
+    like those of another tool.
+    """
+    return [path for path in paths if not path.name.endswith(_DOCUMENTS)] or paths
 
 
 def split_label(argument: str) -> tuple[str, str]:
@@ -437,6 +497,7 @@ def _without_traffic(
     kept: list[Run | str] = []
     traffic: list[str] = []
     foreign: dict[str, UnreadableError] = {}
+    broken: list[UnreadableError] = []
     sources = [source if isinstance(source, Run) else from_stdin(source) for source in sources]
     together = _files_of_jobs(sources)
     for source in sources:
@@ -449,21 +510,21 @@ def _without_traffic(
                 paths = together[os.fspath(source)]
                 kept += _imported(*paths, collective=collective, ranks=ranks)
             except UnreadableError as error:
-                if not isinstance(source, Inside):
+                if not isinstance(source, Inside) and not may_skip():
                     raise
-                foreign[source] = error
+                if _holds_no_results(source, error):
+                    foreign[os.fspath(source)] = error
+                else:
+                    broken.append(error)
         else:
             (traffic if is_traffic(source) else kept).append(os.fspath(source))
-    not_results = [path for path, error in foreign.items() if isinstance(error, ForeignError)]
-    broken = [error for error in foreign.values() if not isinstance(error, ForeignError)]
-    if foreign and not kept:
-        raise broken[0] if broken else _none_of(not_results, foreign)
-    refusals = [str(refused) for refused in broken]
-    for text in shorten_list(refusals, _NAMED, "{} more files that could not be read"):
-        tell(f"torchcoll: note: skipped: {text}")
-    if not_results:
-        number = counted(len(not_results), "file")
-        tell(f"torchcoll: note: skipped {number} without results: {shorten(not_results, _NAMED)}")
+    if foreign and not (kept or traffic or broken):
+        raise _none_of(list(foreign), foreign)
+    others = bool(kept or traffic)
+    skip(broken if others else broken[:1], others)
+    if foreign:
+        number, names = counted(len(foreign), "file"), shorten(list(foreign), _NAMED)
+        tell(f"torchcoll: note: skipped {number} without results: {names}")
     if traffic and all(isinstance(source, str) and is_manifest(source) for source in kept):
         actual = f"traffic alone: {shorten(traffic, 1)}"
         raise UnreadableError(
@@ -474,6 +535,19 @@ def _without_traffic(
         )
     note_traffic(traffic)
     return kept
+
+
+def _holds_no_results(source: str | os.PathLike[str], error: UnreadableError) -> bool:
+    """Whether a file that cannot be read is just another file beside the results: any foreign file
+    of a folder or pattern, and notes, scripts and reports of torchcoll also if they are named.
+    """
+    path = os.fspath(source)
+    if isinstance(error, ForeignError):
+        return isinstance(source, Inside) or path.endswith(_DOCUMENTS)
+    if path.endswith(".md"):
+        with open_to_read(path) as file:
+            return b"\n## What was run\n" in file.read(1 << 16)
+    return path.endswith((".py", ".sh"))
 
 
 def _none_of(paths: Sequence[str], errors: Mapping[str, UnreadableError]) -> UnreadableError:

@@ -26,7 +26,7 @@ from torchcoll.core.file import MODEL_START, uncollected
 from torchcoll.core.other_commands import TRACE, begin_of, reading_command, without_collectives
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import is_stdin
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, shorten
 from torchcoll.reading.base import Imported, Importer, ImportOptions, Line
 from torchcoll.reading.nccl_tests import repeats
 from torchcoll.reading.source import Source, Unprefixed
@@ -257,7 +257,7 @@ def nothing_read(path: str, imported: Imported) -> UnreadableError:
         return UnreadableError(f"{path} ({imported.importer})", text, "rows of results")
     lines, why = refusals[0]
     count = len(imported.refused)
-    location = f"{path}:{lines}" if lines else path
+    location = f"{path}:{shorten(lines.split(','), 3, ',...', ',')}" if lines else path
     more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
     name = "-" if is_stdin(path) else shlex.quote(path)
     action = imported.action

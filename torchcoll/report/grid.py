@@ -17,6 +17,7 @@ from torchcoll.core.errors import printable
 from torchcoll.report.destination import Destination, TextWithoutAnswer
 
 T = TypeVar("T")
+_KEYS = 0.5  # of the terminal's width: the most that columns take which name the rows
 _ANSWERS = {"good": "bold green", "bad": "bold red", "doubt": "bold yellow"}
 
 
@@ -28,7 +29,8 @@ class Head:
     left: align to the left.
     drop: 0 is never left out; the columns with the largest number are left out first, together.
     width: the minimum width, for tables whose rows are printed before all of them are known.
-    repeat: if the columns need several tables, each has this one (default: the first column).
+    repeat: if the columns need several tables, each has this one, which names the row (default:
+        the first column).
     legend: a line above the table that explains the column.
     numbered: in a narrow terminal, replace long names by numbers and list them below the table.
     """
@@ -225,6 +227,22 @@ def rich_table(grid: Grid, gap: int = 2, widths: Sequence[int] | None = None) ->
     return table
 
 
+def _naming_rows(grid: Grid, width: int | None) -> Grid:
+    """The grid with ``repeat`` for as many of its first columns as it takes to name each row, if
+    the declared ones do not and half of the terminal has room for them.
+    """
+    declared = [i for i, head in enumerate(grid.heads) if head.repeat] or [0]
+    widths = grid.widths()
+    for number in range(len(grid.heads)):
+        keys = sorted({*declared, *range(number)})
+        if width and sum(widths[i] + 1 for i in keys) > _KEYS * width:
+            break
+        if len({tuple(row[i] for i in keys) for row in grid.rows}) == len(grid.rows):
+            heads = [replace(h, repeat=i in keys) for i, h in enumerate(grid.heads)]
+            return replace(grid, heads=heads)
+    return grid
+
+
 _SCREEN = 15  # lines: after more than these the answer is repeated
 _LONG = 0.3  # of the terminal's width: columns of longer names may be numbered
 
@@ -250,7 +268,7 @@ def _numbered(grid: Grid, width: int | None) -> Grid:
 
 def print_grid(grid: Grid, out: Destination) -> None:
     """Prints the lines above, the table and the lines below, in the form that ``out`` can show."""
-    grid = _numbered(grid, out.width) if grid.rows else grid
+    grid = _naming_rows(_numbered(grid, out.width), out.width) if grid.rows else grid
     widths = grid.widths()
     dropped, gap = fit(grid.heads, widths, out.width) if grid.rows else (set(), 2)
     below = list(grid.below)

@@ -121,8 +121,8 @@ def reference_grid(run: Run, points: Sequence[PublishedFigure]) -> Grid:
             ]
         )
     heads = [
-        Head("collective", left=True),
-        Head("size"),
+        Head("collective", left=True, repeat=True),
+        Head("size", repeat=True),
         Head("ranks"),
         Head("busbw", "GB/s"),
         Head("ranks", "there"),

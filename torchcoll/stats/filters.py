@@ -1,7 +1,8 @@
-"""``--filter collective=all_reduce,size>=1M``: which cases are compared."""
+"""``--filter collective=all_reduce,size>=1M``: which cases of the runs a command uses."""
 
 from __future__ import annotations
 
+import argparse
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -11,9 +12,11 @@ from typing import Any
 from torchcoll.core.case import SETTINGS
 from torchcoll.core.collectives import find_collective
 from torchcoll.core.errors import UsageError, choice, text_items
+from torchcoll.core.result import Run
 from torchcoll.core.units import parse_size
+from torchcoll.reading.inputs import expand, load_all, resolve_sources
 from torchcoll.stats.matching import NAMES, value_of
-from torchcoll.stats.sides import Measured
+from torchcoll.stats.sides import Measured, Reading, Side
 
 _FORM = re.compile(r"\s*(\w+)\s*(>=|<=|!=|=|>|<)\s*(\S.*?)\s*")
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
@@ -46,6 +49,33 @@ class Condition:
 def conditions(filter: str | Sequence[str]) -> list[Condition]:
     """Parse a text with commas, or several texts. Raises UsageError for a bad condition."""
     return [_condition(text) for text in text_items(filter, "filter") if text.strip()]
+
+
+def keep_cases(runs: Sequence[Run], filter: str | Sequence[str]) -> list[Run]:
+    """The runs with only the cases that the filter selects, without runs that have no such case.
+
+    Raises UsageError for a bad condition, and if no run has such a case.
+    """
+    wanted = conditions(filter)
+    if not wanted:
+        return list(runs)
+    for run in runs:
+        items = Side("", [run]).measured("time", Reading())
+        run.results = [m.result for m in items if all(term.holds(m) for term in wanted)]
+    kept = [run for run in runs if run.results]
+    if not kept:
+        raise UsageError("filter", filter, "conditions that some case fulfils")
+    return kept
+
+
+def read_runs(options: argparse.Namespace) -> list[Run]:
+    """The runs of ``options.files``, read as ``inputs.add_reading_options`` states.
+
+    Raises as ``load_all`` and ``keep_cases`` do.
+    """
+    sources = resolve_sources(options.files, options.collective, options.ranks)
+    runs = load_all(file for source in sources for file in expand(source))
+    return keep_cases(runs, options.filter)
 
 
 def _condition(text: str) -> Condition:

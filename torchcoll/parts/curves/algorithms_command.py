@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, TorchcollError, UsageError, choice, printable, tell
 from torchcoll.core.units import parse_share
-from torchcoll.reading.inputs import add_filter, add_import_options, add_over_ranks
+from torchcoll.reading.inputs import add_over_ranks, add_reading_options
 
 if TYPE_CHECKING:
     from torchcoll.core.result import Run
@@ -36,8 +36,8 @@ def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="losses smaller than this do not count (default %(default)s)",
     )
+    add_reading_options(parser)
     add_over_ranks(parser)
-    add_filter(parser)
     add("--format", default="table", help="table (default), markdown, csv or json")
     add(
         "--export-env",
@@ -55,7 +55,6 @@ def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
         help=("write the CSV file of NCCL's tuner plugin, which selects an algorithm by size"),
     )
     add("--force", action="store_true", help="replace the file of --export-tuner")
-    add_import_options(parser)
     add(
         "--channels",
         metavar="N",
@@ -228,5 +227,13 @@ COMMANDS = {
             "torchcoll algorithms matrix/ --export-tuner tuner.csv",
         ),
         exit_1="with --check: a run failed, a case is slower or wrong, or another algorithm ran",
+        option_groups={
+            "what is read": "--collective --ranks --filter",
+            "how algorithms are compared": "--threshold --over-ranks",
+            "settings for the next run": (
+                "--export-env --export-oneccl --export-tuner --channels --check"
+            ),
+            "output": "--format --force",
+        },
     ),
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
-from torchcoll.reading.inputs import add_over_ranks
+from torchcoll.reading.inputs import add_over_ranks, add_reading_options
 
 if TYPE_CHECKING:
     from torchcoll.parts.curves.model_check import CheckedModel
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def scaling_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; each is a run")
+    add_reading_options(parser)
     add(
         "--sizes",
         metavar="LIST",
@@ -35,13 +36,14 @@ def run_scaling(options: argparse.Namespace) -> ExitCode:
     from torchcoll.questions.show.plot import plot
     from torchcoll.report.formats import FORMATS, print_notes
     from torchcoll.report.pictures import check_path
+    from torchcoll.stats.filters import read_runs
 
     choice(options.format, "format", FORMATS)
     if options.plot:
         check_path(options.plot, options.force)
     sizes = [parse_size(text, "sizes") for text in (options.sizes or "").split(",") if text]
     link = _number(options.link_gbps)
-    curves = scaling(options.files, sizes=sizes, link_gbps=link)
+    curves = scaling(read_runs(options), sizes=sizes, link_gbps=link)
     show_scaling([curves], options.format)
     print_notes(curves, options.format)
     if options.plot:
@@ -60,6 +62,7 @@ def _number(text: str | None) -> float | None:
 def transitions_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; runs are pooled")
+    add_reading_options(parser)
     add_over_ranks(parser)
     add("--refine", action="store_true", help="print the sizes that would narrow each transition")
     add("--format", default="table", help="table (default), markdown, csv or json")
@@ -78,12 +81,13 @@ def run_transitions(options: argparse.Namespace) -> ExitCode:
     from torchcoll.questions.show.plot import plot
     from torchcoll.report.formats import FORMATS, print_notes
     from torchcoll.report.pictures import check_path
+    from torchcoll.stats.filters import read_runs
 
     choice(options.format, "format", FORMATS)
     choice(options.over_ranks, "over-ranks", OVER_RANKS)
     if options.plot:
         check_path(options.plot, options.force)
-    curves = transitions(options.files, over_ranks=options.over_ranks)
+    curves = transitions(read_runs(options), over_ranks=options.over_ranks)
     show_transitions([curves], options.format, refine=options.refine)
     print_notes(curves, options.format)
     if options.plot:
@@ -97,6 +101,7 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     fit = actions.add_parser("fit", help="fit laws over sizes and ranks to result files")
     add = fit.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; runs are pooled")
+    add_reading_options(fit)
     add(
         "-o",
         "--output",
@@ -133,6 +138,7 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = validate.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; runs are pooled")
+    add_reading_options(validate)
     add(
         "--predicted",
         metavar="FILE",
@@ -157,9 +163,10 @@ def _fit(options: argparse.Namespace) -> ExitCode:
     from torchcoll.parts.curves.model_fit import fit_model
     from torchcoll.parts.curves.model_show import show_fit
     from torchcoll.report.destination import check_new, write_file
+    from torchcoll.stats.filters import read_runs
 
     check_new(options.output, "output", options.force)
-    fitted = fit_model(options.files, options.concurrent)
+    fitted = fit_model(read_runs(options), options.concurrent)
     write_file(options.output, model_text(fitted.model), "output", options.force)
     if options.output != "-":
         show_fit(fitted)
@@ -202,6 +209,7 @@ def _validate(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.chart_matplotlib import write_charts
     from torchcoll.report.formats import FORMATS, print_notes
     from torchcoll.report.pictures import check_path
+    from torchcoll.stats.filters import read_runs
 
     choice(options.format, "format", FORMATS)
     if options.plot:
@@ -209,15 +217,15 @@ def _validate(options: argparse.Namespace) -> ExitCode:
     validation: Validation | CheckedModel | Simulated
     missing: list[str] = []
     if options.predicted and is_model(options.predicted):
-        checked = check_model(load_model(options.predicted), options.files)
+        checked = check_model(load_model(options.predicted), read_runs(options))
         show_checked(checked, options.format)
         validation = checked
     elif options.predicted:
-        simulated = validate_predicted(options.predicted, options.files)
+        simulated = validate_predicted(options.predicted, read_runs(options))
         show_simulated(simulated, options.format)
         validation, missing = simulated, simulated.missing
     else:
-        left_out = validate(options.files)
+        left_out = validate(read_runs(options))
         show_validation(left_out, options.format)
         validation = left_out
     print_notes(validation, options.format)

@@ -210,7 +210,7 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
     return make_grid(
         [
             (
-                Head("case", left=True),
+                Head("case", left=True, repeat=True),
                 lambda i: titles.get(repr(i[0].kind), "-") if several else "-",
             ),
             (Head("size", repeat=True), lambda i: _size(i[0])),

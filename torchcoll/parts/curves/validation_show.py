@@ -46,8 +46,8 @@ def show_validation(
     grid = make_grid(
         [
             (Head("left out", left=True, repeat=True), lambda row: row.over),
-            (Head("case", left=True), lambda row: titles.get(repr(row.kind), "all")),
-            (Head("ranks"), lambda row: "-" if row.ranks is None else str(row.ranks)),
+            (Head("case", left=True, repeat=True), lambda row: titles.get(repr(row.kind), "all")),
+            (Head("ranks", repeat=True), lambda row: "-" if row.ranks is None else str(row.ranks)),
             (Head("points"), lambda row: str(row.errors.count)),
             (Head("geomean"), lambda row: format_share(row.errors.geomean)),
             (Head("mean"), lambda row: format_share(row.errors.mean)),

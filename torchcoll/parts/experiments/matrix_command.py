@@ -409,5 +409,10 @@ COMMANDS = {
             ),
         ),
         exit_1="a run failed, or took longer than --cell-timeout",
+        option_groups={
+            "what differs between the cells": "--env --axis --load --preset --nccl-version --up-to",
+            "how the runs are made": "--runs --seed --cell-timeout --dry-run",
+            "output": "--output --quiet",
+        },
     ),
 }

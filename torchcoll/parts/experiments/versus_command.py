@@ -234,5 +234,10 @@ COMMANDS = {
         ),
         exit_1="a run failed twice in a row, a result was wrong or failed, or too few runs to "
         "judge",
+        option_groups={
+            "what is compared": "--env --axis --backend --implementation --load --a",
+            "when it ends": "--threshold --runs --budget --cell-timeout",
+            "output": "--output --resume --format --quiet --dry-run",
+        },
     ),
 }

@@ -349,7 +349,9 @@ def _collect(options: argparse.Namespace) -> ExitCode:
         rest = f" and {more} more" if more > 0 else ""
         number = counted(len(collected.no_results), "file")
         tell(f"torchcoll: note: no results in {number}, skipped: {names}{rest}")
-    return ExitCode.UNREADABLE if collected.unreadable else ExitCode.OK
+    if not collected.unreadable:
+        return ExitCode.OK
+    return ExitCode.FAILED if counts.runs or counts.unchanged else ExitCode.UNREADABLE
 
 
 def _prune(options: argparse.Namespace, keep_s: float, spare: Sequence[str]) -> None:
@@ -433,6 +435,11 @@ COMMANDS = {
             "torchcoll fleet nightly/ --expected-nodes nodes.txt --junit fleet.xml",
         ),
         exit_1="a node failed, is slow or missing, or a group of nodes is slow",
+        option_groups={
+            "what is judged": "--night --night-start --expected-nodes --threshold",
+            "what to do with slow nodes": "--drain-command --drained",
+            "output": "--format --all --junit --plot --force",
+        },
     ),
     "history": SubCommand(
         "find when a fleet or a node became slower, and what changed then",
@@ -465,5 +472,6 @@ COMMANDS = {
             "torchcoll collect --into torchcoll.sqlite --prune 400d --spare baseline.toml",
             "torchcoll collect 'spool/*/*.jsonl' --into postgresql://torchcoll@db/torchcoll",
         ),
+        exit_1="one of several files could not be read",
     ),
 }

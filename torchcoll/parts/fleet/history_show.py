@@ -192,9 +192,9 @@ def history_grid(history: PanelHistory, whole: bool) -> Grid:
         names = shorten([one_line(node) for node in history.too_short], 5)
         below.append(f"not judged, fewer than 5 earlier nights: {names}")
     heads = [
-        Head("since", left=True),
+        Head("since", left=True, repeat=True),
         Head("until", left=True, drop=2),
-        Head("where", left=True),
+        Head("where", left=True, repeat=True),
         Head("kind", left=True, drop=1),
         Head("time", "change"),
         Head("cases", drop=3),

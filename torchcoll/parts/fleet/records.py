@@ -18,9 +18,16 @@ from torchcoll.core.errors import UnreadableError, tell
 from torchcoll.core.file import files_of_run
 from torchcoll.core.result import CaseResult, Run, case_from_json, check_ranks, check_texts
 from torchcoll.core.run_facts import host_names, node_of
+from torchcoll.core.skipping import may_skip, skip
 from torchcoll.core.stdin import is_stdin
 from torchcoll.core.summary import Row, libraries_of, summarise
-from torchcoll.reading.inputs import Inside, expand, load_all, resolve_sources, split_label
+from torchcoll.reading.inputs import (
+    Inside,
+    expand,
+    load_all,
+    resolve_sources,
+    split_label,
+)
 from torchcoll.stats.sides import known_of, start_of
 
 OK, WRONG, FAILED, SKIPPED = "ok", "wrong", "failed", "skipped"
@@ -196,6 +203,8 @@ def runs_with_paths(arguments: Iterable[str]) -> Iterator[tuple[Run, str]]:
     read, and for a folder or glob without any run.
     """
     seen: set[str] = set()
+    refused: list[UnreadableError] = []
+    number = 0
     for argument in arguments:
         label, path = split_label(argument)
         errors: dict[str, UnreadableError] = {}
@@ -210,10 +219,14 @@ def runs_with_paths(arguments: Iterable[str]) -> Iterator[tuple[Run, str]]:
                 else:
                     runs = load_all([file])
             except UnreadableError as error:
-                if not isinstance(file, Inside):
+                if isinstance(file, Inside):
+                    errors[str(file)] = error
+                elif may_skip():
+                    refused.append(error)
+                else:
                     raise
-                errors[str(file)] = error
                 continue
+            number += len(runs)
             yield from ((run, "" if is_stdin(file) else str(file)) for run in runs)
         if errors and len(errors) == len(files):
             raise next(iter(errors.values()))
@@ -221,3 +234,4 @@ def runs_with_paths(arguments: Iterable[str]) -> Iterator[tuple[Run, str]]:
             names = ", ".join(list(errors)[:_NAMED])
             rest = f" and {len(errors) - _NAMED} more" if len(errors) > _NAMED else ""
             tell(f"torchcoll: note: skipped files that could not be read as results: {names}{rest}")
+    skip(refused, number > 0)

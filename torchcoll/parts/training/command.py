@@ -580,6 +580,15 @@ COMMANDS = {
             "torchcoll plan --config llama-3-8b --parallel fsdp=64 --machine 8xH100",
             "torchcoll plan --machine machine.json --traffic traffic/ --ranks 8..512",
         ),
+        option_groups={
+            "model": (
+                "--config --traffic --parameters --batch --dtype --param-dtype "
+                "--reduce-dtype --checkpointing --capacity-factor"
+            ),
+            "layout": "--parallel --ranks --compare --memory-gb --ring",
+            "machine": "--machine --step-ms --measured",
+            "output": "--format --plot --force",
+        },
     ),
     "replay": SubCommand(
         "run a recorded training step's collectives again",

@@ -354,7 +354,7 @@ def _rows(step: PlannedStep) -> Grid:
     return make_grid(
         [
             (Head("group", left=True, repeat=True), lambda rows: one_line(rows[0].group)),
-            (Head("ranks"), lambda rows: str(rows[0].ranks)),
+            (Head("ranks", repeat=True), lambda rows: str(rows[0].ranks)),
             (Head("collective", left=True, repeat=True), lambda rows: rows[0].collective),
             (Head("calls", "a step"), lambda rows: str(sum(row.calls for row in rows))),
             (Head("sizes"), _sizes),

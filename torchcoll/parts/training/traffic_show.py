@@ -76,9 +76,9 @@ def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
     chosen = [row for row in arrivals.ranks if row.late]
     chosen += [row for row in arrivals.ranks if not row.late][: max(0, _MOST_ROWS - len(chosen))]
     with_host = any(row.host for row in chosen)
-    columns = [(Head("rank"), lambda r: str(r.rank))]
+    columns = [(Head("rank", repeat=True), lambda r: str(r.rank))]
     columns += [(Head("host", left=True), lambda r: one_line(r.host or "-"))] * with_host
-    columns += [(Head("group", left=True), lambda r: one_line(r.group))] * several
+    columns += [(Head("group", left=True, repeat=True), lambda r: one_line(r.group))] * several
     share_of = "% of rest" if arrivals.ties else "% of calls"
     columns += [
         (Head("calls"), lambda r: str(r.calls + r.ties)),
@@ -105,8 +105,8 @@ def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
     grids.append(
         make_grid(
             [
-                (Head("rank"), lambda p: str(p.waiter)),
-                (Head("waited", "for"), lambda p: str(p.last)),
+                (Head("rank", repeat=True), lambda p: str(p.waiter)),
+                (Head("waited", "for", repeat=True), lambda p: str(p.last)),
                 (Head("calls"), lambda p: str(p.calls)),
                 (Head("median"), lambda p: format_time(p.median_ns)),
                 (Head("in all"), lambda p: format_time(p.total_ns)),
@@ -209,7 +209,7 @@ def module_grids(exposed: Exposed) -> list[Grid]:
     grid = make_grid(
         [
             (Head("module", left=True, repeat=True), lambda row: one_line(row.module)),
-            (Head("collective", left=True), lambda row: one_line(row.collective)),
+            (Head("collective", left=True, repeat=True), lambda row: one_line(row.collective)),
             (Head("calls", "a step", drop=2), lambda row: f"{row.calls_per_step:.3g}"),
             (Head("bytes", "a step", drop=1), lambda row: format_bytes(row.bytes_per_step)),
             (Head("time", "a step"), lambda row: format_time(row.time_per_step_ns)),
@@ -500,7 +500,7 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
     "bytes_out": (Head("bytes", "out"), _size("bytes_out")),
     "dtype": (Head("dtype", left=True), _traffic_cell("dtype")),
     "op": (Head("op", left=True), _traffic_cell("op")),
-    "group": (Head("group", left=True), _traffic_cell("group")),
+    "group": (Head("group", left=True, repeat=True), _traffic_cell("group")),
     "group_ranks": (Head("ranks", "a group"), _traffic_cell("group_ranks")),
     "groups": (Head("groups"), _traffic_cell("groups")),
     "backend": (Head("backend", left=True), _traffic_cell("backend")),

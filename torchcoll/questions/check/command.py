@@ -9,7 +9,7 @@ from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 from torchcoll.core.parts import first_answer
 from torchcoll.core.units import counted
 from torchcoll.questions.check.baseline import BaselineRuns
-from torchcoll.reading.inputs import add_import_options
+from torchcoll.reading.inputs import add_reading_options
 
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="result files, folders, quoted globs, output of other tools, label=PATH; - is stdin",
     )
-    add_import_options(parser)
+    add_reading_options(parser)
     add(
         "--fabric",
         metavar="NAME",
@@ -67,8 +67,9 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     from torchcoll.questions.check.judging import judge
     from torchcoll.questions.check.limits import CANNOT_TELL, FAIL
     from torchcoll.questions.check.show import FORMATS, show_verdicts
-    from torchcoll.reading.inputs import expand, load_all, resolve_sources
+    from torchcoll.reading.inputs import load_all
     from torchcoll.report.destination import check_new, write_file
+    from torchcoll.stats.filters import keep_cases, read_runs
 
     choice(options.format, "format", FORMATS)
     for what in ("junit", "health"):
@@ -85,9 +86,8 @@ def run_check(options: argparse.Namespace) -> ExitCode:
             if len(baselines) != 1:
                 count_text = f"{len(baselines)} runs in {options.baseline}"
                 raise UsageError("baseline", count_text, "a file of one run")
-            baseline = baselines[0]
-    sources = resolve_sources(options.files, options.collective, options.ranks)
-    runs = load_all(file for source in sources for file in expand(source))
+            (baseline,) = keep_cases(baselines, options.filter)
+    runs = read_runs(options)
     verdicts = [judge(run, options.fabric, options.rules, baseline) for run in runs]
     show_verdicts(runs, verdicts, options.format)
     for what, path, text_of in (
@@ -145,5 +145,10 @@ COMMANDS = {
             "torchcoll check tonight.jsonl --baseline accepted.jsonl --metrics torchcoll.prom",
         ),
         exit_1="with --gate: a verdict is FAIL; with good runs as --baseline: a run is slower",
+        option_groups={
+            "what is read": "--collective --ranks --filter",
+            "what the run is judged by": "--fabric --rules --baseline",
+            "output": "--format --gate --junit --health --metrics --force",
+        },
     ),
 }

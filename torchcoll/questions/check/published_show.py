@@ -72,8 +72,8 @@ def published_grid(run: Run) -> Grid | None:
     numbers = {case.source: number for number, case in enumerate(_by_source(shown), 1)}
     return make_grid(
         [
-            (Head("collective", left=True), lambda i: i[0]),
-            (Head("size"), lambda i: format_size(i[1])),
+            (Head("collective", left=True, repeat=True), lambda i: i[0]),
+            (Head("size", repeat=True), lambda i: format_size(i[1])),
             (Head("busbw", "GB/s"), lambda i: format_bandwidth(i[3])),
             (Head("yours", "GB/s"), lambda i: format_bandwidth(i[4]) if i[4] else "-"),
             (Head("machine", left=True), lambda i: f"{i[2].machine} [{numbers[i[2].source]}]"),
@@ -180,8 +180,11 @@ def _known_grid() -> Grid:
 
     return make_grid(
         [
-            (Head("kind", left=True), lambda p: p.kind),
-            (Head("entry", left=True), lambda p: f"{p.id} [{origins.index(_origin(p)) + 1}]"),
+            (Head("kind", left=True, repeat=True), lambda p: p.kind),
+            (
+                Head("entry", left=True, repeat=True),
+                lambda p: f"{p.id} [{origins.index(_origin(p)) + 1}]",
+            ),
             (Head("largest case", left=True), largest_text),
             (Head("busbw", "GB/s"),
              lambda p: format_bandwidth(next(iter(p.figures[largest(p)].values())))),

@@ -13,7 +13,7 @@ from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UnusableError, UsageError, choice, nearest_file, tell
 from torchcoll.core.units import counted, parse_share
 from torchcoll.questions.comparison import fail_on
-from torchcoll.reading.inputs import IMPORT_OPTIONS, add_filter, add_import_options, add_over_ranks
+from torchcoll.reading.inputs import IMPORT_OPTIONS, add_over_ranks, add_reading_options
 
 if TYPE_CHECKING:
     from torchcoll.questions.comparison.compare import Comparison
@@ -43,7 +43,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--metric", default="time", help="time (default), algbw or busbw")
     add_over_ranks(parser, default=None)
-    add_filter(parser)
+    add_reading_options(parser)
     add(
         "--by",
         default="",
@@ -87,14 +87,13 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--verbose", action="store_true", help="show the statistics too")
     add("--format", default="table", help="table (default), markdown, csv or json")
-    add_import_options(parser)
 
 
 def run_compare(options: argparse.Namespace) -> ExitCode:
     from torchcoll.questions.comparison.arguments import sides_of
     from torchcoll.questions.comparison.compare import compare
     from torchcoll.questions.comparison.show import notes_of_sides, show_comparisons
-    from torchcoll.reading.inputs import check_import_options, drop_non_results
+    from torchcoll.reading.inputs import check_import_options, drop_non_results, read_each
     from torchcoll.stats.differences import check_unmixed
     from torchcoll.stats.sides import side
 
@@ -103,7 +102,10 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     hints = options.collective, options.ranks
     named = sides_of(arguments)
     _check_no_capture(named)
-    base, *others = [side(name, paths, *hints) for name, paths in named]
+    (base_name, base_paths), *rest = named
+    base = side(base_name, base_paths, *hints)
+    sides = read_each(dict(enumerate(rest)), lambda each: side(each[0], each[1], *hints))
+    others = list(sides.values())
     check_import_options([run for each in (base, *others) for run in each.runs], *hints)
     unnamed = list(map(os.path.isfile, arguments))
     if unnamed[0] and sum(unnamed) > 2 and not options.by:  # what --by names is kept apart
@@ -231,5 +233,10 @@ COMMANDS = {
             "torchcoll compare before/ after/ --fail-on slower:5%",
         ),
         exit_1="with --fail-on: a case has this result, or is wrong, failed or missing in NEW",
+        option_groups={
+            "what is read": "--collective --ranks --filter --by",
+            "how it is compared": "--threshold --metric --over-ranks --fit",
+            "output": "--format --all --only --verbose --fail-on",
+        },
     ),
 }

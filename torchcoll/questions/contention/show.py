@@ -43,7 +43,7 @@ def concurrent_grid(overlaps: Sequence[Overlap], machine: Sequence[str] = ()) ->
         [
             (Head("collective", left=True, repeat=True), lambda o: o.case.collective),
             (Head("size", repeat=True), lambda o: format_size(o.case.size_bytes)),
-            (Head("group", left=True), lambda o: o.case.group or "-"),
+            (Head("group", left=True, repeat=True), lambda o: o.case.group or "-"),
             *begins,
             (Head("call", "alone", legend=_ALONE), lambda o: format_time(o.calls_ns)),
             (Head("call", "slowdown"), lambda o: _text(o.slowdown, "x")),

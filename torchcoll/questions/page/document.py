@@ -13,7 +13,7 @@ from typing import Any
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.case import NATIVE
-from torchcoll.core.errors import TorchcollError, UsageError, one_line
+from torchcoll.core.errors import TorchcollError, one_line
 from torchcoll.core.file import truncated_text
 from torchcoll.core.jsonl import CUT_OFF
 from torchcoll.core.parts import functions_of
@@ -45,8 +45,7 @@ from torchcoll.report.page import (
     shorten_repeated_caveats,
 )
 from torchcoll.report.pictures import check_pictures_available
-from torchcoll.stats.filters import conditions
-from torchcoll.stats.sides import Reading, Side
+from torchcoll.stats.filters import keep_cases
 
 _OPEN = 3  # runs up to which their tables are open
 
@@ -58,15 +57,18 @@ def page_of(
     command: str = "",
     inline: bool = True,
     progress: str = "",
+    collective: str | None = None,
+    ranks: int | None = None,
 ) -> Page:
     """The page on everything that these files, folders and ``label=PATH`` hold.
 
     arguments may be stores of ``torchcoll collect`` too. filter: as of ``compare``; the cases of
     results that it holds for. fabric: what the verdict is measured by. command: what makes the page
     again. inline: HTML, with charts in the page; otherwise its pictures are files. progress: how
-    far the runs are, if they go on; then that is the first answer. Raises
-    UnreadableError where there is nothing to report, UsageError for choices that do not exist,
-    UnavailableError without plotly, or without matplotlib if not inline.
+    far the runs are, if they go on; then that is the first answer. collective, ranks: what the
+    output of other tools does not state. Raises UnreadableError where there is nothing to report,
+    UsageError for choices that do not exist, UnavailableError without plotly, or without matplotlib
+    if not inline.
     """
     if inline:
         check_charts_available()
@@ -75,14 +77,8 @@ def page_of(
     recognise = [*functions_of("answers", "recognises")]
     others = [argument for argument in arguments if any(of(argument) for of in recognise)]
     files = [argument for argument in arguments if argument not in others]
-    material = read_material(files) if files else Material()
-    if wanted := conditions(filter):
-        for run in material.runs:
-            items = Side("", [run]).measured("time", Reading())
-            run.results = [m.result for m in items if all(term.holds(m) for term in wanted)]
-        material.runs = [run for run in material.runs if run.results]
-        if not material.runs:
-            raise UsageError("filter", filter, "conditions that some case fulfils")
+    material = read_material(files, collective, ranks) if files else Material()
+    material.runs = keep_cases(material.runs, filter)
     if progress:
         material.runs = list(map(_ended_so_far, material.runs))
     document = PageDraft(material, fabric, inline, bool(progress), files, others)

@@ -7,6 +7,7 @@ import argparse
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode
 from torchcoll.core.units import parse_share
+from torchcoll.reading.inputs import add_filter
 
 
 def pairs_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +21,7 @@ def pairs_arguments(parser: argparse.ArgumentParser) -> None:
             "outlier (default: that of the run)"
         ),
     )
+    add_filter(parser)
     add("--format", default="table", help="table (default), markdown, csv or json")
 
 
@@ -28,12 +30,13 @@ def run_pairs(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.file import uncollected
     from torchcoll.questions.pairs.show import show_pairs
     from torchcoll.reading.inputs import load_one
+    from torchcoll.stats.filters import keep_cases
 
     threshold = None
     if options.threshold is not None:
         threshold = parse_share(options.threshold, "threshold")
     with uncollected():
-        run = load_one(options.file)
+        (run,) = keep_cases([load_one(options.file)], options.filter)
         suspect = show_pairs(run, options.format, threshold)
     bad = suspect or not all(result.expected for result in run.results)
     return ExitCode.FAILED if bad else ExitCode.OK

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, printable, tell
-from torchcoll.reading.inputs import IMPORT_OPTIONS, add_filter, add_import_options, add_over_ranks
+from torchcoll.reading.inputs import IMPORT_OPTIONS, add_over_ranks, add_reading_options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         help="result or traffic files, folders, quoted globs, output of other tools, or "
         "label=PATH; - is stdin",
     )
-    add_import_options(parser)
+    add_reading_options(parser)
     add(
         "--reference",
         metavar="FILE",
@@ -184,6 +184,7 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         split_results_and_traffic,
     )
     from torchcoll.report.notes import note_lines
+    from torchcoll.stats.filters import keep_cases
 
     sources = resolve_sources(options.files, options.collective, options.ranks)
     loaded = [source for source in sources if isinstance(source, Run)]
@@ -196,6 +197,8 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         note_traffic(traffic)
         traffic = []
     runs = load_all([*loaded, *files])
+    if options.filter:
+        runs = keep_cases(runs, options.filter)
     for name in ("topology", "nccl_log"):
         if options.reference and getattr(options, name):
             value = getattr(options, name)[0]
@@ -259,12 +262,22 @@ def _fits_both(options: argparse.Namespace) -> bool:
         "verbose": None,
         "view": options.view not in (None, "cases"),
     }
-    asked = [*choices.values(), options.reference]
+    asked = [*choices.values(), options.reference, options.filter]
     return options.format in ("table", "markdown") and not any(asked)
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("files", "run", "reference", "explain", "published", "follow", "output", "force")
+    names = (
+        "files",
+        "run",
+        "reference",
+        "explain",
+        "published",
+        "follow",
+        "output",
+        "force",
+        "filter",
+    )
     left_out = (*names, *IMPORT_OPTIONS)
     return {k: v for k, v in vars(options).items() if k not in left_out}
 
@@ -273,8 +286,9 @@ def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode
     from torchcoll.core.traffic import Traffic
     from torchcoll.questions.show.show import show
 
-    if options.reference:
-        raise UsageError("reference", options.reference, "result files with it, not traffic")
+    for name in ("reference", "filter"):
+        if value := getattr(options, name):
+            raise UsageError(name, value, "result files with it, not traffic")
     if options.explain is not None:
         raise UnreadableError("file", paths[0], "results; this is what a training sent")
     captures = [Traffic.load(path) for path in paths]
@@ -304,7 +318,7 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--force", action="store_true", help="replace the picture")
     add_over_ranks(parser)
-    add_filter(parser)
+    add_reading_options(parser)
     add(
         "--fabric",
         metavar="NAME",
@@ -315,7 +329,14 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_plot(options: argparse.Namespace) -> ExitCode:
     from torchcoll.questions.show.plot import plot
-    from torchcoll.reading.inputs import drop_non_results, expand, load_all, split_label
+    from torchcoll.reading.inputs import (
+        check_import_options,
+        drop_non_results,
+        expand,
+        load_all,
+        read_each,
+        split_label,
+    )
     from torchcoll.report.destination import free_name
     from torchcoll.report.pictures import check_path
 
@@ -325,10 +346,13 @@ def run_plot(options: argparse.Namespace) -> ExitCode:
     for argument in drop_non_results(options.sides):
         label, path_of_side = split_label(argument)
         named.setdefault(label or _name(argument, named), []).append(path_of_side)
-    sides = {
-        name: load_all(file for path in paths for file in expand(path))
-        for name, paths in named.items()
-    }
+    hints = {name: getattr(options, name) for name in IMPORT_OPTIONS}
+
+    def read(paths: Sequence[str]) -> list[Run]:
+        return load_all((file for path in paths for file in expand(path)), **hints)
+
+    sides = read_each(named, read)
+    check_import_options([run for runs in sides.values() for run in runs], **hints)
     choices = {name: getattr(options, name) for name in ("over_ranks", "filter", "fabric", "rules")}
     plot(sides, path, **choices)
     print(printable(f"picture: {path}"))
@@ -363,7 +387,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
         "pictures in files of their own",
     )
     add("--force", action="store_true", help="replace the page and its pictures")
-    add_filter(parser)
+    add_reading_options(parser)
     add("--fabric", metavar="NAME", help="the fabric to judge by: nvswitch-h200, ib-ndr:8, ...")
 
 
@@ -388,12 +412,20 @@ def run_report(options: argparse.Namespace) -> ExitCode:
     path = Path(options.output)
     _check_report(path, (".html", ".md"), options.force)
     argv = ["torchcoll", "report", *options.files, "-o", options.output]
-    for name in ("filter", "fabric"):
+    for name in ("filter", "fabric", *IMPORT_OPTIONS):
         if value := getattr(options, name):
-            argv += [f"--{name}", value]
+            argv += [f"--{name}", str(value)]
     inline = path.suffix.lower() == ".html"
     with uncollected():
-        page = page_of(options.files, options.filter, options.fabric, shlex.join(argv), inline)
+        page = page_of(
+            options.files,
+            options.filter,
+            options.fabric,
+            shlex.join(argv),
+            inline,
+            collective=options.collective,
+            ranks=options.ranks,
+        )
         if inline:
             write_file(path, html_text(page), "output", options.force)
             print(printable(f"report: {path}"))
@@ -423,6 +455,15 @@ COMMANDS = {
             "torchcoll show run.jsonl --explain all_gather 1M",
             "torchcoll show run.jsonl --columns size_bytes,median_ns,busbw_gbps --format csv",
         ),
+        option_groups={
+            "what is read": "--collective --ranks --filter --follow",
+            "what is shown": (
+                "--view --columns --percentiles --over-ranks --clock --metric --all "
+                "--verbose --explain"
+            ),
+            "what it is shown beside": "--reference --published --topology --nccl-log",
+            "output": "--format --output --force",
+        },
     ),
     "plot": SubCommand(
         "draw time and bus bandwidth over sizes",

@@ -5,29 +5,34 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 from collections.abc import Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pandas
 
 from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UnavailableError, UsageError, choice, install_text, one_line
+from torchcoll.core.file import is_traffic
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, over_ranks_of, stated
 from torchcoll.core.traffic import Traffic
 from torchcoll.questions.show.show import show
-from torchcoll.report.formats import ORIGIN, View, row_origins
+from torchcoll.reading.inputs import Source, expand, load_all
+from torchcoll.report.formats import ORIGIN, View, row_origins, split_list
 from torchcoll.report.sample_views import CALL_FIELDS, CALLS
 from torchcoll.report.shown import shown
 
 
 def table(
-    source: Run | Traffic | OneLine | Sequence[Run],
+    source: Run | Traffic | OneLine | Source | Sequence[Source],
     over_ranks: str = "max",
     clock: str | None = None,
 ) -> pandas.DataFrame:
     """The rows of what torchcoll measured, or found, in base units.
+
+    source: as below, or a file, a folder or a pattern of it.
 
     Of a Run, or several, one row a case: the fields of core.summary.Row, then what tells runs
     apart: ``run_id``, ``file``, ``host`` (of rank 0), ``node`` (the label ``node``, else the host
@@ -48,9 +53,12 @@ def table(
     """
     if clock is not None and not isinstance(clock, str):
         raise UsageError("clock", type(clock).__name__, "host, device or issue")
-    runs = list(source) if isinstance(source, list | tuple) else [source]
-    if runs and all(isinstance(run, Run) for run in runs):
-        frames = [_run_table(run, over_ranks, clock) for run in runs if isinstance(run, Run)]
+    several: list[Any] = list(source) if isinstance(source, list | tuple) else [source]
+    if isinstance(source, str | os.PathLike) and is_traffic(source):
+        source = Traffic.load(source)
+    elif several and all(isinstance(each, Run | str | os.PathLike) for each in several):
+        runs = load_all(file for each in several for file in expand(each))
+        frames = [_run_table(run, over_ranks, clock) for run in runs]
         frame: pandas.DataFrame = frames[0]
         if len(frames) > 1:
             frame = pandas.concat(frames, ignore_index=True)
@@ -69,7 +77,7 @@ def table(
             frame = pandas.DataFrame(rows)
             return frame
     action = "torchcoll.run returns it on rank 0 alone." if source is None else ""
-    expected = "a Run, several, a Traffic, or what compare, cold, scaling, cost, ... found"
+    expected = "a Run or its file, several, a Traffic, or what compare, cold, cost, ... found"
     raise UsageError("table", type(source).__name__, expected, action)
 
 
@@ -101,12 +109,14 @@ def _run_table(run: Run, over_ranks: str, clock: str | None) -> pandas.DataFrame
 _PARQUET_TYPES = {"str": "string", "bool": "boolean", "int": "Int64", "float": "Float64"}
 
 
-def write_parquet(runs: Sequence[Run], file: BinaryIO) -> None:
+def write_parquet(runs: Sequence[Run], file: BinaryIO, columns: str | None = None) -> None:
     """One row a case, the columns of ``table``, of which those that name the file and the run
-    come first, and the reading over ranks, as in CSV.
+    come first, and the reading over ranks, as in CSV; or only these columns, names with commas.
 
-    Raises UnavailableError where no Parquet library is installed.
+    Raises UsageError for a column that does not exist, UnavailableError where no Parquet library is
+    installed.
     """
+    names = list(View(split_list(columns)).columns)
     frames = []
     for run in runs:
         frame = table(run)
@@ -117,7 +127,8 @@ def write_parquet(runs: Sequence[Run], file: BinaryIO) -> None:
         frame.insert(place, "over_ranks", [over_ranks_of(r, "max") for r in run.results])
         declared = {n: str(Row.__annotations__.get(n, "str")) for n in frame.columns}
         types = {name: _PARQUET_TYPES[text.split(" | ")[0]] for name, text in declared.items()}
-        frames.append(frame.astype(types))
+        frame = frame.astype(types)
+        frames.append(frame[names] if names not in ([], ["all"]) else frame)
     try:
         pandas.concat(frames, ignore_index=True).to_parquet(file, index=False)
     except ImportError:

@@ -6,11 +6,13 @@ import argparse
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, choice, tell
+from torchcoll.reading.inputs import add_reading_options
 
 
 def cold_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; each is a run")
+    add_reading_options(parser)
     add("--format", default="table", help="table (default), markdown, csv or json")
     add(
         "--plot",
@@ -26,11 +28,12 @@ def run_cold(options: argparse.Namespace) -> ExitCode:
     from torchcoll.questions.startup.show import show_cold
     from torchcoll.report.formats import FORMATS, print_notes
     from torchcoll.report.pictures import check_path
+    from torchcoll.stats.filters import read_runs
 
     choice(options.format, "format", FORMATS)
     if options.plot:
         check_path(options.plot, options.force)
-    finding = cold(options.files)
+    finding = cold(read_runs(options))
     show_cold([finding], options.format)
     print_notes(finding, options.format)
     if options.plot:

@@ -184,7 +184,7 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> Grid:
     return make_grid(
         [
             (Head("ranks", repeat=True), lambda s: str(s.ranks or "-")),
-            (Head("position", "in job", legend=_IN_JOB), lambda s: s.in_job or "-"),
+            (Head("position", "in job", repeat=True, legend=_IN_JOB), lambda s: s.in_job or "-"),
             (Head("hosts", drop=4), lambda s: ", ".join(map(str, s.hosts)) or "-"),
             (Head("runs"), lambda s: str(s.runs)),
             (Head("1st", "call"), lambda s: format_time(s.first_ns)),
@@ -310,7 +310,7 @@ def _late(late: Sequence[Late]) -> Grid:
     return make_grid(
         [
             (Head("case", left=True, repeat=True), lambda o: named.get(repr(o.kind), "-")),
-            (Head("ranks"), lambda o: str(o.ranks or "-")),
+            (Head("ranks", repeat=True), lambda o: str(o.ranks or "-")),
             (Head("size", repeat=True), lambda o: format_size(o.size_bytes)),
             (Head("calls", "before"), lambda o: "-" if o.ordinal is None else str(o.ordinal)),
             (Head("algorithm", left=True), lambda o: one_line(o.algorithm or "-")),
