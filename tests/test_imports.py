@@ -62,7 +62,7 @@ TABLE = {
     "questions/check": ({*NOUNS, "questions/pairs", "report/junit"}, set(), set()),
     "questions/comparison": ({*NOUNS, "stats"}, SCIENCE, set()),
     "questions/contention": ({*NOUNS, "stats"}, SCIENCE, set()),
-    "questions/pairs": (NOUNS, SCIENCE, set()),
+    "questions/pairs": ({*NOUNS, "stats"}, SCIENCE, set()),
     "questions/show": (
         {*NOUNS, "stats", "report", *QUESTIONS, "bench/live"},
         SCIENCE,

@@ -92,7 +92,11 @@ def test_a_bit_in_round_7_is_named_and_a_signal_ends_it(tmp_path, capsys):
     assert result.status == "ok"
     show(job.path)
     out = capsys.readouterr().out
-    assert f"): 1 fault, {soaked(run).checked} of {soaked(run).calls} calls checked; " in out
+    found = soaked(run)
+    head = (
+        f"): 1 fault in {found.duration} of soak ({found.checked} of {found.calls} calls checked)"
+    )
+    assert head in " ".join(out.split())
     assert f"FAULT {fault}" in out
     show(job.path, format="json")
     (case,) = json.loads(capsys.readouterr().out)["soak"]["cases"]
@@ -200,11 +204,11 @@ def test_sub_groups_of_unlike_size_are_no_fault(tmp_path):
     # Each round makes two cold calls at least, a ramp-up call or more, and five that are measured.
     assert found.calls - found.checked >= 8 * rounds
     assert found.calls <= 10 * found.checked
-    text = f"): {found.checked} of {found.calls} calls checked, all correct; "
-    assert text in job.stdout()
+    text = f"{found.checked} of {found.calls} calls checked, all correct"
+    assert text in " ".join(job.stdout().split())
     assert len(run.machine) == 2  # before the first round and after the last
     unchecked = Measured(tmp_path / "none", "all_reduce", f"{words} -c 0", 2, **how)
-    assert ": not checked; " in unchecked.ended(0).stdout()
+    assert "no result was checked" in " ".join(unchecked.ended(0).stdout().split())
 
 
 @pytest.mark.parametrize(
@@ -485,6 +489,9 @@ def test_a_step_is_told_as_large_as_it_is():
     assert drift.value == pytest.approx(1.0)
     assert drift.low < 1.0 < drift.high
     assert found.drifting == found.cases
+    assert found.answer.headline == (
+        "all_reduce 1M takes 100 % longer in the last quarter of 4.0 h than in the first"
+    )
 
 
 def test_the_interval_of_the_drift():
@@ -502,6 +509,12 @@ def test_the_interval_of_the_drift():
     assert drift.high == pytest.approx(expm1(0.097159), rel=1e-4)
     assert drift.p == pytest.approx(1)
     assert found.drifting == ()
+    # Found at p 0.05 in 9 of 10: (2.44691 + 1.43976) x 0.05 = 0.19433: 21 % is more than 5 %.
+    assert found.answer.detectable == pytest.approx(expm1(0.19433), rel=1e-4)
+    assert found.answer.headline == (
+        "Cannot tell whether a case drifts in 8.0 min (only a drift of 21 % or more would have "
+        "been found)"
+    )
 
 
 def test_a_small_drift_is_not_spoken_of():
@@ -509,6 +522,16 @@ def test_a_small_drift_is_not_spoken_of():
     found = soaked_of([1000 * 1.01 ** (k / 7) for k in range(8)])
     assert found.cases[0].drift.p == pytest.approx(0, abs=1e-9)
     assert found.drifting == ()
+    headline = "no case drifts in 8.0 min (a drift of 2.0 % would have been found)"
+    assert (found.answer.headline, found.answer.level) == (headline, "good")
+
+
+def test_few_windows_cannot_tell_of_drift():
+    answer = soaked_of([1000.0] * 7).answer
+    assert answer.headline == (
+        "Cannot tell whether a case drifts in 7.0 min (no drift can be excluded)"
+    )
+    assert answer.next_step == "soak at least eight windows"
 
 
 def test_the_worst_window_and_the_rank_that_is_late():

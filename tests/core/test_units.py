@@ -319,6 +319,6 @@ def test_a_shortened_list_says_how_many_are_left_out():
     assert units.shorten_list(["a", "b", "c"], 2, "{} more such sizes") == [
         "a",
         "b",
-        "1 more such sizes",
+        "1 more such size",
     ]
     assert units.shorten_list(["a"], 2) == ["a"]

@@ -396,7 +396,9 @@ def test_one_host_and_several_predict_more_hosts(measured_hosts, tmp_path, capsy
             assert found.high_ns < 10 * found.low_ns
     show_fit(fitted_model)
     out = capsys.readouterr().out
-    assert out.startswith("fitted 1 kind of cases") and "is assumed, not supported" in out
+    assert (
+        out.startswith("the model predicts 1 kind of cases") and "is assumed, not supported" in out
+    )
     assert "no number of ranks can be predicted from the others" in " ".join(out.split())
     # Two numbers of ranks determine the links, so that nothing is left for an interval.
     link = next(line for line in out.splitlines() if "between hosts: a step" in line)
@@ -533,8 +535,8 @@ def test_a_simulator_by_ranks_and_overall(tmp_path, capsys):
     cli.main(simulated(tmp_path))
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].endswith(
-        "geometric mean of the errors 13.39 %, mean 16.46 %, worst 41.26 %, over 9 of 9 measured "
-        "cases"
+        "is off by 16 % on average (geometric mean 13.39 %, worst 41.26 %); 9 of 9 measured cases "
+        "predicted"
     )
     assert "    2  3 of 3  20.63 %  24.07 %  41.26 % (all_reduce 16M)" in lines
 
@@ -738,4 +740,6 @@ def test_a_model_is_not_written_over(model_path, capsys):
 def test_validation_ends_with_a_sentence(model_path, capsys):
     assert cli.main(["model", "validate", model_path.replace("machine.json", "run.csv")]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("left-out sizes: mean error 0.0 %; 100 % of 15 times lie in")
+    assert last.startswith(
+        "predicted times of left-out sizes are off by 0.0 % on average (worst 0.0 %"
+    )

@@ -87,7 +87,7 @@ def test_a_machine_that_has_become_slower(files, capsys):
     assert [point["size_bytes"] for point in found["points"]] == SIZES
     assert check(files, "slow") == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert "machine.json: mean error 9.1 % (geometric mean 9.1 %, worst 9.1 %: " in last
+    assert "machine.json is off by 9.1 % on average (worst 9.1 %: " in last
     assert last.endswith("on 4 ranks); 0 % of 7 times lie in their 90 % interval")
 
 

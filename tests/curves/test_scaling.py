@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from error_form import error_text
@@ -12,7 +13,7 @@ from made_starts import MS, start
 
 from torchcoll.core.errors import UsageError
 from torchcoll.parts.curves.scaling import scaling
-from torchcoll.parts.curves.scaling_show import answer_of, scaling_grids, show_scaling
+from torchcoll.parts.curves.scaling_show import scaling_grids, show_scaling
 
 NOISE = (0.99, 1.01)
 
@@ -158,10 +159,38 @@ def test_forced_algorithms_are_curves_of_their_own():
 def test_wrong_cases_are_a_caveat_of_the_answer():
     bad = launch(4, {1024: 1})
     bad.results[0].status = "wrong"
-    answer = answer_of(found([*grown(lambda n: 1000 * n), bad]))
-    assert answer.headline.startswith("time grows like n ")
-    assert answer.details == ("wrong results in 1 of 9 runs (1K)",)
+    answer = found([*grown(lambda n: 1000 * n), bad]).answer
+    assert re.match(r"time grows [0-9.]+x from 2 to \d+ ranks, like n$", answer.headline)
+    assert answer.details[-1] == "wrong results in 1 of 9 runs (1K)"
     assert (answer.level, answer.counts) == ("bad", {"wrong": 1})
+
+
+def test_what_growth_would_have_been_found():
+    """Two runs, 1 % apart from the mean, on each of four numbers of ranks: no growth over 10 % is
+    missed. With a factor of 2 between them nothing is known.
+    """
+    answer = found(grown(lambda n: 1000)).answer
+    assert re.fullmatch(
+        r"time does not grow from 2 to 16 ranks \(a growth of 1\d % would have been found\)",
+        answer.headline,
+    )
+    assert (answer.level, answer.certainty) == ("good", "certain")
+    noisy = [launch(n, {1024: 1000 * f}) for n in (2, 4, 8, 16) for f in (0.5, 2)]
+    answer = found(noisy).answer
+    assert answer.headline.startswith("Cannot tell whether time grows from 2 to 16 ranks (")
+    assert (answer.level, answer.next_step) == (
+        "doubt",
+        "make four times as many runs on each number of ranks",
+    )
+
+
+def test_two_numbers_of_ranks_cannot_tell():
+    answer = found(grown(lambda n: 1000, ranks=(2, 4))).answer
+    assert answer.headline == (
+        "Cannot tell whether the time grows with the ranks (measured on 2, 4 ranks, and 3 numbers "
+        "are needed)"
+    )
+    assert "--preset scaling" in answer.next_step
 
 
 def test_wrong_cases_are_left_out():

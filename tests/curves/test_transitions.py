@@ -73,7 +73,7 @@ def test_the_log_names_a_change_elsewhere(capsys):
     assert change.handover is None
     show_transitions([all_of(one)])
     text = capsys.readouterr().out
-    assert "1 to 2 between 256K and 512K: time jumps up by 2.61x at once; the log names no" in text
+    assert "1 to 2 between 256K and 512K: time jumps up by 2.6x at once; the log names no" in text
     assert "the log: RING/LL to RING/SIMPLE between 4M and 8M; the times show no change" in text
 
 

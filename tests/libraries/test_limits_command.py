@@ -95,7 +95,7 @@ def test_a_topology_for_nccl_names_how_to_get_a_dump(tmp_path, capsys):
     assert main(["log", str(path)]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert "no limit is known: the file has no <gpu>" in last
-    assert last.endswith("run anything there with NCCL_TOPO_DUMP_FILE=topo.xml, and give that")
+    assert last.endswith("run any job with NCCL_TOPO_DUMP_FILE=topo.xml, and give that file")
 
 
 @pytest.mark.parametrize("gpus", [0, 1])

@@ -231,7 +231,7 @@ def test_a_cleared_rank_hides_no_link_of_its_own():
     ]
 
 
-def test_scatter_too_large_for_the_threshold_is_said():
+def test_scatter_too_large_for_the_threshold_is_noise():
     """A pair 30 % slower than the others. Calls spread by 35 %: 1 - exp(-3.5 x 0.35) = 71 %."""
     pairs = made(["h"] * 6, lambda a, b: 1000 / 0.7 if (a, b) == (1, 4) else 1000, key=SMALL)
     timings = pairs.times[SMALL]
@@ -242,11 +242,12 @@ def test_scatter_too_large_for_the_threshold_is_said():
     pairs.times[SMALL] = {pair: t._replace(spread=0.35, calls=5) for pair, t in timings.items()}
     assert suspects.find_suspects(pairs) == []
     (one,) = suspects.find_noise(pairs, [])
-    assert suspects.noise_text(pairs, [one]) == (
-        "too noisy to accuse at 20 %: both ways 128K x 5 calls spread by 35 % (seen from 71 % on); "
-        "use --sizes 8M -n 10"
-    )
+    assert suspects.noise_summary(pairs, one) == "both ways 128K x 5 calls spread by 35 %"
+    assert suspects.noise_remedy([one]).startswith("repeat with --sizes 8M -n 10 while")
     assert suspects.find_noise(pairs, [], threshold=0.75) == []
+    # A link: 1 - exp(-(3.5 + 2) x 0.35) = 85.4 %.
+    (found,) = suspects.find_detectable(pairs)
+    assert found.link == pytest.approx(0.854, abs=0.001) and found.within
 
 
 def test_pairs_that_differ_are_noise_however_steady_their_calls():
@@ -258,30 +259,29 @@ def test_pairs_that_differ_are_noise_however_steady_their_calls():
     }
     (one,) = suspects.find_noise(pairs, [])
     assert one.between == pytest.approx(math.log(2) / 2 / 0.6745)
-    # 1 - exp(-3.5 x 0.5139) = 83.4 %
-    assert suspects.noise_text(pairs, [one]) == (
-        "too noisy to accuse at 20 %: both ways 1M x 10 calls differ by 51 % from pair to pair "
-        "(seen from 84 % on); use --sizes 8M"
-    )
+    summary = "both ways 1M x 10 calls differ by 51 % from pair to pair"
+    assert suspects.noise_summary(pairs, one) == summary
 
 
-def test_noise_is_one_line_of_what_was_asked_for():
-    """A latency has a threshold of its own: it is said where nothing else was measured."""
+def test_the_noise_of_latencies_matters_where_nothing_else_was_measured():
     pairs = made(["h"] * 6, lambda a, b: 1000)
     noisy = {pair: t._replace(spread=0.3, calls=10) for pair, t in pairs.times[BW].items()}
     pairs.times = {LAT: noisy, (SEND, 8 << 20): noisy, (EXCHANGE, 8 << 20): noisy}
     several = suspects.find_noise(pairs, [])
-    assert len(several) == 3
-    # 1 - exp(-3.5 x 0.3) = 65.01 %
-    assert suspects.noise_text(pairs, several) == (
-        "too noisy to accuse at 20 %: one way 8M x 10 calls spread by 30 % (seen from 66 % on), "
-        "both ways 8M x 10 calls spread by 30 % (seen from 66 % on); use --threshold 66%"
-    )
+    assert [noise.what for noise in several] == ["one way", EXCHANGE]
+    assert suspects.noise_remedy(several).startswith("repeat with -n 40 while")
     pairs.times = {LAT: noisy}
-    assert suspects.noise_text(pairs, suspects.find_noise(pairs, [])) == (
-        "too noisy to accuse at 50 %: latency 8 x 10 calls spread by 30 % (seen from 66 % on)"
-    )
-    assert suspects.noise_text(pairs, []) == ""
+    (one,) = suspects.find_noise(pairs, [])
+    assert suspects.noise_summary(pairs, one) == "latency 8 x 10 calls spread by 30 %"
+    (found,) = suspects.find_detectable(pairs)
+    assert found.link is None and found.unit > 0.5
+
+
+def test_two_nodes_cannot_be_compared_with_each_other():
+    pairs = made(["a", "a", "a", "b", "b", "b"], lambda a, b: 1000, noise=0)
+    inside, between = suspects.find_detectable(pairs)
+    assert (inside.unit, between.unit) == (pytest.approx(0.2), None)
+    assert between.link == pytest.approx(0.2)
 
 
 def test_a_fault_is_no_noise():

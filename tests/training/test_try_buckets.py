@@ -198,10 +198,11 @@ def test_verdicts():
 
 
 TABLE = """\
+Probably bucket_cap_mb=default is 1.11x faster than 25 (95 %: 1.11x, one run); 1 was 2.0x slower (95 %: 2.0x, one run). Next: repeat the run to be certain
+
 training steps of DistributedDataParallel: gloo, cpu, 2 ranks
-2 rounds, the caps in shuffled order (seed 0); in each 3 steps left out, then 2
-clock: host, the device idle at both ends of a step; max over ranks
-ratio = step / step with 25, of the medians of each round; its 95 % interval is over the rounds of this run
+2 rounds of 2 steps of the slowest rank, after 3 that are left out
+ratio: step / step with 25, its 95 % interval over the rounds
 
 bucket_cap_mb  steps      step       low      high  ratio            95 %  result
                         median        p5       p95
@@ -209,9 +210,23 @@ bucket_cap_mb  steps      step       low      high  ratio            95 %  resul
       default      4  13.50 ms  8.650 ms  18.35 ms  0.900  0.900 to 0.900  faster
             1      4  30.00 ms  19.65 ms  40.35 ms  2.000  2.000 to 2.000  slower
 
-least ratio: bucket_cap_mb default, faster than 25
-one run is one replicate: several runs alone tell how they differ
+Probably bucket_cap_mb=default is 1.11x faster than 25 (95 %: 1.11x, one run); 1 was 2.0x slower (95 %: 2.0x, one run). Next: repeat the run to be certain
 """  # noqa: E501
+
+
+def test_the_answer():
+    """Two rounds with 1.5 and 1.6: the logarithms' mean is 0.4377 and its error 0.0323; t of 1
+    degree is 12.71. exp(0.4377 -+ 0.4101) is 1.028 to 2.336. With 0.9 and 1.1 nothing is known.
+    """
+    answer = trial((10, 15), (10, 16), caps=(25, 1)).answer
+    assert answer.text == "keep bucket_cap_mb=25; 1 was 55 % slower (95 %: 1.03x to 2.3x, one run)"
+    assert answer.level == "good"
+    answer = trial((10, 9), (10, 11), caps=(25, 1)).answer
+    assert answer.headline.startswith(
+        "Cannot tell whether bucket_cap_mb=1 is faster than 25 (it was"
+    )
+    assert answer.headline.endswith("x, not significant)")
+    assert answer.next_step == "try_buckets with rounds=8"
 
 
 def test_the_table(capsys):

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sized
 from typing import Any
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import cut_text, one_line
 
 _LONGEST = 200  # characters of a line
@@ -49,6 +50,14 @@ class Displayed(OneLine):
     """A result that a notebook displays as a table and charts when it is the value of a cell."""
 
     __slots__ = ()
+
+    @property
+    def answer(self) -> Answer | None:
+        """The sentence of the command that displays it, as data; None if there is none."""
+        # By name, as below.
+        form = importlib.import_module("torchcoll.report.shown").shown(self)
+        answer: Answer | None = form.answer(self) if form and form.answer else None
+        return answer
 
     def _ipython_display_(self) -> None:
         # By name, as below.

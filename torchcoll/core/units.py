@@ -238,6 +238,17 @@ def format_ratio(ratio: float | None) -> str:
     return f"{ratio:.{max(3, 2 - power)}f}"
 
 
+def format_digits(value: float, digits: int = 3) -> str:
+    """Format a number with so many significant digits, but whole numbers whole and never with an
+    exponent: ``0.0123``, ``2``, ``1.21``, ``29154``.
+    """
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = max(0, digits - 1 - int(f"{value:.{digits - 1}e}".partition("e")[2]))
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def format_percent(share: float) -> str:
     """Format a share as a percentage: 0.025 as ``2.5 %``."""
     return f"{100 * share:g} %"
@@ -310,7 +321,13 @@ def counted(number: int, noun: str) -> str:
 def shorten_list(texts: Sequence[str], most: int, rest: str = "{} more") -> list[str]:
     """The first ``most`` texts, and if there are more, ``rest`` with the number left out."""
     left_out = len(texts) - most
-    return [*texts[:most], rest.format(left_out)] if left_out > 0 else [*texts]
+    return [*texts[:most], _rest_text(rest, left_out)] if left_out > 0 else [*texts]
+
+
+def _rest_text(rest: str, left_out: int) -> str:
+    """``2 more cases``, ``1 more case``."""
+    text = rest.format(left_out)
+    return re.sub(r"(1 more (?:such )?\w+)s\b", r"\1", text) if left_out == 1 else text
 
 
 def shorten_middle(texts: Sequence[str], most: int, first: int = 2) -> list[str]:
@@ -323,4 +340,4 @@ def shorten(
 ) -> str:
     """Join the first ``most`` texts: ``a, b and 3 more``. rest: what stands for the others."""
     left_out = len(texts) - most
-    return between.join(texts[:most]) + (rest.format(left_out) if left_out > 0 else "")
+    return between.join(texts[:most]) + (_rest_text(rest, left_out) if left_out > 0 else "")

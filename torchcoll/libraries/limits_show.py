@@ -26,8 +26,8 @@ _PATHS = (
 _ASSUMED_SPEED = "GB/s of one direction, as {0} reckons, below the rate of the wire"
 
 _DUMP = (
-    ". It is what NCCL is given (NCCL_TOPO_FILE): what it finds has them, so run anything there "
-    "with NCCL_TOPO_DUMP_FILE=topo.xml, and give that"
+    ", as a file for NCCL_TOPO_FILE may be. NCCL writes one with GPUs: run any job with "
+    "NCCL_TOPO_DUMP_FILE=topo.xml, and give that file"
 )
 
 Limits = list[tuple[Reach, list[AlgorithmLimit]]]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchcoll.core import units
 from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
+from torchcoll.core.units import plural
 from torchcoll.libraries.topology_show import dump_grids, field_cell
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head
@@ -257,7 +258,7 @@ def _grids(job: JobLog) -> list[Grid]:
     more = len(job.warnings) - len(texts)
     if texts:
         below = [f"warning: {text}" for text in texts]
-        below += [f"{more} more warnings"] if more else []
+        below += [f"{more} more {plural(more, 'warning')}"] if more else []
         grids.append(Grid([], [], below=below))
     return grids
 

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.units import counted, format_bytes
+from torchcoll.core.units import (
+    counted,
+    format_bytes,
+    format_digits,
+    format_share,
+)
 from torchcoll.machine.placement import cpu_numbers, number_in, process_ids, text_in
 
 # The load of the cores is the difference of two samples of the ticks in /proc, which only increase.
@@ -284,7 +289,7 @@ def during(first: dict[str, Any], last: dict[str, Any], kind: str) -> Iterator[s
         if (cpu.get("others_cores") or 0) > BUSY_SHARE.get(kind, BUSY_SHARE_WITH_DEVICE) * cores:
             yield f"{host}: {_cores_text(cpu)} during the run"
         if stolen > max(STOLEN_CORES, STOLEN_SHARE * (cpu.get("busy_cores") or 0)):
-            yield f"{host}: CPU steal {100 * stolen / cores:.2g} % during the run"
+            yield f"{host}: CPU steal {format_share(stolen / cores)} during the run"
     for unit in ("core", "package"):
         times = _rise(earlier_cpu.get(f"throttled_{unit}"), cpu.get(f"throttled_{unit}"))
         if times:
@@ -379,10 +384,11 @@ def processes_text(processes: list[dict[str, Any]]) -> str:
 
 
 def _cores_text(shares: dict[str, Any]) -> str:
-    text = f"other processes used {shares['others_cores']:.2g} of {shares['cores']} cores"
+    used = format_digits(shares["others_cores"], 2)
+    text = f"other processes used {used} of {shares['cores']} cores"
     top = next(iter(shares["processes"]), None)
     if top and top["cores"] >= shares["others_cores"] / 2:
-        facts = [f"pid {top['pid']}", top.get("user"), f"{top['cores']:.2g} cores"]
+        facts = [f"pid {top['pid']}", top.get("user"), f"{format_digits(top['cores'], 2)} cores"]
         text += f", most {top['name']} ({', '.join(filter(None, facts))})"
     return text
 

@@ -19,7 +19,9 @@ from torchcoll.core.parts import modules_of
 if TYPE_CHECKING:
     import pandas
 
+    from torchcoll.core.answer import Answer
     from torchcoll.report.chart import Chart
+    from torchcoll.report.grid import Grid
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Shown:
     - options: further arguments that ``show`` takes: ``columns``, ``every``.
     - charts: those of one, which answer what it is about; plotted: ``plot`` draws them to a file.
     - frame: the DataFrame of one; without it the ``rows`` of its JSON are one.
+    - answer: that of one, where its class has no ``answer`` itself.
     """
 
     show: Callable[..., None]
@@ -37,6 +40,12 @@ class Shown:
     charts: Callable[[Any], list[Chart]] | None = None
     plotted: bool = False
     frame: Callable[[Any], pandas.DataFrame] | None = None
+    answer: Callable[[Any], Answer | None] | None = None
+
+
+def last_answer(grids: Sequence[Grid]) -> Answer | None:
+    """The answer of the tables of one finding."""
+    return next((grid.answer for grid in reversed(grids) if grid.answer), None)
 
 
 def shown(finding: Any) -> Shown | None:

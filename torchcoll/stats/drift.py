@@ -7,6 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torchcoll.stats.distributions import line_through, t_p_value, t_quantile
+from torchcoll.stats.power import detectable_change
+
 LEVEL = 0.9  # of the interval
 STRETCHES = 8  # of time; with fewer values nothing is said of drift
 LEAST = 0.02  # a drift below it is not spoken of
@@ -27,13 +30,19 @@ class TimeDrift:
     high: float
     p: float
 
+    def detectable(self, tests: int) -> float | None:
+        """The smallest drift that is found in 9 of 10 soaks like this one; None if it is above
+        900 %. tests: how many cases are tested together.
+        """
+        half = (math.log1p(self.high) - math.log1p(self.low)) / 2
+        error = half / t_quantile((1 + LEVEL) / 2, STRETCHES - 2)
+        return detectable_change(error, STRETCHES - 2, SURE / tests, LEAST)
+
 
 def drift_of(values: Sequence[float]) -> TimeDrift | None:
     """values: in the order of time. None for fewer than eight values, or if one is not above 0."""
     if len(values) < STRETCHES or min(values) <= 0:
         return None
-    from torchcoll.stats.distributions import line_through, t_p_value, t_quantile
-
     logs, count = [math.log(value) for value in values], len(values)
     edges = [round(k * count / STRETCHES) for k in range(STRETCHES + 1)]
     means = [math.fsum(logs[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]

@@ -6,7 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
+from torchcoll.core.units import (
+    counted,
+    format_bandwidth,
+    format_digits,
+    format_ns,
+    format_size,
+)
 from torchcoll.parts.curves.scaling_show import reading_of
 from torchcoll.parts.curves.transitions_show import LEGEND, lines_below, note_lines
 from torchcoll.parts.curves.validation_show import ErrorPoint, error_panels
@@ -54,7 +60,8 @@ def scaling_charts(finding: Scaling) -> list[chart.Chart]:
                     [chart.seconds(p.time_ns) for p in points],
                     [
                         f"{name} on {counted(p.ranks, 'rank')}: {format_ns(p.time_ns or 0, 4)}"
-                        f"<br>{first / (p.time_ns or 1):.3g} times as fast as on {points[0].ranks}"
+                        f"<br>{format_digits(first / (p.time_ns or 1))} times as fast as on "
+                        f"{points[0].ranks}"
                         f"<br>{counted(p.runs, 'run')}"
                         for p in points
                     ],

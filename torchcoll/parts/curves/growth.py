@@ -28,6 +28,7 @@ from torchcoll.questions.comparison.results import p_text
 from torchcoll.stats import distributions
 from torchcoll.stats.holm import holm
 from torchcoll.stats.line import Floats
+from torchcoll.stats.power import detectable_change
 from torchcoll.stats.ratios import LEVEL
 
 FEWEST = 3  # numbers of ranks: every law fits two of them exactly
@@ -125,6 +126,8 @@ class Growth:
         law does not fit, its deviations are not noise; then only the order of the durations is
         tested (Kendall's tau).
     points: (ranks, ns) of each run.
+    detectable: the growth over the range that is found in 9 of 10 repetitions, as a share; None if
+        no law fits, or above 900 %.
     """
 
     runs: int
@@ -138,6 +141,12 @@ class Growth:
     constant: float | None = None
     p_value: float | None = None
     points: tuple[tuple[int, float], ...] = field(default=(), repr=False)
+    detectable: float | None = None
+
+    @property
+    def changes(self) -> bool:
+        """Whether it was found to grow or to fall."""
+        return self.result not in (TOO_FEW, "constant", "inconclusive")
 
     @property
     def falls(self) -> bool:
@@ -187,8 +196,19 @@ def growths(curves: Sequence[Sequence[tuple[int, float]]]) -> list[Growth]:
         results.append(growth)
     tested = [i for i, growth in enumerate(results) if growth.p_value is not None]
     for i, p in zip(tested, holm([results[i].p_value or 0.0 for i in tested]), strict=True):
-        results[i] = _judge(replace(results[i], p_value=p))
+        detectable = _detectable(results[i], len(tested))
+        results[i] = _judge(replace(results[i], p_value=p, detectable=detectable))
     return results
+
+
+def _detectable(growth: Growth, tests: int) -> float | None:
+    """tests: how many curves are judged together."""
+    law, degrees = growth.law, growth.runs - 2
+    if law is None or not law.fits:
+        return None
+    half = math.log(law.high_90 / law.low_90) / 2
+    error = half / distributions.t_quantile(0.95, degrees)
+    return detectable_change(error, degrees, LEVEL / len(ALONE) / tests, FLAT)
 
 
 def _criterion(squares: float, n: int, parameters: int) -> float:

@@ -18,7 +18,11 @@ from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_col
 from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import DeviceLimits, device_named
-from torchcoll.core.units import counted, format_size
+from torchcoll.core.units import (
+    counted,
+    format_digits,
+    format_size,
+)
 from torchcoll.parts.curves.predictor import PredictedCase, Prediction, Predictor, bounded, least_ns
 from torchcoll.parts.curves.published_law import HALVES, half_all_reduce_interval
 from torchcoll.parts.curves.rank_laws import StepLaw, step_laws
@@ -303,7 +307,7 @@ def _beyond(size_bytes: int, low: int, high: int) -> str:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.3g}" if ratio < 100 else f"{ratio:.0f}"
+    return format_digits(ratio)
 
 
 def _prediction(

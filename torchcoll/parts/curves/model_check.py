@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchcoll.core.errors import UsageError, brief
+from torchcoll.core.answer import Answer
+from torchcoll.core.display import OneLine
+from torchcoll.core.errors import UsageError, brief, one_line
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, format_share
 from torchcoll.parts.curves import model_fit
 from torchcoll.parts.curves.model import (
     CONCURRENT,
@@ -26,14 +28,22 @@ from torchcoll.parts.curves.model import (
 )
 from torchcoll.parts.curves.predictor import only_a_guess
 from torchcoll.parts.curves.transitions import size_points
-from torchcoll.parts.curves.validation import NEW_RUN, HeldOut, ValidationRow, validation_row
+from torchcoll.parts.curves.validation import (
+    NEW_RUN,
+    HeldOut,
+    ValidationRow,
+    coverage_text,
+    narrow,
+    validation_row,
+    worst_text,
+)
 from torchcoll.reading.inputs import Source
 from torchcoll.stats.matching import NAMES, value_of
 from torchcoll.stats.sides import NOT_KNOWN, Measured, Side, side, value_of_fact
 
 
-@dataclass(frozen=True)
-class CheckedModel:
+@dataclass(frozen=True, repr=False)
+class CheckedModel(OneLine):
     """The errors of a model about some runs.
 
     rows: one for each kind of case and number of ranks.
@@ -50,6 +60,32 @@ class CheckedModel:
     points: list[HeldOut]
     unknown: int
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def answer(self) -> Answer:
+        """The mean error, and whether the 90 % intervals hold."""
+        total, *subsets = self.totals
+        details = [coverage_text(total)]
+        if subsets:
+            within, beyond = subsets
+            details.append(
+                f"{format_share(within.errors.mean)} within its data, "
+                f"{format_share(beyond.errors.mean)} extrapolated "
+                f"({counted(beyond.errors.count, 'time')})"
+            )
+        elif total.beyond:
+            details.append("all are extrapolated")
+        if self.unknown:
+            details.append(f"{counted(self.unknown, 'case')} it does not predict")
+        return Answer(
+            one_line(self.model),
+            "doubt" if narrow(total) or self.unknown else "",
+            verb="is off by",
+            size=total.errors.mean,
+            unit="%",
+            scope=f"on average ({worst_text(total)} on {total.worst.ranks} ranks)",
+            details=tuple(details),
+        )
 
 
 Unknown = Counter[tuple[str, str]]  # cases that are not predicted, by collective and reason

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.case import partition
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import stated_link_gbps
 from torchcoll.core.result import ConcurrentBlocks, Run
 from torchcoll.core.run_facts import host_names, hosts_of
-from torchcoll.core.units import counted
+from torchcoll.core.summary import median
+from torchcoll.core.units import counted, format_factor
 from torchcoll.parts.curves.model import (
     CONCURRENT,
     GROUPS_AT_ONCE,
@@ -24,6 +26,7 @@ from torchcoll.parts.curves.model import (
     TOO_SHORT,
     KindModel,
     MachineModel,
+    Spread,
 )
 from torchcoll.parts.curves.model_ranks import over_ranks
 from torchcoll.parts.curves.model_sizes import (
@@ -56,6 +59,41 @@ class FittedModel(Displayed):
     model: MachineModel
     runs: list[Run]
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def answer(self) -> Answer:
+        """What it predicts, and how well: the kind of case whose left-out sizes it misses most."""
+        entries = self.model.entries
+        curves = [curve for entry in entries for curve in entry.over_sizes]
+        ranks = ", ".join(map(str, sorted({curve.ranks for curve in curves})))
+        laws = [entry.over_ranks for entry in entries if entry.over_ranks]
+        off = [_most_off(curve.spread) for curve in curves]
+        details = []
+        if off:
+            details.append(
+                "90 % of the sizes left out of the fit are predicted within "
+                f"{format_factor(max(off))} (worst kind; half of the kinds: "
+                f"{format_factor(median(off))})"
+            )
+        if len(laws) < len(entries):
+            which = f"only {len(laws)} of them" if laws else "none of them"
+            details.append(f"{which} can predict other numbers of ranks")
+        if assumed := sum(not law.supported for law in laws):
+            details.append(
+                f"in {assumed} of them the law over ranks is assumed, not supported by the data"
+            )
+        whole = len(laws) == len(entries) and not assumed
+        return Answer(
+            f"the model predicts {counted(len(entries), 'kind')} of cases on {ranks} ranks",
+            "" if whole else "doubt",
+            details=tuple(details),
+            next_step="" if laws else "measure another number of ranks to predict others",
+        )
+
+
+def _most_off(spread: Spread) -> float:
+    """The larger of the two factors by which a prediction may be off."""
+    return max(1 / max(spread.low, 1e-9), spread.high)
 
 
 def fit_model(sources: Source | Sequence[Source], concurrent: bool = False) -> FittedModel:

@@ -13,7 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy
 
-from torchcoll.core.units import counted
+from torchcoll.core.units import (
+    counted,
+    format_factor,
+)
 from torchcoll.parts.curves import model
 from torchcoll.parts.curves.model_sizes import (
     LEAST,
@@ -174,7 +177,7 @@ def over_ranks(
         return (
             None,
             f"no law over ranks fits those measured ({listed}): the best one is wrong by up to "
-            f"{widest:.3g}x; measure another number",
+            f"{format_factor(widest)}; measure another number",
         )
     fit = best.fit
 

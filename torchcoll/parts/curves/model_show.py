@@ -7,10 +7,17 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, TextIO
 
-from torchcoll.core.answer import Answer
+from torchcoll.core.answer import Answer, format_quantity
 from torchcoll.core.collectives import busbw_gbps
 from torchcoll.core.errors import choice
-from torchcoll.core.units import counted, format_ns, format_ratio, format_size, format_time
+from torchcoll.core.units import (
+    counted,
+    format_factor,
+    format_ns,
+    format_ratio,
+    format_size,
+    format_time,
+)
 from torchcoll.parts.curves.published_machine import PublishedMachine, published_machines
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import Forms, print_forms, print_results, select_fields, without_none
@@ -19,7 +26,7 @@ from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import footer_lines
 
 if TYPE_CHECKING:
-    from torchcoll.parts.curves.model import Figure, KindModel
+    from torchcoll.parts.curves.model import Figure, KindModel, OverSizes, Spread
     from torchcoll.parts.curves.model_fit import FittedModel
     from torchcoll.parts.curves.predictor import PredictedRow, Predictor
 
@@ -36,51 +43,62 @@ def show_fits(
 
 
 def show_fit(fitted: FittedModel, file: TextIO | None = None) -> None:
-    """Print one line for each law, and once for all kinds why there is no law over ranks."""
+    """Print a line for each curve over sizes, and each law over ranks; once for all kinds why there
+    is no such law.
+    """
     entries = fitted.model.entries
-    lines, missing = [], Counter(entry.why_not for entry in entries if not entry.over_ranks)
-    for entry, title in zip(entries, kind_texts([e.kind for e in entries]), strict=True):
-        lines.append(title)
-        lines += [f"  {text}" for text in _entry_lines(entry)]
+    missing = Counter(entry.why_not for entry in entries if not entry.over_ranks)
+    titles = kind_texts([entry.kind for entry in entries])
+    curves = [
+        (title, curve)
+        for title, entry in zip(titles, entries, strict=True)
+        for curve in entry.over_sizes
+    ]
+    table = make_grid(
+        [
+            (Head("case", left=True, repeat=True), lambda row: row[0]),
+            (Head("ranks", repeat=True), lambda row: str(row[1].ranks)),
+            (Head("hosts", drop=1), lambda row: str(row[1].hosts or "-")),
+            (Head("sizes", left=True), _sizes),
+            (Head("ranges"), lambda row: str(len(row[1].law.pieces))),
+            (Head("sizes", "corrected", drop=2), lambda row: str(len(row[1].factors))),
+            (Head("left-out sizes", "(90 %)", left=True), lambda row: _range(row[1].spread)),
+        ],
+        curves,
+    )
+    lines = []
+    for entry, title in zip(entries, titles, strict=True):
+        law_lines = _law_lines(entry)
+        lines += [title, *(f"  {text}" for text in law_lines)] if law_lines else []
     below = [f"{n} of {counted(len(entries), 'kind')}: {why}" for why, n in missing.items()]
     below += footer_lines(fitted.notes, fitted.runs)
-    spreads = [curve.spread for entry in entries for curve in entry.over_sizes]
-    over = sum(entry.over_ranks is not None for entry in entries)
-    ranks = sorted({curve.ranks for entry in entries for curve in entry.over_sizes})
-    text = f"fitted {counted(len(entries), 'kind')} of cases on {', '.join(map(str, ranks))} ranks"
-    if spreads:
-        low, high = min(spread.low for spread in spreads), max(spread.high for spread in spreads)
-        text += "; sizes left out of the fit are predicted within "
-        text += f"{_percent(low - 1)} to {_percent(high - 1)} (the worst kind, 90 %)"
-    if over < len(entries):
-        text += (
-            f"; {'none' if not over else f'only {over}'} of them can predict other numbers of ranks"
-        )
-    assumed = sum(not law.supported for law in (entry.over_ranks for entry in entries) if law)
-    if assumed:
-        text += f"; in {assumed} of them the law over ranks is assumed, not supported by the data"
-    answer = Answer(text, "" if over == len(entries) and not assumed else "doubt")
-    grids = [Grid([], [], above=lines), Grid([], [], below=below, answer=answer)]
+    grids = [table, Grid([], [], above=lines), Grid([], [], below=below, answer=fitted.answer)]
     out = Destination(file)
     print_grids([("", grids)], "table", out)
     out.flush()
 
 
-def _entry_lines(entry: KindModel) -> list[str]:
-    lines = []
-    for curve in entry.over_sizes:
-        law_text = counted(len(curve.law.pieces), "range")
-        if curve.factors:
-            law_text += f", {counted(len(curve.factors), 'size')} corrected one by one"
-        hosts = f" on {counted(curve.hosts, 'host')}" if curve.hosts else ""
-        lines.append(
-            f"{curve.ranks} ranks{hosts}: {curve.sizes} sizes, {format_size(curve.low_bytes)} to "
-            f"{format_size(curve.high_bytes)}: {law_text}; left-out sizes "
-            f"within {_percent(curve.spread.low - 1)} to {_percent(curve.spread.high - 1)}"
-        )
+def _sizes(row: tuple[str, OverSizes]) -> str:
+    _, curve = row
+    return f"{curve.sizes}, {format_size(curve.low_bytes)} to {format_size(curve.high_bytes)}"
+
+
+def _range(spread: Spread) -> str:
+    return f"{_error(spread.low)} to {_error(spread.high)}"
+
+
+def _error(ratio: float) -> str:
+    """How far a time is off: ``-50 %``, ``+8.1 %``, ``2.0x``."""
+    percent = 100 * (ratio - 1)
+    if percent >= 99.5:
+        return format_factor(ratio)
+    return f"{percent:+.{int(abs(percent) < 9.95)}f} %"
+
+
+def _law_lines(entry: KindModel) -> list[str]:
     law = entry.over_ranks
     if law is None:
-        return lines
+        return []
     numbers = ", ".join(map(str, law.ranks))
     other_laws = [name for name in law.remaining if name != law.law]
     text = f"over ranks ({numbers}): {law.law}"
@@ -94,14 +112,14 @@ def _entry_lines(entry: KindModel) -> list[str]:
     else:
         text += "; no other law remains"
     times = _times if law.supported else _value  # an assumed law has no interval of its parameters
-    lines += [text, f"  launch overhead {times(law.launch_ns)}"]
+    lines = [text, f"  launch overhead {times(law.launch_ns)}"]
     for name, link in (("within a host", law.within), ("between hosts", law.between)):
         if link:
             step, bandwidth = link
             speed = "not resolved"
             if bandwidth:
-                value, low, high = (f"{gbps:.3g}" for gbps in bandwidth)
-                speed = f"{value} GB/s" + f" ({low} to {high})" * law.supported
+                value, low, high = (format_quantity(gbps, "GB/s") for gbps in bandwidth)
+                speed = value + f" ({low} to {high})" * law.supported
             link_name = name if any(law.hosts) else "hosts not known"
             lines.append(f"  {link_name}: a step {times(step)}, bandwidth of a rank {speed}")
     return lines
@@ -116,11 +134,6 @@ def _times(figure: Figure | None) -> str:
 
 def _value(figure: Figure | None) -> str:
     return "not resolved" if figure is None else format_ns(figure[0], 3)
-
-
-def _percent(share: float) -> str:
-    """Two digits, as the errors of a few left-out sizes support no more; from 10x on a factor."""
-    return f"{1 + share:.2g}x" if share >= 9 else f"{100 * share:+.2g} %"
 
 
 def show_predictions(

@@ -6,24 +6,27 @@ limit of --link-gbps. Bandwidth divided by ranks would not be an efficiency.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torchcoll.core.answer import CANNOT_TELL, CERTAIN, Answer, nothing_found, worst_level
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import LIKELY
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.units import counted, format_size
-from torchcoll.parts.curves.growth import Growth, growths
+from torchcoll.parts.curves.growth import FEWEST, TOO_FEW, Growth, growths
 from torchcoll.questions.comparison.results import runs_of
 from torchcoll.questions.startup.cold import Cold, ColdRow, cold
 from torchcoll.questions.startup.repeats import FIRST_TWO
 from torchcoll.reading.inputs import Source
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.matching import kind_of
+from torchcoll.stats.power import ACT_ON_CASE
 from torchcoll.stats.ratios import geometric
 from torchcoll.stats.side_faults import SideFaults, faults_of_items
 from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
@@ -121,6 +124,88 @@ class Scaling(Displayed):
     link_gbps: float | None
     notes: list[str]
     faults: SideFaults = field(default_factory=SideFaults)
+
+    @property
+    def answer(self) -> Answer:
+        """How the figures grow, the time of the calls first, with what failed as a caveat."""
+        growths: dict[str, list[tuple[str, Growth]]] = {}
+        for curve in (*self.curves, *self.starts):
+            name = f"{curve.kind['collective']} {format_size(curve.size_bytes)}"
+            for fit in curve.fits:
+                growths.setdefault(fit.figure, []).append((name, fit.growth))
+        judged = {
+            figure: [pair for pair in of_figure if pair[1].result != TOO_FEW]
+            for figure, of_figure in growths.items()
+        }
+        answers = [_figure_answer(figure, pairs) for figure, pairs in judged.items() if pairs]
+        if not answers:
+            numbers = {
+                n for pairs in growths.values() for _, growth in pairs for n in growth.numbers
+            }
+            measured = f"{', '.join(map(str, sorted(numbers)))} ranks" if numbers else "nothing"
+            answers = [
+                Answer(
+                    "the time",
+                    "doubt",
+                    verb="grows with the ranks",
+                    scope=f"(measured on {measured}, and {FEWEST} numbers are needed)",
+                    certainty=CANNOT_TELL,
+                    next_step=_MEASURE_MORE,
+                )
+            ]
+        first, *more = answers
+        return replace(
+            first,
+            level=worst_level(first.level, *(answer.level for answer in more), self.faults.level),
+            counts=self.faults.counts,
+            details=(*first.details, *(each.headline for each in more), *self.faults.texts),
+            next_step=next((each.next_step for each in answers if each.next_step), ""),
+        )
+
+
+_MEASURE_MORE = (
+    "torchcoll matrix --preset scaling --up-to N -o DIR -- torchrun --nproc-per-node {ranks} -m "
+    "torchcoll.allreduce"
+)
+
+
+def _figure_answer(figure: str, judged: Sequence[tuple[str, Growth]]) -> Answer:
+    """How one figure grows, given the names of its curves and their growths."""
+    changed = [(name, growth) for name, growth in judged if growth.changes]
+    everywhere = f" in all {len(judged)} curves" if len(judged) > 1 else ""
+    if not changed:
+        limits = [growth.detectable for _, growth in judged]
+        detectable = None if None in limits else max(filter(None, limits))
+        numbers = judged[0][1].numbers
+        answer = nothing_found(
+            figure,
+            "grows",
+            detectable,
+            ACT_ON_CASE,
+            "make four times as many runs on each number of ranks",
+            what="growth",
+            scope=f"from {numbers[0]} to {numbers[-1]} ranks{everywhere}",
+        )
+        verb = "does not grow" if answer.level == "good" else answer.verb
+        return replace(answer, subject=figure, verb=verb)
+    name, most = max(
+        changed, key=lambda pair: abs(math.log(pair[1].law.ratio)) if pair[1].law else 0.0
+    )
+    law = f", like {most.result.removeprefix('falls with ')}"
+    if most.result in ("grows", "falls"):
+        law = ", by none of the laws"
+    if len({growth.result for _, growth in judged}) == 1:
+        where = everywhere
+    else:
+        where = f" in {name}; {len(changed)} of {len(judged)} curves change"
+    return Answer(
+        figure,
+        verb="falls to {}" if most.falls else "grows {}",
+        size=most.law.ratio if most.law else None,
+        unit="x",
+        scope=f"from {most.numbers[0]} to {most.numbers[-1]} ranks{law}{where}",
+        certainty=CERTAIN,
+    )
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.core.answer import Answer, worst_level
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.units import format_bandwidth, format_ns, format_ratio, format_size, format_time
-from torchcoll.parts.curves.growth import FEWEST, TOO_FEW, Growth
+from torchcoll.parts.curves.growth import FEWEST, TOO_FEW
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import kind_texts, reading, reported_text
@@ -22,17 +20,6 @@ if TYPE_CHECKING:
 
 
 SCALING_SCHEMA = "torchcoll-scaling/1"
-_FITS = (
-    "laws: constant, a + b log2 n (steps of a tree), a + b n (steps of a ring), a + b (n-1)/n (the "
-    "bytes that each rank sends in a ring: its bandwidth); least squares of the logarithms, the "
-    "runs are the replicates"
-)
-_VERDICTS = (
-    "a law is named: growth is significant (t; Kendall's tau where no law fits; Holm over all), it "
-    "fits, and no other does, alone or with half of the growth (A + B: two together; F, 5 %); "
-    "where none fits: one with a maximum error of 2 %, or a power law n^p; constant: "
-    "90 % of the growth within 10 %"
-)
 
 
 def show_scaling(
@@ -128,7 +115,7 @@ def scaling_grids(result: Scaling) -> list[Grid]:
     if result.left_out:
         below.append(f"not shown (--sizes): {', '.join(map(format_size, result.left_out))}")
     below += footer_lines(result.notes, result.runs)
-    grids.append(Grid([], [], below=below, answer=answer_of(result)))
+    grids.append(Grid([], [], below=below, answer=result.answer))
     return grids
 
 
@@ -225,75 +212,5 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
             (Head("runs", drop=1), lambda i: str(i[1].growth.runs)),
         ],
         [(curve, fit) for curve in curves for fit in curve.fits if fit.growth.result != TOO_FEW],
-        above=[_FITS, _VERDICTS],
+        above=["result: the only law that fits; growth: by the best law, with its 95 % interval"],
     )
-
-
-def answer_of(result: Scaling) -> Answer:
-    """How the figures grow, with what of the runs is wrong or failed as a caveat."""
-    answer = scaling_answer([*result.curves, *result.starts])
-    return dataclasses.replace(
-        answer,
-        level=worst_level(answer.level, result.faults.level),
-        counts=result.faults.counts,
-        details=tuple(result.faults.texts),
-    )
-
-
-def scaling_answer(curves: Sequence[RanksCurve]) -> Answer:
-    """How each figure grows with the ranks: ``time grows like log2 n (1.58x from 12 to 768 ranks)``
-    of one curve, ``time grows like n in 2 of 3 curves, is inconclusive in 1`` of several.
-    """
-    growths: dict[str, list[Growth]] = {}
-    for curve in curves:
-        for fit in curve.fits:
-            growths.setdefault(fit.figure, []).append(fit.growth)
-    all_growths = [growth for of_figure in growths.values() for growth in of_figure]
-    numbers = sorted({number for growth in all_growths for number in growth.numbers})
-    if all(growth.result == TOO_FEW for growth in all_growths):
-        measured = f"{', '.join(map(str, numbers))} ranks" if numbers else "nothing"
-        return Answer(
-            f"cannot say how times grow with the ranks: measured on {measured}, and {FEWEST} "
-            f"numbers of ranks are needed. {_MEASURE_MORE}",
-            "doubt",
-        )
-    texts = []
-    for figure, of_figure in growths.items():
-        judged = [growth for growth in of_figure if growth.result != TOO_FEW]
-        counts = Counter(map(_verb_text, judged))
-        if len(counts) == 1:
-            every_one = f" in all {len(judged)} curves" if len(judged) > 1 else ""
-            texts.append(f"{figure} {next(iter(counts))}{every_one}{_extent(judged)}")
-        elif counts:
-            of = f"of {len(judged)} curves"
-            counts_texts = [f"{verb} in {count} {of}" for verb, count in counts.items()]
-            texts.append(f"{figure} {', '.join(counts_texts)}")
-    results = {growth.result for growth in all_growths} - {"inconclusive", TOO_FEW}
-    return Answer("; ".join(texts), "" if results else "doubt")
-
-
-_MEASURE_MORE = (
-    "Measure more with torchcoll matrix --preset scaling --up-to N -o DIR -- torchrun "
-    "--nproc-per-node {ranks} -m torchcoll.allreduce"
-)
-
-
-def _verb_text(growth: Growth) -> str:
-    """``is constant``, ``grows like log2 n``, ``falls with n``, ``grows by 5 % per doubling``."""
-    result = growth.result
-    if result in ("constant", "inconclusive"):
-        return f"is {result}"
-    if result in ("grows", "falls"):
-        return f"{result}, by none of the laws"
-    return result if growth.falls else f"grows like {result}"
-
-
-def _extent(growths: Sequence[Growth]) -> str:
-    """A text such as `` (1.58x from 12 to 768 ranks)``: the growth by the best laws, or ''."""
-    ratios = sorted(growth.law.ratio for growth in growths if growth.law)
-    ranges = {(growth.numbers[0], growth.numbers[-1]) for growth in growths}
-    if growths[0].result == "inconclusive" or len(ratios) < len(growths) or len(ranges) > 1:
-        return ""
-    (first, last) = ranges.pop()
-    texts = dict.fromkeys(f"{format_ratio(ratio)}x" for ratio in (ratios[0], ratios[-1]))
-    return f" ({' to '.join(texts)} from {first} to {last} ranks)"

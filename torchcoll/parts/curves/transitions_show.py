@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 TRANSITIONS_SCHEMA = "torchcoll-transitions/1"
 _WORDS = {
-    "cliff": "time jumps up by {0:.2f}x at once",
-    "drop": "time drops to {0:.2f}x at once",
+    "cliff": "time jumps up by {0} at once",
+    "drop": "time drops to {0} at once",
     "kink": "the slope changes, no jump is shown",
     "inconclusive": "a change, but too few sizes {1} it for a law or jump; --refine proposes some",
 }
@@ -168,11 +168,15 @@ def _range_cells(curve: CurveRanges, size_range: SizeRange) -> list[str]:
 
 
 _SHORT = {
-    "cliff": "jumps {0:.2g}x",
-    "drop": "drops to {0:.2g}x",
+    "cliff": "jumps {0}",
+    "drop": "drops to {0}",
     "kink": "slope changes",
     "inconclusive": "changes, too few sizes to say how",
 }
+
+
+def _jump(transition: Transition) -> str:
+    return "" if transition.jump is None else units.format_factor(transition.jump)
 
 
 def _notable_texts(curve: CurveRanges) -> list[str]:
@@ -184,7 +188,7 @@ def _notable_texts(curve: CurveRanges) -> list[str]:
         texts.append(f"{size} {units.format_factor(max(ratio, 1 / ratio))} {speed}")
     for transition in curve.transitions:
         span = _span(transition.low_bytes, transition.high_bytes).replace(" and ", " to ")
-        texts.append(f"{span}: {_SHORT[transition.kind].format(transition.jump)}")
+        texts.append(f"{span}: {_SHORT[transition.kind].format(_jump(transition))}")
     for fall in curve.falls:
         low, high = units.format_size(fall.low_bytes), units.format_size(fall.high_bytes)
         texts.append(f"{high} faster than {low}")
@@ -204,8 +208,8 @@ def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[st
         for index, factor in curve.curve.slow_sizes.items()
     )
     texts = [
-        f"{f'{title} ' if len(curves) > 1 else ''}{units.format_size(size)} takes {-factor:.3g}x "
-        "the fitted time"
+        f"{f'{title} ' if len(curves) > 1 else ''}{units.format_size(size)} takes "
+        f"{units.format_factor(-factor)} the fitted time"
         for factor, title, size in slow
     ]
     return units.shorten_list(texts, _MOST_TOLD, "{} more such sizes")
@@ -228,7 +232,7 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
                 vague.append((transition.low_bytes, transition.high_bytes))
                 vague_curves[title] = None
                 continue
-            what = _WORDS[transition.kind].format(transition.jump, "")
+            what = _WORDS[transition.kind].format(_jump(transition), "")
             span = _span(transition.low_bytes, transition.high_bytes)
             changes.append(f"{which}{what} between {span}")
     texts += units.shorten_list(changes, _MOST_TOLD, "{} more transitions")
@@ -386,7 +390,7 @@ def _transition_line(transition: Transition, ranges: Sequence[SizeRange]) -> str
         position, missing_side = f"before {after}, ", "before"
     else:
         position, missing_side = "", "before or after"
-    change = _WORDS[transition.kind].format(transition.jump, missing_side)
+    change = _WORDS[transition.kind].format(_jump(transition), missing_side)
     line = f"{position}between {_span(transition.low_bytes, transition.high_bytes)}: {change}"
     if transition.handover:
         handover = transition.handover

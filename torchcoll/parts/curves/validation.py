@@ -12,15 +12,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy
 from scipy import interpolate
 
+from torchcoll.core.answer import Answer, worst_level
+from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
-from torchcoll.core.units import counted, format_size
+from torchcoll.core.units import counted, format_share, format_size
 from torchcoll.parts.curves.model_fit import fit_entries, read_curves
 from torchcoll.parts.curves.model_ranks import FEWEST_RANKS
 from torchcoll.parts.curves.model_sizes import Curve, leave_one_out, size_spreads
@@ -96,8 +98,8 @@ class ValidationRow:
     baseline: ErrorSummary | None
 
 
-@dataclass(frozen=True)
-class Validation:
+@dataclass(frozen=True, repr=False)
+class Validation(OneLine):
     """The result of ``validate``.
 
     rows: one for each curve and kind of left-out points; totals: the same over all curves.
@@ -108,6 +110,56 @@ class Validation:
     totals: list[ValidationRow]
     points: list[HeldOut]
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def answer(self) -> Answer:
+        """The mean error, and whether the 90 % intervals hold; in doubt if clearly fewer do."""
+        answers = [_left_out_answer(total) for total in self.totals]
+        first, *more = answers
+        details = [text for answer in more for text in (answer.headline, *answer.details)]
+        return replace(
+            first,
+            level=worst_level(*(answer.level for answer in answers)),
+            details=(*first.details, *details),
+        )
+
+
+# The share of times in their 90 % interval: few points do not explain less than this.
+_LEAST_HELD = 0.8
+
+
+def narrow(total: ValidationRow) -> bool:
+    """Whether clearly fewer times than 90 % are in their 90 % interval."""
+    return total.covered < _LEAST_HELD * total.errors.count
+
+
+def worst_text(total: ValidationRow) -> str:
+    size = format_size(total.worst.size_bytes)
+    return f"worst {format_share(total.errors.worst)}: {total.worst.kind['collective']} {size}"
+
+
+def coverage_text(total: ValidationRow) -> str:
+    share = 100 * total.covered / total.errors.count
+    return f"{share:.0f} % of {counted(total.errors.count, 'time')} lie in their 90 % interval"
+
+
+def _left_out_answer(total: ValidationRow) -> Answer:
+    details = [coverage_text(total)]
+    if total.with_baseline and total.baseline:
+        cubic = f"a cubic through the other points is off by {format_share(total.baseline.mean)}"
+        if total.with_baseline.count < total.errors.count:
+            cubic += f", where the model is by {format_share(total.with_baseline.mean)}"
+        details.append(cubic)
+    return Answer(
+        f"predicted times of left-out {total.over}",
+        "doubt" if narrow(total) else "",
+        verb="is off by",
+        many=True,
+        size=total.errors.mean,
+        unit="%",
+        scope=f"on average ({worst_text(total)})",
+        details=tuple(details),
+    )
 
 
 def validate(sources: Source | Sequence[Source]) -> Validation:
@@ -254,8 +306,8 @@ class Scenario:
     worst: str
 
 
-@dataclass(frozen=True)
-class Simulated:
+@dataclass(frozen=True, repr=False)
+class Simulated(OneLine):
     """The errors of a simulator.
 
     predicted: the names of the files with its times.
@@ -269,6 +321,23 @@ class Simulated:
     cases: list[dict[str, Any]]
     missing: list[str]
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def answer(self) -> Answer:
+        errors = self.overall.errors
+        assert errors is not None
+        return Answer(
+            self.predicted,
+            "doubt" if self.missing else "",
+            verb="is off by",
+            size=errors.mean,
+            unit="%",
+            scope=f"on average (geometric mean {100 * errors.geomean:.2f} %, worst "
+            f"{100 * errors.worst:.2f} %)",
+            details=(
+                f"{errors.count} of {counted(self.overall.measured, 'measured case')} predicted",
+            ),
+        )
 
 
 def validate_predicted(

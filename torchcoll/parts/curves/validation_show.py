@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.core.answer import Answer
-from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_share, format_size
+from torchcoll.core.units import format_share, format_size
 from torchcoll.parts.curves.validation import NEW_RUN
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head, make_grid
@@ -38,22 +36,20 @@ def show_validation(
     rows = [*validation.rows, *validation.totals]
     titles = _titles(rows)
 
-    def both_means(row: ValidationRow) -> str:
-        if not (row.with_baseline and row.baseline):
-            return "-"
-        return f"{format_share(row.with_baseline.mean)} : {format_share(row.baseline.mean)}"
-
     grid = make_grid(
         [
-            (Head("left out", left=True, repeat=True), lambda row: row.over),
+            (Head("left", "out", left=True, repeat=True), lambda row: row.over),
             (Head("case", left=True, repeat=True), lambda row: titles.get(repr(row.kind), "all")),
             (Head("ranks", repeat=True), lambda row: "-" if row.ranks is None else str(row.ranks)),
-            (Head("points"), lambda row: str(row.errors.count)),
-            (Head("geomean"), lambda row: format_share(row.errors.geomean)),
-            (Head("mean"), lambda row: format_share(row.errors.mean)),
+            (Head("points", drop=1), lambda row: str(row.errors.count)),
+            (Head("geomean", drop=2), lambda row: format_share(row.errors.geomean)),
+            (Head("mean", "error"), lambda row: format_share(row.errors.mean)),
+            (
+                Head("cubic's", "mean"),
+                lambda row: format_share(row.baseline.mean if row.baseline else None),
+            ),
             (Head("worst", left=True), _worst),
             (Head("in 90 %", "interval"), lambda row: f"{row.covered} of {row.errors.count}"),
-            (Head("mean of model :", "of the cubic", left=True), both_means),
         ],
         rows,
     )
@@ -71,11 +67,7 @@ def show_validation(
         "points": [_point_record(point, "over baseline_ns") for point in validation.points],
         "notes": below,
     }
-    # In doubt if the intervals contain clearly fewer times than 90 %.
-    narrow = any(total.covered < _LEAST_HELD * total.errors.count for total in validation.totals)
-    kind = "doubt" if narrow else ""
-    answer = Answer("; ".join(map(_sentence, validation.totals)), kind)
-    last = Grid([], [], below=below, answer=answer)
+    last = Grid([], [], below=below, answer=validation.answer)
     above = Grid([], [], above=[_ERRORS, _CUBIC])
     print_results([Forms([above, grid, last], document)], format, file)
 
@@ -95,31 +87,8 @@ _BASELINE = (
     "mean_beside_baseline=with_baseline.mean baseline_points=baseline.count "
     "baseline_geomean=baseline.geomean baseline_mean=baseline.mean baseline_worst=baseline.worst"
 )
-_ERRORS = (
-    "errors: |predicted / measured - 1|; quote the mean: papers on simulators give the geometric "
-    "mean, which a few nearly exact points pull down"
-)
-_CUBIC = (
-    "the cubic: no model, a monotone cubic through the other points, in logarithms; both on the "
-    "points that have others on both sides"
-)
-
-
-_LEAST_HELD = 0.8  # share of times in their 90 % interval: few points do not explain less than this
-
-
-def _sentence(total: ValidationRow) -> str:
-    share = 100 * total.covered / total.errors.count
-    text = (
-        f"left-out {total.over}: mean error {100 * total.errors.mean:.1f} %; "
-        f"{share:.0f} % of {total.errors.count} times lie in their 90 % interval"
-    )
-    if total.with_baseline and total.baseline:
-        text += (
-            f"; interpolating the other points (a cubic) has {100 * total.baseline.mean:.1f} %, "
-            f"where the model has {100 * total.with_baseline.mean:.1f} %"
-        )
-    return text
+_ERRORS = "errors: |predicted / measured - 1|"
+_CUBIC = "cubic: the other points, interpolated"
 
 
 def _row_record(row: ValidationRow) -> dict[str, Any]:
@@ -189,35 +158,11 @@ def show_checked(check: CheckedModel, format: str = "table", file: TextIO | None
             name = f"{point.kind['collective']} on {point.ranks} ranks"
             beyond_data.setdefault(point.beyond, {})[name] = None
     above = [f"extrapolated: {', '.join(cases)}: {how}" for how, cases in beyond_data.items()]
-    last = Grid([], [], above=above, below=below, answer=_checked_answer(check))
+    last = Grid([], [], above=above, below=below, answer=check.answer)
     print_results([Forms([Grid([], [], above=[_ERRORS]), grid, last], document)], format, file)
 
 
 _SUBSETS = ("all", "within the data", "extrapolated")
-
-
-def _checked_answer(check: CheckedModel) -> Answer:
-    total, *subsets = check.totals
-    errors, worst = total.errors, total.worst
-    share = 100 * total.covered / errors.count
-    text = (
-        f"{one_line(check.model)}: mean error {format_share(errors.mean)} (geometric mean "
-        f"{format_share(errors.geomean)}, worst {format_share(errors.worst)}: "
-        f"{worst.kind['collective']} {format_size(worst.size_bytes)} on {worst.ranks} ranks); "
-        f"{share:.0f} % of {counted(errors.count, 'time')} lie in their 90 % interval"
-    )
-    if subsets:
-        within, beyond = subsets
-        text += (
-            f"; {format_share(within.errors.mean)} within its data, "
-            f"{format_share(beyond.errors.mean)} extrapolated "
-            f"({counted(beyond.errors.count, 'time')})"
-        )
-    elif total.beyond:
-        text += "; all are extrapolated"
-    text += f"; {counted(check.unknown, 'case')} it does not predict" * bool(check.unknown)
-    narrow = total.covered < _LEAST_HELD * errors.count
-    return Answer(text, "doubt" if narrow or check.unknown else "")
 
 
 def show_simulated(
@@ -256,15 +201,7 @@ def show_simulated(
         ],
         scenarios,
     )
-    errors = simulation.overall.errors
-    assert errors is not None
     below = footer_lines([*simulation.notes, *simulation.missing], simulation.runs)
-    answer = Answer(
-        f"{simulation.predicted}: geometric mean of the errors {100 * errors.geomean:.2f} %, mean "
-        f"{100 * errors.mean:.2f} %, worst {100 * errors.worst:.2f} %, over {errors.count} of "
-        f"{counted(simulation.overall.measured, 'measured case')}",
-        "doubt" if simulation.missing else "",
-    )
     document = {
         "schema": VALIDATION_SCHEMA,
         "predicted": simulation.predicted,
@@ -280,7 +217,7 @@ def show_simulated(
         "cases": simulation.cases,
         "notes": below,
     }
-    last = Grid([], [], below=below, answer=answer)
+    last = Grid([], [], below=below, answer=simulation.answer)
     print_results([Forms([Grid([], [], above=[_ERRORS]), grid, last], document)], format, file)
 
 

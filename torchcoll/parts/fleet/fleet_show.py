@@ -15,7 +15,14 @@ import numpy as np
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.errors import UsageError, one_line
-from torchcoll.core.units import counted, format_change, format_difference, shorten, shorten_list
+from torchcoll.core.units import (
+    counted,
+    format_change,
+    format_difference,
+    plural,
+    shorten,
+    shorten_list,
+)
 from torchcoll.parts.fleet.node_report import DrainList, FleetFinding, case_names
 from torchcoll.parts.fleet.slow_nodes import FEWEST_PEERS, PeersJudged, SlowNode
 from torchcoll.report.formats import Forms, print_results
@@ -266,7 +273,9 @@ def fleet_grid(finding: FleetFinding, whole: bool) -> Grid:
     above = [f"{when}; {'peers: ' if several else ''}{'; '.join(sets)}"]
     below = [*finding.notes]
     if len(shown) < len(rows):
-        below.append(f"{len(rows) - len(shown)} more nodes: --all")
+        below.append(
+            f"{len(rows) - len(shown)} more {plural(len(rows) - len(shown), 'node')}: --all"
+        )
     if any(row["slower_percent"] is not None for row in shown):
         below.append(TIME_LEGEND)
     heads = [

@@ -8,7 +8,11 @@ from typing import Any, TextIO
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, plural, shorten
+from torchcoll.core.units import (
+    counted,
+    plural,
+    shorten,
+)
 from torchcoll.parts.fleet.changes_over_time import Incident, PanelHistory, format_count
 from torchcoll.parts.fleet.fleet_show import TIME_LEGEND, percent, slower
 from torchcoll.report.formats import Forms, print_results
@@ -181,7 +185,8 @@ def history_grid(history: PanelHistory, whole: bool) -> Grid:
     if any(item.kind != "spread" for item in shown):
         below.append(TIME_LEGEND)
     if len(shown) < len(history.incidents):
-        below.append(f"{len(history.incidents) - len(shown)} more incidents: --all")
+        left = len(history.incidents) - len(shown)
+        below.append(f"{left} more {plural(left, 'incident')}: --all")
     if history.missing_nights:
         names = shorten(history.missing_nights, 5)
         below.append(f"{counted(len(history.missing_nights), 'night')} without any run: {names}")

@@ -19,7 +19,11 @@ from typing import Any
 
 from torchcoll.core.result import Run
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import counted, format_size
+from torchcoll.core.units import (
+    counted,
+    format_digits,
+    format_size,
+)
 
 PROVEN, FAILED, NOT_SHOWN, NOT_RUN = "proven", "failed", "cannot be shown here", "not run"
 STATUSES = (PROVEN, FAILED, NOT_SHOWN, NOT_RUN)
@@ -164,18 +168,19 @@ def _ratio_reason(
     status: str, statuses: Sequence[str], figures: Sequence[Figure], note: str
 ) -> str:
     ours, noise = figures[::2], figures[1::2]
-    middle = f"{min(f.value for f in ours):.3g} to {max(f.value for f in ours):.3g}"
-    if len(ours) == 1:
-        middle = f"{ours[0].value:.3g}"
+    values = sorted({format_digits(f(each.value for each in ours)) for f in (min, max)}, key=float)
+    middle = " to ".join(values)
     text = f"torchcoll / bare is {middle}"
     if status == FAILED:
         bad = next(f for f, s in zip(ours, statuses, strict=True) if s == FAILED)
-        text = f"torchcoll / bare ({bad.name}) is {bad.value:.3g} ({bad.low:.3g} to {bad.high:.3g})"
+        value, low, high = (format_digits(x or 0.0) for x in (bad.value, bad.low, bad.high))
+        text = f"torchcoll / bare ({bad.name}) is {value} ({low} to {high})"
     if status == NOT_SHOWN:
         uncertain = [f for f in (*ours, *noise) if not f.inside]
         widest = max(uncertain, key=lambda f: (f.high or 0) - (f.low or 0))
         text = (
-            f"too noisy: {widest.name} is {widest.low:.3g} to {widest.high:.3g}, and the "
+            f"too noisy: {widest.name} is {format_digits(widest.low or 0.0)} to "
+            f"{format_digits(widest.high or 0.0)}, and the "
             f"tolerance {widest.least:g} to {widest.most:g}"
         )
     return f"{text}; {note}" if note else text

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any, TextIO
 
 from torchcoll.core.answer import Answer
+from torchcoll.core.units import format_digits
 from torchcoll.parts.proof.judge import FAILED, NOT_RUN, PROVEN, STATUSES, Figure, PartResult
 from torchcoll.parts.proof.prove import CLAIMS, Report
 from torchcoll.report.formats import print_forms
@@ -73,9 +74,9 @@ def _figure_cell(part: PartResult) -> str:
     figure = _worst_figure(part)
     if figure is None:
         return "-"
-    text = f"{figure.name}: {figure.value:.3g}"
+    text = f"{figure.name}: {format_digits(figure.value)}"
     if figure.low is not None and figure.high is not None:
-        text += f" ({figure.low:.3g} to {figure.high:.3g})"
+        text += f" ({format_digits(figure.low)} to {format_digits(figure.high)})"
     return f"{text} {figure.unit}".rstrip()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import (
     counted,
@@ -15,11 +16,10 @@ from torchcoll.core.units import (
     format_time,
 )
 from torchcoll.parts.training.plans import (
-    DEFAULT_CAP_MB,
-    DEFAULT_FIRST_MB,
-    Bucket,
     BucketPlan,
     Trial,
+    cap_text,
+    summarise_buckets,
 )
 from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head
@@ -73,19 +73,18 @@ def show_plans(
     dtypes = dict.fromkeys(bucket.dtype for bucket in first.buckets)
     gradients = sum(len(bucket.parameters) for bucket in first.buckets)
     above = [
-        f"gradients of {one_line(model)}: {format_bytes(first.size_bytes)} a step in {gradients} "
-        f"tensors, {', '.join(dtypes)}",
+        f"{one_line(model)} has {format_bytes(first.size_bytes)} of gradients in {gradients} "
+        f"tensors ({', '.join(dtypes)})",
         *dict.fromkeys(note for plan in plans for note in plan.notes),
     ]
+    rows: list[list[str]] = []
     if len(plans) == 1:
         unchanged = first.first_step == first.buckets
         buckets = [
-            f"bucket_cap_mb {cap_text(first)}: {_summarise_buckets(first.buckets)}",
-            f"first step: {'the same' if unchanged else _summarise_buckets(first.first_step)}",
+            f"first step: {'the same' if unchanged else summarise_buckets(first.first_step)}",
         ]
-        grids = [Grid((), [], above), Grid(_HEADS, _rows(first), buckets)]
+        grids = [Grid((), [], above[1:]), Grid(_HEADS, _rows(first), buckets)]
     else:
-        rows: list[list[str]] = []
         names: list[str] = []
         for plan in plans:
             name = "default" if plan.bucket_cap_mb is None else cap_text(plan)
@@ -106,7 +105,13 @@ def show_plans(
             rows.append([*cells, f"as {alike}" if alike else ""])
         if "default" in names:
             above.append(f"default: bucket_cap_mb {cap_text(BucketPlan((), (), ''))}")
-        grids = [Grid(_CAP_HEADS, rows, above, ["the buckets of one cap: name it alone"])]
+        below = ["--bucket-cap-mb with one value lists the buckets"]
+        grids = [Grid(_CAP_HEADS, rows, above[1:], below)]
+    details = [first.answer.headline]
+    if len(plans) > 1:
+        caps = ", ".join(row[0] for row in rows)
+        details = [f"{', '.join(row[1] for row in rows)} buckets with bucket_cap_mb {caps}"]
+    grids[-1].answer = Answer(above[0], details=tuple(details))
     document = {
         "schema": "torchcoll-buckets/1",
         "model": model,
@@ -132,24 +137,6 @@ def show_plans(
         for number, bucket in enumerate(buckets)
     ]
     print_results([Forms(grids, document, records)], format, file)
-
-
-def cap_text(plan: BucketPlan) -> str:
-    """Returns for example ``25`` or ``1,25``, or what DDP does if no cap is set."""
-    cap = plan.bucket_cap_mb
-    if cap is None:
-        first, later = DEFAULT_FIRST_MB, DEFAULT_CAP_MB
-        return f"not set ({first} MiB for the first bucket, {later} MiB after it)"
-    return ",".join(f"{value:g}" for value in (cap if isinstance(cap, tuple) else (cap,)))
-
-
-def _summarise_buckets(buckets: Sequence[Bucket]) -> str:
-    """Returns for example ``3 buckets of 1 MiB to 25 MiB``."""
-    sizes = [bucket.size_bytes for bucket in buckets]
-    if len(sizes) == 1:
-        return f"1 bucket of {format_bytes(sizes[0])}"
-    least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
-    return f"{len(sizes)} buckets of {least if least == most else f'{least} to {most}'}"
 
 
 def _rows(plan: BucketPlan) -> list[list[str]]:
@@ -189,11 +176,9 @@ def show_trials(trials: Sequence[Trial], format: str = "table", file: TextIO | N
         above = [
             f"training steps of DistributedDataParallel: {one_line(trial.backend)}, "
             f"{trial.device}, {counted(trial.ranks, 'rank')}",
-            f"{trial.rounds} rounds, the caps in shuffled order (seed {trial.seed}); in each "
-            f"{trial.skip} steps left out, then {trial.steps}",
-            "clock: host, the device idle at both ends of a step; max over ranks",
-            f"ratio = step / step with {base}, of the medians of each round; its 95 % interval is "
-            "over the rounds of this run",
+            f"{trial.rounds} rounds of {trial.steps} steps of the slowest rank, after {trial.skip} "
+            "that are left out",
+            f"ratio: step / step with {base}, its 95 % interval over the rounds",
         ]
         cells, records, rows = [], [], []
         for row in trial.rows:
@@ -212,15 +197,10 @@ def show_trials(trials: Sequence[Trial], format: str = "table", file: TextIO | N
                     row.result,
                 ]
             )
-        than = "than" if best.result in ("faster", "slower") else "of"
-        shown = "" if best.result == "base" else f", {best.result} {than} {base}"
-        below = [
-            f"least ratio: bucket_cap_mb {best.name}{shown}",
-            "one run is one replicate: several runs alone tell how they differ",
-            *map(one_line, trial.notes),
-        ]
+        below = list(map(one_line, trial.notes))
         styles = [_TRIAL_STYLES.get(row.result, "") for row in trial.rows]
         plain = {name: value for name, value in vars(trial).items() if name != "rows"}
         document = {"schema": "torchcoll-trial/1", **plain, "best": best.name, "rows": rows}
-        forms.append(Forms([Grid(_TRIAL_HEADS, cells, above, below, styles)], document, records))
+        grid = Grid(_TRIAL_HEADS, cells, above, below, styles, answer=trial.answer)
+        forms.append(Forms([grid], document, records))
     print_results(forms, format, file)

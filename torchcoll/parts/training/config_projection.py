@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
+from torchcoll.core.units import format_digits
 from torchcoll.parts.curves.predictor import Predictor
 from torchcoll.parts.training import step_program
 from torchcoll.parts.training.architectures import Architecture
@@ -149,8 +150,8 @@ def _notes(
     if layout.sharded and layout.ep == 1 and 0 < architecture.experts < shards:
         notes.append(
             f"fully_shard pads the {architecture.experts} experts of a layer, one tensor, to "
-            f"{shards} ranks and sends {shards / architecture.experts:.3g} times their bytes: ep, "
-            "or shard_placement_fn with Shard(1), avoids that"
+            f"{shards} ranks and sends {format_digits(shards / architecture.experts)} times their "
+            "bytes: ep, or shard_placement_fn with Shard(1), avoids that"
         )
     if layout.pp > 1:
         notes.append(
@@ -225,7 +226,7 @@ def project_parameters(
         return planned_step(on, program, groups, count, {"dp": count}, compute)
 
     first = ranks[0]
-    what = f"gradients, {parameters:.4g} parameters of {dtype}"
+    what = f"gradients, {format_digits(parameters, 4)} parameters of {dtype}"
     projection = Plan(what, step(first), compute_ns=compute_ns)
     if len(ranks) > 1:
         projection.weak = [step(count) for count in ranks]

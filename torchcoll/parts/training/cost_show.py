@@ -43,7 +43,7 @@ def show_costs(costs: Sequence[Cost], format: str = "table", file: TextIO | None
                     "arrivals": traffic_show.arrivals_object(cost.arrivals)
                     if cost.arrivals
                     else None,
-                    **({"answer": answer.to_json()} if (answer := _answer(cost)) else {}),
+                    **({"answer": answer.to_json()} if (answer := cost_answer(cost)) else {}),
                 },
             )
             for cost in costs
@@ -88,7 +88,7 @@ def cost_grids(cost: Cost) -> list[Grid]:
     first = Grid(heads, rows, [line for line in above if line], notes.lines())
     if not rows:
         first.below = ["no calls"]
-    answer = _answer(cost)
+    answer = cost_answer(cost)
     grids = [Grid([], [], above=[answer.text])] if answer else []
     grids += [first, *(traffic_show.module_grids(cost.exposed) if cost.exposed else [])]
     if cost.arrivals:
@@ -96,7 +96,7 @@ def cost_grids(cost: Cost) -> list[Grid]:
     return [*grids, Grid([], [], below=[one_line(note) for note in cost.notes])]
 
 
-def _answer(cost: Cost) -> Answer | None:
+def cost_answer(cost: Cost) -> Answer | None:
     """Returns what the calls of a step cost, and who caused the waiting; None if nothing is known.
 
     The sums are of the medians of the table, times the calls.

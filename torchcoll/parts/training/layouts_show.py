@@ -51,7 +51,7 @@ def _forms(comparison: LayoutComparison) -> Forms:
             measured, order_changes(_costs(comparison.uncorrected), _costs(comparison.rows))
         )
     all_notes = [*comparison.notes, *(measured.notes if measured else ())]
-    notes = Grid([], [], below=list(map(one_line, all_notes)), answer=_answer(comparison))
+    notes = Grid([], [], below=list(map(one_line, all_notes)), answer=layouts_answer(comparison))
     rows = [_json_row(row) for row in comparison.rows]
     document = {
         "schema": "torchcoll-layouts/1",
@@ -73,7 +73,7 @@ def _costs(rows: Sequence[LayoutRow]) -> list[tuple[str, float]]:
     return [(row.layout.name, row.cost) for row in rows]
 
 
-def _answer(comparison: LayoutComparison) -> Answer:
+def layouts_answer(comparison: LayoutComparison) -> Answer:
     best = [row for row in comparison.rows if row.pareto]
     limit = comparison.memory_bytes
     if not best:

@@ -11,7 +11,14 @@ from typing import Any, TextIO
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_bytes, format_ns, plural, shorten
+from torchcoll.core.units import (
+    counted,
+    format_bytes,
+    format_digits,
+    format_ns,
+    plural,
+    shorten,
+)
 from torchcoll.parts.curves.predictor import MORE_DATA, Ends, sum_of
 from torchcoll.parts.training.measured_step import MeasuredStep, describe_unmatched, largest_cause
 from torchcoll.parts.training.projection import (
@@ -169,8 +176,9 @@ def correction_text(measured: MeasuredStep) -> str:
     value, low, high = measured.correction.factor
     cause = largest_cause(measured)
     where = f" on {', '.join(measured.backends)}, not on such a machine," * measured.other_hardware
-    text = f"the measured step{where} communicates {value:.3g} times as long as planned"
-    return f"{text} ({low:.3g} to {high:.3g}){f', mostly by {cause}' if cause else ''}"
+    text = f"the measured step{where} communicates {format_digits(value)} times as long as planned"
+    text += f" ({format_digits(low)} to {format_digits(high)})"
+    return f"{text}, mostly by {cause}" if cause else text
 
 
 def measured_object(measured: MeasuredStep) -> dict[str, Any]:
@@ -284,6 +292,7 @@ def plan_answer(projection: Plan) -> Answer:
     # Not "at least", which the low end of an interval would contradict.
     shared = projection.lower_bound
     longer = ", or longer where calls and computation share cores" * shared
+    texts: list[str] = []
     concurrent = f" concurrent with {projection.concurrent}" if projection.concurrent else ""
     comm = f"takes {_ends(step.comm_ns)}{' alone' * shared}{concurrent}"
     if step.exposed_ns and step.step_ns and projection.compute_ns:
@@ -293,32 +302,36 @@ def plan_answer(projection: Plan) -> Answer:
         hidden = f"{_ends(step.exposed_ns)} of communication that computation does not hide"
         text = (
             f"a step{of_subject} on {setup} takes {format_ns(step.step_ns[0], 3)}{longer}: "
-            f"{', '.join(parts)} and {hidden}; all communication ({sent}) {comm}"
+            f"{', '.join(parts)} and {hidden}"
         )
+        texts.append(f"all communication ({sent}) {comm}")
     else:
         text = f"the communication of a step{of_subject} on {setup} ({sent}) {comm}"
-    depends = projection.depends and projection.measured is None
-    text += f"; {projection.depends}" if depends else ""
     if projection.measured is not None:
-        text += f"; {correction_text(projection.measured)}"
+        texts.append(correction_text(projection.measured))
+    elif projection.depends:
+        texts.append(projection.depends)
     kinds = [kind for kind in (WEAK, STRONG) if getattr(projection, kind)]
-    texts = [text]
     for kind in kinds:
         at, by_low, by_high = projection.scaling_limit(kind)
         last = getattr(projection, kind)[-1].ranks
         if projection.compute_ns is None:
             texts.append(f"{kind} scaling: not known without --step-ms")
             continue
-        text = f"{kind} scaling: on up to {last} ranks"
+        limit = f"{kind} scaling: on up to {last} ranks"
         if at:
-            text = f"{kind} scaling stops at {at} ranks"
+            limit = f"{kind} scaling stops at {at} ranks"
         if (by_low, by_high) != (at, at):
             ends = [f"beyond {last}" if end is None else str(end) for end in (by_high, by_low)]
-            text += f" (by the ends of the 90 % intervals: {' to '.join(ends)})"
-        texts.append(text)
+            limit += f" (by the ends of the 90 % intervals: {' to '.join(ends)})"
+        texts.append(limit)
     judged = kinds and projection.compute_ns is not None
     stops = any(projection.scaling_limit(kind)[0] for kind in kinds)
-    return Answer(one_line("; ".join(texts)), ("doubt" if stops else "good") if judged else "")
+    return Answer(
+        one_line(text),
+        ("doubt" if stops else "good") if judged else "",
+        details=tuple(map(one_line, texts)),
+    )
 
 
 def _rows(step: PlannedStep) -> Grid:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from torchcoll.core.answer import CANNOT_TELL, PROBABLY, Answer
 from torchcoll.core.display import Displayed
 from torchcoll.core.summary import HIGH, LOW, geometric_interval, median, quantile
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.core.units import whole_number
+from torchcoll.core.units import format_bytes, format_change, format_factor, whole_number
 from torchcoll.parts.training.ddp_buckets import bucket_names
+from torchcoll.stats.power import ACT_ON_STEP
 
 THRESHOLD = 0.02  # as in a comparison: nobody would act on a smaller change
 MIB = 1 << 20
@@ -49,6 +51,15 @@ class Bucket:
     parameters: tuple[str, ...]
 
 
+def summarise_buckets(buckets: Sequence[Bucket]) -> str:
+    """Returns for example ``3 buckets of 1 MiB to 25 MiB``."""
+    sizes = [bucket.size_bytes for bucket in buckets]
+    if len(sizes) == 1:
+        return f"1 bucket of {format_bytes(sizes[0])}"
+    least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
+    return f"{len(sizes)} buckets of {least if least == most else f'{least} to {most}'}"
+
+
 @dataclass(frozen=True, repr=False)
 class BucketPlan(Displayed):
     """The buckets that DistributedDataParallel sends for a model's gradients.
@@ -82,6 +93,13 @@ class BucketPlan(Displayed):
         """
         return 4 * sum(len(bucket.parameters) for bucket in self.buckets) * self.find_unused
 
+    @property
+    def answer(self) -> Answer:
+        """How many buckets a step sends."""
+        return Answer(
+            f"bucket_cap_mb {cap_text(self)}", verb=f"makes {summarise_buckets(self.buckets)}"
+        )
+
     def traffic(self, ranks: int, first_step: bool = False) -> Traffic:
         """Returns the all_reduce calls of a steady step, or of the first step, on ``ranks`` ranks.
 
@@ -107,6 +125,15 @@ class BucketPlan(Displayed):
         traffic = traffic_from_calls(calls, ranks, [world], self.notes)
         traffic.parameters = dict(zip(modules, map(tuple, contents), strict=True))
         return traffic
+
+
+def cap_text(plan: BucketPlan) -> str:
+    """Returns for example ``25`` or ``1,25``, or what DDP does if no cap is set."""
+    cap = plan.bucket_cap_mb
+    if cap is None:
+        first, later = DEFAULT_FIRST_MB, DEFAULT_CAP_MB
+        return f"not set ({first} MiB for the first bucket, {later} MiB after it)"
+    return ",".join(f"{value:g}" for value in (cap if isinstance(cap, tuple) else (cap,)))
 
 
 @dataclass(frozen=True)
@@ -193,3 +220,51 @@ class Trial(Displayed):
         Whether it differs from the first row is a separate question, see ``result``.
         """
         return min(self.rows, key=lambda row: row.ratio[0])
+
+    @property
+    def answer(self) -> Answer:
+        """Whether to leave the first cap. A run is one replicate, so a faster cap is probable."""
+        base, best = self.rows[0], self.best
+        if best.result == "faster":
+            return Answer(
+                f"bucket_cap_mb={best.name}",
+                verb=f"is {{}} faster than {base.name}",
+                size=1 / best.ratio[0],
+                unit="x",
+                scope=f"({_interval_text(best)}, one run)",
+                certainty=PROBABLY,
+                next_step="repeat the run to be certain",
+                details=tuple(_row_text(row) for row in self.rows[1:] if row is not best),
+            )
+        first = next((row for row in self.rows[1:] if _may_be_faster(row)), None)
+        if first is None:
+            keep = f"keep bucket_cap_mb={base.name}"
+            return Answer(keep, "good", details=tuple(map(_row_text, self.rows[1:])))
+        return Answer(
+            f"bucket_cap_mb={first.name}",
+            "doubt",
+            verb=f"is faster than {base.name}",
+            scope=f"(it was {format_change(first.ratio[0])}, {_interval_text(first)})",
+            certainty=CANNOT_TELL,
+            next_step=f"try_buckets with rounds={4 * self.rounds}",
+            details=tuple(_row_text(row) for row in self.rows[1:] if row is not first),
+        )
+
+
+def _may_be_faster(row: TrialRow) -> bool:
+    """Whether steps with this cap may be so much faster that a user acts on it."""
+    low = row.ratio[1]
+    return row.result == "within noise" and (low is None or low < 1 / (1 + ACT_ON_STEP))
+
+
+def _interval_text(row: TrialRow) -> str:
+    ratio, low, high = row.ratio
+    if low is None or high is None:
+        return "one round: no interval"
+    ends = (1 / high, 1 / low) if ratio < 1 else (low, high)
+    text = f"95 %: {' to '.join(dict.fromkeys(map(format_factor, ends)))}"
+    return f"{text}, not significant" if row.result == "within noise" else text
+
+
+def _row_text(row: TrialRow) -> str:
+    return f"{row.name} was {format_change(row.ratio[0])} ({_interval_text(row)}, one run)"

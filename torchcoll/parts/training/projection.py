@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
+from torchcoll.core.units import format_digits
 from torchcoll.parts.curves.predictor import (
     WIDEST,
     Ends,
@@ -539,7 +540,7 @@ def _depends(step: PlannedStep, alternatives: Sequence[tuple[str, PlannedStep]])
         longest = [(step.comm_ns[0], text) for text, step in alternatives if step.comm_ns]
         worst_ns, text = max(longest)
         longer = worst_ns / step.comm_ns[0]
-        return f"with {text} the communication would take {longer:.2g} times as long"
+        return f"with {text} the communication would take {format_digits(longer, 2)} times as long"
     name, share = dominant(step)
     return f"most of it is {name} ({100 * share:.0f} %)" if share < 1 else ""
 

@@ -7,7 +7,15 @@ from typing import Any, TextIO
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_bytes, format_ns, format_size, format_time, plural
+from torchcoll.core.units import (
+    counted,
+    format_bytes,
+    format_digits,
+    format_ns,
+    format_size,
+    format_time,
+    plural,
+)
 from torchcoll.parts.training.traffic_comparison import (
     CapturedSide,
     ComparedCalls,
@@ -33,7 +41,8 @@ def comparison_answer(comparison: TrafficComparison) -> Answer:
     if base.step_ns and new.step_ns:
         texts.append(
             f"a step takes {format_ns(new.step_ns, 3)} in {new.name} and "
-            f"{format_ns(base.step_ns, 3)} in {base.name} ({new.step_ns / base.step_ns:.3g}x)"
+            f"{format_ns(base.step_ns, 3)} in {base.name} "
+            f"({format_digits(new.step_ns / base.step_ns)}x)"
         )
     if base.wait_ns is not None and new.wait_ns is not None:
         texts.append(
@@ -63,7 +72,7 @@ def _sent_text(comparison: TrafficComparison) -> str:
 def _sent(side: CapturedSide) -> str:
     if side.calls is None or side.sent_bytes is None:
         return "other calls on each rank"
-    calls = f"{side.calls:.4g} {plural(side.calls, 'call')}"
+    calls = f"{format_digits(side.calls, 4)} {plural(side.calls, 'call')}"
     return f"{format_bytes(side.sent_bytes)} in {calls}"
 
 
@@ -93,9 +102,9 @@ def _forms(comparison: TrafficComparison) -> Forms:
                 one_line(row.collective),
                 "varies" if row.bytes_in is None else format_size(row.bytes_in),
                 *(one_line(getattr(row, name) or "-") for name in varying),
-                *("-" if side is None else f"{side.calls_per_step:.4g}" for side in sides),
+                *("-" if side is None else format_digits(side.calls_per_step, 4) for side in sides),
                 *(format_time(side.time_per_step_ns if side else None) for side in sides),
-                "-" if compared.ratio is None else f"{compared.ratio:.3g}",
+                "-" if compared.ratio is None else format_digits(compared.ratio),
                 *(format_time(side.wait_per_step_ns if side else None) for side in sides),
             ]
         )

@@ -15,6 +15,7 @@ from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import (
     counted,
     format_bytes,
+    format_digits,
     format_ns,
     format_ranges,
     format_size,
@@ -210,7 +211,7 @@ def module_grids(exposed: Exposed) -> list[Grid]:
         [
             (Head("module", left=True, repeat=True), lambda row: one_line(row.module)),
             (Head("collective", left=True, repeat=True), lambda row: one_line(row.collective)),
-            (Head("calls", "a step", drop=2), lambda row: f"{row.calls_per_step:.3g}"),
+            (Head("calls", "a step", drop=2), lambda row: format_digits(row.calls_per_step)),
             (Head("bytes", "a step", drop=1), lambda row: format_bytes(row.bytes_per_step)),
             (Head("time", "a step"), lambda row: format_time(row.time_per_step_ns)),
             (
@@ -466,7 +467,7 @@ _WAIT = (
 
 
 def _count(number: float) -> str:
-    return f"{number:.0f}" if float(number).is_integer() else f"{number:.4g}"
+    return format_digits(number, 4)
 
 
 def _bytes(size_bytes: float) -> str:
@@ -556,5 +557,11 @@ def add_traffic(draft: PageDraft) -> None:
             draft.answers[-1] = grids[-1].answer  # the sentence of trace, without a title
 
 
-TRAFFIC = Shown(show_traffic, options=("columns",), charts=traffic_charts, frame=traffic_frame)
+TRAFFIC = Shown(
+    show_traffic,
+    options=("columns",),
+    charts=traffic_charts,
+    frame=traffic_frame,
+    answer=lambda traffic: traffic_answer(summarise_traffic(traffic)),
+)
 SHOWN = {Traffic: TRAFFIC}

@@ -34,7 +34,7 @@ def show_published(runs: Sequence[Run], format: str = "table", file: TextIO | No
         titled.append((title, grids))
         records += records_of_run
     if not runs:
-        titled = [("", [_known_grid()])]
+        titled = [("", _known_grids())]
         records = [
             {**_record(publication), "collective": key[0], "size_bytes": key[1], "busbw_gbps": gbps}
             for publication in published.publications()
@@ -72,8 +72,8 @@ def published_grid(run: Run) -> Grid | None:
     numbers = {case.source: number for number, case in enumerate(_by_source(shown), 1)}
     return make_grid(
         [
-            (Head("collective", left=True, repeat=True), lambda i: i[0]),
-            (Head("size", repeat=True), lambda i: format_size(i[1])),
+            (Head("collective", left=True), lambda i: i[0]),
+            (Head("size"), lambda i: format_size(i[1])),
             (Head("busbw", "GB/s"), lambda i: format_bandwidth(i[3])),
             (Head("yours", "GB/s"), lambda i: format_bandwidth(i[4]) if i[4] else "-"),
             (Head("machine", left=True), lambda i: f"{i[2].machine} [{numbers[i[2].source]}]"),
@@ -162,8 +162,13 @@ def _sources(
     return texts
 
 
-def _known_grid() -> Grid:
-    """A line for each entry, with its largest all_reduce or what else it has."""
+_LARGE = 64 << 20  # bytes: the busbw of a smaller case is not a figure of the machine
+
+
+def _known_grids() -> list[Grid]:
+    """A line for each entry, with its largest all_reduce or what else it has; the entries without a
+    large case apart.
+    """
     ordered = sorted(
         published.publications(),
         key=lambda publication: (publication.gpu, publication.hosts, publication.ranks),
@@ -178,28 +183,52 @@ def _known_grid() -> Grid:
         collective, size_bytes = largest(publication)
         return f"{collective} {format_size(size_bytes)}"
 
-    return make_grid(
-        [
-            (Head("kind", left=True, repeat=True), lambda p: p.kind),
-            (
-                Head("entry", left=True, repeat=True),
-                lambda p: f"{p.id} [{origins.index(_origin(p)) + 1}]",
-            ),
-            (Head("largest case", left=True), largest_text),
-            (Head("busbw", "GB/s"),
-             lambda p: format_bandwidth(next(iter(p.figures[largest(p)].values())))),
-            (Head("date", left=True, drop=1), lambda p: p.date),
-            (Head("machine", left=True, drop=2), lambda p: p.machine),
-            (Head("network", left=True, drop=3), lambda p: p.network),
-            (Head("versions", left=True, drop=4), lambda p: p.versions),
-        ],
-        ordered,
-        above=[f"published: {counted(len(ordered), 'run')} of "
-               f"{len({publication.kind for publication in ordered})} kinds of machine"],
-        below=[*(f"[{number}] {origin}" for number, origin in enumerate(origins, 1)),
-               "full address, note, plausibility and command of an entry: torchcoll again ENTRY "
-               "--dry-run; all addresses: --format json", _CAVEAT],
-    )  # fmt: skip
+    def busbw(publication: published.Publication) -> str:
+        return format_bandwidth(next(iter(publication.figures[largest(publication)].values())))
+
+    def name(publication: published.Publication) -> str:
+        return f"{publication.id} [{origins.index(_origin(publication)) + 1}]"
+
+    def grid(entries: Sequence[published.Publication], above: str) -> Grid:
+        return make_grid(
+            [
+                (Head("kind", left=True, repeat=True), lambda p: p.kind),
+                (
+                    Head("entry", left=True, repeat=True),
+                    lambda p: f"{p.id} [{origins.index(_origin(p)) + 1}]",
+                ),
+                (Head("largest case", left=True), largest_text),
+                (Head("busbw", "GB/s"), busbw),
+                (Head("date", left=True, drop=1), lambda p: p.date),
+                (Head("machine", left=True, drop=2), lambda p: p.machine),
+                (Head("network", left=True, drop=3), lambda p: p.network),
+                (Head("versions", left=True, drop=4), lambda p: p.versions),
+            ],
+            entries,
+            above=[above],
+        )
+
+    kinds = len({publication.kind for publication in ordered})
+    return [
+        grid(
+            [entry for entry in ordered if largest(entry)[1] >= _LARGE],
+            f"published: {counted(len(ordered), 'run')} of {kinds} kinds of machine",
+        ),
+        grid(
+            [entry for entry in ordered if largest(entry)[1] < _LARGE],
+            f"smaller than {format_size(_LARGE)}: not what the machine can reach",
+        ),
+        Grid(
+            [],
+            [],
+            below=[
+                *(f"[{number}] {origin}" for number, origin in enumerate(origins, 1)),
+                "full address, note, plausibility and command of an entry: torchcoll again ENTRY "
+                "--dry-run; all addresses: --format json",
+                _CAVEAT,
+            ],
+        ),
+    ]
 
 
 def _origin(publication: published.Publication) -> str:

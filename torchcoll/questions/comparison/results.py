@@ -13,7 +13,13 @@ from torchcoll.core.display import OneLine, as_one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
 from torchcoll.core.result import EXPECTED_STATUSES
 from torchcoll.core.summary import COLD_CALL, Row, median, stated
-from torchcoll.core.units import counted, format_factor, format_percent, format_ratio
+from torchcoll.core.units import (
+    counted,
+    format_digits,
+    format_factor,
+    format_percent,
+    format_ratio,
+)
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
 from torchcoll.stats.differences import value_text
 from torchcoll.stats.holm import holm, holm_levels
@@ -173,7 +179,7 @@ def with_bound(case: Judged, what: Target) -> Judged:
 
 def resolution_text(change: float) -> str:
     """What further runs could show at this noise: ``smallest_difference``."""
-    text = f"{100 * change:.2g} %" if change < 0.995 else format_factor(1 + change)
+    text = f"{format_digits(100 * change, 2)} %" if change < 0.995 else format_factor(1 + change)
     return f"{SEARCH_RUNS} runs per side would show {text}"
 
 

@@ -37,7 +37,12 @@ def soak_grid(soak: Soaked) -> Grid:
             (Head("median over time", left=True, drop=1), lambda c: curve(c.over_time)),
         ],
         soak.cases,
-        above=[soak_answer(soak), _ROUNDS, _SOAK],
+        above=[
+            f"soak: {counted(soak.rounds, 'round')} in {soak.duration} "
+            f"({counted(soak.windows, 'window')}): {soak.answer.text}",
+            _ROUNDS,
+            _SOAK,
+        ],
         below=[f"FAULT {text}" for text in soak.faults],
     )
 
@@ -52,28 +57,6 @@ _SOAK = (
     "drift: geometric mean of the last quarter of the time over that of the first [90 %]; p99: at "
     "most 9 % above; median over time: from the least to the largest of its row"
 )
-
-
-def soak_answer(soak: Soaked) -> str:
-    minutes = soak.seconds / 60
-    long = f"{minutes / 60:.1f} h" if minutes >= 120 else f"{minutes:.1f} min"
-    long = f"{soak.seconds:.0f} s" if minutes < 2 else long
-    checked = "not checked"
-    if soak.checked:
-        of_calls = f" of {counted(soak.calls, 'call')}" if soak.calls else " calls"
-        checked = f"{soak.checked:,}{of_calls} checked, all correct"
-    if soak.faulty:
-        checked = f"{counted(soak.faulty, 'fault')}, {checked.removesuffix(', all correct')}"
-    drifts = soak.drifting
-    moved = "no drift shown"
-    if drifts:
-        most = max(drifts, key=lambda c: abs(c.drift.value) if c.drift else 0.0)
-        moved = f"drift in {counted(len(drifts), 'case')}, most {drift_text(most.drift)} in "
-        moved += f"{most.case.collective} {format_size(most.case.size_bytes)}"
-    elif not any(c.drift for c in soak.cases):
-        moved = "too few windows to tell of drift"
-    rounds, windows = counted(soak.rounds, "round"), counted(soak.windows, "window")
-    return f"soak: {rounds} in {long} ({windows}): {checked}; {moved}"
 
 
 def _clock(us: int) -> str:
@@ -120,6 +103,7 @@ def soak_object(soak: Soaked) -> dict[str, Any]:
     return {
         **select_fields(soak, "rounds windows seconds checked calls faulty"),
         "faults": list(soak.faults),
+        "answer": soak.answer.to_json(),
         "cases": cases,
     }
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from torchcoll.core.answer import CERTAIN, Answer, format_quantity, nothing_found
 from torchcoll.core.case import Case
+from torchcoll.core.units import counted, format_size
 from torchcoll.stats.drift import LEAST, STRETCHES, SURE, TimeDrift, drift_of
+from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
 
 if TYPE_CHECKING:
     from torchcoll.core.result import Run
@@ -88,6 +90,75 @@ class Soaked:
                 drifting.append(case)
         return tuple(drifting)
 
+    @property
+    def duration(self) -> str:
+        if self.seconds < 120:
+            return f"{self.seconds:.0f} s"
+        minutes = self.seconds / 60
+        return f"{minutes / 60:.1f} h" if minutes >= 120 else f"{minutes:.1f} min"
+
+    @property
+    def answer(self) -> Answer:
+        """Whether results were wrong, and whether a case became slower."""
+        drift, checked = self._drift_answer, "no result was checked"
+        if self.checked:
+            of = f" of {counted(self.calls, 'call')}" if self.calls else " calls"
+            checked = f"{self.checked:,}{of} checked"
+        if self.faulty:
+            fault = Answer(
+                counted(self.faulty, "fault"),
+                "bad",
+                scope=f"in {self.duration} of soak ({checked})",
+                certainty=CERTAIN,
+                details=self.faults[:1],
+            )
+            return replace(fault, details=(*fault.details, drift.headline))
+        if self.checked:
+            checked += ", all correct"
+        return replace(drift, details=(*drift.details, checked))
+
+    @property
+    def _drift_answer(self) -> Answer:
+        drifts = [case.drift for case in self.cases if case.drift]
+        if drifting := self.drifting:
+            case, drift = max(
+                ((case, case.drift) for case in drifting if case.drift),
+                key=lambda pair: abs(pair[1].value),
+            )
+            return Answer(
+                f"{case.case.collective} {format_size(case.case.size_bytes)}",
+                "doubt" if any(c.drift and c.drift.value > 0 for c in drifting) else "",
+                verb="takes {} " + ("longer" if drift.value > 0 else "less time"),
+                size=abs(drift.value),
+                unit="%",
+                scope=f"in the last quarter of {self.duration} than in the first",
+                certainty=CERTAIN,
+                details=(f"{len(drifting)} of {counted(len(self.cases), 'case')} drift",),
+            )
+        shares = [drift.detectable(len(drifts)) for drift in drifts]
+        limits = [share for share in shares if share is not None]
+        in_all = min(limits, default=None)
+        in_one = max(limits) if limits and len(limits) == len(self.cases) else None
+        longer = "soak at least eight windows"
+        if drifts:
+            longer = "soak four times as long, or on a quieter machine"
+        answer = nothing_found(
+            "case",
+            "drifts",
+            in_all,
+            ACT_ON_ALL,
+            longer,
+            what="drift",
+            of=" in all cases" if len(self.cases) > 1 else "",
+            scope=f"in {self.duration}",
+        )
+        if in_one is None or in_one > ACT_ON_CASE:
+            answer = replace(answer, level="doubt", next_step=longer)
+        if in_one is not None and len(self.cases) > 1:
+            detail = f"a drift of one case from {format_quantity(in_one, '%')} on"
+            answer = replace(answer, details=(detail,))
+        return answer
+
 
 def soaked(run: Run) -> Soaked | None:
     """None without --soak."""
@@ -150,7 +221,7 @@ def _with_slowest(cases: Sequence[SoakedCase]) -> tuple[SoakedCase, ...]:
     for n, case in enumerate(cases):
         most = case.most_last
         if most and n in sure and most.share >= _NOTABLE * most.even:
-            case = dataclasses.replace(case, slowest=(most.rank, most.share))
+            case = replace(case, slowest=(most.rank, most.share))
         judged.append(case)
     return tuple(judged)
 

@@ -18,7 +18,10 @@ from torchcoll.core import summary
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import median
 from torchcoll.core.two_modes import two_modes
-from torchcoll.core.units import format_ns
+from torchcoll.core.units import (
+    format_digits,
+    format_ns,
+)
 from torchcoll.report import chart
 from torchcoll.report.chart import Chart, keys_of, plain
 from torchcoll.report.header import case_text
@@ -294,7 +297,7 @@ def _first_calls_chart(
                 [chart.seconds(ns) for _, _, ns in points],
                 [
                     f"{chart.plain(case_text(result.case))}<br>{title}: {format_ns(ns, 4)}"
-                    f"<br>{ns / (row.median_ns or 1):.3g} times the steady figure"
+                    f"<br>{format_digits(ns / (row.median_ns or 1))} times the steady figure"
                     for row, result, ns in points
                 ],
                 mode="lines+markers" if lines else "markers",

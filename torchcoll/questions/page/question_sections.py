@@ -183,11 +183,11 @@ def add_further(document: PageDraft, run: Run) -> None:
         return
     drawings = []
     if run.windows:
-        from torchcoll.questions.contention.soak_show import soak_answer, soak_chart
+        from torchcoll.questions.contention.soak_show import soak_chart
         from torchcoll.questions.contention.soaked import soaked
 
         if soak := soaked(run):
-            document.answers.append(Answer(soak_answer(soak), "bad" if soak.faults else ""))
+            document.answers.append(soak.answer)
             drawings.append(Drawing("Hours of the same cases", lambda: [soak_chart(soak, run)]))
     title = "Hours of it" if run.windows else "Beside other work"
     several = f": {title_of(run)}" if len(document.material.runs) > 1 else ""

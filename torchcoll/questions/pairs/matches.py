@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from torchcoll.core.case import Case
@@ -80,6 +81,17 @@ class Pairs:
         """GB/s of a pair in one direction; of nodes, all their ranks together."""
         at_once = min(len(self.units[pair[0]]), len(self.units[pair[1]]))
         return at_once * key[1] / ns
+
+    @cached_property
+    def unit(self) -> str:
+        """GB/s, or MB/s if most pairs are slower than 1 GB/s."""
+        large = [key for key in self.times if key[0] != LATENCY]
+        speeds = sorted(
+            self.gbps(key, pair, timing.median_ns)
+            for key in large
+            for pair, timing in self.times[key].items()
+        )
+        return "MB/s" if speeds and speeds[len(speeds) // 2] < 1 else "GB/s"
 
     @property
     def pairs(self) -> list[Pair]:

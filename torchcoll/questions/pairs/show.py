@@ -6,14 +6,16 @@ markdown, CSV, JSON.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TextIO
 
-from torchcoll.core.answer import Answer
+from torchcoll.core.answer import CERTAIN, Answer, format_quantity, nothing_found
 from torchcoll.core.errors import UnusableError, one_line
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, summarise
 from torchcoll.core.units import (
+    counted,
     format_bandwidth,
     format_ns,
     format_ranges,
@@ -27,6 +29,7 @@ from torchcoll.questions.pairs.schedule import Pair
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head
+from torchcoll.stats.power import ACT_ON_CASE
 
 _NUMBERS = 12  # units: up to so many the cells are numbers, above shades
 MOST_ROWS = 64  # units: of more, only the slowest are shown
@@ -40,14 +43,13 @@ _NONE, _SELF = "?", "\\"
 def matrix_grid(pairs: matches.Pairs, key: tuple[str, int], out: Destination) -> Grid:
     """The matrix of one kind of call, with a row and a column for each unit.
 
-    The cells are GB/s or MB/s (us for latency), or shades relative to the median within a node or
-    between nodes.
+    The cells are GB/s (us for latency), or shades relative to the median within a node or between
+    nodes.
     """
     kind, size_bytes = key
     if kind == matches.EXCHANGE:
         per = "node" if pairs.by == "node" else "rank"
-        sent_in, _ = _bandwidth_unit(pairs)
-        above = f"{format_size(size_bytes)} both ways at once, {sent_in} sent by each {per}"
+        above = f"{format_size(size_bytes)} both ways at once, {pairs.unit} sent by each {per}"
     else:
         above = "latency in us"
     count = len(pairs.units)
@@ -96,28 +98,13 @@ def _figure(pairs: matches.Pairs, key: tuple[str, int], pair: Pair) -> str:
         return "" if pair[0] == pair[1] else _NONE
     ns = timing.median_ns
     return (
-        f"{ns / 1e3:.1f}"
-        if key[0] == matches.LATENCY
-        else _bandwidth_unit(pairs)[1](pairs.gbps(key, pair, ns))
+        f"{ns / 1e3:.1f}" if key[0] == matches.LATENCY else _speed(pairs, pairs.gbps(key, pair, ns))
     )
 
 
-def _bandwidth_unit(pairs: matches.Pairs) -> tuple[str, Callable[[float], str]]:
-    """The unit of all bandwidths of these pairs, and how they are formatted in it: GB/s, or MB/s
-    where three decimals of GB/s would show too little.
-    """
-    fastest = max(
-        (
-            pairs.gbps(key, pair, timing.median_ns)
-            for key, times in pairs.times.items()
-            if key[0] != matches.LATENCY
-            for pair, timing in times.items()
-        ),
-        default=1.0,
-    )
-    return (
-        ("MB/s", lambda gbps: f"{1000 * gbps:.1f}") if fastest < 1 else ("GB/s", format_bandwidth)
-    )
+def _speed(pairs: matches.Pairs, gbps: float) -> str:
+    """In the unit of the pairs: ``24.117 GB/s`` is ``24.117``, 0.024117 GB/s is ``24.1``."""
+    return format_bandwidth(gbps) if pairs.unit == "GB/s" else f"{1000 * gbps:.1f}"
 
 
 def _relative(pairs: matches.Pairs, key: tuple[str, int]) -> dict[Pair, float]:
@@ -186,7 +173,7 @@ def pairs_grids(
     first = [*grids, units][0]
     first.above = [*_title(run, pairs), *first.above]
     units.below += _below(run, pairs, suspected, threshold)
-    units.answer = _answer(pairs, suspected, _bisect_texts(run))
+    units.answer = pairs_answer(run, pairs, suspected, threshold)
     return [*grids, units]
 
 
@@ -214,7 +201,6 @@ def _title(run: Run, pairs: matches.Pairs) -> list[str]:
 def _units(pairs: matches.Pairs, format: str) -> Grid:
     """A line for each unit: the medians over its pairs."""
     keys = list(pairs.times)
-    bandwidth_unit, format_gbps = _bandwidth_unit(pairs)
     heads = [Head(pairs.by), Head("host", left=True)]
     for kind, size_bytes in keys:
         if kind == matches.LATENCY:
@@ -222,13 +208,12 @@ def _units(pairs: matches.Pairs, format: str) -> Grid:
             continue
         size = format_size(size_bytes)
         directions = ("both ways",) if kind == matches.EXCHANGE else ("sends", "receives")
-        heads += [Head(direction, f"{size} ({bandwidth_unit})") for direction in directions]
+        heads += [Head(direction, f"{size} ({pairs.unit})") for direction in directions]
     shown: Sequence[int] = range(len(pairs.units))
     if format == "table" and len(pairs.units) > MOST_ROWS:
         shown = slowest_units(pairs, next((k for k in keys if k[0] == matches.EXCHANGE), keys[0]))
     columns = []
     for key in keys:
-        text = format_time if key[0] == matches.LATENCY else format_gbps
         for ends in ((0,), (1,)) if key[0] == matches.SEND else ((0, 1),):
             # The values of each unit, over the pairs that have it at one of these ends.
             values: dict[int, list[float]] = {}
@@ -237,7 +222,14 @@ def _units(pairs: matches.Pairs, format: str) -> Grid:
                 value = ns if key[0] == matches.LATENCY else pairs.gbps(key, pair, ns)
                 for end in ends:
                     values.setdefault(pair[end], []).append(value)
-            columns.append({unit: text(median(of_unit)) for unit, of_unit in values.items()})
+            middles = {unit: median(of_unit) for unit, of_unit in values.items()}
+            latency = key[0] == matches.LATENCY
+            columns.append(
+                {
+                    unit: format_time(middle) if latency else _speed(pairs, middle)
+                    for unit, middle in middles.items()
+                }
+            )
     rows = [
         [
             format_ranges([unit]),
@@ -263,43 +255,103 @@ def _below(
     for result in run.results:
         if not matches.is_pair(result):
             lines.append(_together(result))
-    lines += _conclusion(pairs, suspected, _bisect_texts(run), threshold)
+    lines += _conclusion(run, pairs, suspected, threshold)
     return lines
 
 
-def _answer(
-    pairs: matches.Pairs, suspected: Sequence[suspects.Suspect], bisect_texts: Sequence[str]
+def pairs_answer(
+    run: Run, pairs: matches.Pairs, suspected: Sequence[suspects.Suspect], threshold: float
 ) -> Answer:
-    """Which unit or link is slow, in one sentence."""
-    accused = [suspect for suspect in suspected if suspect.confirmed]
-    more = len(accused) + len(bisect_texts) - 1
-    details = (f"and {more} more",) if more > 0 else ()
-    if accused:
-        first = accused[0]
-        evidence = next(each for each in first.evidence if each.confirmed is not False)
-        alone = evidence.alone_ratio is not None
-        scope = f"of the others' speed {evidence.what}{', alone' if alone else ''}"
-        if not first.is_link:
-            scope += f", in {evidence.slow} of {evidence.pairs} pairs"
-        return Answer(
-            one_line(suspects.suspect_name(pairs, first)),
-            "bad",
-            details=details,
-            verb="is slow: {}",
-            size=evidence.ratio if evidence.alone_ratio is None else evidence.alone_ratio,
-            unit="%",
-            scope=scope,
-        )
-    if bisect_texts:
-        return Answer(bisect_texts[0], "bad", details=details)
+    """Which unit or link is slow, and by how much; or what would have been found."""
+    confirmed = [suspect for suspect in suspected if suspect.confirmed]
+    bisected = _bisect_texts(run)
+    names = [one_line(suspects.suspect_name(pairs, suspect)) for suspect in confirmed]
+    if confirmed:
+        return _suspect_answer(pairs, confirmed, names)
+    if bisected:
+        return Answer(shorten(bisected, 1, "; and {} more"), "bad", worst=tuple(bisected))
     if pairs.failed:
-        return Answer(one_line(f"{len(pairs.failed)} failed, the first: {pairs.failed[0]}"), "bad")
+        failed = f"{len(pairs.failed)} failed, the first: {pairs.failed[0]}"
+        return Answer(one_line(failed), "bad")
+    if reason := _unjudged(pairs):
+        return Answer(f"no {pairs.by} can be judged", "doubt", details=(reason,))
+    return _sound_answer(pairs, threshold)
+
+
+def _suspect_answer(
+    pairs: matches.Pairs, confirmed: Sequence[suspects.Suspect], names: Sequence[str]
+) -> Answer:
+    worst = confirmed[0]
+    evidence = next(each for each in worst.evidence if each.confirmed is not False)
+    alone = "measured alone" if evidence.alone_ratio is not None else "not measured alone"
+    facts = [evidence.what, alone]
+    if not worst.is_link:
+        facts.append(f"{evidence.slow} of {counted(evidence.pairs, 'pair')} slow")
+    size = evidence.ratio if evidence.alone_ratio is None else evidence.alone_ratio
+    sound = suspects.largest_sound_group(pairs, confirmed)
+    ranks = format_ranges(rank for unit in sound for rank in pairs.units[unit])
+    hosts = one_line(" and ".join(dict.fromkeys(pairs.hosts[unit] for unit in worst.units)))
+    more = (f"{shorten(names[1:], 3)} too",) if len(names) > 1 else ()
+    return Answer(
+        names[0],
+        "bad",
+        worst=tuple(names),
+        verb="is slow: it has {} of the speed of the other "
+        + ("links" if worst.is_link else "ranks"),
+        size=size,
+        unit="%",
+        scope=f"({', '.join(facts)})",
+        certainty=CERTAIN,
+        details=more,
+        next_step=f"check the devices and cables of {hosts}"
+        + (f", or go on with ranks {ranks}" if ranks else ""),
+    )
+
+
+def _unjudged(pairs: matches.Pairs) -> str:
+    """Why nobody can be judged; '' if somebody can."""
+    if pairs.rehearsal:
+        return "several ranks share one GPU"
+    if len(pairs.units) == 2:
+        return "one pair has nothing to be compared with: measure three"
+    if pairs.crowded and not any(map(pairs.judged, pairs.pairs)):
+        return "ranks wait for a core on every host: start no more ranks than cores"
+    return "" if pairs.times else "no pair was measured"
+
+
+def _sound_answer(pairs: matches.Pairs, threshold: float) -> Answer:
+    noises = suspects.find_noise(pairs, [], threshold)
+    limits = suspects.find_detectable(pairs, threshold)
+    units = [each.unit for each in limits]
+    links = [each.link for each in limits if each.link is not None]
+    detectable = None if None in units or not units else max(filter(None, units))
+    link = max(links, default=0.0)
+    act_from = ACT_ON_CASE / (1 + ACT_ON_CASE)  # of the speed: 1.5 times the time
+    links_too = detectable is not None and link <= act_from
     judged = sum(map(pairs.judged, pairs.pairs))
-    if pairs.rehearsal or not judged or len(pairs.units) == 2:
-        return Answer(f"no {pairs.by} can be judged here", "doubt")
-    kind = "good" if judged == pairs.pair_count else "doubt"
-    text = f"no {pairs.by} or link is slow, {judged} of {pairs.pair_count} pairs judged"
-    return Answer(f"no suspect: {text}", kind)
+    details = [suspects.noise_summary(pairs, noise) for noise in noises]
+    if links and not links_too:
+        details.insert(0, f"a link only from a loss of {format_quantity(link, '%')} on")
+    lonely = any(not each.within and each.unit is None for each in limits)
+    remedy = suspects.noise_remedy(noises)
+    if lonely:
+        remedy = "measure a third node: two cannot be compared with each other"
+    elif threshold > act_from:
+        remedy = "lower --threshold"
+    answer = nothing_found(
+        f"{pairs.by} or link" if links_too and links else pairs.by,
+        "is slow",
+        max(detectable, link) if links_too and detectable is not None else detectable,
+        act_from,
+        remedy,
+        what="loss",
+        of=" of speed",
+        details=tuple(details),
+        scope="" if judged == pairs.pair_count else f"in {judged} of {pairs.pair_count} pairs",
+    )
+    if judged < pairs.pair_count or link > act_from:
+        return replace(answer, level="doubt", next_step=answer.next_step or remedy)
+    return answer
 
 
 def _bisect_texts(run: Run) -> list[str]:
@@ -320,58 +372,30 @@ def _together(result: Any) -> str:
 
 
 def _conclusion(
-    pairs: matches.Pairs,
-    suspected: Sequence[suspects.Suspect],
-    bisect_texts: Sequence[str],
-    threshold: float,
+    run: Run, pairs: matches.Pairs, suspected: Sequence[suspects.Suspect], threshold: float
 ) -> list[str]:
-    confirmed = [suspect for suspect in suspected if suspect.confirmed]
-    if pairs.rehearsal:
-        return ["no suspects are sought among ranks that share one GPU"]
-    if not pairs.times:
-        return [f"no pair was measured, so no {pairs.by} can be judged"]
-    if len(pairs.units) == 2:
-        return [f"one pair: there is nothing to compare it with, so no {pairs.by} can be suspected"]
-    judged = {
-        (min(pair), max(pair))
-        for times in pairs.times.values()
-        for pair in times
-        if pairs.judged(pair)
-    }
-    aside = []
-    if pairs.crowded:
+    lines = []
+    if pairs.crowded and not pairs.rehearsal:
         hosts = [one_line(name) for name in sorted(pairs.crowded)]
-        aside = [
+        lines.append(
             f"on {shorten(hosts, 8)} ranks wait for a core: those pairs accuse nobody "
             "(start no more ranks than cores to judge them)"
-        ]
-    if not judged:
-        return [*aside, *(f"SUSPECT {text}" for text in bisect_texts), "no pair is judged"]
-    rule = (
-        f"slow: {100 * threshold:g} % below the pairs without it (latency: twice their time) and a "
-        f"modified z-score (Iglewicz and Hoaglin 1993) beyond -{suspects.Z_LIMIT}, by the lower "
-        f"quartile of the calls; a {pairs.by} is slow where more than half of its pairs are"
+        )
+    if _unjudged(pairs):
+        return lines + [f"SUSPECT {text}" for text in _bisect_texts(run)]
+    lines.append(
+        f"slow: {100 * threshold:g} % below the pairs without it, and an outlier among them; a "
+        f"{pairs.by} is slow where more than half of its pairs are"
     )
-    lines = [*aside, rule]
+    confirmed = [suspect for suspect in suspected if suspect.confirmed]
     lines += [f"SUSPECT {one_line(suspects.suspect_text(pairs, suspect))}" for suspect in confirmed]
-    lines += [f"SUSPECT {text}" for text in bisect_texts]
+    lines += [f"SUSPECT {text}" for text in _bisect_texts(run)]
     lines += [
         f"not alone: {one_line(suspects.suspect_text(pairs, suspect))}: not slow in every pass "
         "alone"
         for suspect in suspected
         if not suspect.confirmed
     ]
-    if confirmed:
-        sound_units = suspects.largest_sound_group(pairs, confirmed)
-        names = format_ranges(rank for unit in sound_units for rank in pairs.units[unit])
-        sound = f"{len(sound_units)} {pairs.by}s, ranks {names or 'none'}"
-        lines.append(f"largest group without them: {sound}")
-    elif not bisect_texts:
-        whole = sum(map(pairs.judged, pairs.pairs))
-        some = "" if whole == pairs.pair_count else f" among the {whole} pairs that were judged"
-        lines.append(f"no suspect{some}")
-    if text := suspects.noise_text(pairs, suspects.find_noise(pairs, confirmed, threshold)):
-        lines.append(text)
     if len(pairs.units) == 3 and not confirmed:
         lines.append("with three there are two other pairs to compare each with: little evidence")
     return lines

@@ -5,12 +5,13 @@ later; and the same as JSON.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
+from torchcoll.core.summary import median
 from torchcoll.core.units import (
     counted,
     format_ns,
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from torchcoll.questions.startup.repeats import RunPairs
 
 
-MOST_LATE = 12  # of the late cases, those that cost most; JSON has all
+_MOST_RUNS = 5  # of one kind: of more, the means are shown
+MOST_LATE = 5  # of the late cases, those that cost most; JSON has all
 _WORDS = {"import_torch": "import torch", "init_process_group": "init", "nccl_init": "NCCL init"}
 READING = "time = max over ranks, the slowest rank"
 _RESULT = "to first result: connecting before the 1st call, if any, plus the 1st call"
@@ -58,10 +60,14 @@ def cold_grids(finding: Cold) -> list[Grid]:
     titles = kind_texts([rows[0].kind for rows in groups.values()])
     grids = []
     for title, (kind, rows) in zip(titles, groups.items(), strict=True):
-        grids.append(_runs(rows, title))
         scales = [scale for scale in finding.scales if repr(scale.kind) == kind]
+        above = [title, READING, calls_line(rows)]
+        if len(rows) <= max(_MOST_RUNS, 2 * len(scales)):
+            grids.append(_runs(rows, above))
+            above = []
         if len(rows) > 1:
-            grids.append(_by_ranks(scales, [p for p in finding.again if p.kind == kind]))
+            again = [pairs for pairs in finding.again if pairs.kind == kind]
+            grids.append(_by_ranks(scales, again, above))
     each = {row.placed.order: row for row in finding.rows}  # of several backends: set up once
     grids.append(_set_up(list(each.values())))
     grids.append(_late(finding.late))
@@ -96,7 +102,7 @@ def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
         if scale.first_result_ns:
             text += f", time to first result {format_ns(scale.first_result_ns, 3)}"
         texts.append(text)
-    texts = shorten_list(texts, _MOST_KINDS, "{} more kinds take less")
+    texts = shorten_list(texts, _MOST_KINDS, "{} more kinds with less")
     ranks = dict.fromkeys(scale.ranks for scale in order if scale.ranks)
     if len(ranks) == 1:
         texts[0] = f"on {counted(next(iter(ranks)), 'rank')} {texts[0]}"
@@ -110,7 +116,7 @@ def _times(ratio: float) -> str:
     return f"{float(f'{ratio:.3g}'):,.0f}" if ratio >= 9.95 else f"{ratio:.2g}"
 
 
-def _runs(rows: Sequence[ColdRow], title: str) -> Grid:
+def _runs(rows: Sequence[ColdRow], above: Sequence[str]) -> Grid:
     """One line a run, in the order of jobs and time."""
     steady = any(row.steady_ns for row in rows)
 
@@ -153,7 +159,7 @@ def _runs(rows: Sequence[ColdRow], title: str) -> Grid:
             ),
         ],
         rows,
-        above=[title, READING, calls_line(rows)],
+        above=above,
     )
 
 
@@ -174,7 +180,7 @@ def over(a: float | None, b: float | None) -> float | None:
     return a / b if a and b else None
 
 
-def _by_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> Grid:
+def _by_ranks(scales: Sequence[Scale], again: Sequence[RunPairs], above: Sequence[str]) -> Grid:
     """One line for each number of ranks, as plots of cold starts have it."""
 
     def spread(scale: Scale) -> str:
@@ -205,7 +211,7 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> Grid:
             (Head("result", left=True), lambda s: _again_cells(s.again)[2]),
         ],
         scales,
-        above=["over the runs, by number of ranks (geometric means)"],
+        above=[*above, "geometric means over the runs; --format json has each run"],
         below=_below_ranks(scales, again),
     )
 
@@ -270,6 +276,8 @@ def _set_up(rows: Sequence[ColdRow]) -> Grid:
     if not names:
         return Grid([], [])
     titles = {name: _WORDS.get(name, one_line(name).replace("_", " ")) for name in names}
+    if len(rows) > _MOST_RUNS:
+        return _phases(rows, titles)
     return make_grid(
         [
             (Head("run", left=True, repeat=True, numbered=True), lambda r: one_line(r.name)),
@@ -279,6 +287,27 @@ def _set_up(rows: Sequence[ColdRow]) -> Grid:
         ],
         rows,
         above=["set-up: the longest time of any rank", _LONGEST],
+    )
+
+
+def _phases(rows: Sequence[ColdRow], titles: Mapping[str, str]) -> Grid:
+    """A line for each phase, over many runs."""
+
+    def longest(name: str) -> list[float]:
+        return [row.phases[name].ns for row in rows if name in row.phases]
+
+    def slowest_run(name: str) -> ColdRow:
+        return max((row for row in rows if name in row.phases), key=lambda row: row.phases[name].ns)
+
+    return make_grid(
+        [
+            (Head("phase", left=True), titles.__getitem__),
+            (Head("median"), lambda name: format_ns(median(longest(name)), 3)),
+            (Head("slowest run"), lambda name: format_ns(max(longest(name)), 3)),
+            (Head("which", left=True), lambda name: one_line(slowest_run(name).name)),
+        ],
+        list(titles),
+        above=[f"set-up of {len(rows)} runs: the longest time of any rank"],
     )
 
 
@@ -312,14 +341,17 @@ def _late(late: Sequence[Late]) -> Grid:
             (Head("case", left=True, repeat=True), lambda o: named.get(repr(o.kind), "-")),
             (Head("ranks", repeat=True), lambda o: str(o.ranks or "-")),
             (Head("size", repeat=True), lambda o: format_size(o.size_bytes)),
-            (Head("calls", "before"), lambda o: "-" if o.ordinal is None else str(o.ordinal)),
+            (
+                Head("calls", "before", drop=4),
+                lambda o: "-" if o.ordinal is None else str(o.ordinal),
+            ),
             (Head("algorithm", left=True), lambda o: one_line(o.algorithm or "-")),
             (Head("1st", "call"), lambda o: format_time(o.first_ns)),
             (Head("steady"), lambda o: format_time(o.steady_ns)),
-            (Head("1st /", "steady"), lambda o: _ratio(o.first_ns, o.steady_ns)),
-            (Head("extra"), lambda o: format_time(o.extra_ns)),
+            (Head("1st /", "steady", drop=1), lambda o: _ratio(o.first_ns, o.steady_ns)),
+            (Head("extra", drop=2), lambda o: format_time(o.extra_ns)),
             (Head("cold in", left=True), lambda o: f"{o.cold} of {o.runs}"),
-            (Head("why", left=True), lambda o: one_line(o.why or "not known")),
+            (Head("why", left=True), lambda o: one_line(o.why or "-")),
         ],
         shown,
         above=[

@@ -2,7 +2,14 @@
 
 from torchcoll.questions.startup.cold import Cold
 from torchcoll.questions.startup.cold_charts import cold_charts
-from torchcoll.questions.startup.show import show_cold
-from torchcoll.report.shown import Shown
+from torchcoll.questions.startup.show import cold_grids, show_cold
+from torchcoll.report.shown import Shown, last_answer
 
-SHOWN = {Cold: Shown(show_cold, charts=cold_charts, plotted=True)}
+SHOWN = {
+    Cold: Shown(
+        show_cold,
+        charts=cold_charts,
+        plotted=True,
+        answer=lambda cold: last_answer(cold_grids(cold)),
+    )
+}
