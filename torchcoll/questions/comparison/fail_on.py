@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import counted, parse_share
-from torchcoll.questions.comparison.results import FAR_SLOWER
-from torchcoll.questions.comparison.wording import hidden_slowdown
 
 if TYPE_CHECKING:
     from torchcoll.questions.comparison.compare import Comparison
@@ -69,6 +67,8 @@ def tripped(gate: Gate, comparisons: Sequence[Comparison]) -> dict[str, int]:
 
 def undecided(gate: Gate, comparisons: Iterable[Comparison]) -> int:
     """How many cases look at least twice as slow, and are not shown to be: no gate passes them."""
+    from torchcoll.questions.comparison.results import FAR_SLOWER
+
     if "slower" not in gate.results:
         return 0
     return sum(
@@ -82,6 +82,8 @@ def undecided(gate: Gate, comparisons: Iterable[Comparison]) -> int:
 
 def hidden_slowdowns(gate: Gate, comparisons: Iterable[Comparison]) -> list[str]:
     """What of each new side may be slower and would not have been found."""
+    from torchcoll.questions.comparison.wording import hidden_slowdown
+
     if "slower" not in gate.results:
         return []
     texts = [hidden_slowdown(each, gate.results["slower"]) for each in comparisons]
@@ -90,6 +92,7 @@ def hidden_slowdowns(gate: Gate, comparisons: Iterable[Comparison]) -> list[str]
 
 def slow_runs(gate: Gate, comparisons: Iterable[Comparison]) -> list[str]:
     """What is said of each new side with an outlier that is at least twice as slow."""
+    from torchcoll.questions.comparison.results import FAR_SLOWER
 
     if "slower" not in gate.results:
         return []
