@@ -92,10 +92,6 @@ NOT_DETECTABLE = (("postmortem ", "every rank's exit code is known: there is not
 MANY_NOTES = (
     ("curve results/", "with --refine each line is a command to run"),
     ("show --published", "each line is the source of a figure"),
-    ("show results/gloo-oneccl-2ranks", "'cases ended by' is a note about the method"),
-    ("show results/*/*.jsonl", "the same"),
-    ("show results/pairs-6hosts", "the verdict of a run of pairs: both directions and groups"),
-    ("pairs results/pairs-6hosts", "the same"),
     ("show results/a100-8gpu-baseline --reference", "four footnotes of the reference"),
     ("cold results/oneccl-cold-scaling", "one line a position in the job"),
     ("plan ", "assumptions of the plan"),

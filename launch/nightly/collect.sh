@@ -3,7 +3,8 @@
 #
 #   SPOOL=/path/to/spool STORE=/path/to/store.sqlite bash launch/nightly/collect.sh
 #
-# The exit code is the largest of the commands: 1 if a node or a change is reported. To change, as
+# The exit code is the largest of the commands: 1 if a file cannot be read, or if a node or a change is
+# reported. To change, as
 # environment variables:
 SPOOL=${SPOOL:-spool}             # a folder of result files
 STORE=${STORE:-torchcoll.sqlite}  # SQLite, on a local disk only; or postgresql://USER@HOST/DATABASE

@@ -46,7 +46,7 @@ sent  size  dtype     buckets   bytes    share  gradients  such as
    0  1000  float32         1  1000 B    0.0 %          2  head.bias, head.weight
  1-3    1M  bfloat16        3   3 MiB  100.0 %          9  2.c ... 2.a
 
-train:make has 3 MiB of gradients in 11 tensors (float32, bfloat16); bucket_cap_mb 25 makes 4 buckets of 1000 B to 1 MiB
+train:make has 3 MiB of gradients in 11 tensors (float32, bfloat16)
 """
     )
 
@@ -68,7 +68,7 @@ bucket_cap_mb  buckets  smallest  largest  sent first  sent last  first step
        1.5,25        1    1000 B   1000 B      1000 B     1000 B           1  as default
 
 --bucket-cap-mb with one value lists the buckets
-train:make has 3 MiB of gradients in 11 tensors (float32, bfloat16); 4, 1, 1 buckets with bucket_cap_mb 25, default, 1.5,25
+train:make has 3 MiB of gradients in 11 tensors (float32, bfloat16)
 """
     )
 

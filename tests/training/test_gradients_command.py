@@ -71,7 +71,7 @@ sent   size  dtype    buckets  bytes   share  gradients  such as
    0     2M  float32        1  2 MiB  33.3 %          1  2.weight
    1  4100K  float32        1  4 MiB  66.7 %          2  0.bias, 0.weight
 
-made_here.train:make_model has 6 MiB of gradients in 3 tensors (float32); bucket_cap_mb 1 makes 2 buckets of 2 MiB to 4 MiB
+made_here.train:make_model has 6 MiB of gradients in 3 tensors (float32)
 """
     )
 

@@ -210,7 +210,7 @@ bucket_cap_mb  steps      step       low      high  ratio            95 %  resul
       default      4  13.50 ms  8.650 ms  18.35 ms  0.900  0.900 to 0.900  faster
             1      4  30.00 ms  19.65 ms  40.35 ms  2.000  2.000 to 2.000  slower
 
-Probably bucket_cap_mb=default is 1.11x faster than 25 (95 %: 1.11x, one run); 1 was 2.0x slower (95 %: 2.0x, one run). Next: repeat the run to be certain
+Probably bucket_cap_mb=default is 1.11x faster than 25 (95 %: 1.11x, one run)
 """  # noqa: E501
 
 

@@ -91,10 +91,17 @@ def literal(text: str) -> str:
 def nearest_names(
     value: object, choices: Iterable[str], least: float = 0.6, most: int = 1
 ) -> list[str]:
-    """The most similar names, ignoring case, the nearest first. least: difflib's ratio."""
+    """The most similar names, ignoring case, the nearest first; one alone if only dashes differ.
+
+    least: difflib's ratio.
+    """
     import difflib  # takes 6 ms, which only an error costs
 
     names = {name.lower(): name for name in choices}
+    bare = str(value).lower().replace("-", "").replace("_", "")
+    for name in names:
+        if name.replace("-", "").replace("_", "") == bare:
+            return [names[name]]
     alike = difflib.get_close_matches(str(value).lower(), names, n=most, cutoff=least)
     return [names[name] for name in alike]
 

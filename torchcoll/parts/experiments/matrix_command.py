@@ -412,7 +412,7 @@ COMMANDS = {
         option_groups={
             "what differs between the cells": "--env --axis --load --preset --nccl-version --up-to",
             "how the runs are made": "--runs --seed --cell-timeout --dry-run",
-            "output": "--output --quiet",
+            "output": "--output --quiet --verbose",
         },
     ),
 }

@@ -236,7 +236,7 @@ COMMANDS = {
         option_groups={
             "what is read": "--collective --ranks --filter --by",
             "how it is compared": "--threshold --metric --over-ranks --fit",
-            "output": "--format --all --only --verbose --fail-on",
+            "output": "--view --format --all --only --verbose --fail-on",
         },
     ),
 }
