@@ -141,6 +141,7 @@ def test_compressed_and_from_stdin(tmp_path, capsys, monkeypatch):
     assert main([str(path)]) == 0
     assert answered_by(capsys.readouterr().out) == [f"show {path}"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(OSU.encode())))
+    monkeypatch.setattr("torchcoll.core.stdin._stdin", [])  # read once by each process
     assert main(["-"]) == 0
     assert answered_by(capsys.readouterr().out) == ["show -"]
 

@@ -51,7 +51,7 @@ def test_two_libraries(in_tmp_path, monkeypatch, capfd):
     assert run.labels["library"] == str(paths[0])
     assert run.environment["variables"]["OMP_NUM_THREADS"] == "1"
     assert run.environment["variables"]["LD_PRELOAD"] == str(paths[0])
-    assert "one rank" in Path("D/logs/old-libucc.so.1-1.log").read_text()
+    assert "1 rank (no communication)" in Path("D/logs/old-libucc.so.1-1.log").read_text()
     assert "1 of 1" in out
     assert re.search(r"old-libucc\.so\.1 +1 of 1 +\d+\.\d s$", out, re.MULTILINE)
     # One folder has the runs of all cells: what would make two sides of them.
