@@ -9,7 +9,7 @@ from error_form import error_tail, error_text
 from sent import MIB, MS, call, ddp, traffic, world
 
 import torchcoll
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.traffic import Group
 from torchcoll.parts.training.traffic_table import SizeBin, TrafficRow, summarise_traffic
 
@@ -390,6 +390,8 @@ def test_a_step_number_that_no_training_has():
 def test_a_table_of_what_is_none():
     with pytest.raises(UsageError, match=error_text("table", ".*", "a Run")):
         torchcoll.table(None)
+    with pytest.raises(UnreadableError, match="run.jsonl, expected a file that exists"):
+        torchcoll.table("run.jsonl")
 
 
 def test_times_of_some_ranks_say_so():
