@@ -390,7 +390,7 @@ def test_a_step_number_that_no_training_has():
 def test_a_table_of_what_is_none():
     with pytest.raises(UsageError, match=error_text("table", ".*", "a Run")):
         torchcoll.table(None)
-    with pytest.raises(UnreadableError, match="run.jsonl, expected a file that exists"):
+    with pytest.raises(UnreadableError, match=r"run\.jsonl, expected a file that exists"):
         torchcoll.table("run.jsonl")
 
 
