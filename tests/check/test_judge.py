@@ -395,14 +395,16 @@ def failed(status):
 def test_nothing_that_was_communicated():
     one = case_of(1, "broadcast", ranks=1, op=None, root=0)
     assert line(one) == (
-        "NO REFERENCE applies: one rank, no communication: times, but no bandwidth; 1 of 1 case correct"
+        "NO REFERENCE applies: one rank, no communication: times, but no bandwidth; "
+        "1 of 1 case correct"
     )
     fake = case_of(1, backend="fake", device="cpu", verification=None)
     assert line(fake) == (
         "NO REFERENCE applies: fake backend, nothing was communicated: times, but no bandwidth"
     )
     assert line(case_of(1, rehearsal=True)) == (
-        "NO REFERENCE applies: a rehearsal on one GPU: its bandwidth means nothing; 1 of 1 case correct"
+        "NO REFERENCE applies: a rehearsal on one GPU: its bandwidth means nothing; "
+        "1 of 1 case correct"
     )
     assert line(failed("skipped")) == "NO REFERENCE applies: no case has a result"
 
