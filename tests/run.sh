@@ -9,7 +9,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../launch/install.sh"
 unset PYTHONDONTWRITEBYTECODE
 # The parts below fill the cores: another thread for small matrices only takes time from them.
 export OPENBLAS_NUM_THREADS=1
-install_torchcoll "$ROOT/.venv-test" plot,store,docs,test,dev
+install_torchcoll "$ROOT/.venv-test" measure,plot,store,docs,test,dev
 cd "$ROOT"
 status=0
 step() {
