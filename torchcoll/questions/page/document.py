@@ -251,7 +251,8 @@ def _peak_of(document: PageDraft, rows: Sequence[Row], place: str) -> None:
     for row in sorted(wide, key=lambda row: row.busbw_gbps or 0.0, reverse=True):
         best.setdefault(row.collective, row)  # the largest first
     texts = [
-        f"{name} {format_digits(row.busbw_gbps, 4)} GB/s of busbw at {format_size(row.size_bytes)}"
+        f"{name} {format_digits(row.busbw_gbps or 0.0, 4)} GB/s of busbw at "
+        + format_size(row.size_bytes)
         + ("" if place else f" on {row.ranks} ranks")
         for name, row in [*best.items()][:_MOST_PEAKS_OF_A_PLACE]
     ]
