@@ -106,8 +106,6 @@ _PLACEMENTS = re.compile(r"out-of-place|in-place")
 _HOST_LINES, _HOST_CHARACTERS = 1000, 1 << 18  # in which names of hosts are looked for
 _LEAST = 6  # fields of a row: size, count, type, time, algbw, busbw
 _ABOVE, _TITLE = 8, 80  # lines and characters of titles: longer lines are prose
-# Notes that people append to a row: `<-- here`, `# best`, `| ok`.
-_NOTE = re.compile(r"\s(?=[<#|;(!*]|//|--)")
 _SUFFIXED = re.compile(r"\s*\d[\d.,]*[KMGT]?i?B?\s+\d[\d.,]*[KMGT]?\s+[a-z]\w*\s+\S+(?:\s+\S+){3}")
 SUFFIXES = "sizes or counts with a suffix such as 1M are rounded: nccl-tests prints all digits"
 WRAPPED = "rows are wrapped at the width of a terminal: give the output as nccl-tests printed it"
@@ -294,7 +292,7 @@ class _TextReader:
             whole_row = RowParser((), ()).row(line, text + following) if following.strip() else ""
             half = self.output.parser.half(line, text) if isinstance(whole_row, str) else ""
             if not isinstance(half, str) and (
-                _ROW.match(following) or following.strip()[:1] in "#"
+                _ROW.match(following) or not following.strip()[:1].isdigit()
             ):
                 self.output.rows.append(half)
                 self.imported.warn(HALVES)
@@ -309,7 +307,7 @@ class _TextReader:
         row = self.output.parser.row(line, text)
         if isinstance(row, str) and _side_by_side(text):
             row = SIDE_BY_SIDE
-        elif isinstance(row, str) and len(pieces := _NOTE.split(text, maxsplit=1)) > 1:
+        elif isinstance(row, str) and len(pieces := base.NOTE.split(text, maxsplit=1)) > 1:
             without = self.output.parser.row(line, pieces[0])
             row = row if isinstance(without, str) else without
         if not isinstance(row, str):
@@ -555,18 +553,6 @@ def _make_run(
     return run_of_table
 
 
-# Collectives whose names are words of English, in prose about something else.
-_WORDS = ("reduce", "broadcast", "gather", "scatter", "barrier")
-_MOST_WORDS = 4  # of a title
-
-
-def _titled(text: str) -> str | None:
-    """The collective that a line above a table names; None for prose."""
-    name = base.collective_in(text)
-    prose = len(re.findall(r"[A-Za-z]+", text)) > _MOST_WORDS
-    return None if prose and name in _WORDS and f"{name}_perf" not in text else name
-
-
 def _unnamed(
     output: _TestOutput, options: base.ImportOptions, ranks: int, imported: base.Imported
 ) -> str | None:
@@ -575,7 +561,9 @@ def _unnamed(
     A title, or the name of the file, is used if the figures can be those of its collective.
     """
     fits = nccl_tests.fitting_collectives(output.rows, ranks, "#wrong" in output.names)
-    titles = ((f"line {line}", _titled(text)) for line, text in reversed(output.above))
+    titles = (
+        (f"line {line}", base.collective_of_title(text)) for line, text in reversed(output.above)
+    )
     named = [*titles, ("the name of the file", base.collective_in(options.file))]
     origin, name = next((source for source in named if source[1]), ("", None))
     why = ""

@@ -56,7 +56,6 @@ BUILT_IN = (
 # How JSON begins. Logs of containers, notebooks and test runners contain a benchmark's text in
 # their members, with escaped line ends.
 _JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*[\[{"])')
-_AROUND = "the text of a benchmark; this is JSON around text"
 
 
 @cache
@@ -134,13 +133,10 @@ def _imported(
         raise UnreadableError("file", source.name, "results; this is what a training sent", command)
     if source.binary:
         raise UnreadableError("file", source.name, "text; this one is binary", command)
-    windows = source.windows()
-    sample = next(windows)
-    writers = Writers(sample)
-    importer = (
-        importers()[name] if name else sniff_importer(itertools.chain([sample], windows), writers)
-    )
-    source.rewind()
+    importer, writers, sample = _recognised(source, name)
+    if _JSON.match(source.start) and (importer is None or _reads_text(importer)):
+        source.in_json = True
+        importer, writers, sample = _recognised(source, name)
     if importer is None:
         if MODEL_START.search(source.start):
             action = (
@@ -160,8 +156,6 @@ def _imported(
             command
             or "Force one with torchcoll convert --from; --map names the columns of a table.",
         )
-    if not name and _reads_text(importer) and _JSON.match(source.start):
-        raise UnreadableError("file", source.name, _AROUND, _unwrapping(source.start))
     options = options or ImportOptions()
     file_name = "stdin" if is_stdin(path) else os.path.basename(path)
     options = ImportOptions(**{**vars(options), "file": options.file or file_name})
@@ -172,6 +166,7 @@ def _imported(
         width = wrapping_width(sample) if _strip(importer) and imported.refused else 0
         if width and path != "-" and os.path.getsize(path) < _MOST_WRAPPED:
             with closing(Source(path)) as again:
+                again.in_json = source.in_json
                 joined = unwrapped(again.lines(MOST_TEXT), width)
                 whole = _read_lines(importer, joined, options, writers, sample)
             if whole.rows > imported.rows:
@@ -184,6 +179,19 @@ def _imported(
     ]
     _finish(imported, importer, options, refusals)
     return imported
+
+
+def _recognised(source: Source, name: str | None) -> tuple[Importer | None, Writers, list[str]]:
+    """The importer of a file, who wrote it, and its first lines."""
+    windows = source.windows()
+    sample = next(windows)
+    writers = Writers(sample)
+    if name:
+        importer: Importer | None = importers()[name]
+    else:
+        importer = sniff_importer(itertools.chain([sample], windows), writers)
+    source.rewind()
+    return importer, writers, sample
 
 
 def _read_lines(
@@ -258,15 +266,6 @@ def _reads_text(importer: Importer) -> bool:
     """Whether its rows are lines of text, which a JSON document cannot contain unescaped."""
     in_lines = hasattr(importer, "STARTS") and not getattr(importer, "LONG_LINES", False)
     return in_lines or importer.NAME == _PLAIN
-
-
-def _unwrapping(start: bytes) -> str:
-    """The command that extracts the text from JSON with this beginning."""
-    if b'"log":' in start:
-        return "Take it out: jq -rj .log FILE > TEXT"
-    if b'"cells":' in start:
-        return "Take it out: jq -rj '.cells[].outputs[]?.text[]?' FILE > TEXT"
-    return "Take it out, for example: jq -r .stdout FILE > TEXT"
 
 
 def files_of_jobs(paths: Sequence[str]) -> list[list[str]]:
