@@ -184,7 +184,7 @@ def test_what_nobody_reads_says_what_was_seen_and_one_thing_to_try(tmp_path, cap
 def test_a_reason_of_the_reader_is_said(tmp_path, capsys):
     """Times of two ranks: the reader knows the format, and what to do instead."""
     path = tmp_path / "rows.txt"
-    path.write_text("# OSU MPI Latency Test v7.4\n# Size      Latency (us)\n1      1.51\n")
+    path.write_text("# OSU MPI Multi Latency Test v7.4\n# Size    Latency (us)\n1      1.51\n")
     assert main([str(path)]) == 3
     err = capsys.readouterr().err
     assert "expected results of a benchmark" not in err and "pairs" in err

@@ -15,19 +15,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from torchcoll.core.errors import ExitCode, ForeignError, UnreadableError, one_line, tell
-from torchcoll.core.opening import files_in
+from torchcoll.core.opening import files_in, read_regular
 from torchcoll.core.other_commands import begin_of, end_of, reading_commands
 from torchcoll.core.parts import functions_of
 from torchcoll.core.stdin import from_stdin, is_stdin
 
 # The most urgent first: a dead job is told before what it measured.
-_URGENCY = ("postmortem", "pairs", "show", "trace", "history", "plan", "log")
+_URGENCY = ("postmortem", "pairs", "compare", "show", "trace", "history", "plan", "log")
 _MOST_FILES = 1000  # of a folder
 _EXCERPT = 100  # characters of a file that is not recognised
 # Commands that take one file, with their arguments before it; the others take all files at once.
 _BY_FILE = {"plan": ["--ranks", "8", "--config"]}
 
 _OF_FOLDERS = ("postmortem",)  # the files of a dead job belong together
+_MOST_DOCUMENT = 4 << 20  # bytes of an issue whose parts are answered
 
 Main = Callable[[Sequence[str]], int]
 
@@ -55,8 +56,9 @@ def answer_paths(arguments: Sequence[str], main: Main) -> int:
         names = sorted(of_argument, key=_urgency)
         if not names:
             unread.append(argument)
-        # Of one file the most urgent answer; a folder has files of several kinds.
-        answering = names if os.path.isdir(argument) else names[:1]
+        # Of one file the most urgent answer; a folder, and an issue, has several kinds.
+        several = os.path.isdir(argument) or _is_document(argument)
+        answering = names if several else names[:1]
         also += [[name, argument] for name in names[len(answering) :]]
         for name in answering:
             by_command.setdefault(name, []).extend(of_argument[name])
@@ -70,7 +72,7 @@ def answer_paths(arguments: Sequence[str], main: Main) -> int:
             command = [name, *_BY_FILE.get(name, ()), *together]
             code, errors = _run(command, main)
             second = next((each for each in also if [each[1]] == together), None)
-            if code == ExitCode.UNREADABLE and second:
+            if code in (ExitCode.UNREADABLE, ExitCode.USAGE) and second:
                 also.remove(second)
                 command = second
                 code, errors = _run(command, main)
@@ -87,8 +89,9 @@ def answer_paths(arguments: Sequence[str], main: Main) -> int:
             tell(reason.line())
             codes.append(int(reason.exit_code))
         else:
-            codes.append(main(["show", path]))
-            lines.append(shlex.join(["torchcoll", "show", path]))
+            name = _command_of_results(path)
+            codes.append(main([name, path]))
+            lines.append(shlex.join(["torchcoll", name, path]))
     print()
     for line in lines:
         print(f"answered by: {line}")
@@ -119,6 +122,8 @@ def _by_command(argument: str) -> dict[str, list[str]]:
         for name in _commands_of_file(path):
             files.setdefault(name, []).append(path)
     if not os.path.isdir(argument):
+        if "show" in files and _command_of_results(argument) == "compare":
+            files["compare"] = files.pop("show")
         return {name: [argument] for name in files}
     recognised = {path for paths in files.values() for path in paths}
     return {
@@ -141,9 +146,47 @@ def _files(argument: str) -> Iterator[str]:
         yield from sorted(glob.glob(argument, recursive=True))
 
 
+def _is_document(argument: str) -> bool:
+    """Whether an argument is an issue or a mail with several outputs between fences."""
+    (path, *more) = _files(argument)
+    return not more and len(_parts(path)) > 1
+
+
+def _parts(path: str) -> list[bytes]:
+    """The texts between the fences of an issue; [] of any other file."""
+    from torchcoll.reading.writers import document_parts
+
+    if not os.path.isfile(path) or os.path.getsize(path) > _MOST_DOCUMENT:
+        return []
+    lines = read_regular(path).decode(errors="replace").splitlines()
+    parts = document_parts(enumerate(lines, 1))
+    return ["\n".join(text for _, text in part.lines).encode() for part in parts]
+
+
+def _command_of_results(argument: str) -> str:
+    """``compare`` for a file with two tables, ``pairs`` for one of pairs, otherwise ``show``."""
+    from torchcoll.reading.inputs import load_all, two_tables
+
+    (path, *more) = _files(argument)
+    if more or os.path.getsize(path) > _MOST_DOCUMENT:
+        return "show"
+    try:
+        if two_tables(path):
+            return "compare"
+        pairs = any(run.source.get("format") == "pairs" for run in load_all([path]))
+    except UnreadableError:
+        return "show"
+    return "pairs" if pairs else "show"
+
+
 def _commands_of_file(path: str) -> list[str]:
-    """The commands that recognise the beginning or the end of a file."""
-    text = begin_of(path) + b"\n" + end_of(path)
+    """The commands that recognise the beginning or the end of a file, or a part of an issue."""
+    parts = _parts(path) or [begin_of(path) + b"\n" + end_of(path)]
+    found = [name for part in parts for name in _commands_of_text(path, part)]
+    return [*dict.fromkeys(found)]
+
+
+def _commands_of_text(path: str, text: bytes) -> list[str]:
     names = [name for reads in functions_of("answers", "reads") if (name := reads(path, text))]
     return [*dict.fromkeys([*names, *reading_commands(text)])]
 

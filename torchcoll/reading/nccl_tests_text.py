@@ -187,7 +187,10 @@ def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Import
         if not any(output.rows for output in outputs):
             imported.refuse(0, nccl_tests.INTERLEAVED.format(n=max(2, _width(crowd))))
         return imported
+    tables = sum(bool(output.rows) for output in outputs)
     for imported.output, output in enumerate(outputs):
+        if tables > 1:
+            output.title = output.title or output.first_title
         if run := _make_run(output, options, imported):
             imported.runs.append(run)
             imported.run_outputs.append(imported.output)
@@ -313,8 +316,8 @@ class _TextReader:
         if not isinstance(row, str):
             if self._begins_table(row):
                 self._next_table(line)
-            elif not self.output.rows:
-                self.output.first_title = self._title()
+            else:
+                self._entitle(self.output)
         self.above.clear()
         if isinstance(row, str):
             self.failed = line, text, row
@@ -333,9 +336,16 @@ class _TextReader:
 
     def _title(self) -> str:
         """The last line of text since the row before, '' if there is none."""
-        texts = [" ".join(text.strip("# \t:").split()) for _, text in self.above]
+        texts = [" ".join(text.strip(" #\t:*=`>-\uff1a").split()) for _, text in self.above]
         titles = [text for text in texts if any(map(str.isalnum, text)) and text[0] != "("]
         return titles[-1] if titles and len(titles[-1]) <= _TITLE else ""
+
+    def _entitle(self, output: _TestOutput) -> None:
+        """The line above the first line of an output is its title."""
+        last = next((text for _, text in reversed(self.above) if text.strip(" #*`")), "")
+        if not output.rows and (not output.first_title or last.rstrip(" *_").endswith(":")):
+            output.first_title = self._title()
+            self.above.clear()
 
     def _next_table(self, line: int) -> None:
         """Begin a table of the same test: same collective, ranks and columns."""
@@ -355,10 +365,12 @@ class _TextReader:
                 line, output.started or bool(output.rows) or bool(output.settings)
             )
             output.started = True
+            self._entitle(output)
             output.collective = base.collective_named(_plain_program(match[1])) or output.collective
         elif _SETTINGS.search(text):
             output = self.next_output(line, bool(output.settings or output.rows))
             output.settings = _settings(text)
+            self._entitle(output)
         elif match := _BLOCKING.search(text):
             output.settings["blocking"] = _blocking(match[1])
         elif match := _RANK.search(text):
@@ -388,6 +400,7 @@ class _TextReader:
             if output.started or output.rows:
                 output = self.next_output(line, True)
             output.versions["nccl-tests"] = match[1]
+            self._entitle(output)
             if match[2]:
                 output.versions["nccl"] = nccl_tests.version_text(match[2])
         elif match := _RCCL_TESTS.search(text):
@@ -414,6 +427,7 @@ class _TextReader:
         if name:
             output = self.next_output(line, bool(self.output.rows))
             output.collective = name
+            self._entitle(output)
             output.args = match.string[match.end(1) :].split()
         if match[2] and "." in match[2] and (factor := base.number(match[2])) is not None:
             n = int(factor)

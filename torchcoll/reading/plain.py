@@ -13,9 +13,9 @@ import csv
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from torchcoll.core.backends import only_device
+from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps
 from torchcoll.core.errors import choice
 from torchcoll.core.result import CaseResult, Reported
@@ -51,6 +51,7 @@ _NONE = ("", "-", "n/a", "na", "none", "null")  # texts of a cell without a figu
 _OWN = "size_bytes_requested"
 _BLANKS = "  "  # the delimiter of columns between blanks
 _FIGURE = re.compile(r"([\d.,]+)\s*([a-zA-Zµμ/]+)")
+_TITLE = 80  # characters
 _STEP = 0.01  # a small bandwidth is printed with two decimals, or as 0
 _NUMBERED = re.compile(r"\W*(?:(?:run|test|case|trial|iter\w*)\W*)?\d*\W*", re.IGNORECASE)
 _RULES = " \t:|+-=\u2500\u253c\u250c\u2510\u2514\u2518\u251c\u2524\u252c\u2534"
@@ -118,10 +119,10 @@ def _candidates(fields: Sequence[str]) -> dict[str, list[int]]:
                 if rank == candidates[key][0]:
                     candidates[key][1].append(index)
                 break
-    found = {key: indices for key, (_, indices) in candidates.items()}
+    columns = {key: indices for key, (_, indices) in candidates.items()}
     if _OWN in fields:  # convert wrote it, and it has less than the result file
         return {}
-    return found if "size" in found and {"time", "algbw", "busbw"} & set(found) else {}
+    return columns if "size" in columns and {"time", "algbw", "busbw"} & set(columns) else {}
 
 
 def _without_unit(name: str) -> str:
@@ -139,7 +140,7 @@ def _columns(fields: Sequence[str], chosen: Mapping[str, str]) -> dict[str, int]
     if chosen:
         indices = {key: fields.index(name) for key, name in chosen.items() if name in fields}
         return indices if len(indices) == len(chosen) else {}
-    return {key: found[0] for key, found in _candidates(fields).items() if len(found) == 1}
+    return {key: of[0] for key, of in _candidates(fields).items() if len(of) == 1}
 
 
 def parse_size(text: str, unit: int = 1) -> int | None:
@@ -231,6 +232,9 @@ class _PlainTableReader(base.TableReader):
         self.tables, self.form, self.delimiter = 0, "table", ""
         self.contradictory_lines: list[int] = []  # of rows with ODD bandwidths
         self.rows: list[tuple[int, dict[str, str]]] = []  # of the table that is being read
+        self.title = ""  # the last line of text above the table
+        self.parts, self.titles = 0, dict[int, str]()
+        self.cases: set[Case] = set()  # of the tables of this part
         self.fits: list[str] = []  # collectives that its figures can be of
         self.inferred: dict[str, int] = {}  # collective -> ranks, by its figures
 
@@ -245,11 +249,15 @@ class _PlainTableReader(base.TableReader):
             count = f"{len(odd)} of {counted(self.imported.rows, 'row')}: {ODD}"
             self.imported.warn(f"{count}: the first in line {odd[0]}")
         source = {"tool": "a published table", "format": f"({self.form})"}
-        self.imported.runs += base.runs_of_ranks(self.results, self.options, source)
+        for (ranks, part), results in self.results.items():
+            run = base.make_run(results, self.options, source, ranks=ranks)
+            if self.parts and (title := self.titles.get(part)):
+                run.header["spec"] = {"labels": {"table": title}}
+            self.imported.runs.append(run)
 
-    def run_of(self, result: CaseResult) -> Any:
-        """A run for each number of ranks: tables of several collectives are one run."""
-        return result.ranks
+    def run_of(self, result: CaseResult) -> tuple[int, int]:
+        """A run for each number of ranks, and for a table with the cases of an earlier one."""
+        return result.ranks, self.parts
 
     def line(self, line: int, text: str) -> None:
         plain = text.lstrip("> \t").rstrip()
@@ -259,6 +267,7 @@ class _PlainTableReader(base.TableReader):
             self.heading = _NCCOM_NAMES.get(match[1])
         if plain.startswith("#") and "|" not in plain and "," not in plain and _BLANKS not in plain:
             self.end_table()
+            self.title = plain.strip("# ")
             self.heading = base.collective_of_title(plain)
             return
         fields = _fields(text, self.delimiter)
@@ -267,8 +276,9 @@ class _PlainTableReader(base.TableReader):
         if len(fields) < 2 or (self.columns and self.is_text(plain)):
             if self.columns and plain and self.form != "CSV":
                 self.end_table()
-            if not self.columns and (name := base.collective_of_title(plain)):
-                self.heading = name
+            if not self.columns and any(map(str.isalnum, plain)):
+                self.title = plain.strip("*: \uff1a")[:_TITLE]
+                self.heading = base.collective_of_title(plain) or self.heading
             if len(fields) < 2:
                 return
         several = {} if self.options.columns else _candidates(fields)
@@ -321,8 +331,15 @@ class _PlainTableReader(base.TableReader):
         self.fits = [*nccl_tests.fitting_collectives(shaped, 0, True)]
         entries = self.fits or list(COLLECTIVES)
         self.inferred = {n: nccl_tests.infer_ranks(shaped, n)[0] for n in entries if shaped}
-        for line, record in rows:
-            self.add(line, self.result(line, record))
+        results = [(line, self.result(line, record)) for line, record in rows]
+        cases = {each.case for _, each in results if isinstance(each, CaseResult)}
+        if cases & self.cases:
+            self.parts, self.cases = self.parts + 1, set()
+        self.cases |= cases
+        if cases:
+            self.titles.setdefault(self.parts, self.title)
+        for line, result in results:
+            self.add(line, result)
         self.columns, self.delimiter = {}, ""
 
     def is_rule(self, text: str, fields: Sequence[str]) -> bool:
@@ -460,7 +477,7 @@ class _PlainTableReader(base.TableReader):
 
 def _as_nccl_tests(rows: Sequence[tuple[int, dict[str, str]]]) -> list[NcclTestsRow]:
     """Rows that name an operation, a type and both bandwidths, with these figures alone."""
-    found = []
+    shaped = []
     for line, record in rows:
         algbw, busbw = base.number(record.get("algbw")), base.number(record.get("busbw"))
         size = parse_size(record.get("size", ""))
@@ -468,8 +485,8 @@ def _as_nccl_tests(rows: Sequence[tuple[int, dict[str, str]]]) -> list[NcclTests
             steps = base.rounding(record["busbw"])
             block = Block(None, size / algbw, algbw, busbw, 0.0, steps)
             op = None if record["op"] == "none" else record["op"]
-            found.append(NcclTestsRow(line, size, 1, "", op, None, [block]))
-    return found
+            shaped.append(NcclTestsRow(line, size, 1, "", op, None, [block]))
+    return shaped
 
 
 def _expected_algbw(name: str, size_bytes: int, ranks: int, time: float) -> float | None:

@@ -47,9 +47,9 @@ BUILT_IN = (
     "oneccl",
     "param",
     "deepspeed",
+    "pair_files",
     "osu",
     "ucc",
-    "astra_sim",
     "plain",
 )
 
