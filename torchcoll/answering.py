@@ -1,6 +1,6 @@
 """``torchcoll PATH...``: what is this, and what does it say?
 
-The command is found by the content of the files.
+The command is found by the content of the files. Without a path: what is here, and what is next?
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ import io
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
-from torchcoll.core.errors import ExitCode, ForeignError, UnreadableError, one_line, tell
+from torchcoll.core.errors import ExitCode, UnreadableError, one_line, tell
 from torchcoll.core.opening import files_in, read_regular
 from torchcoll.core.other_commands import begin_of, end_of, reading_commands
 from torchcoll.core.parts import functions_of
 from torchcoll.core.stdin import from_stdin, is_stdin
+from torchcoll.core.units import counted
 
 # The most urgent first: a dead job is told before what it measured.
 _URGENCY = ("postmortem", "pairs", "compare", "show", "trace", "history", "plan", "log")
 _MOST_FILES = 1000  # of a folder
-_EXCERPT = 100  # characters of a file that is not recognised
+_MOST_HERE = 200  # files of the current folder that are looked at
 # Commands that take one file, with their arguments before it; the others take all files at once.
 _BY_FILE = {"plan": ["--ranks", "8", "--config"]}
 
@@ -83,11 +86,10 @@ def answer_paths(arguments: Sequence[str], main: Main) -> int:
         try:
             load_all(expand(path))
         except UnreadableError as error:
-            reason = _unknown(path) if isinstance(error, ForeignError) else error
             if not lines and path == unread[-1]:
-                raise reason from None
-            tell(reason.line())
-            codes.append(int(reason.exit_code))
+                raise
+            tell(error.line())
+            codes.append(int(error.exit_code))
         else:
             name = _command_of_results(path)
             codes.append(main([name, path]))
@@ -191,14 +193,34 @@ def _commands_of_text(path: str, text: bytes) -> list[str]:
     return [*dict.fromkeys([*names, *reading_commands(text)])]
 
 
-def _unknown(path: str) -> UnreadableError:
-    lines = begin_of(path).decode(errors="replace").splitlines() if os.path.isfile(path) else []
-    line = next((line.strip() for line in lines if line.strip()), "")
-    seen = f"{one_line(line)[:_EXCERPT]!r} in {path}" if line else path
-    return UnreadableError(
-        "file",
-        seen,
-        "results of a benchmark, a log of a library or of a job, a trace, or a topology",
-        "If it has columns of sizes and times: torchcoll convert FILE --map size=NAME,time_us=NAME "
-        "-o RUN.jsonl.",
-    )
+def describe_here() -> int:
+    """What is in this folder and on this machine, and the next command: three lines."""
+    files = [os.fspath(path) for path in files_in(Path()) if path.name[0] != "."]
+    kinds: dict[str, int] = {}
+    for path in files[:_MOST_HERE]:
+        for name in _commands_of_file(path)[:1]:
+            kinds[name] = kinds.get(name, 0) + 1
+    runs = len(glob.glob("torchcoll-runs/*.jsonl"))
+    parts = [f"{counted(number, 'file')} for torchcoll {name}" for name, number in kinds.items()]
+    parts += [f"{counted(runs, 'result file')} in torchcoll-runs"] if runs else []
+    print(f"in this folder: {', '.join(parts) or 'nothing that torchcoll reads'}")
+    gpus = _gpus()
+    cores = counted(os.cpu_count() or 1, "core")
+    torch = "torch is installed" if find_spec("torch") else "torch is not installed"
+    print(f"on this machine: {', '.join([*gpus, cores]) if gpus else f'no GPU, {cores}'}; {torch}")
+    ranks = sum(int(text.split()[0]) for text in gpus) or 2
+    measure = f"torchrun --nproc-per-node {ranks} -m torchcoll.allreduce"
+    command = "torchcoll ." if kinds else "torchcoll torchcoll-runs" if runs else measure
+    print(f"next: {command} (torchcoll --help lists all commands)")
+    return int(ExitCode.OK)
+
+
+def _gpus() -> list[str]:
+    """``8 x NVIDIA H100 80GB HBM3``, by the drivers' files."""
+    names = []
+    for path in glob.glob("/proc/driver/nvidia/gpus/*/information"):
+        with contextlib.suppress(OSError):
+            lines = Path(path).read_text(errors="replace").splitlines()
+            names += [x.partition(":")[2].strip() for x in lines if x.startswith("Model:")][:1]
+    names += ["AMD GPU"] * len(glob.glob("/sys/class/kfd/kfd/topology/nodes/*/mem_banks/0"))
+    return [f"{number} x {one_line(name)}" for name, number in Counter(names).items()]

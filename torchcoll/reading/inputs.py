@@ -275,6 +275,7 @@ def two_tables(
     """(name, run) of the two tables of a file that have the same cases, such as Before and After;
     [] for any other file.
     """
+    path = os.fspath(from_stdin(path))
     if not os.path.isfile(path) or is_ours(path):
         return []
     runs = _imported(path, collective=collective, ranks=ranks)

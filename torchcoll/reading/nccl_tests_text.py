@@ -16,54 +16,11 @@ from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.variables import kept_variables
-from torchcoll.libraries.nccl.algorithms import choices_of
-from torchcoll.libraries.nccl.log import NcclLogReader
+from torchcoll.core.result import Run
 from torchcoll.reading import base, nccl_tests
+from torchcoll.reading.nccl_tests_messages import SET, Messages
 from torchcoll.reading.nccl_tests_rows import RowParser
 from torchcoll.reading.writers import log_hosts, without_log
-
-_SET, _CALL = " set by environment to ", " Bytes -> "
-
-
-class Messages:
-    """The messages of NCCL's log in the output of one run."""
-
-    def __init__(self) -> None:
-        self._reader = NcclLogReader()
-
-    def take(self, text: str) -> None:
-        """Read a message with its prefix (``host:pid:thread [0] NCCL INFO ...``).
-
-        This is called for every message, and most are not needed: these are skipped.
-        """
-        if _CALL in text or _SET in text or "CCL version" in text:
-            self._reader.read([text.encode()])
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The variables that may be kept, with all values of one that differs between processes."""
-        values: dict[str, dict[str, None]] = {}
-        for process in self._reader.processes:
-            for name, value in process.variables.items():
-                values.setdefault(name, {})[value] = None
-        return kept_variables({name: " | ".join(texts) for name, texts in values.items()})
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """``nccl`` or ``rccl`` -> its version, by the first process that logged it."""
-        processes = reversed(self._reader.processes)
-        return {
-            process.library.lower(): process.version for process in processes if process.version
-        }
-
-    def choose(self, results: Iterable[CaseResult]) -> None:
-        """Set ``choices`` of each result to what the library chose for its size."""
-        calls = dict.fromkeys(call for process in self._reader.processes for call in process.calls)
-        for result in results if calls else ():
-            result.choices = choices_of(result, calls)
-
 
 NAME = "nccl-tests"
 
@@ -266,7 +223,7 @@ class _TextReader:
 
     def message(self, text: str) -> None:
         # Messages from the start of a process may precede nccl-tests' first line.
-        next_one = self.output.ended and (_SET in text or "CCL version" in text)
+        next_one = self.output.ended and (SET in text or "CCL version" in text)
         (self.next_messages if next_one else self.output.messages).take(text)
 
     def broken(self, line: int, text: str) -> None:
@@ -526,6 +483,8 @@ def _make_run(
         imported.warn(nccl_tests.STEP_1M)
     _check_average(output, imported)
     output.messages.choose(results)
+    if text := output.messages.expectation(results):
+        imported.warn(text)
     output.versions = output.messages.versions | output.versions
     rccl = "rccl" in output.versions or "rccl-tests" in output.versions
     tool = "rccl-tests" if rccl else "nccl-tests"

@@ -22,19 +22,22 @@ from importlib.metadata import entry_points
 from typing import cast
 
 from torchcoll.core.bounds import MOST_TEXT
-from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice
+from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice, one_line
 from torchcoll.core.file import MODEL_START, uncollected
 from torchcoll.core.other_commands import TRACE, begin_of, reading_command, without_collectives
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import is_stdin
 from torchcoll.core.units import counted, shorten
 from torchcoll.reading.base import Imported, Importer, ImportOptions, Line, join
+from torchcoll.reading.base import number as base_number
 from torchcoll.reading.nccl_tests import repeats
 from torchcoll.reading.source import Source
 from torchcoll.reading.writers import Unprefixed, Writers, unwrapped, wrapping_width
 
 GROUP = "torchcoll.importers"
 _PLAIN = "plain"
+_NUMERIC = 0.5  # of the fields of a line that may be a row
+_EXCERPT = 80  # characters
 # Bytes of a file that is read again, unwrapped; characters of lines that are sorted by writer.
 _MOST_WRAPPED, _MOST_APART = 16 << 20, 128 << 20
 # In the order of sniffing. Formats that are recognised by less evidence come later.
@@ -152,9 +155,8 @@ def _imported(
         raise ForeignError(
             "file",
             source.name,
-            f"a torchcoll result file, or output of {', '.join(importers())}",
-            command
-            or "Force one with torchcoll convert --from; --map names the columns of a table.",
+            "a torchcoll result file, output of a benchmark, a log, or a trace",
+            command or _nearest(path, sample),
         )
     options = options or ImportOptions()
     file_name = "stdin" if is_stdin(path) else os.path.basename(path)
@@ -245,6 +247,26 @@ def _by(imported: Imported, node: str, writer: str = "") -> Imported:
             labels = run.header.setdefault("spec", {}).setdefault("labels", {})
             labels["writer"] = writer
     return imported
+
+
+def _nearest(path: str, lines: Sequence[str]) -> str:
+    """The line that came nearest to a row of results, and one thing to try."""
+    shares = [
+        (sum(base_number(field) is not None for field in fields) / len(fields), -index)
+        for index, text in enumerate(lines)
+        if len(fields := text.replace(",", " ").replace("|", " ").split()) > 1
+    ]
+    share, index = max(shares, default=(0.0, 0))
+    name = "-" if is_stdin(path) else shlex.quote(path)
+    if share < _NUMERIC:
+        first = next((text.strip() for text in lines if text.strip()), "")
+        start = f"It begins with {one_line(first)[:_EXCERPT]!r}. " if first else ""
+        return f"{start}Give the lines of the benchmark itself, with the heading of its table."
+    shown = one_line(lines[-index].strip())[:_EXCERPT]
+    return (
+        f"Line {1 - index} came nearest: {shown!r}. Name its columns: torchcoll convert {name} "
+        "--map size=NAME,time=NAME --collective all_reduce -o RUN.jsonl."
+    )
 
 
 def _finish(
