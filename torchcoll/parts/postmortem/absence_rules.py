@@ -10,7 +10,6 @@ from statistics import median
 
 from torchcoll.core.units import format_duration
 from torchcoll.parts.postmortem import job_facts
-from torchcoll.parts.postmortem.causes import MARGIN_NS, in_user_code
 from torchcoll.parts.postmortem.diagnosis import (
     Diagnosis,
     EvidenceLine,
@@ -19,6 +18,7 @@ from torchcoll.parts.postmortem.diagnosis import (
     rank_names,
 )
 from torchcoll.parts.postmortem.evidence import CallSeen
+from torchcoll.parts.postmortem.job_facts import MARGIN_NS, in_user_code
 from torchcoll.parts.postmortem.standing import GroupStanding, Standings
 
 _LEAST_NS = 1_000_000_000  # smaller delays stop no job

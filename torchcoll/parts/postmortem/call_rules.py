@@ -7,8 +7,8 @@ from __future__ import annotations
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
 from torchcoll.parts.postmortem import diagnosis, job_facts
-from torchcoll.parts.postmortem.causes import MARGIN_NS, Cause
 from torchcoll.parts.postmortem.evidence import CallSeen
+from torchcoll.parts.postmortem.job_facts import MARGIN_NS, Cause
 from torchcoll.parts.postmortem.standing import CallDifference, GroupStanding, find_difference
 
 _ENDED_BY_ITSELF = ("exception", "disk_full", "out_of_memory")
@@ -112,8 +112,9 @@ def _came_before_call(cause: Cause, call: CallSeen | None) -> bool:
 def reported_mismatch(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     """torch or the library found the mismatch itself; the calls are not recorded."""
     events = facts.events.mismatches
-    if not events:
-        return None
+    told = [f for f in facts.job.texts.findings if f.text.cause == "mismatch"]
+    if not events or (told and len({event.rank for event in events}) < 2 and not facts.job.calls):
+        return None  # text_rules.proven_by_text quotes both calls
     pairs = [{event.rank, *event.about} for event in events if event.rank is not None]
     involved = {rank for pair in pairs for rank in pair if rank is not None}
     in_all = set.intersection(*(set(pair) for pair in pairs)) if pairs else set()

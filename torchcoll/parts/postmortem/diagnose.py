@@ -11,11 +11,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from torchcoll.parts.postmortem import absence_rules, call_rules
-from torchcoll.parts.postmortem.causes import waits_in_communication
-from torchcoll.parts.postmortem.diagnosis import Diagnosis, EvidenceLine, headline, rank_names
+from torchcoll.parts.postmortem import absence_rules, call_rules, text_rules
+from torchcoll.parts.postmortem.diagnosis import (
+    Diagnosis,
+    EvidenceLine,
+    headline,
+    rank_names,
+    remedy_of,
+)
 from torchcoll.parts.postmortem.evidence import RAS_KINDS, JobEvidence
-from torchcoll.parts.postmortem.job_facts import JobFacts, name_call, name_most_common_wait
+from torchcoll.parts.postmortem.job_facts import (
+    JobFacts,
+    name_call,
+    name_most_common_wait,
+    waits_in_communication,
+)
 from torchcoll.parts.postmortem.standing import Standings
 
 _MOST_EVENT_LINES = 12  # of evidence
@@ -48,7 +58,8 @@ def ended_by_itself(facts: JobFacts) -> Diagnosis | None:
     for rank, cause in sorted(causes.items())[:_MOST_EVENT_LINES]:
         result.evidence.append(EvidenceLine(cause.event.text, cause.event.place, rank))
     supported = bool(awaited & set(culprits)) or _all_blame(facts, culprits)
-    accounted = all(
+    known_world = facts.job.ranks is not None or len(facts.ranks) > len(culprits)
+    accounted = known_world and all(
         rank in culprits or rank in facts.events.complaining or rank in facts.graph.waiting
         for rank in facts.ranks
     )
@@ -208,6 +219,7 @@ def diagnose(job: JobEvidence) -> Diagnosis:
         ended_by_itself,
         call_rules.timed_out_in_different_calls,
         call_rules.reported_mismatch,
+        text_rules.proven_by_text,
         call_rules.waited_for,
         call_rules.wait_for_each_other,
         reported_link,
@@ -217,7 +229,9 @@ def diagnose(job: JobEvidence) -> Diagnosis:
         absence_rules.elsewhere,
         absence_rules.unanswered,
         absence_rules.left_nothing,
+        text_rules.missing_from_reports,
         link,
+        text_rules.hinted_by_text,
         canceled,
         ended_well,
     )
@@ -239,10 +253,18 @@ def diagnose(job: JobEvidence) -> Diagnosis:
     _add_contradictions(facts, diagnosis)
     diagnosis.collect_next = what_to_collect(job, diagnosis, facts.standings)
     diagnosis.headline = headline(diagnosis, facts.standings)
+    diagnosis.remedy = diagnosis.remedy or remedy_of(diagnosis)
     return diagnosis
 
 
 def _unknown(facts: JobFacts, result: Diagnosis) -> None:
+    counts = next((event for event in facts.events.ras if event.kind == "unequal_counts"), None)
+    if counts is not None:
+        result.says = f"the evidence does not tell what happened first; {counts.text}"
+        result.remedy = (
+            "take stacks of ranks with each count while it hangs (py-spy dump): a rank that has "
+            "launched more operations may wait for those that have launched fewer"
+        )
     if name_most_common_wait(facts, result) is None:
         result.waiting = tuple(sorted(facts.events.complaining))
     _add_undecided(facts, result)

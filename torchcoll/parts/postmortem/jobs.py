@@ -258,6 +258,7 @@ def _merged(cluster: _Cluster) -> JobEvidence:
                 numbers[key] = max(number, numbers.get(key, 0))
         job.files += evidence.files
         job.problems += evidence.problems
+        job.texts.add(evidence.texts)
     for name, groups in variants.items():
         for index in range(1, len(groups)):
             if groups[index][0] != groups[0][0]:

@@ -17,12 +17,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import cut_text
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.variables import masked
 from torchcoll.parts.postmortem.evidence import GroupSeen, JobEvent, JobEvidence, Place
+from torchcoll.reading.torch_names import torch_collective
 
 _CHUNK = 1 << 20
 # Of a file with very many lines that matter, as many are read, and then those of its end.
@@ -477,3 +479,60 @@ class LogScan:
             if number >= 0:
                 key = (rank, group)
                 numbers[key] = max(number, numbers.get(key, 0))
+
+
+# What an error says.
+
+_WATCHDOG = re.compile(
+    r"\[Rank (\d{1,7})\] Watchdog caught collective operation timeout: "
+    r"Work\w{1,20}\((?:SeqNum=(\d{1,18}), )?OpType=(\w{1,60})(?:, NumelIn=(\d{1,18}))?"
+)
+_FINGERPRINT = re.compile(
+    r"Rank (\d{1,7}) is running (?:inconsistent )?collective: CollectiveFingerPrint\("
+    r"(?:SequenceNumber=(\d{1,18}),? ?)?OpType=(\w{1,60})"
+)
+_DIFFERENCES = re.compile(
+    r"(Op type: \S{1,80} \S{1,60}|Sequence number: \S{1,40} \S{1,40}|Tensor shapes: .{1,200}?"
+    r"(?=  |$)|Tensor dtypes: \S{1,60} \S{1,60})"
+)
+_BARRIER = re.compile(r"Ranks? ([\d, ]{1,4000}?) failed to pass monitoredBarrier")
+_SPEAKER = re.compile(r"\[Rank (\d{1,7})\]|\bRank (\d{1,7}) (?:successfully|timed out in)")
+
+
+def facts_of(text: str) -> dict[str, Any]:
+    """Fields of a JobEvent for an error with this text: about, rank, number, collective, elements,
+    addresses.
+
+    rank is missing where the text does not say whose it is.
+    """
+    facts: dict[str, Any] = {}
+    if match := _WATCHDOG.search(text):
+        facts["rank"] = int(match[1])
+        facts["collective"] = torch_collective(match[3].lower())
+        if match[2] and facts["collective"] not in ("send", "recv"):
+            facts["number"] = int(match[2])
+            facts["elements"] = int(match[4]) if match[4] else None
+    elif fingerprints := _FINGERPRINT.findall(text):
+        facts["rank"] = int(fingerprints[0][0])
+        facts["about"] = tuple(int(rank) for rank, _, _ in fingerprints[1:2])
+        facts["collective"] = torch_collective(fingerprints[0][2].lower())
+    elif match := _BARRIER.search(text):
+        facts["about"] = ranks_in(match[1])
+        facts["collective"] = "monitored_barrier"
+    if "rank" not in facts and (speaker := _SPEAKER.search(text)):
+        facts["rank"] = int(speaker[1] or speaker[2])
+    if addresses := addresses_in(text):
+        facts["addresses"] = addresses
+    return facts
+
+
+def quotation(text: str) -> str:
+    """The part of a text that tells: of a mismatch of torch's debug mode, what differs."""
+    head, separator, aspects = text.partition("Collectives differ in the following aspects:")
+    if not separator:
+        return text
+    ranks = [rank for rank, _, _ in _FINGERPRINT.findall(head)]
+    first = _DIFFERENCES.search(aspects.replace("\t", "  "))
+    what = first[1].strip() if first else aspects.strip()
+    names = f" Rank {ranks[0]} ... but Rank {ranks[1]} ..." if len(ranks) > 1 else ""
+    return f"Detected mismatch between collectives on ranks.{names} {what}"

@@ -9,9 +9,16 @@ from __future__ import annotations
 import re
 import signal
 
-from torchcoll.parts.postmortem.causes import facts_of, kind_of, quotation
 from torchcoll.parts.postmortem.evidence import JobEvent
-from torchcoll.parts.postmortem.log_lines import Handler, Line, LogScan, ranks_in
+from torchcoll.parts.postmortem.log_lines import (
+    Handler,
+    Line,
+    LogScan,
+    facts_of,
+    quotation,
+    ranks_in,
+)
+from torchcoll.parts.postmortem.texts import kind_of
 from torchcoll.reading.torch_names import torch_collective
 
 _ANY = re.compile("")
@@ -123,7 +130,7 @@ def _async_error(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     """
     _, rank = _group_rank(scan, line)
     kind = kind_of(match[0])
-    if kind != "exception":
+    if kind != "exception" and "NCCL error: invalid" not in match[0]:
         scan.add(kind, line, match[0], rank=rank)
     scan.want(8)  # NCCL's own message follows
 
