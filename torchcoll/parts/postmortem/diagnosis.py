@@ -335,6 +335,8 @@ def _what_it_did(diagnosis: Diagnosis) -> str:
     verb_plural = len(diagnosis.culprits or diagnosis.candidates) > 1
     if diagnosis.kind == "killed":
         text = f"was killed by {diagnosis.detail}" if diagnosis.detail else "was killed"
+    elif diagnosis.kind == "exit":
+        text = f"ended with {diagnosis.detail}, without an error of its own"
     elif diagnosis.kind == "out_of_memory":
         text = _MEMORY.get(diagnosis.detail or "", "ran out of memory")
     elif diagnosis.kind == "exception" and diagnosis.evidence and len(diagnosis.culprits) == 1:

@@ -109,7 +109,9 @@ class JobEvent:
     blames. group, number, collective, elements: of the call that it names, with the number of
     elements of its input. when_ns: since 1970. signal: its
     number. pid: the process that it happened to. addresses: hosts that it names, such as the peer
-    of a connection. ranks: how many ranks the job has by the source, of ``unanswered``.
+    of a connection. ranks: how many ranks the job has by the source, of ``unanswered``. fatal:
+    whether torch's excepthook printed it, which marks exceptions that nobody handled; None where
+    that is not known.
     """
 
     kind: str
@@ -128,6 +130,7 @@ class JobEvent:
     exit_code: int | None = None
     pid: int | None = None
     addresses: tuple[str, ...] = ()
+    fatal: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -171,13 +174,15 @@ class LogTexts:
 
     waits: rank -> the calls that its watchdog found unfinished: (number, 0 if unknown; collective).
     reporting: ranks of which any line of a watchdog or a failed call is. seen: ranks that any line
-    names as its writer. asides: clauses.
+    names as its writer; seen_local: the same of ranks of a host, as torchrun --tee names them.
+    asides: clauses.
     """
 
     findings: list[Finding] = field(default_factory=list)
     waits: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
     reporting: set[int] = field(default_factory=set)
     seen: set[int] = field(default_factory=set)
+    seen_local: set[int] = field(default_factory=set)
     asides: list[str] = field(default_factory=list)
 
     def add(self, other: LogTexts) -> None:
@@ -188,6 +193,7 @@ class LogTexts:
             known += [call for call in calls if call not in known]
         self.reporting |= other.reporting
         self.seen |= other.seen
+        self.seen_local |= other.seen_local
         self.asides += [text for text in other.asides if text not in self.asides]
 
     def __bool__(self) -> bool:

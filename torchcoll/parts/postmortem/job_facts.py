@@ -33,6 +33,7 @@ _OF_KERNEL = re.compile(
 # What ends ranks because another one failed: the launcher's signals, and abort() by the watchdog of
 # NCCL or by gloo where a message does not fit.
 _TOLD_TO_END = ("SIGTERM", "SIGINT", "SIGHUP", "SIGABRT")
+ENDED_BY_ITSELF = ("exception", "out_of_memory", "disk_full")
 # Events of two hosts are ordered in time if they are further apart than their clocks may be.
 SAME_HOST_MARGIN_NS, MARGIN_NS = 200_000_000, 5_000_000_000
 # Within this time all ranks of a host notice that one of them is gone.
@@ -135,7 +136,10 @@ def sort_events(job: JobEvidence) -> Complaints:
     for call in job.calls:
         if call.created_ns is not None:
             last_calls_ns[call.rank] = max(last_calls_ns.get(call.rank, 0), call.created_ns)
+    marks = any(event.fatal for event in job.events)  # torch marks exceptions that end a rank
     for event in job.events:
+        if marks and event.fatal is False and event.kind in ENDED_BY_ITSELF:
+            continue
         rank = _rank_of(event, job)
         if event.kind == "unanswered":
             result.unanswered.setdefault(rank, event)
@@ -260,6 +264,9 @@ def without_told_to_end(
     return causes
 
 
+_ORIGIN = re.compile(r" \[(\S+:\d+) [^\]]+\]$")
+
+
 class JobFacts:
     """What is known of a job, sorted once for all rules."""
 
@@ -290,6 +297,13 @@ class JobFacts:
             event.rank for event in job.events if event.kind not in RAS_KINDS
         }
         # Ranks of which no file says anything about the rank itself.
+        # What launchers say of the end of ranks, and ranks of which any line was read.
+        self.ends = [event for event in job.events_of("exit", "killed") if "exit" in event.text]
+        self.has_table = any("(local_rank: " in event.text for event in self.ends)
+        self.mismatching = {event.rank for event in self.events.mismatches}
+        local = job.texts.seen_local if job.ranks is None or job.ranks <= 64 else set()
+        self.spoke = job.texts.seen | local | {r for f in logs for r in f.ranks}
+        self.spoke &= set(self.standings.ranks) | local
         heard = self.standings.recorded | {event.rank for event in job.events}
         heard |= {rank for file in job.files for rank in file.ranks}
         self.silent = [rank for rank in self.standings.ranks if rank not in heard]
@@ -300,6 +314,18 @@ class JobFacts:
 
     def others(self, ranks: Collection[int]) -> tuple[int, ...]:
         return tuple(rank for rank in self.ranks if rank not in ranks)
+
+    @property
+    def where_they_failed(self) -> dict[int, str]:
+        """Rank -> the call that its complaint names, with the line of the user's code, as far as
+        the complaint is a traceback: ``all_reduce train.py:74``.
+        """
+        calls = {}
+        for events in (self.events.peer_lost, self.events.timeouts):
+            for rank, event in events.items():
+                if event.collective and (place := _ORIGIN.search(event.text)):
+                    calls[rank] = f"{event.collective} {place[1]}"
+        return calls
 
     def first_open(self, wait: standing.OpenCall) -> standing.OpenCall:
         """The call in which the ranks of this wait were, if they had issued calls ahead.

@@ -7,6 +7,7 @@ read from its prefix or from the name of the file, and whom it blames from the t
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
@@ -45,8 +46,9 @@ _FOREIGN = (
 )
 _BINARY = bytes(b for b in range(32) if b not in b"\t\n\r\x0c\x08\x1b\x07")
 _MOST_BINARY = 0.02
-# Lines of a rank after which an exception cannot be what ended it, if another one follows.
-_SURVIVED_LINES = 300
+# A line that shows that its rank trains on, and how many lines are looked at for one.
+_PROGRESS = re.compile(rb"\b(?:step|iter(?:ation)?|epoch|batch|INFO)\b|it/s\b", re.IGNORECASE)
+_MOST_PROGRESS_LINES = 100_000
 
 
 def recognizes(path: Path, begin: bytes) -> bool:
@@ -132,6 +134,7 @@ def _scan(scan: log_lines.LogScan, path: Path, reader: log_lines.LineReader) -> 
     for part in (tracebacks, nccl, ras, pod, banner):
         part.end()
     _settle(scan)
+    scan.evidence.events = _without_survived(scan.evidence.events, path, reader, scan)
 
 
 def _settle(scan: log_lines.LogScan) -> None:
@@ -156,7 +159,7 @@ def _settle(scan: log_lines.LogScan) -> None:
         events = [e for e in events if (e.place, e.text) not in of_tasks]
         if scan.tasks:
             evidence.nodes.clear()
-    evidence.events = _survived(_without_aborts(_attributed(events)))
+    evidence.events = _without_aborts(_attributed(events))
 
 
 def _attributed(events: Sequence[JobEvent]) -> list[JobEvent]:
@@ -203,20 +206,46 @@ def _without_aborts(events: Sequence[JobEvent]) -> list[JobEvent]:
     ]
 
 
-def _survived(events: Sequence[JobEvent]) -> list[JobEvent]:
-    """The events, without exceptions after which the rank went on for long."""
-    last: dict[int | None, int] = {}
-    ends = ("exception", "timeout", "peer_lost", "out_of_memory", "disk_full", "mismatch")
+def _without_survived(
+    events: Sequence[JobEvent],
+    path: Path,
+    reader: log_lines.LineReader,
+    scan: log_lines.LogScan,
+) -> list[JobEvent]:
+    """The events, without exceptions that their rank handled: it went on with its steps, or later
+    complained about another rank.
+    """
+    complained: dict[int | None, int] = {}
     for event in events:
-        if event.kind in ends and event.place.line is not None:
-            last[event.rank] = max(event.place.line, last.get(event.rank, 0))
+        if event.kind in ("timeout", "peer_lost") and event.fatal is not None:
+            complained[event.rank] = max(event.place.line or 0, complained.get(event.rank, 0))
+    doubtful = {
+        event.rank: event
+        for event in reversed(events)
+        if event.kind in ("exception", "out_of_memory", "disk_full")
+        and event.fatal is False
+        and event.rank is not None
+        and event.place.line is not None
+    }
+    survived = {r: complained[r] for r in doubtful if complained.get(r, 0) > doubtful[r].place.line}
+    begin = min((event.place.line for event in doubtful.values()), default=None)
+    if begin is not None:
+        with open(path, "rb") as file:
+            for number, raw in enumerate(itertools.islice(file, begin + _MOST_PROGRESS_LINES), 1):
+                if number <= begin or not _PROGRESS.search(raw):
+                    continue
+                line = reader.line(number, raw)
+                rank = scan.rank_of(line)
+                if rank is None and line.local_rank is not None:
+                    rank = line.local_rank + next(iter(scan.local_offsets), 0)
+                if rank in doubtful and "Error" not in line.text:
+                    survived[rank] = max(number, survived.get(rank, 0))
     return [
         event
         for event in events
-        if event.kind not in ("exception", "out_of_memory", "disk_full")
-        or event.place.line is None
-        or event.rank is None
-        or last.get(event.rank, 0) - event.place.line <= _SURVIVED_LINES
+        if event.fatal is not False
+        or event.kind not in ("exception", "out_of_memory", "disk_full")
+        or (event.place.line or 0) > survived.get(event.rank, 0)
     ]
 
 

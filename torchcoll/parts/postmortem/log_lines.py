@@ -49,7 +49,8 @@ class Line:
 
     rank: of the world. local_rank: of the host, as torchrun labels its workers. pid: of the process
     that writes, where a prefix has it. when_ns: since 1970. kernel: whether the kernel writes it.
-    stream: what tells the writers apart whose lines stand in one file.
+    named: whether torch itself put the rank in front. stream: what tells the writers apart whose
+    lines stand in one file.
     """
 
     number: int
@@ -60,6 +61,7 @@ class Line:
     pid: int | None = None
     when_ns: int | None = None
     kernel: bool = False
+    named: bool = False
 
     @property
     def stream(self) -> tuple[int | None, int | None, int | None]:
@@ -188,7 +190,7 @@ class LineReader:
         first = text[start : start + 1]
         if first == "[":
             if match := _RANK.match(text, start):  # the name nearest to the message
-                line.rank = _rank(match[1])
+                line.rank, line.named = _rank(match[1]), True
             elif match := _OPEN_MPI.match(text, start):
                 line.rank = _rank(match[1]) if line.rank is None else line.rank
             elif match := _GLOG.match(text, start):

@@ -167,6 +167,7 @@ class _Traceback:
     rank: int | None
     frames: list[Frame] = field(default_factory=list)
     ignored: bool = False
+    chained: bool = False  # raised while another one was handled
 
 
 class Tracebacks:
@@ -177,6 +178,7 @@ class Tracebacks:
         self._open: dict[object, _Traceback] = {}
         self._stacks: dict[object, tuple[Line, list[Frame], bool]] = {}
         self._ignored: set[object] = set()
+        self._chained: set[object] = set()
         self._spawned: dict[object, int] = {}
         # Exceptions whose message begins on the line below their name.
         self._unexplained: dict[object, tuple[_Traceback, Line]] = {}
@@ -194,9 +196,15 @@ class Tracebacks:
         if text.endswith("(most recent call last):") and (match := _HEAD.match(text)):
             if len(self._open) < _MOST_OPEN:
                 rank = self._spawned.get(stream, self.scan.rank_of(line))
-                self._open[stream] = _Traceback(rank, ignored=stream in self._ignored)
+                self._open[stream] = _Traceback(
+                    rank, ignored=stream in self._ignored, chained=stream in self._chained
+                )
             self._ignored.discard(stream)
+            self._chained.discard(stream)
             self.scan.want(_FOLLOWING)
+            return True
+        if text.startswith(_CHAINED):
+            self._chained.add(stream)
             return True
         if _IGNORED.match(text):
             self._ignored.add(stream)
@@ -240,6 +248,12 @@ class Tracebacks:
         if _NO_ERROR.match(text) or not _is_exception(name):
             return
         kind = kind_of(text)
+        if name == "KeyboardInterrupt":
+            # A person ended the job, which shows where the rank stood.
+            if not traceback.chained:
+                where, collective = describe(list(reversed(traceback.frames)))
+                self.scan.add("stack", line, where, rank=traceback.rank, collective=collective)
+            return
         user = next((f for f in reversed(traceback.frames) if f.is_user), traceback.frames[-1])
         facts = facts_of(text)
         rank = traceback.rank if traceback.rank is not None else facts.get("rank")
@@ -247,7 +261,9 @@ class Tracebacks:
         # NCCL's calls do not wait, so an error of NCCL is of an earlier call.
         if kind in ("timeout", "peer_lost") and "NCCL error" not in text:
             facts.setdefault("collective", describe(list(reversed(traceback.frames)))[1])
-        self.scan.add(kind, line, f"{quotation(text)} [{shown_frame(user)}]", **facts)
+        event = self.scan.add(kind, line, f"{quotation(text)} [{shown_frame(user)}]", **facts)
+        if event is not None and not traceback.chained:
+            self.scan.replace(event, fatal=line.named)
 
     def _read_stack(self, line: Line) -> bool:
         _, frames, _ = self._stacks[line.stream]

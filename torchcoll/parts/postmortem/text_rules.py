@@ -52,6 +52,7 @@ _WRITERS = (
     re.compile(r"\[Rank (\d{1,7})\]|(?:PG 0|default_pg\)|PG ID 0 PG GUID 0) Rank (\d{1,7})\]"),
     re.compile(r"\[\d{1,7},(\d{1,7})\]\s?<std|\(\w+ rank=(\d{1,7}) pid="),
 )
+_LOCAL = re.compile(r"^\[[A-Za-z_]{1,40}?(\d{1,5})\]:", re.M)
 _REPORT = re.compile(r"[^\n]*(?:ProcessGroupNCCL|Watchdog|DistBackendError)[^\n]*")
 _NCCL_PROCESS = re.compile(r"([\w.-]+):\d+:\d+ \[(\d+)\] ")
 
@@ -77,6 +78,7 @@ def read_texts(path: Path, shown: str) -> LogTexts:
         if int(match[1]) < MOST_RANKS:
             texts.seen.add(int(match[1]))
     texts.reporting |= texts.waits.keys()
+    texts.seen_local = {int(rank) for rank in set(_LOCAL.findall(text))}
     for pattern, says in _ASIDE:
         if matches := [*_matches(pattern, text)]:
             texts.asides.append(one_line(says.format(*matches[-1].groups())))

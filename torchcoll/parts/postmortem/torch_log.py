@@ -239,9 +239,10 @@ class FailureTable:
         scan.process(rank, pid, node)
         scan.local_offsets.add(rank - int(ranks[2]))
         text = f"rank {ranks[0]}, exitcode {self._fields['exitcode']}: {self._fields['traceback']}"
+        text = f"first observed failure: {text}" if self._root else text
         event = scan.exits.pop(pid, None)
         if event is not None:
-            scan.replace(event, rank=rank, node=node)
+            scan.replace(event, rank=rank, node=node, text=text)
             return
         code = int(codes[1])
         if code in _SENT and not self._root and scan.terminated.keys() <= self._inferred:
