@@ -178,8 +178,10 @@ def show_by_evidence(live: Path, target: Path) -> int:
                 continue
             folder = target / name / f"{death.number:02}"
             rng = random.Random(death.number)
-            for style in styles or ("files",):
-                death_evidence.write(job, facts, kept, folder, style, rng, mixed=False)
+            logs = [source for source in kept if source.kind in ("stderr", "launcher")]
+            for index, style in enumerate(styles or ("files",)):
+                written = kept if index == 0 else logs  # the lines of each rank a second time
+                death_evidence.write(job, facts, written, folder, style, rng, mixed=False)
             host = facts["hosts"][death.victim]
             case = Case(f"{death.number:02}", folder, death, host, truth(death, kept), kept)
             document = document_of(case)

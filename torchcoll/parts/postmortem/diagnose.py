@@ -127,7 +127,8 @@ def diagnose(job: JobEvidence) -> Diagnosis:
 
 def _unknown(facts: JobFacts, result: Diagnosis) -> None:
     first = next((event for event in facts.ends if event.text.startswith("first observed")), None)
-    if first is not None and first.exit_code and first.rank is not None:
+    silent = first is not None and first.rank not in facts.events.complaining | facts.spoke
+    if first is not None and first.exit_code and first.rank is not None and silent:
         result.says = (
             f"{rank_names(facts.job, [first.rank])} was the first that torchrun saw ending, with "
             f"exit code {first.exit_code}; its own words are not in the files"

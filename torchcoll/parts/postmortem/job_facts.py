@@ -154,7 +154,7 @@ def sort_events(job: JobEvidence) -> Complaints:
         if event.kind == "link":
             result.links.append(event)
             continue
-        if event.kind == "canceled" and rank is None:
+        if event.kind == "canceled" and (rank is None or event.text.startswith("KeyboardInt")):
             result.canceled.append(event)
             continue
         if rank is None:

@@ -3,7 +3,8 @@
 Files with a common identity are of one job. Files without one join the others of their folder, and
 folders join their siblings, unless something contradicts: another identity of the same kind,
 another number of ranks, a second file of the same kind from the same rank, or times that are more
-than a day apart.
+than a day apart. A console repeats what the logs of ranks have: equal lines and processes prove
+that it is of their job, and other lines of the same ranks that it is not.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ class _Cluster:
     sizes: set[int] = field(default_factory=set)
     attempts: set[str] = field(default_factory=set)
     pids: dict[int, int] = field(default_factory=dict)
+    # rank -> what it says in a log of its own, and in a console
+    said: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    console: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     first_ns: int | None = None
     last_ns: int | None = None
 
@@ -73,9 +77,12 @@ class _Cluster:
             what = "log" if seen.what in _LOGS else seen.what
             cluster.sources |= {(folder, what, rank) for rank in seen.ranks}
         is_log = any(seen.what in _LOGS for seen in evidence.files)
+        own = {rank for seen in evidence.files for rank in seen.ranks}
         for event in evidence.events if is_log else ():
             if event.rank is not None and event.kind in _SAID_BY_THE_RANK:
-                cluster.sources.add((folder, "log", event.rank))
+                kind = "log" if event.rank in own else "console"
+                cluster.sources.add((folder, kind, event.rank))
+                (cluster.said if event.rank in own else cluster.console)[event.rank].add(event.text)
         cluster.pids = dict(evidence.pids)
         return cluster
 
@@ -86,6 +93,9 @@ class _Cluster:
         self.sizes |= other.sizes
         self.attempts |= other.attempts
         self.pids |= other.pids
+        for mine, others in ((self.said, other.said), (self.console, other.console)):
+            for rank, texts in others.items():
+                mine[rank] |= texts
         self.first_ns = _earliest(self.first_ns, other.first_ns)
         self.last_ns = _latest(self.last_ns, other.last_ns)
 
@@ -98,6 +108,11 @@ class _Cluster:
         if self.attempts and other.attempts and not self.attempts & other.attempts:
             return False
         return bool(self.identities & other.identities)
+
+    def proofs(self, other: _Cluster) -> int:
+        """How much proves that both are of one job: processes, and lines of a console."""
+        pids = sum(other.pids.get(rank) == pid for rank, pid in self.pids.items())
+        return pids + _shared(self.console, other.said) + _shared(self.said, other.console)
 
     def contradicts(self, other: _Cluster) -> bool:
         """Whether the two cannot be of one job."""
@@ -121,6 +136,9 @@ class _Cluster:
             # Two dumps of a rank in one folder are of two moments.
             if folders.get((what, rank), {folder}) != {folder}:
                 return True
+        for console, said in ((self.console, other.said), (other.console, self.said)):
+            if console.keys() & said.keys() and not _shared(console, said):
+                return True
         return self.distance_ns(other) > _DAY_NS
 
     def distance_ns(self, other: _Cluster) -> int:
@@ -129,6 +147,10 @@ class _Cluster:
             return 0
         assert self.last_ns is not None and other.last_ns is not None
         return max(0, self.first_ns - other.last_ns, other.first_ns - self.last_ns)
+
+
+def _shared(console: dict[int, set[str]], said: dict[int, set[str]]) -> int:
+    return sum(len(texts & said.get(rank, set())) for rank, texts in console.items())
 
 
 def jobs_of(files: Sequence[FileEvidence]) -> list[JobEvidence]:
@@ -161,8 +183,8 @@ def _joined_by_identity(clusters: Iterable[_Cluster]) -> list[_Cluster]:
 
 
 def _joined_in_folder(clusters: list[_Cluster]) -> list[_Cluster]:
-    """Join what can be of one job. A cluster that could be of several jobs joins the one nearest in
-    time, and stays alone if none is.
+    """Join what can be of one job. A cluster that could be of several jobs joins the one for which
+    most proofs speak, or else the one nearest in time, and stays alone if none is.
     """
     joined: list[_Cluster] = []
     order = sorted(
@@ -170,6 +192,9 @@ def _joined_in_folder(clusters: list[_Cluster]) -> list[_Cluster]:
     )
     for cluster in order:
         possible = [other for other in joined if not other.contradicts(cluster)]
+        proofs = {id(other): other.proofs(cluster) for other in possible}
+        if most := max(proofs.values(), default=0):
+            possible = [other for other in possible if proofs[id(other)] == most]
         if len(possible) > 1 and cluster.first_ns is not None and not cluster.is_general:
             nearest = min(other.distance_ns(cluster) for other in possible)
             possible = [other for other in possible if other.distance_ns(cluster) == nearest]

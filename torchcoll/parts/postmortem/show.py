@@ -17,6 +17,7 @@ from torchcoll.report.grid import Grid
 
 SCHEMA = "torchcoll-postmortem/1"
 FORMATS = ("table", "markdown", "json")
+NO_NAME = "(no name)"  # of a job, as --job takes it
 _LEFT_OUT = 5  # files that are named
 _MOST_TEXTS = 50
 
@@ -33,7 +34,7 @@ def show_postmortem(
     for diagnosis in diagnoses:
         title, answer = "", answer_of(diagnosis, folder)
         if len(diagnoses) > 1:
-            name = f"Job {one_line(diagnosis.job.name) or '(no name)'}"
+            name = f"Job {one_line(diagnosis.job.name) or NO_NAME}"
             ranks = f", {counted(diagnosis.job.ranks, 'rank')}" if diagnosis.job.ranks else ""
             title = f"{name}{ranks}"
             answer = replace(answer, before=f"{name}: {answer.before}")

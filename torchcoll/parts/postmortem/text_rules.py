@@ -150,7 +150,11 @@ def proven_by_text(facts: JobFacts) -> Diagnosis | None:
 
 def hinted_by_text(facts: JobFacts) -> Diagnosis | None:
     """A text that follows from a first failure, or leaves open whose it is."""
-    return _of_findings(facts, [f for f in facts.job.texts.findings if f.text.weak])
+    findings = [finding for finding in facts.job.texts.findings if finding.text.weak]
+    if facts.events.complaining:  # these ranks only noticed that another one was missing
+        findings = [finding for finding in findings if finding.text.cause != "exit"]
+    findings = [finding for finding in findings if "127.0.0.1" not in finding.groups]
+    return _of_findings(facts, findings)
 
 
 def _of_findings(facts: JobFacts, findings: Sequence[Finding]) -> Diagnosis | None:
