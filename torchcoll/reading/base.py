@@ -145,6 +145,24 @@ class Imported:
         ]
 
 
+def join(parts: Sequence[Imported]) -> Imported:
+    """What was read of several texts as one. Warnings remain with the runs of their text."""
+    whole = Imported()
+    for part in parts:
+        first = max(whole.run_outputs, default=-1) + 1
+        outputs = part.run_outputs or [0] * len(part.runs)
+        whole.runs += part.runs
+        whole.rows += part.rows
+        whole.refused += part.refused
+        whole.run_outputs += [first + output for output in outputs]
+        whole.action = whole.action or part.action
+        for text in part.warnings:
+            about = part.warned_outputs.get(text) or set(outputs)
+            whole.warn(text)
+            whole.warned_outputs.setdefault(text, set()).update(first + each for each in about)
+    return whole
+
+
 class Importer(Protocol):
     """The interface of an importer module; see the top of this file."""
 

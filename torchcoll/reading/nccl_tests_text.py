@@ -22,7 +22,7 @@ from torchcoll.libraries.nccl.algorithms import choices_of
 from torchcoll.libraries.nccl.log import NcclLogReader
 from torchcoll.reading import base, nccl_tests
 from torchcoll.reading.nccl_tests_rows import RowParser
-from torchcoll.reading.source import log_hosts, without_log
+from torchcoll.reading.writers import log_hosts, without_log
 
 _SET, _CALL = " set by environment to ", " Bytes -> "
 

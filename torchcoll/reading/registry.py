@@ -10,11 +10,12 @@ A third party adds a format with a module as described in reading/base.py and an
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import cache
 from importlib.metadata import entry_points
@@ -27,12 +28,15 @@ from torchcoll.core.other_commands import TRACE, begin_of, reading_command, with
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import is_stdin
 from torchcoll.core.units import counted, shorten
-from torchcoll.reading.base import Imported, Importer, ImportOptions, Line
+from torchcoll.reading.base import Imported, Importer, ImportOptions, Line, join
 from torchcoll.reading.nccl_tests import repeats
-from torchcoll.reading.source import Source, Unprefixed
+from torchcoll.reading.source import Source
+from torchcoll.reading.writers import Unprefixed, Writers, unwrapped, wrapping_width
 
 GROUP = "torchcoll.importers"
 _PLAIN = "plain"
+# Bytes of a file that is read again, unwrapped; characters of lines that are sorted by writer.
+_MOST_WRAPPED, _MOST_APART = 16 << 20, 128 << 20
 # In the order of sniffing. Formats that are recognised by less evidence come later.
 BUILT_IN = (
     "nccl_tests_json",
@@ -79,15 +83,25 @@ def importers() -> dict[str, Importer]:
     return by_name
 
 
-def sniff_importer(windows: Iterable[Sequence[str]]) -> Importer | None:
+def sniff_importer(windows: Iterable[Sequence[str]], writers: Writers) -> Importer | None:
     """The first importer that recognises the format in windows of a file's lines, or None."""
     for lines in windows:
+        messages = [written.text for written in writers.lines(enumerate(lines))]
         for each in importers().values():
-            starts = getattr(each, "STARTS", None)
-            unprefixed = [*map(Unprefixed((), starts).strip_prefix, lines)] if starts else lines
-            if each.sniff(unprefixed):
+            strip = _strip(each)
+            if each.sniff([*map(strip, messages)] if strip else lines):
                 return each
     return None
+
+
+def _strip(importer: Importer) -> Callable[[str], str] | None:
+    """A function that takes off what no table of prefixes knows; None for formats without lines of
+    text.
+    """
+    starts = getattr(importer, "STARTS", None)
+    if starts:
+        return Unprefixed(starts).strip
+    return str if importer.NAME == _PLAIN else None
 
 
 def import_file(
@@ -120,7 +134,12 @@ def _imported(
         raise UnreadableError("file", source.name, "results; this is what a training sent", command)
     if source.binary:
         raise UnreadableError("file", source.name, "text; this one is binary", command)
-    importer = importers()[name] if name else sniff_importer(source.windows())
+    windows = source.windows()
+    sample = next(windows)
+    writers = Writers(sample)
+    importer = (
+        importers()[name] if name else sniff_importer(itertools.chain([sample], windows), writers)
+    )
     source.rewind()
     if importer is None:
         if MODEL_START.search(source.start):
@@ -148,10 +167,15 @@ def _imported(
     options = ImportOptions(**{**vars(options), "file": options.file or file_name})
     long_lines = getattr(importer, "LONG_LINES", False)
     lines: Iterable[Line] = source.lines(None if long_lines else MOST_TEXT)
-    if starts := getattr(importer, "STARTS", None):
-        lines = Unprefixed(lines, starts)
     with uncollected():  # there are many rows, and they have no reference cycles
-        imported = importer.read(iter(lines), options)
+        imported = _read_lines(importer, lines, options, writers, sample)
+        width = wrapping_width(sample) if _strip(importer) and imported.refused else 0
+        if width and path != "-" and os.path.getsize(path) < _MOST_WRAPPED:
+            with closing(Source(path)) as again:
+                joined = unwrapped(again.lines(MOST_TEXT), width)
+                whole = _read_lines(importer, joined, options, writers, sample)
+            if whole.rows > imported.rows:
+                imported = whole
     for problem in filter(None, (source.cut, source.problem)):
         imported.warn(problem)
     refusals = [
@@ -159,6 +183,59 @@ def _imported(
         for lines, why in imported.refusals()
     ]
     _finish(imported, importer, options, refusals)
+    return imported
+
+
+def _read_lines(
+    importer: Importer,
+    lines: Iterable[Line],
+    options: ImportOptions,
+    writers: Writers,
+    sample: Sequence[str],
+) -> Imported:
+    """Read the lines of a file: apart for each writer, where several print a table."""
+    strip = _strip(importer)
+    if strip is None:
+        return importer.read(iter(lines), options)
+    texts: dict[str, list[str]] = {}
+    nodes: dict[str, str] = {}
+    for written in writers.lines(enumerate(sample)):
+        texts.setdefault(written.writer, []).append(strip(written.text))
+        nodes[written.writer] = written.node
+    authors = [name for name, lines in texts.items() if name and importer.sniff(lines)]
+    if len(authors) < 2:
+        stripped = ((each.number, strip(each.text)) for each in writers.lines(lines))
+        imported = importer.read(stripped, options)
+        return _by(imported, nodes[authors[0]]) if authors else imported
+    by_writer: dict[str, list[Line]] = {}
+    characters = 0
+    for written in writers.lines(lines):
+        characters += len(written.text)
+        if characters > _MOST_APART:
+            raise UnreadableError(
+                "file",
+                f"{len(authors)} writers in more than {_MOST_APART >> 20} MB",
+                "less",
+                f"Take one out: grep '{written.prefix}' FILE > TEXT",
+            )
+        by_writer.setdefault(written.writer, []).append((written.number, strip(written.text)))
+    return join(
+        [
+            _by(importer.read(iter(by_writer[name]), options), nodes[name], name)
+            for name in by_writer
+            if name
+        ]
+    )
+
+
+def _by(imported: Imported, node: str, writer: str = "") -> Imported:
+    """Record who printed the runs, as far as their own lines do not tell."""
+    for run in imported.runs:
+        if node and not run.members:
+            run.header["environment"].setdefault("host", node)
+        if writer:
+            labels = run.header.setdefault("spec", {}).setdefault("labels", {})
+            labels["writer"] = writer
     return imported
 
 
