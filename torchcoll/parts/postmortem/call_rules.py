@@ -9,8 +9,8 @@ from collections import Counter
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
 from torchcoll.parts.postmortem import diagnosis, job_facts
-from torchcoll.parts.postmortem.evidence import CallSeen
-from torchcoll.parts.postmortem.job_facts import ENDED_BY_ITSELF, MARGIN_NS, Cause
+from torchcoll.parts.postmortem.evidence import ENDED_BY_ITSELF, CallSeen
+from torchcoll.parts.postmortem.job_facts import MARGIN_NS, Cause
 from torchcoll.parts.postmortem.standing import CallDifference, GroupStanding, find_difference
 
 _MOST_LINES = 12  # of evidence

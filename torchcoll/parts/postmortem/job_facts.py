@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 
 from torchcoll.core.units import format_duration, plural
 from torchcoll.parts.postmortem import diagnosis, standing
-from torchcoll.parts.postmortem.evidence import RAS_KINDS, FileRead, JobEvent, JobEvidence
+from torchcoll.parts.postmortem.evidence import (
+    ENDED_BY_ITSELF,
+    RAS_KINDS,
+    FileRead,
+    JobEvent,
+    JobEvidence,
+)
 from torchcoll.parts.postmortem.texts import kind_of
 
 # Where a stack shows that a rank waits in communication, whatever called it.
@@ -33,7 +39,6 @@ _OF_KERNEL = re.compile(
 # What ends ranks because another one failed: the launcher's signals, and abort() by the watchdog of
 # NCCL or by gloo where a message does not fit.
 _TOLD_TO_END = ("SIGTERM", "SIGINT", "SIGHUP", "SIGABRT")
-ENDED_BY_ITSELF = ("exception", "out_of_memory", "disk_full")
 # Events of two hosts are ordered in time if they are further apart than their clocks may be.
 SAME_HOST_MARGIN_NS, MARGIN_NS = 200_000_000, 5_000_000_000
 # Within this time all ranks of a host notice that one of them is gone.

@@ -18,6 +18,7 @@ from pathlib import Path
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.parts.postmortem import cluster_log, log_lines, nccl_log, stack_evidence, torch_log
 from torchcoll.parts.postmortem.evidence import (
+    ENDED_BY_ITSELF,
     RAS_KINDS,
     FileRead,
     JobEvent,
@@ -216,36 +217,32 @@ def _without_survived(
     complained about another rank.
     """
     complained: dict[int | None, int] = {}
+    doubtful: dict[int, int] = {}  # rank -> line of its first exception that may be handled
     for event in events:
+        line = event.place.line or 0
         if event.kind in ("timeout", "peer_lost") and event.fatal is not None:
-            complained[event.rank] = max(event.place.line or 0, complained.get(event.rank, 0))
-    doubtful = {
-        event.rank: event
-        for event in reversed(events)
-        if event.kind in ("exception", "out_of_memory", "disk_full")
-        and event.fatal is False
-        and event.rank is not None
-        and event.place.line is not None
-    }
-    survived = {r: complained[r] for r in doubtful if complained.get(r, 0) > doubtful[r].place.line}
-    begin = min((event.place.line for event in doubtful.values()), default=None)
+            complained[event.rank] = max(line, complained.get(event.rank, 0))
+        elif event.kind in ENDED_BY_ITSELF and event.fatal is False and event.rank is not None:
+            doubtful.setdefault(event.rank, line)
+    survived = {r: complained[r] for r in doubtful if complained.get(r, 0) > doubtful[r]}
+    begin = min(doubtful.values(), default=None)
     if begin is not None:
         with open(path, "rb") as file:
             for number, raw in enumerate(itertools.islice(file, begin + _MOST_PROGRESS_LINES), 1):
                 if number <= begin or not _PROGRESS.search(raw):
                     continue
-                line = reader.line(number, raw)
-                rank = scan.rank_of(line)
-                if rank is None and line.local_rank is not None:
-                    rank = line.local_rank + next(iter(scan.local_offsets), 0)
-                if rank in doubtful and "Error" not in line.text:
+                written = reader.line(number, raw)
+                rank = scan.rank_of(written)
+                if rank is None and written.local_rank is not None:
+                    rank = written.local_rank + next(iter(scan.local_offsets), 0)
+                if rank is not None and rank in doubtful and "Error" not in written.text:
                     survived[rank] = max(number, survived.get(rank, 0))
     return [
         event
         for event in events
         if event.fatal is not False
-        or event.kind not in ("exception", "out_of_memory", "disk_full")
-        or (event.place.line or 0) > survived.get(event.rank, 0)
+        or event.kind not in ENDED_BY_ITSELF
+        or (event.place.line or 0) > survived.get(-1 if event.rank is None else event.rank, 0)
     ]
 
 

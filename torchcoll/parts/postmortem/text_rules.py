@@ -53,7 +53,8 @@ _WRITERS = (
     re.compile(r"\[\d{1,7},(\d{1,7})\]\s?<std|\(\w+ rank=(\d{1,7}) pid="),
 )
 _LOCAL = re.compile(r"^\[[A-Za-z_]{1,40}?(\d{1,5})\]:", re.M)
-_REPORT = re.compile(r"[^\n]*(?:ProcessGroupNCCL|Watchdog|DistBackendError)[^\n]*")
+_REPORTS = ("ProcessGroupNCCL", "Watchdog", "DistBackendError")  # on lines of a failed call
+_END = 1 << 20  # characters at the end, which have the last progress bar
 _NCCL_PROCESS = re.compile(r"([\w.-]+):\d+:\d+ \[(\d+)\] ")
 
 
@@ -62,6 +63,8 @@ def read_texts(path: Path, shown: str) -> LogTexts:
     text = _read(path)
     texts = LogTexts()
     for each in TEXTS:
+        if each.literals and not any(literal in text for literal in each.literals):
+            continue
         for match in _matches(each.pattern, text):
             texts.findings.append(_finding(each, match, text, shown))
     for match in _matches(_WATCHDOG, text):
@@ -71,8 +74,8 @@ def read_texts(path: Path, shown: str) -> LogTexts:
             calls = texts.waits.setdefault(int(rank), [])
             if call not in calls:
                 calls.append(call)
-    for match in _matches(_REPORT, text):
-        if (rank_of_line := _writer(match[0], "")) is not None:
+    for line in _lines_with(_REPORTS, text):
+        if (rank_of_line := _writer(line, "")) is not None:
             texts.reporting.add(rank_of_line)
     for match in _matches(_WRITERS[0], text):
         if int(match[1]) < MOST_RANKS:
@@ -80,7 +83,7 @@ def read_texts(path: Path, shown: str) -> LogTexts:
     texts.reporting |= texts.waits.keys()
     texts.seen_local = {int(rank) for rank in set(_LOCAL.findall(text))}
     for pattern, says in _ASIDE:
-        if matches := [*_matches(pattern, text)]:
+        if matches := [*_matches(pattern, text[-_END:])]:
             texts.asides.append(one_line(says.format(*matches[-1].groups())))
     return texts
 
@@ -90,6 +93,15 @@ def _matches(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
         if number == _MOST_MATCHES:
             return
         yield match
+
+
+def _lines_with(words: Sequence[str], text: str) -> Iterator[str]:
+    for word in words:
+        position = text.find(word)
+        while position >= 0:
+            end = text.find("\n", position)
+            yield text[text.rfind("\n", 0, position) + 1 : end if end >= 0 else len(text)]
+            position = text.find(word, end) if end >= 0 else -1
 
 
 def _read(path: Path) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 _SHARED_MEMORY = (
     "give the container more shared memory: docker --shm-size=16g or --ipc=host, in Kubernetes an "
@@ -53,6 +54,36 @@ class Text:
     remedy: str
     whose: str = ""
     weak: bool = False
+
+    @cached_property
+    def literals(self) -> tuple[str, ...]:
+        """Words of which each match has one; () if the pattern does not tell. Looking for them is a
+        hundred times faster than the pattern.
+        """
+        words = [max(_plain_runs(part), key=len, default="") for part in _parts(self.pattern)]
+        return tuple(words) if min(map(len, words)) >= _SHORTEST else ()
+
+
+_SHORTEST = 4
+
+
+def _parts(pattern: re.Pattern[str]) -> list[str]:
+    """The alternatives of a pattern, without what stands in parentheses."""
+    text, depth = "", 0
+    for index, character in enumerate(pattern.pattern):
+        escaped = pattern.pattern[index - 1 : index] == "\\"
+        depth += 0 if escaped else {"(": 1, ")": -1}.get(character, 0)
+        if not depth:
+            text += character
+        elif character == "(" and depth == 1:
+            text += "("
+    return re.split(r"(?<!\\)\|", text)
+
+
+def _plain_runs(part: str) -> list[str]:
+    """The stretches of a pattern that stand for themselves."""
+    part = re.sub(r"\\.|\[[^\]]*\]|\{[^}]*\}", "(", part)
+    return re.findall(r"[\w /:'-]+(?![?*+{])", re.sub(r".[?*+]", "(", part))
 
 
 def _text(
