@@ -80,7 +80,7 @@ def failed_in_different_calls(facts: job_facts.JobFacts) -> diagnosis.Diagnosis 
     result.waiting = tuple(rank for rank in facts.ranks if rank not in culprits)
     result.collective = usual.partition(" ")[0]
     for call, _ in kinds.most_common():
-        ranks = sorted(rank for rank, own in calls.items() if own == call)
+        ranks = sorted(rank for rank, rank_call in calls.items() if rank_call == call)
         event = facts.events.timeouts.get(ranks[0]) or facts.events.peer_lost[ranks[0]]
         text = f"{diagnosis.rank_names(facts.job, ranks)}: failed in {call.replace(' ', ' at ')}"
         result.evidence.append(diagnosis.EvidenceLine(text, event.place))
@@ -151,8 +151,8 @@ def _came_before_call(cause: Cause, call: CallSeen | None) -> bool:
 def reported_mismatch(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     """torch or the library found the mismatch itself; the calls are not recorded."""
     events = facts.events.mismatches
-    told = [f for f in facts.job.texts.findings if f.text.cause == "mismatch"]
-    if not events or (told and len({event.rank for event in events}) < 2 and not facts.job.calls):
+    quoted = [f for f in facts.job.texts.findings if f.text.cause == "mismatch"]
+    if not events or (quoted and len({event.rank for event in events}) < 2 and not facts.job.calls):
         return None  # text_rules.proven_by_text quotes both calls
     pairs = [{event.rank, *event.about} for event in events if event.rank is not None]
     involved = {rank for pair in pairs for rank in pair if rank is not None}

@@ -245,19 +245,19 @@ _REMEDIES = {
 def remedy_of(diagnosis: Diagnosis) -> str:
     """What to do now; of what cannot be told, what to collect."""
     kind, texts = diagnosis.kind, [line.text for line in diagnosis.evidence]
-    own = [line.text for line in diagnosis.evidence if line.rank in diagnosis.culprits]
+    quoted = [line.text for line in diagnosis.evidence if line.rank in diagnosis.culprits]
     if kind in ("exception", "out_of_memory", "disk_full", "killed"):
-        known = known_text(own[0]) if own else None
-        if known is not None and not known.weak and "{" not in known.remedy:
-            return known.remedy
-    if kind == "exception" and own and (place := re.search(r" \[(\S+:\d+) \S+\]$", own[0])):
+        entry = known_text(quoted[0]) if quoted else None
+        if entry is not None and not entry.weak and "{" not in entry.remedy:
+            return entry.remedy
+    if kind == "exception" and quoted and (place := re.search(r" \[(\S+:\d+) \S+\]$", quoted[0])):
         return f"fix {place[1]}"
     if kind == "killed":
         return _KILLED_BY.get(diagnosis.detail or "", KILLED)
     if kind == "out_of_memory":
         return _OUT_OF_MEMORY.get(diagnosis.detail or "", _OUT_OF_MEMORY["python"])
     if kind == "canceled":
-        ended = next((known for text in texts if (known := known_text(text))), None)
+        ended = next((entry for text in texts if (entry := known_text(text))), None)
         return _CANCELED.get(diagnosis.detail or "", ended.remedy if ended else "")
     if kind == "user_code":
         place = next((m for text in texts if (m := re.search(r"(\S+:\d+) ", text))), None)

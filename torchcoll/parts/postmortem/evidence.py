@@ -153,7 +153,7 @@ class FileRead:
 
 
 @dataclass(frozen=True)
-class Finding:
+class TextMatch:
     """A text of texts.TEXTS that a file has.
 
     groups, names: what its pattern found. excerpt: its line. rank: of the world, that writes the
@@ -180,7 +180,7 @@ class LogTexts:
     asides: clauses.
     """
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[TextMatch] = field(default_factory=list)
     waits: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
     reporting: set[int] = field(default_factory=set)
     seen: set[int] = field(default_factory=set)
@@ -191,8 +191,8 @@ class LogTexts:
         """Take over what another file of the job says."""
         self.findings += other.findings
         for rank, calls in other.waits.items():
-            known = self.waits.setdefault(rank, [])
-            known += [call for call in calls if call not in known]
+            mine = self.waits.setdefault(rank, [])
+            mine += [call for call in calls if call not in mine]
         self.reporting |= other.reporting
         self.seen |= other.seen
         self.seen_local |= other.seen_local

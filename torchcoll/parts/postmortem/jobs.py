@@ -58,8 +58,8 @@ class _Cluster:
     attempts: set[str] = field(default_factory=set)
     pids: dict[int, int] = field(default_factory=dict)
     # rank -> what it says in a log of its own, and in a console
-    said: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
-    console: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    log_lines: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    console_lines: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     first_ns: int | None = None
     last_ns: int | None = None
 
@@ -77,12 +77,14 @@ class _Cluster:
             what = "log" if seen.what in _LOGS else seen.what
             cluster.sources |= {(folder, what, rank) for rank in seen.ranks}
         is_log = any(seen.what in _LOGS for seen in evidence.files)
-        own = {rank for seen in evidence.files for rank in seen.ranks}
+        file_ranks = {rank for seen in evidence.files for rank in seen.ranks}
         for event in evidence.events if is_log else ():
             if event.rank is not None and event.kind in _SAID_BY_THE_RANK:
-                kind = "log" if event.rank in own else "console"
+                kind = "log" if event.rank in file_ranks else "console"
                 cluster.sources.add((folder, kind, event.rank))
-                (cluster.said if event.rank in own else cluster.console)[event.rank].add(event.text)
+                (cluster.log_lines if event.rank in file_ranks else cluster.console_lines)[
+                    event.rank
+                ].add(event.text)
         cluster.pids = dict(evidence.pids)
         return cluster
 
@@ -93,7 +95,10 @@ class _Cluster:
         self.sizes |= other.sizes
         self.attempts |= other.attempts
         self.pids |= other.pids
-        for mine, others in ((self.said, other.said), (self.console, other.console)):
+        for mine, others in (
+            (self.log_lines, other.log_lines),
+            (self.console_lines, other.console_lines),
+        ):
             for rank, texts in others.items():
                 mine[rank] |= texts
         self.first_ns = _earliest(self.first_ns, other.first_ns)
@@ -112,7 +117,11 @@ class _Cluster:
     def proofs(self, other: _Cluster) -> int:
         """How much proves that both are of one job: processes, and lines of a console."""
         pids = sum(other.pids.get(rank) == pid for rank, pid in self.pids.items())
-        return pids + _shared(self.console, other.said) + _shared(self.said, other.console)
+        return (
+            pids
+            + _shared(self.console_lines, other.log_lines)
+            + _shared(self.log_lines, other.console_lines)
+        )
 
     def contradicts(self, other: _Cluster) -> bool:
         """Whether the two cannot be of one job."""
@@ -136,8 +145,11 @@ class _Cluster:
             # Two dumps of a rank in one folder are of two moments.
             if folders.get((what, rank), {folder}) != {folder}:
                 return True
-        for console, said in ((self.console, other.said), (other.console, self.said)):
-            if console.keys() & said.keys() and not _shared(console, said):
+        for console, log in (
+            (self.console_lines, other.log_lines),
+            (other.console_lines, self.log_lines),
+        ):
+            if console.keys() & log.keys() and not _shared(console, log):
                 return True
         return self.distance_ns(other) > _DAY_NS
 
@@ -149,8 +161,8 @@ class _Cluster:
         return max(0, self.first_ns - other.last_ns, other.first_ns - self.last_ns)
 
 
-def _shared(console: dict[int, set[str]], said: dict[int, set[str]]) -> int:
-    return sum(len(texts & said.get(rank, set())) for rank, texts in console.items())
+def _shared(console: dict[int, set[str]], log: dict[int, set[str]]) -> int:
+    return sum(len(texts & log.get(rank, set())) for rank, texts in console.items())
 
 
 def jobs_of(files: Sequence[FileEvidence]) -> list[JobEvidence]:

@@ -17,7 +17,7 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.units import plural
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, EvidenceLine, ranks_text
-from torchcoll.parts.postmortem.evidence import Finding, LogTexts, Place
+from torchcoll.parts.postmortem.evidence import LogTexts, Place, TextMatch
 from torchcoll.parts.postmortem.job_facts import JobFacts
 from torchcoll.parts.postmortem.texts import KILLED, TEXTS, Text
 from torchcoll.reading.torch_names import torch_collective
@@ -95,13 +95,13 @@ def _matches(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
         yield match
 
 
-def _lines_with(words: Sequence[str], text: str) -> Iterator[str]:
-    for word in words:
-        position = text.find(word)
+def _lines_with(literals: Sequence[str], text: str) -> Iterator[str]:
+    for literal in literals:
+        position = text.find(literal)
         while position >= 0:
             end = text.find("\n", position)
             yield text[text.rfind("\n", 0, position) + 1 : end if end >= 0 else len(text)]
-            position = text.find(word, end) if end >= 0 else -1
+            position = text.find(literal, end) if end >= 0 else -1
 
 
 def _read(path: Path) -> str:
@@ -116,7 +116,7 @@ def _read(path: Path) -> str:
     return content.decode(errors="replace")
 
 
-def _finding(text: Text, match: re.Match[str], content: str, shown: str) -> Finding:
+def _finding(text: Text, match: re.Match[str], content: str, shown: str) -> TextMatch:
     begin = content.rfind("\n", 0, match.start()) + 1
     end = content.find("\n", match.end())
     line = content[begin : end if end >= 0 else len(content)]
@@ -124,7 +124,7 @@ def _finding(text: Text, match: re.Match[str], content: str, shown: str) -> Find
     rank = _writer(before, content[match.end() : match.end() + _NEAR])
     processes = [*_NCCL_PROCESS.finditer(before)]
     process = processes[-1] if processes else None
-    return Finding(
+    return TextMatch(
         text,
         tuple(group or "" for group in match.groups()),
         {name: group or "" for name, group in match.groupdict().items()},
@@ -169,7 +169,7 @@ def hinted_by_text(facts: JobFacts) -> Diagnosis | None:
     return _of_findings(facts, findings)
 
 
-def _of_findings(facts: JobFacts, findings: Sequence[Finding]) -> Diagnosis | None:
+def _of_findings(facts: JobFacts, findings: Sequence[TextMatch]) -> Diagnosis | None:
     if not findings:
         return None
     first = min(findings, key=lambda finding: TEXTS.index(finding.text))
@@ -192,7 +192,7 @@ def _of_findings(facts: JobFacts, findings: Sequence[Finding]) -> Diagnosis | No
     return result
 
 
-def sentences(first: Finding, same: Sequence[Finding]) -> tuple[str, str]:
+def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
     """(what a text says, what to do), of several ranks that have it alike."""
     if first.text.cause == "mismatch" and "rank2" in first.names and "op2" in first.names:
         return _mismatch(first)
@@ -235,7 +235,7 @@ def _shared_memory_or_kill(number: int) -> str:
     return "set PYTHONFAULTHANDLER=1 to get the stack of the rank, and look at its core dump"
 
 
-def _mismatch(finding: Finding) -> tuple[str, str]:
+def _mismatch(finding: TextMatch) -> tuple[str, str]:
     """The calls of two ranks, as torch's debug mode prints them."""
     names = finding.names
     ranks = f"ranks {names['rank']} and {names['rank2']}"

@@ -60,8 +60,8 @@ class Text:
         """Words of which each match has one; () if the pattern does not tell. Looking for them is a
         hundred times faster than the pattern.
         """
-        words = [max(_plain_runs(part), key=len, default="") for part in _parts(self.pattern)]
-        return tuple(words) if min(map(len, words)) >= _SHORTEST else ()
+        literals = [max(_plain_runs(part), key=len, default="") for part in _parts(self.pattern)]
+        return tuple(literals) if min(map(len, literals)) >= _SHORTEST else ()
 
 
 _SHORTEST = 4
