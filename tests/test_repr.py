@@ -98,7 +98,6 @@ RESULTS = {
     "FittedModel": lambda path: torchcoll.fit_model([launch(2), launch(4)]),
     "MachineModel": lambda path: torchcoll.fit_model(launch(2)).model,
     "Algorithms": lambda path: torchcoll.algorithms([forced("Ring"), forced("Tree")]),
-    "Cost": lambda path: torchcoll.cost(sent(), launch()),
     "BucketPlan": lambda path: buckets(),
     "ShardPlan": lambda path: shards(),
     "WrittenPicture": drawn,

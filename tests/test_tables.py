@@ -85,10 +85,6 @@ EXCEPTIONS = {
     ),
     "parts/training/config_projection.py": ({"all_reduce"}, "what DDP calls"),
     "parts/training/projection.py": ({"sendrecv", "all_gather"}, "what stands for a message"),
-    "parts/training/isolated.py": (
-        {"all_reduce"},
-        "what the halves of which FSDP calls follow from",
-    ),
 }
 
 

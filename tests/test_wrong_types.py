@@ -19,7 +19,6 @@ WORKING = {
     "algorithms": lambda: {"sources": [forced("Ring"), forced("Tree")]},
     "check": lambda: {"source": run()},
     "compare": lambda: {"base": run(), "new": run(slower=1.5)},
-    "cost": lambda: {"traffic": sent(100), "run": run()},
     "fit_model": lambda: {"sources": [run()]},
     "gradient_buckets": lambda: {"model": Small()},
     "plan": lambda: {"config": "gpt2", "parallel": "dp=8"},
@@ -39,7 +38,7 @@ IN_A_GROUP = ("capture", "try_buckets")
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in IN_A_GROUP])
 def test_a_wrong_first_argument(name):
     further = {"save": ["run.jsonl"]}
-    further |= {"cost": [run()], "predict": ["all_reduce", "1M", 8]}
+    further |= {"predict": ["all_reduce", "1M", 8]}
     further |= {"shard_traffic": [nn.Linear, 2]}
     with pytest.raises(TorchcollError, match=r"got object, expected \w"):
         getattr(torchcoll, name)(object(), *further.get(name, []))
@@ -72,7 +71,9 @@ def test_the_error_says_what_to_do():
     ):
         torchcoll.run(traffic)
     for function in (torchcoll.plot, torchcoll.scaling):
-        with pytest.raises(UsageError, match=r"got Traffic, .*torchcoll\.cost\(traffic, run\)"):
+        with pytest.raises(
+            UsageError, match=r"got Traffic, .*torchcoll\.compare\(traffic, traffic\)"
+        ):
             function(traffic)
     with pytest.raises(UsageError, match=error_text("file", "Traffic", "a path")):
         torchcoll.load(traffic)

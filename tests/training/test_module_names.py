@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from torchcoll import Traffic, capture, gradient_buckets, shard_traffic
 from torchcoll.parts.training.ddp_buckets import bucket_names
+from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_table import summarise_traffic
 from torchcoll.reading.traces import read_traffic
 
@@ -152,7 +153,7 @@ def test_kineto_names_the_same_units(captured):
 
 
 def test_exposed_calls_add_up_to_what_the_step_waited(captured):
-    table = summarise_traffic(captured["fsdp"])
+    table = summarise_traffic(Ledger(captured["fsdp"]))
     # All calls of FSDP2 on gloo block the program.
     assert table.exposed.share == pytest.approx(table.busy_ns / table.step_ns, rel=0.01)
     assert table.exposed.unknown == 0

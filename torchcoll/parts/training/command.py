@@ -338,9 +338,10 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         dataclasses.replace(traffic, notes=kept).save(options.output)
         tell(f"written: {options.output}")
     if options.perfetto:
+        from torchcoll.parts.training.ledger import Ledger
         from torchcoll.parts.training.step_show import traffic_trace
 
-        text, clocks = traffic_trace(traffic)
+        text, clocks = traffic_trace(Ledger(traffic))
         write_file(options.perfetto, text, "perfetto", options.force)
         tell(f"torchcoll: trace: {options.perfetto}")
         for note in clocks:
@@ -348,10 +349,11 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
     if options.step is None and not options.plot:
         show_traffic([traffic], options.format, arrivals=True)
     else:
+        from torchcoll.parts.training.ledger import Ledger
         from torchcoll.parts.training.step_show import show_step
         from torchcoll.parts.training.whole_step import whole_step
 
-        step = whole_step(traffic, number)
+        step = whole_step(Ledger(traffic), number)
         if options.plot:
             from torchcoll.parts.training.step_show import draw_step
 

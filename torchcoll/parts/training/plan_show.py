@@ -36,7 +36,7 @@ from torchcoll.report.grid import Grid, Head, make_grid
 
 _CAUSES = (
     "of the calls that are in both: slower: on the rank that came last, by contention or by the "
-    "error of the machine's law (torchcoll.cost compares them with the same calls alone); late: "
+    "error of the machine's law; late: "
     "waiting for the last rank; gaps: neither calls nor computation"
 )
 _FACTORS = "factor: measured over planned time, with its 90 % interval"

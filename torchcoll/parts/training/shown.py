@@ -2,8 +2,6 @@
 
 from torchcoll.parts.training.buckets_show import show_plans, show_trials
 from torchcoll.parts.training.config_projection import LayoutComparison
-from torchcoll.parts.training.cost import Cost
-from torchcoll.parts.training.cost_show import cost_answer, show_costs
 from torchcoll.parts.training.layouts_show import layouts_answer, show_layouts
 from torchcoll.parts.training.plan_show import plan_answer, show_training_plans
 from torchcoll.parts.training.plans import BucketPlan, Trial
@@ -20,7 +18,6 @@ from torchcoll.report.shown import Shown
 
 SHOWN = {
     BucketPlan: Shown(show_plans),
-    Cost: Shown(show_costs, answer=cost_answer),
     LayoutComparison: Shown(show_layouts, answer=layouts_answer),
     Plan: Shown(show_training_plans, charts=plan_charts, answer=plan_answer),
     ShardPlan: TRAFFIC,
