@@ -93,7 +93,6 @@ ON_RANKS = {
         f"parts/training/{name}"
         for name in (
             "bucket_trial",
-            "buckets",
             "call_ends",
             "capture",
             "decode",
@@ -346,15 +345,14 @@ def test_the_check_of_what_is_loaded_sees_it():
     assert loaded_by("numpy") == ["numpy"]
 
 
-PUBLIC = ["Algorithms", "BucketPlan", "Case", "Cold", "Comparison"]
+PUBLIC = ["Algorithms", "Case", "Cold", "Comparison"]
 PUBLIC += ["FittedModel", "LayoutComparison", "Plan", "Prediction", "Run", "Scaling"]
-PUBLIC += ["ShardPlan", "Spec", "TorchcollError", "Traffic", "TrafficComparison"]
+PUBLIC += ["Spec", "TorchcollError", "Traffic", "TrafficComparison"]
 PUBLIC += ["Transitions"]
 PUBLIC += ["Trial", "Verdict"]
-PUBLIC += ["algorithms", "capture", "check", "cold", "compare"]
+PUBLIC += ["algorithms", "capture", "check", "cold", "compare", "compare_plans"]
 PUBLIC += [
     "fit_model",
-    "gradient_buckets",
     "load",
     "plan",
     "plot",
@@ -363,7 +361,6 @@ PUBLIC += [
     "run",
     "save",
     "scaling",
-    "shard_traffic",
     "show",
 ]
 PUBLIC += ["table", "transitions", "try_buckets"]

@@ -47,8 +47,8 @@ READERS = {
     "trace": "trace @",
     "gradients": "gradients @ --machine 8xH100",
     "gradients --machine": "gradients capture.jsonl --machine @",
-    "plan --config": "plan --config @ --parallel dp=8 --machine 8xH100",
-    "plan --machine": "plan --config llama-3-8b --parallel fsdp=8 --machine @",
+    "plan": "plan @ --parallel dp=8 --machine 8xH100",
+    "plan --machine": "plan llama-3-8b --parallel fsdp=8 --machine @",
     "plan --traffic": "plan --traffic @ --machine 8xH100",
 }
 # These read no file that exists already, or run on the ranks.

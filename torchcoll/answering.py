@@ -25,7 +25,7 @@ _URGENCY = ("postmortem", "pairs", "show", "trace", "history", "plan", "log")
 _MOST_FILES = 1000  # of a folder
 _EXCERPT = 100  # characters of a file that is not recognised
 # Commands that take one file, with their arguments before it; the others take all files at once.
-_BY_FILE = {"plan": ["--ranks", "8", "--config"]}
+_BY_FILE = {"plan": ["--ranks", "8"]}
 
 _OF_FOLDERS = ("postmortem",)  # the files of a dead job belong together
 

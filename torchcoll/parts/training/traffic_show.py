@@ -367,8 +367,8 @@ def _default(rows: Sequence[TrafficRow], varying: Sequence[str]) -> list[str]:
     if any(row.bytes_out != row.bytes_in for row in rows):
         keys.append("bytes_out")
     keys += [*varying, "calls_per_step", "bytes_per_step"]
-    figures = ("time_per_step_ns", "wait_per_step_ns", "transfer_per_step_ns", "median_ns", "share")
-    figures += ("exposed_ns", "algorithm")
+    figures = ["time_per_step_ns", "wait_per_step_ns", "transfer_per_step_ns", "median_ns", "share"]
+    figures += ["exposed_ns", "algorithm"]
     return keys + [name for name in figures if any(getattr(row, name) is not None for row in rows)]
 
 

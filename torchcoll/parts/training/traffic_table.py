@@ -202,8 +202,10 @@ def _module_rows(ledger: Ledger) -> list[ModuleRow]:
 
     def per_step(at: CallIndices, column: Column) -> float | None:
         # In a step in which no rank makes the call it has no figure.
-        made = {step for by_step in at.values() for step in by_step}
-        return steps.reduce(lambda step: ledger.slowest(at, step, column) if step in made else None)
+        calling = {step for by_step in at.values() for step in by_step}
+        return steps.reduce(
+            lambda step: ledger.slowest(at, step, column) if step in calling else None
+        )
 
     rows = []
     for (module, collective), at in of_modules.items():

@@ -30,7 +30,7 @@ from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.units import format_ns, format_ranges, plural
 from torchcoll.parts.training.arrivals import Arrivals, find_arrivals
 from torchcoll.parts.training.joined import JoinedCall, Offsets, error_ns, measure_offsets
-from torchcoll.parts.training.ledger import LedgerEntry, Ledger, waiting_spans
+from torchcoll.parts.training.ledger import Ledger, LedgerEntry, waiting_spans
 from torchcoll.parts.training.steps import group_description
 
 COMPUTING, EXPOSED, IDLE = "computing", "exposed", "idle"
@@ -238,8 +238,8 @@ def _rank_step(ledger: Ledger, rank: int, span: Span) -> RankStep:
         waiting = merged(
             _clip((each.moving - (each.wait_ns or 0), each.moving), span) for each in group_calls
         )
-        moving = merged((each.moving, each.end) for each in group_calls)
-        waits[name] = uncovered(waiting, moving)
+        transfers = merged((each.moving, each.end) for each in group_calls)
+        waits[name] = uncovered(waiting, transfers)
     waited = any(step_call.wait_ns is not None for step_call in calls)
     return RankStep(
         rank,
