@@ -236,7 +236,7 @@ def parse_layout(
         ep=values.get("ep", (1,))[0],
         sequence_parallel="sp" in values,
         overlap="overlap" in values,
-        checkpoint=next((word for word in (FULL, SELECTIVE) if word in values), ""),
+        checkpoint=next((name for name in (FULL, SELECTIVE) if name in values), ""),
         cap_mb=cap_mb,
     )
     if FULL in values and SELECTIVE in values:

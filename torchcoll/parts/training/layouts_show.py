@@ -135,8 +135,8 @@ def _would_fit(row: LayoutRow, limit: float) -> str:
     memory = row.step.memory
     assert memory is not None
     if memory.activations + memory.peak > memory.total / 2:
-        word = "" if row.layout.checkpoint else " and ckpt in the layout"
-        return f"activations need most of it: try more micro-batches of fewer sequences{word}"
+        hint = "" if row.layout.checkpoint else " and ckpt in the layout"
+        return f"activations need most of it: try more micro-batches of fewer sequences{hint}"
     times = math.ceil(memory.total / limit)
     return f"parameters and their states need most of it: try fsdp, or {times} times the ranks"
 
