@@ -32,7 +32,8 @@ from torchcoll.questions.check.rules import _packaged, packaged
 from torchcoll.questions.pairs import pairs_run
 from torchcoll.report.columns import COLUMNS
 
-REFERENCE = Path(__file__).parent / "reference"
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs/reference"
 # In the package, so that an installation has it; the site gets a copy.
 _SCHEMA = Path(torchcoll.__file__).parent / "core/torchcoll-2.schema.json"
 SCHEMA = json.loads(_SCHEMA.read_text())
@@ -57,7 +58,41 @@ def pages() -> dict[str, str]:
     texts = {
         name: "\n".join([_NOTE, "", *lines]).rstrip() + "\n" for name, lines in lines_of.items()
     }
-    return texts | {_SCHEMA.name: _SCHEMA.read_text()}  # JSON has no comments for the note
+    return texts | {
+        _SCHEMA.name: _SCHEMA.read_text(),  # JSON has no comments for the note
+        "../what-has-run.md": what_has_run(),
+        "../../launch/description.md": description(),
+    }
+
+
+def what_has_run() -> str:
+    """The page of this name, with its table of the runs that are kept in the repository."""
+    facts_of: dict[tuple[str, ...], set[str]] = {}
+    for path in sorted([*ROOT.glob("results/*/*.jsonl"), *ROOT.glob("examples/*/*.jsonl")]):
+        run = torchcoll.load(path)
+        environment = run.header["environment"]
+        if "torch" not in environment:  # imported
+            continue
+        names = {member["device_name"] for member in run.members}
+        row = (
+            ", ".join(environment["libraries"].values()),
+            f"torch {environment['torch']}, Python {environment['python']}",
+            f"{run.ranks} on {', '.join(sorted(names))}",
+            f"`{path.parent.relative_to(ROOT)}`",
+        )
+        facts_of.setdefault(row, set()).add(run.header["start_utc"][:10])
+    rows = [(*row, ", ".join(sorted(dates))) for row, dates in facts_of.items()]
+    head = ("library", "torch and Python", "ranks", "in", "date")
+    page = REFERENCE.parent / "what-has-run.md"
+    before, begin, rest = page.read_text().partition("<!-- runs: generated -->\n")
+    _, end, after = rest.partition("<!-- end of runs -->\n")
+    return f"{before}{begin}\n" + "\n".join(table(head, rows)) + f"\n{end}{after}"
+
+
+def description() -> str:
+    """The README for a package index, where links between files of the repository lead nowhere."""
+    text = (ROOT / "README.md").read_text()
+    return f"{_NOTE}\n\n" + re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", text)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

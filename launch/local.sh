@@ -28,7 +28,7 @@ case ${NPROC:-2} in
     0* | *[!0-9]*) fail "NPROC: got '$NPROC', expected a whole number from 1. Correct or unset it" 2 ;;
 esac
 
-install_torchcoll "$ROOT/.venv" plot
+install_torchcoll "$ROOT/.venv" measure,plot
 
 if [ -z "${NPROC:-}" ]; then
     NPROC=$("$VENV/bin/python" -W ignore -c 'if 1:

@@ -9,7 +9,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../launch/install.sh"
 unset PYTHONDONTWRITEBYTECODE
 # The parts below fill the cores: another thread for small matrices only takes time from them.
 export OPENBLAS_NUM_THREADS=1
-install_torchcoll "$ROOT/.venv-test" plot,store,docs,test,dev
+install_torchcoll "$ROOT/.venv-test" measure,plot,store,docs,test,dev
 cd "$ROOT"
 status=0
 step() {
@@ -29,8 +29,8 @@ if [ $# -gt 0 ]; then
     exit $status
 fi
 
-# Tests with servers, a browser or a Jupyter kernel are steps of their own in .ci/run.
-export PYTEST_ADDOPTS="-m 'not postgres and not slurm and not browser and not notebook'"
+# Tests with servers, a browser, a Jupyter kernel or pip are steps of their own in .ci/run.
+export PYTEST_ADDOPTS="-m 'not postgres and not slurm and not browser and not notebook and not install'"
 # Side by side, for tests wait as much as they compute: parts that take about the same CPU time, so
 # that none runs on alone. The part with the most ranks is shown live.
 first='tests/bench tests/experiments tests/curves'

@@ -175,7 +175,9 @@ def test_what_could_not_be_read_is_no_pass():
 
 def test_nothing_that_meets_is_not_measured_by_a_run_either():
     alone = launch(case_of(1, "broadcast", ranks=1, op=None, root=0))
-    assert judge(alone, baseline=alone).line.startswith("NO REFERENCE one rank, no communication")
+    assert judge(alone, baseline=alone).line.startswith(
+        "NO REFERENCE applies: one rank, no communication"
+    )
     fake = launch(case_of(1, backend="fake", device="cpu"))
     assert judge(fake, baseline=fake).word == "NO REFERENCE"
     shared = launch(case_of(1, rehearsal=True))
@@ -393,16 +395,18 @@ def failed(status):
 def test_nothing_that_was_communicated():
     one = case_of(1, "broadcast", ranks=1, op=None, root=0)
     assert line(one) == (
-        "NO REFERENCE one rank, no communication: times, but no bandwidth; 1 of 1 case correct"
+        "NO REFERENCE applies: one rank, no communication: times, but no bandwidth; "
+        "1 of 1 case correct"
     )
     fake = case_of(1, backend="fake", device="cpu", verification=None)
     assert line(fake) == (
-        "NO REFERENCE fake backend, nothing was communicated: times, but no bandwidth"
+        "NO REFERENCE applies: fake backend, nothing was communicated: times, but no bandwidth"
     )
     assert line(case_of(1, rehearsal=True)) == (
-        "NO REFERENCE a rehearsal on one GPU: its bandwidth means nothing; 1 of 1 case correct"
+        "NO REFERENCE applies: a rehearsal on one GPU: its bandwidth means nothing; "
+        "1 of 1 case correct"
     )
-    assert line(failed("skipped")) == "NO REFERENCE no case has a result"
+    assert line(failed("skipped")) == "NO REFERENCE applies: no case has a result"
 
 
 def test_what_failed_is_a_fail_whatever_the_bandwidth():
@@ -440,7 +444,7 @@ def test_how_the_run_ended():
     cut = "truncated: the file has no end record"
     assert of(end=None, problems=["line 3: broken", cut]) == f"FAIL {cut}"
     source = {"source": {"tool": "OSU"}}
-    assert of(end=None, header=source) == "NO REFERENCE no case has a result"
+    assert of(end=None, header=source) == "NO REFERENCE applies: no case has a result"
 
 
 def test_what_others_told():

@@ -9,7 +9,6 @@ import pytest
 from handmade import MIB, Terminal, case, not_run, result, run
 
 from torchcoll.cli import main
-from torchcoll.core.answer import Answer
 from torchcoll.core.file import save
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.questions.check.judging import Verdict
@@ -166,40 +165,50 @@ def test_a_verdict_above_the_programs_of_one_file():
 
 
 @pytest.mark.parametrize(
-    ("kinds", "text", "kind"),
+    ("words", "text", "level"),
     [
-        (["good", "good"], "2 runs: 2 PASS", "good"),
-        (["good", "doubt", ""], "3 runs: 1 WARN, 1 PASS, 1 NO REFERENCE (b: doubt-b)", "doubt"),
-        (["bad", "bad", "good"], "3 runs: 2 FAIL, 1 PASS (a: bad-a; b: bad-b)", "bad"),
-        (["", ""], "2 runs, none judged (a: -a; b: -b)", ""),
+        (["PASS", "PASS"], "2 runs: 2 PASS", "good"),
+        (
+            ["PASS", "WARN", "NO REFERENCE"],
+            "3 runs: 1 WARN, 1 PASS, 1 NO REFERENCE (b: why-b)",
+            "doubt",
+        ),
+        (["FAIL", "FAIL", "PASS"], "3 runs: 2 FAIL, 1 PASS (a: why-a; b: why-b)", "bad"),
+        (["WARN", "CANNOT TELL"], "2 runs: 1 CANNOT TELL, 1 WARN (b: why-b)", "doubt"),
+        (
+            ["NO REFERENCE", "NO REFERENCE"],
+            "2 runs, none judged (a: NO REFERENCE why-a; b: NO REFERENCE why-b)",
+            "",
+        ),
     ],
 )
-def test_one_verdict_of_several(kinds, text, kind):
+def test_one_verdict_of_several(words, text, level):
     named = [
-        (name, Answer(f"{k}-{name}", k, details=("more",)))
-        for name, k in zip("abc", kinds, strict=False)
+        (name, Verdict((Phrase(word, f"why-{name}"), Phrase("", "more"))))
+        for name, word in zip("abc", words, strict=False)
     ]
     answer = over_all(named)
-    assert (answer.text, answer.level) == (text, kind)
-    of_kind = {"good": "PASS", "doubt": "WARN", "bad": "FAIL", "": "NO REFERENCE"}
-    assert answer.counts == {of_kind[k]: kinds.count(k) for k in of_kind}
-    worst = tuple(name for name, k in zip("abc", kinds, strict=False) if k == kind != "good")
-    assert answer.worst == worst
+    assert (answer.text, answer.level) == (text, level)
+    every = ("FAIL", "CANNOT TELL", "WARN", "PASS", "NO REFERENCE")
+    assert answer.counts == {word: words.count(word) for word in every}
+    worst = next(word for word in every if word in words)
+    named_worst = [name for name, word in zip("abc", words, strict=False) if word == worst]
+    assert answer.worst == (() if worst == "PASS" else tuple(named_worst))
 
 
 def test_the_reason_is_that_of_the_word_and_which_runs_have_it():
     """A WARN may begin with what is well; runs of one reason share it."""
     facts = Phrase("PASS", "369 GB/s"), Phrase("WARN", "NVLS not in use"), Phrase("", "no values")
-    well = Verdict(facts).answer
-    late = Verdict((Phrase("WARN", "throttled"), Phrase("PASS", "x"))).answer
-    named = [(f"{n}.jsonl", answer) for n, answer in enumerate([well, well])]
+    well = Verdict(facts)
+    late = Verdict((Phrase("WARN", "throttled"), Phrase("PASS", "x")))
+    named = [(f"{n}.jsonl", verdict) for n, verdict in enumerate([well, well])]
     assert over_all(named).text == "2 runs: 2 WARN: NVLS not in use"
-    named = [(f"{n}.jsonl", answer) for n, answer in enumerate([well, late, well])]
+    named = [(f"{n}.jsonl", verdict) for n, verdict in enumerate([well, late, well])]
     assert over_all(named).text == (
         "3 runs: 3 WARN (0.jsonl and 1 more: NVLS not in use; 1.jsonl: throttled)"
     )
-    failed = [Verdict((Phrase("FAIL", str(n)),)).answer for n in range(5)]
-    named = [(f"{n}.jsonl", answer) for n, answer in enumerate(failed)]
+    failed = [Verdict((Phrase("FAIL", str(n)),)) for n in range(5)]
+    named = [(f"{n}.jsonl", verdict) for n, verdict in enumerate(failed)]
     assert over_all(named).text == (
         "5 runs: 5 FAIL (0.jsonl: 0; 1.jsonl: 1; 2.jsonl: 2; and 2 more)"
     )

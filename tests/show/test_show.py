@@ -259,7 +259,7 @@ def test_one_rank_has_times_and_no_bandwidth(shown):
         "",
         "all_reduce on 1 gloo rank takes 1.00 ms; 1 of 1 case correct; "
         "time to first result 1.00 ms; "
-        "NO REFERENCE one rank, no communication: times, but no bandwidth",
+        "NO REFERENCE applies: one rank, no communication: times, but no bandwidth",
     ]
 
 
@@ -268,7 +268,8 @@ def test_fake_backend_says_that_nothing_was_communicated(shown):
     assert "backend: fake (nothing is communicated); 8 ranks on vm, cpu\n" in text
     assert text.endswith(
         "\n\nall_reduce on 8 fake ranks takes 1.00 ms; 1 of 1 case correct; time to first result "
-        "1.00 ms; NO REFERENCE fake backend, nothing was communicated: times, but no bandwidth\n"
+        "1.00 ms; NO REFERENCE applies: fake backend, nothing was communicated: times, but no "
+        "bandwidth\n"
     )
     assert body(text).splitlines()[2].split()[-3:] == ["-", "-", "correct"]
 

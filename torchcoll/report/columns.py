@@ -16,7 +16,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.result import CaseResult
 from torchcoll.core.summary import PERIOD, Row, quantile, stated, steady_times
-from torchcoll.core.units import format_bandwidth, format_size, format_time
+from torchcoll.core.units import format_bandwidth, format_digits, format_size, format_time
 from torchcoll.report.grid import Head
 from torchcoll.report.notes import stop_text
 
@@ -331,7 +331,8 @@ def limit_lines(entries: Sequence[Entry]) -> list[str]:
             limit = getattr(entry.limit, name, None)
             if limit is not None:
                 subject = f"{limit.algorithm} of {entry.row.ranks} ranks: at most "
-                text = f"{subject}{limit.gbps:.4g} GB/s busbw: {limit.formula} ({limit.source})"
+                busbw = format_digits(limit.gbps, 4)
+                text = f"{subject}{busbw} GB/s busbw: {limit.formula} ({limit.source})"
                 lines.setdefault(text, []).append(what)
     share_lines = [
         f"% {' and '.join(sorted({*what}, reverse=True))}: {text}" for text, what in lines.items()

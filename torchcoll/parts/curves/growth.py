@@ -206,7 +206,9 @@ def _detectable(growth: Growth, tests: int) -> float | None:
     law, degrees = growth.law, growth.runs - 2
     if law is None or not law.fits:
         return None
-    half = math.log(law.high_90 / law.low_90) / 2
+    # The best of several laws understates the noise: the least favourable law that fits is used.
+    fitting = (each for each in (law, *growth.other_laws) if each.fits)
+    half = max(math.log(each.high_90 / each.low_90) for each in fitting) / 2
     error = half / distributions.t_quantile(0.95, degrees)
     return detectable_change(error, degrees, LEVEL / len(ALONE) / tests, FLAT)
 

@@ -10,7 +10,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchcoll.core.answer import VERDICTS, Answer
@@ -22,7 +22,7 @@ from torchcoll.core.parts import first_answer
 from torchcoll.core.plausibility import IMPLAUSIBLE, link_unused, stated_link_gbps, summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, nothing_sent
-from torchcoll.core.units import counted, format_ns, shorten_list
+from torchcoll.core.units import counted, format_digits, format_ns, shorten_list
 from torchcoll.questions.check.assumed import assumptions, by_names
 from torchcoll.questions.check.baseline import BaselineRuns, JudgedByBaseline, baseline_phrase
 from torchcoll.questions.check.limits import (
@@ -84,7 +84,7 @@ class Verdict(OneLine):
         return "; ".join(map(str, self.phrases))
 
     def to_json(self) -> dict[str, Any]:
-        phrases = [vars(phrase) for phrase in self.phrases]
+        phrases = [{"word": phrase.word, "text": phrase.text} for phrase in self.phrases]
         facts = {"word": self.word, "line": self.line, "fabric": self.fabric}
         verdict: dict[str, Any] = {**facts, "phrases": phrases}
         if self.by_good_runs is not None:
@@ -170,7 +170,7 @@ def judge(
         taken = assumptions(good, run) if fabric_found is None else taken
     judged = bool(failures) or any(p.word not in (NO_REFERENCE, "") for p in reference)
     phrases = [*failures, *reference, *taken, *warnings, *_facts(run, rows, failures, judged)]
-    plain = (Phrase(phrase.word, one_line(phrase.text)) for phrase in phrases)
+    plain = (replace(phrase, text=one_line(phrase.text)) for phrase in phrases)
     fabric_name = fabric_found.name if fabric_found else None
     return Verdict(tuple(plain), fabric_name, judged, by_good_runs)
 
@@ -210,7 +210,7 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
             first = case_text(items[0])
             if status == IMPLAUSIBLE:
                 peak = max(row.busbw_gbps or 0 for row in items)
-                first = f"busbw up to {peak:.4g} GB/s, " if peak >= 0.01 else ""
+                first = f"busbw up to {format_digits(peak, 4)} GB/s, " if peak >= 0.01 else ""
                 first += "see the footnotes"
             elif len(items) > 1:
                 first = f"the first {first}"
@@ -251,14 +251,16 @@ def _unread(run: Run) -> Iterator[str]:
 def _nothing_to_judge(rows: Sequence[Row]) -> Phrase | None:
     """Why no reference applies to these rows; None if one may."""
     if not rows:
-        return Phrase(NO_REFERENCE, "no case has a result")
-    if all(row.ranks == 1 for row in rows):
-        return Phrase(NO_REFERENCE, ONE_RANK)
-    if not any(row.communicates for row in rows):
-        return Phrase(NO_REFERENCE, nothing_sent(rows))
-    if any(row.rehearsal for row in rows):
-        return Phrase(NO_REFERENCE, "a rehearsal on one GPU: its bandwidth means nothing")
-    return None
+        reason = "no case has a result"
+    elif all(row.ranks == 1 for row in rows):
+        reason = ONE_RANK
+    elif not any(row.communicates for row in rows):
+        reason = nothing_sent(rows)
+    elif any(row.rehearsal for row in rows):
+        reason = "a rehearsal on one GPU: its bandwidth means nothing"
+    else:
+        return None
+    return Phrase(NO_REFERENCE, reason, " applies: ")
 
 
 def _not_bounded(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:

@@ -9,7 +9,7 @@ from torchcoll.core import plausibility
 from torchcoll.core.plausibility import device_named
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
-from torchcoll.core.units import format_size
+from torchcoll.core.units import format_digits, format_size
 from torchcoll.libraries.nccl.ceilings import TREE, Reach, algorithm_limits
 from torchcoll.libraries.nccl.speeds import Ceiling
 from torchcoll.questions.check.published import Publication, run_of
@@ -32,7 +32,7 @@ class LimitShare:
     def text(self) -> str:
         """Such as ``99 % of 483 GB/s``."""
         share = 100 * self.busbw_gbps / self.limit_gbps
-        return f"{share:.0f} % of {self.limit_gbps:.4g} GB/s"
+        return f"{share:.0f} % of {format_digits(self.limit_gbps, 4)} GB/s"
 
 
 def limit_shares(run: Run, linked: int | None = None) -> Mapping[tuple[str, int], LimitShare]:
@@ -85,7 +85,8 @@ def plausibility_text(publication: Publication) -> str:
     case = largest(limit_shares(run, publication.linked))
     if case is None:
         return "possible, but the speed of all its links is not known, so no share of a limit"
-    text = f"plausible: {case.busbw_gbps:.4g} GB/s busbw in {case.case}, {case.text} (ring or NVLS)"
+    busbw = format_digits(case.busbw_gbps, 4)
+    text = f"plausible: {busbw} GB/s busbw in {case.case}, {case.text} (ring or NVLS)"
     if case.busbw_gbps > case.limit_gbps:
         text += "; a tree over few hosts can exceed a ring, and the links carry it"
     return text

@@ -13,7 +13,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of, is_hosts
 from torchcoll.core.summary import Row
-from torchcoll.core.units import counted, format_ranges, format_size, plural
+from torchcoll.core.units import counted, format_digits, format_ranges, format_size, plural
 from torchcoll.questions.check import rules
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
@@ -34,13 +34,17 @@ _Best = tuple[float, Row, rules.Limit]  # the share of the limit of the best row
 
 @dataclass(frozen=True)
 class Phrase:
-    """A part of the sentence. word: one of WORDS, or '' for a fact."""
+    """A part of the sentence.
+
+    word: one of WORDS, or '' for a fact. between: joins the word and the text.
+    """
 
     word: str
     text: str
+    between: str = " "
 
     def __str__(self) -> str:
-        return f"{self.word} {self.text}".strip()
+        return f"{self.word}{self.between}{self.text}".strip()
 
 
 def word_of(share: float) -> str:
@@ -187,8 +191,8 @@ def _doubts(
             continue
         pairs = ((name, getattr(worst, name)) for name in plausibility.SWEEP)
         other = [f"{name} {value}" for name, value in pairs if value != getattr(row, name)]
-        text = f"{least:.4g} GB/s busbw in {' '.join([case_text(worst), *other])}"
-        yield Phrase(WARN, f"{text}, {row.busbw_gbps:.4g} in the best of this size")
+        text = f"{format_digits(least, 4)} GB/s busbw in {' '.join([case_text(worst), *other])}"
+        yield Phrase(WARN, f"{text}, {format_digits(row.busbw_gbps, 4)} in the best of this size")
 
 
 def _headline(fabric: rules.Fabric, judged: Sequence[_Best]) -> tuple[Phrase, str]:
@@ -199,7 +203,7 @@ def _headline(fabric: rules.Fabric, judged: Sequence[_Best]) -> tuple[Phrase, st
     lowest = min(judged, key=lambda item: item[0])
     level = word_of(lowest[0])
     share, row, limit = _representative(judged) if level == PASS else lowest
-    text = f"{row.busbw_gbps:.4g} GB/s busbw at {format_size(row.size_bytes)}"
+    text = f"{format_digits(row.busbw_gbps, 4)} GB/s busbw at {format_size(row.size_bytes)}"
     text += f" of {row.collective}" if len(judged) > 1 else ""
     text += f", {100 * share:.1f} % of the {limit.algorithm} limit of {fabric.name}"
     text += f" ({limit.source})"

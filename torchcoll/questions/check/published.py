@@ -20,7 +20,7 @@ from torchcoll.core.result import CaseResult, Reported, Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.toml_text import toml_table
-from torchcoll.core.units import counted, format_size, parse_size
+from torchcoll.core.units import counted, format_digits, format_size, parse_size
 
 # Other forms of a GPU of the same name: fewer links, or a part of one.
 _OTHERS = {"PCIE", "NVL", "MIG"}
@@ -132,14 +132,18 @@ class PublishedCase:
         many, busbw = len(self.published), self.row.busbw_gbps or 0.0
         below = sum(busbw < _ROUNDED * gbps for _, gbps in self.published)
         kind = self.published[0][0].kind
-        reach = f"reach {low:.4g} to {high:.4g}" if many > 1 else f"reaches {low:.4g}"
+        reach = (
+            f"reach {format_digits(low, 4)} to {format_digits(high, 4)}"
+            if many > 1
+            else f"reaches {format_digits(low, 4)}"
+        )
         where = f"{self.row.collective} {format_size(self.row.size_bytes)}"
         count = f"below {below or 'none'} of {many}"
         if many == 1:
             count = "below it" if below else "not below it"
         return (
             f"published: {counted(many, 'run')} on {kind} {reach} GB/s busbw in {where}; "
-            f"this run's {busbw:.4g} is {count}"
+            f"this run's {format_digits(busbw, 4)} is {count}"
         )
 
 

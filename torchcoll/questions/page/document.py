@@ -21,7 +21,15 @@ from torchcoll.core.result import Run
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.shell import Name
 from torchcoll.core.summary import COLD_CALL, Row
-from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size, plural, shorten
+from torchcoll.core.units import (
+    counted,
+    format_bandwidth,
+    format_digits,
+    format_ns,
+    format_size,
+    plural,
+    shorten,
+)
 from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.limits import FAIL, NO_REFERENCE
 from torchcoll.questions.page import question_sections
@@ -243,7 +251,7 @@ def _peak_of(document: PageDraft, rows: Sequence[Row], place: str) -> None:
     for row in sorted(wide, key=lambda row: row.busbw_gbps or 0.0, reverse=True):
         best.setdefault(row.collective, row)  # the largest first
     texts = [
-        f"{name} {row.busbw_gbps:.4g} GB/s of busbw at {format_size(row.size_bytes)}"
+        f"{name} {format_digits(row.busbw_gbps, 4)} GB/s of busbw at {format_size(row.size_bytes)}"
         + ("" if place else f" on {row.ranks} ranks")
         for name, row in [*best.items()][:_MOST_PEAKS_OF_A_PLACE]
     ]

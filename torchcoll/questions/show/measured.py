@@ -80,8 +80,7 @@ def runs_answer(
         if phrase.word == NO_REFERENCE
     )
     details += list(absent)[:1]
-    answers = list(zip(names, [verdict.answer for verdict in verdicts], strict=True))
-    answer = over_all(answers, measured is None)
+    answer = over_all(list(zip(names, verdicts, strict=True)), measured is None)
     if measured is None:
         return answer
     if answer.level:

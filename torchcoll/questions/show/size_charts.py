@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.result import EXPECTED_STATUSES, CaseResult
 from torchcoll.core.summary import Row
-from torchcoll.core.units import counted, format_bandwidth, format_ns, format_size
+from torchcoll.core.units import counted, format_bandwidth, format_digits, format_ns, format_size
 from torchcoll.report import chart
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.header import common_text, kind_texts, reading
@@ -242,7 +242,7 @@ def _curves_chart(
             bandwidths.append([chart.rounded(p.busbw_gbps) for p in points])
     sizes = [p.size_bytes for line in lines for p in (*line.points, *line.doubted)]
     for fabric, limit in limits:
-        text = f"{limit.algorithm} limit of {fabric}: {limit.busbw_gbps:.4g} GB/s"
+        text = f"{limit.algorithm} limit of {fabric}: {format_digits(limit.busbw_gbps, 4)} GB/s"
         traces.append(chart.reference(limit.busbw_gbps, sizes, chart.plain(text)))
         times.append([None, None])
         bandwidths.append(traces[-1]["y"])
