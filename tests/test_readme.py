@@ -366,7 +366,7 @@ def test_files_that_a_page_names_are_there(name: str) -> None:
 
 def test_install_lines_name_what_exists() -> None:
     """torchcoll is not on PyPI, where somebody else owns a package of this name."""
-    ours = (".", "torchcoll @ git+", "oneccl_bindings_for_pytorch", "wheelhouse/")
+    ours = (".", "torchcoll[measure] @ git+", "oneccl_bindings_for_pytorch", "wheelhouse/")
     (requirements,) = re.findall(r"^install_requires =\n((?:    .*\n)+)", SETUP, re.M)
     for name, text in TEXTS.items():
         for rest in re.findall(r"pip install ([^`\n]*)", text):
@@ -390,7 +390,7 @@ def test_the_readme_shows_lines_of_its_run(
 
 
 def test_the_readme_is_short() -> None:
-    assert 500 <= len(README.split()) <= 700
+    assert 500 <= len(README.split()) <= 720
 
 
 # Programs.
