@@ -29,8 +29,8 @@ if [ $# -gt 0 ]; then
     exit $status
 fi
 
-# Tests with servers, a browser or a Jupyter kernel are steps of their own in .ci/run.
-export PYTEST_ADDOPTS="-m 'not postgres and not slurm and not browser and not notebook'"
+# Tests with servers, a browser, a Jupyter kernel or pip are steps of their own in .ci/run.
+export PYTEST_ADDOPTS="-m 'not postgres and not slurm and not browser and not notebook and not install'"
 # Side by side, for tests wait as much as they compute: parts that take about the same CPU time, so
 # that none runs on alone. The part with the most ranks is shown live.
 first='tests/bench tests/experiments tests/curves'

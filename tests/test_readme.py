@@ -366,7 +366,13 @@ def test_files_that_a_page_names_are_there(name: str) -> None:
 
 def test_install_lines_name_what_exists() -> None:
     """torchcoll is not on PyPI, where somebody else owns a package of this name."""
-    ours = (".", "torchcoll[measure] @ git+", "oneccl_bindings_for_pytorch", "wheelhouse/")
+    ours = (
+        ".",
+        "torchcoll @ git+",
+        "torchcoll[measure]",
+        "oneccl_bindings_for_pytorch",
+        "wheelhouse/",
+    )
     (requirements,) = re.findall(r"^install_requires =\n((?:    .*\n)+)", SETUP, re.M)
     for name, text in TEXTS.items():
         for rest in re.findall(r"pip install ([^`\n]*)", text):

@@ -136,15 +136,16 @@ def _noise(tails: str, rng: numpy.random.Generator, shape: tuple[int, ...]) -> n
 @dataclass(frozen=True)
 class Judged:
     """[repetition][case]: faster and slower as -1 and 1, same, p, the logarithm of the ratio and
-    half its 95 % interval; left_out: runs. over_all: the largest slowdown of the mean over all
-    cases that its 95 % interval leaves possible, as a logarithm.
+    the ends of its 95 % interval; left_out: runs. over_all: the largest slowdown of the mean over
+    all cases that its 95 % interval leaves possible, as a logarithm.
     """
 
     differs: numpy.ndarray
     same: numpy.ndarray
     p: numpy.ndarray
     effect: numpy.ndarray
-    half: numpy.ndarray
+    low: numpy.ndarray
+    high: numpy.ndarray
     left_out: numpy.ndarray
     over_all: numpy.ndarray
 
@@ -172,23 +173,22 @@ def _once(
 ) -> tuple[Judged, tuple[numpy.ndarray, numpy.ndarray]]:
     """With these runs alone, and of each repetition the worst of them and if it is too far."""
     model = statistics.model_of(sides, order)
-    effect, _, rest = statistics.least_squares(model, logs)
+    rest = statistics.least_squares(model, logs)[2]
     share = numpy.median(statistics.noise_share(model, rest), axis=1, keepdims=True)
-    error, degrees = statistics.side_error(model, rest, share)
-    t_90 = special.stdtrit(degrees, 0.95)
-    p = holm(2 * special.stdtr(degrees, -abs(effect) / error))
+    effect, p, low, high, low_90, high_90 = _sides(sides, order, logs, share)
+    p = holm(p)
     limit = math.log1p(THRESHOLD)
     significant = (p < LEVEL) & (abs(effect) > limit)
-    mean, _, rest_of_mean = statistics.least_squares(model, logs.mean(axis=2))
-    error_of_mean, degrees_of_mean = statistics.side_error(model, rest_of_mean, share[:, 0])
+    of_mean = _sides(sides, order, logs.mean(axis=2), share[:, 0])
     found = Judged(
         numpy.where(significant, numpy.sign(effect), 0).astype(int),
-        ~significant & (abs(effect) + t_90 * error < limit),
+        ~significant & (low_90 > -limit) & (high_90 < limit),
         p,
         effect,
-        numpy.broadcast_to(special.stdtrit(degrees, 0.975) * error, effect.shape).copy(),
+        low,
+        high,
         numpy.full(logs.shape[1], left_out),
-        mean + special.stdtrit(degrees_of_mean, 0.975) * error_of_mean,
+        of_mean[3],
     )
     deviates = abs(numpy.median(statistics.outlier_deviates(model, rest, logs.shape[2])[0], axis=2))
     deviates[[sides.count(side) <= statistics.FEWEST for side in sides]] = 0.0  # these stay
@@ -196,6 +196,34 @@ def _once(
         deviates.argmax(axis=0),
         deviates.max(axis=0) > statistics.outlier_limit(len(sides)),
     )
+
+
+def _sides(
+    sides: tuple[int, ...],
+    order: tuple[float, ...],
+    logs: numpy.ndarray,
+    share: numpy.ndarray,
+) -> list[numpy.ndarray]:
+    """Of each ratio: its logarithm, p, the ends of the 95 % and of the 90 % interval."""
+    models = [statistics.model_of(sides, order)]
+    if statistics.inflation(models[0]) > statistics.MOST_INFLATED:
+        models.insert(0, statistics.model_of(sides, None))
+    figures = []
+    for model in models:
+        effect, _, rest = statistics.least_squares(model, logs)
+        error, degrees = statistics.side_error(model, rest, share)
+        p = 2 * special.stdtr(degrees, -abs(effect) / error)
+        widths = [special.stdtrit(degrees, end) * error for end in (0.975, 0.95)]
+        figures.append([effect, p, *(effect + sign * w for w in widths for sign in (-1, 1))])
+    if len(figures) == 1:
+        return figures[0]
+    means, other = figures
+    p = numpy.where(means[0] * other[0] > 0, numpy.maximum(means[1], other[1]), 1.0)
+    joined = [
+        (numpy.minimum, numpy.maximum)[end](*pair)
+        for end, pair in zip((0, 1, 0, 1), zip(means[2:], other[2:], strict=True), strict=True)
+    ]
+    return [means[0], p, *joined]
 
 
 def _put(found: Judged, places: numpy.ndarray, other: Judged, which: numpy.ndarray) -> None:
@@ -241,7 +269,7 @@ def rates(scenario: Scenario, repetitions: int, seed: int = 0) -> Found:
         alarms += int((judged.differs[:, others] != 0).any(axis=1).sum())
         hits += int((judged.differs[:, ~others] == 1).sum())
         left_out += int((judged.left_out > 0).sum())
-        covered += int((abs(judged.effect - truth) <= judged.half).sum())
+        covered += int(((judged.low <= truth) & (truth <= judged.high)).sum())
     return Found(alarms, hits, left_out, covered / (repetitions * scenario.cases))
 
 
@@ -343,7 +371,7 @@ def exit_codes(scenario: Scenario, repetitions: int, seed: int = 4) -> tuple[int
     judged = judge(sides, tuple(map(float, range(len(sides)))), logs)
     slower = (judged.differs == 1).any(axis=1)
     still_open = (judged.differs == 0) & ~judged.same
-    possible = numpy.where(still_open, judged.effect + judged.half, 0.0).max(axis=1)
+    possible = numpy.where(still_open, judged.high, 0.0).max(axis=1)
     hidden = still_open.any(axis=1) & (judged.over_all > math.log1p(ACT_ON_ALL))
     hidden |= possible > math.log1p(ACT_ON_CASE)
     counts = int(slower.sum()), int((~slower & hidden).sum())
@@ -402,10 +430,9 @@ def agreement(scenario: Scenario, repetitions: int, seed: int = 1) -> tuple[int,
         for place, row in enumerate(through_files(sides, logs[:, 0])):
             differs, same = ours.differs[0, place], ours.same[0, place]
             result = ("same" if same else "inconclusive", "slower", "faster")[differs]
-            effect, half = ours.effect[0, place], ours.half[0, place]
             numbers = [row[name] for name in ("ratio", "ratio_low", "ratio_high", "p_value")]
-            ends = [math.exp(effect + sign * half) for sign in (0, -1, 1)]
-            expected = [*ends, ours.p[0, place]]
+            of_case = [values[0, place] for values in (ours.effect, ours.low, ours.high)]
+            expected = [*map(math.exp, of_case), ours.p[0, place]]
             total += 1
             agree += row["result"] == result and numpy.allclose(numbers, expected, rtol=1e-6)
     return agree, total

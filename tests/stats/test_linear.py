@@ -179,9 +179,24 @@ def test_a_drift_is_no_difference():
     values = [100 * 1.01**i * (1.001 if i % 2 else 1) for i in range(12)]
     found = side_ratio(figures(values, (0,) * 6 + (1,) * 6, range(12)))
     assert found.low < 1 < found.high
-    assert found.ratio == pytest.approx(1, abs=0.002)
+    # The means differ by 1.01 ** 6, as a table shows them; no difference is found.
+    assert found.ratio == pytest.approx(1.01**6, abs=0.001)
+    assert found.p_value > 0.05
     # Where the times are unknown it is one of 1.01^6.
     assert side_ratio(figures(values, (0,) * 6 + (1,) * 6)).ratio == pytest.approx(1.01**6)
+
+
+def test_one_side_after_the_other_never_contradicts_the_means():
+    """Two series of the same command in ms, where the drift alone made the second 2.0x faster."""
+    values, sides = (0.909, 1.039, 1.570, 1.061, 1.273, 2.064), (0, 0, 0, 1, 1, 1)
+    found = side_ratio(figures(values, sides, range(6)))
+    assert found.ratio == pytest.approx(
+        (1.061 * 1.273 * 2.064 / (0.909 * 1.039 * 1.570)) ** (1 / 3)
+    )
+    assert found.p_value == 1.0
+    assert found.low < 0.5 < found.ratio < found.high  # what either model leaves possible
+    alternating = side_ratio(figures(values, sides, (0, 2, 4, 1, 3, 5)))
+    assert alternating.p_value < 1.0
 
 
 def test_sides_that_began_at_one_instant_each():

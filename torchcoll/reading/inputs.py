@@ -13,10 +13,11 @@ import glob
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torchcoll.core.case import Case
 from torchcoll.core.errors import (
     ForeignError,
     UnreadableError,
@@ -197,6 +198,8 @@ def _resolved(arguments: Iterable[str], collective: str | None, ranks: int | Non
         if not label and all(isinstance(source, Run) or is_ours(source) for source in files):
             return [path]
         runs = load_all(files, collective=collective, ranks=ranks)
+        if ":" in label:
+            runs = _selected(runs, label)
         for run in runs if label else ():
             # The user's label replaces the one that matrix or versus gave the run.
             name, equals, value = label.partition("=")  # NCCL_ALGO=Ring is a setting of the run
@@ -206,6 +209,22 @@ def _resolved(arguments: Iterable[str], collective: str | None, ranks: int | Non
 
     read_sources = read_each(dict(enumerate(arguments)), read)
     return [source for sources in read_sources.values() for source in sources]
+
+
+def _selected(runs: Sequence[Run], label: str) -> list[Run]:
+    """The runs with the cases that a label such as ``backend:gloo`` selects, as in ``compare``.
+
+    Raises UsageError for a name that is no field of a case, and if no case has the value.
+    """
+    name, _, value = label.partition(":")
+    if name not in {field.name for field in fields(Case)}:
+        raise UsageError("label", label, "a field of a case before ':', such as backend:gloo")
+    for run in runs:
+        run.results = [result for result in run.results if str(getattr(result.case, name)) == value]
+    kept = [run for run in runs if run.results]
+    if not kept:
+        raise UsageError("label", label, f"a {name} that some case has")
+    return kept
 
 
 def check_import_options(runs: Iterable[Run], collective: str | None, ranks: int | None) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 
@@ -123,6 +123,30 @@ def ratio_of(
         error=error,
         degrees=degrees,
         design=design,
+    )
+
+
+def ratio_of_both(means: Ratio, other: Ratio) -> Ratio:
+    """The ratio of the means, as uncertain as two models of the same figures leave it: intervals
+    that contain both, the larger p, and a p of 1 if they disagree about the direction.
+
+    Both have an interval.
+    """
+    p_values = [ratio.p_value for ratio in (means, other) if ratio.p_value is not None]
+    agree = (means.ratio > 1) == (other.ratio > 1)
+    farther = max(means, other, key=lambda ratio: ratio.error or 0.0)
+
+    def ends(low: str, high: str) -> dict[str, float]:
+        lows, highs = ([getattr(ratio, end) for ratio in (means, other)] for end in (low, high))
+        return {low: min(lows), high: max(highs)}
+
+    return replace(
+        farther,
+        ratio=means.ratio,
+        **ends("low", "high"),
+        **ends("low_90", "high_90"),
+        p_value=max(p_values) if agree else 1.0,
+        degrees=min(means.degrees, other.degrees),
     )
 
 

@@ -296,6 +296,8 @@ def _step_to_decide(comparison: Comparison, undecided: Items) -> str:
         runs.append(runs_needed(Target(0.0, LEVEL), over_all.design, effect, over_all.spread))
     there = min((len(item.judged.base) for item in undecided), default=0)
     most = max((number or MOST_ADVISED + 1 for number in runs), default=0)
+    if comparison.one_after_the_other:
+        return "alternate the runs of both sides, as torchcoll versus does"
     if most > MOST_ADVISED:
         return f"{QUIETER}: more runs would not help here"
     return f"make {max(most, there + 1)} runs of each side"
