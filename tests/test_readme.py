@@ -324,7 +324,7 @@ def test_options_that_the_pages_name_exist() -> None:
     known |= {"--no-deps", "--no-index", "--find-links"}
     known.add("--token")  # of any program: what is masked
     # analyze_perf_json.py of nccl-tests, py-spy, and more of torchrun.
-    known |= {"--straggler", "--spikes", "--iter", "--pid", "--log-dir", "--redirects"}
+    known |= {"--straggler", "--spikes", "--iter", "--pid", "--log-dir", "--redirects", "--tee"}
     for page, text in PAGES.items():
         assert set(options.findall(text)) - known == set(), page
 
