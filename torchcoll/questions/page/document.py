@@ -32,7 +32,7 @@ from torchcoll.core.units import (
 )
 from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.limits import FAIL, NO_REFERENCE
-from torchcoll.questions.check.measured import runs_answer
+from torchcoll.questions.check.measured_show import runs_answer
 from torchcoll.questions.page import question_sections
 from torchcoll.questions.page.comparing_sections import add_comparisons
 from torchcoll.questions.page.page_draft import PageDraft, answers_of, short_names

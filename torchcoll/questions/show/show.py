@@ -20,7 +20,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
 from torchcoll.core.units import shorten
 from torchcoll.questions.check.judging import Verdict, judge
-from torchcoll.questions.check.measured import run_answer, runs_answer
+from torchcoll.questions.check.measured_show import run_answer, runs_answer
 from torchcoll.questions.check.published_show import published_lines
 from torchcoll.questions.pairs.matches import is_pair
 from torchcoll.reading.inputs import load_all

@@ -111,19 +111,19 @@ def over_all(named: Sequence[tuple[str, Verdict]], unjudged: bool = True) -> Ans
 
     unjudged: whether it counts the runs without a reference.
     """
-    words = [verdict.word for _, verdict in named]
+    results = [verdict.word for _, verdict in named]
     counts = [
-        f"{words.count(word)} {word}"
-        for word in WORDS
-        if word in words and (unjudged or word != NO_REFERENCE)
+        f"{results.count(result)} {result}"
+        for result in WORDS
+        if result in results and (unjudged or result != NO_REFERENCE)
     ]
-    worst = next(word for word in WORDS if word in words)
+    worst = next(result for result in WORDS if result in results)
     of_worst = [(name, verdict.answer) for name, verdict in named if verdict.word == worst]
     level = of_worst[0][1].level
     text = ", ".join(counts) if level else "none judged"
     before = f"{len(named)} runs{':' if level else ','} "
     facts: dict[str, Any] = {
-        "counts": {word: words.count(word) for word in WORDS},
+        "counts": {result: results.count(result) for result in WORDS},
         "before": before,
     }
     if worst == PASS:
