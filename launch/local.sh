@@ -6,7 +6,7 @@
 #   bash launch/local.sh alltoall -b 1K -e 1M -n 20   ARGUMENTS go to torchcoll.alltoall
 #   bash launch/local.sh allreduce --help             torchcoll's own options
 #
-# NPROC=4     ranks; without it one for each accelerator if there are two or more, else 2
+# NPROC=4     ranks; without it one for each accelerator if there are two or more, else 2 on the CPU
 # PYTHON=...  the python (3.10 or newer) to make .venv from; its torch is used if it has one
 # pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, ...) say where torch comes from.
 set -euo pipefail
@@ -31,10 +31,17 @@ esac
 install_torchcoll "$ROOT/.venv" measure,plot
 
 if [ -z "${NPROC:-}" ]; then
-    NPROC=$("$VENV/bin/python" -W ignore -c 'if 1:
+    devices=$("$VENV/bin/python" -W ignore -c 'if 1:
         import torch
         there = torch.accelerator.is_available()
-        print(max(2, torch.accelerator.device_count() if there else 0))' | tail -n 1)
+        print(torch.accelerator.device_count() if there else 0)' | tail -n 1)
+    NPROC=$((devices > 1 ? devices : 2))
+    # Two ranks cannot share one accelerator, and one rank communicates with nobody.
+    if [ "$devices" -eq 1 ] && [[ " $* " != *" --device"* && " $* " != *" --backend"* &&
+        " $* " != *" --rehearse "* ]]; then
+        say "one accelerator: two ranks measure gloo on the CPU (--rehearse: NCCL, without bandwidths)"
+        set -- "$@" --device cpu
+    fi
 fi
 # torchrun would set this as well, and print a paragraph about it.
 [ "$NPROC" -eq 1 ] || export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
