@@ -32,6 +32,7 @@ from torchcoll.core.errors import UnreadableError, UsageError, choice
 from torchcoll.core.result import CaseResult, Reported, Run, Verification
 from torchcoll.core.units import format_ranges
 from torchcoll.core.variables import masked, masked_texts
+from torchcoll.reading.writers import is_message, without_log
 
 Line = tuple[int, str]
 Value = TypeVar("Value", int, str)
@@ -488,7 +489,11 @@ class TableReader:
                 if (ranks := ranks_in(command)) and ranks != reader.options.ranks:
                     reader.options = replace(options, ranks=ranks)
                     reader.imported.warn(f"{ranks} ranks: taken from line {line}")
-            reader.line(line, text)
+            before, logged = without_log(text)
+            if not logged:
+                reader.line(line, text)
+            elif not is_message(text) and before.strip():  # a message that begins within a row
+                reader.line(line, before)
         reader.end()
         return reader.imported
 

@@ -267,6 +267,11 @@ def without_log(text: str, hosts: Collection[str] = ()) -> tuple[str, bool]:
     return _LABEL_BEFORE.sub("", before), True
 
 
+def is_message(text: str) -> bool:
+    """Whether a line is a message of NCCL as a whole."""
+    return bool(_MESSAGE.match(text))
+
+
 def log_hosts(lines: Iterable[str]) -> set[str]:
     """The names of hosts that begin messages of NCCL in these lines.
 
