@@ -62,6 +62,7 @@ _ROW_HEAD = re.compile(rf"\s*{_NUMBERS}[a-z][a-z0-9_]*\b")
 _PLACEMENTS = re.compile(r"out-of-place|in-place")
 _HOST_LINES, _HOST_CHARACTERS = 1000, 1 << 18  # in which names of hosts are looked for
 _LEAST = 6  # fields of a row: size, count, type, time, algbw, busbw
+_STARRED = re.compile(r"\d[\d.e+-]*\*")  # an error above nccl-tests' own limit
 _ABOVE, _TITLE = 8, 80  # lines and characters of titles: longer lines are prose
 _SUFFIXED = re.compile(r"\s*\d[\d.,]*[KMGT]?i?B?\s+\d[\d.,]*[KMGT]?\s+[a-z]\w*\s+\S+(?:\s+\S+){3}")
 SUFFIXES = "sizes or counts with a suffix such as 1M are rounded: nccl-tests prints all digits"
@@ -278,8 +279,11 @@ class _TextReader:
         self.above.clear()
         if isinstance(row, str):
             self.failed = line, text, row
-        else:
-            self.output.rows.append(row)
+            return
+        self.output.rows.append(row)
+        starred = next((field for field in text.split() if _STARRED.fullmatch(field)), "")
+        if starred and "error" in self.output.names:
+            self.output.verdict = self.output.verdict or f"error {starred} in line {line}"
 
     def _begins_table(self, row: nccl_tests.NcclTestsRow) -> bool:
         """Whether a row is of another table than the rows before: a footer is between them, or the

@@ -109,6 +109,8 @@ def _candidates(fields: Sequence[str]) -> dict[str, list[int]]:
     """Key -> indices of the columns that have the likeliest name for it; {} for other lines."""
     candidates: dict[str, tuple[int, list[int]]] = {}
     for index, field in enumerate(fields):
+        if len(field) > _TITLE:  # prose
+            continue
         name = " ".join(_UNIT.sub(" ", field.lower().replace("_", " ")).strip(" #").split())
         timed = any(token in _TIMES for token in _SPLIT.split(field.lower()))
         for rank, (key, pattern) in enumerate(_COLUMN_NAMES):
