@@ -121,7 +121,7 @@ def test_a_file_is_answered_by_the_command_that_fits(name, tmp_path, capsys):
     path.write_text(content)
     assert main([str(path)]) == 0
     out, err = capsys.readouterr()
-    arguments = "--ranks 8 --config " if command == "plan" else ""
+    arguments = "--ranks 8 " if command == "plan" else ""
     assert answered_by(out) == [f"{command} {arguments}{path}"], err
     assert says in out.split("\n\n")[0].replace("\n  ", " ")
     assert "error" not in err

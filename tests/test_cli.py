@@ -194,8 +194,7 @@ def test_version_and_help(capsys):
             error_text(
                 "command",
                 "cost",
-                "a command. cost is a function of Python: torchcoll.cost(capture, run), see "
-                "docs/gradients.md.",
+                "a command. torchcoll trace CAPTURE shows what the calls of a training cost.",
             ),
         ),
         ("xyzzy", 2, error_text("command", "xyzzy", f"a command. {LISTS} {MEASURE}")),

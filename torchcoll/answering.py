@@ -28,7 +28,7 @@ _URGENCY = ("postmortem", "pairs", "compare", "show", "trace", "history", "plan"
 _MOST_FILES = 1000  # of a folder
 _MOST_HERE = 200  # files of the current folder that are looked at
 # Commands that take one file, with their arguments before it; the others take all files at once.
-_BY_FILE = {"plan": ["--ranks", "8", "--config"]}
+_BY_FILE = {"plan": ["--ranks", "8"]}
 
 _OF_FOLDERS = ("postmortem",)  # the files of a dead job belong together
 _MOST_DOCUMENT = 4 << 20  # bytes of an issue whose parts are answered

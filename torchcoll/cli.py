@@ -31,9 +31,7 @@ _LIBRARIES = ("defusedxml", "numpy", "pandas", "rich", "scipy", "shtab", "torch"
 _INTERRUPTED = 128 + 2  # SIGINT
 _TO_MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce"
 # What is looked for among the commands, but is a function -> what to write instead.
-_FUNCTIONS = {
-    "cost": "cost is a function of Python: torchcoll.cost(capture, run), see docs/gradients.md."
-}
+_FUNCTIONS = {"cost": "torchcoll trace CAPTURE shows what the calls of a training cost."}
 _BROKEN_PIPE = 128 + 13  # SIGPIPE: the exit code of other commands when `head` closes the pipe
 
 

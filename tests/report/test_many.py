@@ -13,7 +13,7 @@ from torchcoll.core.file import save
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.questions.check.limits import Phrase
-from torchcoll.questions.check.measured import over_all
+from torchcoll.questions.check.measured_show import over_all
 from torchcoll.questions.show.show import show
 from torchcoll.report.many import same_cases
 

@@ -819,12 +819,17 @@ def test_bad_choices_are_one_line(shown, choices, message):
     assert str(caught.value) == message
 
 
-def test_unknown_column_lists_the_known(shown):
+def test_an_unknown_column_names_the_nearest(shown):
     with pytest.raises(
         UsageError,
-        match=error_text("^columns", error_tail("speed", "all, or some of collective, ")),
+        match=error_text(
+            "^columns",
+            error_tail(
+                "size", "all, or names as --columns all prints them. Did you mean size_bytes?"
+            ),
+        ),
     ):
-        shown(run(result()), columns="size_bytes,speed")
+        shown(run(result()), columns="median_ns,size")
 
 
 def test_no_file_at_all(shown):

@@ -170,6 +170,8 @@ def judge(
     if reference and not nothing and all(phrase.word == NO_REFERENCE for phrase in reference):
         reference += _not_bounded(run, good)
         taken = assumptions(good, run) if fabric_found is None else taken
+    if failures:
+        taken = []
     judged = bool(failures) or any(p.word not in (NO_REFERENCE, "") for p in reference)
     phrases = [*failures, *reference, *taken, *warnings, *_facts(run, rows, failures, judged)]
     plain = (replace(phrase, text=one_line(phrase.text)) for phrase in phrases)

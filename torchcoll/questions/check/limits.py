@@ -214,7 +214,9 @@ def _doubts(
         pairs = ((name, getattr(worst, name)) for name in plausibility.SWEEP)
         other = [f"{name} {value}" for name, value in pairs if value != getattr(row, name)]
         text = f"{format_digits(least, 4)} GB/s busbw in {' '.join([case_text(worst), *other])}"
-        yield Phrase(WARN, f"{text}, {format_digits(row.busbw_gbps, 4)} in the best of this size")
+        yield Phrase(
+            WARN, f"{text}, {format_digits(row.busbw_gbps or 0.0, 4)} in the best of this size"
+        )
 
 
 def _headline(fabric: rules.Fabric, judged: Sequence[_Best]) -> tuple[Phrase, str]:
@@ -225,7 +227,7 @@ def _headline(fabric: rules.Fabric, judged: Sequence[_Best]) -> tuple[Phrase, st
     lowest = min(judged, key=lambda item: item[0])
     level = word_of(lowest[0])
     share, row, limit = _representative(judged) if level == PASS else lowest
-    busbw = f"{format_digits(row.busbw_gbps, 4)} GB/s busbw at {format_size(row.size_bytes)}"
+    busbw = f"{format_digits(row.busbw_gbps or 0.0, 4)} GB/s busbw at {format_size(row.size_bytes)}"
     busbw += f" of {row.collective}" if len(judged) > 1 else ""
     of_limit = f"{100 * share:.1f} % of the {limit.algorithm} limit of {fabric.name}"
     of_limit += f" ({limit.source})"

@@ -10,7 +10,7 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.questions.check.judging import Verdict
-from torchcoll.questions.check.measured import measured_answer, over_all
+from torchcoll.questions.check.measured_show import measured_answer, over_all
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import View, json_text, run_object
 from torchcoll.report.grid import Grid, Head, print_grids

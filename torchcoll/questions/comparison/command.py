@@ -227,7 +227,6 @@ def _check_no_capture(sides: Sequence[tuple[str, Sequence[str]]]) -> None:
             name,
             f"{path}, which is no capture",
             f"{expected}, or results on both sides",
-            "torchcoll.cost(CAPTURE, RUN) compares a training with the same calls measured alone.",
         )
 
 
