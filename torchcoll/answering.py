@@ -183,9 +183,9 @@ def _command_of_results(argument: str) -> str:
 
 def _commands_of_file(path: str) -> list[str]:
     """The commands that recognise the beginning or the end of a file, or a part of an issue."""
-    parts = _parts(path) or [begin_of(path) + b"\n" + end_of(path)]
-    found = [name for part in parts for name in _commands_of_text(path, part)]
-    return [*dict.fromkeys(found)]
+    texts = [("part.txt", part) for part in _parts(path)]
+    texts = texts or [(path, begin_of(path) + b"\n" + end_of(path))]
+    return [*dict.fromkeys(name for text in texts for name in _commands_of_text(*text))]
 
 
 def _commands_of_text(path: str, text: bytes) -> list[str]:
