@@ -7,6 +7,7 @@ src/common.cu of nccl-tests 2.0 to 2.19.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 from collections import deque
@@ -91,6 +92,7 @@ class _TestOutput:
     """The output of one nccl-tests process.
 
     names: columns of the heading. above: texts above the heading. zeros: number of lines of rank 0.
+    launched: ranks by the command line.
     title: the line above a table of several that their author kept apart.
     """
 
@@ -113,6 +115,7 @@ class _TestOutput:
     first_title: str = ""
     events: list[str] = field(default_factory=list)
     zeros: int = 0
+    launched: int = 0
     messages: Messages = field(default_factory=Messages)
 
     @property
@@ -176,6 +179,19 @@ def _interleaved(outputs: Sequence[_TestOutput]) -> bool:
     return (
         len(outputs) > 1 and len(unfinished) > 0 and all(p.zeros == 1 for p in outputs if p.zeros)
     )
+
+
+# What the tables of one test have in common.
+_SHARED = (
+    "collective",
+    "names",
+    "parser",
+    "settings",
+    "args",
+    "launched",
+    "members",
+    "versions",
+)
 
 
 class _TextReader:
@@ -314,7 +330,16 @@ class _TextReader:
         before.title = before.title or before.first_title
         before.concluded = True
         self.next_output(line, True)
-        for name in ("collective", "names", "parser", "settings", "args", "members", "versions"):
+        for name in (
+            "collective",
+            "names",
+            "parser",
+            "settings",
+            "args",
+            "members",
+            "versions",
+            "launched",
+        ):
             setattr(self.output, name, getattr(before, name))
         self.output.above = [*before.above, *self.above]
         self.output.started, self.output.title = before.started, self._title()
@@ -390,6 +415,7 @@ class _TextReader:
             output.collective = name
             self._entitle(output)
             output.args = match.string[match.end(1) :].split()
+            output.launched = _launched(match.string)
         if match[2] and "." in match[2] and (factor := base.number(match[2])) is not None:
             n = int(factor)
             then = "" if n > 1 else ", so that the sizes rise by the default step of 1 MiB"
@@ -434,6 +460,13 @@ def _plain_program(name: str) -> str:
     return os.path.basename(name).removesuffix("_mpi").removesuffix("_perf")
 
 
+def _launched(command: str) -> int:
+    """The ranks of a command line: processes, each with -t threads of -g GPUs; 0 if not known."""
+    options = command.partition("_perf")[2]
+    each = [int(match[1]) for match in re.finditer(r"\s-[gt]\s*(\d{1,3})\b", options)]
+    return (base.ranks_in(command) or 0) * math.prod(each)
+
+
 def _blocking(text: str) -> str:
     """The value of -z that a heading describes."""
     if "no barrier" in text:
@@ -473,6 +506,9 @@ def _make_run(
             f"{listed} ranks are listed, but every {source} is that of {inferred}: {inferred} taken"
         )
         run.ranks = inferred
+    elif not run.ranks and output.launched:
+        imported.warn(f"{output.launched} ranks: taken from the command line")
+        run.ranks = output.launched
     run.calls = base.whole(output.settings.get("iters"))
     if output.settings.get("graph", "0") != "0":
         run.mode = "graph"

@@ -358,7 +358,7 @@ def nothing_read(path: str, imported: Imported) -> UnreadableError:
     location = f"{path}:{shorten(lines.split(','), 3, ',...', ',')}" if lines else path
     more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
     name = "-" if is_stdin(path) else shlex.quote(path)
-    action = imported.action
+    action = imported.action.replace(" FILE ", f" {name} ")
     if ": give --" in why:
         action = f"torchcoll convert {name} ... -o RUN.jsonl takes it."
     return UnreadableError(f"{location}: {why}{more}", action=action)

@@ -265,10 +265,10 @@ def without_log(text: str, hosts: Collection[str] = ()) -> tuple[str, bool]:
         match = _LOG.search(text)
         if match is None:
             return text, False
-        start = match.start()
-        if start and text[start - 1].isspace() and (operation := _OPERATION.match(text, start)):
-            start = operation.end()
-        before = text[:start]
+        end = match.start()
+        if end and text[end - 1].isspace() and (operation := _OPERATION.match(text, end)):
+            end = operation.end()
+        before = text[:end]
     return _LABEL_BEFORE.sub("", before), True
 
 
