@@ -167,7 +167,8 @@ def _parts(path: str) -> list[bytes]:
 
 def _command_of_results(argument: str) -> str:
     """``compare`` for a file with two tables, ``pairs`` for one of pairs, otherwise ``show``."""
-    from torchcoll.reading.inputs import load_all, two_tables
+    from torchcoll.reading.inputs import load_all
+    from torchcoll.reading.registry import two_tables
 
     (path, *more) = _files(argument)
     if more or os.path.getsize(path) > _MOST_DOCUMENT:

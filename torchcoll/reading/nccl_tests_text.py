@@ -7,7 +7,6 @@ src/common.cu of nccl-tests 2.0 to 2.19.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import re
 from collections import deque
@@ -355,10 +354,10 @@ class _TextReader:
             output.collective = base.collective_named(_plain_program(match[1])) or output.collective
         elif _SETTINGS.search(text):
             output = self.next_output(line, bool(output.settings or output.rows))
-            output.settings = _settings(text)
+            output.settings = nccl_tests.settings_of(text)
             self._entitle(output)
         elif match := _BLOCKING.search(text):
-            output.settings["blocking"] = _blocking(match[1])
+            output.settings["blocking"] = nccl_tests.blocking_option(match[1])
         elif match := _RANK.search(text):
             # The list of ranks is above its table. In the oldest versions each rank prints its own
             # line, after the table.
@@ -415,7 +414,7 @@ class _TextReader:
             output.collective = name
             self._entitle(output)
             output.args = match.string[match.end(1) :].split()
-            output.launched = _launched(match.string)
+            output.launched = nccl_tests.launched_ranks(match.string)
         if match[2] and "." in match[2] and (factor := base.number(match[2])) is not None:
             n = int(factor)
             then = "" if n > 1 else ", so that the sizes rise by the default step of 1 MiB"
@@ -458,29 +457,6 @@ def _side_by_side(text: str) -> bool:
 
 def _plain_program(name: str) -> str:
     return os.path.basename(name).removesuffix("_mpi").removesuffix("_perf")
-
-
-def _launched(command: str) -> int:
-    """The ranks of a command line: processes, each with -t threads of -g GPUs; 0 if not known."""
-    options = command.partition("_perf")[2]
-    each = [int(match[1]) for match in re.finditer(r"\s-[gt]\s*(\d{1,3})\b", options)]
-    return (base.ranks_in(command) or 0) * math.prod(each)
-
-
-def _blocking(text: str) -> str:
-    """The value of -z that a heading describes."""
-    if "no barrier" in text:
-        return "2"
-    return "3" if "time excludes barrier" in text else "1"
-
-
-def _settings(text: str) -> dict[str, str]:
-    settings = dict(re.findall(r"(\w+):? (\d+)", text.replace(" iters:", "_iters:")))
-    if step := re.search(r"step: (\d+)\((\w+)\)", text):
-        settings["step"], settings["step_kind"] = step[1], step[2]
-    if iters := re.search(r"(?<!warmup )(?<!agg )iters: (\d+)", text):
-        settings["iters"] = iters[1]
-    return settings
 
 
 def _make_run(
