@@ -20,6 +20,7 @@ from torchcoll.core.errors import ExitCode, UnreadableError, one_line, tell
 from torchcoll.core.opening import files_in, read_regular
 from torchcoll.core.other_commands import begin_of, end_of, reading_commands
 from torchcoll.core.parts import functions_of
+from torchcoll.core.result import Run
 from torchcoll.core.stdin import from_stdin, is_stdin
 from torchcoll.core.units import counted
 
@@ -174,12 +175,21 @@ def _command_of_results(argument: str) -> str:
     if more or os.path.getsize(path) > _MOST_DOCUMENT:
         return "show"
     try:
-        if two_tables(path):
-            return "compare"
+        tables = two_tables(path)
+        if tables:  # what failed comes first
+            return (
+                "compare" if all(run.complete and _is_right(run) for _, run in tables) else "show"
+            )
         pairs = any(run.source.get("format") == "pairs" for run in load_all([path]))
     except UnreadableError:
         return "show"
     return "pairs" if pairs else "show"
+
+
+def _is_right(run: Run) -> bool:
+    """Whether no result is wrong and the tool does not say that the run failed."""
+    failed = run.end is not None and run.end.get("status") == "failed"
+    return not failed and all(result.is_right for result in run.results)
 
 
 def _commands_of_file(path: str) -> list[str]:
