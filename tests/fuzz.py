@@ -33,7 +33,8 @@ from typing import Any
 
 import made_rings
 
-from torchcoll.core.errors import TorchcollError
+from torchcoll.cli import main as torchcoll_main
+from torchcoll.core.errors import TorchcollError, UnreadableError
 from torchcoll.core.traffic import Traffic
 from torchcoll.libraries.dumps import read_dump
 from torchcoll.libraries.job_logs import file_rows, job_log
@@ -63,6 +64,10 @@ LIMIT_S = 1.0
 # One real-looking input a file.
 INPUTS = Path(__file__).parent / "fuzz_inputs"
 LOGS = ("torch.log", "torchrun.log", "cluster.log", "pod.log", "job_nccl.log", "ras.log")
+_FOLDER = Path(__file__).parent / "reading" / "threads"
+_TRUTHS = [json.loads(line) for line in (_FOLDER / "truth.jsonl").read_text().splitlines()]
+_THREADS = tuple((_FOLDER / each["file"]).read_text() for each in _TRUTHS if "cases" in each)
+_PAIRS = tuple((_FOLDER / each["file"]).read_text() for each in _TRUTHS if "pairs" in each)
 # In batches: format v4.3, in which the first record of a communicator has what all have in common.
 INSPECTOR = ("inspector.jsonl", "inspector_batches.jsonl", "inspector_last.prom")
 
@@ -116,6 +121,19 @@ def _importer(name: str) -> Callable[[Path], None]:
             _shown(*imported.runs)
 
     return read
+
+
+def _imported(path: Path) -> None:
+    imported = import_file(str(path))
+    imported.refusals()
+
+
+def _answered(path: Path) -> None:
+    """As ``torchcoll PATH``."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = torchcoll_main([str(path)])
+    if code not in (0, 1):
+        raise UnreadableError("file", "x", "y")
 
 
 def _dumps(path: Path) -> None:
@@ -223,6 +241,9 @@ READERS = {
     "Inspector evidence": Reader(
         _evidence(inspector_evidence), (*INSPECTOR, "inspector_metrics.prom"), "n0-pid7.log"
     ),
+    "pairs": Reader(_importer("pairs"), (), made=_PAIRS),
+    "threads": Reader(_imported, (), made=_THREADS),
+    "torchcoll PATH": Reader(_answered, (), "input.txt", made=_THREADS),
     "plain table": Reader(_importer("plain"), ("plain.md", "rccl.csv")),
     "Kineto": Reader(_read_traffic, ("kineto.json",), "rank0.json"),
     "Flight Recorder": Reader(_read_traffic, ("flight_recorder.json",), "rank0.json"),

@@ -246,3 +246,12 @@ def test_each_part_of_an_issue_is_answered(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torchcoll.core.stdin._stdin", [])
     assert main(["-"]) == 0
     assert answered_by(capsys.readouterr().out) == ["compare -", "log -"]
+
+
+def test_a_failed_table_of_two_is_shown_and_not_compared(tmp_path, capsys):
+    after = NCCL_TESTS.replace("154.00      0", "154.00      7")
+    path = tmp_path / "two.txt"
+    path.write_text(f"Before:\n{NCCL_TESTS}After:\n{after}")
+    assert main([str(path)]) == 0
+    out = capsys.readouterr().out
+    assert answered_by(out) == [f"show {path}"] and "FAIL" in out.split("\n\n")[0]

@@ -13,6 +13,11 @@ def test_nothing_but_our_own_errors(tmp_path, name):
     assert outcome.counts["read"] and sum(outcome.counts.values()) == 40
 
 
+def test_many_shapes_of_public_files(tmp_path):
+    outcome = fuzz.run("threads", range(40, 300), tmp_path)
+    assert outcome.uncaught == {}
+
+
 @pytest.mark.parametrize("name", fuzz.READERS)
 def test_what_was_not_changed_is_read(tmp_path, name):
     reader = fuzz.READERS[name]

@@ -20,6 +20,7 @@ from torchcoll.core.errors import ExitCode, UnreadableError, one_line, tell
 from torchcoll.core.opening import files_in, read_regular
 from torchcoll.core.other_commands import begin_of, end_of, reading_commands
 from torchcoll.core.parts import functions_of
+from torchcoll.core.result import Run
 from torchcoll.core.stdin import from_stdin, is_stdin
 from torchcoll.core.units import counted
 
@@ -167,25 +168,35 @@ def _parts(path: str) -> list[bytes]:
 
 def _command_of_results(argument: str) -> str:
     """``compare`` for a file with two tables, ``pairs`` for one of pairs, otherwise ``show``."""
-    from torchcoll.reading.inputs import load_all, two_tables
+    from torchcoll.reading.inputs import load_all
+    from torchcoll.reading.registry import two_tables
 
     (path, *more) = _files(argument)
     if more or os.path.getsize(path) > _MOST_DOCUMENT:
         return "show"
     try:
-        if two_tables(path):
-            return "compare"
+        tables = two_tables(path)
+        if tables:  # what failed comes first
+            return (
+                "compare" if all(run.complete and _is_right(run) for _, run in tables) else "show"
+            )
         pairs = any(run.source.get("format") == "pairs" for run in load_all([path]))
     except UnreadableError:
         return "show"
     return "pairs" if pairs else "show"
 
 
+def _is_right(run: Run) -> bool:
+    """Whether no result is wrong and the tool does not say that the run failed."""
+    failed = run.end is not None and run.end.get("status") == "failed"
+    return not failed and all(result.is_right for result in run.results)
+
+
 def _commands_of_file(path: str) -> list[str]:
     """The commands that recognise the beginning or the end of a file, or a part of an issue."""
-    parts = _parts(path) or [begin_of(path) + b"\n" + end_of(path)]
-    found = [name for part in parts for name in _commands_of_text(path, part)]
-    return [*dict.fromkeys(found)]
+    texts = [("part.txt", part) for part in _parts(path)]
+    texts = texts or [(path, begin_of(path) + b"\n" + end_of(path))]
+    return [*dict.fromkeys(name for text in texts for name in _commands_of_text(*text))]
 
 
 def _commands_of_text(path: str, text: bytes) -> list[str]:

@@ -103,7 +103,7 @@ def test_hypercube_has_no_redop(imported):
 
 
 def test_in_place_only(imported):
-    row = ROW[:51] + " " * 32 + ROW[51 + 34 :]
+    row = ROW[:52] + " " * 32 + ROW[52 + 33 :]
     result = imported(text(row, foot=""))
     (only,) = cases(result)
     assert (only.case.in_place, only.reported.time_ns) == (True, 24070)

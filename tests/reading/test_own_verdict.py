@@ -57,3 +57,21 @@ def test_the_same_in_json(name, tmp_path, capsys):
     main(["check", str(path)])
     out = " ".join(capsys.readouterr().out.split())
     assert out.startswith(f"FAIL failed: nccl-tests itself says {name}: 3, okay: false")
+
+
+OLD = (
+    "# Collective test starting: all_reduce_perf\n"
+    "#  size  count  type  redop  time  algbw  busbw  error  time  algbw  busbw  error\n"
+    "  268435456  67108864  float  sum  1187.29  226.09  339.14  {error}  1189.60  225.65  338.48 "
+    " 2e-07\n"
+)
+
+
+def test_an_asterisk_is_a_failure(tmp_path, capsys):
+    """Before 2.13 nccl-tests marks errors above its limit, which the count may not say."""
+    path = tmp_path / "all_reduce.log"
+    path.write_text(OLD.format(error="1e+03*") + "# Avg bus bandwidth    : 338.81\n")
+    assert main(["check", str(path), "--gate", "--fabric", "nvswitch-h100"]) == 1
+    assert "nccl-tests itself says error 1e+03* in line 3" in capsys.readouterr().out
+    path.write_text(OLD.format(error="2e-07") + "# Avg bus bandwidth    : 338.81\n")
+    assert main(["check", str(path), "--gate", "--fabric", "nvswitch-h100"]) == 0

@@ -93,3 +93,72 @@ def test_a_contradiction_survives_the_result_file(imported, tmp_path):
     save(imported(text, "t.md", ranks=8).runs[0], tmp_path / "run.jsonl")
     (result,) = load(tmp_path / "run.jsonl").results
     assert summarise(result).busbw_gbps == 330.93
+
+
+BLANKS = """\
+Before:
+size(B)     count     type      redop     latency(us)       algbw(GB/s)   busbw(GB/s)
+1048576     262144    int       sum       58.9              17.803        31.155
+After:
+size(B)     count     type      redop     latency(us)       algbw(GB/s)   busbw(GB/s)
+1048576     262144    int       sum       29.45             35.606        62.310
+done
+"""
+BOX = """\
++---------+-----------+
+| size    | all time (us) |
++=========+===========+
+| 1M      | 100       |
++---------+-----------+
+"""
+
+
+def test_columns_between_blanks(imported):
+    """busbw / algbw is 1.75: an all_reduce of 8 ranks. Two tables of the same cases stay apart."""
+    result, shown = rows(imported, BLANKS, "t.txt")
+    assert [(row.collective, row.ranks, row.median_ns) for row in shown] == [
+        ("all_reduce", 8, 58900),
+        ("all_reduce", 8, 29450),
+    ]
+    assert [run.labels["table"] for run in result.runs] == ["Before", "After"]
+
+
+@pytest.mark.parametrize("line", ["|", "\u2502"])
+def test_a_box(imported, line):
+    text = "# all_gather\n" + BOX.replace("|", line).replace("all time", "time")
+    result, (row,) = rows(imported, text, "t.txt")
+    assert (row.collective, row.size_bytes, row.median_ns) == ("all_gather", 1 << 20, 100_000)
+    assert result.refused == []
+
+
+def test_a_name_of_a_system_above_times(imported):
+    text = "# all_reduce\n| Payload Sz | NCCL (us) | p99 |\n|--|--|--|\n| 1M | 100 | 200 |\n"
+    assert rows(imported, text)[1][0].median_ns == 100_000
+
+
+def test_several_systems_need_a_choice(tmp_path):
+    import torchcoll
+    from torchcoll.core.errors import UnreadableError
+
+    path = tmp_path / "t.md"
+    path.write_text("# all_reduce\n| Size | NCCL (us) | Mine (us) |\n|--|--|--|\n| 1M | 1 | 2 |\n")
+    with pytest.raises(UnreadableError) as caught:
+        torchcoll.load(path)
+    assert "several columns of time: 'NCCL (us)', 'Mine (us)': name one by --map" in str(
+        caught.value
+    )
+    assert f"torchcoll convert {path} --map 'size=Size,time=NCCL (us)' -o RUN" in str(caught.value)
+
+
+def test_a_letter_is_no_unit(imported):
+    """Modes S and D of a transfer, in GB/s: no times in seconds."""
+    from torchcoll.core.errors import UnreadableError
+
+    with pytest.raises(UnreadableError):
+        imported("| Size | Direct S | Other S |\n|--|--|--|\n| 1M | 1 | 2 |\n", "t.md")
+
+
+def test_cells_with_units(imported):
+    text = "# all_reduce\n| Size | Time | BusBW |\n|--|--|--|\n| 1M | 100 us | 391.8 Gb/s |\n"
+    (row,) = rows(imported, text)[1]
+    assert (row.median_ns, row.busbw_gbps) == (100_000, pytest.approx(48.975))

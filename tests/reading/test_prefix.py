@@ -148,3 +148,28 @@ def test_a_row_that_a_message_of_any_host_cuts(host, whole, tmp_path):
     run = torchcoll.load(path)
     assert [result.reported.time_ns for result in run.results] == [1_187_290, 1_189_600]
     assert [result.verification.wrong for result in run.results] == [0, 0]
+
+
+OLD_NAMES = "#       size         count    type   redop     time   algbw   busbw  error\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("     sum", "  1187.29  226.09  339.14  2e-07"),
+        ("     sum  1187.29  226.09  339.14  2e-07", ""),
+        ("     sum  1187.29  226.09  339.14    N/A", ""),
+    ],
+)
+def test_a_message_right_after_a_word_of_a_row(imported, before, after):
+    """Nothing else in the file names the host."""
+    row = f"   268435456      67108864   float{before}node7:12:13 [0] NCCL INFO hi\n{after}\n"
+    result = imported(f"# Collective test starting: all_reduce_perf\n{OLD_NAMES}{row}")
+    assert (result.rows, result.refused) == (1, [])
+    (first,) = result.runs[0].results
+    assert (first.case.op, first.reported.time_ns) == ("sum", 1187290)
+
+
+def test_an_operation_that_nccl_does_not_have(imported):
+    result = imported(text(ROW.replace("    sum", "  -1[0]")))
+    assert [each.reason for each in result.refused] == ["half a row: redop is -1[0]"]

@@ -32,6 +32,7 @@ from torchcoll.core.errors import UnreadableError, UsageError, choice
 from torchcoll.core.result import CaseResult, Reported, Run, Verification
 from torchcoll.core.units import format_ranges
 from torchcoll.core.variables import masked, masked_texts
+from torchcoll.reading.writers import is_message, without_log
 
 Line = tuple[int, str]
 Value = TypeVar("Value", int, str)
@@ -427,9 +428,7 @@ _LAUNCHER = re.compile(
 )
 _RANKS = re.compile(r"\s(?:--?np?|--ntasks|-r)(?:\s+|=)?(\d{1,7})\b")
 _NODES = re.compile(r"\s(?:-N|--nodes|--nnodes)(?:\s+|=)?(\d{1,6})\b")
-_PER_NODE = re.compile(
-    r"\s(?:--ntasks-per-node|--nproc[-_]per[-_]node|-?-ppn|-?-npernode|-N)(?:\s+|=)?(\d{1,6})\b"
-)
+_PER_NODE = re.compile(r"\s--(?:ntasks-per-node|nproc[-_]per[-_]node)(?:\s+|=)(\d{1,6})\b")
 # Lines of benchmarks.
 _STATED = re.compile(r"\bon (\d{1,7}) MPI ranks\b|\bprocesses=(\d{1,7})\b")
 
@@ -445,10 +444,8 @@ def ranks_in(text: str) -> int | None:
     if match := _RANKS.search(options):
         return parse_ranks(match[1])
     per_node, nodes = _PER_NODE.search(options), _NODES.search(options)
-    if launcher[1] == "torchrun" and per_node:
+    if per_node and (nodes or launcher[1] == "torchrun"):
         return parse_ranks(int(per_node[1]) * int(nodes[1] if nodes else 1))
-    if launcher[1] == "srun" and per_node and nodes and "per-node" in per_node[0]:
-        return parse_ranks(int(per_node[1]) * int(nodes[1]))
     return None
 
 
@@ -488,7 +485,11 @@ class TableReader:
                 if (ranks := ranks_in(command)) and ranks != reader.options.ranks:
                     reader.options = replace(options, ranks=ranks)
                     reader.imported.warn(f"{ranks} ranks: taken from line {line}")
-            reader.line(line, text)
+            before, logged = without_log(text)
+            if not logged:
+                reader.line(line, text)
+            elif not is_message(text) and before.strip():  # a message that begins within a row
+                reader.line(line, before)
         reader.end()
         return reader.imported
 

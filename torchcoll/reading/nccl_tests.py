@@ -4,6 +4,8 @@ results.
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +17,7 @@ from torchcoll.core.case import BLOCKING, NATIVE
 from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.result import CaseResult, Matrix, Reported
 from torchcoll.core.units import counted, format_size
-from torchcoll.reading.base import Imported, itemsize, make_result, whole
+from torchcoll.reading.base import Imported, itemsize, make_result, ranks_in, whole
 
 # The largest number of ranks that is tried for busbw / algbw.
 _MOST = 100_000
@@ -421,6 +423,30 @@ SAYS_FAILED = "FAILED"  # of a test in its last lines: wrong values, or less ban
 def end_of(verdict: str) -> dict[str, Any]:
     """The record ``end`` of a run whose test itself says that it failed, in these words."""
     return {"status": "failed", "reason": f"nccl-tests itself says {verdict}"}
+
+
+def launched_ranks(command: str) -> int:
+    """The ranks of a command line: processes, each with -t threads of -g GPUs; 0 if not known."""
+    options = command.partition("_perf")[2]
+    each = [int(match[1]) for match in re.finditer(r"\s-[gt]\s*(\d{1,3})\b", options)]
+    return (ranks_in(command) or 0) * math.prod(each)
+
+
+def blocking_option(text: str) -> str:
+    """The value of -z that a heading describes."""
+    if "no barrier" in text:
+        return "2"
+    return "3" if "time excludes barrier" in text else "1"
+
+
+def settings_of(text: str) -> dict[str, str]:
+    """The options in the first line of an output: ``minBytes``, ``iters``, ``step_kind``, ..."""
+    settings = dict(re.findall(r"(\w+):? (\d+)", text.replace(" iters:", "_iters:")))
+    if step := re.search(r"step: (\d+)\((\w+)\)", text):
+        settings["step"], settings["step_kind"] = step[1], step[2]
+    if iters := re.search(r"(?<!warmup )(?<!agg )iters: (\d+)", text):
+        settings["iters"] = iters[1]
+    return settings
 
 
 def version_text(code: object) -> str:

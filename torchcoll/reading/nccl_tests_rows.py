@@ -90,6 +90,8 @@ class RowParser:
         if size is None or count is None:
             return f"half a row: size and count are {tokens[0]} and {tokens[1]}"
         op, root = _op_and_root(*tokens[3:heads])
+        if op and op not in _OPERATIONS:
+            return f"half a row: redop is {op}"
         blocks = []
         for in_place, first in placements:
             block = self._block(tokens[first : first + width], in_place)
@@ -125,7 +127,7 @@ class RowParser:
                 return f"{self._body[self._wrong]} is {text}"
             wrong = count
         scale = self._scale
-        error = base.number(figures[self._error]) if self._error else None
+        error = base.number(figures[self._error].rstrip("*")) if self._error else None
         steps = base.rounding(raw) * scale, base.rounding(bus)
         block = Block(in_place, time * scale, algbw, busbw, *steps, wrong, error)
         for index, name in self._more:
@@ -134,6 +136,7 @@ class RowParser:
 
 
 _WHOLE = re.compile(r"N/A|0|\d(?:\.\d+)?e[+-]\d\d")  # a last field that nothing can follow
+_OPERATIONS = ("sum", "prod", "max", "min", "avg", "mulsum")
 _PER_ITERATION = {"i_min": "min_ns", "i_max": "max_ns", "i_p99": "p99_ns"}
 
 

@@ -62,6 +62,7 @@ _ROW_HEAD = re.compile(rf"\s*{_NUMBERS}[a-z][a-z0-9_]*\b")
 _PLACEMENTS = re.compile(r"out-of-place|in-place")
 _HOST_LINES, _HOST_CHARACTERS = 1000, 1 << 18  # in which names of hosts are looked for
 _LEAST = 6  # fields of a row: size, count, type, time, algbw, busbw
+_STARRED = re.compile(r"\d[\d.e+-]*\*")  # an error above nccl-tests' own limit
 _ABOVE, _TITLE = 8, 80  # lines and characters of titles: longer lines are prose
 _SUFFIXED = re.compile(r"\s*\d[\d.,]*[KMGT]?i?B?\s+\d[\d.,]*[KMGT]?\s+[a-z]\w*\s+\S+(?:\s+\S+){3}")
 SUFFIXES = "sizes or counts with a suffix such as 1M are rounded: nccl-tests prints all digits"
@@ -90,6 +91,7 @@ class _TestOutput:
     """The output of one nccl-tests process.
 
     names: columns of the heading. above: texts above the heading. zeros: number of lines of rank 0.
+    launched: ranks by the command line.
     title: the line above a table of several that their author kept apart.
     """
 
@@ -112,6 +114,7 @@ class _TestOutput:
     first_title: str = ""
     events: list[str] = field(default_factory=list)
     zeros: int = 0
+    launched: int = 0
     messages: Messages = field(default_factory=Messages)
 
     @property
@@ -175,6 +178,19 @@ def _interleaved(outputs: Sequence[_TestOutput]) -> bool:
     return (
         len(outputs) > 1 and len(unfinished) > 0 and all(p.zeros == 1 for p in outputs if p.zeros)
     )
+
+
+# What the tables of one test have in common.
+_SHARED = (
+    "collective",
+    "names",
+    "parser",
+    "settings",
+    "args",
+    "launched",
+    "members",
+    "versions",
+)
 
 
 class _TextReader:
@@ -278,8 +294,11 @@ class _TextReader:
         self.above.clear()
         if isinstance(row, str):
             self.failed = line, text, row
-        else:
-            self.output.rows.append(row)
+            return
+        self.output.rows.append(row)
+        starred = next((field for field in text.split() if _STARRED.fullmatch(field)), "")
+        if starred and "error" in self.output.names:
+            self.output.verdict = self.output.verdict or f"error {starred} in line {line}"
 
     def _begins_table(self, row: nccl_tests.NcclTestsRow) -> bool:
         """Whether a row is of another table than the rows before: a footer is between them, or the
@@ -310,7 +329,16 @@ class _TextReader:
         before.title = before.title or before.first_title
         before.concluded = True
         self.next_output(line, True)
-        for name in ("collective", "names", "parser", "settings", "args", "members", "versions"):
+        for name in (
+            "collective",
+            "names",
+            "parser",
+            "settings",
+            "args",
+            "members",
+            "versions",
+            "launched",
+        ):
             setattr(self.output, name, getattr(before, name))
         self.output.above = [*before.above, *self.above]
         self.output.started, self.output.title = before.started, self._title()
@@ -326,10 +354,10 @@ class _TextReader:
             output.collective = base.collective_named(_plain_program(match[1])) or output.collective
         elif _SETTINGS.search(text):
             output = self.next_output(line, bool(output.settings or output.rows))
-            output.settings = _settings(text)
+            output.settings = nccl_tests.settings_of(text)
             self._entitle(output)
         elif match := _BLOCKING.search(text):
-            output.settings["blocking"] = _blocking(match[1])
+            output.settings["blocking"] = nccl_tests.blocking_option(match[1])
         elif match := _RANK.search(text):
             # The list of ranks is above its table. In the oldest versions each rank prints its own
             # line, after the table.
@@ -386,6 +414,7 @@ class _TextReader:
             output.collective = name
             self._entitle(output)
             output.args = match.string[match.end(1) :].split()
+            output.launched = nccl_tests.launched_ranks(match.string)
         if match[2] and "." in match[2] and (factor := base.number(match[2])) is not None:
             n = int(factor)
             then = "" if n > 1 else ", so that the sizes rise by the default step of 1 MiB"
@@ -430,22 +459,6 @@ def _plain_program(name: str) -> str:
     return os.path.basename(name).removesuffix("_mpi").removesuffix("_perf")
 
 
-def _blocking(text: str) -> str:
-    """The value of -z that a heading describes."""
-    if "no barrier" in text:
-        return "2"
-    return "3" if "time excludes barrier" in text else "1"
-
-
-def _settings(text: str) -> dict[str, str]:
-    settings = dict(re.findall(r"(\w+):? (\d+)", text.replace(" iters:", "_iters:")))
-    if step := re.search(r"step: (\d+)\((\w+)\)", text):
-        settings["step"], settings["step_kind"] = step[1], step[2]
-    if iters := re.search(r"(?<!warmup )(?<!agg )iters: (\d+)", text):
-        settings["iters"] = iters[1]
-    return settings
-
-
 def _make_run(
     output: _TestOutput, options: base.ImportOptions, imported: base.Imported
 ) -> Run | None:
@@ -469,6 +482,9 @@ def _make_run(
             f"{listed} ranks are listed, but every {source} is that of {inferred}: {inferred} taken"
         )
         run.ranks = inferred
+    elif not run.ranks and output.launched:
+        imported.warn(f"{output.launched} ranks: taken from the command line")
+        run.ranks = output.launched
     run.calls = base.whole(output.settings.get("iters"))
     if output.settings.get("graph", "0") != "0":
         run.mode = "graph"

@@ -20,7 +20,6 @@ from typing import Any
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import CaseResult
 from torchcoll.reading import base
-from torchcoll.reading.writers import without_log
 
 NAME = "oneccl"
 _NAMES = re.compile(r"#\s*Benchmarking:\s*(.*\S)")
@@ -78,7 +77,7 @@ class _OneCclReader(base.TableReader):
         self.equal_rows: list[tuple[int, Mapping[str, str]]] = []  # CSV rows with equal figures
 
     def line(self, line: int, text: str) -> None:
-        text = without_log(text)[0].strip("\n")
+        text = text.strip("\n")
         plain = text.strip()
         if not plain:
             return

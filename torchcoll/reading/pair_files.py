@@ -32,6 +32,7 @@ _LISTED = re.compile(
     r"\s*[:,|=]?\s+(\d+(?:\.\d+)?)\s*([GM]i?[Bb](?:it)?/s(?:ec)?|[GM]bps)?\s*$"
 )
 _LEAST_LISTED = 3
+_NUMBERED = re.compile(r"0|[1-9][0-9]{0,4}")  # a rank
 _UNITS = {"Gb/sec": 0.125, "MB/sec": 2**20 / 1e9, "GB/s": 1.0, "MB/s": 1e-3}
 _LATENCY_BYTES, _LEAST_BYTES = 8, 1024  # of a latency, and of a bandwidth
 NO_ROW = f"no row of {_LATENCY_BYTES} bytes, nor of {_LEAST_BYTES} or more"
@@ -85,7 +86,7 @@ class _PairsReader(base.TableReader):
         elif match := _BANDWIDTHS.match(text):
             self.kind, self.scale = "perftest", _UNITS.get(match[1], 0.0)
         elif self.kind and (match := _ROW.match(text)):
-            self.row(line, int(match[1]), match[2].split())
+            self.row(line, base.whole(match[1]), match[2].split())
         elif match := _LISTED.match(text):
             self.listed(line, match)
         elif "Gb/s" in text or "Gbps" in text:
@@ -95,15 +96,16 @@ class _PairsReader(base.TableReader):
         self.tool, self.version = tool, version
         self.outputs.append(_PairOutput(self.names, line))
 
-    def row(self, line: int, size: int, figures: Sequence[str]) -> None:
+    def row(self, line: int, size: int | None, figures: Sequence[str]) -> None:
         index = 2 if self.kind == "perftest" else 0
         value = base.number(figures[index]) if index < len(figures) else None
-        if not value or not size or not self.scale:
+        if not value or not size or not self.scale or not self.outputs:
             self.imported.refuse(line, f"no figure: {' '.join(figures)[:40]}")
             return
         self.imported.take()
         ns = value * 1e3 if self.kind == "Latency" else size / (value * self.scale)
-        self.outputs[-1].rows[size] = ns
+        if base.number(ns):
+            self.outputs[-1].rows[size] = ns
 
     def listed(self, line: int, match: re.Match[str]) -> None:
         value = base.number(match[3])
@@ -114,7 +116,8 @@ class _PairsReader(base.TableReader):
         bits = "b" in unit.replace("/s", "") or "bps" in unit
         gbps = value / (8 if bits else 1) / (1000 if unit.startswith("M") else 1)
         self.imported.take()
-        self.outputs.append(_PairOutput((match[1], match[2]), line, {1: 1 / gbps}))
+        if base.number(1 / gbps):
+            self.outputs.append(_PairOutput((match[1], match[2]), line, {1: 1 / gbps}))
 
     def end(self) -> None:
         names: dict[str, None] = {}
@@ -123,12 +126,10 @@ class _PairsReader(base.TableReader):
                 self.imported.warn(NO_HOSTS)
                 each.names = "first", "second"
             names |= dict.fromkeys(each.names)
-        if all(name.isdecimal() for name in names):
-            last = max(map(int, names), default=0)
-            names = dict.fromkeys(map(str, range(last + 1))) if last < 1 << 16 else names
+        numbered = all(map(_NUMBERED.fullmatch, names))
+        if numbered:
+            names = dict.fromkeys(map(str, range(max(map(int, names), default=0) + 1)))
         units = {name: index for index, name in enumerate(names)}
-        units = {name: index for index, name in enumerate(names)}
-        numbered = all(name.isdecimal() for name in names)
         rule = "pair" if numbered else "node"
         results = [
             result

@@ -109,8 +109,12 @@ def _candidates(fields: Sequence[str]) -> dict[str, list[int]]:
     """Key -> indices of the columns that have the likeliest name for it; {} for other lines."""
     candidates: dict[str, tuple[int, list[int]]] = {}
     for index, field in enumerate(fields):
+        if len(field) > _TITLE:  # prose
+            continue
         name = " ".join(_UNIT.sub(" ", field.lower().replace("_", " ")).strip(" #").split())
-        timed = any(token in _TIMES for token in _SPLIT.split(field.lower()))
+        # A word 's' is a name, such as that of a mode, and no unit.
+        units = _SPLIT.split(field.lower()) if _UNIT.search(field) else field.lower().split("_")
+        timed = any(token in _TIMES for token in units)
         for rank, (key, pattern) in enumerate(_COLUMN_NAMES):
             unit_needed = pattern == ".*" or key in ("min", "max")
             if (timed or not unit_needed) and re.fullmatch(pattern, _without_unit(name)):
@@ -309,7 +313,7 @@ class _PlainTableReader(base.TableReader):
         shown = shorten([repr(name) for name in names], 3, "columns")
         self.imported.refuse(line, f"several columns of {key}: {shown}: name one by --map")
         pairs = shlex.quote(f"size={fields[several['size'][0]]},{key}={names[0]}")
-        self.imported.action = f"torchcoll convert {shlex.quote(self.options.file)} --map {pairs}"
+        self.imported.action = f"torchcoll convert FILE --map {pairs} -o RUN.jsonl takes it."
 
     def row(self, line: int, plain: str, fields: list[str]) -> None:
         if self.form == "blanks" and len(fields) != len(self.names):

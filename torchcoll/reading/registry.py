@@ -23,10 +23,10 @@ from typing import cast
 
 from torchcoll.core.bounds import MOST_TEXT
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice, one_line
-from torchcoll.core.file import MODEL_START, uncollected
+from torchcoll.core.file import MODEL_START, is_ours, uncollected
 from torchcoll.core.other_commands import TRACE, begin_of, reading_command, without_collectives
 from torchcoll.core.result import Run
-from torchcoll.core.stdin import is_stdin
+from torchcoll.core.stdin import from_stdin, is_stdin
 from torchcoll.core.units import counted, shorten
 from torchcoll.reading.base import Imported, Importer, ImportOptions, Line, join
 from torchcoll.reading.base import number as base_number
@@ -347,6 +347,27 @@ def runs_in(*paths: str, collective: str | None = None, ranks: int | None = None
     return imported.runs
 
 
+def two_tables(
+    path: str, collective: str | None = None, ranks: int | None = None
+) -> list[tuple[str, Run]]:
+    """(name, run) of the two tables of a file that have the same cases, such as Before and After;
+    [] for any other file.
+    """
+    path = os.fspath(from_stdin(path))
+    if not os.path.isfile(path) or is_ours(path):
+        return []
+    runs = runs_in(path, collective=collective, ranks=ranks)
+    if len(runs) != 2 or runs[0].ranks != runs[1].ranks:
+        return []
+    first, second = ({result.case for result in run.results} for run in runs)
+    if not first & second:
+        return []
+    titles = [str(run.labels.get("table", "")) for run in runs]
+    if not all(titles) or titles[0] == titles[1]:
+        titles = ["first", "second"]
+    return [*zip(titles, runs, strict=True)]
+
+
 def nothing_read(path: str, imported: Imported) -> UnreadableError:
     """The error for a file without any readable row."""
     refusals = imported.refusals()
@@ -358,7 +379,7 @@ def nothing_read(path: str, imported: Imported) -> UnreadableError:
     location = f"{path}:{shorten(lines.split(','), 3, ',...', ',')}" if lines else path
     more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
     name = "-" if is_stdin(path) else shlex.quote(path)
-    action = imported.action
+    action = imported.action.replace(" FILE ", f" {name} ")
     if ": give --" in why:
         action = f"torchcoll convert {name} ... -o RUN.jsonl takes it."
     return UnreadableError(f"{location}: {why}{more}", action=action)

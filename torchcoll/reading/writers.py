@@ -234,14 +234,16 @@ def _is_counter(pattern: re.Pattern[str], lines: Sequence[str]) -> bool:
 
 
 # A message of a library, which may begin within a row that another process prints. Hosts begin with
-# a letter here, because `0node7:12:13 [0]` is the last field of a row followed by a host.
+# a letter here, because `0node7:12:13 [0]` is the last field of a row followed by a host. So are
+# `N/Anode7` and, after a blank, `sumnode7`.
 _LOG = re.compile(
-    r"(?:[A-Za-z_][\w.-]{0,255})?:\d+:\d+ \[\S{0,64}\] .*$"
+    r"(?:(?<!N/)[A-Za-z_][\w.-]{0,255})?:\d+:\d+ \[\S{0,64}\] .*$"
     r"|\[\S{0,64}\] NCCL (?:INFO|WARN|TRACE|ABORT) .*$"
     r"|\d{4}:\d\d:\d\d-\d\d:\d\d:\d\d:\s?\(\s*\d+\) \|CCL_\w+\|.*$"
     r"|NCCL_TESTS_ALLTOALLV\S*.*$"
 )
 _MESSAGE = re.compile(r"([\w.-]{1,256}):(\d+):\d+ \[\S{0,64}\] ")
+_OPERATION = re.compile(r"(?:sum|prod|max|min|avg|none)(?=[A-Za-z_])")
 _MARKS = ("NCCL", "|CCL_")
 _LABEL_BEFORE = re.compile(r"\[\d{1,7}\] ?$")  # of mpiexec, in front of the message
 
@@ -263,8 +265,16 @@ def without_log(text: str, hosts: Collection[str] = ()) -> tuple[str, bool]:
         match = _LOG.search(text)
         if match is None:
             return text, False
-        before = text[: match.start()]
+        end = match.start()
+        if end and text[end - 1].isspace() and (operation := _OPERATION.match(text, end)):
+            end = operation.end()
+        before = text[:end]
     return _LABEL_BEFORE.sub("", before), True
+
+
+def is_message(text: str) -> bool:
+    """Whether a line is a message of NCCL as a whole."""
+    return bool(_MESSAGE.match(text))
 
 
 def log_hosts(lines: Iterable[str]) -> set[str]:

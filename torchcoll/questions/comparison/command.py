@@ -94,12 +94,8 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     from torchcoll.questions.comparison.arguments import sides_of
     from torchcoll.questions.comparison.compare import compare
     from torchcoll.questions.comparison.show import notes_of_sides, show_comparisons
-    from torchcoll.reading.inputs import (
-        check_import_options,
-        drop_non_results,
-        read_each,
-        two_tables,
-    )
+    from torchcoll.reading.inputs import check_import_options, drop_non_results, read_each
+    from torchcoll.reading.registry import two_tables
     from torchcoll.stats.differences import check_unmixed
     from torchcoll.stats.sides import side
 
