@@ -138,9 +138,9 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
         if budget_s is not None and (text := state.short_of(budget_s, run_s)):
             notes.append(text)
         tell_notes(asked.plan, notes)
-        sides = len(a_round.cells)
-        text = f"{asked.most} rounds of {counted(sides, 'run')}"
-        most = MostRuns(asked.most * sides, text, "every case is decided")
+        runs = len(a_round.cells)
+        text = f"{asked.most} rounds of {counted(runs, 'run')}"
+        most = MostRuns(asked.most * runs, text, "every case is decided")
         return dry_run(a_round, asked.folder, most=most)
     number = None
     if missing is not None:

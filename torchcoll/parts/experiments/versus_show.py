@@ -169,7 +169,7 @@ def _answer_of(comparison: Comparison) -> Answer:
     if not changed or not any(row.is_notable for row in is_open):
         return comparison.answer
     base, new = comparison.side_names
-    texts = []
+    texts: list[str] = []
     for result in wording.CHANGED:
         of_result = sorted((row for row in changed if row.result == result), key=_distance)
         named = [
