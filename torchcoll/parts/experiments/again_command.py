@@ -362,6 +362,11 @@ COMMANDS = {
             ),
         ),
         exit_1="there is no single version, or it is not decided",
+        option_groups={
+            "what is compared": "--env --axis --metric",
+            "when it ends": "--threshold --runs --cell-timeout",
+            "output": "--output --format --quiet --dry-run",
+        },
     ),
     "again": SubCommand(
         "run again what a file ran, and judge whether it is reproduced",
