@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from pathlib import Path
 import re
 
 import pytest
@@ -214,3 +215,15 @@ def test_means_are_no_first_calls(tmp_path, capsys):
     path.write_text(benchmark([900.0, 30.0], 4, iters=20, warmup=5))
     assert main(["cold", str(path)]) == 3
     assert error_text("first calls", "none in 1 file", "runs with cold") in capsys.readouterr().err
+
+
+def test_the_second_call_is_said_and_each_run_is_listed_once(capsys):
+    """One run on each number of ranks and place in a job: a table by ranks would repeat it."""
+    folder = Path(__file__).parents[2] / "results" / "oneccl-cold-scaling"
+    assert main(["cold", str(folder)]) == 0
+    shown = lines(capsys)
+    assert shown[0] == (
+        "on 768 ranks the first call takes 2.68 s and the second 3.08 s; the third takes 385 us"
+    )
+    assert sum(" 768 2.680 s 3.082 s" in line for line in shown) == 1
+    assert any(line.startswith("2nd run / 1st, 7 jobs of 12 to 768 ranks: ") for line in shown)

@@ -117,9 +117,9 @@ def _template_answer(machine: Machine) -> Answer:
     nics = speeds.unique_nics(topo.nics)
     text = f"{counted(len(topo.gpus), 'GPU')} and {counted(len(nics), 'network interface')}"
     devices = [*(gpu.node for gpu in topo.gpus), *(nic.node for nic in nics)]
-    known = {gbps for device in devices if (gbps := speeds.pci_gbps(device))}
-    if known:
-        ends = dict.fromkeys(format_bandwidth(pick(known)) for pick in (min, max))
+    pci_gbps = {gbps for device in devices if (gbps := speeds.pci_gbps(device))}
+    if pci_gbps:
+        ends = dict.fromkeys(format_bandwidth(pick(pci_gbps)) for pick in (min, max))
         text += f" on PCI links of {' to '.join(ends)} GB/s"
     text += "; the links of the GPUs are not in this file, as in one for NCCL_TOPO_FILE"
     return Answer(text, "doubt", next_step=_DUMP)

@@ -45,7 +45,7 @@ def logs_answer(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> Answer | None:
         return replace(answer, level=level, before=before + answer.before)
     files = list(dict.fromkeys(file for job in jobs for file in job.files))
     text = f"{units.counted(len(jobs), 'job')} in {units.counted(len(files), 'log')}"
-    troubles = [trouble for job in jobs for trouble in _troubles(job)]
+    troubles = [warning for job in jobs for warning in _troubles(job)]
     choices = Counter(chosen for job in jobs if (chosen := _chosen(job)))
     named = units.shorten(list(choices), 1, "; and {} more", between="; ")
     number = sum(choices.values())
@@ -75,7 +75,7 @@ def _job_answer(job: JobLog) -> Answer:
         text += f" over {paths}" if paths else ""
     harmless = sum(map(_is_harmless, job.warnings))
     details += [units.counted(harmless, "harmless warning")] if harmless else []
-    before = "".join(f"{one_line(trouble)}; " for trouble in troubles)
+    before = "".join(f"{one_line(text)}; " for text in troubles)
     is_bare = not (chosen or troubles or paths) and job.facts["library"] != "oneCCL"
     return Answer(
         one_line("; ".join([text, *details])),

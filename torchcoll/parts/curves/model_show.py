@@ -192,13 +192,13 @@ def _predictions_answer(name: str, rows: Sequence[PredictedRow], titles: Sequenc
     most = max(inside or of_kind, key=lambda row: (row.ranks, row.size_bytes))
     kinds = list(dict.fromkeys(repr(row.kind) for row in rows))
     title = titles[kinds.index(repr(most.kind))]
-    told = predicted if len(predicted) <= _MOST_PREDICTED and len(kinds) == 1 else [most]
-    several = len({row.ranks for row in told}) > 1
+    named = predicted if len(predicted) <= _MOST_PREDICTED and len(kinds) == 1 else [most]
+    several = len({row.ranks for row in named}) > 1
     on = "" if several else f" on {counted(most.ranks, 'rank')}"
     text = f"predicted by {name}, not measured: {title}{on}: "
-    text += ", ".join(_prediction_text(row, several) for row in told)
+    text += ", ".join(_prediction_text(row, several) for row in named)
     beyond = sum(bool(row.prediction and row.prediction.beyond) for row in rows)
-    if beyond and len(told) < len(predicted):
+    if beyond and len(named) < len(predicted):
         text += f"; {beyond} of {counted(len(rows), 'prediction')} extrapolated"
     out = len(rows) - len(predicted)
     text += f"; {out} not predicted, see the table" * bool(out)

@@ -73,7 +73,7 @@ def unlike_machines(runs: Sequence[Run]) -> list[str]:
     """
     names = [known_of(run).get(_DEVICE, "") for run in runs]
     devices = [set(name.split(", ")) for name in names if name]
-    if not any(one.isdisjoint(other) for one in devices for other in devices):
+    if not any(a.isdisjoint(b) for a in devices for b in devices):
         return []
     unknown = ["others that are not recorded"] if not all(names) else []
     return [*dict.fromkeys(filter(None, names)), *unknown]

@@ -239,8 +239,9 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
             span = _span(transition.low_bytes, transition.high_bytes)
             changes.append(f"{which}{what} between {span}")
     texts += units.shorten_list(changes, _MOST_TOLD, "{} more transitions")
-    next_step = "measure the sizes that --refine proposes" if vague else ""
+    next_step = ""
     if vague and len(curves) == 1:
+        next_step = "measure the sizes that --refine proposes"
         ends = ", and ".join(f"between {_span(low, high)}" for low, high in vague)
         texts += _ends_texts(curves[0])
         texts.append(f"the law changes {ends}, with too few sizes there to fit it")
