@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 from error_form import error_text
@@ -11,6 +12,7 @@ from handmade import Terminal
 from made_runs import given, measured, run
 from made_starts import MS, start
 
+from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.parts.curves.scaling import scaling
 from torchcoll.parts.curves.scaling_show import scaling_grids, show_scaling
@@ -300,3 +302,12 @@ def test_runs_that_share_a_device_are_one_machine():
         ]
     ).curves
     assert [point.ranks for point in curve.points] == [2, 4]
+
+
+def test_first_calls_alone_are_no_model(capsys):
+    folder = Path(__file__).parents[2] / "results" / "oneccl-cold-scaling"
+    assert main(["model", "validate", str(folder)]) == 3
+    assert capsys.readouterr().err.endswith(
+        "cases: got no usable one among 140 cases, expected right ones with ranks, a size and a "
+        "steady time. Left out: 140 of first calls alone.\n"
+    )

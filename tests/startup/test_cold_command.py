@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from pathlib import Path
 import re
+from pathlib import Path
 
 import pytest
 from error_form import error_text
