@@ -159,6 +159,26 @@ def test_the_build_installs_what_the_tests_need():
     assert lines[0] == lines[1] and len(lines[0]) == 1
 
 
+def test_github_runs_what_the_build_server_runs():
+    """The workflow calls .ci/run, and the forms ask for what every report needs."""
+    yaml = pytest.importorskip("yaml")
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    runs = " ".join(step.get("run", "") for step in steps)
+    assert "bash .ci/run" in runs and "mkdocs build --strict" in runs
+    forms = [*(ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")]
+    loaded = {path.stem: yaml.safe_load(path.read_text()) for path in forms}
+    assert set(loaded) == {"config", "crash", "file-not-read", "wrong-number"}
+    for name, form in loaded.items():
+        if name != "config":
+            assert form["name"] and form["description"]
+            ids = [field["id"] for field in form["body"]]
+            assert len(ids) == len(set(ids))
+            assert all(field["attributes"]["label"] for field in form["body"])
+            asks = str(form)
+            assert "torchcoll doctor" in asks or "torchcoll FILE" in asks
+
+
 def test_every_dependency_is_pinned():
     from configparser import ConfigParser
 

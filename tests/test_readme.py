@@ -35,7 +35,10 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 SETUP = (ROOT / "setup.cfg").read_text()
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-OTHERS = [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+OTHERS = [
+    ROOT / name
+    for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", ".github/SECURITY.md")
+]
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "README.md", *DOCS)}
 # These pages begin with the same slow commands. They share a copy, and each command runs once.
 TOGETHER = ("README.md", "docs/start.md")
