@@ -96,7 +96,7 @@ FILES = {
     "osu": (OSU, "show", ""),
     "imb": (IMB, "show", ""),
     "nccl-log": (NCCL_LOG, "log", "NCCL"),
-    "oneccl-log": (ONECCL_LOG, "log", "1 warning of the library"),
+    "oneccl-log": (ONECCL_LOG, "log", "oneCCL of unknown version; 1 harmless warning"),
     "topology": (TOPOLOGY, "log", ""),
     "watchdog": (WATCHDOG, "postmortem", "rank 3 waits in all_reduce number 808"),
     "killed": (KILLED, "postmortem", "was killed by SIGKILL"),

@@ -592,6 +592,13 @@ def test_another_major_schema(tmp_path, schema):
     )
 
 
+def test_an_older_schema_says_what_to_do(tmp_path):
+    path = tmp_path / "file"
+    path.write_text(json.dumps({"record": "header", "schema": "torchcoll/1"}))
+    expected = "torchcoll/2. Measure again: no version that was released wrote it."
+    assert refusal(path) == error_text(f"schema of {path}", "torchcoll/1", expected)
+
+
 @pytest.mark.parametrize("schema", ["torchcoll/2", "torchcoll/2.4"])
 def test_the_same_major_schema(tmp_path, schema):
     path = tmp_path / "file"

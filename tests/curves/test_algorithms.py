@@ -611,3 +611,28 @@ def test_auto_is_ahead_only_where_every_right_cell_is_shown_to_be_slower():
     assert not ahead(at(0.95, 0.001), at(1.05, 0.001))
     assert ahead(at(0.95, 0.001), at(1.05, 0.9, values=()))  # it has no time: no contest
     assert not ahead()
+
+
+def test_one_run_of_each_is_not_judged(capsys):
+    """Two files of one run each, without AUTO: no algorithm is called the best, as in compare."""
+    runs = [
+        *cell("Ring", {K: 100_000, M: 100_000}, RING, count=1),
+        *cell("Tree", {K: 90_000, M: 150_000}, TREE, count=1),
+    ]
+    result = algorithms(runs)
+    show_algorithms([result])
+    out = capsys.readouterr().out
+    assert out.replace("\n  ", " ").startswith(
+        "not judged: only 1 run of each algorithm; at least 3 are needed. Next: make 3 runs of "
+        "each, as torchcoll matrix --preset nccl-algorithms --runs 3 does\n"
+    )
+    assert "1K: Tree" not in out and "best: " not in out
+
+
+def test_three_runs_of_each_are_judged(capsys):
+    runs = [
+        *cell("Ring", {K: 100_000, M: 100_000}, RING, count=3),
+        *cell("Tree", {K: 50_000, M: 150_000}, TREE, count=3),
+    ]
+    show_algorithms([algorithms(runs)])
+    assert capsys.readouterr().out.startswith("best: 1K Tree, 1M Ring\n")

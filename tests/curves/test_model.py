@@ -397,7 +397,7 @@ def test_one_host_and_several_predict_more_hosts(measured_hosts, tmp_path, capsy
     show_fit(fitted_model)
     out = capsys.readouterr().out
     assert (
-        out.startswith("the model predicts 1 kind of cases") and "is assumed, not supported" in out
+        out.startswith("the model predicts all_reduce on ") and "is assumed, not supported" in out
     )
     assert "no number of ranks can be predicted from the others" in " ".join(out.split())
     # Two numbers of ranks determine the links, so that nothing is left for an interval.

@@ -224,7 +224,7 @@ def test_from_python():
     assert published.low_ns < published.time_ns < published.high_ns
     shown = io.StringIO()
     torchcoll.show(fitted, file=shown)
-    assert "the model predicts 1 kind of cases on 2, 4, 8 ranks" in shown.getvalue()
+    assert "the model predicts all_reduce on 2, 4, 8 ranks, " in shown.getvalue()
 
 
 @pytest.mark.parametrize(

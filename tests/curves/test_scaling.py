@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 from error_form import error_text
@@ -11,6 +12,7 @@ from handmade import Terminal
 from made_runs import given, measured, run
 from made_starts import MS, start
 
+from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.parts.curves.scaling import scaling
 from torchcoll.parts.curves.scaling_show import scaling_grids, show_scaling
@@ -218,10 +220,13 @@ def test_a_limit_that_is_none(link):
 def test_nothing_to_show():
     osu = run(given(1000, 0), ranks=0, source={"tool": "osu"})
     with pytest.raises(
-        UsageError, match=error_text("cases", "none of 1 case, .* 1 without a number of r")
+        UsageError,
+        match=error_text(
+            "cases", "no usable one among 1 case", ".* Left out: 1 without a number of r"
+        ),
     ):
         found([osu])
-    with pytest.raises(UsageError, match=error_text("cases", "none of 1 case")):
+    with pytest.raises(UsageError, match=error_text("cases", "no usable one among 1 case")):
         found([osu], 1024)
 
 
@@ -262,3 +267,47 @@ def test_first_calls_of_a_job_are_those_of_its_first_launch():
         "3 of 6 runs came later in a job: their first calls are not in this table; `torchcoll "
         "cold` shows them"
     ]
+
+
+def test_unlike_machines_are_in_no_common_curve():
+    """16 ranks of two vendors are not one point of a curve, and no growth is judged over them."""
+    runs = [
+        launch(8, {1024: 9000}, device_name="NVIDIA GB200"),
+        launch(16, {1024: 5780}, device_name="NVIDIA GB200"),
+    ]
+    runs += [
+        launch(16, {1024: 12800}, device_name="AMD Instinct MI308X"),
+        launch(4, {1024: 8000}, device_name=""),
+    ]
+    result = found(runs)
+    assert [(p.ranks, p.runs) for curve in result.curves for p in curve.points] == [
+        (8, 1),
+        (16, 1),
+        (16, 1),
+        (4, 1),
+    ]
+    assert result.answer.text == (
+        "Cannot tell whether the time grows with the ranks: the 4 runs are of unlike machines "
+        "(NVIDIA GB200, AMD Instinct MI308X, others that are not recorded), which have no curve "
+        "in common. Next: give the files of one machine"
+    )
+
+
+def test_runs_that_share_a_device_are_one_machine():
+    """A second host adds another CPU: the sweep is still one curve."""
+    (curve,) = found(
+        [
+            launch(2, {1024: 9000}, device_name="EPYC"),
+            launch(4, {1024: 9500}, device_name="EPYC, Xeon"),
+        ]
+    ).curves
+    assert [point.ranks for point in curve.points] == [2, 4]
+
+
+def test_first_calls_alone_are_no_model(capsys):
+    folder = Path(__file__).parents[2] / "results" / "oneccl-cold-scaling"
+    assert main(["model", "validate", str(folder)]) == 3
+    assert capsys.readouterr().err.endswith(
+        "cases: got no usable one among 140 cases, expected right ones with ranks, a size and a "
+        "steady time. Left out: 140 of first calls alone.\n"
+    )

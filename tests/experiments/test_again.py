@@ -350,6 +350,19 @@ def test_a_quiet_mean_does_not_hide_a_noisy_case():
     assert answer.next_step == "make more runs (--runs 12)"
 
 
+def test_runs_that_vary_by_more_than_a_factor_of_2_say_so():
+    """No bound of 278x: the new runs vary, and the case that looks farthest off is named."""
+    quiet = judged(1.0, [math.exp(-0.01), 1.0, math.exp(0.01)])
+    noisiest = replace(quiet.cases[0], name="noisy", ratio=0.63, bound=277.0)
+    furthest = replace(quiet.cases[0], name="far", ratio=8.7, bound=12.0)
+    result = replace(quiet, verdict="cannot tell", cases=(noisiest, furthest), threshold=0.1)
+    assert Rerun("fast.jsonl", result, [], [], "again").answer.text == (
+        "Cannot tell whether fast.jsonl is reproduced: 3 new runs vary too much to exclude a "
+        "difference of 10 % in 2 of 2 cases (most in noisy); far looks 8.7x faster. Next: make "
+        "more runs (--runs 6)"
+    )
+
+
 def test_a_difference_near_the_threshold_cannot_be_told():
     """The standard error is 0.011547, as above. t(0.975, 2) = 4.3027 times it is 0.0497: 5.1 %."""
     result = judged(math.exp(-0.06), [math.exp(-0.01), 1.0, math.exp(0.01)])

@@ -245,8 +245,8 @@ def test_noise_that_shows_neither_a_change_nor_none(bisect):
     code, printed = bisect("v1,v2,v3", "--runs", "6", FROM="99", NOISE="0.3")
     assert code == 1
     assert printed.out.replace("\n  ", " ").startswith(
-        "not decided: 6 runs show neither a change between v1 and v3 nor that there is none. Next: "
-        "make more runs (--runs 20)\n"
+        "Cannot tell whether v3 is slower than v1: it looks 0.1 % slower, but 6 runs vary too "
+        "much. Next: make more runs (--runs 20)\n"
     )
     rows = [line.split()[:3] for line in printed.out.splitlines() if line[:1] == "v"][1:]
     assert rows[1] == ["v2", "0", "-"], "a version that did not run has its row"
@@ -254,6 +254,30 @@ def test_noise_that_shows_neither_a_change_nor_none(bisect):
         bisect("v1,v2,v3", "--runs", "6", "--format", "json", FROM="99", NOISE="0.3")[1].out
     )
     assert (document["result"], document["range"]) == ("not decided", None)
+
+
+def test_an_unset_value_is_called_unset(bisect, capsys, monkeypatch):
+    words = ["bisect", "--env", "MALLOC_=,1,2", "-o", "runs", "--quiet", "--runs", "6", "--"]
+    monkeypatch.setenv("FROM", "99")
+    monkeypatch.setenv("NOISE", "0.3")
+    assert main([*words, sys.executable, "-S", "fake_run.py", "v1"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("Cannot tell whether 2 is ") and " than unset: it looks " in out
+    assert "auto" not in out and re.search(r"^unset +[2-4] ", out, re.MULTILINE)
+
+
+def test_a_dry_run_starts_nothing(bisect, capsys):
+    """13 cases of 1.5 s and 10 s to start are 29.5 s a run: 180 take 1 h 28 min."""
+    code = main(["bisect", "--axis", "v=2.11,2.12,2.13", "-o", "D", "--dry-run", "--",
+                 "venvs/{v}/bin/torchrun", "-m", "torchcoll.allreduce"])  # fmt: skip
+    printed = capsys.readouterr()
+    assert code == 0 and not Path("D").exists()
+    assert printed.err.startswith(
+        "at most 180 runs of 3 versions (1 h 28 min); it ends as soon as the version is found; "
+        "nothing was started\nthe first 3 runs, about 1 min 28 s (assumed: "
+    )
+    starts = [line.split("/bin/")[0] for line in printed.out.splitlines()]
+    assert starts == ["venvs/2.11", "venvs/2.12", "venvs/2.13"]
 
 
 @pytest.mark.parametrize(

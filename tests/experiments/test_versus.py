@@ -267,6 +267,34 @@ def test_no_case_in_common_ends_after_one_launch_of_each():
         begun().next(there)
 
 
+# Two sizes in 6 runs of each side (ns), as somebody measured them on two shared cores.
+MALLOC = {
+    "a": {
+        M: (1278980, 1469538, 721186, 1372624, 776714, 778586),
+        4 * M: (4938831, 3255695, 4249597, 4495988, 3182046, 4967869),
+    },
+    "b": {
+        M: (1532836, 1394246, 1881029, 1086133, 1438782, 2131111),
+        4 * M: (5980588, 5757502, 6969406, 6040787, 8025515, 6400582),
+    },
+}
+
+
+def test_a_case_that_is_open_is_named_once():
+    state = begun()
+    played(state, lambda cell, launch: {s: t[launch - 1] for s, t in MALLOC[cell].items()}, 12)
+    state.next(there)
+    assert round_text(state) == (
+        "round 6: 1 of 2 decided: 4M slower; open, so far: 1M 1.51x slower"
+    )
+    assert told(state) == (
+        "b is slower than a in 1 of 2 cases: 4M 1.58x (p 0.047); not decided: 1M (looks 1.51x "
+        "slower); not ended: 6 rounds so far. Next: torchcoll versus --resume 'runs/a b'"
+    )
+    state.stopped, state.out_of_time = "the time of --budget is spent", True
+    assert "; stopped by --budget after 6 rounds. Next: " in told(state)
+
+
 def test_a_wrong_case_leaves_the_others():
     times = noisy({"a": {K: 1, M: 1}, "b": {K: 1.3, M: 1.3}}, noise=0.002)
     state = begun()
@@ -340,6 +368,7 @@ def test_no_round_begins_that_would_end_behind_the_budget():
     # two runs of 50 / 4 s at the fifth and of 70 / 6 s at the seventh: 93 s. At the ninth 90 s
     # are over, and a round takes 22 s.
     assert len(ended) == 8 and state.stopped == "the time of --budget is spent"
+    assert state.out_of_time
 
 
 def test_a_budget_that_cannot_reach_a_look_is_told_after_the_first_launch():
@@ -700,10 +729,29 @@ def test_a_dry_run_starts_nothing(capsys):
     assert versus("-o", "D", "--dry-run") == 0
     out, err = capsys.readouterr()
     assert err.startswith(
-        "up to 30 rounds of 2 runs, until every case is decided; the first round, "
+        "at most 30 rounds of 2 runs; it ends as soon as every case is decided; nothing was "
+        "started\nthe first 2 runs, its time is not known from here:\n"
     )
-    assert err.endswith(":\n") and len(out.splitlines()) == 2
+    assert len(out.splitlines()) == 2
     assert not Path("D").exists()
+
+
+def test_a_dry_run_says_the_whole_time_and_takes_torchcoll_run(capsys):
+    """13 cases of 1.5 s and 10 s to start are 29.5 s a run: 60 runs take 29 min 30 s."""
+    words = ["versus", "--env", "OMP_NUM_THREADS=1,2", "-o", "D", "--dry-run", "--"]
+    program = Path("bin/torchcoll")
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n# torchcoll\n")
+    program.chmod(0o755)
+    assert main([*words, str(program), "run", "-n", "2", "allreduce"]) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith(
+        "at most 30 rounds of 2 runs (29 min 30 s); it ends as soon as every case is decided; "
+        "nothing was started\nthe first 2 runs, about 59 s (assumed: "
+    )
+    assert out.splitlines()[1].startswith(
+        f"OMP_NUM_THREADS=2 {program} run -n 2 allreduce --output D/OMP_NUM_THREADS2-1.jsonl "
+    )
 
 
 def test_a_dry_run_tells_a_budget_that_cannot_do(capsys):

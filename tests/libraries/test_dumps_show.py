@@ -240,10 +240,9 @@ def test_a_file_for_nccl(folder, capsys):
     (folder / "azure.xml").write_text(
         system('<pci busid="0001:00:00.0" class="0x030200" link_speed="" link_width="0"/>')
     )
-    assert shown(capsys, "azure.xml")[:3] == [
+    assert shown(capsys, "azure.xml")[:2] == [
         "NCCL topology: 1 GPU, 1 NUMA node (AuthenticAMD x86_64), 0 network interfaces",
-        "no <gpu> in it: a file for NCCL_TOPO_FILE, to which NCCL adds what it finds",
-        "ring: no ceiling: the file has no <gpu>: NVLink is not in it",
+        "a file for NCCL_TOPO_FILE: the PCI devices, to which NCCL adds the links that it finds",
     ]
 
 
@@ -312,5 +311,10 @@ def test_with_a_log_and_with_files_that_are_refused(folder, capsys):
     expected = error_text("XML", "bad.xml", "a file without DTD and entities")
     assert out.err == f"torchcoll: skipped: {expected}\n"
     lines = out.out.splitlines()
-    assert (lines[0], lines.count("job 0: a.log")) == ("topo.xml", 1)
-    assert lines[-1] == "a.log: 1 lines: 1 understood"
+    assert (lines[0], lines[2]) == (
+        "NCCL 2.27.5 with 1 process on 1 host. Next: log "
+        "the choices too: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING",
+        "topo.xml",
+    )
+    assert lines.count("a.log") == 1
+    assert lines[-2] == "a.log: 1 lines: 1 understood"

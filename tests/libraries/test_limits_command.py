@@ -35,7 +35,7 @@ def test_the_sentence_ends_it(host, capsys):
     assert last.startswith(
         "within the host, 8 GPUs: RING at most 370.800 GB/s busbw, NCCL expects NVLS 490.280 "
         "in all_reduce; "
-        "over 2 hosts like it, 16 GPUs: RING at most 370.800"
+        "over 2 hosts like it, 16 GPUs: RING at most 370.800 GB/s busbw, "
     )
 
 
@@ -79,6 +79,19 @@ def test_json_and_csv_have_every_limit(tmp_path, host, capsys):
     assert {row["hosts"] for row in rows if row["table"] == "limits"} == {"1", "2", "4"}
 
 
+def test_one_interface_limits_several_hosts(tmp_path, capsys):
+    """0.125 GB/s over hosts because the file has one interface of 1 Gbit/s: it says so."""
+    path = tmp_path / "topo.xml"
+    one = re.sub(r'<net name="mlx5_[1-7]".*?/>', "", hgx()).replace(
+        'speed="400000"', 'speed="1000"'
+    )
+    path.write_text(one)
+    assert main(["log", str(path)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith(": the file has 1 network interface, 0.125 GB/s")
+    assert "4 hosts" not in last
+
+
 def test_a_cut_file_bounds_nothing(tmp_path, capsys):
     path = tmp_path / "cut.xml"
     path.write_text(hgx()[:1500])
@@ -94,8 +107,11 @@ def test_a_topology_for_nccl_names_how_to_get_a_dump(tmp_path, capsys):
     path.write_text(re.sub(r"<gpu.*?</gpu>|<gpu[^>]*/>", "", hgx(), flags=re.DOTALL))
     assert main(["log", str(path)]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert "no limit is known: the file has no <gpu>" in last
-    assert last.endswith("run any job with NCCL_TOPO_DUMP_FILE=topo.xml, and give that file")
+    assert last == (
+        "8 GPUs and 8 network interfaces on PCI links of 48.000 GB/s; the links of the GPUs are "
+        "not in this file, as in one for NCCL_TOPO_FILE. Next: set NCCL_TOPO_DUMP_FILE=topo.xml "
+        "for a job on this machine, and give that file"
+    )
 
 
 @pytest.mark.parametrize("gpus", [0, 1])

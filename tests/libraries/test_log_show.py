@@ -57,7 +57,9 @@ def test_the_whole_table(log, capsys):
     out = capsys.readouterr()
     assert out.err == ""
     assert [line.rstrip() for line in out.out.splitlines()] == [
-        "1 warning of the library: No memory (x.cc:9)",
+        "1 warning of the library: No memory (x.cc:9); NCCL 2.27.5 chose RING/LL for AllGather to "
+        "4K and RING/SIMPLE from 64K (1 to 2 channels); NCCL_ALGO=Ring is forced; 2 ranks on 2 "
+        "hosts",
         "",
         "NCCL 2.27.5+cuda12.9: 2 processes on 2 hosts (node0 node1), 2 ranks",
         "set by the environment: NCCL_ALGO=Ring",
@@ -71,16 +73,16 @@ def test_the_whole_table(log, capsys):
         "",
         "init: 'Init timings' of the slowest rank that the log has",
         "",
-        "communicator  channels  ring",
-        "           0  0-1       0 1",
+        "channels  ring",
+        "0-1       0 1",
         "",
-        "communicator  channels  root of  depth",
-        "                           tree",
-        "           0  0-1             0      1",
+        "channels  root of  depth",
+        "             tree",
+        "0-1             0      1",
         "",
-        "communicator  graph  channels  in a node    between  types",
-        "                               GB/s each  GB/s each",
-        "           0  ring          2     12.000     12.000  LOC/PIX",
+        "graph  channels  in a node    between  types",
+        "                 GB/s each  GB/s each",
+        "ring          2     12.000     12.000  LOC/PIX",
         "",
         "what the search of the topology found; NCCL may make several channels of one",
         "",
@@ -90,10 +92,10 @@ def test_the_whole_table(log, capsys):
         "",
         "one for each line of the log: both ends log a connection between hosts",
         "",
-        "communicator  function   algorithm  protocol   latency  algbw",
-        "                                                         GB/s",
-        "           0  AllReduce  RING       LL        16.60 us  1.200",
-        "           0  AllReduce  RING       SIMPLE    36.40 us  2.400",
+        "function   algorithm  protocol   latency  algbw",
+        "                                           GB/s",
+        "AllReduce  RING       LL        16.60 us  1.200",
+        "AllReduce  RING       SIMPLE    36.40 us  2.400",
         "",
         "what NCCL's cost model expects; combinations that are not listed cannot be used",
         "",
@@ -106,7 +108,9 @@ def test_the_whole_table(log, capsys):
         "warning: No memory (x.cc:9)",
         "",
         "a.log: 22 lines: 21 understood, 1 of other programs",
-        "1 warning of the library: No memory (x.cc:9)",
+        "1 warning of the library: No memory (x.cc:9); NCCL 2.27.5 chose RING/LL for AllGather to "
+        "4K and RING/SIMPLE from 64K (1 to 2 channels); NCCL_ALGO=Ring is forced; 2 ranks on 2 "
+        "hosts",
     ]
 
 
@@ -160,11 +164,21 @@ def test_several_jobs_packed_files_folders_and_oneccl(log, tmp_path, capsys):
     (tmp_path / "c.txt").write_text(ccl)
     assert main(["log", log, "b.logs", "c.txt"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("job ")] == [
-        "job 0: a.log",
-        "job 1: b.logs/nccl-rank0.log.gz b.logs/nccl-rank1.log.gz",
-        "job 2: c.txt",
+    assert lines[0] == (
+        "1 warning of the library: No memory (x.cc:9); 3 jobs in 4 logs: 3 of them log their "
+        "choices: RING/LL for AllGather to 4K and RING/SIMPLE from 64K (1 to 2 channels); and 1 "
+        "more; NCCL_ALGO=Ring is forced in 2"
+    )
+    assert lines[2:5] == [
+        "a.log: 1 warning of the library: No memory (x.cc:9); NCCL 2.27.5 chose RING/LL for "
+        "AllGather to 4K and RING/SIMPLE from 64K (1 to 2 channels); NCCL_ALGO=Ring is forced; "
+        "2 ranks on 2 hosts",
+        "nccl-rank0.log.gz nccl-rank1.log.gz: NCCL 2.27.5 chose RING/LL for AllGather to 4K and "
+        "RING/SIMPLE from 64K (1 to 2 channels); NCCL_ALGO=Ring is forced; 2 ranks on 2 hosts",
+        "c.txt: oneCCL of unknown version chose ring for bcast",
     ]
+    names = ("a.log", "b.logs/nccl-rank0.log.gz b.logs/nccl-rank1.log.gz", "c.txt")
+    assert [line for line in lines if line in names] == list(names)
     assert "NCCL 2.27.5+cuda12.9: 2 processes on 2 hosts (other0 other1), 2 ranks" in lines
     assert "bcast       4      ring                    1" in lines
     assert "sizes are counts of elements, as oneCCL logs them" in lines
@@ -231,9 +245,9 @@ def test_the_best_path_and_all_links(tmp_path, capsys):
     path.write_text("".join(f"n:1:1 [0] NCCL INFO {text}\n" for text in texts))
     assert main(["log", str(path)]) == 0
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[2].split()[-5:] == ["best", "path", "all", "links", "state"]
-    assert lines[4].split()[-4:] == ["80.000", "240.000", "not", "complete"]
-    assert lines[6].startswith("best path: maxBw, from a GPU to another")
+    assert lines[4].split()[-5:] == ["best", "path", "all", "links", "state"]
+    assert lines[6].split()[-4:] == ["80.000", "240.000", "not", "complete"]
+    assert lines[8].startswith("best path: maxBw, from a GPU to another")
 
 
 @pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])
@@ -255,3 +269,41 @@ def test_secrets_of_a_log_are_not_shown(tmp_path, monkeypatch, capsys, form):
     assert "canary" not in shown and "hf_a" not in shown
     if form in ("table", "json"):
         assert "http://***@h:80" in shown and "Authorization: Bearer ***" in shown
+
+
+def answer_of(tmp_path, capsys, text):
+    path = tmp_path / "input.log"
+    path.write_text(text)
+    assert main(["log", str(path)]) == 0
+    return capsys.readouterr().out.split("\n\n")[0].replace("\n  ", " ")
+
+
+TUNING = """\
+lab:4984:4984 [0] NCCL INFO NCCL version 2.29.7+cuda12.9
+lab:4984:4984 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1
+lab:4984:4984 [0] NCCL INFO Broadcast: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}
+lab:4984:4984 [0] NCCL INFO Broadcast: 16384 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}
+lab:4984:4984 [0] NCCL INFO Broadcast: 32768 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..3}
+lab:4985:4985 [0] NCCL INFO NCCL version 2.29.7+cuda12.9
+lab:4985:4985 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1
+"""
+TORCHRUN = """\
+2026:11:20-10:39:35:( 8707) |CCL_WARN| value of CCL_WORKER_OFFLOAD changed to be 0 (default:1)
+2026:11:20-10:39:35:( 8707) |CCL_WARN| did not find MPI-launcher specific variables, switch to \
+ATL/OFI, to force enable ATL/MPI set CCL_ATL_TRANSPORT=mpi
+2026:11:20-10:39:36:( 8707) |CCL_INFO| provider: tcp
+2026:11:20-10:39:36:( 8707) |CCL_INFO| library version: Gold-2021.14.0 2024-10-16T 10:56:37Z (HEAD)
+"""
+
+
+def test_what_was_chosen_and_forced_is_the_answer(tmp_path, capsys):
+    assert answer_of(tmp_path, capsys, TUNING) == (
+        "NCCL 2.29.7 chose RING/LL for Broadcast to 16K and RING/SIMPLE from 32K (1 to 4 "
+        "channels); P2P is switched off by NCCL_P2P_DISABLE=1; 2 processes on 1 host"
+    )
+
+
+def test_a_harmless_warning_is_not_the_answer(tmp_path, capsys):
+    text = answer_of(tmp_path, capsys, TORCHRUN)
+    assert text.startswith("oneCCL 2021.14.0")
+    assert text.endswith("CCL_WORKER_OFFLOAD=0 (default 1); 1 harmless warning")

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from pathlib import Path
 
 import pytest
 from error_form import error_text
@@ -52,7 +53,7 @@ def test_the_statements_of_the_scaling_study(seven_jobs, capsys):
     shown = lines(capsys)
     # On 768 ranks: two runs, the second 0.98 times as long as the first: 4.08 s and 4.00 s.
     assert shown[:3] == [
-        "on 768 ranks the first call takes 4.04 s",
+        "on 768 ranks the first call takes 4.04 s and the second 4.65 s; the third takes 581 us",
         "",
         "all_reduce, 4 bytes, float32, sum, ccl",
     ]
@@ -214,3 +215,15 @@ def test_means_are_no_first_calls(tmp_path, capsys):
     path.write_text(benchmark([900.0, 30.0], 4, iters=20, warmup=5))
     assert main(["cold", str(path)]) == 3
     assert error_text("first calls", "none in 1 file", "runs with cold") in capsys.readouterr().err
+
+
+def test_the_second_call_is_said_and_each_run_is_listed_once(capsys):
+    """One run on each number of ranks and place in a job: a table by ranks would repeat it."""
+    folder = Path(__file__).parents[2] / "results" / "oneccl-cold-scaling"
+    assert main(["cold", str(folder)]) == 0
+    shown = lines(capsys)
+    assert shown[0] == (
+        "on 768 ranks the first call takes 2.68 s and the second 3.08 s; the third takes 385 us"
+    )
+    assert sum(" 768 2.680 s 3.082 s" in line for line in shown) == 1
+    assert any(line.startswith("2nd run / 1st, 7 jobs of 12 to 768 ranks: ") for line in shown)

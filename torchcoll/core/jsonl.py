@@ -268,7 +268,10 @@ def _check_schema(header: dict[str, Any], schema: str, path: Path) -> None:
     if header["record"] != "header" or not recorded.startswith(f"{family}/"):
         raise ValueError
     if recorded.split("/")[1].split(".")[0] != version:
+        number = recorded.split("/")[1].split(".")[0]
         action = "Install the torchcoll version that wrote it."
+        if number.isdecimal() and int(number) < int(version):
+            action = "Measure again: no version that was released wrote it."
         raise UnreadableError(f"schema of {path}", recorded, schema, action)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +26,7 @@ _PATHS = (
 )
 _ASSUMED_SPEED = "GB/s of one direction, as {0} reckons, below the rate of the wire"
 
-_DUMP = (
-    ", as a file for NCCL_TOPO_FILE may be. NCCL writes one with GPUs: run any job with "
-    "NCCL_TOPO_DUMP_FILE=topo.xml, and give that file"
-)
+_DUMP = "set NCCL_TOPO_DUMP_FILE=topo.xml for a job on this machine, and give that file"
 
 Limits = list[tuple[Reach, list[AlgorithmLimit]]]
 
@@ -74,6 +72,8 @@ def _limits(machine: Machine) -> Limits:
 
 def _answer(limits: Limits, machine: Machine) -> Answer:
     """The headline: what each reach allows, and the slowest path between the hosts."""
+    if not any(host.described_gpus for host in machine.hosts):
+        return _template_answer(machine)
     texts: list[str] = []
     reasons: set[str] = set()  # why no limit is known; each is said once
     like = len(machine.hosts) == 1
@@ -93,12 +93,36 @@ def _answer(limits: Limits, machine: Machine) -> Answer:
         if best is not first:
             expects = f"{reach.library} expects " if best.tuned else ""
             text += f", {expects}{best.algorithm} {format_bandwidth(best.gbps)} in {collective}"
+        if like and reach.hosts > 1:
+            texts.append(text + _interfaces_text(machine, first.gbps or 0.0))
+            break  # more hosts like it have the same interfaces; the tables have them
         texts.append(text)
     if (slowest := _slowest(machine)) is not None:
         texts.append(slowest)
-    if not any(host.described_gpus for host in machine.hosts):
-        texts[-1] += _DUMP
     return Answer("; ".join(texts), "doubt" if machine.problems or reasons else "")
+
+
+def _interfaces_text(machine: Machine, gbps: float) -> str:
+    """Says that the interfaces of the file are what limits several hosts."""
+    interfaces = machine.reach(1).nics_gbps
+    if interfaces is None or not math.isclose(gbps, interfaces, rel_tol=0.05):
+        return ""
+    number = counted(len(speeds.unique_nics(machine.hosts[0].nics)), "network interface")
+    return f": the file has {number}, {format_bandwidth(interfaces)} GB/s"
+
+
+def _template_answer(machine: Machine) -> Answer:
+    """A file for NCCL_TOPO_FILE has the PCI devices alone: NCCL adds the links of the GPUs."""
+    topo = machine.hosts[0]
+    nics = speeds.unique_nics(topo.nics)
+    text = f"{counted(len(topo.gpus), 'GPU')} and {counted(len(nics), 'network interface')}"
+    devices = [*(gpu.node for gpu in topo.gpus), *(nic.node for nic in nics)]
+    pci_gbps = {gbps for device in devices if (gbps := speeds.pci_gbps(device))}
+    if pci_gbps:
+        ends = dict.fromkeys(format_bandwidth(pick(pci_gbps)) for pick in (min, max))
+        text += f" on PCI links of {' to '.join(ends)} GB/s"
+    text += "; the links of the GPUs are not in this file, as in one for NCCL_TOPO_FILE"
+    return Answer(text, "doubt", next_step=_DUMP)
 
 
 def _scope_text(reach: Reach, like: bool = False) -> str:

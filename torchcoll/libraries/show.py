@@ -4,13 +4,15 @@ JSON.
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core import units
-from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import plural
+from torchcoll.libraries.log_answer import job_text, logs_answer
 from torchcoll.libraries.topology_show import dump_grids, field_cell
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 SCHEMA = "torchcoll-log/1"
 _MOST_RANKS = 64  # of a ring in a table; json has all
 _MOST_WARNINGS = 20
-_MOST_CRASHES = 8  # in the answer
 _NOTES = {
     "tuning": "what NCCL's cost model expects; combinations that are not listed cannot be used",
     "transports": "one for each line of the log: both ends log a connection between hosts",
@@ -71,35 +72,16 @@ def titled_logs(
     """(title, tables) for each dump and job."""
     shown = len(jobs) + len(dumps)
     titled = [(one_line(d.file) if shown > 1 else "", dump_grids(d)) for d in dumps]
-    titled += [(_title(n, job, shown), _grids(job)) for n, job in enumerate(jobs)]
+    names = _job_names(jobs) if shown > 1 else [""] * len(jobs)
+    titled += [(name, _grids(job)) for name, job in zip(names, jobs, strict=True)]
+    if len(jobs) > 1:
+        titled.insert(0, ("", [_jobs_grid(jobs)]))
     lines = [text for row in files for text in _file_lines(row)]
-    footer = Grid([], [], below=lines, answer=_answer(jobs, dumps))
+    footer = Grid([], [], below=lines, answer=logs_answer(jobs, dumps))
     if not titled:
         return [("", [footer])]
     titled[-1][1].append(footer)
     return titled
-
-
-def _answer(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> Answer | None:
-    """The headline: what these files show to be wrong. None where nothing is: a log without
-    warnings does not prove that all is well.
-    """
-    problems = []
-    for dump in dumps:
-        odd = dump.facts.get("odd_links") or []
-        problems += [
-            f"GPU {row['gpu']} has {units.counted(row['links'], 'link')}, most have {row['usual']}"
-            for row in odd
-        ]
-        problems += [f"{dump.file} is cut off"] if dump.facts.get("cut") else []
-    crashes = [text for job in jobs for text in job.crashes]
-    if crashes:
-        problems.append(f"crashed: {units.shorten(crashes, _MOST_CRASHES)}")
-    warnings = [text for job in jobs for text, _ in job.warnings.most_common()]
-    if warnings and not crashes:
-        texts = units.shorten(warnings, 1, ", and {} more")
-        problems.append(f"{units.counted(len(warnings), 'warning')} of the library: {texts}")
-    return Answer(one_line("; ".join(problems)), "doubt") if problems else None
 
 
 def _document(
@@ -245,11 +227,13 @@ _COLUMNS: dict[str, list[tuple[Head, Cell]]] = {
 
 def _grids(job: JobLog) -> list[Grid]:
     grids = [Grid([], [], above=_about_job(job))]
+    single = len(job.tables.get("communicators", [])) < 2
     for name, rows in job.tables.items():
         columns = [
             (head, cell)
             for head, cell in _COLUMNS[name]
             if not {cell(row).strip() for row in rows} <= {"-", ""}
+            and not (single and name != "communicators" and head.text == "communicator")
         ]
         cells = [[cell(row) for _, cell in columns] for row in rows]
         grids.append(Grid([head for head, _ in columns], cells, below=_notes(name, rows)))
@@ -303,10 +287,32 @@ def _about_job(job: JobLog) -> list[str]:
     return [one_line(line) for line in lines]
 
 
-def _title(number: int, job: JobLog, shown: int) -> str:
-    if shown < 2:
-        return ""
-    return one_line(f"job {number}: {' '.join(units.shorten_middle(job.files, 3, first=1))}")
+def _job_names(jobs: Sequence[JobLog], short: bool = False) -> list[str]:
+    """The files of each job; if a file has several jobs, which of them it is.
+
+    short: without folders.
+    """
+    files = [
+        " ".join(
+            units.shorten_middle(
+                [os.path.basename(file) if short else file for file in job.files], 3, first=1
+            )
+        )
+        for job in jobs
+    ]
+    seen: Counter[str] = Counter()
+    names = []
+    for name in files:
+        seen[name] += 1
+        which = f", job {seen[name]} of {files.count(name)}" if files.count(name) > 1 else ""
+        names.append(one_line(f"{name}{which}"))
+    return names
+
+
+def _jobs_grid(jobs: Sequence[JobLog]) -> Grid:
+    """A line for each job: what it chose, and what was forced."""
+    pairs = zip(_job_names(jobs, short=True), jobs, strict=True)
+    return Grid([], [], above=[f"{name}: {job_text(job)}" for name, job in pairs])
 
 
 _KIND_LABELS = {

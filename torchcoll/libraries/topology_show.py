@@ -65,8 +65,11 @@ def _about_topology(dump: Dump) -> list[str]:
     if facts["cut"]:
         lines.append("the file is cut off: GPUs, links and interfaces may be missing")
     if facts["gpu_count"] and not facts["gpus_described"]:
-        lines.append("no <gpu> in it: a file for NCCL_TOPO_FILE, to which NCCL adds what it finds")
-    lines.append(_ring(facts))
+        lines.append(
+            "a file for NCCL_TOPO_FILE: the PCI devices, to which NCCL adds the links that it finds"
+        )
+    else:
+        lines.append(_ring(facts))
     if facts["nics_gbps"]:
         lines.append(
             f"network: {format_bandwidth(facts['nics_gbps'])} GB/s, all interfaces of this host "

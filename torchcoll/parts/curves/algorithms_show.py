@@ -12,6 +12,7 @@ from torchcoll.report.formats import Forms, print_results, select_fields, withou
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import footer_lines
+from torchcoll.stats.statistics import FEWEST
 
 if TYPE_CHECKING:
     from torchcoll.parts.curves.algorithms import Algorithms
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 SCHEMA = "torchcoll-algorithms/1"
 _MOST_TIED = 2  # further names are counted
 _STYLES = {"near-optimal": "green", "beaten": "red", "inconclusive": "yellow"}
+_MORE_RUNS = (
+    f"make {FEWEST} runs of each, as torchcoll matrix --preset nccl-algorithms --runs {FEWEST} does"
+)
 _LEGEND = (
     "regret: AUTO's time over that of the best forced cell, which is chosen without the run "
     "that it is timed by; its 95 % interval is that against the truly best one",
@@ -60,18 +64,33 @@ def algorithms_grids(result: Algorithms) -> list[Grid]:
 def algorithms_answer(result: Algorithms, titles: Sequence[str]) -> Answer:
     """How AUTO compares in each table; the winners if a table has no AUTO."""
     texts, results = [], set()
+    few: list[int] = []  # runs of each cell in tables with too few of them to judge
     for table, title in zip(result.tables, titles, strict=True):
         text = table.statement(result.threshold)
         results |= {size.result for size in table.sizes}
-        if not text:
+        if not text and _fewest_runs(table) < FEWEST:
+            few.append(_fewest_runs(table))
+            text = ""
+        elif not text:
             spans = [f"{_span(o.low_bytes, o.high_bytes)} {o.winner.name}" for o in table.ranges]
             text = f"best: {', '.join(spans)}" if spans else "no forced cell was right"
         if table.wrong:
             text += f"; WRONG RESULTS of {', '.join(table.wrong)}"
             results.add("beaten")
-        texts.append(one_line(f"{title}: {text}" if len(titles) > 1 else text))
+        if text:
+            texts.append(one_line(f"{title}: {text}" if len(titles) > 1 else text))
+    if few and results.isdisjoint(("beaten", "near-optimal")):
+        runs = units.counted(min(few), "run")
+        texts.insert(0, f"not judged: only {runs} of each algorithm; at least {FEWEST} are needed")
+        return Answer("; ".join(texts), "doubt", next_step=_MORE_RUNS)
     kinds = (("beaten", "bad"), ("inconclusive", "doubt"), ("near-optimal", "good"))
     return Answer("; ".join(texts), next((kind for name, kind in kinds if name in results), ""))
+
+
+def _fewest_runs(table: Table) -> int:
+    """The fewest runs that a right cell has."""
+    numbers = [len(cell.values) for size in table.sizes for cell in size.cells if cell.values]
+    return min(numbers, default=FEWEST)
 
 
 def _sizes_grid(table: Table, title: str) -> Grid:
@@ -115,7 +134,7 @@ def _sizes_grid(table: Table, title: str) -> Grid:
 
 def _conclusions(table: Table, statement: str) -> list[str]:
     lines = []
-    for span in table.ranges:
+    for span in table.ranges if statement or _fewest_runs(table) >= FEWEST else ():
         ties = f" (or {', '.join(map(one_line, span.ties))})" if span.ties else ""
         sizes_of_it = _span(span.low_bytes, span.high_bytes)
         lines.append(f"{sizes_of_it}: {one_line(span.winner.name)}{ties}")

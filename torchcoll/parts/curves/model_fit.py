@@ -18,7 +18,7 @@ from torchcoll.core.plausibility import stated_link_gbps
 from torchcoll.core.result import ConcurrentBlocks, Run
 from torchcoll.core.run_facts import host_names, hosts_of
 from torchcoll.core.summary import median
-from torchcoll.core.units import counted, format_factor
+from torchcoll.core.units import counted, format_factor, format_size
 from torchcoll.parts.curves.model import (
     CONCURRENT,
     GROUPS_AT_ONCE,
@@ -70,25 +70,33 @@ class FittedModel(Displayed):
         off = [_most_off(curve.spread) for curve in curves]
         details = []
         if off:
-            details.append(
-                "90 % of the sizes left out of the fit are predicted within "
-                f"{format_factor(max(off))} (worst kind; half of the kinds: "
-                f"{format_factor(median(off))})"
-            )
+            text = f"9 of 10 left-out sizes are predicted within {format_factor(max(off))}"
+            text += f" (half of the kinds: {format_factor(median(off))})" * (len(entries) > 1)
+            details.append(f"{text}, which is poor" if max(off) >= _POOR else text)
         if len(laws) < len(entries):
-            which = f"only {len(laws)} of them" if laws else "none of them"
-            details.append(f"{which} can predict other numbers of ranks")
+            which = f"for other numbers of ranks only in {len(laws)} of them"
+            details.append(which if laws else "for no other number of ranks")
         if assumed := sum(not law.supported for law in laws):
             details.append(
                 f"in {assumed} of them the law over ranks is assumed, not supported by the data"
             )
         whole = len(laws) == len(entries) and not assumed
+        names = list(dict.fromkeys(str(entry.kind["collective"]) for entry in entries))
+        what = names[0] if len(entries) == 1 else f"{len(entries)} kinds of cases"
+        ends = [(curve.low_bytes, curve.high_bytes) for curve in curves]
+        sizes = ""
+        if ends:
+            low, high = min(low for low, _ in ends), max(high for _, high in ends)
+            sizes = f", {format_size(low)} to {format_size(high)}"
         return Answer(
-            f"the model predicts {counted(len(entries), 'kind')} of cases on {ranks} ranks",
+            f"the model predicts {what} on {ranks} ranks{sizes}",
             "" if whole else "doubt",
             details=tuple(details),
             next_step="" if laws else "measure another number of ranks to predict others",
         )
+
+
+_POOR = 1.5  # a prediction that is further off is no basis for a decision
 
 
 def _most_off(spread: Spread) -> float:
@@ -199,7 +207,8 @@ def measured_times(files: Side, concurrent: bool = False) -> tuple[list[Measured
         )
     if not items:
         rejected, why = describe_unusable(files)
-        raise UnusableError("cases", rejected, "some with ranks, a size and a time, and right", why)
+        expected = "right ones with ranks, a size and a steady time"
+        raise UnusableError("cases", rejected, expected, why)
     return items, excluded
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torchcoll.parts.curves.model_fit import FittedModel
     from torchcoll.parts.curves.predictor import PredictedRow, Predictor
 
+_MOST_PREDICTED = 3  # in the sentence
 PREDICTIONS_SCHEMA = "torchcoll-predictions/1"
 
 
@@ -189,20 +190,30 @@ def _predictions_answer(name: str, rows: Sequence[PredictedRow], titles: Sequenc
     of_kind = [row for row in predicted if row.kind == predicted[0].kind]
     inside = [row for row in of_kind if row.prediction and not row.prediction.beyond]
     most = max(inside or of_kind, key=lambda row: (row.ranks, row.size_bytes))
-    prediction = most.prediction
-    assert prediction
     kinds = list(dict.fromkeys(repr(row.kind) for row in rows))
     title = titles[kinds.index(repr(most.kind))]
-    time = _times((prediction.time_ns, prediction.low_ns, prediction.high_ns))
-    text = (
-        f"predicted by {name}, not measured: {title}: {format_size(most.size_bytes)} on "
-        f"{most.ranks} ranks takes {time}"
-    )
+    named = predicted if len(predicted) <= _MOST_PREDICTED and len(kinds) == 1 else [most]
+    several = len({row.ranks for row in named}) > 1
+    on = "" if several else f" on {counted(most.ranks, 'rank')}"
+    text = f"predicted by {name}, not measured: {title}{on}: "
+    text += ", ".join(_prediction_text(row, several) for row in named)
     beyond = sum(bool(row.prediction and row.prediction.beyond) for row in rows)
-    text += f"; {beyond} of {counted(len(rows), 'prediction')} extrapolated" * bool(beyond)
+    if beyond and len(named) < len(predicted):
+        text += f"; {beyond} of {counted(len(rows), 'prediction')} extrapolated"
     out = len(rows) - len(predicted)
     text += f"; {out} not predicted, see the table" * bool(out)
     return Answer(text, "doubt" if beyond or out else "")
+
+
+def _prediction_text(row: PredictedRow, with_ranks: bool) -> str:
+    prediction = row.prediction
+    assert prediction
+    time, low, high = (
+        format_ns(ns, 3) for ns in (prediction.time_ns, prediction.low_ns, prediction.high_ns)
+    )
+    on = f" on {counted(row.ranks, 'rank')}" if with_ranks else ""
+    beyond = ", extrapolated" if prediction.beyond else ""
+    return f"{format_size(row.size_bytes)}{on} takes {time} ({low} to {high}{beyond})"
 
 
 def _busbw(row: PredictedRow, ns: float | None) -> float | None:

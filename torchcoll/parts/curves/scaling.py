@@ -18,7 +18,7 @@ from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import LIKELY
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
-from torchcoll.core.units import counted, format_size
+from torchcoll.core.units import counted, format_size, shorten
 from torchcoll.parts.curves.growth import FEWEST, TOO_FEW, Growth, growths
 from torchcoll.questions.comparison.results import runs_of
 from torchcoll.questions.startup.cold import Cold, ColdRow, cold
@@ -33,11 +33,14 @@ from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
 
 
 def describe_unusable(files: Side) -> tuple[str, str]:
-    """The number of cases, and the reasons why none of them is in a curve, as texts."""
+    """How many cases there are, and the reasons why none of them is in a curve, as texts."""
     items = files.measured("time", Reading())
     reasons = Counter(map(exclusion_reason, items))
-    reasons_text = "; ".join(f"{number} {why}" for why, number in reasons.items())
-    return f"none of {counted(len(items), 'case')}", f"{reasons_text}." if reasons_text else ""
+    texts = "; ".join(f"{number} {why}" for why, number in reasons.items())
+    return (
+        f"no usable one among {counted(len(items), 'case')}",
+        f"Left out: {texts}." if texts else "",
+    )
 
 
 def exclusion_reason(item: Measured) -> str:
@@ -48,7 +51,7 @@ def exclusion_reason(item: Measured) -> str:
         return f"{row.outcome} ({reason})" if reason else row.outcome
     if not row.ranks:
         return "without a number of ranks"
-    return "first calls alone" if reported and reported.first_call_ns else "without a time"
+    return "of first calls alone" if reported and reported.first_call_ns else "without a time"
 
 
 def later_runs(files: Side, started: Cold | None) -> set[int]:
@@ -59,6 +62,21 @@ def later_runs(files: Side, started: Cold | None) -> set[int]:
     rows = started.rows if started else []
     later = [row.run for row in rows if row.in_job not in ("", "-", "1", FIRST_TWO)]
     return {n for n, run in enumerate(files.parts) if any(run is later_run for later_run in later)}
+
+
+_DEVICE = "device_name"
+
+
+def unlike_machines(runs: Sequence[Run]) -> list[str]:
+    """The devices of the runs, if two runs have none in common; otherwise []. A log without the
+    names of its devices is of an unknown machine.
+    """
+    names = [known_of(run).get(_DEVICE, "") for run in runs]
+    devices = [set(name.split(", ")) for name in names if name]
+    if not any(a.isdisjoint(b) for a in devices for b in devices):
+        return []
+    unknown = ["others that are not recorded"] if not all(names) else []
+    return [*dict.fromkeys(filter(None, names)), *unknown]
 
 
 _ONE, _SEVERAL = "one host", "several hosts"
@@ -115,6 +133,7 @@ class Scaling(Displayed):
     starts: curves of the first call of the run, or of its time to first result.
     left_out: measured sizes that are not shown.
     faults: what of the runs is wrong or failed, and so in no curve.
+    machines: the devices of the runs, if these are unlike machines, each with curves of its own.
     """
 
     runs: list[Run]
@@ -124,6 +143,7 @@ class Scaling(Displayed):
     link_gbps: float | None
     notes: list[str]
     faults: SideFaults = field(default_factory=SideFaults)
+    machines: list[str] = field(default_factory=list)
 
     @property
     def answer(self) -> Answer:
@@ -153,6 +173,21 @@ class Scaling(Displayed):
                     next_step=_MEASURE_MORE,
                 )
             ]
+        if self.machines:
+            names = shorten(self.machines, _MOST_MACHINES)
+            unlike = f"the {counted(len(self.runs), 'run')} are of unlike machines ({names})"
+            answers.insert(
+                0,
+                Answer(
+                    "the time",
+                    "doubt",
+                    verb="grows with the ranks",
+                    scope=f": {unlike}, which have no curve in common",
+                    certainty=CANNOT_TELL,
+                    next_step="give the files of one machine",
+                ),
+            )
+            answers = answers[:1]
         first, *more = answers
         return replace(
             first,
@@ -163,6 +198,7 @@ class Scaling(Displayed):
         )
 
 
+_MOST_MACHINES = 3  # in the sentence
 _MEASURE_MORE = (
     "torchcoll matrix --preset scaling --up-to N -o DIR -- torchrun --nproc-per-node {ranks} -m "
     "torchcoll.allreduce"
@@ -172,7 +208,8 @@ _MEASURE_MORE = (
 def _figure_answer(figure: str, judged: Sequence[tuple[str, Growth]]) -> Answer:
     """How one figure grows, given the names of its curves and their growths."""
     changed = [(name, growth) for name, growth in judged if growth.changes]
-    everywhere = f" in all {len(judged)} curves" if len(judged) > 1 else ""
+    all_of = "both" if len(judged) == 2 else f"all {len(judged)}"
+    everywhere = f" in {all_of} curves" if len(judged) > 1 else ""
     if not changed:
         limits = [growth.detectable for _, growth in judged]
         detectable = None if None in limits else max(filter(None, limits))
@@ -251,6 +288,8 @@ def scaling(
         raise UsageError("link-gbps", link_gbps, "a number of GB/s above 0")
     files = side("files", sources)
     separate = kept_separate((run.ranks, known_of(run)) for run in files.parts)
+    machines = unlike_machines(files.parts)
+    separate += [_DEVICE] if machines else []
     try:
         started = cold(files.runs)
     except UsageError:  # no first call is known
@@ -262,7 +301,7 @@ def scaling(
     drafts = [*cases, *_starts(started)]
     if not drafts:
         excluded, why = describe_unusable(files)
-        raise UnusableError("cases", excluded, "at least one with ranks and a time, and right", why)
+        raise UnusableError("cases", excluded, "right ones with ranks and a steady time", why)
     fits = _fits(drafts)
     curves = [
         RanksCurve(
@@ -275,14 +314,21 @@ def scaling(
         for draft, curve_fits in zip(drafts, fits, strict=True)
     ]
     notes = _notes(files, curves)
-    if later := later_runs(files, started):
+    if cases and (later := later_runs(files, started)):
         notes.append(
             f"{len(later)} of {len(files.parts)} runs came later in a job: their first calls are "
             "not in this table; `torchcoll cold` shows them"
         )
     faults = faults_of_items("", len(files.runs), files.measured("time", Reading()))
     return Scaling(
-        files.runs, curves[: len(cases)], curves[len(cases) :], left_out, link_gbps, notes, faults
+        files.runs,
+        curves[: len(cases)],
+        curves[len(cases) :],
+        left_out,
+        link_gbps,
+        notes,
+        faults,
+        machines,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core import units
-from torchcoll.core.answer import CANNOT_TELL, Answer, Caveat
+from torchcoll.core.answer import CANNOT_TELL, Answer, Caveat, format_quantity
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
@@ -129,7 +129,10 @@ def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> l
         if not curve.curve.ranges:
             rows.append([title or "-", *["-"] * (len(heads) - 2), notable])
     if len(curves) == 1:
-        heads, rows = heads[1:], [row[1:] for row in rows]
+        heads, rows = (
+            heads[1:-1],
+            [row[1:-1] for row in rows],
+        )  # the lines below have what is notable
     table = Grid(heads, rows, above=[LEGEND, *above], below=[*details, *note_lines(results)])
     return [replace(table, answer=answer)]
 
@@ -236,7 +239,13 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
             span = _span(transition.low_bytes, transition.high_bytes)
             changes.append(f"{which}{what} between {span}")
     texts += units.shorten_list(changes, _MOST_TOLD, "{} more transitions")
-    if vague:
+    next_step = ""
+    if vague and len(curves) == 1:
+        next_step = "measure the sizes that --refine proposes"
+        ends = ", and ".join(f"between {_span(low, high)}" for low, high in vague)
+        texts += _ends_texts(curves[0])
+        texts.append(f"the law changes {ends}, with too few sizes there to fit it")
+    elif vague:
         span = _span(min(low for low, _ in vague), max(high for _, high in vague))
         where_text = f" in {len(vague_curves)} of {len(curves)} curves" if len(curves) > 1 else ""
         texts.append(
@@ -244,7 +253,7 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
             "sizes on one side of the change to fit it"
         )
     if changes or vague:
-        return Answer("; ".join(texts), "doubt")
+        return Answer("; ".join(texts), "doubt", next_step=next_step)
     aside = "".join(f"; {text}" for text in texts)
     short = sum(bool(curve.note) for curve in curves)
     steady = len(curves) - short
@@ -264,6 +273,19 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
         next_step="" if short == 1 else "measure more sizes: --refine proposes some",
         details=(*([f"no change in the other {steady}"] if steady else []), *texts),
     )
+
+
+def _ends_texts(curve: CurveRanges) -> list[str]:
+    """``latency 35.1 us up to 512K, algbw 133 GB/s from 16M on``, of the first and last range."""
+    if len(curve.curve.ranges) < 2:
+        return []
+    first, last = curve.curve.ranges[0], curve.curve.ranges[-1]
+    gbps = curve.algbw_gbps(last)
+    if first.latency_ns < 0 or gbps is None:
+        return []
+    to, start = (units.format_size(curve.points[i].size_bytes) for i in (first.last, last.first))
+    latency = units.format_ns(first.latency_ns, 3)
+    return [f"latency {latency} up to {to}, algbw {format_quantity(gbps, 'GB/s')} from {start} on"]
 
 
 def note_lines(results: Sequence[Transitions]) -> list[str]:

@@ -279,6 +279,7 @@ def bisect_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--cell-timeout", metavar="S", help="end a run after this many seconds (default: no limit)")
     add("--format", default="table", help="table (default), markdown, csv or json")
+    add("--dry-run", action="store_true", help="print a run of each version and start nothing")
     add("--quiet", action="store_true", help="print no progress, only the result")
     add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command of one run")
 
@@ -289,7 +290,12 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.machine.environment import variables
     from torchcoll.parts.experiments.blocks import make_plan
     from torchcoll.parts.experiments.folder import Folder
-    from torchcoll.parts.experiments.matrix_command import RunWatcher, number_of
+    from torchcoll.parts.experiments.matrix_command import (
+        MostRuns,
+        RunWatcher,
+        dry_run,
+        number_of,
+    )
     from torchcoll.parts.experiments.run import run
     from torchcoll.parts.experiments.version_search import METRICS, VersionRuns
     from torchcoll.parts.experiments.version_show import show_versions
@@ -306,10 +312,15 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
     if len(plan.cells) < 3 or len(options.env) + len(options.axis) != 1:
         value = f"{len(plan.cells)} in {len(options.env) + len(options.axis)} options"
         raise UsageError("versions", value, "at least 3 in one --axis or --env")
-    plan.check_programs(os.environ)
+    if not options.dry_run:
+        plan.check_programs(os.environ)
     for note in notes:
         tell(f"torchcoll: note: {note}")
     path = Path(options.output)
+    if options.dry_run:
+        text = f"{most} runs of {len(plan.cells)} versions"
+        ends = MostRuns(most, text, "the version is found")
+        return dry_run(replace(plan, runs=1), path, most=ends)
     state = VersionRuns(
         plan, path, options.metric, most, parse_share(options.threshold, "threshold")
     )
@@ -351,6 +362,11 @@ COMMANDS = {
             ),
         ),
         exit_1="there is no single version, or it is not decided",
+        option_groups={
+            "what is compared": "--env --axis --metric",
+            "when it ends": "--threshold --runs --cell-timeout",
+            "output": "--output --format --quiet --dry-run",
+        },
     ),
     "again": SubCommand(
         "run again what a file ran, and judge whether it is reproduced",

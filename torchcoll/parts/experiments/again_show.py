@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
@@ -10,6 +11,7 @@ from torchcoll.core.answer import CANNOT_TELL, Answer, worst_level
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_change, format_difference, format_percent, shorten
 from torchcoll.parts.experiments.agreement import Agreement, CaseAgreement
+from torchcoll.questions.comparison.results import NOTABLE
 from torchcoll.questions.comparison.wording import QUIETER
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Head, make_grid
@@ -82,6 +84,9 @@ def _answer_of_the_rest(rerun: Rerun) -> Answer:
     subject = "the earlier runs" if rerun.new_folder else "the new runs"
     what = f"{subject} are {format_change(1 / result.ratio)} over all cases"
     details = []
+    furthest = max(result.open_cases, key=lambda case: abs(math.log(case.ratio)), default=None)
+    if furthest and max(furthest.ratio, 1 / furthest.ratio) >= NOTABLE:
+        details.append(f"{furthest.name} looks {format_change(1 / furthest.ratio)}")
     if rerun.differences:
         shown = list(map(one_line, rerun.differences))
         differences = shorten(shown, _MOST_DIFFERENCES, "; and {} more", between="; ")
@@ -100,12 +105,7 @@ def _answer_of_the_rest(rerun: Rerun) -> Answer:
             counts,
             details=tuple(details),
             verb="is reproduced",
-            scope=(
-                f": {what}, but differences up to {format_difference(1 + noisiest.bound)} cannot "
-                f"be excluded ({len(result.open_cases)} of {cases}, most in {noisiest.name}; "
-                f"{format_percent(result.threshold)} was asked; "
-                f"{_runs_text(rerun)})"
-            ),
+            scope=_open_text(rerun, noisiest, what),
             certainty=CANNOT_TELL,
             next_step=f"make more runs (--runs {more})" if more <= MOST_ADVISED else QUIETER,
         )
@@ -122,6 +122,25 @@ def _answer_of_the_rest(rerun: Rerun) -> Answer:
         text += f" ({runs})"
     named = tuple(case.name for case in result.cases if case.differs)
     return Answer(text, _LEVELS.get(result.verdict, "doubt"), counts, named, tuple(details))
+
+
+def _open_text(rerun: Rerun, noisiest: CaseAgreement, what: str) -> str:
+    """Why it cannot be told. A bound of twice the time or more is no size to act on.
+
+    what: how the new runs differ over all cases.
+    """
+    result = rerun.agreement
+    limit = format_percent(result.threshold)
+    number = f"{len(result.open_cases)} of {counted(len(result.cases), 'case')}"
+    if noisiest.bound >= 1:
+        return (
+            f": {_runs_text(rerun)} vary too much to exclude a difference of {limit} in {number} "
+            f"(most in {noisiest.name})"
+        )
+    return (
+        f": {what}, but differences up to {format_difference(1 + noisiest.bound)} cannot be "
+        f"excluded ({number}, most in {noisiest.name}; {limit} was asked; {_runs_text(rerun)})"
+    )
 
 
 def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:

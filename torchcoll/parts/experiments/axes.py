@@ -72,8 +72,8 @@ class Cell:
     @property
     def version(self) -> str:
         """The value of the axis or variable that tells the versions of ``bisect`` apart."""
-        values = [*self.axes.values(), *(value or "" for value in self.variables.values())]
-        return values[0] if values and values[0] else self.name
+        values = [*self.axes.values(), *(value or _UNSET for value in self.variables.values())]
+        return values[0] if values else self.name
 
     def to_json(self) -> dict[str, Any]:
         """As the manifest keeps it: secrets are masked."""

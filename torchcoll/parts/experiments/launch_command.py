@@ -77,9 +77,10 @@ def command_of(argv: Sequence[str]) -> Command:
             "a run of torchcoll behind --",
             "Such as: -- torchrun --nproc-per-node 2 -m torchcoll.allreduce",
         )
+    ran = _collective_of_run(argv)
     places = [n for n, argument in enumerate(argv) if _MODULE.fullmatch(argument)]
-    places += [n for n, argument in enumerate(argv) if _names_torchcoll(argument)]
-    places = places or _script_places(argv)
+    places += [n for n, argument in enumerate(argv) if ran is None and _names_torchcoll(argument)]
+    places = places or ([] if ran is None else [ran]) or _script_places(argv)
     if not places:
         raise UsageError(
             "command",
@@ -87,9 +88,12 @@ def command_of(argv: Sequence[str]) -> Command:
             "a module of torchcoll in it, or the path of a script that starts one",
             "Such as: torchrun --nproc-per-node 2 -m torchcoll.allreduce",
         )
-    module = _MODULE.fullmatch(argv[places[0]])
-    arguments = tuple(argv[places[0] + 1 :])
-    command = Command(tuple(argv), module[1] if module else "", arguments)
+    match = _MODULE.fullmatch(argv[places[0]])
+    module = match[1] if match else ""
+    if ran in places:
+        name = argv[ran]
+        module = SUITE if name == SUITE else find_collective(name).module
+    command = Command(tuple(argv), module, tuple(argv[places[0] + 1 :]))
     for names in _OURS:
         if (value := command.option(*names)) is not None:
             raise UsageError(
@@ -99,6 +103,32 @@ def command_of(argv: Sequence[str]) -> Command:
         if re.match(r"(--label=)?(cell|run)=", argument):
             raise UsageError("command", f"--label {argument}", "other labels: a matrix sets these")
     return command
+
+
+def _collective_of_run(argv: Sequence[str]) -> int | None:
+    """Where ``torchcoll run -n N COLLECTIVE`` (also ``python -m torchcoll run``) has the
+    collective; None in any other command.
+
+    Raises UsageError if the command has no collective, or no number of ranks.
+    """
+    runs = [
+        number
+        for number in range(1, len(argv))
+        if argv[number] == "run" and os.path.basename(argv[number - 1]) == "torchcoll"
+    ]
+    if not runs:
+        return None
+    place = runs[0] + 1
+    while place < len(argv) and argv[place].startswith("-"):
+        place += 2 if argv[place] in ("-n", "--nproc-per-node") else 1
+    if place >= len(argv) or place == runs[0] + 1:
+        raise UsageError(
+            "command",
+            " ".join(argv),
+            "a number of ranks and a collective",
+            "Such as: torchcoll run -n 2 allreduce",
+        )
+    return place
 
 
 def _names_torchcoll(path: str) -> bool:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.collectives import DEFAULT_COLLECTIVE
@@ -236,21 +237,26 @@ def _below(plan: RunPlan, folder: Folder, number: int | None) -> list[str]:
     return [*lines, f"results, logs and manifest: {folder.path}"]
 
 
-def dry_run(plan: RunPlan, folder: Any, rounds: int = 0, every: bool = True) -> ExitCode:
+def dry_run(
+    plan: RunPlan, folder: Any, every: bool = True, most: MostRuns | None = None
+) -> ExitCode:
     """Print how many runs there are, and their commands as they could be typed.
 
-    rounds: of a versus, of which ``plan`` is the first. every: all commands, not only the first.
+    every: all commands, not only the first. most: of a command that decides itself when it ends;
+    ``plan`` has one run of each cell.
     """
     from torchcoll.core.shell import command_line, named
     from torchcoll.machine.environment import variables
     from torchcoll.parts.experiments.run import labels_of
 
     cells, jobs = len(plan.cells), [*plan.jobs()]
-    if rounds:
-        tell(
-            f"up to {rounds} rounds of {counted(cells, 'run')}, until every case is decided; the "
-            f"first round, {_estimate(plan)}:"
-        )
+    if most:  # in the order of the cells: bisect begins with the first and the last
+        jobs.sort(key=lambda job: plan.cells.index(job.cell))
+    if most:
+        total_s = estimated_s(plan)[0]
+        whole = f" ({format_duration(total_s / cells * most.runs)})" if total_s else ""
+        tell(f"at most {most.text}{whole}; it ends as soon as {most.until}; nothing was started")
+        tell(f"the first {counted(cells, 'run')}, {_estimate(plan)}:")
     else:
         varied = f" ({text})" if (text := _varied(plan.cells)) else ""
         runs = f"{counted(len(jobs), 'run')}: {counted(cells, 'cell')}{varied} x {plan.runs}"
@@ -264,6 +270,18 @@ def dry_run(plan: RunPlan, folder: Any, rounds: int = 0, every: bool = True) -> 
     if not every and len(jobs) > 1:
         tell(f"the first of {len(jobs)} commands; --verbose prints all of them")
     return ExitCode.OK
+
+
+@dataclass(frozen=True)
+class MostRuns:
+    """The end of a command that may end earlier.
+
+    runs: how many runs there are at most. text: the same in words. until: when it ends earlier.
+    """
+
+    runs: int
+    text: str
+    until: str
 
 
 def _varied(cells: Sequence[Cell]) -> str:

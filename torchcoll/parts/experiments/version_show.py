@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.core.answer import Answer
+from torchcoll.core.answer import CANNOT_TELL, Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_change, format_percent, shorten
 from torchcoll.report.formats import Forms, print_results
@@ -61,16 +61,25 @@ def answer_of(state: VersionRuns) -> Answer:
         return Answer(f"no single version: {what}; {runs}", "doubt", details=details)
     more = f"make more runs (--runs {max(2 * state.most, _FEW_RUNS)})" if state.stopped else ""
     change = posterior.change_range
-    if change is None:
-        verb = "shows" if state.runs == 1 else "show"
-        text = (
-            f"not decided: {runs} {verb} neither a change between {first} and {last} nor that "
-            "there is none"
-        )
-    else:
+    if change is not None:
         between = f"between {names[change[0]]} and {names[change[1]]}"
-        text = f"not decided: the change is {between} (95 %); {runs}"
-    return Answer(text, "doubt", details=details, next_step=more)
+        text = f"the change is {between} (95 %), at which version is not decided; {runs}"
+        return Answer(text, "doubt", details=details, next_step=more)
+    ends = (0, len(posterior.runs) - 1)
+    verb, scope = f"differs from {first}", f"after {runs}"
+    if state.metric != "wrong" and all(posterior.runs[end] for end in ends):
+        factor = math.exp(state.change(*ends))
+        verb = f"is {_WORDS[state.metric][factor < 1]} than {first}"
+        scope = f": it looks {format_change(factor)}, but {runs} vary too much"
+    return Answer(
+        last,
+        "doubt",
+        details=details,
+        verb=verb,
+        scope=scope,
+        certainty=CANNOT_TELL,
+        next_step=more,
+    )
 
 
 def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -> None:

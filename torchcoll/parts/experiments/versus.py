@@ -97,8 +97,9 @@ class Versus:
 
     plan: its first cell is the base of all others. most: runs a side at which it ends. same_most:
     runs over which the error of 'same' is spent. stopped: why it ended, '' before. futile: whether
-    more runs would not pay. failed: whether a run has no result. round: the last round that was
-    judged. standing: what it left of each cell but the base.
+    more runs would not pay. failed: whether a run has no result. out_of_time: whether the budget
+    ended it. round: the last round that was judged. standing: what it left of each cell but the
+    base.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Versus:
         self.stopped = ""
         self.futile = False
         self.failed = False
+        self.out_of_time = False
         self.round = 0
         self.standing: list[Standing] = []
         self.cells = {cell.name: Launched() for cell in plan.cells}
@@ -215,7 +217,7 @@ class Versus:
             a_round = spent / launched * len(self._names) if launched else 0.0
             first = all(cell.kept < self._number for cell in self.cells.values())
             if budget_s is not None and first and spent + a_round > budget_s:
-                self.stopped = "the time of --budget is spent"
+                self.stopped, self.out_of_time = "the time of --budget is spent", True
                 return
             before, launched = job, launched + 1
             yield job

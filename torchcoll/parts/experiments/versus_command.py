@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
-from torchcoll.core.units import parse_duration, parse_share
+from torchcoll.core.units import counted, parse_duration, parse_share
 
 if TYPE_CHECKING:
     from torchcoll.parts.experiments.versus import Versus
@@ -98,6 +98,7 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_versus(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.parts.experiments.matrix_command import (
+        MostRuns,
         dry_run,
         estimated_s,
         number_of,
@@ -137,7 +138,10 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
         if budget_s is not None and (text := state.short_of(budget_s, run_s)):
             notes.append(text)
         tell_notes(asked.plan, notes)
-        return dry_run(a_round, asked.folder, asked.most)
+        runs = len(a_round.cells)
+        text = f"{asked.most} rounds of {counted(runs, 'run')}"
+        most = MostRuns(asked.most * runs, text, "every case is decided")
+        return dry_run(a_round, asked.folder, most=most)
     number = None
     if missing is not None:
         tell_notes(asked.plan, asked.notes)

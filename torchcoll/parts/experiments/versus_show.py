@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 import time
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import Answer, worst_level
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_percent, format_ratio
+from torchcoll.core.units import counted, format_factor, format_percent, format_ratio, shorten
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.conclusion_show import counts_of
 from torchcoll.questions.comparison.results import (
+    ComparedPair,
     beyond,
     resolution_text,
     speed_up,
@@ -37,9 +39,7 @@ _THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.5)  # that are proposed
 
 
 def round_text(state: Versus) -> str:
-    """``round 4: 5 of 7 decided: 1K 4K same, 4M 16M slower; open: 64K 1.012, 256K 0.991``, with the
-    speed-ups of the open cases.
-    """
+    """``round 4: 5 of 7 decided: 1K 4K same, 4M 16M slower; open: 64K 1.012x faster so far``."""
     names = state.titles[1:]
     several = len(names) > 1
     texts = [
@@ -61,13 +61,13 @@ def _standing_text(standing: Standing) -> str:
         if of_result := [name for name, case in with_ratio if case.result == result]:
             groups.append(f"{_listed(of_result, ' ')} {result}")
     still_open = [
-        f"{name} {wording.speed_cell(speed_up(case.ratio.ratio, False))}"
+        f"{name} {wording.change_text(speed_up(case.ratio.ratio, False))}"
         for name, case in with_ratio
         if case.result == "inconclusive" and case.ratio
     ]
     text = f"{len(with_ratio) - len(still_open)} of {len(with_ratio)} decided"
     text += f": {', '.join(groups)}" if groups else ""
-    return text + (f"; open: {_listed(still_open, ', ')}" if still_open else "")
+    return text + (f"; open, so far: {_listed(still_open, ', ')}" if still_open else "")
 
 
 def _listed(names: Sequence[str], between: str) -> str:
@@ -138,7 +138,7 @@ def repeat_text(repeat: Repeat) -> str:
 
 def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Answer:
     """The answers of all comparisons, and what would decide the inconclusive cases."""
-    answers = [comparison.answer for comparison in comparisons]
+    answers = [_answer_of(comparison) for comparison in comparisons]
     results = {row.result for each in comparisons for row in each.rows if row.matched}
     merged = answers[0]
     if len(answers) > 1:
@@ -148,11 +148,59 @@ def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Ans
             worst=tuple(name for each in answers for name in each.worst),
             details=tuple(dict.fromkeys(text for each in answers for text in each.details)),
         )
+    ends = [f"not ended: {counted(state.round, 'round')} so far"] if not state.stopped else []
+    if state.out_of_time:
+        ends = [f"stopped by --budget after {counted(state.round, 'round')}"]
     return replace(
         merged,
         counts=counts_of(comparisons),
+        details=(*ends, *merged.details),
         next_step=_next_step(state, comparisons, folder) if "inconclusive" in results else "",
     )
+
+
+def _answer_of(comparison: Comparison) -> Answer:
+    """The answer of the comparison; where some cases are decided and others look far apart, each
+    case with its result: a case that is open is no part of a mean.
+    """
+    rows = [row for row in comparison.rows if row.matched and row.judged.ratio]
+    is_open = [row for row in rows if row.result == "inconclusive"]
+    changed = [row for row in rows if row.result in wording.CHANGED]
+    if not changed or not any(row.is_notable for row in is_open):
+        return comparison.answer
+    base, new = comparison.side_names
+    texts: list[str] = []
+    for result in wording.CHANGED:
+        of_result = sorted((row for row in changed if row.result == result), key=_distance)
+        named = [
+            f"{comparison.name_of(row)} {format_factor(row.factor)} ({one_line(row.reason)})"
+            for row in of_result
+        ]
+        than = f" than {base}" if not texts else ""
+        if named:
+            start = f"{result}{than} in {len(named)} of {counted(len(rows), 'case')}"
+            texts.append(f"{start}: {_shortened(named)}")
+    open_names = [
+        f"{comparison.name_of(row)} (looks {wording.change_text(row.speed)})"
+        if row.is_notable
+        else comparison.name_of(row)
+        for row in sorted(is_open, key=_distance)
+    ]
+    texts.append(f"not decided: {_shortened(open_names)}")
+    if same := sum(row.result == "same" for row in rows):
+        texts.append(f"{same} the same")
+    if out := sum(row.matched and row.result == "not comparable" for row in comparison.rows):
+        texts.append(f"{out} cannot be compared")
+    before = comparison.answer.before
+    return replace(comparison.answer.with_sentence(f"{new} is {'; '.join(texts)}"), before=before)
+
+
+def _distance(row: ComparedPair) -> float:
+    return -abs(math.log(row.speed))
+
+
+def _shortened(names: Sequence[str]) -> str:
+    return shorten(names, _MOST_NAMED, ", ...")
 
 
 def _next_step(state: Versus, comparisons: Sequence[Comparison], folder: str) -> str:

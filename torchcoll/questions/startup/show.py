@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
-from torchcoll.core.summary import median
+from torchcoll.core.summary import SLOW_FIRST, median
 from torchcoll.core.units import (
     counted,
     format_ns,
@@ -62,11 +62,14 @@ def cold_grids(finding: Cold) -> list[Grid]:
     for title, (kind, rows) in zip(titles, groups.items(), strict=True):
         scales = [scale for scale in finding.scales if repr(scale.kind) == kind]
         above = [title, READING, calls_line(rows)]
+        single = len(rows) > _MOST_RUNS and all(scale.runs == 1 for scale in scales)
         if len(rows) <= max(_MOST_RUNS, 2 * len(scales)):
             grids.append(_runs(rows, above))
             above = []
-        if len(rows) > 1:
-            again = [pairs for pairs in finding.again if pairs.kind == kind]
+        again = [pairs for pairs in finding.again if pairs.kind == kind]
+        if single:  # a table by ranks would list every run again
+            grids.append(Grid([], [], below=_below_ranks(scales, again)))
+        elif len(rows) > 1:
             grids.append(_by_ranks(scales, again, above))
     each = {row.placed.order: row for row in finding.rows}  # of several backends: set up once
     grids.append(_set_up(list(each.values())))
@@ -82,7 +85,9 @@ _MOST_KINDS = 3  # in the sentence
 def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
     """What the first call costs compared with a steady one, on the most ranks of each kind."""
     by_kind: dict[str, Scale] = {}
-    for scale in sorted(finding.scales, key=lambda scale: scale.ranks):
+    # Of several runs in a job, the first one starts from nothing.
+    scales = sorted(finding.scales, key=lambda scale: scale.in_job, reverse=True)
+    for scale in sorted(scales, key=lambda scale: scale.ranks):
         if scale.first_ns:
             by_kind[repr(scale.kind)] = scale
     if not by_kind:
@@ -99,6 +104,9 @@ def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
         text = f"the first call{of} takes {format_ns(scale.first_ns, 3)}"
         if ratio := over(scale.first_ns, scale.steady_ns):
             text += f", {_times(ratio)} times a steady call ({format_ns(scale.steady_ns, 3)})"
+        if (over(scale.second_ns, scale.third_ns) or 0.0) > SLOW_FIRST:
+            second, third = (format_ns(ns, 3) for ns in (scale.second_ns, scale.third_ns))
+            text += f" and the second {second}; the third takes {third}"
         if scale.first_result_ns:
             text += f", time to first result {format_ns(scale.first_result_ns, 3)}"
         texts.append(text)
