@@ -229,13 +229,12 @@ def parse_config(values: Mapping[str, Any], source: str) -> Architecture:
     """
     table = _table()
     named = values.get("model_type")
-    model_type = table["aliases"].get(named, named) if isinstance(named, str) else named
+    model_type = table["aliases"].get(named, named) if isinstance(named, str) else ""
     text = values.get("text_config")
-    known = isinstance(model_type, str) and model_type in table["types"]
-    if not known and isinstance(text, Mapping) and "model_type" in text:
-        return parse_config(text, f"{source} (its text part)")
-    if not known:
-        actual = f"model_type {model_type}" if model_type is not None else "no model_type"
+    if model_type not in table["types"]:
+        if isinstance(text, Mapping) and "model_type" in text:
+            return parse_config(text, f"{source} (its text part)")
+        actual = f"model_type {named}" if named is not None else "no model_type"
         raise UnusableError(
             "config",
             actual,

@@ -391,10 +391,12 @@ def _compare(
             setting.training,
             computing,
             None if memory_gb is None else 1e9 * memory_gb,
+            search=text == FIND,
         )
         if of_gpu is not None:
-            text = f"memory of a GPU: {of_gpu:g} GB by its data sheet; --memory-gb for another size"
-            comparison.notes.append(text)
+            comparison.notes.append(
+                f"memory of a GPU: {of_gpu:g} GB by its data sheet; --memory-gb for another size"
+            )
         return comparison
 
     if captured is None or setting.machine is None:
