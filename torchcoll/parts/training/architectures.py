@@ -98,6 +98,7 @@ class Architecture:
     - key_columns: columns of the keys and the values of a token, which context parallelism sends.
     - feed_forward: columns of the widest feed-forward block of a layer outside of its experts.
     - experts, top_k: routed experts of a layer, and how many of them a token visits; 0 without.
+    - expert_input: columns of what is sent to an expert; fewer than hidden with latent experts.
     - shared_experts: a layer with experts has a dense feed-forward block too.
     - tied: the head's matrix is the embedding's.
     - dtype: of the parameters, as the config says; '' if it does not.
@@ -116,6 +117,7 @@ class Architecture:
     experts: int = 0
     top_k: int = 0
     expert_columns: int = 0
+    expert_input: int = 0
     shared_experts: bool = False
     tied: bool = False
     dtype: str = ""
@@ -342,6 +344,7 @@ class _Reader:
             experts=self.number("experts") if routed else 0,
             top_k=self.number("top_k") if routed else 0,
             expert_columns=self.number("columns") if routed else 0,
+            expert_input=self.number("expert_width") or numbers["hidden"],
             shared_experts=routed and self.number("shared") > 0,
             tied=self.flags["tied"],
             dtype=dtype if isinstance(dtype, str) else "",

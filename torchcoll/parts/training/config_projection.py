@@ -209,7 +209,7 @@ class Computing:
 
     step_ns: float | None = None
     measured: bool = False
-    shares: tuple[float, float, float] = (0.45, 0.35, 0.55)
+    shares: tuple[float, float, float] = (0.45, 0.35, 0.6)
     peak: float | None = None
 
     def on(self, architecture: Architecture, layout: ParallelLayout, batch: Batch) -> Computation:
