@@ -78,7 +78,7 @@ def write(
     mixed: bool,
 ) -> None:
     """Lay the sources out below ``target``. mixed: other formats and names, compressed, split."""
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
     raw = case / "raw"
     texts = {
         source.rank: (raw / "stderr" / f"{source.rank}.txt").read_text()
@@ -203,27 +203,33 @@ def _agent_text(facts: dict[str, Any]) -> str:
     """What torchrun prints when the first rank fails; it ends the others at once."""
     death, pids = read_death(facts), facts["pids"]
     ends = [end for end in _ends(facts) if end[2]]
+    if death.fault == "interrupt":  # torchrun passes Ctrl-C on
+        ends = [(seconds, rank, -signal.SIGINT) for seconds, rank, _ in ends]
     first_s, root, code = ends[0]
     time_of = _utc(facts["start_ns"] + first_s * 1e9)
     stamp, clock = time_of.strftime("%m%d %H:%M:%S.%f"), time_of.strftime("%Y-%m-%d_%H:%M:%S")
     agent, api = min(pids) - 40, "torch/distributed/elastic/multiprocessing/api.py"
     late = [rank for seconds, rank, _ in ends[1:] if seconds > first_s + 0.1]
     lines = []
-    if death.fault == "slow":
+    from_outside = {"slow": signal.SIGTERM, "interrupt": signal.SIGINT}.get(death.fault)
+    if from_outside:
         lines.append(
             f"W{stamp} {agent} torch/distributed/elastic/agent/server/api.py:741] Received "
-            "15 death signal, shutting down workers"
+            f"{int(from_outside)} death signal, shutting down workers"
         )
-    lines += [f"W{stamp} {agent} {api}:1028] Sending process {pids[rank]} closing signal SIGTERM"
-              for rank in (late if death.fault != "slow" else range(death.ranks))]  # fmt: skip
-    if death.fault == "slow":
+    sent = from_outside or signal.SIGTERM
+    lines += [
+        f"W{stamp} {agent} {api}:1028] Sending process {pids[rank]} closing signal {sent.name}"
+        for rank in (range(death.ranks) if from_outside else late)
+    ]
+    if from_outside:
         lines += [
             "Traceback (most recent call last):",
             '  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/elastic/'
             'multiprocessing/api.py", line 85, in _terminate_process_handler',
             "    raise SignalException(",
             "torch.distributed.elastic.multiprocessing.api.SignalException: Process "
-            f"{agent} got signal: 15",
+            f"{agent} got signal: {int(from_outside)}",
         ]
         return "\n".join(lines) + "\n"
     lines += [

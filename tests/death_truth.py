@@ -32,7 +32,7 @@ sigkill, oom_kill     the launcher's line for v; standing of v and w; the kernel
 exception, disk,      stderr of v; standing of v and w
 memory
 sigstop, sleep,       standing of v and w; dumps of the stacks of v and w by one tool
-stuck
+stuck, interrupt
 slow                  times (ring or traffic) of v and w; fr of all ranks, if there is no send/recv
 blackhole             the kernel's line
 ====================  ============================================================================
@@ -88,6 +88,11 @@ _KINDS = {
     "stuck": {"user_code", "stopped", "missing_call", "slow"},
     "slow": {"slow", "user_code"},
     "blackhole": {"link", "node_failed"},
+    "handled_kill": {"killed", "stopped", "missing_call"},
+    "handled_sleep": {"user_code", "stopped", "missing_call", "slow"},
+    "leave": {"exit", "killed", "stopped", "missing_call"},
+    "interrupt": {"user_code", "stopped", "missing_call", "slow"},
+    "early_stack": {"killed", "stopped", "missing_call"},
 }
 
 
@@ -119,6 +124,8 @@ def truth(death: Death, kept: Collection[Source]) -> Truth:
             return Truth(DECIDABLE, frozenset({v}), True, kinds)
     decided = {
         "sigkill": launcher,
+        "handled_kill": launcher,
+        "early_stack": launcher,
         "oom_kill": launcher or (kernel and v in of("ring", "stacks")),
         "exception": v in of("stderr"),
         "disk": v in of("stderr"),

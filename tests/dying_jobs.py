@@ -20,6 +20,7 @@ import contextlib
 import faulthandler
 import itertools
 import json
+import logging
 import os
 import random
 import resource
@@ -29,6 +30,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -64,9 +66,14 @@ FAULTS = (
     "memory",  # a MemoryError, by RLIMIT_AS
     "oom_kill",  # SIGKILL, with a made line of the kernel
     "stuck",
+    "handled_kill",  # SIGKILL, after another rank had logged an exception that it handled
+    "handled_sleep",  # sleep, after another rank had logged an exception that it handled
+    "leave",  # the rank ends itself: with exit code 1 or 3, with 0, or by abort()
+    "interrupt",  # sleep; a person ends the job with Ctrl-C
+    "early_stack",  # SIGKILL, long after loading the model, of which captures have stacks
 )
 # Faults that stop a rank, which stays.
-STALLS = ("sigstop", "sleep", "stuck")
+STALLS = ("sigstop", "sleep", "stuck", "handled_sleep", "interrupt")
 # Faults after which the job has to be looked at from outside while it hangs.
 WATCHED = (*STALLS, "blackhole", "slow")
 
@@ -118,7 +125,7 @@ class Death:
 
 
 def deaths() -> list[Death]:
-    """The 60 jobs. Kinds of parallelism, ranks, victims and steps vary within each fault."""
+    """The 80 jobs. Kinds of parallelism, ranks, victims and steps vary within each fault."""
     counts = dict.fromkeys(FAULTS, 4) | dict.fromkeys(
         ("skip", "size", "sigkill", "sigstop", "exception", "stuck"), 5
     )
@@ -178,6 +185,10 @@ class Images(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         death = self.death
+        bystander = (death.victim + 1) % death.ranks
+        handles = death.fault.startswith("handled") and self.rank == bystander
+        if handles and index == death.step - 1:
+            log_bad_sample(death)
         if self.rank == death.victim:
             if death.fault == "slow" and index >= 1:
                 augment(0.5)
@@ -187,6 +198,26 @@ class Images(Dataset[torch.Tensor]):
                 mark(self.marks)
                 _IN_LOADER[death.fault](death)
         return torch.full((8,), 1.0 + index % 3)
+
+
+def log_bad_sample(death: Death) -> None:
+    """An exception that the training handles, and what it says of it."""
+    try:
+        raise ValueError("cannot parse sample 77")
+    except ValueError:
+        if death.form % 2:
+            traceback.print_exc()
+        else:
+            logging.exception("bad sample, skipped")
+
+
+def leave(death: Death) -> None:
+    if death.form == 3:
+        os.abort()
+    print("loss is nan, stopping", file=sys.stderr, flush=True)
+    if death.form == 1:
+        os._exit(0)
+    sys.exit(1 if death.form == 0 else 3)
 
 
 def augment(seconds: float) -> None:
@@ -242,7 +273,16 @@ _IN_LOADER = {
     "sigkill": kill_self,
     "oom_kill": kill_self,
     "sigstop": stop_self,
+    "handled_kill": kill_self,
+    "handled_sleep": lambda death: augment(600),
+    "leave": leave,
+    "interrupt": lambda death: augment(600),
+    "early_stack": kill_self,
 }
+
+
+def load_weights() -> None:
+    time.sleep(0.75 * TIMEOUT_S)
 
 
 def mark(marks: Path) -> None:
@@ -281,6 +321,8 @@ class Training:
         death = self.death
         endless = death.fault in ("blackhole", "slow")
         loader = iter(DataLoader(Images(death, self.rank, self.marks)))
+        if death.fault == "early_stack":
+            load_weights()
         for step in itertools.count() if endless else range(STEPS):
             if self.fails("skip", step) and death.form % 2:
                 mark(self.marks)
@@ -371,6 +413,8 @@ def one_rank(death: Death, folder: Path) -> None:
             training.train(traffic)
         if death.fault == "none":
             dist.barrier()
+    except SystemExit as end:
+        code = int(end.code or 0)
     except BaseException:
         code = 1
         sys.excepthook(*sys.exc_info())  # torch's own, which writes the rank
@@ -509,6 +553,10 @@ def _run_forked(death: Death, folder: Path, stack: contextlib.ExitStack) -> dict
             (marks / "dump").touch()
             can = set(job.running()) - ({death.victim} if death.fault == "sigstop" else set())
             job.until(lambda: {int(p.stem) for p in (folder / "raw" / "fr").glob("*.json")} >= can)
+        if death.fault == "interrupt":
+            for rank in job.running():
+                job.signal(rank, signal.SIGINT)
+            stays = set()
         job.until(lambda: set(job.running()) <= stays, MOST_S)
         for rank in job.running():
             ends_it = signal.SIGKILL if death.fault == "sigstop" else signal.SIGTERM

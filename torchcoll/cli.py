@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from torchcoll import __version__
-from torchcoll.answering import answer_paths, are_paths
+from torchcoll.answering import answer_paths, are_paths, describe_here
 from torchcoll.core import errors
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.opening import DISK_REFUSES, not_written
@@ -167,8 +167,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     first = argv[0] if argv else ""
     available = _commands_on_ranks(first) or commands()
     if not argv:
-        argv = ["--help"]
-    elif first not in available and (first == "-" or not first.startswith("-")):
+        return argparse.Namespace(command="", run=lambda options: describe_here())
+    if first not in available and (first == "-" or not first.startswith("-")):
         if are_paths(argv):
             return argparse.Namespace(
                 command="", run=lambda options: answer_paths(argv, main), paths=argv

@@ -1,8 +1,9 @@
-"""600 dead jobs: does ``torchcoll postmortem`` name the rank that broke, and no innocent one?
+"""800 dead jobs: does ``torchcoll postmortem`` name the rank that broke, and no innocent one?
 
     python tests/benchmarks/postmortem.py FOLDER [--seed N]
+    python tests/benchmarks/postmortem.py FOLDER --by-evidence
 
-60 real gloo jobs of tests/dying_jobs.py die (those in FOLDER/live are not made again), and 540 more
+80 real gloo jobs of tests/dying_jobs.py die (those in FOLDER/live are not made again), and 720 more
 folders are made of them: nine of each, with a random half of the files, in mixed formats and
 layouts, with unrelated files, and some with a second job that is healthy. What an answer may say
 follows from the truth table of tests/death_truth.py. Root, ip and tc are needed for the lost links,
@@ -11,6 +12,10 @@ py-spy for its dumps.
 An innocent named alone is an answer that names ranks without the victim, or a rank of the healthy
 job. An answer that names nobody, but offers candidates without the victim, is counted beside it.
 The time is that of ``python -m torchcoll postmortem`` as a process, on a sample.
+
+``--by-evidence`` judges each of the 80 jobs by what people really have: the console alone (torchrun
+--tee), one log for each rank with the launcher's, Flight Recorder dumps, the capture, and all of
+these in one folder, with the lines of each rank twice.
 """
 
 from __future__ import annotations
@@ -38,7 +43,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import death_evidence
 from death_evidence import Source, read_facts, sources
-from death_truth import DECIDABLE, HINTED, SYMMETRIC, UNDECIDABLE, VERDICTS, Truth, truth
+from death_truth import (
+    DECIDABLE,
+    HINTED,
+    SYMMETRIC,
+    UNDECIDABLE,
+    VERDICTS,
+    Truth,
+    differs,
+    truth,
+)
 from dying_jobs import FAULTS, HEALTHY, Death, deaths, make, make_all
 
 from torchcoll.cli import main as torchcoll_main
@@ -71,13 +85,16 @@ def main() -> int:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0, help="other variants of the same jobs")
+    parser.add_argument("--by-evidence", action="store_true")
     options = parser.parse_args()
-    title("tests/benchmarks/postmortem.py: 60 dead jobs, and 540 folders made of them")
+    title("tests/benchmarks/postmortem.py: 80 dead jobs, and 720 folders made of them")
     live = options.folder / "live"
     for line in make_all(deaths(), live):
         print(line)
     if not (live / "healthy" / "facts.json").exists():
         make(HEALTHY, live / "healthy")
+    if options.by_evidence:
+        return show_by_evidence(live, options.folder / "by-evidence")
     cases = list(write_cases(live, options.folder / "cases", options.seed))
     answers = [answer(case) for case in cases]
     verdicts = [judge(case, jobs) for case, jobs in zip(cases, answers, strict=True)]
@@ -133,17 +150,98 @@ def write_cases(live: Path, target: Path, seed: int) -> Iterator[Case]:
             yield case
 
 
+# What people have: name -> (styles of logs, kinds of sources).
+EVIDENCE = {
+    "console": (("tee",), ("stderr", "launcher")),
+    "logs": (("torchrun",), ("stderr", "launcher")),
+    "fr": ((), ("fr",)),
+    "capture": ((), ("ring", "stacks", "traffic")),
+    "all": (
+        ("torchrun", "tee"),
+        ("stderr", "launcher", "fr", "ring", "stacks", "traffic", "kernel"),
+    ),
+}
+
+
+def show_by_evidence(live: Path, target: Path) -> int:
+    """Print, for each kind of evidence, how many jobs are answered how, and what was missed."""
+    shutil.rmtree(target, ignore_errors=True)
+    print("evidence   jobs  right  others too  a choice  undecided  innocent alone  jobs split")
+    missed, any_innocent = [], False
+    for name, (styles, kinds) in EVIDENCE.items():
+        counts: Counter[str] = Counter()
+        for death in deaths():
+            job = live / f"{death.number:02}"
+            facts = read_facts(job)
+            kept = [source for source in sources(job, facts) if source.kind in kinds]
+            if not any(source.kind == kinds[0] for source in kept):
+                continue
+            folder = target / name / f"{death.number:02}"
+            rng = random.Random(death.number)
+            logs = [source for source in kept if source.kind in ("stderr", "launcher")]
+            for index, style in enumerate(styles or ("files",)):
+                written = kept if index == 0 else logs  # the lines of each rank a second time
+                death_evidence.write(job, facts, written, folder, style, rng, mixed=False)
+            host = facts["hosts"][death.victim]
+            case = Case(f"{death.number:02}", folder, death, host, truth(death, kept), kept)
+            document = document_of(case)
+            verdict = by_evidence(case, document)
+            counts["split"] += len(document.get("jobs", [])) > 1
+            counts[verdict] += 1
+            if verdict != "right":
+                headline = document.get("answer", {}).get("headline", "says nothing")
+                missed.append(
+                    f"{name}: {folder} {verdict}: {death.fault} (form {death.form}) {death.work}, "
+                    f"{death.ranks} ranks, victim {death.victim}: {headline}"
+                )
+        any_innocent |= bool(counts["innocent"])
+        total = counts.total() - counts["split"]
+        print(
+            f"{name:10} {total:4}  {counts['right']:5}  {counts['others']:10}  "
+            f"{counts['choice']:8}  {counts['undecided']:9}  {counts['innocent']:14}  "
+            f"{counts['split']:10}"
+        )
+    (target / "misses.txt").write_text("\n".join(missed) + "\n")
+    return int(any_innocent)
+
+
+def by_evidence(case: Case, document: dict[str, Any]) -> str:
+    """The verdict about the first answer: right, others, choice, undecided or innocent."""
+    death, jobs = case.death, document.get("jobs", [])
+    named = {
+        int(name.removeprefix("rank "))
+        for name in document.get("answer", {}).get("worst", ())
+        if name.removeprefix("rank ").isdigit()
+    } | {rank for job in jobs for rank in job["culprits"]}
+    choice = {rank for job in jobs for rank in job["candidates"]}
+    if death.fault == "blackhole" and any(case.host in job["nodes"] for job in jobs):
+        return "right"
+    if named == {death.victim} or (named == {0, 1} and death.ranks == 2 and differs(death)):
+        return "right"
+    if death.victim in named:
+        return "others"
+    if named:
+        return "innocent"
+    return "choice" if death.victim in choice else "undecided"
+
+
 def answer(case: Case) -> list[dict[str, Any]]:
     """The jobs of the answer of the command, in this process. None where it refuses."""
+    jobs: list[dict[str, Any]] = document_of(case).get("jobs", [])
+    return jobs
+
+
+def document_of(case: Case) -> dict[str, Any]:
+    """What the command prints as JSON; {} if no file says anything."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()):
         code = torchcoll_main(["postmortem", str(case.folder), "--format", "json"])
     if code == 3:  # no file says anything
-        return []
+        return {}
     if code:
         raise AssertionError(f"{case.name}: exit code {code}")
-    jobs: list[dict[str, Any]] = json.loads(output.getvalue())["jobs"]
-    return jobs
+    document: dict[str, Any] = json.loads(output.getvalue())
+    return document
 
 
 def is_ours(case: Case, job: dict[str, Any]) -> bool:

@@ -102,7 +102,7 @@ def test_against(path, tmp_path, capsys):
     save(launch(case_of(375)), tmp_path / "base.jsonl")
     assert main(["check", path, "--baseline", str(tmp_path / "base.jsonl")]) == 0
     assert last(capsys).startswith(
-        "WARN 80.0 % of the speed of base.jsonl, the median of 1 case in"
+        "WARN 80.0 % of the speed of base.jsonl in the median of 1 case in"
     )
     save(launch(case_of(375), device="NVIDIA H100"), tmp_path / "h100.jsonl")
     assert main(["check", path, "--baseline", str(tmp_path / "h100.jsonl")]) == 2

@@ -162,7 +162,7 @@ TABLE = {
     "InfiniBand": (
         "n1:7:9 [0] NCCL WARN NET/IB : Got completion from peer 192.0.2.8<41337> with status=12 "
         "opcode=0 len=0 vendor err 129\n",
-        "a transfer over InfiniBand to 192.0.2.8<41337> failed (status 12)",
+        "a transfer over InfiniBand or RoCE to 192.0.2.8<41337> failed (status 12)",
         "ibstat",
     ),
     "DDP's parameters": (
@@ -263,8 +263,8 @@ def test_json_has_the_texts_with_their_remedies(tmp_path, capsys):
     path.write_text(TABLE["shared memory of NCCL"][0])
     assert main(["postmortem", str(path), "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    (text,) = document["known_texts"]
-    assert (text["kind"], text["file"], text["line"]) == ("shared memory", "paste.log", 1)
+    (text,) = document["jobs"][0]["known_texts"]
+    assert (text["cause"], text["file"], text["line"]) == ("shared memory", "paste.log", 1)
     assert document["answer"]["next_step"] == text["remedy"]
 
 

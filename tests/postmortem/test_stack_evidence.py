@@ -14,7 +14,7 @@ import pytest
 from torchcoll.core.errors import UnreadableError
 from torchcoll.parts.postmortem import stack_evidence
 from torchcoll.parts.postmortem.evidence import JobEvidence
-from torchcoll.parts.postmortem.traceback_log import Frame, describe
+from torchcoll.parts.postmortem.stack_evidence import Frame, describe
 
 _TORCH = "/venv/lib/python3.11/site-packages/torch"
 _DUMP = """\

@@ -63,3 +63,42 @@ def test_sizes_that_start_again_without_a_word_are_cycles_of_one_test(read):
     """nccl-tests -N 2 prints the table twice below one heading."""
     _, sizes, _ = read(START + HEADING + rows() + rows() + "# Avg bus bandwidth    : 339\n")
     assert sizes == [SIZES + SIZES]
+
+
+# What launchers put in front of the lines of three nodes' own tests.
+LAUNCHERS = {
+    "pdsh": "node{n}: ",
+    "srun -l": "{n}: ",
+    "kubectl": "[pod/nccl-{n}/worker] ",
+    "compose": "nccl-{n}  | ",
+    "mpirun": "[1,{n}]<stdout>:",
+    "torchrun": "[default{n}]:",
+    "time and pod": "2026-07-20T19:33:4{n}.123Z [pod/nccl-{n}/worker] ",
+    "ray": "(NcclTest pid=70{n}, ip=10.0.0.{n}) ",
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_tests_that_several_writers_print_line_by_line(read, launcher):
+    """Node 2 is half as fast."""
+    texts = [f"{START}{HEADING}{rows(factor)}" for factor in (1, 2, 1)]
+    lines = zip(*(text.splitlines() for text in texts), strict=True)
+    prefix = LAUNCHERS[launcher]
+    _, sizes, runs = read(
+        "".join(f"{prefix.format(n=n)}{line}\n" for each in lines for n, line in enumerate(each, 1))
+    )
+    assert sizes == [SIZES, SIZES, SIZES]
+    assert [round(run.results[1].reported.time_ns / 1e6, 2) for run in runs] == [1.19, 2.38, 1.19]
+    writers = [run.labels["writer"] for run in runs]
+    assert len(set(writers)) == 3
+    if launcher in ("pdsh", "kubectl", "compose"):
+        assert [run.header["environment"]["host"] for run in runs] == writers
+
+
+def test_one_writer_of_a_job_is_its_host(read):
+    """Rank 0 prints the table, the other ranks print messages only."""
+    lines = f"{START}{HEADING}{rows()}".splitlines()
+    text = "".join(f"node1: {line}\nnode2: ready\n" for line in lines)
+    _, sizes, (run,) = read(text)
+    assert sizes == [SIZES]
+    assert (run.header["environment"]["host"], run.labels.get("writer")) == ("node1", None)

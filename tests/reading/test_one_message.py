@@ -44,11 +44,20 @@ def test_a_comma_beside_decimal_points_groups_thousands(imported):
 
 
 def test_rows_that_were_wrapped(imported):
-    content = text(SMALL + rows("24.31", "48.62", "97.24"))
+    content = text(SMALL + ROW)
     lines = [line[at : at + 80] for line in content.splitlines() for at in range(0, len(line), 80)]
     result = imported("\n".join(lines) + "\n")
+    assert (result.rows, result.refused) == (2, [])
+    assert [each.reported.time_ns for each in result.runs[0].results][2:] == [24310, 24070]
+    assert result.runs[0].ranks == 2
+
+
+def test_rows_that_were_wrapped_between_words(imported):
+    content = text(SMALL + ROW)
+    lines = [part for line in content.splitlines() for part in (line[:52], line[52:]) if part]
+    result = imported("\n".join(lines) + "\n")
     assert [why for _, why in result.refusals()] == [WRAPPED]
-    assert (result.rows, len(result.refused)) == (0, 4)
+    assert (result.rows, len(result.refused)) == (0, 2)
 
 
 def test_sizes_with_a_suffix(imported):

@@ -20,7 +20,7 @@ from typing import Any
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import CaseResult
 from torchcoll.reading import base
-from torchcoll.reading.source import without_log
+from torchcoll.reading.writers import without_log
 
 NAME = "oneccl"
 _NAMES = re.compile(r"#\s*Benchmarking:\s*(.*\S)")

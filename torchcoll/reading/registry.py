@@ -10,29 +10,36 @@ A third party adds a format with a module as described in reading/base.py and an
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import cache
 from importlib.metadata import entry_points
 from typing import cast
 
 from torchcoll.core.bounds import MOST_TEXT
-from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice
+from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice, one_line
 from torchcoll.core.file import MODEL_START, uncollected
 from torchcoll.core.other_commands import TRACE, begin_of, reading_command, without_collectives
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import is_stdin
 from torchcoll.core.units import counted, shorten
-from torchcoll.reading.base import Imported, Importer, ImportOptions, Line
+from torchcoll.reading.base import Imported, Importer, ImportOptions, Line, join
+from torchcoll.reading.base import number as base_number
 from torchcoll.reading.nccl_tests import repeats
-from torchcoll.reading.source import Source, Unprefixed
+from torchcoll.reading.source import Source
+from torchcoll.reading.writers import Unprefixed, Writers, unwrapped, wrapping_width
 
 GROUP = "torchcoll.importers"
 _PLAIN = "plain"
+_NUMERIC = 0.5  # of the fields of a line that may be a row
+_EXCERPT = 80  # characters
+# Bytes of a file that is read again, unwrapped; characters of lines that are sorted by writer.
+_MOST_WRAPPED, _MOST_APART = 16 << 20, 128 << 20
 # In the order of sniffing. Formats that are recognised by less evidence come later.
 BUILT_IN = (
     "nccl_tests_json",
@@ -43,16 +50,15 @@ BUILT_IN = (
     "oneccl",
     "param",
     "deepspeed",
+    "pair_files",
     "osu",
     "ucc",
-    "astra_sim",
     "plain",
 )
 
 # How JSON begins. Logs of containers, notebooks and test runners contain a benchmark's text in
 # their members, with escaped line ends.
 _JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*[\[{"])')
-_AROUND = "the text of a benchmark; this is JSON around text"
 
 
 @cache
@@ -79,15 +85,25 @@ def importers() -> dict[str, Importer]:
     return by_name
 
 
-def sniff_importer(windows: Iterable[Sequence[str]]) -> Importer | None:
+def sniff_importer(windows: Iterable[Sequence[str]], writers: Writers) -> Importer | None:
     """The first importer that recognises the format in windows of a file's lines, or None."""
     for lines in windows:
+        messages = [written.text for written in writers.lines(enumerate(lines))]
         for each in importers().values():
-            starts = getattr(each, "STARTS", None)
-            unprefixed = [*map(Unprefixed((), starts).strip_prefix, lines)] if starts else lines
-            if each.sniff(unprefixed):
+            strip = _strip(each)
+            if each.sniff([*map(strip, messages)] if strip else lines):
                 return each
     return None
+
+
+def _strip(importer: Importer) -> Callable[[str], str] | None:
+    """A function that takes off what no table of prefixes knows; None for formats without lines of
+    text.
+    """
+    starts = getattr(importer, "STARTS", None)
+    if starts:
+        return Unprefixed(starts).strip
+    return str if importer.NAME == _PLAIN else None
 
 
 def import_file(
@@ -120,8 +136,10 @@ def _imported(
         raise UnreadableError("file", source.name, "results; this is what a training sent", command)
     if source.binary:
         raise UnreadableError("file", source.name, "text; this one is binary", command)
-    importer = importers()[name] if name else sniff_importer(source.windows())
-    source.rewind()
+    importer, writers, sample = _recognised(source, name)
+    if _JSON.match(source.start) and (importer is None or _reads_text(importer)):
+        source.in_json = True
+        importer, writers, sample = _recognised(source, name)
     if importer is None:
         if MODEL_START.search(source.start):
             action = (
@@ -137,21 +155,24 @@ def _imported(
         raise ForeignError(
             "file",
             source.name,
-            f"a torchcoll result file, or output of {', '.join(importers())}",
-            command
-            or "Force one with torchcoll convert --from; --map names the columns of a table.",
+            "a torchcoll result file, output of a benchmark, a log, or a trace",
+            command or _nearest(path, sample),
         )
-    if not name and _reads_text(importer) and _JSON.match(source.start):
-        raise UnreadableError("file", source.name, _AROUND, _unwrapping(source.start))
     options = options or ImportOptions()
     file_name = "stdin" if is_stdin(path) else os.path.basename(path)
     options = ImportOptions(**{**vars(options), "file": options.file or file_name})
     long_lines = getattr(importer, "LONG_LINES", False)
     lines: Iterable[Line] = source.lines(None if long_lines else MOST_TEXT)
-    if starts := getattr(importer, "STARTS", None):
-        lines = Unprefixed(lines, starts)
     with uncollected():  # there are many rows, and they have no reference cycles
-        imported = importer.read(iter(lines), options)
+        imported = _read_lines(importer, lines, options, writers, sample)
+        width = wrapping_width(sample) if _strip(importer) and imported.refused else 0
+        if width and path != "-" and os.path.getsize(path) < _MOST_WRAPPED:
+            with closing(Source(path)) as again:
+                again.in_json = source.in_json
+                joined = unwrapped(again.lines(MOST_TEXT), width)
+                whole = _read_lines(importer, joined, options, writers, sample)
+            if whole.rows > imported.rows:
+                imported = whole
     for problem in filter(None, (source.cut, source.problem)):
         imported.warn(problem)
     refusals = [
@@ -160,6 +181,92 @@ def _imported(
     ]
     _finish(imported, importer, options, refusals)
     return imported
+
+
+def _recognised(source: Source, name: str | None) -> tuple[Importer | None, Writers, list[str]]:
+    """The importer of a file, who wrote it, and its first lines."""
+    windows = source.windows()
+    sample = next(windows)
+    writers = Writers(sample)
+    if name:
+        importer: Importer | None = importers()[name]
+    else:
+        importer = sniff_importer(itertools.chain([sample], windows), writers)
+    source.rewind()
+    return importer, writers, sample
+
+
+def _read_lines(
+    importer: Importer,
+    lines: Iterable[Line],
+    options: ImportOptions,
+    writers: Writers,
+    sample: Sequence[str],
+) -> Imported:
+    """Read the lines of a file: apart for each writer, where several print a table."""
+    strip = _strip(importer)
+    if strip is None:
+        return importer.read(iter(lines), options)
+    texts: dict[str, list[str]] = {}
+    nodes: dict[str, str] = {}
+    for written in writers.lines(enumerate(sample)):
+        texts.setdefault(written.writer, []).append(strip(written.text))
+        nodes[written.writer] = written.node
+    authors = [name for name, lines in texts.items() if name and importer.sniff(lines)]
+    if len(authors) < 2:
+        stripped = ((each.number, strip(each.text)) for each in writers.lines(lines))
+        imported = importer.read(stripped, options)
+        return _by(imported, nodes[authors[0]]) if authors else imported
+    by_writer: dict[str, list[Line]] = {}
+    characters = 0
+    for written in writers.lines(lines):
+        characters += len(written.text)
+        if characters > _MOST_APART:
+            raise UnreadableError(
+                "file",
+                f"{len(authors)} writers in more than {_MOST_APART >> 20} MB",
+                "less",
+                f"Take one out: grep '{written.prefix}' FILE > TEXT",
+            )
+        by_writer.setdefault(written.writer, []).append((written.number, strip(written.text)))
+    return join(
+        [
+            _by(importer.read(iter(by_writer[name]), options), nodes[name], name)
+            for name in by_writer
+            if name
+        ]
+    )
+
+
+def _by(imported: Imported, node: str, writer: str = "") -> Imported:
+    """Record who printed the runs, as far as their own lines do not tell."""
+    for run in imported.runs:
+        if node and not run.members:
+            run.header["environment"].setdefault("host", node)
+        if writer:
+            labels = run.header.setdefault("spec", {}).setdefault("labels", {})
+            labels["writer"] = writer
+    return imported
+
+
+def _nearest(path: str, lines: Sequence[str]) -> str:
+    """The line that came nearest to a row of results, and one thing to try."""
+    shares = [
+        (sum(base_number(field) is not None for field in fields) / len(fields), -index)
+        for index, text in enumerate(lines)
+        if len(fields := text.replace(",", " ").replace("|", " ").split()) > 1
+    ]
+    share, index = max(shares, default=(0.0, 0))
+    name = "-" if is_stdin(path) else shlex.quote(path)
+    if share < _NUMERIC:
+        first = next((text.strip() for text in lines if text.strip()), "")
+        start = f"It begins with {one_line(first)[:_EXCERPT]!r}. " if first else ""
+        return f"{start}Give the lines of the benchmark itself, with the heading of its table."
+    shown = one_line(lines[-index].strip())[:_EXCERPT]
+    return (
+        f"Line {1 - index} came nearest: {shown!r}. Name its columns: torchcoll convert {name} "
+        "--map size=NAME,time=NAME --collective all_reduce -o RUN.jsonl."
+    )
 
 
 def _finish(
@@ -181,15 +288,6 @@ def _reads_text(importer: Importer) -> bool:
     """Whether its rows are lines of text, which a JSON document cannot contain unescaped."""
     in_lines = hasattr(importer, "STARTS") and not getattr(importer, "LONG_LINES", False)
     return in_lines or importer.NAME == _PLAIN
-
-
-def _unwrapping(start: bytes) -> str:
-    """The command that extracts the text from JSON with this beginning."""
-    if b'"log":' in start:
-        return "Take it out: jq -rj .log FILE > TEXT"
-    if b'"cells":' in start:
-        return "Take it out: jq -rj '.cells[].outputs[]?.text[]?' FILE > TEXT"
-    return "Take it out, for example: jq -r .stdout FILE > TEXT"
 
 
 def files_of_jobs(paths: Sequence[str]) -> list[list[str]]:

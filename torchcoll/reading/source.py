@@ -1,20 +1,13 @@
-"""Reads the lines of another tool's file: unpacked, decoded, without ANSI codes and prefixes.
-
-There are too many launchers for a list of their prefixes, and wiki pages also indent and quote. So
-an importer's STARTS tells how its rows, headings and titles begin, and all text before a match is a
-prefix. Lines without a match (half a row, a row with only numbers) lose a prefix that looks like
-the last one that was found.
-"""
+"""Reads the lines of another tool's file: unpacked, decoded, without ANSI codes."""
 
 from __future__ import annotations
 
 import collections
 import io
-import os
 import re
 import sys
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 from torchcoll.core.bounds import GZIP, MOST_PROBLEMS, MOST_TEXT, UnpackBudget
@@ -22,17 +15,8 @@ from torchcoll.core.errors import UnreadableError, nearest_file
 from torchcoll.core.opening import is_descriptor, open_to_read, unpack
 from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
 from torchcoll.reading.base import Line
+from torchcoll.reading.json_text import text_of_json
 
-# A message of a library, which may begin within a row that another process prints. Hosts begin with
-# a letter here, because `0node7:12:13 [0]` is the last field of a row followed by a host.
-_LOG = re.compile(
-    r"(?:[A-Za-z_][\w.-]{0,255})?:\d+:\d+ \[\S{0,64}\] .*$"
-    r"|\[\S{0,64}\] NCCL (?:INFO|WARN|TRACE|ABORT) .*$"
-    r"|\d{4}:\d\d:\d\d-\d\d:\d\d:\d\d:\s?\(\s*\d+\) \|CCL_\w+\|.*$"
-    r"|NCCL_TESTS_ALLTOALLV\S*.*$"
-)
-_MESSAGE = re.compile(r"([\w.-]{1,256}):(\d+):\d+ \[\S{0,64}\] ")
-_MARKS = ("NCCL", "|CCL_")
 _HEAD = 1 << 16
 _WINDOW = 2000  # lines
 _LONGEST = 1 << 24  # bytes; a longer line is not text
@@ -77,6 +61,7 @@ class Source:
         self._unpacked: _Unpacked | None = None
         self._disk: IO[bytes] | None = None
         self._cut: list[int] = []  # lines that were cut
+        self.in_json = False  # whether the lines are inside of JSON
         try:
             if path != "-":
                 self._disk = open_to_read(path)
@@ -149,7 +134,10 @@ class Source:
         return f"{count} longer than {MOST_TEXT} characters: cut there; the first is {self._cut[0]}"
 
     def _cleaned(self, blocks: Iterable[bytes]) -> Iterator[list[str]]:
-        return map(cleaned, _decoded(blocks, self.start))
+        texts = _decoded(blocks, self.start)
+        if self.in_json:
+            return map(cleaned, map("\n".join, text_of_json(texts, self.name)))
+        return map(cleaned, texts)
 
     def _read(self, keep: bool = False) -> Iterator[bytes]:
         """Yield whole lines, about 64 KiB at a time, since work for each line would be slow.
@@ -210,99 +198,15 @@ def _decoded_line(line: bytes) -> str:
         return line.decode("latin-1")
 
 
-def without_log(text: str, hosts: Collection[str] = ()) -> tuple[str, bool]:
-    """(text before a library's message, whether there was one).
-
-    hosts: names that begin messages of the file (``log_hosts``); one of these may begin with a
-    digit, which a row before it may end in.
-    """
-    if not any(mark in text for mark in _MARKS) and " [" not in text:
-        return text, False
-    if hosts and (message := _MESSAGE.search(text)):
-        before = text[: message.end(1)]
-        names = [name for name in hosts if before.endswith(name)]
-        if names:
-            return before.removesuffix(max(names, key=len)), True
-    match = _LOG.search(text)
-    return (text[: match.start()], True) if match else (text, False)
-
-
-def log_hosts(lines: Iterable[str]) -> set[str]:
-    """The names of hosts that begin messages of NCCL in these lines.
-
-    They stand at the beginning of a line. If no line is whole, a name is what is common to the ends
-    of what stands before the same process several times.
-    """
-    whole: set[str] = set()
-    cut: dict[str, list[str]] = {}
-    for line in lines:
-        for message in _MESSAGE.finditer(line):
-            if message.start() == 0:
-                whole.add(message[1])
-            else:
-                cut.setdefault(message[2], []).append(message[1])
-    if whole:
-        return whole
-    hosts = set()
-    for ends in cut.values():
-        if len(ends) > 1:
-            backwards = [end[::-1] for end in ends]
-            hosts.add(os.path.commonprefix(backwards)[::-1])  # noqa: RUF071 (no paths)
-    return hosts - {""}
-
-
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-# Tags of mpirun --tag-output and prterun; also within a line, if two writes end up in one line.
-_TAG = re.compile(r"\[(?:[\w.-]{1,255}@)?\d+,\d+\]<\w+>:[ \t]?")
-_LONGEST_PREFIX = 256  # characters of a prefix; longer texts are not prefixes
-_NUMBER = re.compile(r"\d+")
-_BLANKS = re.compile(r"(?:\\\s|\s)+")
 
 
 def cleaned(text: str) -> list[str]:
-    """The lines of a text without ANSI codes, mpirun's tags, and earlier states of a bar."""
+    """The lines of a text without ANSI codes and earlier states of a bar."""
     lines = text.split("\n")
     # Most texts have none of these, and a check of many lines at once is cheap.
     if "\x1b" in text:
         lines = [_ANSI.sub("", line) for line in lines]
     if "\r" in text:
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
-    if "<" in text:
-        lines = [_TAG.sub("", line) if "]<" in line else line for line in lines]
     return lines
-
-
-class Unprefixed:
-    """Lines without their prefixes."""
-
-    def __init__(self, lines: Iterable[Line], starts: re.Pattern[str]) -> None:
-        self._lines, self._search = lines, starts.search
-        self._prefix = ""
-        self._shape: re.Pattern[str] | None = None
-
-    def __iter__(self) -> Iterator[Line]:
-        for number, text in self._lines:
-            yield number, self.strip_prefix(text)
-
-    def strip_prefix(self, text: str) -> str:
-        begin = self._search(text)
-        if begin is None:
-            if self._shape and (match := self._shape.match(text)):
-                return text[match.end() :]
-            return text
-        start = begin.start()
-        # Blanks before a number are kept, because columns of fixed width begin with them.
-        blanks = text[start].isdigit()
-        if not start or text[:start].isspace():
-            return text if blanks else text[start:]
-        prefix = text[:start].rstrip()
-        if prefix != self._prefix:
-            self._prefix = prefix
-            self._shape = _shape(prefix) if len(prefix) <= _LONGEST_PREFIX else None
-        return text[len(prefix) if blanks else start :]
-
-
-def _shape(prefix: str) -> re.Pattern[str]:
-    """A pattern for such prefixes with any numbers and blanks, since time stamps change."""
-    blanks = _BLANKS.sub(r"\\s+", re.escape(prefix.lstrip()))
-    return re.compile(r"\s*" + _NUMBER.sub(r"\\d+", blanks))

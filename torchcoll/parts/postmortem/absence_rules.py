@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,7 +10,6 @@ from statistics import median
 
 from torchcoll.core.units import format_duration
 from torchcoll.parts.postmortem import job_facts
-from torchcoll.parts.postmortem.causes import MARGIN_NS, in_user_code
 from torchcoll.parts.postmortem.diagnosis import (
     Diagnosis,
     EvidenceLine,
@@ -19,6 +18,7 @@ from torchcoll.parts.postmortem.diagnosis import (
     rank_names,
 )
 from torchcoll.parts.postmortem.evidence import CallSeen
+from torchcoll.parts.postmortem.job_facts import MARGIN_NS, in_user_code
 from torchcoll.parts.postmortem.standing import GroupStanding, Standings
 
 _LEAST_NS = 1_000_000_000  # smaller delays stop no job
@@ -338,6 +338,13 @@ def _cleared(facts: job_facts.JobFacts) -> set[int]:
     return cleared - facts.events.endings.keys()
 
 
+def _odd_ones(facts: job_facts.JobFacts, silent: tuple[int, ...]) -> tuple[int, ...]:
+    """The silent rank, and the ranks that failed in another call than most."""
+    calls = facts.where_they_failed
+    usual, _ = Counter(calls.values()).most_common(1)[0] if calls else ("", 0)
+    return tuple(sorted({*silent, *(rank for rank, call in calls.items() if call != usual)}))
+
+
 def left_nothing(facts: job_facts.JobFacts) -> Diagnosis | None:
     """Nobody is behind by the records: the cause is among the ranks that are not shown to wait."""
     events = facts.events
@@ -351,10 +358,14 @@ def left_nothing(facts: job_facts.JobFacts) -> Diagnosis | None:
     if len(blamed) == 1:
         chosen = tuple(blamed)
         result.reasons.append("the complaints of the others name it, and it has none itself")
-    elif len(without_complaint) == 1 and without_complaint[0] in facts.quiet:
+    elif len(without_complaint) == 1 and without_complaint[0] in facts.quiet | facts.spoke:
         chosen = without_complaint
+        calls = {facts.where_they_failed.get(rank, "") for rank in events.complaining}
+        if len(calls) > 1 or len(events.complaining) < 2:
+            # The launcher may have ended it just before it gave up as well.
+            chosen = tuple(facts.ranks) if len(facts.ranks) < 3 else _odd_ones(facts, chosen)
         result.reasons.append("its log is the only one without a complaint")
-    elif facts.job.ranks is None:
+    elif facts.job.ranks is None and not facts.has_table:
         return None  # there may be more ranks than any file mentions
     elif len(suspects) == 1 and (
         suspects[0] in events.timeouts or job_facts.waits(facts, suspects[0])

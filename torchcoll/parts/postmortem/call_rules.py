@@ -4,14 +4,15 @@ other.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
 from torchcoll.parts.postmortem import diagnosis, job_facts
-from torchcoll.parts.postmortem.causes import MARGIN_NS, Cause
-from torchcoll.parts.postmortem.evidence import CallSeen
+from torchcoll.parts.postmortem.evidence import ENDED_BY_ITSELF, CallSeen
+from torchcoll.parts.postmortem.job_facts import MARGIN_NS, Cause
 from torchcoll.parts.postmortem.standing import CallDifference, GroupStanding, find_difference
 
-_ENDED_BY_ITSELF = ("exception", "disk_full", "out_of_memory")
 _MOST_LINES = 12  # of evidence
 
 
@@ -54,6 +55,44 @@ def timed_out_in_different_calls(facts: job_facts.JobFacts) -> diagnosis.Diagnos
         if difference := find_difference(group):
             return _of_difference(facts, difference)
     return None
+
+
+def failed_in_different_calls(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
+    """By the tracebacks of all ranks, a few failed in another call than most."""
+    calls = facts.where_they_failed
+    ended = {event.rank for event in facts.ends}
+    if facts.job.ranks is None and not ended >= set(facts.ranks):
+        return None  # there may be more ranks than any file mentions
+    if set(calls) != set(facts.ranks) or facts.job.calls or facts.late_complaints - _late(facts):
+        return None
+    kinds = Counter(calls.values())
+    names = {call.partition(" ")[0] for call in kinds}
+    if len(kinds) != 2 or names & {"send", "recv", "isend", "irecv"}:
+        return None
+    (usual, most), (_, few) = kinds.most_common()
+    if most < 2 * few and len(facts.ranks) > 2:
+        return None
+    odd = [rank for rank, call in calls.items() if call != usual]
+    culprits = tuple(sorted(odd)) if len(facts.ranks) > 2 else tuple(facts.ranks)
+    detail = "collective" if len(names) > 1 else "order"
+    result = diagnosis.Diagnosis(facts.job, kind="mismatch", detail=detail, certainty="likely")
+    result.culprits = culprits
+    result.waiting = tuple(rank for rank in facts.ranks if rank not in culprits)
+    result.collective = usual.partition(" ")[0]
+    for call, _ in kinds.most_common():
+        ranks = sorted(rank for rank, rank_call in calls.items() if rank_call == call)
+        event = facts.events.timeouts.get(ranks[0]) or facts.events.peer_lost[ranks[0]]
+        text = f"{diagnosis.rank_names(facts.job, ranks)}: failed in {call.replace(' ', ' at ')}"
+        result.evidence.append(diagnosis.EvidenceLine(text, event.place))
+    result.reasons.append("the tracebacks of all ranks show the call in which each was")
+    return result
+
+
+def _late(facts: job_facts.JobFacts) -> set[int]:
+    """Ranks that found the others gone in another call than these: they were late because of it."""
+    calls = facts.where_they_failed
+    usual = {calls.get(rank) for rank in facts.events.timeouts}
+    return {rank for rank in facts.late_complaints if calls.get(rank) not in usual}
 
 
 def _of_difference(facts: job_facts.JobFacts, difference: CallDifference) -> diagnosis.Diagnosis:
@@ -103,7 +142,7 @@ def _created_ns(difference: CallDifference) -> int:
 
 def _came_before_call(cause: Cause, call: CallSeen | None) -> bool:
     """Whether a rank failed before it made a call, by its own clock."""
-    if cause.kind not in _ENDED_BY_ITSELF or call is None:
+    if cause.kind not in ENDED_BY_ITSELF or call is None:
         return False
     when_ns = cause.event.when_ns
     return when_ns is not None and call.created_ns is not None and when_ns < call.created_ns
@@ -112,8 +151,9 @@ def _came_before_call(cause: Cause, call: CallSeen | None) -> bool:
 def reported_mismatch(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     """torch or the library found the mismatch itself; the calls are not recorded."""
     events = facts.events.mismatches
-    if not events:
-        return None
+    quoted = [f for f in facts.job.texts.findings if f.text.cause == "mismatch"]
+    if not events or (quoted and len({event.rank for event in events}) < 2 and not facts.job.calls):
+        return None  # text_rules.proven_by_text quotes both calls
     pairs = [{event.rank, *event.about} for event in events if event.rank is not None]
     involved = {rank for pair in pairs for rank in pair if rank is not None}
     in_all = set.intersection(*(set(pair) for pair in pairs)) if pairs else set()

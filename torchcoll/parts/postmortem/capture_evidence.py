@@ -17,7 +17,6 @@ from torchcoll.core.file import load_own
 from torchcoll.core.jsonl import lines_of
 from torchcoll.core.traffic import POINT_TO_POINT, Group, Traffic
 from torchcoll.core.units import parse_utc
-from torchcoll.parts.postmortem.causes import facts_of, kind_of
 from torchcoll.parts.postmortem.evidence import (
     CallSeen,
     FileRead,
@@ -26,7 +25,9 @@ from torchcoll.parts.postmortem.evidence import (
     JobEvidence,
     Place,
 )
-from torchcoll.parts.postmortem.traceback_log import Frame, describe, shown_frame
+from torchcoll.parts.postmortem.log_lines import facts_of
+from torchcoll.parts.postmortem.stack_evidence import Frame, describe, shown_frame
+from torchcoll.parts.postmortem.texts import kind_of
 
 _MOST_CALLS = 4096  # of a traffic file: the last ones
 _MOST_STACKS = 1000  # dumps in one file

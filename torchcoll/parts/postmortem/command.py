@@ -6,7 +6,7 @@ import argparse
 import os
 
 from torchcoll.core.commands import SubCommand
-from torchcoll.core.errors import ExitCode, UnreadableError, choice, unknown
+from torchcoll.core.errors import ExitCode, choice, unknown
 from torchcoll.core.stdin import from_stdin
 
 
@@ -28,24 +28,17 @@ def run_postmortem(options: argparse.Namespace) -> ExitCode:
     """
     from torchcoll.parts.postmortem.diagnose import diagnose
     from torchcoll.parts.postmortem.job_folder import read_folder
-    from torchcoll.parts.postmortem.known_texts import read_known_texts_below
-    from torchcoll.parts.postmortem.show import FORMATS, show_known_texts, show_postmortem
+    from torchcoll.parts.postmortem.show import FORMATS, NO_NAME, show_postmortem
 
     choice(options.format, "format", FORMATS)
-    texts = read_known_texts_below(os.fspath(from_stdin(options.folder)))
-    try:
-        folder = read_folder(options.folder)
-    except UnreadableError:
-        if texts.answer is None:
-            raise
-        show_known_texts(texts, options.format)
-        return ExitCode.OK
+    folder = read_folder(os.fspath(from_stdin(options.folder)))
     jobs = folder.jobs
     if options.job is not None:
-        jobs = [job for job in folder.jobs if options.job in (job.name, *job.identities)]
+        names = {id(job): job.name or NO_NAME for job in folder.jobs}
+        jobs = [job for job in folder.jobs if options.job in (names[id(job)], *job.identities)]
         if not jobs:
-            raise unknown("job", options.job, [job.name for job in folder.jobs])
-    show_postmortem(folder, [diagnose(job) for job in jobs], options.format, texts=texts)
+            raise unknown("job", options.job, list(names.values()))
+    show_postmortem(folder, [diagnose(job) for job in jobs], options.format)
     return ExitCode.UNREADABLE if folder.unread else ExitCode.OK
 
 

@@ -2,149 +2,26 @@
 
 The rules are tried in the order of ``diagnose``; the first that concludes something decides. A rank
 that only reports that another one was missing is never the cause. Where the evidence leaves a
-choice, all that it allows are candidates. Rules about events are here: ranks that ended by
-themselves, links, and jobs that somebody ended.
+choice, all that it allows are candidates.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection
-
-from torchcoll.parts.postmortem import absence_rules, call_rules
-from torchcoll.parts.postmortem.causes import waits_in_communication
-from torchcoll.parts.postmortem.diagnosis import Diagnosis, EvidenceLine, headline, rank_names
+from torchcoll.parts.postmortem import absence_rules, call_rules, end_rules, text_rules
+from torchcoll.parts.postmortem.diagnosis import (
+    Diagnosis,
+    EvidenceLine,
+    headline,
+    rank_names,
+    remedy_of,
+)
 from torchcoll.parts.postmortem.evidence import RAS_KINDS, JobEvidence
-from torchcoll.parts.postmortem.job_facts import JobFacts, name_call, name_most_common_wait
+from torchcoll.parts.postmortem.job_facts import (
+    JobFacts,
+    name_most_common_wait,
+    waits_in_communication,
+)
 from torchcoll.parts.postmortem.standing import Standings
-
-_MOST_EVENT_LINES = 12  # of evidence
-
-
-def ended_by_itself(facts: JobFacts) -> Diagnosis | None:
-    """Ranks that were killed, failed, or ended otherwise for a reason of their own."""
-    causes = facts.causes
-    awaited = {*facts.graph.roots, *facts.graph.unrecorded}
-    if awaited:
-        # A rank that waits for another one was alive when that one was missing already.
-        chosen = {r: c for r, c in causes.items() if r in awaited}
-        free = {r: c for r, c in causes.items() if r not in facts.graph.waiting}
-        causes = chosen or free
-        if not causes and facts.graph.roots:
-            return None
-        causes = causes or facts.causes
-    elif facts.graph.cycle:
-        causes = {r: c for r, c in causes.items() if r not in facts.graph.cycle}
-    if not causes:
-        return None
-    kinds = Counter(cause.kind for cause in causes.values())
-    kind = kinds.most_common(1)[0][0]
-    first = min(causes.values(), key=lambda c: (c.kind != kind, c.event.when_ns or 0, c.rank))
-    same = {r: c for r, c in causes.items() if (c.kind, c.detail) == (first.kind, first.detail)}
-    culprits = tuple(sorted(causes))
-    result = Diagnosis(facts.job, kind=first.kind, culprits=culprits)
-    result.detail = first.detail if len(same) == len(causes) else None
-    name_call(facts, result, culprits, [cause.event for cause in causes.values()])
-    for rank, cause in sorted(causes.items())[:_MOST_EVENT_LINES]:
-        result.evidence.append(EvidenceLine(cause.event.text, cause.event.place, rank))
-    supported = bool(awaited & set(culprits)) or _all_blame(facts, culprits)
-    accounted = all(
-        rank in culprits or rank in facts.events.complaining or rank in facts.graph.waiting
-        for rank in facts.ranks
-    )
-    if len(causes) == 1:
-        result.certainty = "certain" if supported or accounted else "likely"
-        if supported:
-            result.reasons.append("the others wait for it, or name it")
-        elif accounted:
-            result.reasons.append("all other ranks only report that another one was missing")
-        else:
-            result.reasons.append("it is the only rank with a failure of its own")
-            if facts.silent:
-                silent = rank_names(facts.job, facts.silent)
-                result.reasons.append(
-                    f"no file says anything about {silent}, which may have failed before"
-                )
-    elif len(same) == len(facts.ranks):
-        result.certainty = "likely"
-        result.reasons.append("all ranks failed in the same way")
-    else:
-        result.certainty = "likely" if len(same) == len(causes) else "possible"
-        result.reasons.append("the times do not tell which of them failed first")
-    return result
-
-
-def _all_blame(facts: JobFacts, ranks: Collection[int]) -> bool:
-    blamed = {rank for rank, by in facts.events.blamed_by.items() if by - set(ranks)}
-    return bool(blamed) and blamed <= set(ranks)
-
-
-def reported_link(facts: JobFacts) -> Diagnosis | None:
-    return link(facts) if facts.events.links else None
-
-
-def link(facts: JobFacts) -> Diagnosis | None:
-    """Nobody is behind, and a connection failed."""
-    job, events = facts.job, facts.events
-    hosts: list[str] = []
-    for event in [*events.links, *events.timeouts.values(), *events.peer_lost.values()]:
-        node = event.node or (job.nodes.get(event.rank, "") if event.rank is not None else "")
-        named = [job.addresses.get(address, address) for address in event.addresses]
-        if event.kind == "link" or (named and event.kind == "timeout"):
-            hosts += [node, *named]
-    if not events.links and not (events.timeouts and facts.standings.waits):
-        return None
-    result = Diagnosis(job, kind="link", certainty="possible")
-    result.nodes = tuple(dict.fromkeys(host for host in hosts if host))
-    common = name_most_common_wait(facts, result)
-    group = facts.standings.groups.get(common.key) if common else None
-    if group is not None and len(result.waiting) == len(group.ranks):
-        result.reasons.append("all ranks of the group are in the same call")
-    if events.links:
-        result.certainty = "likely"
-        for event in events.links[:_MOST_EVENT_LINES]:
-            result.evidence.append(EvidenceLine(event.text, event.place, event.rank))
-    elif not result.nodes:
-        return None
-    return result
-
-
-def canceled(facts: JobFacts) -> Diagnosis | None:
-    """The scheduler or a person ended the whole job."""
-    if not facts.events.canceled:
-        return None
-    event = facts.events.canceled[0]
-    result = Diagnosis(facts.job, kind="canceled", certainty="certain")
-    text = " ".join(event.text for event in facts.events.canceled).lower()
-    for detail, phrases in (
-        ("time limit", ("time limit", "timelimit", "timeout", "deadline")),
-        ("preemption", ("preempt",)),
-        ("memory limit", ("memory",)),
-        ("by a person", ("scancel", "by user", "by uid", "cancelled by", "canceled by")),
-    ):
-        if any(phrase in text for phrase in phrases):
-            result.detail = detail
-            break
-    if event.node:
-        result.nodes = (event.node,)
-    for event in facts.events.canceled[:_MOST_EVENT_LINES]:
-        result.evidence.append(EvidenceLine(event.text, event.place, event.rank))
-    return result
-
-
-def ended_well(facts: JobFacts) -> Diagnosis | None:
-    if not facts.events.endings or facts.others(facts.events.endings):
-        return None
-    result = Diagnosis(facts.job, kind="none", certainty="certain")
-    result.reasons.append("every rank ended as it should")
-    # A run that completed can still have cases that failed.
-    for event in facts.events.endings.values():
-        if event.exit_code:
-            result.detail = f"exit code {event.exit_code}"
-            result.evidence.append(EvidenceLine(event.text, event.place))
-            break
-    return result
-
 
 _MOST = 4
 _WHAT_ENDED = (
@@ -205,21 +82,26 @@ def diagnose(job: JobEvidence) -> Diagnosis:
     facts = JobFacts(job)
     rules = (
         call_rules.different_calls,
-        ended_by_itself,
+        end_rules.ended_by_itself,
+        end_rules.ended_without_a_word,
         call_rules.timed_out_in_different_calls,
+        call_rules.failed_in_different_calls,
         call_rules.reported_mismatch,
+        text_rules.proven_by_text,
         call_rules.waited_for,
         call_rules.wait_for_each_other,
-        reported_link,
+        end_rules.reported_link,
         absence_rules.stopped_running,
         absence_rules.broke_off,
         absence_rules.came_late,
         absence_rules.elsewhere,
         absence_rules.unanswered,
         absence_rules.left_nothing,
-        link,
-        canceled,
-        ended_well,
+        text_rules.missing_from_reports,
+        end_rules.link,
+        text_rules.hinted_by_text,
+        end_rules.canceled,
+        end_rules.ended_well,
     )
     diagnosis = Diagnosis(job)
     for rule in rules:
@@ -239,10 +121,26 @@ def diagnose(job: JobEvidence) -> Diagnosis:
     _add_contradictions(facts, diagnosis)
     diagnosis.collect_next = what_to_collect(job, diagnosis, facts.standings)
     diagnosis.headline = headline(diagnosis, facts.standings)
+    diagnosis.remedy = diagnosis.remedy or remedy_of(diagnosis)
     return diagnosis
 
 
 def _unknown(facts: JobFacts, result: Diagnosis) -> None:
+    first = next((event for event in facts.ends if event.text.startswith("first observed")), None)
+    silent = first is not None and first.rank not in facts.events.complaining | facts.spoke
+    if first is not None and first.exit_code and first.rank is not None and silent:
+        result.says = (
+            f"{rank_names(facts.job, [first.rank])} was the first that torchrun saw ending, with "
+            f"exit code {first.exit_code}; its own words are not in the files"
+        )
+        result.remedy = "look at its traceback: stderr of each rank (torchrun --log-dir, --tee 3)"
+    counts = next((event for event in facts.events.ras if event.kind == "unequal_counts"), None)
+    if counts is not None:
+        result.says = f"the evidence does not tell what happened first; {counts.text}"
+        result.remedy = (
+            "take stacks of ranks with each count while it hangs (py-spy dump): a rank that has "
+            "launched more operations may wait for those that have launched fewer"
+        )
     if name_most_common_wait(facts, result) is None:
         result.waiting = tuple(sorted(facts.events.complaining))
     _add_undecided(facts, result)

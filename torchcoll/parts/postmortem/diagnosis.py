@@ -48,6 +48,7 @@ from torchcoll.core.errors import cut_text, one_line
 from torchcoll.core.units import counted, format_ranges
 from torchcoll.parts.postmortem.evidence import CallSeen, JobEvidence, Place
 from torchcoll.parts.postmortem.standing import GroupStanding, Standings
+from torchcoll.parts.postmortem.texts import KILLED, known_text
 
 KINDS = (
     "mismatch",  # ranks made different calls: order, collective, size, dtype or group
@@ -61,6 +62,12 @@ KINDS = (
     "slow",  # a rank comes late to calls that do complete
     "link",  # no rank is behind the others; a connection between two hosts failed
     "node_failed",
+    "exit",  # a rank ended with an exit code, and said no word of an error
+    "never_formed",  # the job did not start: a port, the rendezvous, ranks that did not come
+    # Causes that a text proves, without a rank or beside it: texts.TEXTS.
+    *("device_error", "shared_memory", "duplicate_GPU", "version_mismatch", "no_peer_access"),
+    *("no_network", "locked_memory", "device_missing", "rank_missing", "invalid_argument"),
+    *("watchdog_stuck", "first_timeout", "store_gone", "peer_lost", "hang"),
     "canceled",  # the whole job, by the scheduler or a person
     "none",  # every rank ended as it should
     "unknown",  # the evidence does not tell
@@ -85,7 +92,11 @@ class EvidenceLine:
 
 @dataclass
 class Diagnosis:
-    """What happened to a job. The fields are those of the JSON above."""
+    """What happened to a job. The fields are those of the JSON above.
+
+    says: the sentence, where it is not made of the fields. remedy: what to do now. details: clauses
+    beside the sentence.
+    """
 
     job: JobEvidence
     kind: str = "unknown"
@@ -103,6 +114,9 @@ class Diagnosis:
     evidence: list[EvidenceLine] = field(default_factory=list)
     contradictions: list[str] = field(default_factory=list)
     collect_next: list[str] = field(default_factory=list)
+    says: str = ""
+    remedy: str = ""
+    details: list[str] = field(default_factory=list)
 
 
 _MOST_NODES = 3  # that are named
@@ -196,10 +210,72 @@ def _call_of(diagnosis: Diagnosis) -> str:
     return text + (f" of group {diagnosis.group}" if diagnosis.group is not None else "")
 
 
+_KILLED_BY = {
+    "SIGKILL": KILLED,
+    "SIGSEGV": "set PYTHONFAULTHANDLER=1 to get its stack, and look at its core dump (gdb)",
+    "SIGBUS": "look whether /dev/shm is full (df -h /dev/shm): docker --shm-size=16g or --ipc=host",
+    "SIGABRT": "look at its last lines for the text of the abort: a failed check, or double free",
+    "SIGTERM": "ask the scheduler who ended it: sacct -j JOB, or kubectl describe pod",
+}
+_OUT_OF_MEMORY = {
+    "kernel": "give the job more memory (Slurm --mem, a limit of Kubernetes), or use fewer "
+    "data-loader workers",
+    "device": "use a smaller batch, activation checkpointing or more shards",
+    "python": "look at what grows on this rank: its data, caches and the limit of its memory",
+}
+_CANCELED = {
+    "time limit": "ask for more time, or look whether its steps became slower: torchcoll trace",
+    "memory limit": "ask for more memory",
+    "preemption": "submit it again, with checkpoints more often",
+}
+_REMEDIES = {
+    "disk_full": "free space where the job writes (checkpoints, caches, /tmp)",
+    "node_failed": "drain the node, and look at its console and dmesg before it comes back",
+    "link": "check the link: ibstat, ibqueryerrors, the cable and the switch port",
+    "slow": "look at what this rank does before the call, and raise the timeout if that may take "
+    "so long",
+    "missing_call": "make all ranks call the same collectives: look where this rank leaves its "
+    "loop early, such as at the end of its data",
+    "mismatch": "make all ranks of the group call the same collectives, in the same order and "
+    "with the same sizes",
+    "exit": "look at the last lines of this rank for the reason",
+}
+
+
+def remedy_of(diagnosis: Diagnosis) -> str:
+    """What to do now; of what cannot be told, what to collect."""
+    kind, texts = diagnosis.kind, [line.text for line in diagnosis.evidence]
+    quoted = [line.text for line in diagnosis.evidence if line.rank in diagnosis.culprits]
+    if kind in ("exception", "out_of_memory", "disk_full", "killed"):
+        entry = known_text(quoted[0]) if quoted else None
+        if entry is not None and not entry.weak and "{" not in entry.remedy:
+            return entry.remedy
+    if kind == "exception" and quoted and (place := re.search(r" \[(\S+:\d+) \S+\]$", quoted[0])):
+        return f"fix {place[1]}"
+    if kind == "killed":
+        return _KILLED_BY.get(diagnosis.detail or "", KILLED)
+    if kind == "out_of_memory":
+        return _OUT_OF_MEMORY.get(diagnosis.detail or "", _OUT_OF_MEMORY["python"])
+    if kind == "canceled":
+        ended = next((entry for text in texts if (entry := known_text(text))), None)
+        return _CANCELED.get(diagnosis.detail or "", ended.remedy if ended else "")
+    if kind == "user_code":
+        place = next((m for text in texts if (m := re.search(r"(\S+:\d+) ", text))), None)
+        where = f"look at {place[1]}" if place else "look at its stack"
+        return (
+            f"{where}: what the rank waits for there, or raise the timeout if it may take so long"
+        )
+    if kind in _REMEDIES:
+        return _REMEDIES[kind]
+    return f"collect {diagnosis.collect_next[0]}" if diagnosis.collect_next else ""
+
+
 def headline(diagnosis: Diagnosis, standings: Standings) -> str:
     """The answer in one sentence, with its certainty in parentheses."""
     job = diagnosis.job
     call = _call_of(diagnosis)
+    if diagnosis.says:
+        return diagnosis.says
     if diagnosis.kind == "none":
         if diagnosis.detail:
             return f"every rank ended by itself, with {one_line(diagnosis.detail)} (certain)"
@@ -259,6 +335,8 @@ def _what_it_did(diagnosis: Diagnosis) -> str:
     verb_plural = len(diagnosis.culprits or diagnosis.candidates) > 1
     if diagnosis.kind == "killed":
         text = f"was killed by {diagnosis.detail}" if diagnosis.detail else "was killed"
+    elif diagnosis.kind == "exit":
+        text = f"ended with {diagnosis.detail}, without an error of its own"
     elif diagnosis.kind == "out_of_memory":
         text = _MEMORY.get(diagnosis.detail or "", "ran out of memory")
     elif diagnosis.kind == "exception" and diagnosis.evidence and len(diagnosis.culprits) == 1:

@@ -11,11 +11,14 @@ folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import UnreadableError
+from torchcoll.parts.postmortem.texts import Text
 
 # States of a call, in their order.
 STATES = ("scheduled", "started", "completed")
@@ -38,10 +41,13 @@ EVENT_KINDS = (
     "unanswered",  # NCCL's RAS got no answer from the process of the rank
     "unequal_counts",  # of operations that ranks launched, by NCCL's RAS; about: may be behind
     "ras_error",  # of the rank's communicator, by NCCL's RAS; about: ranks that may be the cause
+    "warning",  # of NCCL or oneCCL, that no other kind fits
     "all_answered",  # NCCL's RAS got an answer from all ranks, and has nothing to report
 )
+# Errors of a rank itself, which end it if nobody handles them.
+ENDED_BY_ITSELF = ("exception", "out_of_memory", "disk_full")
 # What RAS says of a rank. It is not what the rank itself, or its launcher, writes.
-RAS_KINDS = EVENT_KINDS[-4:]
+RAS_KINDS = ("unanswered", "unequal_counts", "ras_error", "all_answered")
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,9 @@ class JobEvent:
     blames. group, number, collective, elements: of the call that it names, with the number of
     elements of its input. when_ns: since 1970. signal: its
     number. pid: the process that it happened to. addresses: hosts that it names, such as the peer
-    of a connection. ranks: how many ranks the job has by the source, of ``unanswered``.
+    of a connection. ranks: how many ranks the job has by the source, of ``unanswered``. fatal:
+    whether torch's excepthook printed it, which marks exceptions that nobody handled; None where
+    that is not known.
     """
 
     kind: str
@@ -124,6 +132,7 @@ class JobEvent:
     exit_code: int | None = None
     pid: int | None = None
     addresses: tuple[str, ...] = ()
+    fatal: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +152,56 @@ class FileRead:
     has_open_calls: bool = True
 
 
+@dataclass(frozen=True)
+class TextMatch:
+    """A text of texts.TEXTS that a file has.
+
+    groups, names: what its pattern found. excerpt: its line. rank: of the world, that writes the
+    line. host, device: of the process of NCCL that writes it.
+    """
+
+    text: Text
+    groups: tuple[str, ...]
+    names: Mapping[str, str]
+    place: Place
+    excerpt: str
+    rank: int | None = None
+    host: str = ""
+    device: str = ""
+
+
+@dataclass
+class LogTexts:
+    """What the known texts of logs say.
+
+    waits: rank -> the calls that its watchdog found unfinished: (number, 0 if unknown; collective).
+    reporting: ranks of which any line of a watchdog or a failed call is. seen: ranks that any line
+    names as its writer; seen_local: the same of ranks of a host, as torchrun --tee names them.
+    asides: clauses.
+    """
+
+    findings: list[TextMatch] = field(default_factory=list)
+    waits: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
+    reporting: set[int] = field(default_factory=set)
+    seen: set[int] = field(default_factory=set)
+    seen_local: set[int] = field(default_factory=set)
+    asides: list[str] = field(default_factory=list)
+
+    def add(self, other: LogTexts) -> None:
+        """Take over what another file of the job says."""
+        self.findings += other.findings
+        for rank, calls in other.waits.items():
+            mine = self.waits.setdefault(rank, [])
+            mine += [call for call in calls if call not in mine]
+        self.reporting |= other.reporting
+        self.seen |= other.seen
+        self.seen_local |= other.seen_local
+        self.asides += [text for text in other.asides if text not in self.asides]
+
+    def __bool__(self) -> bool:
+        return bool(self.findings or self.waits)
+
+
 @dataclass
 class JobEvidence:
     """All that the files of one job say.
@@ -157,7 +216,7 @@ class JobEvidence:
     earlier than that of other ranks, the process was stopped, dead or held by native code.
     unended: ranks of which a record that any end in Python completes has no end.
     addresses: address of a host, as connection errors name it -> name of the node.
-    left_out: (path, why) of files that say nothing.
+    left_out: (path, why) of files that say nothing. texts: what known texts say.
     """
 
     name: str = ""
@@ -178,6 +237,7 @@ class JobEvidence:
     files: list[FileRead] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    texts: LogTexts = field(default_factory=LogTexts)
 
     def check_ranks(self) -> None:
         """Raises UnreadableError for a rank, or a number of ranks, that no job has: the diagnosis
@@ -201,3 +261,57 @@ class JobEvidence:
 
     def events_of(self, *kinds: str) -> Iterator[JobEvent]:
         return (event for event in self.events if event.kind in kinds)
+
+
+# What the path of a log says.
+
+_RANK_NAMES = (
+    re.compile(r"(?:^|[^a-z])(?:rank|task|proc)[._-]?(\d{1,7})(?=[^\d]|$)", re.IGNORECASE),
+    re.compile(r"(?:^|/)attempt_\d+/(\d{1,5})/(?:stdout|stderr)\.log"),
+    re.compile(r"(?:^|/)attempt_\d+/(\d{1,5})/error\.json"),
+    re.compile(r"slurm-\d+_(\d{1,7})\.\w+$"),
+    re.compile(r"(?:^|/)(\d{1,7})[./](?:log|err|out|txt|stdout|stderr)$"),
+    re.compile(r"(?:^|/)(?:stdout|stderr|out|err|log)[._](\d{1,7})(?:\.\w{1,6})?$"),
+)
+_KERNEL_FILE = re.compile(
+    r"dmesg|kern(?:el)?(?:\.log|\.txt|$)|syslog|messages|journal", re.IGNORECASE
+)
+_PLAIN_FOLDERS = re.compile(
+    r"^(?:logs?|kernel|dmesg|syslog|system|nodes?|hosts?|kern|var|data|out|output|results?|\.|job.*|"
+    r"attempt_\d+|\d+)?$",
+    re.IGNORECASE,
+)
+
+
+def rank_of_path(shown: str) -> int | None:
+    """The rank that a log is of, as its name or folder says; None where neither does."""
+    path = shown.removesuffix(".gz")
+    for pattern in _RANK_NAMES:
+        if numbers := pattern.findall(path):
+            rank = int(numbers[-1])
+            return rank if rank < MOST_RANKS else None
+    return None
+
+
+def node_of_path(shown: str) -> str:
+    """The host of a kernel's log, by its name (``dmesg-node07.txt``) or folder; '' for others."""
+    name = Path(shown).name
+    if not _KERNEL_FILE.search(name):
+        return ""
+    rest = _KERNEL_FILE.sub("", re.sub(r"(?:\.(?:txt|log|out|gz|\d+))+$", "", name), count=1)
+    rest = rest.strip("._-")
+    if rest:
+        return rest
+    folders = [part for part in Path(shown).parent.parts if not _PLAIN_FOLDERS.match(part)]
+    return folders[-1] if folders else ""
+
+
+def identities_of_path(shown: str) -> set[str]:
+    """The job of a log by its name: Slurm's number, or torchrun's folder RUNID_xxxxxxxx."""
+    identities = set()
+    if match := re.search(r"(?:^|/)slurm[-_](\d{1,12})\b|(?:^|/)slurm[-_](\d{1,12})_", shown):
+        identities.add(f"slurm {match[1] or match[2]}")
+    match = re.search(r"(?:^|/)([^/]{1,80})_[a-z0-9_]{8}/attempt_\d+/", shown)
+    if match and match[1] != "none":
+        identities.add(f"torchelastic {match[1]}")
+    return identities

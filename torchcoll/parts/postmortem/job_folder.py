@@ -24,9 +24,14 @@ from torchcoll.core.bounds import GZIP, UnpackBudget
 from torchcoll.core.errors import TorchcollError, UnreadableError, brief, nearest_file, one_line
 from torchcoll.core.opening import open_to_read, signals_held, unpack
 from torchcoll.core.units import counted
-from torchcoll.parts.postmortem.evidence import CallSeen, FileRead, JobEvidence
+from torchcoll.parts.postmortem.evidence import (
+    CallSeen,
+    FileRead,
+    JobEvidence,
+    identities_of_path,
+    rank_of_path,
+)
 from torchcoll.parts.postmortem.jobs import FileEvidence, jobs_of
-from torchcoll.parts.postmortem.log_evidence import identities_of_path, rank_of_path
 
 # In the order in which they are asked. Formats that are recognised by less evidence come later.
 READERS = (
@@ -231,7 +236,7 @@ def _read(shown: str, path: str, reader: ModuleType, folder: FolderEvidence) -> 
         folder.left_out += item.left_out
         item.left_out = []
         says = item.calls or item.events or item.last_number or item.nodes or item.groups
-        if says or any(seen.ranks for seen in item.files):
+        if says or item.texts or any(seen.ranks for seen in item.files):
             kept.append(item)
     if not kept and not any(item.left_out for item in evidence):
         folder.left_out.append((shown, "says nothing about what happened"))

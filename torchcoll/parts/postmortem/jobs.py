@@ -3,7 +3,8 @@
 Files with a common identity are of one job. Files without one join the others of their folder, and
 folders join their siblings, unless something contradicts: another identity of the same kind,
 another number of ranks, a second file of the same kind from the same rank, or times that are more
-than a day apart.
+than a day apart. A console repeats what the logs of ranks have: equal lines and processes prove
+that it is of their job, and other lines of the same ranks that it is not.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ class _Cluster:
     sizes: set[int] = field(default_factory=set)
     attempts: set[str] = field(default_factory=set)
     pids: dict[int, int] = field(default_factory=dict)
+    # rank -> what it says in a log of its own, and in a console
+    log_lines: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    console_lines: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     first_ns: int | None = None
     last_ns: int | None = None
 
@@ -73,9 +77,14 @@ class _Cluster:
             what = "log" if seen.what in _LOGS else seen.what
             cluster.sources |= {(folder, what, rank) for rank in seen.ranks}
         is_log = any(seen.what in _LOGS for seen in evidence.files)
+        file_ranks = {rank for seen in evidence.files for rank in seen.ranks}
         for event in evidence.events if is_log else ():
             if event.rank is not None and event.kind in _SAID_BY_THE_RANK:
-                cluster.sources.add((folder, "log", event.rank))
+                kind = "log" if event.rank in file_ranks else "console"
+                cluster.sources.add((folder, kind, event.rank))
+                (cluster.log_lines if event.rank in file_ranks else cluster.console_lines)[
+                    event.rank
+                ].add(event.text)
         cluster.pids = dict(evidence.pids)
         return cluster
 
@@ -86,6 +95,12 @@ class _Cluster:
         self.sizes |= other.sizes
         self.attempts |= other.attempts
         self.pids |= other.pids
+        for mine, others in (
+            (self.log_lines, other.log_lines),
+            (self.console_lines, other.console_lines),
+        ):
+            for rank, texts in others.items():
+                mine[rank] |= texts
         self.first_ns = _earliest(self.first_ns, other.first_ns)
         self.last_ns = _latest(self.last_ns, other.last_ns)
 
@@ -98,6 +113,15 @@ class _Cluster:
         if self.attempts and other.attempts and not self.attempts & other.attempts:
             return False
         return bool(self.identities & other.identities)
+
+    def proofs(self, other: _Cluster) -> int:
+        """How much proves that both are of one job: processes, and lines of a console."""
+        pids = sum(other.pids.get(rank) == pid for rank, pid in self.pids.items())
+        return (
+            pids
+            + _shared(self.console_lines, other.log_lines)
+            + _shared(self.log_lines, other.console_lines)
+        )
 
     def contradicts(self, other: _Cluster) -> bool:
         """Whether the two cannot be of one job."""
@@ -121,6 +145,12 @@ class _Cluster:
             # Two dumps of a rank in one folder are of two moments.
             if folders.get((what, rank), {folder}) != {folder}:
                 return True
+        for console, log in (
+            (self.console_lines, other.log_lines),
+            (other.console_lines, self.log_lines),
+        ):
+            if console.keys() & log.keys() and not _shared(console, log):
+                return True
         return self.distance_ns(other) > _DAY_NS
 
     def distance_ns(self, other: _Cluster) -> int:
@@ -129,6 +159,10 @@ class _Cluster:
             return 0
         assert self.last_ns is not None and other.last_ns is not None
         return max(0, self.first_ns - other.last_ns, other.first_ns - self.last_ns)
+
+
+def _shared(console: dict[int, set[str]], log: dict[int, set[str]]) -> int:
+    return sum(len(texts & log.get(rank, set())) for rank, texts in console.items())
 
 
 def jobs_of(files: Sequence[FileEvidence]) -> list[JobEvidence]:
@@ -161,8 +195,8 @@ def _joined_by_identity(clusters: Iterable[_Cluster]) -> list[_Cluster]:
 
 
 def _joined_in_folder(clusters: list[_Cluster]) -> list[_Cluster]:
-    """Join what can be of one job. A cluster that could be of several jobs joins the one nearest in
-    time, and stays alone if none is.
+    """Join what can be of one job. A cluster that could be of several jobs joins the one for which
+    most proofs speak, or else the one nearest in time, and stays alone if none is.
     """
     joined: list[_Cluster] = []
     order = sorted(
@@ -170,6 +204,9 @@ def _joined_in_folder(clusters: list[_Cluster]) -> list[_Cluster]:
     )
     for cluster in order:
         possible = [other for other in joined if not other.contradicts(cluster)]
+        proofs = {id(other): other.proofs(cluster) for other in possible}
+        if most := max(proofs.values(), default=0):
+            possible = [other for other in possible if proofs[id(other)] == most]
         if len(possible) > 1 and cluster.first_ns is not None and not cluster.is_general:
             nearest = min(other.distance_ns(cluster) for other in possible)
             possible = [other for other in possible if other.distance_ns(cluster) == nearest]
@@ -258,6 +295,7 @@ def _merged(cluster: _Cluster) -> JobEvidence:
                 numbers[key] = max(number, numbers.get(key, 0))
         job.files += evidence.files
         job.problems += evidence.problems
+        job.texts.add(evidence.texts)
     for name, groups in variants.items():
         for index in range(1, len(groups)):
             if groups[index][0] != groups[0][0]:

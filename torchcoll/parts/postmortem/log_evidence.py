@@ -7,6 +7,7 @@ read from its prefix or from the name of the file, and whom it blames from the t
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
@@ -15,14 +16,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.parts.postmortem import cluster_log, log_lines, nccl_log, torch_log, traceback_log
-from torchcoll.parts.postmortem.causes import kind_of
-from torchcoll.parts.postmortem.evidence import RAS_KINDS, FileRead, JobEvent, JobEvidence, Place
+from torchcoll.parts.postmortem import cluster_log, log_lines, nccl_log, stack_evidence, torch_log
+from torchcoll.parts.postmortem.evidence import (
+    ENDED_BY_ITSELF,
+    RAS_KINDS,
+    FileRead,
+    JobEvent,
+    JobEvidence,
+    Place,
+    identities_of_path,
+    node_of_path,
+    rank_of_path,
+)
 from torchcoll.parts.postmortem.nccl_log import RasText
+from torchcoll.parts.postmortem.text_rules import read_texts
+from torchcoll.parts.postmortem.texts import TEXTS, kind_of
 
 HANDLERS: tuple[log_lines.Handler, ...] = (
     *torch_log.HANDLERS,
-    *traceback_log.HANDLERS,
+    *stack_evidence.HANDLERS,
     *nccl_log.HANDLERS,
     *cluster_log.HANDLERS,
 )
@@ -35,15 +47,17 @@ _FOREIGN = (
 )
 _BINARY = bytes(b for b in range(32) if b not in b"\t\n\r\x0c\x08\x1b\x07")
 _MOST_BINARY = 0.02
-# Lines of a rank after which an exception cannot be what ended it, if another one follows.
-_SURVIVED_LINES = 300
+# A line that shows that its rank trains on, and how many lines are looked at for one.
+_PROGRESS = re.compile(rb"\b(?:step|iter(?:ation)?|epoch|batch|INFO)\b|it/s\b", re.IGNORECASE)
+_MOST_PROGRESS_LINES = 100_000
 
 
 def recognizes(path: Path, begin: bytes) -> bool:
     """Whether the file is text and of none of the formats that have a reader of their own."""
     name = path.name.lower().removesuffix(".gz")
     if name.endswith(_FOREIGN) or not begin.strip():
-        return False
+        # An issue that quotes what a job printed.
+        return name.endswith(".md") and b"\n```" in begin and b"ProcessGroupNCCL" in begin
     if begin.lstrip()[:1] in b"{[" and b'"' in begin[:400] and _is_json(begin):
         return _ERROR_FILE in begin
     binary = len(begin) - len(begin.translate(None, _BINARY))
@@ -56,6 +70,8 @@ def _is_json(begin: bytes) -> bool:
     )
 
 
+# Lines of dead jobs that have a reader of their own (tracebacks, NCCL's warnings).
+_DEATHS = (b"Traceback (most recent call last)", b"NCCL WARN")
 # torchelastic writes error.json for a function with @record (errors/error_handler.py).
 _ERROR_FILE = b'"py_callstack"'
 
@@ -77,7 +93,9 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     else:
         _scan(scan, path, reader)
         evidence.first_ns, evidence.last_ns = log_lines.times_of(path, reader, begin)
-    if rank is None and not (evidence.events or evidence.last_number or evidence.nodes):
+    evidence.texts = read_texts(path, shown)
+    says = evidence.events or evidence.last_number or evidence.nodes or evidence.texts
+    if rank is None and not says:
         return []
     times = [event.when_ns for event in evidence.events if event.when_ns is not None]
     evidence.first_ns = min([t for t in (evidence.first_ns, *times) if t is not None], default=None)
@@ -87,7 +105,7 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
 
 
 def _scan(scan: log_lines.LogScan, path: Path, reader: log_lines.LineReader) -> None:
-    tracebacks = traceback_log.Tracebacks(scan)
+    tracebacks = stack_evidence.Tracebacks(scan)
     table = torch_log.FailureTable(scan)
     pod, banner = cluster_log.Pod(scan), cluster_log.HydraBanner(scan)
     nccl, ras = nccl_log.NcclLines(scan), RasText(scan)
@@ -118,6 +136,7 @@ def _scan(scan: log_lines.LogScan, path: Path, reader: log_lines.LineReader) -> 
     for part in (tracebacks, nccl, ras, pod, banner):
         part.end()
     _settle(scan)
+    scan.evidence.events = _without_survived(scan.evidence.events, path, reader, scan)
 
 
 def _settle(scan: log_lines.LogScan) -> None:
@@ -142,7 +161,7 @@ def _settle(scan: log_lines.LogScan) -> None:
         events = [e for e in events if (e.place, e.text) not in of_tasks]
         if scan.tasks:
             evidence.nodes.clear()
-    evidence.events = _survived(_without_aborts(_attributed(events)))
+    evidence.events = _without_aborts(_attributed(events))
 
 
 def _attributed(events: Sequence[JobEvent]) -> list[JobEvent]:
@@ -189,20 +208,42 @@ def _without_aborts(events: Sequence[JobEvent]) -> list[JobEvent]:
     ]
 
 
-def _survived(events: Sequence[JobEvent]) -> list[JobEvent]:
-    """The events, without exceptions after which the rank went on for long."""
-    last: dict[int | None, int] = {}
-    ends = ("exception", "timeout", "peer_lost", "out_of_memory", "disk_full", "mismatch")
+def _without_survived(
+    events: Sequence[JobEvent],
+    path: Path,
+    reader: log_lines.LineReader,
+    scan: log_lines.LogScan,
+) -> list[JobEvent]:
+    """The events, without exceptions that their rank handled: it went on with its steps, or later
+    complained about another rank.
+    """
+    complained: dict[int | None, int] = {}
+    doubtful: dict[int, int] = {}  # rank -> line of its first exception that may be handled
     for event in events:
-        if event.kind in ends and event.place.line is not None:
-            last[event.rank] = max(event.place.line, last.get(event.rank, 0))
+        line = event.place.line or 0
+        if event.kind in ("timeout", "peer_lost") and event.fatal is not None:
+            complained[event.rank] = max(line, complained.get(event.rank, 0))
+        elif event.kind in ENDED_BY_ITSELF and event.fatal is False and event.rank is not None:
+            doubtful.setdefault(event.rank, line)
+    survived = {r: complained[r] for r in doubtful if complained.get(r, 0) > doubtful[r]}
+    begin = min(doubtful.values(), default=None)
+    if begin is not None:
+        with open(path, "rb") as file:
+            for number, raw in enumerate(itertools.islice(file, begin + _MOST_PROGRESS_LINES), 1):
+                if number <= begin or not _PROGRESS.search(raw):
+                    continue
+                written = reader.line(number, raw)
+                rank = scan.rank_of(written)
+                if rank is None and written.local_rank is not None:
+                    rank = written.local_rank + next(iter(scan.local_offsets), 0)
+                if rank is not None and rank in doubtful and "Error" not in written.text:
+                    survived[rank] = max(number, survived.get(rank, 0))
     return [
         event
         for event in events
-        if event.kind not in ("exception", "out_of_memory", "disk_full")
-        or event.place.line is None
-        or event.rank is None
-        or last.get(event.rank, 0) - event.place.line <= _SURVIVED_LINES
+        if event.fatal is not False
+        or event.kind not in ENDED_BY_ITSELF
+        or (event.place.line or 0) > survived.get(-1 if event.rank is None else event.rank, 0)
     ]
 
 
@@ -221,60 +262,6 @@ def _read_error_file(scan: log_lines.LogScan, path: Path) -> None:
     ]
 
 
-# What the path of a log says.
-
-_RANK_NAMES = (
-    re.compile(r"(?:^|[^a-z])(?:rank|task|proc)[._-]?(\d{1,7})(?=[^\d]|$)", re.IGNORECASE),
-    re.compile(r"(?:^|/)attempt_\d+/(\d{1,5})/(?:stdout|stderr)\.log"),
-    re.compile(r"(?:^|/)attempt_\d+/(\d{1,5})/error\.json"),
-    re.compile(r"slurm-\d+_(\d{1,7})\.\w+$"),
-    re.compile(r"(?:^|/)(\d{1,7})[./](?:log|err|out|txt|stdout|stderr)$"),
-    re.compile(r"(?:^|/)(?:stdout|stderr|out|err|log)[._](\d{1,7})(?:\.\w{1,6})?$"),
-)
-_KERNEL_FILE = re.compile(
-    r"dmesg|kern(?:el)?(?:\.log|\.txt|$)|syslog|messages|journal", re.IGNORECASE
-)
-_PLAIN_FOLDERS = re.compile(
-    r"^(?:logs?|kernel|dmesg|syslog|system|nodes?|hosts?|kern|var|data|out|output|results?|\.|job.*|"
-    r"attempt_\d+|\d+)?$",
-    re.IGNORECASE,
-)
-
-
-def rank_of_path(shown: str) -> int | None:
-    """The rank that a log is of, as its name or folder says; None where neither does."""
-    path = shown.removesuffix(".gz")
-    for pattern in _RANK_NAMES:
-        if numbers := pattern.findall(path):
-            rank = int(numbers[-1])
-            return rank if rank < MOST_RANKS else None
-    return None
-
-
-def node_of_path(shown: str) -> str:
-    """The host of a kernel's log, by its name (``dmesg-node07.txt``) or folder; '' for others."""
-    name = Path(shown).name
-    if not _KERNEL_FILE.search(name):
-        return ""
-    rest = _KERNEL_FILE.sub("", re.sub(r"(?:\.(?:txt|log|out|gz|\d+))+$", "", name), count=1)
-    rest = rest.strip("._-")
-    if rest:
-        return rest
-    folders = [part for part in Path(shown).parent.parts if not _PLAIN_FOLDERS.match(part)]
-    return folders[-1] if folders else ""
-
-
-def identities_of_path(shown: str) -> set[str]:
-    """The job of a log by its name: Slurm's number, or torchrun's folder RUNID_xxxxxxxx."""
-    identities = set()
-    if match := re.search(r"(?:^|/)slurm[-_](\d{1,12})\b|(?:^|/)slurm[-_](\d{1,12})_", shown):
-        identities.add(f"slurm {match[1] or match[2]}")
-    match = re.search(r"(?:^|/)([^/]{1,80})_[a-z0-9_]{8}/attempt_\d+/", shown)
-    if match and match[1] != "none":
-        identities.add(f"torchelastic {match[1]}")
-    return identities
-
-
 def _what(scan: log_lines.LogScan, shown: str) -> str:
     name = Path(shown).name.lower()
     for part in ("stderr", "stdout", "dmesg"):
@@ -286,3 +273,22 @@ def _what(scan: log_lines.LogScan, shown: str) -> str:
     if kinds and kinds <= set(RAS_KINDS):
         return "NCCL RAS report"
     return "log"
+
+
+def command_for(path: str, text: bytes) -> str | None:
+    """``postmortem`` for text in which a job complains or ends; None for any other file."""
+    if not recognizes(Path(path), text):
+        return None
+    if any(death in text for death in _DEATHS):
+        return "postmortem"
+    shown = text.decode(errors="replace")
+    if any(each.pattern.search(shown) for each in TEXTS):
+        return "postmortem"
+    handlers = [each for each in HANDLERS if each[0] in shown]
+    lines = shown.splitlines() if handlers else []
+    ends = any(
+        literal in line and pattern.search(line)
+        for line in lines
+        for literal, pattern, _ in handlers
+    )
+    return "postmortem" if ends else None

@@ -17,19 +17,21 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import cut_text
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.variables import masked
 from torchcoll.parts.postmortem.evidence import GroupSeen, JobEvent, JobEvidence, Place
+from torchcoll.reading.torch_names import torch_collective
+from torchcoll.reading.writers import Writers
 
 _CHUNK = 1 << 20
 # Of a file with very many lines that matter, as many are read, and then those of its end.
 _MOST_LINES, _END_BYTES = 50_000, 2 << 20
 LONGEST = 1 << 13  # bytes of a line that are read
-_MOST_PREFIXES = 6
-_MOST_PID = 1 << 32
+_SAMPLE = 2500  # lines of the beginning and of the end
 _NS = 10**9
 _DAY = datetime.timedelta(days=1)
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
@@ -47,7 +49,8 @@ class Line:
 
     rank: of the world. local_rank: of the host, as torchrun labels its workers. pid: of the process
     that writes, where a prefix has it. when_ns: since 1970. kernel: whether the kernel writes it.
-    stream: what tells the writers apart whose lines stand in one file.
+    named: whether torch itself put the rank in front. stream: what tells the writers apart whose
+    lines stand in one file.
     """
 
     number: int
@@ -58,40 +61,21 @@ class Line:
     pid: int | None = None
     when_ns: int | None = None
     kernel: bool = False
+    named: bool = False
 
     @property
     def stream(self) -> tuple[int | None, int | None, int | None]:
         return self.rank, self.local_rank, self.pid
 
 
-# Prefixes, each at the beginning of what the others left.
-_RANK = re.compile(r"\[rank(\d{1,7})\]:? ?")
-_OPEN_MPI = re.compile(r"\[\d{1,7},(\d{1,7})\]\s?<std(?:err|out|diag)>: ?")
-_WORKER = re.compile(r"\[[A-Za-z_]{1,40}?(\d{1,5})\]:")
-_SRUN = re.compile(r" *(\d{1,7}): ")
-_HYDRA = re.compile(r"\[(\d{1,7})\] ")
-_RAY = re.compile(
-    r"\([\w.:-]{1,80}(?:\[rank=(\d{1,7})\])? pid=(\d{1,10})(?:, ip=([\d.:a-fA-F]{1,40}))?\) ?"
-)
+# The times of prefixes, as reading/writers.py gives them.
 _ISO = re.compile(
     r"\[?(\d{4})-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
-    r"(Z|[+-]\d\d:?\d\d)?\]?,?:? "
+    r"(Z|[+-]\d\d:?\d\d)?\]?$"
 )
-_SYSLOG = re.compile(r"([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d) (?=\S)")
-_DAEMON = re.compile(
-    r"([A-Za-z0-9][\w.-]{0,80}) (kernel|[\w./-]{1,60}\[(\d{1,10})\]): ?(?:\[ *\d+\.\d+\] ?)?"
-)
-_DMESG = re.compile(r"(?:<\d+>)?\[ *\d{1,9}\.\d{1,9}\] ")
-_DMESG_TIME = re.compile(
-    r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d) (\d{4})\] "
-)
-# c10 writes the month without a leading zero: E321 is 21 March (c10/util/Logging.cpp).
-_GLOG = re.compile(
-    r"\[?[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})(?: (\d{1,20}))? "
-    r"[\w./-]{1,200}:\d+\] ?"
-)
-_GLOG_BARE = re.compile(r"\[[IWEF] [\w./-]{1,200}:\d+\] ?")  # torch 2.0 to 2.2
-_STEPD = re.compile(r"(?:slurmstepd|srun|slurmctld|slurmd)(?:-[\w.]+)?: ")
+_GLOG = re.compile(r"(\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})$")
+_PROGRAM = re.compile(r"(?:srun|slurm\w+|mpirun|prterun): ")  # no host that labels its lines
+_DAY_TIME = re.compile(r"([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d)(?: (\d{4}))?$")
 
 
 def utc_ns(
@@ -121,18 +105,13 @@ def utc_ns(
 
 def iso_ns(text: str) -> int | None:
     """The time of ``2026-11-24T18:00:00``; None for anything else."""
-    match = _ISO.match(f"{text} ")
+    match = _ISO.match(text)
     if match is None:
         return None
     year, month, day, hour, minute, second = (int(match[i]) for i in range(1, 7))
     return utc_ns(
         year, month, day, hour, minute, second, fraction=match[7] or "", zone=match[8] or ""
     )
-
-
-def _rank(text: str | None) -> int | None:
-    rank = int(text) if text else None
-    return rank if rank is not None and rank < MOST_RANKS else None
 
 
 _TAIL = 1 << 16  # bytes
@@ -150,20 +129,10 @@ class LineReader:
             self._last = datetime.datetime.fromtimestamp(written, datetime.timezone.utc)
         except (OSError, ValueError, OverflowError):
             pass
-        lines = [line for line in begin.decode("utf-8", "replace").splitlines() if line.strip()]
-        last = [*lines, *_last_lines(path)]
-        self._labels = [
-            p
-            for p in (_SRUN, _HYDRA)
-            if sum(map(bool, map(p.match, lines))) * 10 > 8 * len(lines) > 8
-        ]
-        # ``srun -l torchrun`` labels lines with the node: torch's own names of ranks tell.
-        self._labels_are_ranks = all(
-            match[1] == inner[1]
-            for p in self._labels
-            for line in last
-            if (match := p.match(line)) and (inner := _RANK.search(line, match.end()))
-        )
+        lines = begin.decode("utf-8", "replace").splitlines()
+        # torch's own names of ranks, which contradict those of ``srun -l``, may only be at the end.
+        sample = [*lines[:_SAMPLE], *_last_lines(path)[-_SAMPLE:]]
+        self._writers = Writers(text for text in sample if not _PROGRAM.match(text))
 
     def line(self, number: int, raw: bytes) -> Line:
         text = raw[:LONGEST].decode("utf-8", "replace").rstrip("\r\n")
@@ -171,81 +140,30 @@ class LineReader:
             text = text.rpartition("\r")[2]
         if "\x1b" in text:
             text = _ANSI.sub("", text)
-        result = Line(number, text)
-        start = 0
-        for _ in range(_MOST_PREFIXES):
-            end = self._prefix(result, text, start)
-            if end is None:
-                break
-            start = end
-        result.text = text[start:]
-        return result
+        written = self._writers.split(number, text)
+        return Line(
+            number,
+            written.text,
+            written.rank,
+            written.local_rank,
+            written.node,
+            written.pid,
+            self._when_ns(written.time) if written.time else None,
+            written.kernel,
+            "[rank" in written.prefix,
+        )
 
-    def _prefix(self, line: Line, text: str, start: int) -> int | None:
-        """Take off one prefix that begins at ``start``; returns its end, None if there is none."""
-        first = text[start : start + 1]
-        if first == "[":
-            if match := _RANK.match(text, start):  # the name nearest to the message
-                line.rank = _rank(match[1])
-            elif match := _OPEN_MPI.match(text, start):
-                line.rank = _rank(match[1]) if line.rank is None else line.rank
-            elif match := _GLOG.match(text, start):
-                self._glog(line, match)
-            elif match := _DMESG.match(text, start):
-                line.kernel = True
-            elif match := _DMESG_TIME.match(text, start):
-                line.kernel = True
-                day, hour, minute, second, year = (int(match[i]) for i in range(2, 7))
-                month = _MONTHS.get(match[1], 0)
-                line.when_ns = utc_ns(year, month, day, hour, minute, second)
-            elif match := _ISO.match(text, start):
-                self._iso(line, match)
-            elif match := _GLOG_BARE.match(text, start):
-                pass
-            elif match := _WORKER.match(text, start):
-                line.local_rank = int(match[1])
-            elif _HYDRA in self._labels and start == 0 and (match := _HYDRA.match(text)):
-                line.rank = _rank(match[1]) if self._labels_are_ranks else None
-            return match.end() if match else None
-        if _SRUN in self._labels and start == 0 and (match := _SRUN.match(text)):
-            line.rank = _rank(match[1]) if self._labels_are_ranks else None
-            return match.end()
-        if first == "(" and (match := _RAY.match(text, start)):
-            line.rank = _rank(match[1]) if line.rank is None else line.rank
-            line.pid, line.node = int(match[2]), match[3] or line.node
-            return match.end()
-        if first == "<" and (match := _DMESG.match(text, start)):
-            line.kernel = True
-            return match.end()
-        if first.isdigit() and (match := _ISO.match(text, start)):
-            self._iso(line, match)
-            if daemon := _DAEMON.match(text, match.end()):
-                self._daemon(line, daemon)
-                return daemon.end()
-            return match.end()
-        if first in "IWEF" and (match := _GLOG.match(text, start)):
-            self._glog(line, match)
-            return match.end()
-        if first.isupper() and (match := _SYSLOG.match(text, start)):
-            day, hour, minute, second = (int(match[i]) for i in range(2, 6))
+    def _when_ns(self, text: str) -> int | None:
+        if match := _GLOG.match(text):
+            month, day, hour, minute, second = (int(match[i]) for i in range(1, 6))
+            return self._without_year(month, day, hour, minute, second, match[6])
+        if match := _DAY_TIME.match(text):
             month = _MONTHS.get(match[1], 0)
-            line.when_ns = self._without_year(month, day, hour, minute, second)
-            if daemon := _DAEMON.match(text, match.end()):
-                self._daemon(line, daemon)
-                return daemon.end()
-            return match.end()
-        return None
-
-    def _daemon(self, line: Line, match: re.Match[str]) -> None:
-        line.node, line.kernel = match[1], match[2] == "kernel"
-
-    def _iso(self, line: Line, match: re.Match[str]) -> None:
-        line.when_ns = iso_ns(match[0].rstrip(" :,")) or line.when_ns
-
-    def _glog(self, line: Line, match: re.Match[str]) -> None:
-        month, day, hour, minute, second = (int(match[i]) for i in range(1, 6))
-        when = self._without_year(month, day, hour, minute, second, match[6])
-        line.when_ns = when if when is not None else line.when_ns
+            day, hour, minute, second = (int(match[i]) for i in range(2, 6))
+            if match[6]:
+                return utc_ns(int(match[6]), month, day, hour, minute, second)
+            return self._without_year(month, day, hour, minute, second)
+        return iso_ns(text)
 
     def _without_year(
         self, month: int, day: int, hour: int, minute: int, second: int, fraction: str = ""
@@ -477,3 +395,60 @@ class LogScan:
             if number >= 0:
                 key = (rank, group)
                 numbers[key] = max(number, numbers.get(key, 0))
+
+
+# What an error says.
+
+_WATCHDOG = re.compile(
+    r"\[Rank (\d{1,7})\] Watchdog caught collective operation timeout: "
+    r"Work\w{1,20}\((?:SeqNum=(\d{1,18}), )?OpType=(\w{1,60})(?:, NumelIn=(\d{1,18}))?"
+)
+_FINGERPRINT = re.compile(
+    r"Rank (\d{1,7}) is running (?:inconsistent )?collective: CollectiveFingerPrint\("
+    r"(?:SequenceNumber=(\d{1,18}),? ?)?OpType=(\w{1,60})"
+)
+_DIFFERENCES = re.compile(
+    r"(Op type: \S{1,80} \S{1,60}|Sequence number: \S{1,40} \S{1,40}|Tensor shapes: .{1,200}?"
+    r"(?=  |$)|Tensor dtypes: \S{1,60} \S{1,60})"
+)
+_BARRIER = re.compile(r"Ranks? ([\d, ]{1,4000}?) failed to pass monitoredBarrier")
+_SPEAKER = re.compile(r"\[Rank (\d{1,7})\]|\bRank (\d{1,7}) (?:successfully|timed out in)")
+
+
+def facts_of(text: str) -> dict[str, Any]:
+    """Fields of a JobEvent for an error with this text: about, rank, number, collective, elements,
+    addresses.
+
+    rank is missing where the text does not say whose it is.
+    """
+    facts: dict[str, Any] = {}
+    if match := _WATCHDOG.search(text):
+        facts["rank"] = int(match[1])
+        facts["collective"] = torch_collective(match[3].lower())
+        if match[2] and facts["collective"] not in ("send", "recv"):
+            facts["number"] = int(match[2])
+            facts["elements"] = int(match[4]) if match[4] else None
+    elif fingerprints := _FINGERPRINT.findall(text):
+        facts["rank"] = int(fingerprints[0][0])
+        facts["about"] = tuple(int(rank) for rank, _, _ in fingerprints[1:2])
+        facts["collective"] = torch_collective(fingerprints[0][2].lower())
+    elif match := _BARRIER.search(text):
+        facts["about"] = ranks_in(match[1])
+        facts["collective"] = "monitored_barrier"
+    if "rank" not in facts and (speaker := _SPEAKER.search(text)):
+        facts["rank"] = int(speaker[1] or speaker[2])
+    if addresses := addresses_in(text):
+        facts["addresses"] = addresses
+    return facts
+
+
+def quotation(text: str) -> str:
+    """The part of a text that tells: of a mismatch of torch's debug mode, what differs."""
+    head, separator, aspects = text.partition("Collectives differ in the following aspects:")
+    if not separator:
+        return text
+    ranks = [rank for rank, _, _ in _FINGERPRINT.findall(head)]
+    first = _DIFFERENCES.search(aspects.replace("\t", "  "))
+    what = first[1].strip() if first else aspects.strip()
+    names = f" Rank {ranks[0]} ... but Rank {ranks[1]} ..." if len(ranks) > 1 else ""
+    return f"Detected mismatch between collectives on ranks.{names} {what}"

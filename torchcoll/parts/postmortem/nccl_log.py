@@ -18,32 +18,16 @@ from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
 from torchcoll.libraries.nccl.log import NcclLogReader
-from torchcoll.parts.postmortem.causes import facts_of, kind_of
 from torchcoll.parts.postmortem.diagnosis import ranks_text
 from torchcoll.parts.postmortem.evidence import JobEvent, JobEvidence, Place
-from torchcoll.parts.postmortem.log_lines import Handler, Line, LogScan
+from torchcoll.parts.postmortem.log_lines import Handler, Line, LogScan, facts_of
+from torchcoll.parts.postmortem.texts import kind_of
 
 _ANY = re.compile("")
 _PEER = re.compile(r"(?:peer|to|from) ((?:\d{1,3}\.){3}\d{1,3})<\d{1,5}>")
-_LOST = re.compile(
-    r"Connection closed by remote peer|remote process exited|"
-    r"Call to (?:recv|send|connect|accept)\b|"
-    r"[Cc]onnect(?:ion)?\b.{0,200}(?:failed|refused|timed out|reset|returned)|[Ss]ocketPollConnect|"
-    r"Socket recv failed|NET/IB ?(?:/GIN)?: Got completion (?:from peer|with error)|"
-    r"NET/Socket : socket progress error|Accept failed|recv(?:ing)? .{0,40}failed"
-)
-_LINK = re.compile(
-    r"NET/IB ?: .{0,120}(?:async (?:fatal )?event|Got (?:non-fatal )?async event).{0,80}|"
-    r"NET/IB: Device \d+ marked as failed|[Ll]ink (?:is )?down"
-)
-_MISMATCH = re.compile(
-    r"Mismatched collective detected|collective mismatch error|[Mm]essage truncated"
-)
 _OWN_RANK = re.compile(r"at and around rank (\d{1,7})")
-_DEVICE = re.compile(
-    r"Cuda failure(?: \d+)? '?(.{1,120}?)'?$|uncorrectable (?:NVLink|ECC) error|"
-    r"HIP failure '?(.{1,120}?)'?$"
-)
+
+_DEVICE = re.compile(r"(?:Cuda|HIP) failure|uncorrectable (?:NVLink|ECC) error")
 
 
 class NcclLines:
@@ -59,9 +43,9 @@ class NcclLines:
     def read_warning(self, line: Line, raw: bytes) -> None:
         self.reader.read([raw])
         text = line.text[line.text.find("NCCL WARN") + 10 :]
-        kind = _kind(text)
-        if kind is None:
-            return
+        kind = kind_of(f"NCCL WARN {text}")
+        if kind == "exception" and not _DEVICE.search(text):
+            kind = "warning"
         facts = facts_of(text)
         facts.pop("rank", None)
         facts["addresses"] = (*facts.get("addresses", ()), *_PEER.findall(text))
@@ -107,16 +91,6 @@ class NcclLines:
                 self.scan.process(rank, pid or None, host)
 
 
-def _kind(text: str) -> str | None:
-    if _LINK.search(text):
-        return "link"
-    if _MISMATCH.search(text):
-        return "mismatch"
-    if _DEVICE.search(text):
-        return kind_of(text) if kind_of(text) == "out_of_memory" else "exception"
-    return "peer_lost" if _LOST.search(text) else None
-
-
 def _ras_begins(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     scan.want(2000)
 
@@ -126,7 +100,7 @@ _CCL = re.compile(r"(?::\[(\d{1,7})\] )?\|CCL_ERROR\| (.*)")
 
 def _oneccl(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     text = match[2]
-    kind = "peer_lost" if re.search(r"atl|ofi|connection|fi_cq|kvs|socket", text) else "exception"
+    kind = "peer_lost" if re.search(r"connection|fi_cq|socket", text) else "warning"
     rank = int(match[1]) if match[1] else scan.rank_of(line)
     scan.add(kind, line, f"|CCL_ERROR| {text}", rank=rank)
 

@@ -2,4 +2,4 @@
 
 from torchcoll.core.parts import Part
 
-PART = Part(answers={"reads": "known_texts:command_for"})
+PART = Part(answers={"reads": "log_evidence:command_for"})

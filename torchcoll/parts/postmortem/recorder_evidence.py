@@ -29,7 +29,7 @@ from torchcoll.parts.postmortem.evidence import (
     JobEvidence,
     Place,
 )
-from torchcoll.parts.postmortem.traceback_log import Frame, origin, shown_frame
+from torchcoll.parts.postmortem.stack_evidence import Frame, origin, shown_frame
 from torchcoll.reading.base import number, whole
 from torchcoll.reading.flight_recorder import NO_CALLS, group_name, message_peer, read_groups
 from torchcoll.reading.safe_pickle import is_pickle

@@ -9,14 +9,17 @@ from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ranges, plural, shorten
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, shortened
+from torchcoll.parts.postmortem.evidence import JobEvidence
 from torchcoll.parts.postmortem.job_folder import FolderEvidence
-from torchcoll.parts.postmortem.known_texts import KnownTexts
+from torchcoll.parts.postmortem.text_rules import sentences
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid
 
 SCHEMA = "torchcoll-postmortem/1"
 FORMATS = ("table", "markdown", "json")
+NO_NAME = "(no name)"  # of a job, as --job takes it
 _LEFT_OUT = 5  # files that are named
+_MOST_TEXTS = 50
 
 
 def show_postmortem(
@@ -24,44 +27,22 @@ def show_postmortem(
     diagnoses: list[Diagnosis],
     format: str,
     file: TextIO | None = None,
-    texts: KnownTexts | None = None,
 ) -> None:
-    """Print the diagnoses; of several jobs those that failed first.
-
-    texts: what the texts of the files say, which answers for a job of which the rules name no rank.
-    """
+    """Print the diagnoses; of several jobs those that failed first."""
     diagnoses = sorted(diagnoses, key=_urgency)
-    texts = texts or KnownTexts()
     titled = []
     for diagnosis in diagnoses:
         title, answer = "", answer_of(diagnosis, folder)
-        if len(diagnoses) == 1:
-            answer = _better_answer(diagnosis, answer, texts)
         if len(diagnoses) > 1:
-            name = f"Job {one_line(diagnosis.job.name) or '(no name)'}"
+            name = f"Job {one_line(diagnosis.job.name) or NO_NAME}"
             ranks = f", {counted(diagnosis.job.ranks, 'rank')}" if diagnosis.job.ranks else ""
             title = f"{name}{ranks}"
             answer = replace(answer, before=f"{name}: {answer.before}")
         titled.append((title, [_grid(diagnosis, answer)]))
     if folder.left_out:
         titled[-1][1].append(Grid([], [], above=_left_out(folder)))
-    document = _document(folder, diagnoses, texts)
+    document = _document(folder, diagnoses)
     print_forms(titled, [], document, format, file)
-
-
-def show_known_texts(texts: KnownTexts, format: str, file: TextIO | None = None) -> None:
-    """Print what the texts say where no file has evidence of a rank."""
-    assert texts.answer
-    document: dict[str, Any] = {"schema": SCHEMA, "jobs": [], "known_texts": texts.to_json()}
-    document["answer"] = texts.answer.to_json()
-    print_forms([("", [Grid([], [], answer=texts.answer)])], [], document, format, file)
-
-
-def _better_answer(diagnosis: Diagnosis, answer: Answer, texts: KnownTexts) -> Answer:
-    """The answer of the texts, if the rules name no rank and no reason."""
-    undecided = not diagnosis.culprits and diagnosis.kind not in ("none", "canceled", "link")
-    undecided |= diagnosis.kind == "mismatch" and texts.calls_differ
-    return texts.answer or answer if undecided else answer
 
 
 def _urgency(diagnosis: Diagnosis) -> int:
@@ -80,13 +61,15 @@ def answer_of(diagnosis: Diagnosis, folder: FolderEvidence) -> Answer:
     elif diagnosis.kind == "unknown" or not (diagnosis.culprits or diagnosis.nodes):
         level = "doubt"
     worst = tuple(f"rank {rank}" for rank in diagnosis.culprits)
-    details: tuple[str, ...] = ()
+    details = tuple(diagnosis.details)
     if folder.unread:
         shown, why = folder.unread[0]
         count = f"{len(folder.unread)} of {counted(folder.files, 'file')}"
-        details = (f"{count} could not be read, such as {one_line(shown)} ({why})",)
+        details += (f"{count} could not be read, such as {one_line(shown)} ({why})",)
         level = "doubt" if level == "good" else level
-    return Answer(diagnosis.headline, level, worst=worst, details=details)
+    return Answer(
+        diagnosis.headline, level, worst=worst, details=details, next_step=diagnosis.remedy
+    )
 
 
 def _grid(diagnosis: Diagnosis, answer: Answer) -> Grid:
@@ -120,18 +103,13 @@ def _left_out(folder: FolderEvidence) -> list[str]:
     return [f"skipped {counted(len(texts), 'file')}: {shown}"]
 
 
-def _document(
-    folder: FolderEvidence, diagnoses: list[Diagnosis], texts: KnownTexts
-) -> dict[str, Any]:
+def _document(folder: FolderEvidence, diagnoses: list[Diagnosis]) -> dict[str, Any]:
     answer = answer_of(diagnoses[0], folder)
-    if len(diagnoses) == 1:
-        answer = _better_answer(diagnoses[0], answer, texts)
     return {
         "schema": SCHEMA,
         "jobs": [_job_object(diagnosis) for diagnosis in diagnoses],
         "left_out": [{"file": path, "why": why} for path, why in folder.left_out],
         "unread": [path for path, _ in folder.unread],
-        "known_texts": texts.to_json(),
         "answer": answer.to_json(),
     }
 
@@ -154,6 +132,8 @@ def _job_object(diagnosis: Diagnosis) -> dict[str, Any]:
         "collective": diagnosis.collective,
         "number": diagnosis.number,
         "reasons": diagnosis.reasons,
+        "remedy": diagnosis.remedy,
+        "known_texts": _known_texts(job),
         "evidence": [
             {"text": line.text, "rank": line.rank, "file": line.place.path, "line": line.place.line}
             for line in diagnosis.evidence
@@ -162,3 +142,22 @@ def _job_object(diagnosis: Diagnosis) -> dict[str, Any]:
         "collect_next": diagnosis.collect_next,
         "files": [{"file": f.path, "what": f.what, "ranks": list(f.ranks)} for f in job.files],
     }
+
+
+def _known_texts(job: JobEvidence) -> list[dict[str, Any]]:
+    """The known texts of the job's logs, with what each says and its remedy."""
+    objects = []
+    for finding in job.texts.findings[:_MOST_TEXTS]:
+        says, remedy = sentences(finding, [finding])
+        objects.append(
+            {
+                "cause": finding.text.cause,
+                "says": says,
+                "remedy": remedy,
+                "rank": finding.rank,
+                "file": finding.place.path,
+                "line": finding.place.line,
+                "text": finding.excerpt,
+            }
+        )
+    return objects

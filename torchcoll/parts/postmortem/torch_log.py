@@ -9,9 +9,16 @@ from __future__ import annotations
 import re
 import signal
 
-from torchcoll.parts.postmortem.causes import facts_of, kind_of, quotation
 from torchcoll.parts.postmortem.evidence import JobEvent
-from torchcoll.parts.postmortem.log_lines import Handler, Line, LogScan, ranks_in
+from torchcoll.parts.postmortem.log_lines import (
+    Handler,
+    Line,
+    LogScan,
+    facts_of,
+    quotation,
+    ranks_in,
+)
+from torchcoll.parts.postmortem.texts import kind_of
 from torchcoll.reading.torch_names import torch_collective
 
 _ANY = re.compile("")
@@ -123,7 +130,7 @@ def _async_error(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     """
     _, rank = _group_rank(scan, line)
     kind = kind_of(match[0])
-    if kind != "exception":
+    if kind != "exception" and "NCCL error: invalid" not in match[0]:
         scan.add(kind, line, match[0], rank=rank)
     scan.want(8)  # NCCL's own message follows
 
@@ -232,9 +239,10 @@ class FailureTable:
         scan.process(rank, pid, node)
         scan.local_offsets.add(rank - int(ranks[2]))
         text = f"rank {ranks[0]}, exitcode {self._fields['exitcode']}: {self._fields['traceback']}"
+        text = f"first observed failure: {text}" if self._root else text
         event = scan.exits.pop(pid, None)
         if event is not None:
-            scan.replace(event, rank=rank, node=node)
+            scan.replace(event, rank=rank, node=node, text=text)
             return
         code = int(codes[1])
         if code in _SENT and not self._root and scan.terminated.keys() <= self._inferred:

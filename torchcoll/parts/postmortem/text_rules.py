@@ -1,0 +1,344 @@
+"""Finds the known texts of a log (texts.py), and concludes from them where no record of calls does.
+
+A pasted console log rarely says which ranks a job had, but often holds the cause in words. The
+watchdogs name the ranks that waited, so the ranks that did not report are the ones to look at.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torchcoll.core.bounds import MOST_RANKS
+from torchcoll.core.errors import one_line
+from torchcoll.core.opening import open_to_read
+from torchcoll.core.units import plural
+from torchcoll.parts.postmortem.diagnosis import Diagnosis, EvidenceLine, ranks_text
+from torchcoll.parts.postmortem.evidence import LogTexts, Place, TextMatch
+from torchcoll.parts.postmortem.job_facts import JobFacts
+from torchcoll.parts.postmortem.texts import KILLED, TEXTS, Text
+from torchcoll.reading.torch_names import torch_collective
+
+_MOST_BYTES = 32 << 20  # of a file: its first and its last half of that
+_MOST_MATCHES = 10_000
+_NEAR = 400  # characters after a text in which torch's watchdog repeats it with its rank
+_EXCERPT = 160
+# What stands beside a finding and is worth a clause: a pattern, and what it says.
+_ASIDE = (
+    (
+        re.compile(r"`?Trainer\.fit`? stopped: `?(\w+=\d+)`? reached"),
+        "the training had ended ({0})",
+    ),
+    (
+        re.compile(r"(\d+)/(\d+) \[(\d+:\d+(?::\d+)?)<"),
+        "the last progress bar stands at {0} of {1} after {2}: a rank may still prepare data",
+    ),
+    (
+        re.compile(r"failed \(exitcode: -6\) local_rank: (\d+)"),
+        "local rank {0} aborted (SIGABRT, which the watchdog sends itself too)",
+    ),
+    (re.compile(r"srun: error: (\S+): task (\d+): (Aborted|Killed)"), "{2}: task {1} on {0}"),
+)
+_WATCHDOG = re.compile(
+    r"\[Rank (\d+)\]\s+Watchdog caught collective operation timeout:\s*WorkNCCL\("
+    r"(?:SeqNum=(\d+))?[,.\s]*OpType=(\w+)"
+)
+# Names of ranks of the world on a line, the surest first. [PG 5 Rank 0] has the rank in the group.
+_WRITERS = (
+    re.compile(r"\[rank(\d{1,7})\]"),
+    re.compile(r"\[Rank (\d{1,7})\]|(?:PG 0|default_pg\)|PG ID 0 PG GUID 0) Rank (\d{1,7})\]"),
+    re.compile(r"\[\d{1,7},(\d{1,7})\]\s?<std|\(\w+ rank=(\d{1,7}) pid="),
+)
+_LOCAL = re.compile(r"^\[[A-Za-z_]{1,40}?(\d{1,5})\]:", re.M)
+_REPORTS = ("ProcessGroupNCCL", "Watchdog", "DistBackendError")  # on lines of a failed call
+_END = 1 << 20  # characters at the end, which have the last progress bar
+_NCCL_PROCESS = re.compile(r"([\w.-]+):\d+:\d+ \[(\d+)\] ")
+
+
+def read_texts(path: Path, shown: str) -> LogTexts:
+    """What the known texts of a file say; of a large file, those of its beginning and its end."""
+    text = _read(path)
+    texts = LogTexts()
+    for each in TEXTS:
+        if each.literals and not any(literal in text for literal in each.literals):
+            continue
+        for match in _matches(each.pattern, text):
+            texts.findings.append(_finding(each, match, text, shown))
+    for match in _matches(_WATCHDOG, text):
+        rank, number, operation = match.groups()
+        if int(rank) < MOST_RANKS:
+            call = (int(number or 0), torch_collective(operation.lower()))
+            calls = texts.waits.setdefault(int(rank), [])
+            if call not in calls:
+                calls.append(call)
+    for line in _lines_with(_REPORTS, text):
+        if (rank_of_line := _writer(line, "")) is not None:
+            texts.reporting.add(rank_of_line)
+    for match in _matches(_WRITERS[0], text):
+        if int(match[1]) < MOST_RANKS:
+            texts.seen.add(int(match[1]))
+    texts.reporting |= texts.waits.keys()
+    texts.seen_local = {int(rank) for rank in set(_LOCAL.findall(text))}
+    for pattern, says in _ASIDE:
+        if matches := [*_matches(pattern, text[-_END:])]:
+            texts.asides.append(one_line(says.format(*matches[-1].groups())))
+    return texts
+
+
+def _matches(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    for number, match in enumerate(pattern.finditer(text)):
+        if number == _MOST_MATCHES:
+            return
+        yield match
+
+
+def _lines_with(literals: Sequence[str], text: str) -> Iterator[str]:
+    for literal in literals:
+        position = text.find(literal)
+        while position >= 0:
+            end = text.find("\n", position)
+            yield text[text.rfind("\n", 0, position) + 1 : end if end >= 0 else len(text)]
+            position = text.find(literal, end) if end >= 0 else -1
+
+
+def _read(path: Path) -> str:
+    with open_to_read(path) as file:
+        content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            half = _MOST_BYTES // 2
+            tail = content[half:]
+            while piece := file.read(half):
+                tail = (tail + piece)[-half:]
+            content = content[:half] + b"\n" + tail
+    return content.decode(errors="replace")
+
+
+def _finding(text: Text, match: re.Match[str], content: str, shown: str) -> TextMatch:
+    begin = content.rfind("\n", 0, match.start()) + 1
+    end = content.find("\n", match.end())
+    line = content[begin : end if end >= 0 else len(content)]
+    before = content[begin : match.end()]
+    rank = _writer(before, content[match.end() : match.end() + _NEAR])
+    processes = [*_NCCL_PROCESS.finditer(before)]
+    process = processes[-1] if processes else None
+    return TextMatch(
+        text,
+        tuple(group or "" for group in match.groups()),
+        {name: group or "" for name, group in match.groupdict().items()},
+        Place(shown, content.count("\n", 0, match.start()) + 1),
+        one_line(line.strip())[:_EXCERPT],
+        rank=rank,
+        host=process[1] if process else "",
+        device=process[2] if process else "",
+    )
+
+
+def _writer(before: str, after: str) -> int | None:
+    """The rank that writes a line: the surest name before the message, else the next one after."""
+    for text, index in ((before, -1), (after, 0)):
+        for pattern in _WRITERS:
+            if named := pattern.findall(text):
+                groups = named[index]
+                rank = (
+                    groups if isinstance(groups, str) else next(group for group in groups if group)
+                )
+                return int(rank) if int(rank) < MOST_RANKS else None
+    return None
+
+
+# What the findings say.
+
+
+def proven_by_text(facts: JobFacts) -> Diagnosis | None:
+    """A text that proves a cause. That a job never formed is proven only if it made no call."""
+    findings = [finding for finding in facts.job.texts.findings if not finding.text.weak]
+    if facts.job.calls or facts.job.texts.waits:
+        findings = [finding for finding in findings if finding.text.cause != "never formed"]
+    return _of_findings(facts, findings)
+
+
+def hinted_by_text(facts: JobFacts) -> Diagnosis | None:
+    """A text that follows from a first failure, or leaves open whose it is."""
+    findings = [finding for finding in facts.job.texts.findings if finding.text.weak]
+    if facts.events.complaining:  # these ranks only noticed that another one was missing
+        findings = [finding for finding in findings if finding.text.cause != "exit"]
+    findings = [finding for finding in findings if "127.0.0.1" not in finding.groups]
+    return _of_findings(facts, findings)
+
+
+def _of_findings(facts: JobFacts, findings: Sequence[TextMatch]) -> Diagnosis | None:
+    if not findings:
+        return None
+    first = min(findings, key=lambda finding: TEXTS.index(finding.text))
+    same = [finding for finding in findings if finding.text is first.text]
+    result = Diagnosis(facts.job, kind=first.text.cause.replace(" ", "_"), certainty="likely")
+    result.says, result.remedy = sentences(first, same)
+    if first.text.whose == "writer":
+        result.culprits = tuple(sorted({f.rank for f in same if f.rank is not None}))
+    elif first.text.whose == "named":
+        named = {f.names.get(name) for f in same for name in ("rank", "rank2")}
+        result.culprits = tuple(sorted(int(rank) for rank in named if rank and len(rank) < 7))
+    result.nodes = tuple(dict.fromkeys(f.host for f in same if f.host))
+    for finding in same[:3]:
+        result.evidence.append(EvidenceLine(finding.excerpt, finding.place, finding.rank))
+    waits = facts.job.texts.waits
+    if waits:
+        result.waiting = tuple(sorted(waits.keys() - set(result.culprits)))
+        result.reasons.append(_waited(waits))
+    result.details += facts.job.texts.asides
+    return result
+
+
+def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
+    """(what a text says, what to do), of several ranks that have it alike."""
+    if first.text.cause == "mismatch" and "rank2" in first.names and "op2" in first.names:
+        return _mismatch(first)
+    ranks = {finding.rank for finding in same if finding.rank is not None}
+    who = ranks_text(ranks) if ranks else "a rank"
+    if not ranks and first.device:
+        who = f"GPU {first.device} of {first.host}"
+    filled = next((group for group in first.groups if group), "")
+    number = next((int(group) for group in reversed(first.groups) if group.isdigit()), 0)
+    host = first.host or (filled if first.text.cause == "peer lost" else "the node")
+    values = {
+        "rank": who,
+        "any": filled,
+        "host": host,
+        "signal": signal.Signals(number).name if number in set(signal.Signals) else f"{number}",
+        "killed": _shared_memory_or_kill(number),
+        "rank_": first.names.get("rank", ""),
+        **{name: group for name, group in first.names.items() if name != "rank"},
+    }
+    if "op1" in values:
+        values["op1"] = torch_collective(values["op1"].lower())
+    says = one_line(first.text.says.format(*first.groups, **values))
+    remedy = one_line(first.text.remedy.format(*first.groups, **values))
+    if first.names.get("came", "0").isdigit() and first.names.get("world", "").isdigit():
+        came, world = int(first.names["came"]), int(first.names["world"])
+        if came > world:
+            says = f"the job never formed: {came} ranks joined a job of {world}"
+            remedy = (
+                "another launch uses the same store, or the job was started twice: choose another "
+                "MASTER_PORT or file, and start it once"
+            )
+    return says, remedy
+
+
+def _shared_memory_or_kill(number: int) -> str:
+    if number == signal.SIGBUS:
+        return "look whether /dev/shm is full (df -h /dev/shm): docker --shm-size=16g or --ipc=host"
+    if number == signal.SIGKILL:
+        return KILLED
+    return "set PYTHONFAULTHANDLER=1 to get the stack of the rank, and look at its core dump"
+
+
+def _mismatch(finding: TextMatch) -> tuple[str, str]:
+    """The calls of two ranks, as torch's debug mode prints them."""
+    names = finding.names
+    ranks = f"ranks {names['rank']} and {names['rank2']}"
+    calls = [
+        torch_collective(names[op].lower()) + (f" number {names[number]}" if names[number] else "")
+        for number, op in (("n1", "op1"), ("n2", "op2"))
+    ]
+    shapes = names["shape1"], names["shape2"]
+    if calls[0] == calls[1] and all(shapes) and shapes[0] != shapes[1]:
+        says = f"{ranks} passed different sizes at {calls[0]}: [{shapes[0]}] and [{shapes[1]}]"
+        return says, "make all ranks pass the same sizes, or pad the tensors to one shape"
+    says = f"{ranks} are at different calls: {calls[0]} and {calls[1]}"
+    return says, "make all ranks of the group call the same collectives in the same order"
+
+
+# What the watchdogs say.
+
+
+def missing_from_reports(facts: JobFacts) -> Diagnosis | None:
+    """The complement of the ranks whose watchdogs report: those did not come."""
+    texts = facts.job.texts
+    if not texts.waits:
+        return None
+    several = any(len(calls) > 1 for calls in texts.waits.values())
+    if several:  # numbers are of several groups, and torch does not say of which
+        return _all_waited(facts, "the last calls of every rank")
+    calls: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for rank, (call, *_) in sorted(texts.waits.items()):
+        calls[call].append(rank)
+    if len(calls) > 1:
+        return _in_different_calls(facts, calls)
+    ((call, ranks),) = calls.items()
+    world = facts.job.ranks or max(texts.reporting | texts.seen) + 1
+    missing = sorted({*range(world)} - {*ranks})
+    # Of an excerpt, a rank that does not report may only have been cut away.
+    if not missing or texts.reporting != {*ranks} or 2 * len(missing) > len(ranks):
+        return _all_waited(facts, "the logs of all ranks: look at the rank without a timeout")
+    verb = plural(len(missing), "does", "do")
+    result = Diagnosis(facts.job, kind="stopped", certainty="likely", culprits=tuple(missing))
+    result.number, result.collective, result.waiting = call[0] or None, call[1], tuple(ranks)
+    result.says = (
+        f"Probably {ranks_text(missing)} {verb} not come to {_call(call)}: {ranks_text(ranks)} "
+        "waited there, and every other rank reported"
+    )
+    each = "it" if len(missing) == 1 else "each of them"
+    result.remedy = f"look at what {each} did instead: log, stack (py-spy dump) and node"
+    result.details += texts.asides
+    return result
+
+
+def _all_waited(facts: JobFacts, collect: str) -> Diagnosis:
+    texts = facts.job.texts
+    result = Diagnosis(facts.job, waiting=tuple(sorted(texts.waits)))
+    calls = Counter(call for calls in texts.waits.values() for call in calls)
+    call = calls.most_common(1)[0][0]
+    if len(calls) > 1:
+        call = (0, call[1])
+    result.number, result.collective = call[0] or None, call[1]
+    verb = plural(len(texts.waits), "waits", "wait")
+    result.says = (
+        f"{ranks_text(texts.waits)} {verb} in {_call(call)} for a rank that is not in this log"
+    )
+    if len(calls) > 1:
+        result.says = (
+            f"{ranks_text(texts.waits)} {verb} in {call[1]} of several groups: the log does not "
+            "tell for which rank"
+        )
+        collect = (
+            "the logs of all ranks, with TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1"
+        )
+    world = max(texts.reporting | texts.seen) + 1
+    if missing := sorted({*range(world)} - texts.reporting):
+        result.details.append(f"{ranks_text(missing)} did not report")
+    result.details += texts.asides
+    result.remedy = f"collect {collect}"
+    return result
+
+
+def _in_different_calls(facts: JobFacts, calls: dict[tuple[int, str], list[int]]) -> Diagnosis:
+    """Ranks wait in different calls: the fewest are in another one, or are behind."""
+    most = max(calls, key=lambda call: (len(calls[call]), -call[0]))
+    odd = sorted(rank for call, ranks in calls.items() if call != most for rank in ranks)
+    of_odd = Counter(call for call, ranks in calls.items() if call != most for _ in ranks)
+    other = of_odd.most_common(1)[0][0]
+    same = other[1] == most[1] and other[0] < most[0]
+    verb = plural(len(odd), "is", "are") + (" behind" if same else " in another call")
+    result = Diagnosis(facts.job, kind="mismatch", certainty="likely", culprits=tuple(odd))
+    result.waiting = tuple(calls[most])
+    result.number, result.collective = other[0] or None, other[1]
+    waits = plural(len(calls[most]), "waits", "wait")
+    result.says = (
+        f"{ranks_text(odd)} {verb}: {_call(other)}, while {ranks_text(calls[most])} {waits} in "
+        f"{_call(most)}"
+    )
+    result.remedy = "make all ranks call the same collectives in the same order"
+    result.details += facts.job.texts.asides
+    return result
+
+
+def _call(call: tuple[int, str]) -> str:
+    return f"{call[1]} number {call[0]}" if call[0] else call[1]
+
+
+def _waited(waits: dict[int, list[tuple[int, str]]]) -> str:
+    call = Counter(call for calls in waits.values() for call in calls).most_common(1)[0][0]
+    return f"{ranks_text(sorted(waits))} waited in {_call(call)}"
