@@ -209,6 +209,17 @@ def test_junit(tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_a_warning_is_in_junit_although_the_test_passed(tmp_path):
+    save(launch(case_of(365), nvlinks=18, to_switch=True), tmp_path / "a.jsonl")
+    out = tmp_path / "junit.xml"
+    assert main(["check", str(tmp_path / "a.jsonl"), "--junit", str(out), "--gate"]) == 0
+    (suite,) = ElementTree.parse(out).getroot()
+    verdict, case = suite
+    assert suite.get("failures") == "0"
+    assert verdict.findtext("system-out").startswith("WARN 365 GB/s busbw at 1G, 77 % of NVLS")
+    assert len(case) == 0
+
+
 def test_junit_names_tell_cases_apart(tmp_path):
     """Build servers know a test again by its name: two of one name are one to them."""
     cases = [
