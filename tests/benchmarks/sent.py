@@ -36,11 +36,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torchcoll.parts.training.buckets import describe
 
 from torchcoll import capture, gradient_buckets, shard_traffic
 from torchcoll.core.traffic import Traffic
-from torchcoll.parts.training.architectures import ARCHITECTURES, parse_config
-from torchcoll.parts.training.buckets import describe
+from torchcoll.parts.training.architectures import model_types, parse_config
 from torchcoll.parts.training.config_plan import TrainingOptions, in_order_of_gradients, plan_config
 from torchcoll.parts.training.layouts import LayerOptions, parse_batch, parse_layout
 from torchcoll.parts.training.sent_by_wrappers import (
@@ -299,7 +299,7 @@ def planned(name: str, wrapper: str, variation: str = "") -> list[list[Any]]:
 
 def from_config(name: str, wrapper: str) -> list[list[Any]] | None:
     """[collective, S, ranks] of the plan from the config.json; None where it does not apply."""
-    if name not in ARCHITECTURES or wrapper == "DDP+ZeRO":
+    if name not in model_types() or wrapper == "DDP+ZeRO":
         return None
     with torch.device("meta"):
         text = make_model(name).config.to_json_string(use_diff=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from error_form import error_text
@@ -10,9 +11,9 @@ from parallel_models import llama_config
 
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.parts.training.architectures import (
-    ARCHITECTURES,
     LAYER,
     bundled_configs,
+    model_types,
     parse_config,
     read_architecture,
 )
@@ -53,7 +54,21 @@ def test_mixtral_active_parameters():
 
 def test_each_architecture_has_a_bundled_config_or_a_relative():
     kinds = {config["model_type"] for config in bundled_configs().values()}
-    assert kinds <= set(ARCHITECTURES)
+    assert kinds <= set(model_types())
+
+
+def public_configs():
+    """(name, config without what nobody reads, parameters as transformers 5.24 counts them)."""
+    table = json.loads(Path(__file__).with_name("public_configs.json").read_text())
+    return [
+        pytest.param(entry["config"], entry["parameters"], id=name) for name, entry in table.items()
+    ]
+
+
+@pytest.mark.parametrize(("config", "parameters"), public_configs())
+def test_public_configs(config, parameters):
+    """Equal to those of transformers by name, shape and order where it has the type."""
+    assert parse_config(config, "x").parameters == parameters
 
 
 def weights(config):

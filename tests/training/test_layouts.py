@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from error_form import error_text
 
 import torchcoll
+from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.parts.training.architectures import read_architecture
+from torchcoll.parts.training.layout_search import launch_flags
 from torchcoll.parts.training.layouts import check_layout, parse_batch, parse_layout, parse_layouts
 
 
@@ -161,3 +165,30 @@ def test_batches_that_are_refused(text):
     with pytest.raises(UsageError) as caught:
         parse_batch(text)
     assert str(caught.value).startswith(error_text("batch", text, "SEQUENCESxTOKENS"))
+
+
+def test_find_searches_layouts_and_says_how_to_launch_them(capsys):
+    command = ["plan", "llama-3-8b", "--ranks", "16", "--find", "--machine", "8xH100"]
+    assert main([*command, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    names = {row["layout"] for row in rows}
+    assert {"fsdp=16", "hsdp=2x8", "fsdp=8,tp=2,sp"} <= {
+        name.removesuffix(",sac") for name in names
+    }
+    assert any("pp=4" in name for name in names) and any(name.startswith("zero1") for name in names)
+    assert all(row["mfu"] and row["tokens_per_s"] for row in rows)
+    fitting = [row["step_ns"] for row in rows if row["fits"] != "no"]
+    assert rows[0]["step_ns"] == min(fitting)
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "the first three, to launch:" in out and "torchtitan: --parallelism" in out
+
+
+def test_flags_of_a_layout():
+    batch = parse_batch("16x1x8192")
+    (titan,) = launch_flags(parse_layout("hsdp=2x4,tp=8,pp=2,sp,ckpt"), batch)
+    assert "data_parallel_replicate_degree 2 " in titan and "shard_degree 4 " in titan
+    assert "--activation_checkpoint.mode full" in titan and "local_batch_size 16 " in titan
+    (megatron,) = launch_flags(parse_layout("zero1=8,tp=8,pp=4,sp"), batch)
+    assert megatron.startswith("Megatron-LM: --tensor-model-parallel-size 8 --pipeline-model-par")
+    assert "--micro-batch-size 1 --seq-length 8192 --global-batch-size 128" in megatron

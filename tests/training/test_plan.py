@@ -364,6 +364,22 @@ def test_a_model_from_its_code(tmp_path, monkeypatch, capsys):
     assert "for a model from its code" in capsys.readouterr().err
 
 
+def test_all_lists_of_blocks_are_units(tmp_path, monkeypatch):
+    """An encoder and a decoder of two and three blocks, and an embedding in the root."""
+    (tmp_path / "two_stacks.py").write_text(
+        "from torch import nn\n\n\nclass Stack(nn.Module):\n    def __init__(self, count):\n"
+        "        super().__init__()\n"
+        "        self.block = nn.ModuleList(nn.Linear(4, 4) for _ in range(count))\n\n\n"
+        "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.shared = nn.Embedding(8, 4)\n"
+        "        self.encoder, self.decoder = Stack(2), Stack(3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    rows = torchcoll.plan("two_stacks:Model", "fsdp=4").step.rows
+    gathered = {row.size_bytes: row.calls for row in rows if row.collective == "all_gather"}
+    assert gathered == {4 * (16 + 4): 2 * 5, 4 * 32: 1}
+
+
 def test_layouts_are_compared(capsys):
     command = ["plan", "gpt2", "--ranks", "8", "--compare", "dp,fsdp,fsdp+tp=2"]
     assert main([*command, "--machine", "8xH100", "--step-ms", "50", "--format", "json"]) == 0

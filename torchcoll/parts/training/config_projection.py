@@ -209,7 +209,7 @@ class Computing:
 
     step_ns: float | None = None
     measured: bool = False
-    shares: tuple[float, float, float] = (0.45, 0.35, 0.55)
+    shares: tuple[float, float, float] = (0.45, 0.35, 0.6)
     peak: float | None = None
 
     def on(self, architecture: Architecture, layout: ParallelLayout, batch: Batch) -> Computation:
@@ -312,6 +312,7 @@ def compare_layouts(
     options: TrainingOptions,
     computing: Computing | None,
     memory_bytes: float | None = None,
+    search: bool = False,
 ) -> LayoutComparison:
     """Returns the layouts with their costs.
 
@@ -328,9 +329,11 @@ def compare_layouts(
 
     def best(layout: ParallelLayout, batches: Sequence[Batch]) -> LayoutRow:
         rows = []
-        for each in batches:
+        for each in batches[::-1] if search and layout.pp > 1 else batches:
             step = plan_layout(machine, architecture, layout, each, options, computing)
             rows.append(LayoutRow(layout, step, each, fits=_fits(step, memory_bytes)))
+            if search and rows[-1].fits != TOO_LARGE:
+                break
         # The fastest that fits; of those that do not, the one with the least memory.
         fitting = [row for row in rows if row.fits != TOO_LARGE]
         if fitting:
@@ -340,9 +343,12 @@ def compare_layouts(
     rows = []
     for layout, batches in zip(layouts, equal_batches(layouts, batch), strict=True):
         row = best(layout, batches)
-        if row.fits == TOO_LARGE and not layout.checkpoint and architecture.hidden:
-            again = best(replace(layout, checkpoint=FULL), batches)
-            row = again if again.fits != TOO_LARGE else row
+        again = (SELECTIVE, FULL) if search else (FULL,)
+        for checkpoint in again if architecture.hidden and not layout.checkpoint else ():
+            if row.fits == FITS or (row.fits == TIGHT and not search):
+                break
+            other = best(replace(layout, checkpoint=checkpoint), batches)
+            row = other if other.fits != TOO_LARGE else row
         rows.append(row)
     tokens = round(batch.micro_batches * batch.tokens_each * widest.ranks / widest.inner)
     return LayoutComparison(

@@ -23,14 +23,14 @@ FIND = "find"
 _LINKED = 8  # ranks of a host where the machine does not tell
 _DEEPEST = 32  # stages of a pipeline
 _DATA = (FSDP, HSDP, ZERO1)
-_CHECKPOINTS = ("", SELECTIVE, FULL)
 
 
 def candidate_layouts(
     architecture: Architecture, ranks: int, machine: Predictor | None
 ) -> list[ParallelLayout]:
     """Returns the layouts that the model can have on so many ranks: tp within a host, always with
-    sp; pp in powers of two; experts within the data-parallel ranks; each kind of checkpointing.
+    sp; pp in powers of two; experts within the data-parallel ranks. None has checkpointing, which
+    ``compare_layouts`` adds where they do not fit.
 
     Raises UsageError if there is none.
     """
@@ -65,17 +65,15 @@ def _combinations(architecture: Architecture, ranks: int, linked: int) -> Iterat
                 if data == HSDP and (count % shards or count == shards or shards < 2):
                     continue
                 for ep in experts:
-                    for checkpoint in _CHECKPOINTS if architecture.hidden else ("",):
-                        yield ParallelLayout(
-                            data=data,
-                            replicas=count // shards,
-                            shards=shards,
-                            tp=tp,
-                            pp=pp,
-                            ep=ep,
-                            sequence_parallel=tp > 1,
-                            checkpoint=checkpoint,
-                        )
+                    yield ParallelLayout(
+                        data=data,
+                        replicas=count // shards,
+                        shards=shards,
+                        tp=tp,
+                        pp=pp,
+                        ep=ep,
+                        sequence_parallel=tp > 1,
+                    )
 
 
 def launch_flags(layout: ParallelLayout, batch: Batch) -> list[str]:

@@ -485,7 +485,8 @@ def _experts(
     visits = batch.tokens_each / layout.cp / split * architecture.top_k
     visits *= 1.0 if options.capacity is None else options.capacity
     itemsize = find_dtype(options.dtype).itemsize
-    size_bytes = math.ceil(visits * architecture.hidden * itemsize)
+    columns = architecture.expert_input or architecture.hidden
+    size_bytes = math.ceil(visits * columns * itemsize)
     numbers = SentCall("ep", _EXCHANGED, 8 * architecture.experts, "numbers of tokens", BLOCKS)
     there = SentCall("ep", _EXCHANGED, size_bytes, "tokens to experts", SHARED_EXPERTS)
     back = SentCall("ep", _EXCHANGED, size_bytes, "results of experts", SHARED_EXPERTS)

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_ns
+from torchcoll.core.units import counted, format_ns, shorten
 from torchcoll.parts.curves.predictor import Ends
 from torchcoll.parts.training.config_projection import (
     TIGHT,
@@ -111,6 +111,7 @@ def layouts_answer(comparison: LayoutComparison) -> Answer:
     if alike := _overlapping(comparison.rows, best[0]):
         *others, last = alike
         named = f"{', '.join(others)} and {last}" if others else last
+        named = shorten(alike, _BEST) if len(alike) > _BEST else named
         measure = "fast" if step.step_ns else "short"
         text += f"; {named} may be as {measure} (the 90 % intervals overlap)"
     if len(best) > 1:
@@ -118,7 +119,7 @@ def layouts_answer(comparison: LayoutComparison) -> Answer:
         if len(costs) == 1:
             text += f"; {costs[0][0]} needs less memory ({costs[0][1]})"
         else:
-            listed = ", ".join(f"{name} ({cost})" for name, cost in costs)
+            listed = shorten([f"{name} ({cost})" for name, cost in costs], _BEST)
             text += f"; these need less memory: {listed}"
     if comparison.measured is not None:
         old, new = (

@@ -15,8 +15,10 @@
 - Full checkpointing keeps the input of each layer, and one whole layer that is computed again.
   Selective checkpointing (torchtitan's ``op``) keeps half of the outputs of the matrices, and that
   of attention.
-- Logits: in the type of the activations, in float32, and their gradient in float32: 10 bytes each;
-  6 in Megatron-LM, whose cross entropy works in place.
+- With sequence parallelism DTensor keeps the gathered inputs of both halves of a layer, whole on
+  each rank of tp; Megatron-LM gathers them again.
+- Logits: in the loss of torch their logarithm, its gradient and that of the logits in float32: 12
+  bytes each; 6 in Megatron-LM, whose cross entropy works in place.
 - In the pipeline as many micro-batches as are in flight (Megatron-LM,
   megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches, and
   torch.distributed.pipelining).
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from torchcoll.parts.training.config_plan import StagePlan
 
 UNFUSED = 0.45  # of the activations of fused layers
-_LOGIT_BYTES, _LOGIT_BYTES_IN_PLACE = 10, 6
+_LOGIT_BYTES, _LOGIT_BYTES_IN_PLACE = 12, 6
 
 
 def stage_memory(stage: StagePlan) -> Memory:
@@ -178,5 +180,6 @@ def _layer_bytes(stage: StagePlan, block: ModelBlock) -> float:
         split += 3.0 * visits * stage.architecture.expert_columns
     whole, split = 2 * whole, 2 * split  # bytes of a token
     if stage.layout.sequence_parallel:
-        return (whole + split) / tp * _token_bytes(stage)
+        gathered = 0.0 if stage.layout.data == ZERO1 else 4.0 * hidden
+        return (gathered + (whole - gathered + split) / tp) * _token_bytes(stage)
     return (whole + split / tp) * _token_bytes(stage)

@@ -89,7 +89,7 @@ def plan(
       by default ``"1x8192"``.
     - machine: what ``fit_model`` returned, a file of ``torchcoll model fit``, or the name of a
       machine that others measured, such as ``"8xH100"``. Without it there are no times.
-    - mfu: the share of the GPU's peak at which a step computes; by default 0.35 to 0.55.
+    - mfu: the share of the GPU's peak at which a step computes; by default a range.
     - step_ms: the computation of a step in ms, forward and backward, without checkpointing, in
       place of mfu.
     - measured: a captured Traffic of real steps, its file or folder, which corrects the times.
@@ -217,6 +217,11 @@ _PEAK = {
 }
 
 
+# MFU of the computation: value, least, most, as in published runs
+# (results/benchmarks/published-runs-2026-11-28.txt). The A100's power allows more of its peak.
+_SHARES, _SHARES_OF = (0.45, 0.35, 0.6), {"A100": (0.65, 0.55, 0.75)}
+
+
 def _computing(
     machine: Predictor | None, mfu: float | None, step_ms: float | None
 ) -> Computing | None:
@@ -232,13 +237,14 @@ def _computing(
         value = given[names[0]]
         expected = "a machine with it, which gives the times of the calls"
         raise UsageError(names[0], value, expected, "--machine list names them.")
-    peak = None
+    peak, shares = None, _SHARES
     if isinstance(machine, PublishedMachine):
         peak = _PEAK.get(machine.links.gpu)
+        shares = _SHARES_OF.get(machine.links.gpu, _SHARES)
     if step_ms is not None:
         return Computing(1e6 * _positive(step_ms, "step_ms"), peak=peak)
     if mfu is None:
-        return Computing(peak=peak) if peak else None
+        return Computing(shares=shares, peak=peak) if peak else None
     share = _positive(mfu, "mfu")
     share = share / 100 if share > 1 else share
     if share > 1:
@@ -391,10 +397,12 @@ def _compare(
             setting.training,
             computing,
             None if memory_gb is None else 1e9 * memory_gb,
+            search=text == FIND,
         )
         if of_gpu is not None:
-            text = f"memory of a GPU: {of_gpu:g} GB by its data sheet; --memory-gb for another size"
-            comparison.notes.append(text)
+            comparison.notes.append(
+                f"memory of a GPU: {of_gpu:g} GB by its data sheet; --memory-gb for another size"
+            )
         return comparison
 
     if captured is None or setting.machine is None:
