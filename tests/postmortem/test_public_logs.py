@@ -1,8 +1,8 @@
 """48 logs of dead jobs from public threads, and what each should lead to.
 
-Names, addresses and figures are changed, and the logs are shortened to the lines that matter and some
-noise. ``public/truth.jsonl`` was written from the threads before the code that answers them. It has
-one line for each log:
+Names, addresses and figures are changed, and the logs are shortened to the lines that matter and
+some noise. ``public/truth.jsonl`` was written from the threads before the code that answers them.
+It has one line for each log:
 
 - thread: where the log comes from.
 - ranks: ranks that an answer may name as the cause; may: ranks that it may name beside these.

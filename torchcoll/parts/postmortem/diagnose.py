@@ -75,7 +75,10 @@ def _has_endings(job: JobEvidence, diagnosis: Diagnosis) -> bool:
 
 
 _MOST_LINES = 4  # of one kind
-_UNDECIDED = ("killed", "out_of_memory", "disk_full", "node_failed", "exception", "exit", "stack")
+_UNDECIDED = (
+    *("killed", "out_of_memory", "disk_full", "node_failed", "exception", "exit", "stack"),
+    "warning",
+)
 
 
 def diagnose(job: JobEvidence) -> Diagnosis:
@@ -99,6 +102,7 @@ def diagnose(job: JobEvidence) -> Diagnosis:
         absence_rules.left_nothing,
         text_rules.missing_from_reports,
         end_rules.link,
+        text_rules.raised_by_a_rank,
         text_rules.hinted_by_text,
         end_rules.canceled,
         end_rules.ended_well,

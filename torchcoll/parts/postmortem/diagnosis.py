@@ -250,6 +250,7 @@ def remedy_of(diagnosis: Diagnosis) -> str:
         entry = known_text(quoted[0]) if quoted else None
         if entry is not None and not entry.weak and "{" not in entry.remedy:
             return entry.remedy
+    quoted = quoted or texts
     if kind == "exception" and quoted and (place := re.search(r" \[(\S+:\d+) \S+\]$", quoted[0])):
         return f"fix {place[1]}"
     if kind == "killed":
