@@ -15,7 +15,7 @@ from torchcoll.parts.postmortem.diagnosis import (
     rank_names,
     remedy_of,
 )
-from torchcoll.parts.postmortem.evidence import RAS_KINDS, JobEvidence
+from torchcoll.parts.postmortem.evidence import LOGS, RAS_KINDS, JobEvidence
 from torchcoll.parts.postmortem.job_facts import (
     JobFacts,
     name_most_common_wait,
@@ -45,6 +45,7 @@ def what_to_collect(job: JobEvidence, diagnosis: Diagnosis, standings: Standings
             lines.append(_WHAT_ENDED)
         return lines
     logged = {event.rank for event in job.events if event.kind not in RAS_KINDS}
+    logged |= {rank for file in job.files if file.what in LOGS for rank in file.ranks}
     missing = [rank for rank in standings.ranks if rank not in standings.recorded]
     reliable = any(call.reliable_state for call in job.calls)
     if not standings.recorded or not reliable:
@@ -120,6 +121,8 @@ def diagnose(job: JobEvidence) -> Diagnosis:
     if not diagnosis.nodes:
         named = [job.nodes[rank] for rank in diagnosis.culprits if rank in job.nodes]
         diagnosis.nodes = tuple(dict.fromkeys(named))
+    if diagnosis.kind == "none":
+        diagnosis.details += call_rules.survived_differences(facts)
     _add_complaints(facts, diagnosis)
     _add_ras(facts, diagnosis)
     _add_contradictions(facts, diagnosis)

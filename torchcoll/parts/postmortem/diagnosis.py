@@ -268,6 +268,9 @@ def remedy_of(diagnosis: Diagnosis) -> str:
         )
     if kind in _REMEDIES:
         return _REMEDIES[kind]
+    if kind == "stopped" and diagnosis.culprits:
+        names = rank_names(diagnosis.job, diagnosis.culprits)
+        return f"look at what {names} did: log, node, and while it hangs its stack (py-spy dump)"
     return f"collect {diagnosis.collect_next[0]}" if diagnosis.collect_next else ""
 
 

@@ -44,6 +44,7 @@ EVENT_KINDS = (
     "warning",  # of NCCL or oneCCL, that no other kind fits
     "all_answered",  # NCCL's RAS got an answer from all ranks, and has nothing to report
 )
+LOGS = ("stderr", "stdout", "log")  # kinds of files in which a rank itself speaks
 # Errors of a rank itself, which end it if nobody handles them.
 ENDED_BY_ITSELF = ("exception", "out_of_memory", "disk_full")
 # What RAS says of a rank. It is not what the rank itself, or its launcher, writes.

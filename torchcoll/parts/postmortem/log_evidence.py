@@ -131,7 +131,7 @@ def _scan(scan: log_lines.LogScan, path: Path, reader: log_lines.LineReader) -> 
         for literal, pattern, handle in HANDLERS:
             if literal in text and (match := pattern.search(text)):
                 handle(scan, line, match)
-    for part in (tracebacks, nccl, ras, pod, banner):
+    for part in (tracebacks, table, nccl, ras, pod, banner):
         part.end()
     _settle(scan)
     scan.evidence.events = _without_survived(scan.evidence.events, path, reader, scan)

@@ -62,7 +62,7 @@ def _urgency(diagnosis: Diagnosis) -> int:
 def answer_of(diagnosis: Diagnosis, folder: FolderEvidence) -> Answer:
     level = "bad"
     if diagnosis.kind == "none":
-        level = "good"
+        level = "doubt" if diagnosis.details else "good"
     elif diagnosis.kind == "unknown" or not (diagnosis.culprits or diagnosis.nodes):
         level = "doubt"
     worst = tuple(f"rank {rank}" for rank in diagnosis.culprits)
