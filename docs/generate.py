@@ -123,7 +123,7 @@ def commands() -> Iterator[str]:
     modules = ", ".join(f"`{entry.module}`" for entry in COLLECTIVES.values())
     yield f"The modules of `torchcoll` are {modules},"
     yield "and `suite` for several collectives in one run. Only `suite` has `--collectives` and"
-    yield from ("`--traffic`. Short options have the letters of nccl-tests.", "")
+    yield from ("`--traffic`. Short options are named as in nccl-tests.", "")
     for group in ranks._action_groups:
         if group._group_actions and group.title in ("what to measure", "how to measure", "output"):
             yield from (f"### {group.title.capitalize()}", "")
@@ -225,8 +225,8 @@ _EXIT_CODES = (
         "2",
         "USAGE",
         "an option or argument that is not valid, inputs that do not fit each other, too few runs; "
-        "`check --gate` for a run without a reference; `compare --fail-on` where a case looks "
-        "twice as slow and is not decided",
+        "`check --gate` for CANNOT TELL or a run without a reference; `compare --fail-on "
+        "slower` that cannot tell ([when](../compare.md#a-gate))",
     ),
     (
         "3",

@@ -102,17 +102,11 @@ def main() -> None:
             training.step(model)
             traffic.step()
 
-    # 2. The same calls alone, on all ranks.
-    alone = torchcoll.run(traffic.spec(max_time_s=0.1))
-
-    # 3. What it cost.
+    # 2. What it cost: time, waiting and transfer of each call.
     if dist.get_rank() == 0:
-        together = torchcoll.Traffic.load(folder)
-        torchcoll.show(together)
-        if dist.get_world_size() > 1:  # one rank communicates nothing
-            torchcoll.show(torchcoll.cost(together, alone))
+        torchcoll.show(torchcoll.Traffic.load(folder))
 
-    # 4. Real steps decide; better in more rounds, and in several runs.
+    # 3. Real steps decide; better in more rounds, and in several runs.
     module = model.module
     del model
     found = torchcoll.try_buckets(

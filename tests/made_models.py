@@ -9,6 +9,9 @@ import handmade
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import Run
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.parts.training.captured_plan import plan_traffic
+from torchcoll.parts.training.projection import Computation
 
 STEP_NS, LAUNCH_NS, GBPS = 2000.0, 5000.0, 10.0
 _PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
@@ -42,3 +45,22 @@ def runs(
                 results.append(handmade.result(count, case=case, time_ns=samples))
         made_runs.append(handmade.run(*results, ranks=count))
     return made_runs
+
+
+def even_buckets(size_bytes, ranks):
+    """One step of DDP: a bucket of 1 MiB, then even ones of at most 25 MiB."""
+    first, most = min(size_bytes, 1 << 20), 25 << 20
+    rest = size_bytes - first
+    count = -(-rest // most)
+    sizes = [first, *([rest // count] * count if count else [])]
+    calls = [
+        TrafficCall("all_reduce", n, n, "bfloat16", "sum", group="dp", asynchronous=True)
+        for n in sizes
+    ]
+    return Traffic("plan", ranks, {0: calls}, {"dp": Group("dp", tuple(range(ranks)))})
+
+
+def planned_buckets(machine, size_bytes, ranks, compute_ns=None):
+    """The plan of such a step, on these numbers of ranks."""
+    compute = None if compute_ns is None else Computation((compute_ns,) * 3)
+    return plan_traffic(machine, even_buckets(size_bytes, ranks[0]), ranks, compute)

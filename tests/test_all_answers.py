@@ -75,8 +75,8 @@ OTHERS = (
     "model validate H200 --predicted results/simulator-hgx-h100/analytical.csv",
     "model predict 8xH100 --sizes 1M,1G --ranks 8..64",
     "model predict list",
-    "plan --config llama-3-8b --parallel fsdp=64 --machine 8xH100",
-    "plan --config llama-3-8b --parallel dp=8,tp=8 --machine 8xH100",
+    "plan llama-3-8b --parallel fsdp=64 --machine 8xH100",
+    "plan llama-3-8b --parallel dp=8,tp=8 --machine 8xH100",
     "gradients --machine 8xH100",
 )
 # These measure, start runs, or draw a picture or a page.

@@ -121,7 +121,7 @@ def test_a_file_is_answered_by_the_command_that_fits(name, tmp_path, capsys):
     path.write_text(content)
     assert main([str(path)]) == 0
     out, err = capsys.readouterr()
-    arguments = "--ranks 8 --config " if command == "plan" else ""
+    arguments = "--ranks 8 " if command == "plan" else ""
     assert answered_by(out) == [f"{command} {arguments}{path}"], err
     assert says in out.split("\n\n")[0].replace("\n  ", " ")
     assert "error" not in err
@@ -173,7 +173,7 @@ def test_what_nobody_reads_says_what_was_seen_and_one_thing_to_try(tmp_path, cap
     assert main([str(path)]) == 3
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert "'The fog comes'" in err and "torchcoll convert FILE --map size=NAME" in err
+    assert "It begins with 'The fog comes'." in err
     good = tmp_path / "osu.txt"
     good.write_text(OSU)
     assert main([str(path), str(good)]) == 3
@@ -184,7 +184,7 @@ def test_what_nobody_reads_says_what_was_seen_and_one_thing_to_try(tmp_path, cap
 def test_a_reason_of_the_reader_is_said(tmp_path, capsys):
     """Times of two ranks: the reader knows the format, and what to do instead."""
     path = tmp_path / "rows.txt"
-    path.write_text("# OSU MPI Latency Test v7.4\n# Size      Latency (us)\n1      1.51\n")
+    path.write_text("# OSU MPI Multi Latency Test v7.4\n# Size    Latency (us)\n1      1.51\n")
     assert main([str(path)]) == 3
     err = capsys.readouterr().err
     assert "expected results of a benchmark" not in err and "pairs" in err
@@ -193,3 +193,56 @@ def test_a_reason_of_the_reader_is_said(tmp_path, capsys):
 def test_a_word_that_is_no_path_is_an_unknown_command(capsys):
     assert main(["nosuchthing"]) == 2
     assert "command: got nosuchthing" in capsys.readouterr().err
+
+
+def test_the_line_that_came_nearest_is_shown(tmp_path, capsys):
+    path = tmp_path / "mine.txt"
+    path.write_text("my benchmark\nchunk 12 5.2 17.3\nbye\n")
+    assert main([str(path)]) == 3
+    err = capsys.readouterr().err
+    assert "Line 2 came nearest: 'chunk 12 5.2 17.3'." in err
+    assert f"torchcoll convert {path} --map size=NAME,time=NAME" in err
+
+
+def test_without_a_path_it_says_what_is_here_and_what_is_next(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([]) == 0
+    first, machine, following = capsys.readouterr().out.splitlines()
+    assert first == "in this folder: nothing that torchcoll reads"
+    assert machine.startswith("on this machine: ") and "core" in machine
+    assert following.startswith("next: torchrun --nproc-per-node ")
+    for name in ("watchdog", "nccl-tests", "osu"):
+        (tmp_path / f"{name}.txt").write_text(FILES[name][0])
+    assert main([]) == 0
+    first, _, following = capsys.readouterr().out.splitlines()
+    assert "2 files for torchcoll show" in first and "1 file for torchcoll postmortem" in first
+    assert following.startswith("next: torchcoll . ")
+
+
+ISSUE = """\
+Slower since the upgrade, and then it hangs.
+
+**NCCL 2.27**
+```
+{before}```
+**NCCL 2.30**
+```
+{after}```
+```
+{log}```
+"""
+
+
+def test_each_part_of_an_issue_is_answered(tmp_path, capsys, monkeypatch):
+    after = NCCL_TESTS.replace("95.32   88.00  154.00", "190.64   44.00   77.00")
+    text = ISSUE.format(before=NCCL_TESTS, after=after, log=NCCL_LOG)
+    path = tmp_path / "issue.txt"
+    path.write_text(text)
+    assert main([str(path)]) == 0
+    out = capsys.readouterr().out
+    assert answered_by(out) == [f"compare {path}", f"log {path}"]
+    assert "NCCL 2.30 looks slower than NCCL 2.27" in out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    monkeypatch.setattr("torchcoll.core.stdin._stdin", [])
+    assert main(["-"]) == 0
+    assert answered_by(capsys.readouterr().out) == ["compare -", "log -"]

@@ -109,7 +109,7 @@ def test_a_config_of_a_model(tmp_path):
     }
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    done = command("plan", "--config", path, "--parallel", "dp=8", "--batch", "1x8192")
+    done = command("plan", path, "--parallel", "dp=8", "--batch", "1x8192")
     assert done.returncode == 3
     assert done.stderr == (
         "torchcoll: error: config: got num_hidden_layers = 90000000, expected at most 10000 "

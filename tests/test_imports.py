@@ -93,7 +93,6 @@ ON_RANKS = {
         f"parts/training/{name}"
         for name in (
             "bucket_trial",
-            "buckets",
             "call_ends",
             "capture",
             "decode",
@@ -220,7 +219,7 @@ def test_every_package_is_in_the_table():
         ("parts/curves/x.py", "import pandas", False),
         ("parts/curves/x.py", "def f():\n    import torch", True),
         ("parts/curves/x.py", "from torchcoll.report import grid", True),
-        ("parts/curves/x.py", "from torchcoll.parts.training import cost", True),
+        ("parts/curves/x.py", "from torchcoll.parts.training import plans", True),
         ("parts/curves/scaling_show.py", "from torchcoll.report import grid", False),
         ("parts/curves/command.py", "def f():\n    from torchcoll.reading import registry", False),
         ("parts/training/x.py", "import torch", True),
@@ -231,7 +230,11 @@ def test_every_package_is_in_the_table():
         ("report/x.py", "def f():\n    import torch", True),
         ("questions/show/x.py", "def f():\n    from torchcoll.parts.fleet import address", True),
         ("questions/show/command.py", "def f():\n    from torchcoll.parts.fleet import read", True),
-        ("parts/fleet/command.py", "def f():\n    from torchcoll.parts.training import cost", True),
+        (
+            "parts/fleet/command.py",
+            "def f():\n    from torchcoll.parts.training import capture",
+            True,
+        ),
         ("cli.py", "from torchcoll.bench import main", True),
         ("cli.py", "def f():\n    from torchcoll.bench import main", False),
         ("allreduce.py", "from torchcoll.bench.main import main", False),
@@ -342,15 +345,14 @@ def test_the_check_of_what_is_loaded_sees_it():
     assert loaded_by("numpy") == ["numpy"]
 
 
-PUBLIC = ["Algorithms", "BucketPlan", "Case", "Cold", "Comparison"]
-PUBLIC += ["Cost", "FittedModel", "LayoutComparison", "Plan", "Prediction", "Run", "Scaling"]
-PUBLIC += ["ShardPlan", "Spec", "TorchcollError", "Traffic", "TrafficComparison"]
+PUBLIC = ["Algorithms", "Case", "Cold", "Comparison"]
+PUBLIC += ["FittedModel", "LayoutComparison", "Plan", "Prediction", "Run", "Scaling"]
+PUBLIC += ["Spec", "TorchcollError", "Traffic", "TrafficComparison"]
 PUBLIC += ["Transitions"]
 PUBLIC += ["Trial", "Verdict"]
-PUBLIC += ["algorithms", "capture", "check", "cold", "compare", "cost"]
+PUBLIC += ["algorithms", "capture", "check", "cold", "compare", "compare_plans"]
 PUBLIC += [
     "fit_model",
-    "gradient_buckets",
     "load",
     "plan",
     "plot",
@@ -359,7 +361,6 @@ PUBLIC += [
     "run",
     "save",
     "scaling",
-    "shard_traffic",
     "show",
 ]
 PUBLIC += ["table", "transitions", "try_buckets"]

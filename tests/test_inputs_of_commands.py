@@ -47,9 +47,8 @@ READERS = {
     "trace": "trace @",
     "gradients": "gradients @ --machine 8xH100",
     "gradients --machine": "gradients capture.jsonl --machine @",
-    "plan --config": "plan --config @ --parallel dp=8 --machine 8xH100",
-    "plan --machine": "plan --config llama-3-8b --parallel fsdp=8 --machine @",
-    "plan --traffic": "plan --traffic @ --machine 8xH100",
+    "plan": "plan @ --machine 8xH100",
+    "plan --machine": "plan llama-3-8b --parallel fsdp=8 --machine @",
 }
 # These read no file that exists already, or run on the ranks.
 OTHERS = {"run", "doctor", "versus", "bisect", "matrix", "replay"}
@@ -57,7 +56,7 @@ OTHERS = {"run", "doctor", "versus", "bisect", "matrix", "replay"}
 USABLE = {
     "headless.jsonl": {"show", "show --reference", "check", "convert", "report", "postmortem"}
     | {"fleet", "collect"},
-    "capture.jsonl": {"show", "report", "postmortem", "trace", "gradients", "plan --traffic"},
+    "capture.jsonl": {"show", "report", "postmortem", "trace", "gradients", "plan"},
     "store.sqlite": {
         "report",
         "check --baseline",

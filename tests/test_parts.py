@@ -113,7 +113,7 @@ def test_a_part_can_be_taken_away(tmp_path, whole, without):
 
 
 def test_a_command_that_needs_a_part_that_is_away_says_so(tmp_path):
-    plan = ["plan", "--config", "llama-3-8b", "--parallel", "fsdp=64", "--machine", "8xH100"]
+    plan = ["plan", "llama-3-8b", "--parallel", "fsdp=64", "--machine", "8xH100"]
     code, out, err = told(linked(tmp_path, {"curves"}), tmp_path, [plan])["ended"][0]
     assert (code, out) == (4, "")
     assert err == (

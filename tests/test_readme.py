@@ -264,7 +264,7 @@ def test_what_the_example_of_ddp_prints(readers: Callable[[str], Reader]) -> Non
     assert size_bytes == 3371 << 10
     assert "1 all_reduce 3371K float32 in place of" in first  # the first step
     assert "3.29 MiB put in by a rank" in first
-    assert len(re.findall(r"\nrank  calls .* last in ", first)) == 1  # who came last, of cost
+    assert re.search(r"\n +in  a step   a step    a step .* a step ", first)  # time and transfer
     assert "bucket_cap_mb=" in first
     assert sorted(path.name for path in (reader.copy / "traffic").glob("traffic-*")) == [
         "traffic-rank0.jsonl",
@@ -324,7 +324,7 @@ def test_options_that_the_pages_name_exist() -> None:
     known |= {"--no-deps", "--no-index", "--find-links"}
     known.add("--token")  # of any program: what is masked
     # analyze_perf_json.py of nccl-tests, py-spy, and more of torchrun.
-    known |= {"--straggler", "--spikes", "--iter", "--pid", "--log-dir", "--redirects"}
+    known |= {"--straggler", "--spikes", "--iter", "--pid", "--log-dir", "--redirects", "--tee"}
     for page, text in PAGES.items():
         assert set(options.findall(text)) - known == set(), page
 
@@ -396,7 +396,7 @@ def test_the_readme_shows_lines_of_its_run(
 
 
 def test_the_readme_is_short() -> None:
-    assert 500 <= len(README.split()) <= 700
+    assert 500 <= len(README.split()) <= 720
 
 
 # Programs.

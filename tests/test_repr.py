@@ -45,10 +45,6 @@ def forced(algorithm):
     return run
 
 
-def buckets():
-    return torchcoll.gradient_buckets(Small(), bucket_cap_mb=0.01)
-
-
 def sent(count=5000):
     calls = {
         rank: [
@@ -78,13 +74,6 @@ def drawn(tmp_path):
     return torchcoll.plot(launch(), tmp_path / "a.svg")
 
 
-def shards():
-    import torch
-
-    with torch.device("meta"):
-        return torchcoll.shard_traffic(Small(), nn.Linear, 2)
-
-
 RESULTS = {
     "Run": lambda path: launch(),
     "CaseResult": lambda path: launch().results[0],
@@ -98,9 +87,8 @@ RESULTS = {
     "FittedModel": lambda path: torchcoll.fit_model([launch(2), launch(4)]),
     "MachineModel": lambda path: torchcoll.fit_model(launch(2)).model,
     "Algorithms": lambda path: torchcoll.algorithms([forced("Ring"), forced("Tree")]),
-    "Cost": lambda path: torchcoll.cost(sent(), launch()),
-    "BucketPlan": lambda path: buckets(),
-    "ShardPlan": lambda path: shards(),
+    "Plan": lambda path: torchcoll.plan("gpt2", "dp=8"),
+    "LayoutComparison": lambda path: torchcoll.compare_plans("gpt2", "dp,fsdp", ranks=8),
     "WrittenPicture": drawn,
 }
 

@@ -7,8 +7,7 @@ import inspect
 
 import pytest
 from error_form import error_text
-from test_repr import Small, forced, launch, sent
-from torch import nn
+from test_repr import forced, launch, sent
 
 import torchcoll
 from torchcoll.core.errors import TorchcollError, UsageError
@@ -19,15 +18,13 @@ WORKING = {
     "algorithms": lambda: {"sources": [forced("Ring"), forced("Tree")]},
     "check": lambda: {"source": run()},
     "compare": lambda: {"base": run(), "new": run(slower=1.5)},
-    "cost": lambda: {"traffic": sent(100), "run": run()},
     "fit_model": lambda: {"sources": [run()]},
-    "gradient_buckets": lambda: {"model": Small()},
-    "plan": lambda: {"config": "gpt2", "parallel": "dp=8"},
+    "compare_plans": lambda: {"model": "gpt2", "layouts": "dp,fsdp", "ranks": 8},
+    "plan": lambda: {"model": "gpt2", "parallel": "dp=8"},
     "plot": lambda: {"what": run(), "path": "picture.svg"},
     "predict": lambda: {"machine": "8xH100", "collective": "all_reduce", "size": "1M", "ranks": 8},
     "save": lambda: {"run": run(), "path": "run.jsonl"},
     "scaling": lambda: {"sources": [run(2), run(4)]},
-    "shard_traffic": lambda: {"model": Small(), "wrap": nn.Linear, "ranks": 2},
     "show": lambda: {},
     "table": lambda: {"source": run()},
 }
@@ -39,8 +36,8 @@ IN_A_GROUP = ("capture", "try_buckets")
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in IN_A_GROUP])
 def test_a_wrong_first_argument(name):
     further = {"save": ["run.jsonl"]}
-    further |= {"cost": [run()], "predict": ["all_reduce", "1M", 8]}
-    further |= {"shard_traffic": [nn.Linear, 2]}
+    further |= {"predict": ["all_reduce", "1M", 8]}
+    further |= {"compare_plans": ["dp,fsdp"]}
     with pytest.raises(TorchcollError, match=r"got object, expected \w"):
         getattr(torchcoll, name)(object(), *further.get(name, []))
 
@@ -72,7 +69,9 @@ def test_the_error_says_what_to_do():
     ):
         torchcoll.run(traffic)
     for function in (torchcoll.plot, torchcoll.scaling):
-        with pytest.raises(UsageError, match=r"got Traffic, .*torchcoll\.cost\(traffic, run\)"):
+        with pytest.raises(
+            UsageError, match=r"got Traffic, .*torchcoll\.compare\(traffic, traffic\)"
+        ):
             function(traffic)
     with pytest.raises(UsageError, match=error_text("file", "Traffic", "a path")):
         torchcoll.load(traffic)

@@ -1,6 +1,6 @@
 """``torchcoll PATH...``: what is this, and what does it say?
 
-The command is found by the content of the files.
+The command is found by the content of the files. Without a path: what is here, and what is next?
 """
 
 from __future__ import annotations
@@ -11,23 +11,27 @@ import io
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
-from torchcoll.core.errors import ExitCode, ForeignError, UnreadableError, one_line, tell
-from torchcoll.core.opening import files_in
+from torchcoll.core.errors import ExitCode, UnreadableError, one_line, tell
+from torchcoll.core.opening import files_in, read_regular
 from torchcoll.core.other_commands import begin_of, end_of, reading_commands
 from torchcoll.core.parts import functions_of
 from torchcoll.core.stdin import from_stdin, is_stdin
+from torchcoll.core.units import counted
 
 # The most urgent first: a dead job is told before what it measured.
-_URGENCY = ("postmortem", "pairs", "show", "trace", "history", "plan", "log")
+_URGENCY = ("postmortem", "pairs", "compare", "show", "trace", "history", "plan", "log")
 _MOST_FILES = 1000  # of a folder
-_EXCERPT = 100  # characters of a file that is not recognised
+_MOST_HERE = 200  # files of the current folder that are looked at
 # Commands that take one file, with their arguments before it; the others take all files at once.
-_BY_FILE = {"plan": ["--ranks", "8", "--config"]}
+_BY_FILE = {"plan": ["--ranks", "8"]}
 
 _OF_FOLDERS = ("postmortem",)  # the files of a dead job belong together
+_MOST_DOCUMENT = 4 << 20  # bytes of an issue whose parts are answered
 
 Main = Callable[[Sequence[str]], int]
 
@@ -55,8 +59,9 @@ def answer_paths(arguments: Sequence[str], main: Main) -> int:
         names = sorted(of_argument, key=_urgency)
         if not names:
             unread.append(argument)
-        # Of one file the most urgent answer; a folder has files of several kinds.
-        answering = names if os.path.isdir(argument) else names[:1]
+        # Of one file the most urgent answer; a folder, and an issue, has several kinds.
+        several = os.path.isdir(argument) or _is_document(argument)
+        answering = names if several else names[:1]
         also += [[name, argument] for name in names[len(answering) :]]
         for name in answering:
             by_command.setdefault(name, []).extend(of_argument[name])
@@ -70,7 +75,7 @@ def answer_paths(arguments: Sequence[str], main: Main) -> int:
             command = [name, *_BY_FILE.get(name, ()), *together]
             code, errors = _run(command, main)
             second = next((each for each in also if [each[1]] == together), None)
-            if code == ExitCode.UNREADABLE and second:
+            if code in (ExitCode.UNREADABLE, ExitCode.USAGE) and second:
                 also.remove(second)
                 command = second
                 code, errors = _run(command, main)
@@ -81,14 +86,14 @@ def answer_paths(arguments: Sequence[str], main: Main) -> int:
         try:
             load_all(expand(path))
         except UnreadableError as error:
-            reason = _unknown(path) if isinstance(error, ForeignError) else error
             if not lines and path == unread[-1]:
-                raise reason from None
-            tell(reason.line())
-            codes.append(int(reason.exit_code))
+                raise
+            tell(error.line())
+            codes.append(int(error.exit_code))
         else:
-            codes.append(main(["show", path]))
-            lines.append(shlex.join(["torchcoll", "show", path]))
+            name = _command_of_results(path)
+            codes.append(main([name, path]))
+            lines.append(shlex.join(["torchcoll", name, path]))
     print()
     for line in lines:
         print(f"answered by: {line}")
@@ -119,6 +124,8 @@ def _by_command(argument: str) -> dict[str, list[str]]:
         for name in _commands_of_file(path):
             files.setdefault(name, []).append(path)
     if not os.path.isdir(argument):
+        if "show" in files and _command_of_results(argument) == "compare":
+            files["compare"] = files.pop("show")
         return {name: [argument] for name in files}
     recognised = {path for paths in files.values() for path in paths}
     return {
@@ -141,21 +148,79 @@ def _files(argument: str) -> Iterator[str]:
         yield from sorted(glob.glob(argument, recursive=True))
 
 
+def _is_document(argument: str) -> bool:
+    """Whether an argument is an issue or a mail with several outputs between fences."""
+    (path, *more) = _files(argument)
+    return not more and len(_parts(path)) > 1
+
+
+def _parts(path: str) -> list[bytes]:
+    """The texts between the fences of an issue; [] of any other file."""
+    from torchcoll.reading.writers import document_parts
+
+    if not os.path.isfile(path) or os.path.getsize(path) > _MOST_DOCUMENT:
+        return []
+    lines = read_regular(path).decode(errors="replace").splitlines()
+    parts = document_parts(enumerate(lines, 1))
+    return ["\n".join(text for _, text in part.lines).encode() for part in parts]
+
+
+def _command_of_results(argument: str) -> str:
+    """``compare`` for a file with two tables, ``pairs`` for one of pairs, otherwise ``show``."""
+    from torchcoll.reading.inputs import load_all, two_tables
+
+    (path, *more) = _files(argument)
+    if more or os.path.getsize(path) > _MOST_DOCUMENT:
+        return "show"
+    try:
+        if two_tables(path):
+            return "compare"
+        pairs = any(run.source.get("format") == "pairs" for run in load_all([path]))
+    except UnreadableError:
+        return "show"
+    return "pairs" if pairs else "show"
+
+
 def _commands_of_file(path: str) -> list[str]:
-    """The commands that recognise the beginning or the end of a file."""
-    text = begin_of(path) + b"\n" + end_of(path)
+    """The commands that recognise the beginning or the end of a file, or a part of an issue."""
+    parts = _parts(path) or [begin_of(path) + b"\n" + end_of(path)]
+    found = [name for part in parts for name in _commands_of_text(path, part)]
+    return [*dict.fromkeys(found)]
+
+
+def _commands_of_text(path: str, text: bytes) -> list[str]:
     names = [name for reads in functions_of("answers", "reads") if (name := reads(path, text))]
     return [*dict.fromkeys([*names, *reading_commands(text)])]
 
 
-def _unknown(path: str) -> UnreadableError:
-    lines = begin_of(path).decode(errors="replace").splitlines() if os.path.isfile(path) else []
-    line = next((line.strip() for line in lines if line.strip()), "")
-    seen = f"{one_line(line)[:_EXCERPT]!r} in {path}" if line else path
-    return UnreadableError(
-        "file",
-        seen,
-        "results of a benchmark, a log of a library or of a job, a trace, or a topology",
-        "If it has columns of sizes and times: torchcoll convert FILE --map size=NAME,time_us=NAME "
-        "-o RUN.jsonl.",
-    )
+def describe_here() -> int:
+    """What is in this folder and on this machine, and the next command: three lines."""
+    files = [os.fspath(path) for path in files_in(Path()) if path.name[0] != "."]
+    kinds: dict[str, int] = {}
+    for path in files[:_MOST_HERE]:
+        for name in _commands_of_file(path)[:1]:
+            kinds[name] = kinds.get(name, 0) + 1
+    runs = len(glob.glob("torchcoll-runs/*.jsonl"))
+    parts = [f"{counted(number, 'file')} for torchcoll {name}" for name, number in kinds.items()]
+    parts += [f"{counted(runs, 'result file')} in torchcoll-runs"] if runs else []
+    print(f"in this folder: {', '.join(parts) or 'nothing that torchcoll reads'}")
+    gpus = _gpus()
+    cores = counted(os.cpu_count() or 1, "core")
+    torch = "torch is installed" if find_spec("torch") else "torch is not installed"
+    print(f"on this machine: {', '.join([*gpus, cores]) if gpus else f'no GPU, {cores}'}; {torch}")
+    ranks = sum(int(text.split()[0]) for text in gpus) or 2
+    measure = f"torchrun --nproc-per-node {ranks} -m torchcoll.allreduce"
+    command = "torchcoll ." if kinds else "torchcoll torchcoll-runs" if runs else measure
+    print(f"next: {command} (torchcoll --help lists all commands)")
+    return int(ExitCode.OK)
+
+
+def _gpus() -> list[str]:
+    """``8 x NVIDIA H100 80GB HBM3``, by the drivers' files."""
+    names = []
+    for path in glob.glob("/proc/driver/nvidia/gpus/*/information"):
+        with contextlib.suppress(OSError):
+            lines = Path(path).read_text(errors="replace").splitlines()
+            names += [x.partition(":")[2].strip() for x in lines if x.startswith("Model:")][:1]
+    names += ["AMD GPU"] * len(glob.glob("/sys/class/kfd/kfd/topology/nodes/*/mem_banks/0"))
+    return [f"{number} x {one_line(name)}" for name, number in Counter(names).items()]

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from torchcoll import __version__
-from torchcoll.answering import answer_paths, are_paths
+from torchcoll.answering import answer_paths, are_paths, describe_here
 from torchcoll.core import errors
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.opening import DISK_REFUSES, not_written
@@ -31,9 +31,7 @@ _LIBRARIES = ("defusedxml", "numpy", "pandas", "rich", "scipy", "shtab", "torch"
 _INTERRUPTED = 128 + 2  # SIGINT
 _TO_MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce"
 # What is looked for among the commands, but is a function -> what to write instead.
-_FUNCTIONS = {
-    "cost": "cost is a function of Python: torchcoll.cost(capture, run), see docs/gradients.md."
-}
+_FUNCTIONS = {"cost": "torchcoll trace CAPTURE shows what the calls of a training cost."}
 _BROKEN_PIPE = 128 + 13  # SIGPIPE: the exit code of other commands when `head` closes the pipe
 
 
@@ -169,8 +167,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     first = argv[0] if argv else ""
     available = _commands_on_ranks(first) or commands()
     if not argv:
-        argv = ["--help"]
-    elif first not in available and (first == "-" or not first.startswith("-")):
+        return argparse.Namespace(command="", run=lambda options: describe_here())
+    if first not in available and (first == "-" or not first.startswith("-")):
         if are_paths(argv):
             return argparse.Namespace(
                 command="", run=lambda options: answer_paths(argv, main), paths=argv

@@ -102,7 +102,7 @@ def test_against(path, tmp_path, capsys):
     save(launch(case_of(375)), tmp_path / "base.jsonl")
     assert main(["check", path, "--baseline", str(tmp_path / "base.jsonl")]) == 0
     assert last(capsys).startswith(
-        "WARN 80.0 % of the speed of base.jsonl, the median of 1 case in"
+        "WARN 80.0 % of the speed of base.jsonl in the median of 1 case in"
     )
     save(launch(case_of(375), device="NVIDIA H100"), tmp_path / "h100.jsonl")
     assert main(["check", path, "--baseline", str(tmp_path / "h100.jsonl")]) == 2
@@ -207,6 +207,17 @@ def test_junit(tmp_path, capsys):
     assert stated[2][1][0][1] == 'unsupported:  [2J <&"> '
     assert stated[4][1][0][1] == "wrong: wrong"
     capsys.readouterr()
+
+
+def test_a_warning_is_in_junit_although_the_test_passed(tmp_path):
+    save(launch(case_of(365), nvlinks=18, to_switch=True), tmp_path / "a.jsonl")
+    out = tmp_path / "junit.xml"
+    assert main(["check", str(tmp_path / "a.jsonl"), "--junit", str(out), "--gate"]) == 0
+    (suite,) = ElementTree.parse(out).getroot()
+    verdict, case = suite
+    assert suite.get("failures") == "0"
+    assert verdict.findtext("system-out").startswith("WARN 365 GB/s busbw at 1G, 77 % of NVLS")
+    assert len(case) == 0
 
 
 def test_junit_names_tell_cases_apart(tmp_path):

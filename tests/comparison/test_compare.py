@@ -99,8 +99,8 @@ def test_two_launches_a_side_are_not_judged():
     base, new = in_turn(make_runs([100_000, 101_000]), make_runs([290_000, 293_000]))
     assert results(base, new) == [("inconclusive", "2 runs a side")]
     assert answer_of(compare(base, new)).text == (
-        "new looks slower than base in 1 of 1 case: 1K 2.9x slower (not judged: only 2 runs of "
-        "each side; at least 3 are needed)"
+        "not judged (only 2 runs of each side; at least 3 are needed): new looks slower than base "
+        "in 1 of 1 case: 1K 2.9x slower"
     )
     assert results(base, make_runs([290_000] * 3)) == [("inconclusive", "2 runs in base")]
 
@@ -225,7 +225,8 @@ def test_a_number_in_the_answer_has_its_name():
         for ns in (100, 150)
     )
     assert answer_of(compare(base, new)).text.startswith(
-        "new looks slower than base in 2 of 2 cases: 1K root 0 1.50x slower, 1K root 1 1.50x "
+        "not judged (only 1 run of each side; at least 3 are needed): new looks slower than base "
+        "in 2 of 2 cases: 1K root 0 1.50x slower, 1K root 1 1.50x "
     )
 
 
@@ -237,8 +238,8 @@ def test_ratios_beyond_the_threshold_are_counted_without_a_test():
     answer = answer_of(found)
     assert answer.level == "doubt"
     assert answer.text == (
-        "new looks slower than base in 1 of 3 cases: 64 1.03x slower; faster in 1: 512 2.0x faster "
-        "(not judged: only 1 run of each side; at least 3 are needed)"
+        "not judged (only 1 run of each side; at least 3 are needed): new looks slower than base "
+        "in 1 of 3 cases: 64 1.03x slower; faster in 1: 512 2.0x faster"
     )
 
 

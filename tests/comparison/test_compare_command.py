@@ -390,8 +390,8 @@ def test_fit(folder, capsys):
     assert "latency and bandwidth (algbw): median over calls, max over ranks" in out
     assert "time = latency + size / bandwidth, as algbw\n" in out
     assert out.startswith(
-        "none of 2 cases differs by more than 2 % in latency or bandwidth (not judged: only 2 runs "
-        "of each side; at least 3 are needed)\n"
+        "not judged (only 2 runs of each side; at least 3 are needed): none of 2 cases differs by "
+        "more than 2 % in latency or bandwidth\n"
     )
     assert main(["compare", "x", "y", "--fit", "--format", "json"]) == 0
     fits = json.loads(capsys.readouterr().out)["fits"]
@@ -519,8 +519,9 @@ def test_what_only_one_side_has_is_told_in_short(folder, capsys):
     assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
-        "b lacks 2 of 9 cases (8, 32); the case does not differ by more than 2 % (not judged: only "
-        "1 run of each side; at least 3 are needed); a lacks 6 of 9 cases (64, 128, 256, ..., 2K)"
+        "b lacks 2 of 9 cases (8, 32); not judged (only 1 run of each side; at least 3 are "
+        "needed): the case does not differ by more than 2 %; a lacks 6 of 9 cases (64, 128, 256, "
+        "..., 2K)"
     )
     assert lines[-2:] == [
         "only in base: all_reduce: 8, 32",

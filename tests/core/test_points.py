@@ -362,7 +362,7 @@ def mesh() -> Traffic:
             {},
             "calls on 3 ways to divide the ranks",
             "one of them: groups='0,1,2,3' or groups='0,1;2,3' or groups='0,2;1,3'. "
-            "Measure each in a run of its own: torchcoll.cost takes a list of runs.",
+            "Measure each in a run of its own.",
         ),
         (
             {"groups": "0,3;1,2"},

@@ -8,6 +8,7 @@ import re
 import made_models
 import pytest
 from error_form import error_tail, error_text, got
+from made_models import even_buckets, planned_buckets
 from made_runs import measured, run
 
 from torchcoll import cli
@@ -19,7 +20,6 @@ from torchcoll.parts.curves.model import MachineModel
 from torchcoll.parts.curves.model_check import check_model
 from torchcoll.parts.curves.model_file import model_text
 from torchcoll.parts.curves.model_fit import fit_model, groups_at_once
-from torchcoll.parts.training.config_projection import project_parameters
 from torchcoll.report.header import kind_texts
 from torchcoll.stats.sides import Reading, side
 
@@ -297,18 +297,19 @@ def test_work_that_ended_before_the_calls_is_said():
     found = fit_model([worked(4, 1.5, covered=False)], concurrent=True)
     text = "in 7 of 7 cases the work ended before the calls"
     assert any(note.startswith(text) for note in found.notes)
-    plan = project_parameters(found.model, 1e6, [4], "float32", None)
+    plan = planned_buckets(found.model, 4_000_000, [4])
     assert any(note.startswith(text) for note in plan.notes)
 
 
 def test_a_plan_says_with_what_work(tmp_path, capsys):
     path = tmp_path / "machine.json"
+    even_buckets(2_000_000, 4).save(tmp_path / "traffic.jsonl")
     for concurrent in (True, False):
         path.write_text(model_text(fit_model([worked(4, 1.5)], concurrent=concurrent).model))
-        words = ["plan", "--machine", str(path), "--parameters", "1e6", "--ranks", "4"]
+        words = ["plan", str(tmp_path / "traffic.jsonl"), "--machine", str(path)]
         assert cli.main(words) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert " 4 ranks (dp=4) (3 MB per rank in 2 calls) takes " in lines[-1]
+        assert " 4 ranks (3 MB per rank in 2 calls) takes " in lines[-1]
         assert (" concurrent with matmul:1M" in lines[-1]) == concurrent
         assert lines[-1].endswith(" alone") != concurrent
         assert (

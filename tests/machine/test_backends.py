@@ -241,8 +241,8 @@ def test_nothing_else_imports_them(backend, bindings):
 
 
 MISSING = (
-    "Install oneccl_bindings_for_pytorch of the same minor version as torch (retired after 2.8): "
-    "see docs/measure.md."
+    "Install oneccl_bindings_for_pytorch of the same minor version as torch (retired after 2.8), "
+    "or build it for this torch: see docs/measure.md."
 )
 
 

@@ -14,6 +14,7 @@ from foreign_traces import CONFIG, entry
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_show import traffic_grids
 from torchcoll.parts.training.traffic_table import summarise_traffic
 from torchcoll.reading.torch_names import (
@@ -197,7 +198,7 @@ def test_gloo_configures_no_ranks(read):
 
 
 def shown(traffic) -> str:
-    return traffic_grids(traffic, summarise_traffic(traffic))[0].above[0]
+    return traffic_grids(traffic, summarise_traffic(Ledger(traffic)))[0].above[0]
 
 
 def test_a_gloo_dump_of_one_rank_lacks_the_number_of_ranks(read):

@@ -14,6 +14,7 @@ from foreign_traces import event, fields
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Traffic
+from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_show import traffic_grids
 from torchcoll.parts.training.traffic_table import summarise_traffic
 from torchcoll.reading.traces import read_traffic
@@ -88,10 +89,10 @@ def test_calls_without_a_size_are_counted_in_the_head(tmp_path):
     path.write_text(json.dumps({"traceEvents": events}))
     traffic = read_traffic([path])
     line = "2 of 3 calls have no size in the source: not included here"
-    assert line in traffic_grids(traffic, summarise_traffic(traffic))[0].above
+    assert line in traffic_grids(traffic, summarise_traffic(Ledger(traffic)))[0].above
     traffic.save(tmp_path / "traffic.jsonl")
     loaded = Traffic.load(tmp_path / "traffic.jsonl")
-    assert line in traffic_grids(loaded, summarise_traffic(loaded))[0].above
+    assert line in traffic_grids(loaded, summarise_traffic(Ledger(loaded)))[0].above
 
 
 def test_the_id_of_a_launch_is_not_that_of_an_operator(calls):

@@ -62,8 +62,6 @@ Communicators... (0.00s)
 OUTPUTS = [
     (NVBANDWIDTH, "nvbandwidth", "torchcoll.pairs"),
     (NVBANDWIDTH_JSON, "nvbandwidth", "torchcoll.pairs"),
-    (PERFTEST.format(title="RDMA_Write BW Test"), "perftest", "torchcoll.pairs"),
-    (PERFTEST.format(title="Send Bidirectional BW Test"), "perftest", "torchcoll.pairs"),
     (PERFTEST.format(title="RDMA_Read Latency Test"), "perftest", "torchcoll.pairs"),
     (RAS, "NCCL's RAS", "torchcoll postmortem"),
 ]

@@ -18,7 +18,6 @@ from torchcoll.core.summary import summarise
 from torchcoll.reading.base import collective_in
 from torchcoll.reading.inputs import load_all
 from torchcoll.reading.nccl_tests import version_text
-from torchcoll.reading.registry import importers
 
 
 def summary_rows(imported_file):
@@ -84,13 +83,13 @@ def test_what_load_refuses(in_tmp_path):
     Path("bin").write_bytes(b"\x7fELF\x02\x01\x01\x00")
     assert refused(UnreadableError, "bin") == error_text("file", "bin", "text; this one is binary")
     Path("prose").write_text("no table at all\n")
-    names = ", ".join(importers())
     assert refused(UnreadableError, "prose") == (
         error_text(
             "file",
             "prose",
-            f"a torchcoll result file, or output of {names}"
-            ". Force one with torchcoll convert --from; --map names the columns of a table.",
+            "a torchcoll result file, output of a benchmark, a log, or a trace. It begins with "
+            "'no table at all'. Give the lines of the benchmark itself, with the heading of its "
+            "table.",
         )
     )
     ours = Path(__file__).parents[2] / "results" / "h200-8gpu-kernels" / "nvidia.jsonl"

@@ -10,6 +10,7 @@ import tempfile
 import pytest
 from error_form import error_line, error_tail, got
 from foreign_files import ROW, SMALL, text
+from made_runs import measured, run
 
 from torchcoll.cli import main
 from torchcoll.core import stdin
@@ -79,6 +80,20 @@ def test_labels_name_the_files(folder, capsys):
 def test_label_and_path(folder, argument, expected):
     (folder / "a=b.txt").write_text(UNNAMED)
     assert split_label(argument) == expected
+
+
+def test_a_label_with_a_colon_selects_cases_as_in_compare(folder, capsys):
+    """plot drew the cases of both backends under each of the labels backend:gloo, backend:ccl."""
+    cases = [measured(50_000, backend=backend) for backend in ("gloo", "nccl")]
+    save(run(*cases), "both.jsonl")
+    assert {row["backend"] for row in rows(capsys, "show", "both.jsonl")} == {"gloo", "nccl"}
+    assert {row["backend"] for row in rows(capsys, "show", "backend:nccl=both.jsonl")} == {"nccl"}
+    for label, expected in (
+        ("backend:ccl", "a backend that some case has\n"),
+        ("x:gloo", "a field of a case before ':', such as backend:gloo\n"),
+    ):
+        assert main(["show", f"{label}=both.jsonl"]) == 2
+        assert capsys.readouterr().err == error_line("label", label, expected)
 
 
 def test_a_folder_with_another_file_shows_the_rest(folder, capsys):

@@ -13,11 +13,13 @@ from torchcoll.core.file import save
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.questions.check.limits import Phrase
-from torchcoll.questions.check.show import over_all
+from torchcoll.questions.check.measured_show import over_all
 from torchcoll.questions.show.show import show
 from torchcoll.report.many import same_cases
 
-NONE = "NO REFERENCE for gloo on cpu within one host: give one with torchcoll check --baseline RUN"
+NONE = (
+    "NO REFERENCE for gloo on cpu within one host: torchcoll check --baseline EARLIER-RUN gives one"
+)
 
 
 def timed(ns: int, host: str, name: str, ranks: int = 2, **changed):
@@ -80,11 +82,12 @@ def test_runs_of_the_same_cases_are_one_table_and_with_all_a_table_each():
     assert printed(*fleet(6), every=True).count(" correct\n") == 12
 
 
-def test_a_verdict_of_one_of_six_runs_comes_first():
+def test_a_warning_of_one_of_six_runs_follows_what_was_measured():
     runs = fleet(6)
     runs[1].events = [{"kind": "machine", "message": "n1: throttled"}]
     text = printed(*runs)
-    assert text.startswith("6 runs: 1 WARN (1.jsonl: n1: throttled); all_reduce on 2 gloo ranks ")
+    assert text.startswith("all_reduce on 2 gloo ranks takes 100 us at 1M ")
+    assert "; 1 WARN (1.jsonl: n1: throttled); " in " ".join(text.split())
     assert "; NO REFERENCE for gloo on cpu " in " ".join(text.split())
     first = text.partition("\n\n")[0]
     assert first.count("NO REFERENCE") == 1 and "throttled" not in text[len(first) : -len(first)]

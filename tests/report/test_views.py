@@ -133,7 +133,8 @@ def test_markdown(shown):
     assert answer == (
         "- all_reduce on 8 gloo ranks takes 1.00 ms and reaches 117 GB/s of busbw at 64M; "
         "1 of 1 case correct, 1 unsupported; time to first result 5.00 ms; "
-        "NO REFERENCE for gloo on cpu within one host: give one with torchcoll check --baseline RUN"
+        "NO REFERENCE for gloo on cpu within one host: torchcoll check --baseline EARLIER-RUN "
+        "gives one"
     )
     assert header.startswith("- torchcoll 0.1.0: all_reduce, float32, sum, in place\n- backend: ")
     assert table == (

@@ -25,7 +25,9 @@ the same buffers in every call
 first call 5.00 ms, steady after 2 calls
 low, high = p5, p95 within this run
 """
-NONE = "NO REFERENCE for gloo on cpu within one host: give one with torchcoll check --baseline RUN"
+NONE = (
+    "NO REFERENCE for gloo on cpu within one host: torchcoll check --baseline EARLIER-RUN gives one"
+)
 # 64M in 1 ms, times 2 x 7/8.
 ALL_REDUCE = "all_reduce on 8 gloo ranks takes 1.00 ms and reaches 117 GB/s of busbw at 64M"
 
@@ -817,12 +819,17 @@ def test_bad_choices_are_one_line(shown, choices, message):
     assert str(caught.value) == message
 
 
-def test_unknown_column_lists_the_known(shown):
+def test_an_unknown_column_names_the_nearest(shown):
     with pytest.raises(
         UsageError,
-        match=error_text("^columns", error_tail("speed", "all, or some of collective, ")),
+        match=error_text(
+            "^columns",
+            error_tail(
+                "size", "all, or names as --columns all prints them. Did you mean size_bytes?"
+            ),
+        ),
     ):
-        shown(run(result()), columns="size_bytes,speed")
+        shown(run(result()), columns="median_ns,size")
 
 
 def test_no_file_at_all(shown):
@@ -836,6 +843,6 @@ def test_several_runs_stand_below_their_paths(shown, tmp_path):
     one, two = run(result()), run(result(case=case(dtype="float16")))
     one.path, two.path = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     text = shown(one, two)
-    cases = "2 cases of all_reduce on 8 gloo ranks take 1.00 ms and reach 117 GB/s of busbw "
+    cases = "2 cases of all_reduce on 8 gloo ranks reach 117 GB/s of busbw "
     assert text.startswith(f"{one.path}\n{HEADER}\nsize  ") and f"\n{two.path}\n" in text
     assert text.endswith(answer(f"2 runs: {cases}(all_reduce 64M)", "2 of 2 results correct"))

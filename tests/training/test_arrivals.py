@@ -11,6 +11,7 @@ from sent import MS
 from torchcoll.cli import main
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.parts.training.arrivals import find_arrivals
+from torchcoll.parts.training.ledger import Ledger
 
 
 def traffic_of(
@@ -47,7 +48,7 @@ def test_waiting_is_what_others_have_more_than_the_shortest():
         ("g", {0: 20, 1: 25, 2: 5}),
         ("g", {0: 5, 1: 8, 2: 12}),
     ]
-    arrivals = find_arrivals(traffic_of(rows, hosts={"0": "a", "1": "a", "2": "b"}))
+    arrivals = find_arrivals(Ledger(traffic_of(rows, hosts={"0": "a", "1": "a", "2": "b"})))
     by_rank = {row.rank: row for row in arrivals.ranks}
     assert [by_rank[r].caused_ns for r in (0, 1, 2)] == [10_000, 0, 95_000]
     assert [by_rank[r].last for r in (0, 1, 2)] == [1, 0, 2]
@@ -76,7 +77,7 @@ def test_a_coin_is_called_a_coin():
     """Of 50 calls of two ranks rank 1 is last in 26: 52 %."""
     lasts = [1] + [0, 1] * 24 + [1]
     rows = [("g", {0: 20 if last else 10, 1: 10 if last else 20}) for last in lasts]
-    arrivals = find_arrivals(traffic_of(rows))
+    arrivals = find_arrivals(Ledger(traffic_of(rows)))
     assert not arrivals.late
     # 10 us in turn: a delay of half of the 20 us in a call may be among them.
     assert arrivals.answer.detectable > 0.1
@@ -89,7 +90,7 @@ def test_a_coin_is_called_a_coin():
 
 def test_a_rank_that_is_always_last_is_late():
     """By 20 us in each of 10 calls, without any scatter: no correlation explains this."""
-    arrivals = find_arrivals(traffic_of([("g", {0: 30, 1: 10})] * 10))
+    arrivals = find_arrivals(Ledger(traffic_of([("g", {0: 30, 1: 10})] * 10)))
     (late,) = arrivals.late
     assert (late.rank, late.when, late.steps, late.p) == (1, "", 10, 0.0)
     assert arrivals.answer.text == (
@@ -104,7 +105,7 @@ def test_calls_in_which_no_single_rank_is_last_are_named():
     step = [{0: 30, 1: 10, 2: 30}, {0: 10, 1: 10, 2: 10}, {0: 10, 1: 10, 2: 10}]
     traffic = traffic_of([("g", times) for times in step * 10], steps=[n // 3 for n in range(30)])
     traffic.steps = {r: [(100 * n * MS, 100 * (n + 1) * MS) for n in range(10)] for r in range(3)}
-    arrivals = find_arrivals(traffic)
+    arrivals = find_arrivals(Ledger(traffic))
     assert arrivals.answer.text == (
         "rank 1 is late: the other ranks wait 20.0 us in a step of 100 ms for it (100 % of all "
         "waiting, last in 10 of 30 calls, 33 % by chance); no single rank was last in 20 of these "
@@ -120,7 +121,7 @@ def alternating(late_us, runs):
     signs = [(-1) ** turn for turn, length in enumerate(runs) for _ in range(length)]
     late = [late_us + 100 * sign for sign in signs]
     return find_arrivals(
-        traffic_of([("g", {0: 10 + max(0, us), 1: 10 + max(0, -us)}) for us in late])
+        Ledger(traffic_of([("g", {0: 10 + max(0, us), 1: 10 + max(0, -us)}) for us in late]))
     )
 
 
@@ -145,7 +146,7 @@ def test_one_long_wait_does_not_hide_a_rank_that_is_late_in_each_call():
     """Rank 1 is 100 or 110 us later in 63 calls, and rank 0 by 3 ms in one."""
     late = [100 + 10 * (n % 2) for n in range(63)] + [-3000]
     rows = [("g", {0: 10 + max(0, us), 1: 10 + max(0, -us)}) for us in late]
-    assert [row.rank for row in find_arrivals(traffic_of(rows)).late] == [1]
+    assert [row.rank for row in find_arrivals(Ledger(traffic_of(rows))).late] == [1]
 
 
 def test_the_straggler_is_named_by_time_not_by_calls():
@@ -153,7 +154,7 @@ def test_the_straggler_is_named_by_time_not_by_calls():
     step = [{0: 2010, 1: 10}, {0: 10, 1: 11}, {0: 10, 1: 11}]
     rows = [("g", times) for _ in range(10) for times in step]
     steps = [number // 3 for number in range(30)]
-    arrivals = find_arrivals(traffic_of(rows, steps=steps))
+    arrivals = find_arrivals(Ledger(traffic_of(rows, steps=steps)))
     assert {row.rank: row.last for row in arrivals.ranks} == {1: 10, 0: 20}
     assert [row.rank for row in arrivals.late] == [1]
     # 10 x 2000 us of 10 x 2002 us.
@@ -167,7 +168,7 @@ def test_a_rank_that_became_late_is_late_in_the_last_third():
         last = 3 if number >= 22 else (0, 4, 1, 5, 2, 6, 3, 7)[number % 8]
         wait = 500 if number >= 22 else 30
         rows.append(("g", {rank: 10 if rank == last else 10 + wait for rank in range(8)}))
-    arrivals = find_arrivals(traffic_of(rows))
+    arrivals = find_arrivals(Ledger(traffic_of(rows)))
     assert {row.rank for row in arrivals.late} == {3}
     # Each other rank waits 500 us in 11 calls, and 30 us in two: 5560 us of 33 calls.
     assert arrivals.answer.headline.startswith(
@@ -209,18 +210,18 @@ def issued(*times_of_ranks, clocks=("one host", "one host"), asynchronous=True, 
 
 def test_a_rank_waits_once_in_calls_at_the_same_time():
     """Rank 0 issues four calls at once, rank 1 20 ms later: 20 ms of waiting in a step, not 80."""
-    arrivals = find_arrivals(issued([(0, 25)] * 4, [(20, 25)] * 4, asynchronous=False))
+    arrivals = find_arrivals(Ledger(issued([(0, 25)] * 4, [(20, 25)] * 4, asynchronous=False)))
     assert {row.rank: row.caused_ns for row in arrivals.ranks} == {1: 200 * MS, 0: 0}
 
 
 def test_asynchronous_calls_are_judged_by_when_they_were_issued():
     """Rank 1 comes 4 ms later, and its program waits long for the call: its time is the longer."""
     times = [(0, 7)], [(4, 40)]
-    arrivals = find_arrivals(issued(*times))
+    arrivals = find_arrivals(Ledger(issued(*times)))
     assert [row.rank for row in arrivals.late] == [1]
     assert arrivals.late[0].caused_ns == 10 * 4 * MS
     # 10 ms on clocks of hosts that only these calls align, to 18.5 ms: 7 - 4 to 40 - 0.
-    assert find_arrivals(issued(*times, clocks=("a", "b"))).late == []
+    assert find_arrivals(Ledger(issued(*times, clocks=("a", "b")))).late == []
 
 
 @pytest.mark.parametrize("last_asynchronous", [True, False])
@@ -235,7 +236,7 @@ def test_time_in_the_queue_of_a_group_is_no_waiting(last_asynchronous):
             calls[2::3] = [
                 dataclasses.replace(call, asynchronous=last_asynchronous) for call in calls[2::3]
             ]
-        arrivals = find_arrivals(traffic)
+        arrivals = find_arrivals(Ledger(traffic))
         assert sum(row.caused_ns for row in arrivals.late if row.rank == 1) == caused_ms * MS
         assert arrivals.wait_ns == caused_ms * MS
 
@@ -245,7 +246,7 @@ def test_nobody_is_named_on_clocks_that_cannot_be_aligned():
     traffic = issued([(0, 7)], [(4, 40)], clocks=("a", "b"))
     for step, call in enumerate(traffic.calls[1]):
         traffic.calls[1][step] = dataclasses.replace(call, start_ns=call.start_ns + 50 * step * MS)
-    arrivals = find_arrivals(traffic)
+    arrivals = find_arrivals(Ledger(traffic))
     assert arrivals.answer.headline == (
         "Cannot tell whether a rank is late (the clocks of the ranks are not aligned)"
     )
@@ -260,13 +261,15 @@ def mesh(rows_of_step, steps=12):
 def test_a_rank_that_waited_for_the_late_one_is_not_blamed():
     """Rank 1 is late in tp0; rank 0, which waited for it there, is then last in dp0."""
     arrivals = find_arrivals(
-        mesh(
-            [
-                ("tp0", {0: 510, 1: 10}),
-                ("tp1", {2: 10, 3: 10}),
-                ("dp0", {0: 10, 2: 510}),
-                ("dp1", {1: 10, 3: 510}),
-            ]
+        Ledger(
+            mesh(
+                [
+                    ("tp0", {0: 510, 1: 10}),
+                    ("tp1", {2: 10, 3: 10}),
+                    ("dp0", {0: 10, 2: 510}),
+                    ("dp1", {1: 10, 3: 510}),
+                ]
+            )
         )
     )
     assert {row.rank for row in arrivals.late} == {1}
@@ -278,17 +281,17 @@ def test_the_wait_per_call_is_of_the_calls_of_all_groups():
     """Rank 0 is 90 us late in each call of two groups, and in both of a step."""
     groups = {"a": (0, 1), "b": (0, 2)}
     rows = [("a", {0: 10, 1: 100}), ("b", {0: 10, 2: 100})] * 12
-    text = find_arrivals(traffic_of(rows, groups)).answer.text
+    text = find_arrivals(Ledger(traffic_of(rows, groups))).answer.text
     assert text.startswith("rank 0 is late: the other ranks wait 90.0 us a call for it (")
     marked = traffic_of(rows, groups, steps=[number // 2 for number in range(24)])
-    text = find_arrivals(marked).answer.text
+    text = find_arrivals(Ledger(marked)).answer.text
     assert text.startswith("rank 0 is late: the other ranks wait 90.0 us a step for it (")
 
 
 def late_after(rows_of_step, groups):
     rows = [row for _ in range(12) for row in rows_of_step]
     steps = [number // len(rows_of_step) for number in range(len(rows))]
-    arrivals = find_arrivals(traffic_of(rows, groups, steps=steps))
+    arrivals = find_arrivals(Ledger(traffic_of(rows, groups, steps=steps)))
     return {(row.group, row.rank): row.after for row in arrivals.ranks if row.late}
 
 
@@ -310,7 +313,7 @@ def test_two_late_ranks_do_not_explain_each_other():
 
 def test_a_rank_that_is_late_by_less_than_one_percent_is_not_named():
     """Rank 0 is last in each call by 90 or by 110 us of about 10 ms."""
-    small = find_arrivals(traffic_of([("g", {0: 10_000, 1: 10_090})] * 12))
+    small = find_arrivals(Ledger(traffic_of([("g", {0: 10_000, 1: 10_090})] * 12)))
     assert (small.late, [row.small for row in small.ranks]) == ([], [True, False])
     assert small.answer.text.startswith(
         "rank 0 is late: the other rank waits 90.0 us a call for it"
@@ -319,7 +322,7 @@ def test_a_rank_that_is_late_by_less_than_one_percent_is_not_named():
         "less than 1 % of the time in collectives, which is nothing to act on"
     )
     assert (small.answer.level, small.answer.certainty) == ("good", "certain")
-    large = find_arrivals(traffic_of([("g", {0: 10_000, 1: 10_110})] * 12))
+    large = find_arrivals(Ledger(traffic_of([("g", {0: 10_000, 1: 10_110})] * 12)))
     assert [row.rank for row in large.late] == [0]
 
 
@@ -327,15 +330,18 @@ def test_a_rank_that_may_have_waited_for_an_unrecorded_one_is_in_doubt():
     """Rank 1 was not recorded: rank 0 may be last in dp0 only because it waited for it in tp0."""
     whole = mesh([("tp0", {0: 510, 1: 10}), ("dp0", {0: 10, 2: 510})])
     whole.calls.pop(1)
-    arrivals = find_arrivals(whole)
+    arrivals = find_arrivals(Ledger(whole))
     assert [(row.rank, row.doubt) for row in arrivals.late] == [(0, "tp0")]
     assert arrivals.answer.text.endswith("unless it waited for an unrecorded rank of group tp0")
     assert arrivals.unsplit == {"1 of the 2 ranks of its group were recorded": 12}
 
 
 def test_ties_and_rooted_calls_do_not_count():
-    assert find_arrivals(traffic_of([("g", {0: 30, 1: 10})] * 9, collective="broadcast")) is None
-    arrivals = find_arrivals(traffic_of([("g", {0: 10, 1: 10})] * 9))
+    assert (
+        find_arrivals(Ledger(traffic_of([("g", {0: 30, 1: 10})] * 9, collective="broadcast")))
+        is None
+    )
+    arrivals = find_arrivals(Ledger(traffic_of([("g", {0: 10, 1: 10})] * 9)))
     assert (arrivals.calls, arrivals.ties, arrivals.ranks) == (9, 9, [])
     assert arrivals.answer.headline == (
         "no rank is late (the ranks came to each call at the same time, as far as recorded)"

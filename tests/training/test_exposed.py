@@ -16,9 +16,9 @@ from sent import MS, call, traffic
 
 from torchcoll import Traffic, capture
 from torchcoll.core.traffic import Group
-from torchcoll.parts.training.exposed import ModuleRow
+from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.step_show import traffic_trace
-from torchcoll.parts.training.traffic_table import summarise_traffic
+from torchcoll.parts.training.traffic_table import ModuleRow, summarise_traffic
 
 
 def waited():
@@ -90,7 +90,7 @@ MESH = {"3": Group("3", (0, 1), "gloo", "mesh_dp")}
 
 
 def test_by_hand():
-    table = summarise_traffic(traffic(sent, steps=1, groups=MESH))
+    table = summarise_traffic(Ledger(traffic(sent, steps=1, groups=MESH)))
     exposed = table.exposed
     assert (exposed.total_ns, exposed.share, exposed.unknown) == (6 * MS, 0.06, 0)
     rows = [dataclasses.astuple(row) for row in exposed.modules]
@@ -124,7 +124,7 @@ def test_the_answer_names_the_layer(shown):
 def test_perfetto_names_layers_and_dimensions():
     two = MESH | {"4": Group("4", (0, 1), "gloo", "mesh_dp"), "5": Group("5", (0, 1), "gloo")}
     calls = traffic(lambda rank: [*sent(rank), *sent(rank, "4"), *sent(rank, "5")], groups=two)
-    events = json.loads(traffic_trace(calls)[0])["traceEvents"]
+    events = json.loads(traffic_trace(Ledger(calls))[0])["traceEvents"]
     assert {"all_gather 100 layers.1", "reduce_scatter 10 (root)"} <= {e["name"] for e in events}
     tracks = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert {"group mesh_dp (3)", "group mesh_dp (4)", "group 5"} <= tracks

@@ -1,4 +1,4 @@
-"""FSDP1 (FullyShardedDataParallel) on two gloo ranks: capture records it, cost splits its calls."""
+"""FSDP1 (FullyShardedDataParallel) on two gloo ranks."""
 
 from __future__ import annotations
 
@@ -31,21 +31,17 @@ def train(folder, original):
         calls = torchcoll.Traffic.load(folder).calls[0]
         print([(call.collective, call.module) for call in calls if call.step == 3])
         print(sorted(traffic.parameters.items()))
-    alone = torchcoll.run(traffic.spec(max_time_s=0.05))
-    if alone is not None:
-        for row in torchcoll.cost(torchcoll.Traffic.load(folder), alone).rows:
-            print(row.collective, row.size_bytes, row.transfer_ns > 0, row.isolated_ns > 0)
     dist.barrier()
     dist.destroy_process_group()
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="FSDP1 on gloo is only tried from here on")
 @pytest.mark.parametrize("original", [False, True])
-def test_calls_of_fsdp1_are_captured_named_and_priced(tmp_path, original):
+def test_calls_of_fsdp1_are_captured_and_named(tmp_path, original):
     folder = tmp_path / "traffic"
     ended = Job(tmp_path / "job", lambda: train(folder, original), 2).wait()
     assert [process.code for process in ended.values()] == [0, 0], ended[0].stderr
-    calls, parameters, *rows = ended[0].stdout.splitlines()
+    calls, parameters = ended[0].stdout.splitlines()
     assert ast.literal_eval(calls) == [
         ("all_gather", "(root)"),
         ("all_gather", "1"),
@@ -54,8 +50,3 @@ def test_calls_of_fsdp1_are_captured_named_and_priced(tmp_path, original):
         ("reduce_scatter", "(root)"),
     ]
     assert ast.literal_eval(parameters) == [("(root)", ("0.weight",)), ("1", ("1.weight",))]
-    size = 4 * SIZE * SIZE
-    assert sorted(set(rows)) == [
-        f"all_gather {size} True True",
-        f"reduce_scatter {size} True True",
-    ]

@@ -156,11 +156,11 @@ def experts():
     return calls and [[group, name.get(what, what), size] for group, what, size in calls]
 
 
-def planned(layout_text, batch="1x8", layers=LAYERS, checkpoint=False, ring=False, config=None):
+def planned(layout_text, batch="1x8", layers=LAYERS, ring=False, config=None):
     architecture = parse_config(config or llama_config(layers), "small")
     layout, batch = parse_layout(layout_text), parse_batch(batch)
     check_layout(layout, architecture, batch.micro_batches)
-    options = TrainingOptions("float32", layers=LayerOptions("float32", ring, checkpoint))
+    options = TrainingOptions("float32", layers=LayerOptions("float32", ring))
     plan = plan_config(architecture, layout, batch, options)
     return [
         [act.sent.group, act.sent.collective, act.sent.size_bytes]
@@ -199,8 +199,8 @@ def test_two_ranks(tmp_path):
 
     assert by_group(result["tp"]) == planned_groups("tp=2")
     assert by_group(result["sp"]) == without_norms(planned("tp=2,sp"))
-    assert by_group(result["tp checkpoint"]) == planned_groups("tp=2", checkpoint=True)
-    assert by_group(result["sp checkpoint"]) == without_norms(planned("tp=2,sp", checkpoint=True))
+    assert by_group(result["tp checkpoint"]) == planned_groups("tp=2,ckpt")
+    assert by_group(result["sp checkpoint"]) == without_norms(planned("tp=2,sp,ckpt"))
     activations = ("sendrecv", 4 * TOKENS * HIDDEN)
     # Rank 0 has the first stage: it sends activations, and no gradient to a stage before it.
     assert by_group(result["pp"])["pp"] == [activations] * 4

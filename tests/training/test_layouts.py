@@ -33,6 +33,9 @@ def test_names_are_what_is_parsed():
         "dp=8,tp=8,pp=4x2,cp=2,ep=8,sp",
         "fsdp=1",
         "zero2-deepspeed=8,overlap",
+        "dp@25=8",
+        "fsdp=8,tp=2,sp,ckpt",
+        "fsdp=8,sac",
     ):
         assert parse_layout(text).name == text
 
@@ -82,13 +85,13 @@ def test_layouts_must_fit_the_gpu_of_a_published_machine():
     """
 
     def fits(**memory):
-        comparison = torchcoll.plan(
-            "llama-3-8b", machine="8xH100", compare="dp=64,fsdp=64", step_ms=900, **memory
+        comparison = torchcoll.compare_plans(
+            "llama-3-8b", "dp=64,fsdp=64", machine="8xH100", step_ms=900, **memory
         )
         return comparison.memory_bytes, {row.layout.name: row.fits for row in comparison.rows}
 
-    assert fits() == (80e9, {"fsdp=64": True, "dp=64": False})
-    assert fits(memory_gb=192) == (192e9, {"dp=64": True, "fsdp=64": True})
+    assert fits() == (80e9, {"fsdp=64": "yes", "dp=64": "no"})
+    assert fits(memory_gb=192) == (192e9, {"dp=64": "yes", "fsdp=64": "yes"})
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,9 @@ def test_layouts_must_fit_the_gpu_of_a_published_machine():
         ("fsdp=2,pp=1x2", error_text("parallel", "fsdp=2,pp=1x2", "pp=2 or more")),
         ("fsdp=0", error_text("parallel", "fsdp=0", "degrees such as")),
         ("tp", error_text("parallel", "tp", "degrees such as")),
+        ("fsdp@2=8", error_text("parallel", "fsdp@2=8", "a bucket_cap_mb after dp@")),
+        ("dp@x=8", error_text("parallel", "dp@x=8", "a bucket_cap_mb after dp@")),
+        ("fsdp=8,sac,ckpt", error_text("parallel", "fsdp=8,sac,ckpt", "one of ckpt and sac")),
         ("dp=2,overlap", error_text("parallel", "dp=2,overlap", "zero1-deepspeed or zero2-deep")),
     ],
 )

@@ -28,9 +28,15 @@ from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.parts.curves.model_file import model_object
 from torchcoll.parts.curves.model_fit import fit_model
 from torchcoll.parts.curves.predictor import Prediction
+from torchcoll.parts.training.captured_plan import plan_traffic
 from torchcoll.parts.training.measured_step import CallKind, match_kinds, measure_step
-from torchcoll.parts.training.planning import plan_traffic
-from torchcoll.parts.training.projection import CorrectedMachine, Correction, PlannedRow, corrected
+from torchcoll.parts.training.projection import (
+    Computation,
+    CorrectedMachine,
+    Correction,
+    PlannedRow,
+    corrected,
+)
 
 MS = 1_000_000
 # fully_shard of torch 2.6 needs a device that has streams.
@@ -103,7 +109,7 @@ def captured(steps=4, late_ns=0, slower_ns=0, gap_ns=0, **changes):
 
 
 def measured(traffic, model, compute_ns=None, plan=PLAN):
-    step = plan_traffic(model, plan, [], compute_ns).step
+    step = plan_traffic(model, plan, [], compute_ns and Computation((compute_ns,) * 3)).step
     return measure_step(step, traffic, "", compute_ns)
 
 
@@ -273,7 +279,7 @@ def test_what_does_not_match_is_said(model, capsys):
         ]
         traffic.calls[rank] = sorted([*calls, *extra], key=lambda call: call.start_ns)
     plan = replace(PLAN, calls={0: [*PLAN.calls[0], replace(GATHER, bytes_out=512, bytes_in=256)]})
-    result = torchcoll.plan(traffic=plan, machine=model, measured=traffic, step_ms=8)
+    result = torchcoll.plan(plan, machine=model, measured=traffic, step_ms=8)
     assert [(row.where, row.collective, row.size_bytes) for row in result.measured.unmatched] == [
         ("plan", "all_gather", 512),
         ("capture", "all_reduce", 4),
@@ -288,14 +294,14 @@ def test_nothing_that_matches_is_an_error(model):
     other = replace(PLAN, calls={0: [replace(GATHER, bytes_in=64, bytes_out=128)]})
     start = error_text("measured traffic", "1 all_gather of 1048576 bytes on 2 ranks")
     with pytest.raises(UsageError, match=f"^{start}.*same model, batch, dtype"):
-        torchcoll.plan(traffic=other, machine=model, measured=captured())
+        torchcoll.plan(other, machine=model, measured=captured())
     with pytest.raises(UsageError, match="a plan, expected a capture of steps that ran"):
-        torchcoll.plan(traffic=PLAN, machine=model, measured=PLAN)
+        torchcoll.plan(PLAN, machine=model, measured=PLAN)
 
 
 def test_the_plan_takes_the_factor_the_gaps_and_the_waiting(model):
     traffic = captured(slower_ns=MS, gap_ns=MS // 2)
-    result = torchcoll.plan(traffic=PLAN, machine=model, measured=traffic, step_ms=8)
+    result = torchcoll.plan(PLAN, machine=model, measured=traffic, step_ms=8)
     planned = GATHER_NS + SCATTER_NS
     assert result.uncorrected.comm_ns[0] == pytest.approx(planned, rel=1e-3)
     assert result.step.comm_ns[0] == pytest.approx(planned + MS, rel=1e-2)
@@ -312,24 +318,24 @@ def test_the_plan_takes_the_factor_the_gaps_and_the_waiting(model):
 def test_the_computation_of_the_capture_is_said_and_bounds_step_ms(model):
     """A captured step computes 8 ms, and is longer by its calls."""
     traffic = captured()
-    result = torchcoll.plan(traffic=PLAN, machine=model, measured=traffic)
+    result = torchcoll.plan(PLAN, machine=model, measured=traffic)
     assert result.compute_ns == pytest.approx(8 * MS, abs=2)
     note = "8.00 ms of computation are the capture's, taken to be of the planned step"
     assert any(each.startswith(note) for each in result.measured.notes)
-    said = torchcoll.plan(traffic=PLAN, machine=model, measured=traffic, step_ms=8)
+    said = torchcoll.plan(PLAN, machine=model, measured=traffic, step_ms=8)
     assert not any("of computation are" in each for each in said.measured.notes)
     with pytest.raises(UsageError, match=f"^{error_text('step_ms', '1000', 'at most the')}"):
-        torchcoll.plan(traffic=PLAN, machine=model, measured=traffic, step_ms=1000)
+        torchcoll.plan(PLAN, machine=model, measured=traffic, step_ms=1000)
 
 
 def test_a_capture_of_cpus_does_not_pass_for_a_machine_with_gpus(model, capsys):
-    on_gpus = torchcoll.plan(traffic=PLAN, machine="8xH100", measured=captured(), step_ms=8)
+    on_gpus = torchcoll.plan(PLAN, machine="8xH100", measured=captured(), step_ms=8)
     assert on_gpus.measured.other_hardware
     torchcoll.show(on_gpus)
     shown = " ".join(capsys.readouterr().out.split())
     assert "the measured step on gloo, not on such a machine, communicates" in shown
     assert "8xH100 has GPUs: the factor is not of that machine" in shown
-    here = torchcoll.plan(traffic=PLAN, machine=model, measured=captured(), step_ms=8)
+    here = torchcoll.plan(PLAN, machine=model, measured=captured(), step_ms=8)
     assert not here.measured.other_hardware
 
 
@@ -347,7 +353,7 @@ def test_a_capture_of_cpus_does_not_pass_for_a_fitted_model_of_gpus():
 
     for device in ("cuda", "cpu", "unknown"):
         machine = fit_model([ring_run(name, device) for name in COLLECTIVES[1:]]).model
-        result = torchcoll.plan(traffic=PLAN, machine=machine, measured=captured(), step_ms=8)
+        result = torchcoll.plan(PLAN, machine=machine, measured=captured(), step_ms=8)
         text = "has GPUs: the factor is not of that machine"
         assert result.measured.other_hardware == (device == "cuda")
         assert any(text in note for note in result.measured.notes) == (device == "cuda")
@@ -403,7 +409,7 @@ def captures(tmp_path_factory):
 def test_real_steps_on_two_ranks(kind, captures, machine_file, tmp_path, capsys):
     config = tmp_path / "config.json"
     config.write_text(json.dumps(llama_config()))
-    command = ["plan", "--config", str(config), "--machine", machine_file, "--dtype", "float32"]
+    command = ["plan", str(config), "--machine", machine_file, "--dtype", "float32"]
     command += ["--batch", f"1x{TOKENS}", "--measured", str(captures / kind)]
     assert main([*command, "--parallel", f"{kind}=2", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -11,8 +11,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from torchcoll import Traffic, capture, gradient_buckets, shard_traffic
+from torchcoll import Traffic, capture
 from torchcoll.parts.training.ddp_buckets import bucket_names
+from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_table import summarise_traffic
 from torchcoll.reading.traces import read_traffic
 
@@ -109,16 +110,13 @@ def test_fsdp_calls_name_their_unit(captured):
 @pytest.mark.parametrize("case", ["ddp", "unused"])
 def test_ddp_calls_name_the_parameters_of_their_bucket(captured, case):
     traffic, model = captured[case], Transformer()
-    unused = case == "unused"
-    plan = gradient_buckets(Transformer(), CAP, step, find_unused=unused)
-    assert modules(traffic, 4) == modules(plan.traffic(2), None)
-    assert modules(traffic, 0) == modules(plan.traffic(2, first_step=True), None)
     sent = [c for c in traffic.calls[0] if c.step == 4 and c.module]
-    assert len(sent) == len(plan.buckets) > 1
-    for call, bucket in zip(sent, plan.buckets, strict=True):
+    assert len(sent) > 1
+    for call in sent:
         names = traffic.parameters[call.module]
-        assert sorted(names) == sorted(bucket.parameters)
         assert sum(model.get_parameter(name).nbytes for name in names) == call.bytes_in
+    named = [name for call in sent for name in traffic.parameters[call.module]]
+    assert sorted(named) == sorted(name for name, _ in model.named_parameters())
 
 
 def test_two_models_with_equal_names_are_told_apart(captured):
@@ -134,16 +132,6 @@ def test_two_models_with_equal_names_are_told_apart(captured):
     }
 
 
-def test_plan_of_fsdp_names_the_same_units(captured):
-    def wrapped(name, module):
-        return name in ("blocks.0", "blocks.1", "blocks.2")
-
-    planned = shard_traffic(Transformer(), wrapped, 2, together=2)
-    forward = [c.module for c in planned.calls[0]][:3]
-    assert forward == ["(root)", "blocks.0, blocks.1", "blocks.2"]
-    assert planned.parameters["blocks.2"] == captured["fsdp"].parameters["blocks.2, head"][:-1]
-
-
 def test_kineto_names_the_same_units(captured):
     traced = read_traffic([captured["folder"] / "trace-rank0.json"])
     assert [(c.collective, c.module) for c in traced.calls[0]] == [
@@ -152,7 +140,7 @@ def test_kineto_names_the_same_units(captured):
 
 
 def test_exposed_calls_add_up_to_what_the_step_waited(captured):
-    table = summarise_traffic(captured["fsdp"])
+    table = summarise_traffic(Ledger(captured["fsdp"]))
     # All calls of FSDP2 on gloo block the program.
     assert table.exposed.share == pytest.approx(table.busy_ns / table.step_ns, rel=0.01)
     assert table.exposed.unknown == 0

@@ -11,7 +11,7 @@ from dataclasses import replace
 import made_models
 import pytest
 from error_form import error_text
-from made_models import ring_ns
+from made_models import even_buckets, planned_buckets, ring_ns
 from made_runs import measured, run
 from parallel_models import llama_config
 
@@ -22,13 +22,20 @@ from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.parts.curves.model_file import model_object
 from torchcoll.parts.curves.model_fit import fit_model
 from torchcoll.parts.curves.predictor import predict_all
-from torchcoll.parts.training.config_projection import project_parameters
+from torchcoll.parts.training.captured_plan import captured_program, plan_traffic
 from torchcoll.parts.training.plan_show import show_training_plans
-from torchcoll.parts.training.planning import StepStage, plan_traffic, stage_program
-from torchcoll.parts.training.projection import STRONG, WEAK, Plan, PlannedStep, dominant
+from torchcoll.parts.training.projection import (
+    STRONG,
+    WEAK,
+    Computation,
+    Plan,
+    PlannedStep,
+    dominant,
+)
 from torchcoll.parts.training.step_program import (
     BACKWARD,
     FORWARD,
+    PassWork,
     ProgramWriter,
     SentCall,
     StepProgram,
@@ -49,43 +56,74 @@ def file(model, tmp_path):
     return str(path)
 
 
+@pytest.fixture
+def buckets(tmp_path):
+    """The file of a step of DDP on 4 ranks, of 2 MB."""
+    path = tmp_path / "traffic.jsonl"
+    even_buckets(2_000_000, 4).save(path)
+    return str(path)
+
+
 PASSES = {FORWARD: 10.0, BACKWARD: 20.0}
 DP = SentCall("dp", "all_reduce", 1)
 
 
-def test_what_leaves_hides_under_what_comes_after():
-    stages = [
-        StepStage(FORWARD, 1),
-        StepStage(BACKWARD, 0.5, overlapping=(DP,)),
-        StepStage(BACKWARD, 0.5, overlapping=(DP,)),
+def of_calls(*calls):
+    """The program of (collective, asynchronous, module) calls of growing sizes."""
+    sent = [SentCall("dp", name, n) for n, (name, _, _) in enumerate(calls, 1)]
+    made = [
+        TrafficCall(name, 1, 1, asynchronous=free, module=module) for name, free, module in calls
     ]
+    return captured_program(list(zip(made, sent, strict=True)))
+
+
+def test_what_leaves_hides_under_what_comes_after():
+    writer = ProgramWriter()
+    writer.work(FORWARD, 1.0)
+    for _ in range(2):
+        writer.work(BACKWARD, 0.5)
+        writer.start(DP)
+    program = StepProgram(tuple(writer.acts))
     # Gradients at 20 and 30: 8 each, so that the first hides and the second ends at 38.
-    assert stage_program(stages).step_ns(lambda sent: 8.0, PASSES) == 38
+    assert program.step_ns(lambda sent: 8.0, PASSES) == 38
     # 15 each: from 20 to 35, then to 50.
-    assert stage_program(stages).step_ns(lambda sent: 15.0, PASSES) == 50
+    assert program.step_ns(lambda sent: 15.0, PASSES) == 50
 
 
 def test_what_stops_is_exposed():
-    stages = [StepStage(FORWARD, 1, blocking=(DP, DP)), StepStage(BACKWARD, 1)]
-    assert stage_program(stages).step_ns(lambda sent: 3.0, PASSES) == 36
+    blocking = of_calls(("all_reduce", False, ""), ("all_reduce", False, ""))
+    assert blocking.step_ns(lambda sent: 3.0, PASSES) == 36
 
 
-def test_the_next_part_is_gathered_while_this_one_computes():
-    first, second, third = (SentCall("fsdp", "all_gather", n) for n in (1, 2, 3))
-    back = SentCall("fsdp", "reduce_scatter", 4)
-    stages = [
-        StepStage(FORWARD, 0.5, needs=(first,)),  # 0 to 4, computes to 9
-        StepStage(FORWARD, 0.5, needs=(second,)),  # 4 to 8, computes 9 to 14
-        StepStage(BACKWARD, 1, needs=(third,), overlapping=(back,)),  # 9 to 13, computes 14 to 34
-    ]
-    assert (
-        stage_program(stages).step_ns(lambda sent: 4.0, PASSES) == 38
-    )  # what is scattered, from 34
+def test_a_captured_step_of_fsdp_overlaps():
+    """The root of 1 byte and a unit of 2 gather at 0 and 4, and compute from 4 and 8 on for 3.33
+    and 6.67; the unit gathers again while it computes, and scatters 4 of 5 bytes at 30.67; the root
+    at 34.67.
+    """
+    program = of_calls(
+        ("all_gather", False, "(root)"),
+        ("all_gather", False, "a"),
+        ("all_gather", False, "a"),
+        ("reduce_scatter", False, "a"),
+        ("reduce_scatter", False, "(root)"),
+    )
+    assert [act.share for act in program.acts if isinstance(act, PassWork)] == pytest.approx(
+        [1 / 3, 2 / 3, 4 / 9, 5 / 9]
+    )
+    assert program.step_ns(lambda sent: 4.0, PASSES) == pytest.approx(14 + 4 + 20 + 4 - 0.0, abs=4)
+
+
+def test_micro_batches_of_a_captured_step_of_fsdp():
+    forward = [("all_gather", False, "(root)"), ("all_gather", False, "a")]
+    backward = [("all_gather", False, "a"), ("reduce_scatter", False, "a")]
+    program = of_calls(*forward, *backward, *forward, *backward)
+    phases = [act.phase for act in program.acts if isinstance(act, PassWork)]
+    assert phases == [FORWARD, FORWARD, BACKWARD] * 2
 
 
 def test_a_step_of_even_buckets(model):
     """2 000 000 bytes: a bucket of 1 MiB, then 951 424; a backward pass of 1 ms."""
-    projection = project_parameters(model, 1e6, [4], "bfloat16", 1.5 * MS)
+    projection = planned_buckets(model, 2_000_000, [4], 1.5 * MS)
     first_ns, second_ns = ring_ns("all_reduce", 1 << 20, 4), ring_ns("all_reduce", 951_424, 4)
     assert projection.step.comm_ns[0] == pytest.approx(first_ns + second_ns, rel=1e-3)
     # The second begins when it is ready, at the end of the backward pass: all of it is exposed.
@@ -95,7 +133,7 @@ def test_a_step_of_even_buckets(model):
 
 
 def test_ranks_beyond_the_data_are_said_and_one_host_is_no_network(model):
-    projection = project_parameters(model, 1e6, [32], "bfloat16", None)
+    projection = planned_buckets(model, 2_000_000, [32], None)
     expected = ring_ns("all_reduce", 1 << 20, 32) + ring_ns("all_reduce", 951_424, 32)
     value, low, high = projection.step.comm_ns
     assert value == pytest.approx(expected, rel=0.01)
@@ -107,14 +145,22 @@ def test_ranks_beyond_the_data_are_said_and_one_host_is_no_network(model):
 
 
 def test_over_ranks_weak_keeps_the_work_and_strong_divides_it(model):
-    projection = project_parameters(model, 1e6, [2, 4, 8], "bfloat16", 12 * MS)
+    projection = planned_buckets(model, 2_000_000, [2, 4, 8], 12 * MS)
     assert [step.compute_ns for step in projection.weak] == [12 * MS] * 3
     assert [step.compute_ns for step in projection.strong] == [12 * MS, 6 * MS, 3 * MS]
 
 
 def steps(*times):
     return [
-        PlannedStep(n, {}, (), (0, 0, 0), compute, (0, 0, 0), (step, low, high))
+        PlannedStep(
+            n,
+            {},
+            (),
+            (0, 0, 0),
+            Computation((compute,) * 3),
+            (0, 0, 0),
+            (step, low, high),
+        )
         for n, compute, step, low, high in times
     ]
 
@@ -122,7 +168,7 @@ def steps(*times):
 def test_where_it_stops():
     weak = steps((2, 10, 12, 11, 13), (4, 10, 19, 15, 21), (8, 10, 30, 19, 50))
     strong = steps((2, 80, 80, 80, 80), (4, 40, 50, 41, 70), (8, 20, 45, 21, 69))
-    result = Plan("", weak[0], weak, strong, compute_ns=1.0)
+    result = Plan("", weak[0], weak, strong)
     # Half of 19 is below 10; of 21 it is not; of 30 it is not either.
     assert result.scaling_limit(WEAK) == (8, None, 4)
     # 80 to 50 is 1.6 times; 50 to 45 is less than 1.25; by the ends 41 to 21 is, 80 to 70 is not.
@@ -138,6 +184,10 @@ def test_the_largest_part_of_a_group_without_a_name():
     assert dominant(projection.step) == ("all_reduce of group 0", 1.0)
 
 
+def computing(ms):
+    return Computation((ms * MS,) * 3)
+
+
 def planned(calls):
     groups = {"data": Group("data", (0, 1, 2, 3)), "pair": Group("pair", (0, 1))}
     return Traffic("plan", 4, {0: calls}, groups)
@@ -148,7 +198,7 @@ def test_a_traffic_of_ddp(model):
         TrafficCall("all_reduce", n, n, "float32", "sum", group="data", asynchronous=True)
         for n in (1 << 20, 1 << 18)
     ]
-    projection = plan_traffic(model, planned(calls), [], 1.5 * MS)
+    projection = plan_traffic(model, planned(calls), [], computing(1.5))
     times = [ring_ns("all_reduce", n, 4) for n in (1 << 20, 1 << 18)]
     assert projection.step.comm_ns[0] == pytest.approx(sum(times), rel=1e-3)
     # The first at 4/5 of the pass, from 0.8 to 0.97 ms; the second from its end on.
@@ -157,13 +207,22 @@ def test_a_traffic_of_ddp(model):
 
 def test_a_traffic_of_shards_and_the_groups_that_grow(model):
     gather = TrafficCall(
-        "all_gather", 1 << 18, 1 << 20, "float32", group="data", asynchronous=False
+        "all_gather", 1 << 18, 1 << 20, "float32", group="data", asynchronous=False, module="a"
     )
     scatter = TrafficCall(
-        "reduce_scatter", 1 << 20, 1 << 18, "float32", "avg", group="data", asynchronous=False
+        "reduce_scatter",
+        1 << 20,
+        1 << 18,
+        "float32",
+        "avg",
+        group="data",
+        asynchronous=False,
+        module="a",
     )
     pair = TrafficCall("all_reduce", 4096, 4096, "float32", "sum", group="pair", asynchronous=False)
-    projection = plan_traffic(model, planned([gather, gather, scatter, pair]), [4, 8], 15 * MS)
+    projection = plan_traffic(
+        model, planned([gather, gather, scatter, pair]), [4, 8], computing(15)
+    )
     calls_by_rank = {(row.group, row.collective): row for row in projection.weak[1].rows}
     assert calls_by_rank["data", "all_gather"].ranks == 8
     assert calls_by_rank["data", "all_gather"].size_bytes == 1 << 20  # all of it, over more ranks
@@ -221,9 +280,10 @@ def test_shards_that_are_not_gathered_again(model):
     gather = TrafficCall("all_gather", 1 << 24, 1 << 26, "float32", group="data")
     scatter = TrafficCall("reduce_scatter", 1 << 26, 1 << 24, "float32", "avg", group="data")
     calls = [
-        replace(original, asynchronous=False) for original in (gather, gather, scatter, scatter)
+        replace(original, asynchronous=False, module=module)
+        for original, module in ((gather, "a"), (gather, "b"), (scatter, "b"), (scatter, "a"))
     ]
-    projection = plan_traffic(model, planned(calls), [], 60 * MS)
+    projection = plan_traffic(model, planned(calls), [], computing(60))
     # Each call 5 + 3 x 2 us and 0.75 x 64M at 10 GB/s = 5.044 ms. The second gather runs under the
     # first half of the forward pass, the first scatter under the second half of the backward one.
     assert projection.step.exposed_ns[0] == pytest.approx(2 * 5_044_165, rel=1e-3)
@@ -237,29 +297,29 @@ def test_a_step_grows_where_a_group_has_all_ranks(model):
         plan_traffic(model, planned([pair]), [4, 8], None)
 
 
-def test_the_answer_comes_first(file, capsys):
-    command = ["plan", "--machine", file, "--parameters", "1e6", "--ranks", "4"]
+def test_the_answer_comes_first(file, buckets, capsys):
+    command = ["plan", buckets, "--machine", file]
     assert main([*command, "--step-ms", "1.5"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     # 5 + 12 us and 1.5 x 104.8576 us, and 1.5 x 95.1424 us
     # Alone, on the cores that compute.
     assert first.startswith(
-        "a step on 4 ranks (dp=4) takes 1.66 ms, or longer where calls and computation share "
+        "a step on 4 ranks takes 1.66 ms, or longer where calls and computation share "
         "cores: 1.50 ms of computation and 160 us ("
     )
     assert "of communication that computation does not hide; all communication (3 MB per" in first
     assert " takes 334 us (" in first and " us) alone" in first
 
 
-def test_json_csv_and_a_picture(file, tmp_path, capsys):
-    command = ["plan", "--machine", file, "--parameters", "1e6"]
+def test_json_csv_and_a_picture(file, buckets, tmp_path, capsys):
+    command = ["plan", buckets, "--machine", file]
     command += ["--ranks", "2..8", "--step-ms", "3"]
     picture = tmp_path / "plan.png"
     assert main([*command, "--format", "json", "--plot", str(picture)]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "torchcoll-plan/1"
     assert [step["ranks"] for step in document["weak"]] == [2, 4, 8]
-    assert document["strong"][0]["compute_ns"] == 3 * MS
+    assert document["strong"][0]["compute_ns"] == 6 * MS  # captured on 4
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert main([*command, "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
@@ -269,7 +329,7 @@ def test_json_csv_and_a_picture(file, tmp_path, capsys):
 def test_a_config_needs_no_machine(tmp_path, capsys):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(llama_config()))
-    assert main(["plan", "--config", str(path), "--parallel", "fsdp=4"]) == 0
+    assert main(["plan", str(path), "--parallel", "fsdp=4"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     # 2 layers of 2720 and a root of 1040 elements in 2 bytes, 3/4 of: 3 times the layers, 2 times
     # the root.
@@ -289,7 +349,7 @@ def test_a_model_from_its_code(tmp_path, monkeypatch, capsys):
         "        self.head = nn.Linear(4, 8)\n"
     )
     monkeypatch.chdir(tmp_path)
-    command = ["plan", "--config", "planned_code:Model", "--ranks", "4"]
+    command = ["plan", "planned_code:Model", "--ranks", "4"]
     assert main([*command, "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     calls = {(row["collective"], row["size_bytes"]): row["calls"] for row in rows}
@@ -305,7 +365,7 @@ def test_a_model_from_its_code(tmp_path, monkeypatch, capsys):
 
 
 def test_layouts_are_compared(capsys):
-    command = ["plan", "--config", "gpt2", "--ranks", "8", "--compare", "dp,fsdp,fsdp+tp=2"]
+    command = ["plan", "gpt2", "--ranks", "8", "--compare", "dp,fsdp,fsdp+tp=2"]
     assert main([*command, "--machine", "8xH100", "--step-ms", "50", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert {row["layout"] for row in document["rows"]} == {"dp=8", "fsdp=8", "fsdp=4,tp=2"}
@@ -317,56 +377,41 @@ def test_layouts_are_compared(capsys):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ("", error_text("plan", "nothing", "one of --config FILE, --traffic PATH, --par")),
+        ("", error_text("model", "none", "a config.json, a name such as llama-3-8b, MODULE:FAC")),
+        ("gpt2", error_text("parallel", "none", "a layout such as fsdp=64, or a num")),
+        ("nix", error_text("config", "nix", "a config.json, MODULE:FACTORY, or one of")),
+        ("nix:make --ranks 2", error_text("model", "nix:make", "a module that can be")),
         (
-            "--config gpt2 --parameters 8e9",
-            error_text("plan", "--config and --parameters", "one of --config FILE"),
-        ),
-        ("--config gpt2", error_text("parallel", "none", "a layout such as fsdp=64, or a num")),
-        ("--config nix", error_text("config", "nix", "a config.json, MODULE:FACTORY, or one of")),
-        ("--config nix:make --ranks 2", error_text("model", "nix:make", "a module that can be")),
-        (
-            "--config gpt2 --parallel dp=4 --ranks 8",
+            "gpt2 --parallel dp=4 --ranks 8",
             error_text("parallel", "dp=4 = 4 ranks", "8, as --ranks says"),
         ),
-        ("--config gpt2 --ranks 8 --batch 8", error_text("batch", "8", "SEQUENCESxTOKENS")),
+        ("gpt2 --ranks 8 --batch 8", error_text("batch", "8", "SEQUENCESxTOKENS")),
         (
-            "--config vit-base --ranks 8 --batch 2x196",
+            "vit-base --ranks 8 --batch 2x196",
             error_text("batch", "2x196", "197 tokens, which an image has: 64x197"),
         ),
         (
-            "--config gpt2 --ranks 8,16 --compare dp,fsdp",
-            error_text("ranks", "8,16", "one number with compare"),
+            "gpt2 --ranks 8,16 --compare dp,fsdp",
+            error_text("ranks", "8,16", "one number to compare layouts on"),
         ),
-        ("--config gpt2 --ranks 8 --compare dp=4", error_text("compare", "dp=4 = 4 ranks", "8")),
+        ("gpt2 --ranks 8 --compare dp=4", error_text("compare", "dp=4 = 4 ranks", "8")),
         (
-            "--config gpt2 --ranks 8 --compare dp --parallel dp",
-            error_text("compare", "parallel too", "one of them"),
+            "gpt2 --ranks 8 --compare dp --parallel dp",
+            error_text("parallel", "dp", "one of --parallel, --compare and --find"),
         ),
-        ("--config gpt2 --ranks 8 --dtype fp7", error_text("dtype", "fp7", "one of")),
+        ("gpt2 --ranks 8 --dtype fp7", error_text("dtype", "fp7", "one of")),
         (
-            "--config mixtral-8x7b --ranks 8 --capacity-factor 0",
+            "mixtral-8x7b --ranks 8 --capacity-factor 0",
             error_text("capacity-factor", "0", "a number above 0"),
         ),
-        ("--parameters 8e9", error_text("ranks", "none", "the number of ranks with para")),
+        ("gpt2 --ranks 8..2", error_text("ranks", "8..2", "from above 0, and not down")),
+        ("gpt2 --ranks 4 --step-ms 0", error_text("step-ms", "0", "a number above 0")),
+        ("gpt2 --ranks 4 --step-ms x", error_text("step-ms", "x", "a number")),
+        ("gpt2 --ranks 4 --mfu 0.4", error_text("mfu", "0.4", "a machine whose GPU is known")),
+        ("gpt2 --ranks 4 --plot p.png", error_text("plot", "p.png", "several numbers")),
         (
-            "--parameters 8e9 --ranks 4 --parallel tp=2",
-            error_text("parallel", "tp=2", "--config with it, not --parameters"),
-        ),
-        (
-            "--parameters 1e6 --ranks 8..2",
-            error_text("ranks", "8..2", "from above 0, and not down"),
-        ),
-        ("--parameters 1e6 --ranks 4 --step-ms 0", error_text("step-ms", "0", "a number above 0")),
-        ("--parameters x --ranks 4", error_text("parameters", "x", "a number")),
-        (
-            "--parameters 1e6 --ranks 4 --plot p.png",
-            error_text("plot", "p.png", "several numbers"),
-        ),
-        ("--traffic nix", error_text("trace", "nix", "a file that exists")),
-        (
-            "--traffic nix --batch 1x8192",
-            error_text("batch", "1x8192", "--config with it, not --traffic"),
+            "nix/config.json --ranks 4",
+            error_text("config", "nix/config.json", "a file"),
         ),
     ],
 )
@@ -385,7 +430,7 @@ def test_what_is_only_a_guess_is_told_as_one(monkeypatch, capsys):
     factors = itertools.cycle((3, 1 / 3))
     monkeypatch.setattr(made_models, "ring_ns", lambda *case: next(factors) * ring_ns(*case))
     model = fit_model(made_models.runs()).model
-    projection = project_parameters(model, 1e6, [2, 8, 64], "bfloat16", 12 * MS)
+    projection = planned_buckets(model, 2_000_000, [2, 8, 64], 12 * MS)
     assert (
         [step.ranks for step in projection.weak]
         == [step.ranks for step in projection.strong]
@@ -398,11 +443,11 @@ def test_what_is_only_a_guess_is_told_as_one(monkeypatch, capsys):
     # Each call alone has 1/8.97 to 8.7 times its time; two calls of about half of the sum each,
     # with independent errors, have sqrt(1/2) of their logarithms.
     answer = told(capsys)
-    assert answer.startswith("a step on 2 ranks (dp=2) takes 12.0 ms, or longer where calls and ")
+    assert answer.startswith("a step on 2 ranks takes 12.0 ms, or longer where calls and ")
     assert " takes 78.6 us (16.6 us to 364 us) alone; " in answer
-    show_training_plans([project_parameters(model, 1e6, [64], "bfloat16", 12 * MS)])
+    show_training_plans([planned_buckets(model, 2_000_000, [64], 12 * MS)])
     assert told(capsys) == (
-        "how long a step on 64 ranks (dp=64) communicates is only a guess, 84.5 us to 10.7 ms. "
+        "how long a step on 64 ranks communicates is only a guess, 84.5 us to 10.7 ms. "
         "Measure nearer sizes, or more numbers of ranks, and fit again."
     )
 
@@ -420,7 +465,7 @@ def test_a_model_without_the_collective_is_refused():
         "--nproc-per-node 8 -m torchcoll.allreduce",
     )
     with pytest.raises(UsageError, match=f"^{text}"):
-        project_parameters(model, 8e9, [8], "bfloat16", None)
+        planned_buckets(model, 16_000_000_000, [8])
     several = error_text("collectives", "all_reduce, all_to_all", "what the model has: all_gather")
     with pytest.raises(UsageError, match=f"^{several}") as caught:
         model.check_collectives(["all_reduce", "all_gather", "all_to_all", "all_reduce"])
@@ -440,20 +485,34 @@ def test_what_was_not_measured_is_half_an_all_reduce():
 
 
 def test_a_step_time_without_a_machine_and_layouts_that_are_no_text():
-    layout = {"ranks": 8, "compare": 3}
-    for options in ({"parallel": "dp=8", "step_ms": 30.0}, layout):
-        with pytest.raises(UsageError) as caught:
-            torchcoll.plan("gpt2", **options)
-        assert caught.value.what == ("step_ms" if "step_ms" in options else "compare")
+    with pytest.raises(UsageError) as caught:
+        torchcoll.plan("gpt2", "dp=8", step_ms=30.0)
+    assert caught.value.what == "step_ms"
+    with pytest.raises(UsageError) as caught:
+        torchcoll.compare_plans("gpt2", 3, ranks=8)
+    assert caught.value.what == "compare"
 
 
-def test_one_call_is_no_plural(capsys):
-    assert main(["plan", "--parameters", "1000", "--ranks", "2"]) == 0
-    assert " in 1 call per step" in capsys.readouterr().out.splitlines()[0]
+@pytest.mark.parametrize(("step_ms", "objects"), [(900.0, False), (600.0, True)])
+def test_a_computation_beyond_the_peak_is_objected_to(step_ms, objects):
+    """8,192 tokens of 8e9 parameters: 6 x 7.5e9 and 12 x 32 x 4096 x 8192 operations each."""
+    plan = torchcoll.plan("llama-3-8b", "fsdp=8", machine="8xH100", step_ms=step_ms)
+    flops = 8192 * (6 * (8_030_261_248 - 128_256 * 4096) + 12 * 32 * 4096 * 8192)
+    assert plan.step.compute.flops == pytest.approx(flops)
+    assert plan.step.mfu == pytest.approx(flops / 989e12 / plan.step.step_ns[0] * 1e9)
+    assert plan.step.tokens_per_s == pytest.approx(8192 / plan.step.step_ns[0] * 1e9)
+    assert any("no training reaches 75 %" in note for note in plan.notes) == objects
+
+
+def test_mfu_in_place_of_a_time():
+    plan = torchcoll.plan("llama-3-8b", "fsdp=8", machine="8xH100", mfu=40)
+    assert plan.compute_ns == pytest.approx(plan.step.compute.flops / 0.4 / 989e12 * 1e9)
+    value, low, high = torchcoll.plan("llama-3-8b", "fsdp=8", machine="8xH100").step.step_ns
+    assert low < 0.9 * value and high > 1.1 * value  # the range of MFU
 
 
 def test_a_published_machine_answers_in_one_sentence(capsys):
-    command = ["plan", "--machine", "8xH100", "--config", "llama-3-8b", "--ranks", "64"]
+    command = ["plan", "--machine", "8xH100", "llama-3-8b", "--ranks", "64"]
     assert main([*command, "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     step = document["step"]

@@ -21,9 +21,10 @@ from torch.distributed.fsdp import fully_shard
 import torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.core.metrics import Metric, check_metrics, write_metrics
-from torchcoll.core.result import Run
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.parts.training import sampled
+from torchcoll.parts.training.arrivals import find_arrivals
+from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.recorded_calls import CallRecorder
 from torchcoll.parts.training.sampled import Sampling, StepMetrics, split_step, step_metrics
 from torchcoll.parts.training.traffic_show import show_traffic
@@ -220,8 +221,8 @@ def test_the_straggler_is_named_while_the_training_runs(outcomes):
 
 
 @pytest.mark.skipif(not FSDP_ON_CPU, reason="this FSDP2 does not run on cpu")
-def test_cost_names_the_same_straggler(outcomes, folder):
-    arrivals = torchcoll.cost(folder / "late", Run()).arrivals
+def test_trace_names_the_same_straggler(outcomes, folder):
+    arrivals = find_arrivals(Ledger(torchcoll.Traffic.load(folder / "late")))
     assert [row.rank for row in arrivals.late] == [1]
     slept_ns = outcomes["straggler"][2] * 1e9
     assert arrivals.late[0].caused_ns > 0.2 * slept_ns
@@ -486,9 +487,9 @@ def test_hours():
             )
     traffic = Traffic("capture", 2, calls, {"0": Group("0", (0, 1), "gloo")})
     traffic.steps = {0: steps, 1: steps}
-    assert over_time(traffic) is None
+    assert over_time(Ledger(traffic)) is None
     traffic.environment["every"] = 60
-    outcomes = over_time(traffic)
+    outcomes = over_time(Ledger(traffic))
     early = Stretch(0, 600, 10, 1e9, 20e6, 10e6, 0, 1.0)
     assert outcomes.stretches[0] == early
     assert outcomes.stretches[-1] == Stretch(8400, 9000, 10, 2e9, 20e6, 10e6, 1, 1.0)
@@ -499,5 +500,7 @@ def test_hours():
     for scale, length_s in ((0.16, 60), (4, 1800), (24, 10_800), (96, 43_200)):
         stretched = [(round(scale * begin), round(scale * begin) + 1) for begin, _ in steps]
         traffic.steps = {0: stretched, 1: stretched}
-        lengths = {stretch.to_s - stretch.from_s for stretch in over_time(traffic).stretches}
+        lengths = {
+            stretch.to_s - stretch.from_s for stretch in over_time(Ledger(traffic)).stretches
+        }
         assert lengths == {length_s}

@@ -11,6 +11,7 @@ from sent import MIB, MS, call, ddp, traffic, world
 import torchcoll
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.traffic import Group
+from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_table import SizeBin, TrafficRow, summarise_traffic
 
 ROW = {
@@ -29,6 +30,7 @@ ROW = {
     "bytes_per_step": 75 * MIB,
     "time_per_step_ns": 36 * MS,  # three times the 12 ms of rank 0, the slower one
     "wait_per_step_ns": 15 * MS,  # three times 12 - 7 ms
+    "transfer_per_step_ns": 21 * MS,  # three times 7 ms
     "median_ns": 12 * MS,
     "clock": "host",
     "share": 0.36,
@@ -38,7 +40,7 @@ ROW = {
 
 
 def rows(result):
-    return [dataclasses.asdict(row) for row in summarise_traffic(result).rows]
+    return [dataclasses.asdict(row) for row in summarise_traffic(Ledger(result)).rows]
 
 
 def some(result, *names):
@@ -49,16 +51,16 @@ def some(result, *names):
 def test_rows_of_ddp():
     nine = {"bytes_in": 9 * MIB, "bytes_out": 9 * MIB, "calls_per_step": 1, "share": 0.12}
     nine |= {"bytes_per_step": 9 * MIB, "time_per_step_ns": 12 * MS}
-    nine |= {"wait_per_step_ns": 5 * MS}
+    nine |= {"wait_per_step_ns": 5 * MS, "transfer_per_step_ns": 7 * MS}
     small = {"collective": "broadcast", "bytes_in": 8, "bytes_out": 8, "dtype": "int64"}
     small |= {"asynchronous": False, "calls_per_step": 1, "bytes_per_step": 8}
-    small |= {"wait_per_step_ns": None}
+    small |= {"wait_per_step_ns": None, "transfer_per_step_ns": None}
     small |= {"time_per_step_ns": MS / 5, "median_ns": MS / 5, "share": 0.002, "exposed_ns": MS / 5}
     assert rows(traffic(ddp, steps=4)) == [ROW, ROW | nine, ROW | small]
 
 
 def test_the_steps_of_ddp():
-    table = summarise_traffic(traffic(ddp, steps=4))
+    table = summarise_traffic(Ledger(traffic(ddp, steps=4)))
     assert (table.steps, table.total, table.marked, table.statistic) == (
         (1, 2, 3),
         4,
@@ -78,7 +80,7 @@ def test_the_steps_of_ddp():
 
 
 def test_the_sizes_of_ddp():
-    assert summarise_traffic(traffic(ddp, steps=4)).sizes == [
+    assert summarise_traffic(Ledger(traffic(ddp, steps=4))).sizes == [
         SizeBin("0-1", 8, 16, 1, 8),
         SizeBin("0-1", 8 * MIB, 16 * MIB, 1, 9 * MIB),
         SizeBin("0-1", 16 * MIB, 32 * MIB, 3, 75 * MIB),
@@ -90,7 +92,7 @@ def test_bins_begin_at_powers_of_two():
     recorded = traffic(lambda rank: [call(size_bytes=n, sequence=i) for i, n in enumerate(sizes)])
     bins = [
         (size.low_bytes, size.high_bytes, size.calls_per_step, size.bytes_per_step)
-        for size in summarise_traffic(recorded).sizes
+        for size in summarise_traffic(Ledger(recorded)).sizes
     ]
     assert bins == [
         (0, 0, 1, 0),
@@ -104,7 +106,7 @@ def test_bins_begin_at_powers_of_two():
 
 def test_without_marks_everything_is_one_step():
     recorded = traffic(lambda rank: [call(sequence=i, time_ns=(i + 1) * MS) for i in range(3)])
-    table = summarise_traffic(recorded)
+    table = summarise_traffic(Ledger(recorded))
     assert (table.steps, table.total, table.marked, table.step_ns) == ((0,), 1, False, None)
     assert some(recorded, "calls_per_step", "time_per_step_ns", "median_ns", "share") == [
         (3, 6 * MS, 2 * MS, None)
@@ -114,7 +116,7 @@ def test_without_marks_everything_is_one_step():
 
 def test_a_plan_needs_no_marks():
     recorded = dataclasses.replace(traffic(lambda rank: [call()]), source="plan")
-    assert summarise_traffic(recorded).notes == []
+    assert summarise_traffic(Ledger(recorded)).notes == []
     assert some(recorded, "time_per_step_ns", "clock") == [(None, None)]
 
 
@@ -150,13 +152,13 @@ def stepwise(*counts, size_bytes=MIB):
     ],
 )
 def test_steps_that_send_otherwise_are_left_out_and_said(counts, steady, calls, notes):
-    table = summarise_traffic(stepwise(*counts))
+    table = summarise_traffic(Ledger(stepwise(*counts)))
     assert (table.steps, table.rows[0].calls_per_step) == (steady, calls)
     assert table.notes[:-1] == notes
 
 
 def test_steps_that_all_differ_are_averaged_and_that_is_said():
-    table = summarise_traffic(stepwise(1, 2, 3, 6))
+    table = summarise_traffic(Ledger(stepwise(1, 2, 3, 6)))
     assert (table.steps, table.statistic) == ((0, 1, 2, 3), "mean")
     (row,) = table.rows
     assert (row.calls_per_step, row.bytes_per_step, row.time_per_step_ns) == (3, 3 * MIB, 3 * MS)
@@ -166,7 +168,7 @@ def test_steps_that_all_differ_are_averaged_and_that_is_said():
 
 
 def test_steps_that_send_nothing_at_all():
-    table = summarise_traffic(stepwise(0, 0))
+    table = summarise_traffic(Ledger(stepwise(0, 0)))
     assert (table.rows, table.sizes, table.steps) == ([], [], (0, 1))
 
 
@@ -174,7 +176,7 @@ def test_a_rank_that_was_cut_off_marked_fewer_steps():
     recorded = stepwise(1, 1, 1)
     recorded.steps[1] = recorded.steps[1][:2]
     recorded.calls[1] = recorded.calls[1][:2]
-    table = summarise_traffic(recorded)
+    table = summarise_traffic(Ledger(recorded))
     assert (table.total, table.rows[0].calls_per_step) == (2, 1)
     assert table.notes[:2] == [
         "the ranks marked 2 to 3 steps: the first 2 count",
@@ -213,7 +215,7 @@ def test_pipeline_stages_have_rows_of_their_own():
         ("send", 4096, 0, "0", 4096),
         ("recv", 0, 4096, "1", 0),
     ]
-    notes = summarise_traffic(recorded).notes
+    notes = summarise_traffic(Ledger(recorded)).notes
     assert "the ranks do not send alike: each row is of the ranks that it names" in notes
     assert "2 of 3 rows have no time: the source does not tell it" in notes
     assert not any(note.startswith("group 0") for note in notes)  # two sides do not disagree
@@ -252,7 +254,7 @@ def test_calls_of_a_group_of_unknown_ranks_are_each_ranks_own():
     assert (
         "2 of 2 collectives do not tell the ranks of their group: they are not put together over "
         "the ranks, and their times are each rank's own"
-    ) in summarise_traffic(recorded).notes
+    ) in summarise_traffic(Ledger(recorded)).notes
 
 
 def test_ranks_that_count_differently_are_not_joined():
@@ -268,12 +270,12 @@ def test_ranks_that_count_differently_are_not_joined():
     assert (
         "group 0: call 0 is all_reduce float32 on rank 0, all_gather float32 on rank 1: the ranks "
         "do not count alike: its calls are not put together, and times are each rank's own"
-    ) in summarise_traffic(recorded).notes
+    ) in summarise_traffic(Ledger(recorded)).notes
 
 
 def test_the_same_number_in_another_step_is_not_the_same_call():
     recorded = traffic(lambda rank: [call(step=rank, time_ns=(1 + rank) * MS)], steps=2)
-    (note,) = [n for n in summarise_traffic(recorded).notes if n.startswith("group 0")]
+    (note,) = [n for n in summarise_traffic(Ledger(recorded)).notes if n.startswith("group 0")]
     assert "all_reduce float32 in step 0 on rank 0, all_reduce float32 in step 1 on rank 1" in note
 
 
@@ -289,7 +291,7 @@ def test_sizes_of_all_to_all_v_vary_and_are_one_row():
     assert some(recorded, "bytes_in", "calls_per_step", "bytes_per_step") == [(None, 1, 200)]
     assert (
         "all_to_all_v: bytes vary from call to call; bytes a step are a mean over them"
-        in summarise_traffic(recorded).notes
+        in summarise_traffic(Ledger(recorded)).notes
     )
 
 
@@ -320,9 +322,9 @@ def test_a_row_with_a_call_that_nobody_timed_has_no_sum():
 
 
 def test_no_calls():
-    table = summarise_traffic(traffic(lambda rank: []))
+    table = summarise_traffic(Ledger(traffic(lambda rank: [])))
     assert (table.rows, table.sizes) == ([], [])
-    assert summarise_traffic(torchcoll.Traffic()).rows == []
+    assert summarise_traffic(Ledger(torchcoll.Traffic())).rows == []
 
 
 def test_table_is_a_frame_with_the_fields_as_columns():
@@ -347,7 +349,7 @@ def test_in_flight_is_never_more_than_the_step():
             yield call(sequence=step, step=step, start_ns=start, time_ns=60 * MS)
 
     recorded = traffic(calls_of, steps=3)
-    table = summarise_traffic(recorded)
+    table = summarise_traffic(Ledger(recorded))
     assert (table.steps, table.step_ns) == ((0, 1, 2), 100 * MS)
     assert table.busy_ns == 60 * MS  # the median of 10, 60 and 60
 
@@ -368,14 +370,16 @@ def test_an_end_that_was_heard_late_does_not_leak_into_the_next_step(changed, so
             start = (100 * step + 95) * MS
             yield call(sequence=step, step=step, start_ns=start, time_ns=8 * MS, **changed)
 
-    table = summarise_traffic(dataclasses.replace(traffic(calls_of, steps=3), source=source))
+    table = summarise_traffic(
+        Ledger(dataclasses.replace(traffic(calls_of, steps=3), source=source))
+    )
     assert table.busy_ns == busy_ms * MS  # the median
     assert table.rows[0].median_ns == busy_ms * MS  # 8 ms, or cut to the 5 before the mark
 
 
 def test_a_call_longer_than_its_step_fills_it_and_no_more():
     recorded = traffic(lambda rank: [call(step=0, start_ns=0, time_ns=250 * MS)], steps=1)
-    table = summarise_traffic(recorded)
+    table = summarise_traffic(Ledger(recorded))
     assert (table.step_ns, table.busy_ns) == (100 * MS, 100 * MS)
 
 
@@ -384,7 +388,7 @@ def test_a_step_number_that_no_training_has():
     with pytest.raises(
         UsageError, match=error_text("steps of the traffic", "5000001", "1000000 at")
     ):
-        summarise_traffic(recorded)
+        summarise_traffic(Ledger(recorded))
 
 
 def test_a_table_of_what_is_none():
@@ -398,11 +402,15 @@ def test_times_of_some_ranks_say_so():
     def calls_of(rank):
         return [call(time_ns=MS, start_ns=0)]
 
-    assert summarise_traffic(traffic(calls_of, ranks=4, recorded=[0, 2])).notes[-1] == (
+    assert summarise_traffic(Ledger(traffic(calls_of, ranks=4, recorded=[0, 2]))).notes[-1] == (
         "times are of 2 of 4 ranks: the slowest may be another"
     )
-    assert not any("may be" in n for n in summarise_traffic(traffic(calls_of, ranks=4)).notes)
+    assert not any(
+        "may be" in n for n in summarise_traffic(Ledger(traffic(calls_of, ranks=4))).notes
+    )
     assert not any(
         "may be" in n  # no times, nothing to say
-        for n in summarise_traffic(traffic(lambda rank: [call()], ranks=4, recorded=[0])).notes
+        for n in summarise_traffic(
+            Ledger(traffic(lambda rank: [call()], ranks=4, recorded=[0]))
+        ).notes
     )

@@ -40,5 +40,5 @@ def test_fsdp_profile(on_two_ranks):
     first, second = on_two_ranks("fsdp_profile")
     assert second == ""
     # A layer has 198272 parameters, half of them on each rank.
-    assert re.search(r"\nall_gather +387.25K +774.5K +8 +3098K\n", first)
+    assert re.search(r"\nall_gather +387.25K +774.5K +8 +3098K ", first)
     assert first.endswith("the plan is what was sent\n")

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as Ddp
 
 import torchcoll
 from torchcoll.core.errors import UsageError
-from torchcoll.parts.training.plans import Trial, TrialRow
+from torchcoll.parts.training.trial import Trial, TrialRow
 
 
 def small():

@@ -27,7 +27,7 @@ from torchcoll.core.soak_windows import SoakWindow
 from torchcoll.core.summary import P99_CALLS, default_clock, library_of
 from torchcoll.core.units import counted, format_size
 from torchcoll.questions.check.judging import judge
-from torchcoll.questions.show.measured import run_answer
+from torchcoll.questions.check.measured_show import run_answer
 from torchcoll.questions.show.show import (
     further_grids,
     row_style,

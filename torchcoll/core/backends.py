@@ -182,7 +182,7 @@ BACKENDS: dict[str, BackendEntry] = {
             module="oneccl_bindings_for_pytorch",
             library="libccl",
             absent="Install oneccl_bindings_for_pytorch of the same minor version as torch "
-            "(retired after 2.8): see docs/measure.md.",
+            "(retired after 2.8), or build it for this torch: see docs/measure.md.",
             # Observed on CPUs with version 2.8 of the bindings, the last one. Their src/utils.cpp
             # has the maps of ops and dtypes, and their src/dispatch_stub.h has the rest.
             lacks=(

@@ -91,7 +91,8 @@ def literal(text: str) -> str:
 def nearest_names(
     value: object, choices: Iterable[str], least: float = 0.6, most: int = 1
 ) -> list[str]:
-    """The most similar names, ignoring case, the nearest first; one alone if only dashes differ.
+    """The most similar names, ignoring case, the nearest first; one alone if only dashes differ, or
+    if the value lacks a unit: ``size`` is ``size_bytes``.
 
     least: difflib's ratio.
     """
@@ -102,6 +103,9 @@ def nearest_names(
     for name in names:
         if name.replace("-", "").replace("_", "") == bare:
             return [names[name]]
+    with_unit = [name for name in names if bare and name.startswith(f"{str(value).lower()}_")]
+    if with_unit:
+        return [names[min(with_unit, key=len)]]
     alike = difflib.get_close_matches(str(value).lower(), names, n=most, cutoff=least)
     return [names[name] for name in alike]
 

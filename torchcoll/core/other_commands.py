@@ -24,6 +24,14 @@ _READERS = (
     ("show", re.compile(rb'\A\s*\{[^\n]*"record":[^\n]*"schema":\s*"torchcoll/')),
     ("log", re.compile(rb"\A(?:\xef\xbb\xbf)?\s*(?:<(?:\?|!--)[^>]*>\s*)*<(?:system|graphs)\b")),
     (
+        "pairs",
+        re.compile(
+            rb"# OSU MPI[\w-]* (?:(?:Bi-Directional )?Bandwidth|Latency|(?:MPI_)?(?:Put|Get)[\w ]*)"
+            rb" Test|^[ \t]*(?:RDMA_(?:Read|Write)|Send)\b[^\n]{0,60} BW Test",
+            re.MULTILINE,
+        ),
+    ),
+    (
         "show",
         re.compile(
             rb"# nThread \d+ nGpus |Avg bus bandwidth|# OSU MPI|# Benchmarking:? |MPI Benchmarks? "

@@ -122,7 +122,7 @@ def _kind(point: ExactCall) -> tuple[Any, ...]:
     return point.collective, point.dtype, point.op, point.asynchronous
 
 
-_EACH = "Measure each in a run of its own: torchcoll.cost takes a list of runs."
+_EACH = "Measure each in a run of its own."
 
 
 def _choose(traffic: Traffic, groups: str | None) -> tuple[tuple[int, ...], ...]:

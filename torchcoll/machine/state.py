@@ -357,7 +357,11 @@ def why_busy(state: dict[str, Any], shares: dict[str, Any] | None) -> str | None
         others_cores, cores = shares["others_cores"], shares["cores"]
         if others_cores is None:
             return f"{host}: who uses its cores cannot be seen"
-        return f"{host}: {_cores_text(shares)}" if others_cores > IDLE_SHARE * cores else None
+        return (
+            f"{host}: {_cores_text(shares, with_pid=True)}"
+            if others_cores > IDLE_SHARE * cores
+            else None
+        )
     for device in state["devices"]:
         name, busy = _name(device, state), device.get("busy_percent")
         if device.get("others"):
@@ -383,13 +387,14 @@ def processes_text(processes: list[dict[str, Any]]) -> str:
     return text + (f" and {len(processes) - 1} more" if len(processes) > 1 else "")
 
 
-def _cores_text(shares: dict[str, Any]) -> str:
+def _cores_text(shares: dict[str, Any], with_pid: bool = False) -> str:
     used = format_digits(shares["others_cores"], 2)
     text = f"other processes used {used} of {shares['cores']} cores"
     top = next(iter(shares["processes"]), None)
     if top and top["cores"] >= shares["others_cores"] / 2:
-        facts = [f"pid {top['pid']}", top.get("user"), f"{format_digits(top['cores'], 2)} cores"]
-        text += f", most {top['name']} ({', '.join(filter(None, facts))})"
+        facts = [f"pid {top['pid']}" if with_pid else "", top.get("user")]
+        whose = ", ".join(filter(None, facts))
+        text += f", most of it {top['name']}" + (f" ({whose})" if whose else "")
     return text
 
 

@@ -301,6 +301,10 @@ def host_mean(
     )
 
 
+# Notes that people append to a row: `<-- here`, `# best`, `| ok`, and signs outside of ASCII.
+NOTE = re.compile(r"\s(?=[<#|;(!*]|//|--|[^\x00-\x7fµμ])")
+
+
 def half_row(fields: Sequence[str], heading: Sequence[str]) -> str:
     """The reason for refusing a row whose number of fields differs from its heading's."""
     return f"half a row: {len(fields)} fields, the heading has {len(heading)}"
@@ -416,18 +420,56 @@ def runs_of_ranks(
     return [make_run(each, options, source, ranks=ranks, **more) for ranks, each in results.items()]
 
 
-# The command line of a launcher: mpirun -np 6, mpiexec -n 6, srun -N 2 -n 16, --ntasks=16.
-_COMMAND = re.compile(
-    r"\b(?:mpi(?:run|exec)(?:\.hydra)?|srun|prun|aprun|jsrun)\b(?:\s+\S+){0,40}?\s+"
-    r"(?:--?np?(?:\s+|=)?(\d{1,7})|--ntasks(?:\s+|=)(\d{1,7}))(?:\s|$)"
+# A command line up to the program, whose own options may have the same names.
+_LAUNCHER = re.compile(
+    r"\b(mpi(?:run|exec)[\w.]*|srun|prun|aprun|jsrun|torchrun|nccom-test)\b"
+    r"((?:\s+(?!\S*(?:_perf|osu_|IMB-|python|\.py\b|\.sh\b|\./))\S+){0,60})"
 )
+_RANKS = re.compile(r"\s(?:--?np?|--ntasks|-r)(?:\s+|=)?(\d{1,7})\b")
+_NODES = re.compile(r"\s(?:-N|--nodes|--nnodes)(?:\s+|=)?(\d{1,6})\b")
+_PER_NODE = re.compile(
+    r"\s(?:--ntasks-per-node|--nproc[-_]per[-_]node|-?-ppn|-?-npernode|-N)(?:\s+|=)?(\d{1,6})\b"
+)
+# Lines of benchmarks.
+_STATED = re.compile(r"\bon (\d{1,7}) MPI ranks\b|\bprocesses=(\d{1,7})\b")
+
+
+def ranks_in(text: str) -> int | None:
+    """The number of ranks that a command line of a launcher, or a line of a benchmark, states."""
+    if match := _STATED.search(text):
+        return parse_ranks(match[1] or match[2])
+    launcher = _LAUNCHER.search(text)
+    if launcher is None:
+        return None
+    options = f"{launcher[2]} "
+    if match := _RANKS.search(options):
+        return parse_ranks(match[1])
+    per_node, nodes = _PER_NODE.search(options), _NODES.search(options)
+    if launcher[1] == "torchrun" and per_node:
+        return parse_ranks(int(per_node[1]) * int(nodes[1] if nodes else 1))
+    if launcher[1] == "srun" and per_node and nodes and "per-node" in per_node[0]:
+        return parse_ranks(int(per_node[1]) * int(nodes[1]))
+    return None
+
+
+# Collectives whose names are words of English, in prose about something else.
+_WORDS = ("reduce", "broadcast", "gather", "scatter", "barrier")
+_MOST_WORDS = 4  # of a title
+
+
+def collective_of_title(text: str) -> str | None:
+    """The collective that a line above a table names; None for prose."""
+    name = collective_in(text)
+    prose = len(re.findall(r"[A-Za-z]+", text)) > _MOST_WORDS
+    return None if prose and name in _WORDS and f"{name}_perf" not in text else name
 
 
 class TableReader:
     """Reads the text of a benchmark line by line. A subclass has ``line`` and ``end``.
 
     results: of the rows that were read, by the number of ranks of their run. RANKS_UNTOLD: the
-    output has no number of ranks, which is taken from a launcher's command line above it.
+    output has no number of ranks, which is taken from a launcher's command line above it. A command
+    may continue on the next line.
     """
 
     RANKS_UNTOLD = False
@@ -439,10 +481,13 @@ class TableReader:
     @classmethod
     def read(cls, lines: Iterable[Line], options: ImportOptions) -> Imported:
         reader = cls(options)
+        command = ""
         for line, text in lines:
-            if cls.RANKS_UNTOLD and options.ranks is None and (match := _COMMAND.search(text)):
-                reader.options = replace(options, ranks=int(match[1] or match[2]))
-                reader.imported.warn(f"{reader.options.ranks} ranks: taken from line {line}")
+            if cls.RANKS_UNTOLD and options.ranks is None:
+                command = f"{command} {text}" if command[-1:] == "\\" else text.rstrip()
+                if (ranks := ranks_in(command)) and ranks != reader.options.ranks:
+                    reader.options = replace(options, ranks=ranks)
+                    reader.imported.warn(f"{ranks} ranks: taken from line {line}")
             reader.line(line, text)
         reader.end()
         return reader.imported

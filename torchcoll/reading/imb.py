@@ -30,8 +30,12 @@ _TITLE = re.compile(
     r"#\s*(?:Intel ?\(R\)|PALLAS) MPI Bench\w+(?: Suite)? V?([^,]{1,60}), ((?:MPI|IMB)\S* part.*)"
 )
 _NO_BARRIERS = re.compile(r"#.* -sync +(?:off|0|no|disable)\b")  # the command line
-_BENCHMARK = re.compile(r"#\s*Benchmarking (?:Multi-)?(\w+)\s*$")
-_PROCESSES = re.compile(r"#\s*#processes = (\d+)")
+# Out of a spreadsheet lines have tabs, and numbers at their end.
+_BENCHMARK = re.compile(r"#\s*Benchmarking\s+(?:Multi-)?(\w+)(?:\t+\d+)?\s*$")
+_PROCESSES = re.compile(r"#\s*#processes\s*=\s*(\d+)")
+_NAMED = re.compile(r"(?:[-*#]+ )?([A-Z][A-Za-z_]+)\s*[:\uff1a]$")  # above a table in a mail
+_NAMED_ROW = re.compile(r"([A-Z][A-Za-z_]+)\s+(\d+)\s+(\d+\s+\d+\s.*)")
+_NAMED_ROWS = re.compile(r"#?Benchmarking\s+#procs\s+(#bytes\s.*)")
 _GROUPS = re.compile(r"#\s*\( ?(\d+) groups of (\d+) processes each running simultaneous")
 _GROUP = re.compile(r"#\s*Group\s+(\d{1,9})\s*:((?:\s+\d+)+)\s*$")
 _TYPE = re.compile(r"#\s*MPI_(Datatype(?: for reductions)?|Op)\s*:\s*(MPIX?_\w+)")
@@ -43,7 +47,8 @@ STARTS = re.compile(
     r"|Group[ \t]+\d+[ \t]*:|MPI_(?:Datatype|Op)\b|Calling sequence|All processes entering)"
     r"|(?:Group[ \t]+)?(?:#bytes[ \t]+)?#repetitions[ \t]"
     # A row: whole numbers, then figures to the end of the line, or why there are none.
-    r"|(?<![\w.:,+-])\d+(?:(?:[ \t]+[\d.]+){3,8}[ \t]*$|(?:[ \t]+\d+)?[ \t]+(?:out-|int-|time-)o)"
+    r"|(?<![\w.:,+-])(?:[A-Z]\w+[ \t]+(?=\d+[ \t]+\d+[ \t]+\d+[ \t]))?"
+    r"\d+(?:(?:[ \t]+[\d.]+){3,8}[ \t]*$|(?:[ \t]+\d+)?[ \t]+(?:out-|int-|time-)o)"
 )
 _PER_RANK = (
     "all_gather",
@@ -65,7 +70,7 @@ REDUCE_SCATTER = (
 
 def sniff(head: Sequence[str]) -> bool:
     lines = [text.lstrip() for text in head]
-    if any(map(_TITLE.match, lines)):
+    if any(_TITLE.match(text) or _NAMED_ROWS.match(text) for text in lines):
         return True
     # oneCCL's benchmark has more columns, and a colon after 'Benchmarking'.
     return any(map(_HEADING.match, lines)) and not any(
@@ -119,6 +124,13 @@ class _ImbReader(base.TableReader):
             self.types[match[1]] = match[2]
         elif _NO_BARRIERS.match(text):
             self.barriers = False
+        elif match := _NAMED.match(text):
+            self.start_table(match[1])
+        elif match := _NAMED_ROWS.match(text):
+            self.columns = match[1].replace("#", "").split()
+        elif match := _NAMED_ROW.match(text):
+            self.benchmark, self.ranks = match[1], base.parse_ranks(match[2]) or 0
+            self.row(line, match[3])
         elif _HEADING.match(text):
             self.columns = text.replace("#", "").split()
         elif _END.match(text):
@@ -126,6 +138,8 @@ class _ImbReader(base.TableReader):
 
     def row(self, line: int, text: str) -> None:
         fields = text.split()
+        if len(fields) != len(self.columns):
+            fields = base.NOTE.split(text, maxsplit=1)[0].split()
         if match := _FAILED.match(text):
             self.imported.refuse(line, f"IMB did not measure this size: {match[1]}")
         elif len(fields) != len(self.columns):

@@ -288,6 +288,27 @@ def drop_non_results(arguments: Sequence[str], least: int = 1) -> list[str]:
     return results
 
 
+def two_tables(
+    path: str, collective: str | None = None, ranks: int | None = None
+) -> list[tuple[str, Run]]:
+    """(name, run) of the two tables of a file that have the same cases, such as Before and After;
+    [] for any other file.
+    """
+    path = os.fspath(from_stdin(path))
+    if not os.path.isfile(path) or is_ours(path):
+        return []
+    runs = _imported(path, collective=collective, ranks=ranks)
+    if len(runs) != 2 or runs[0].ranks != runs[1].ranks:
+        return []
+    first, second = ({result.case for result in run.results} for run in runs)
+    if not first & second:
+        return []
+    titles = [str(run.labels.get("table", "")) for run in runs]
+    if not all(titles) or titles[0] == titles[1]:
+        titles = ["first", "second"]
+    return [*zip(titles, runs, strict=True)]
+
+
 def split_results_and_traffic(paths: Iterable[str]) -> tuple[list[str], list[str]]:
     """Split paths into files of results (or of other tools' output) and captured traffic.
 

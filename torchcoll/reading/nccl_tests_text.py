@@ -16,54 +16,11 @@ from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.variables import kept_variables
-from torchcoll.libraries.nccl.algorithms import choices_of
-from torchcoll.libraries.nccl.log import NcclLogReader
+from torchcoll.core.result import Run
 from torchcoll.reading import base, nccl_tests
+from torchcoll.reading.nccl_tests_messages import SET, Messages
 from torchcoll.reading.nccl_tests_rows import RowParser
 from torchcoll.reading.writers import log_hosts, without_log
-
-_SET, _CALL = " set by environment to ", " Bytes -> "
-
-
-class Messages:
-    """The messages of NCCL's log in the output of one run."""
-
-    def __init__(self) -> None:
-        self._reader = NcclLogReader()
-
-    def take(self, text: str) -> None:
-        """Read a message with its prefix (``host:pid:thread [0] NCCL INFO ...``).
-
-        This is called for every message, and most are not needed: these are skipped.
-        """
-        if _CALL in text or _SET in text or "CCL version" in text:
-            self._reader.read([text.encode()])
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The variables that may be kept, with all values of one that differs between processes."""
-        values: dict[str, dict[str, None]] = {}
-        for process in self._reader.processes:
-            for name, value in process.variables.items():
-                values.setdefault(name, {})[value] = None
-        return kept_variables({name: " | ".join(texts) for name, texts in values.items()})
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """``nccl`` or ``rccl`` -> its version, by the first process that logged it."""
-        processes = reversed(self._reader.processes)
-        return {
-            process.library.lower(): process.version for process in processes if process.version
-        }
-
-    def choose(self, results: Iterable[CaseResult]) -> None:
-        """Set ``choices`` of each result to what the library chose for its size."""
-        calls = dict.fromkeys(call for process in self._reader.processes for call in process.calls)
-        for result in results if calls else ():
-            result.choices = choices_of(result, calls)
-
 
 NAME = "nccl-tests"
 
@@ -106,8 +63,6 @@ _PLACEMENTS = re.compile(r"out-of-place|in-place")
 _HOST_LINES, _HOST_CHARACTERS = 1000, 1 << 18  # in which names of hosts are looked for
 _LEAST = 6  # fields of a row: size, count, type, time, algbw, busbw
 _ABOVE, _TITLE = 8, 80  # lines and characters of titles: longer lines are prose
-# Notes that people append to a row: `<-- here`, `# best`, `| ok`.
-_NOTE = re.compile(r"\s(?=[<#|;(!*]|//|--)")
 _SUFFIXED = re.compile(r"\s*\d[\d.,]*[KMGT]?i?B?\s+\d[\d.,]*[KMGT]?\s+[a-z]\w*\s+\S+(?:\s+\S+){3}")
 SUFFIXES = "sizes or counts with a suffix such as 1M are rounded: nccl-tests prints all digits"
 WRAPPED = "rows are wrapped at the width of a terminal: give the output as nccl-tests printed it"
@@ -189,7 +144,10 @@ def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Import
         if not any(output.rows for output in outputs):
             imported.refuse(0, nccl_tests.INTERLEAVED.format(n=max(2, _width(crowd))))
         return imported
+    tables = sum(bool(output.rows) for output in outputs)
     for imported.output, output in enumerate(outputs):
+        if tables > 1:
+            output.title = output.title or output.first_title
         if run := _make_run(output, options, imported):
             imported.runs.append(run)
             imported.run_outputs.append(imported.output)
@@ -265,7 +223,7 @@ class _TextReader:
 
     def message(self, text: str) -> None:
         # Messages from the start of a process may precede nccl-tests' first line.
-        next_one = self.output.ended and (_SET in text or "CCL version" in text)
+        next_one = self.output.ended and (SET in text or "CCL version" in text)
         (self.next_messages if next_one else self.output.messages).take(text)
 
     def broken(self, line: int, text: str) -> None:
@@ -294,7 +252,7 @@ class _TextReader:
             whole_row = RowParser((), ()).row(line, text + following) if following.strip() else ""
             half = self.output.parser.half(line, text) if isinstance(whole_row, str) else ""
             if not isinstance(half, str) and (
-                _ROW.match(following) or following.strip()[:1] in "#"
+                _ROW.match(following) or not following.strip()[:1].isdigit()
             ):
                 self.output.rows.append(half)
                 self.imported.warn(HALVES)
@@ -309,14 +267,14 @@ class _TextReader:
         row = self.output.parser.row(line, text)
         if isinstance(row, str) and _side_by_side(text):
             row = SIDE_BY_SIDE
-        elif isinstance(row, str) and len(pieces := _NOTE.split(text, maxsplit=1)) > 1:
+        elif isinstance(row, str) and len(pieces := base.NOTE.split(text, maxsplit=1)) > 1:
             without = self.output.parser.row(line, pieces[0])
             row = row if isinstance(without, str) else without
         if not isinstance(row, str):
             if self._begins_table(row):
                 self._next_table(line)
-            elif not self.output.rows:
-                self.output.first_title = self._title()
+            else:
+                self._entitle(self.output)
         self.above.clear()
         if isinstance(row, str):
             self.failed = line, text, row
@@ -335,9 +293,16 @@ class _TextReader:
 
     def _title(self) -> str:
         """The last line of text since the row before, '' if there is none."""
-        texts = [" ".join(text.strip("# \t:").split()) for _, text in self.above]
+        texts = [" ".join(text.strip(" #\t:*=`>-\uff1a").split()) for _, text in self.above]
         titles = [text for text in texts if any(map(str.isalnum, text)) and text[0] != "("]
         return titles[-1] if titles and len(titles[-1]) <= _TITLE else ""
+
+    def _entitle(self, output: _TestOutput) -> None:
+        """The line above the first line of an output is its title."""
+        last = next((text for _, text in reversed(self.above) if text.strip(" #*`")), "")
+        if not output.rows and (not output.first_title or last.rstrip(" *_").endswith(":")):
+            output.first_title = self._title()
+            self.above.clear()
 
     def _next_table(self, line: int) -> None:
         """Begin a table of the same test: same collective, ranks and columns."""
@@ -357,10 +322,12 @@ class _TextReader:
                 line, output.started or bool(output.rows) or bool(output.settings)
             )
             output.started = True
+            self._entitle(output)
             output.collective = base.collective_named(_plain_program(match[1])) or output.collective
         elif _SETTINGS.search(text):
             output = self.next_output(line, bool(output.settings or output.rows))
             output.settings = _settings(text)
+            self._entitle(output)
         elif match := _BLOCKING.search(text):
             output.settings["blocking"] = _blocking(match[1])
         elif match := _RANK.search(text):
@@ -390,6 +357,7 @@ class _TextReader:
             if output.started or output.rows:
                 output = self.next_output(line, True)
             output.versions["nccl-tests"] = match[1]
+            self._entitle(output)
             if match[2]:
                 output.versions["nccl"] = nccl_tests.version_text(match[2])
         elif match := _RCCL_TESTS.search(text):
@@ -416,6 +384,7 @@ class _TextReader:
         if name:
             output = self.next_output(line, bool(self.output.rows))
             output.collective = name
+            self._entitle(output)
             output.args = match.string[match.end(1) :].split()
         if match[2] and "." in match[2] and (factor := base.number(match[2])) is not None:
             n = int(factor)
@@ -514,6 +483,8 @@ def _make_run(
         imported.warn(nccl_tests.STEP_1M)
     _check_average(output, imported)
     output.messages.choose(results)
+    if text := output.messages.expectation(results):
+        imported.warn(text)
     output.versions = output.messages.versions | output.versions
     rccl = "rccl" in output.versions or "rccl-tests" in output.versions
     tool = "rccl-tests" if rccl else "nccl-tests"
@@ -555,18 +526,6 @@ def _make_run(
     return run_of_table
 
 
-# Collectives whose names are words of English, in prose about something else.
-_WORDS = ("reduce", "broadcast", "gather", "scatter", "barrier")
-_MOST_WORDS = 4  # of a title
-
-
-def _titled(text: str) -> str | None:
-    """The collective that a line above a table names; None for prose."""
-    name = base.collective_in(text)
-    prose = len(re.findall(r"[A-Za-z]+", text)) > _MOST_WORDS
-    return None if prose and name in _WORDS and f"{name}_perf" not in text else name
-
-
 def _unnamed(
     output: _TestOutput, options: base.ImportOptions, ranks: int, imported: base.Imported
 ) -> str | None:
@@ -575,7 +534,9 @@ def _unnamed(
     A title, or the name of the file, is used if the figures can be those of its collective.
     """
     fits = nccl_tests.fitting_collectives(output.rows, ranks, "#wrong" in output.names)
-    titles = ((f"line {line}", _titled(text)) for line, text in reversed(output.above))
+    titles = (
+        (f"line {line}", base.collective_of_title(text)) for line, text in reversed(output.above)
+    )
     named = [*titles, ("the name of the file", base.collective_in(options.file))]
     origin, name = next((source for source in named if source[1]), ("", None))
     why = ""

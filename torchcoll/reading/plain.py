@@ -1,4 +1,4 @@
-"""Reads tables in Markdown or CSV, the format of most published figures.
+"""Reads plain tables, as most figures are published: Markdown, CSV, columns between blanks, boxes.
 
 ``--map size=Size,algbw='Algbw (GB/s)'`` names the columns. Without it columns with usual names are
 recognised. A heading of Markdown above a table names its collective. Sizes are binary (16GB is
@@ -11,45 +11,61 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 
 from torchcoll.core.backends import only_device
+from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps
 from torchcoll.core.errors import choice
 from torchcoll.core.result import CaseResult, Reported
-from torchcoll.core.units import counted
-from torchcoll.reading import base
+from torchcoll.core.units import counted, shorten
+from torchcoll.reading import base, nccl_tests
+from torchcoll.reading.nccl_tests import Block, NcclTestsRow
 
 NAME = "plain"
 ODD = "bandwidths do not follow from size, time and ranks"
 KEYS = ("size", "time", "algbw", "busbw", "collective", "ranks", "dtype", "op")
-_COLUMN_NAMES = {
-    "size": r"(?:message |msg )?(?:size|bytes)\b",
-    "time": r"(?:avg |mean |median )?(?:time|latency|duration)\b",
-    "algbw": r"alg(?:orithm)? ?(?:bw|bandwidth)\b",
-    "busbw": r"bus ?(?:bw|bandwidth)\b",
-    "collective": r"(?:collective|operation|test)\b",
-    "ranks": r"(?:n ?)?(?:ranks|gpus)\b|world ?size\b",
-    "dtype": r"(?:dtype|data ?type)\b",
-    "op": r"(?:red)?op\b",
-}
+# (key, name of the column without its unit), the likeliest first.
+_COLUMN_NAMES = (
+    ("size", r"(?:message |msg |payload |data |buffer )?(?:size|sz|bytes)$"),
+    ("size", r"elements|elems|count"),
+    ("min", r"t?min(?: time| latency| lat)?|(?:time|latency|lat) min"),
+    ("max", r"t?max(?: time| latency| lat)?|(?:time|latency|lat) max"),
+    ("time", r"(?:avg|mean|average) (?:time|latency|lat|duration)|t ?avg|avg|mean"),
+    ("time", r"(?:median |p50 )(?:time|latency|lat|duration)|t?p50|median"),
+    ("time", r"(?:time|latency|lat|duration)\b.*"),
+    ("time", r".*"),  # the name of a system, with a unit of time
+    ("algbw", r"alg(?:orithm)? ?(?:bw|bandwidth)"),
+    ("busbw", r"bus ?(?:bw|bandwidth)"),
+    ("collective", r"(?:collective|operation|test)\b.*"),
+    ("ranks", r"(?:n ?)?(?:ranks|gpus)\b.*|world ?size"),
+    ("dtype", r"dtype|data ?type|type"),
+    ("op", r"(?:red)?op"),
+)
+_UNIT = re.compile(r"[\[(][^\])]*[\])]")
+_MEAN, _MEDIAN = re.compile(r"\b(?:t?avg|mean|average)\b"), re.compile(r"\b(?:t?p50|median)\b")
 _SIZE_CELL = re.compile(r"([\d.]+)\s*([kmgt]?)(i?)(b(?:ytes)?)?", re.IGNORECASE)
 _SCALE = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _NONE = ("", "-", "n/a", "na", "none", "null")  # texts of a cell without a figure
+_OWN = "size_bytes_requested"
+_BLANKS = "  "  # the delimiter of columns between blanks
+_FIGURE = re.compile(r"([\d.,]+)\s*([a-zA-Zµμ/]+)")
+_TITLE = 80  # characters
 _STEP = 0.01  # a small bandwidth is printed with two decimals, or as 0
 _NUMBERED = re.compile(r"\W*(?:(?:run|test|case|trial|iter\w*)\W*)?\d*\W*", re.IGNORECASE)
+_RULES = " \t:|+-=\u2500\u253c\u250c\u2510\u2514\u2518\u251c\u2524\u252c\u2534"
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
 _GUARD = re.compile(r"^'(?='*[=@+-])")  # prevents that a spreadsheet runs a cell: report/formats.py
 
 
 def sniff(head: Sequence[str]) -> bool:
-    for text in head:
-        fields = _fields(text)
-        if len(fields) > 1:
-            columns = _columns(fields, {})
-            if "size" in columns and {"time", "algbw", "busbw"} & set(columns):
-                return True
-    return False
+    return any(
+        "size" in columns and len(columns) > 1
+        for text in head
+        if len(fields := _fields(text)) > 1
+        for columns in (_candidates(fields),)
+    )
 
 
 def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Imported:
@@ -66,10 +82,12 @@ def _fields(text: str, heading: str = "") -> list[str]:
     The text before the first bar of a quoted table (``> | Size |``) becomes a cell in the heading
     and in all rows.
     """
-    plain = text.strip()
+    plain = text.strip().replace("\u2502", "|").replace("\u2503", "|")
     delimiter = heading if heading and heading in plain else _delimiter(plain)
     if delimiter == "|":
         return [field.strip(" *`") for field in plain.strip("|").split("|")]
+    if delimiter == _BLANKS:
+        return re.split(r"\s{2,}|\t+", plain.lstrip("# "))
     if delimiter:
         try:
             fields = next(csv.reader([plain.lstrip("#")], delimiter=delimiter), [])
@@ -84,28 +102,45 @@ def _delimiter(text: str) -> str:
     bars = text.count("|")
     if text.startswith("|") or (bars > 1 and bars >= text.count(",")):
         return "|"
-    return next((delimiter for delimiter in ",\t;" if delimiter in text), "")
+    return next((delimiter for delimiter in (",", "\t", ";", _BLANKS) if delimiter in text), "")
+
+
+def _candidates(fields: Sequence[str]) -> dict[str, list[int]]:
+    """Key -> indices of the columns that have the likeliest name for it; {} for other lines."""
+    candidates: dict[str, tuple[int, list[int]]] = {}
+    for index, field in enumerate(fields):
+        name = " ".join(_UNIT.sub(" ", field.lower().replace("_", " ")).strip(" #").split())
+        timed = any(token in _TIMES for token in _SPLIT.split(field.lower()))
+        for rank, (key, pattern) in enumerate(_COLUMN_NAMES):
+            unit_needed = pattern == ".*" or key in ("min", "max")
+            if (timed or not unit_needed) and re.fullmatch(pattern, _without_unit(name)):
+                if rank < candidates.get(key, (len(_COLUMN_NAMES),))[0]:
+                    candidates[key] = rank, []
+                if rank == candidates[key][0]:
+                    candidates[key][1].append(index)
+                break
+    columns = {key: indices for key, (_, indices) in candidates.items()}
+    if _OWN in fields:  # convert wrote it, and it has less than the result file
+        return {}
+    return columns if "size" in columns and {"time", "algbw", "busbw"} & set(columns) else {}
+
+
+def _without_unit(name: str) -> str:
+    """The name of a column without a unit as its last word: ``time us``, ``size mb``."""
+    first, _, last = name.rpartition(" ")
+    unit = last in _TIMES or _SIZE_HEADING.fullmatch(last) or _BANDWIDTH.fullmatch(last)
+    return first if first and unit and last != "bytes" else name
 
 
 def _columns(fields: Sequence[str], chosen: Mapping[str, str]) -> dict[str, int]:
     """Key -> index of its column, for the columns in ``chosen`` or else those with usual names.
 
-    {} if a chosen column is missing, or if there is no unique column.
+    {} if a chosen column is missing. A key with several columns is left out.
     """
     if chosen:
         indices = {key: fields.index(name) for key, name in chosen.items() if name in fields}
         return indices if len(indices) == len(chosen) else {}
-    columns: dict[str, int] = {}
-    plain = [field.replace("_", " ") for field in fields]
-    if not any(re.match(_COLUMN_NAMES["size"], field, re.IGNORECASE) for field in plain):
-        return {}  # a row and not a heading
-    for key, pattern in _COLUMN_NAMES.items():
-        matches = [i for i, field in enumerate(plain) if re.match(pattern, field, re.IGNORECASE)]
-        if len(matches) == 1:
-            columns[key] = matches[0]
-        elif len(matches) > 1 and key in ("time", "algbw", "busbw"):
-            return {}  # two systems side by side: --map must choose
-    return columns
+    return {key: of[0] for key, of in _candidates(fields).items() if len(of) == 1}
 
 
 def parse_size(text: str, unit: int = 1) -> int | None:
@@ -118,21 +153,8 @@ def parse_size(text: str, unit: int = 1) -> int | None:
     value = base.number(match[1]) if match else None
     if match is None or value is None:
         return None
-    return base.whole(value * (1024 ** _SCALE[match[2].lower()] if match[2] or match[4] else unit))
-
-
-def _figures(record: Mapping[str, str]) -> dict[str, float | None] | str:
-    """Printed time and bandwidths; a text about the first cell that is not a number."""
-    figures = {}
-    texts = {key: record.get(key, "") for key in ("time", "algbw", "busbw")}
-    pointed = any("." in text for text in texts.values())  # then commas group thousands
-    for key, text in texts.items():
-        if pointed and _THOUSANDS.fullmatch(text):
-            text = text.replace(",", "")
-        figures[key] = None if text.lower() in _NONE else base.number(text)
-        if figures[key] is None and text.lower() not in _NONE:
-            return base.COMMAS if "," in text else f"{key} is no number from 0 on: {text}"
-    return figures if any(figures.values()) else "no figure"
+    scale = 1024 ** _SCALE[match[2].lower()] if match[2] or match[4] else unit
+    return base.whole(float(round(value * scale)))
 
 
 # Units in the headings of columns. Case matters: GBps is not Gbps.
@@ -147,6 +169,15 @@ _TIMES = {
 _BANDWIDTH = re.compile(r"([kKmMgGtT])(i?)(B|b|[Bb]ytes?|[Bb]its?)(?:/s|/sec|/second|ps)")
 _SIZE_HEADING = re.compile(r"([KMGT]?)(i?)(B|bytes?)", re.IGNORECASE)
 _ELEMENTS = {"elements", "elems", "elem", "count", "items"}
+_NCCOM = re.compile(r"\bnccom-test\b.*?\s(all\w|redsct|reds|sendrecv)\b")
+_NCCOM_NAMES = {
+    "allr": "all_reduce",
+    "allg": "all_gather",
+    "redsct": "reduce_scatter",
+    "reds": "reduce_scatter",
+    "alla": "all_to_all",
+}
+_ALGORITHM = re.compile(r"Algorithm:\s+(\w+)")  # gloo's benchmark, which sends floats
 # torchcoll's own names, where _gbps is 10^9 bytes per second (docs/glossary.md).
 _OURS = ("algbw_gbps", "busbw_gbps")
 
@@ -190,17 +221,27 @@ def size_unit(heading: str) -> tuple[int, str]:
 
 
 class _PlainTableReader(base.TableReader):
+    RANKS_UNTOLD = True
+
     def __init__(self, options: base.ImportOptions) -> None:
         super().__init__(options)
         self.heading: str | None = None
+        self.dtype: str | None = None
         self.columns: dict[str, int] = {}
         self.names: list[str] = []
         self.tables, self.form, self.delimiter = 0, "table", ""
         self.contradictory_lines: list[int] = []  # of rows with ODD bandwidths
+        self.rows: list[tuple[int, dict[str, str]]] = []  # of the table that is being read
+        self.title = ""  # the last line of text above the table
+        self.parts, self.titles = 0, dict[int, str]()
+        self.cases: set[Case] = set()  # of the tables of this part
+        self.fits: list[str] = []  # collectives that its figures can be of
+        self.inferred: dict[str, int] = {}  # collective -> ranks, by its figures
 
     def end(self) -> None:
+        self.end_table()
         odd = self.contradictory_lines
-        if not self.tables:
+        if not self.tables and not self.imported.refused:
             named = ", ".join(self.options.columns.values())
             why = "no table with one column each of size and time or bandwidth: name them by --map"
             self.imported.refuse(0, f"no table has the columns {named}" if named else why)
@@ -208,76 +249,192 @@ class _PlainTableReader(base.TableReader):
             count = f"{len(odd)} of {counted(self.imported.rows, 'row')}: {ODD}"
             self.imported.warn(f"{count}: the first in line {odd[0]}")
         source = {"tool": "a published table", "format": f"({self.form})"}
-        self.imported.runs += base.runs_of_ranks(self.results, self.options, source)
+        for (ranks, part), results in self.results.items():
+            run = base.make_run(results, self.options, source, ranks=ranks)
+            if self.parts and (title := self.titles.get(part)):
+                run.header["spec"] = {"labels": {"table": title}}
+            self.imported.runs.append(run)
+
+    def run_of(self, result: CaseResult) -> tuple[int, int]:
+        """A run for each number of ranks, and for a table with the cases of an earlier one."""
+        return result.ranks, self.parts
 
     def line(self, line: int, text: str) -> None:
         plain = text.lstrip("> \t").rstrip()
-        if plain.startswith("#") and "|" not in plain and "," not in plain:
-            self.heading, self.columns = base.collective_in(plain), {}
+        if _ALGORITHM.match(plain):
+            self.dtype = "float32"
+        if match := _NCCOM.search(plain):
+            self.heading = _NCCOM_NAMES.get(match[1])
+        if plain.startswith("#") and "|" not in plain and "," not in plain and _BLANKS not in plain:
+            self.end_table()
+            self.title = plain.strip("# ")
+            self.heading = base.collective_of_title(plain)
             return
         fields = _fields(text, self.delimiter)
-        if len(fields) < 2 or self.is_rule(plain, fields):
-            if not fields:
-                self.columns = {} if not plain or self.form == "Markdown" else self.columns
+        if self.is_rule(plain, fields):
             return
+        if len(fields) < 2 or (self.columns and self.is_text(plain)):
+            if self.columns and plain and self.form != "CSV":
+                self.end_table()
+            if not self.columns and any(map(str.isalnum, plain)):
+                self.title = plain.strip("*: \uff1a")[:_TITLE]
+                self.heading = base.collective_of_title(plain) or self.heading
+            if len(fields) < 2:
+                return
+        several = {} if self.options.columns else _candidates(fields)
         columns = _columns(fields, self.options.columns)
-        if columns and ("size" in columns or self.options.columns):
-            self.columns, self.names = columns, fields
-            self.tables += 1
-            self.delimiter = _delimiter(text.strip())
-            self.form = "Markdown" if self.delimiter == "|" else "CSV"
-            return
-        if not self.columns:
-            return
-        if len(fields) != len(self.names):
+        if several and not {"time", "algbw", "busbw"} & set(columns):
+            self.refuse_several(line, fields, several)
+        elif columns and ("size" in columns or self.options.columns):
+            self.begin_table(text, fields, columns)
+        elif self.columns:
+            self.row(line, plain, fields)
+        elif name := base.collective_of_title(plain):
+            self.heading = name
+
+    def begin_table(self, text: str, fields: list[str], columns: dict[str, int]) -> None:
+        self.end_table()
+        self.columns, self.names = columns, fields
+        self.tables += 1
+        self.delimiter = _delimiter(text.strip().replace("\u2502", "|"))
+        forms = {"|": "Markdown", _BLANKS: "blanks"}
+        self.form = forms.get(self.delimiter, "CSV")
+
+    def refuse_several(
+        self, line: int, fields: Sequence[str], several: Mapping[str, Sequence[int]]
+    ) -> None:
+        """Refuse a table with columns of several systems; the next action names one of them."""
+        key = next(key for key in ("time", "algbw", "busbw") if key in several)
+        names = [fields[index] for index in several[key]]
+        shown = shorten([repr(name) for name in names], 3, "columns")
+        self.imported.refuse(line, f"several columns of {key}: {shown}: name one by --map")
+        pairs = shlex.quote(f"size={fields[several['size'][0]]},{key}={names[0]}")
+        self.imported.action = f"torchcoll convert {shlex.quote(self.options.file)} --map {pairs}"
+
+    def row(self, line: int, plain: str, fields: list[str]) -> None:
+        if self.form == "blanks" and len(fields) != len(self.names):
+            fields = plain.split()
+        if len(fields) == len(self.names):
+            self.rows.append((line, {key: fields[i] for key, i in self.columns.items()}))
+            self.imported.check_rows(len(self.rows))
+        elif not all(field.startswith("(") for field in plain.split()):  # a line of units
             self.imported.refuse(line, base.half_row(fields, self.names))
-            return
-        self.add(line, self.result(line, {key: fields[i] for key, i in self.columns.items()}))
+
+    def is_text(self, plain: str) -> bool:
+        """Whether a line below a heading of columns between blanks is no row."""
+        return self.form == "blanks" and not plain[:1].isdigit() and not plain.startswith("(")
+
+    def end_table(self) -> None:
+        """Add the rows of a table. Its figures may tell the collective and the ranks."""
+        rows, self.rows = self.rows, []
+        shaped = _as_nccl_tests(rows)
+        self.fits = [*nccl_tests.fitting_collectives(shaped, 0, True)]
+        entries = self.fits or list(COLLECTIVES)
+        self.inferred = {n: nccl_tests.infer_ranks(shaped, n)[0] for n in entries if shaped}
+        results = [(line, self.result(line, record)) for line, record in rows]
+        cases = {each.case for _, each in results if isinstance(each, CaseResult)}
+        if cases & self.cases:
+            self.parts, self.cases = self.parts + 1, set()
+        self.cases |= cases
+        if cases:
+            self.titles.setdefault(self.parts, self.title)
+        for line, result in results:
+            self.add(line, result)
+        self.columns, self.delimiter = {}, ""
 
     def is_rule(self, text: str, fields: Sequence[str]) -> bool:
-        """Whether this is the line below a heading of Markdown: ``|---|:--|``, also quoted."""
-        if "--" not in text:
+        """Whether this is a line of dashes between or around rows, also quoted."""
+        if not text or not text.strip(_RULES):
+            return bool(text)
+        if "--" not in text or not self.columns:
             return False
         cells = [fields[i] for i in self.columns.values()] if len(fields) == len(self.names) else []
-        return not text.strip(" \t:|-") or bool(cells and not "".join(cells).strip(" :-"))
+        return bool(cells and not "".join(cells).strip(" :-"))
 
-    def unit(self, key: str, unit_of: Callable[[str], Unit]) -> float:
-        """The scale by the unit in the heading of a column. Warns if the unit is uncertain."""
-        scale, doubt = unit_of(self.names[self.columns[key]])
+    @property
+    def statistic(self) -> str:
+        """The statistic that the heading of the times names."""
+        heading = self.names[self.columns["time"]].lower() if "time" in self.columns else ""
+        plain = heading.replace("_", " ").replace("(", " ")
+        return "mean" if _MEAN.search(plain) else "median" if _MEDIAN.search(plain) else "unknown"
+
+    def figure(self, key: str, text: str, pointed: bool) -> float | None:
+        """A cell in ns or GB/s, by its own unit or that of its heading.
+
+        pointed: whether the row has decimal points, so that commas group thousands. Raises
+        ValueError for a cell that is no number from 0 on.
+        """
+        if text.lower() in _NONE:
+            return None
+        unit_of = time_unit if key in ("time", "min", "max") else bandwidth_unit
+        if match := _FIGURE.fullmatch(text):
+            text, (scale, doubt) = match[1], unit_of(match[2])
+        else:
+            scale, doubt = unit_of(self.names[self.columns[key]])
+        if pointed and _THOUSANDS.fullmatch(text):
+            text = text.replace(",", "")
+        value = base.number(text)
+        if value is None:
+            raise ValueError(
+                base.COMMAS if "," in text else f"{key} is no number from 0 on: {text}"
+            )
         if doubt:
             self.imported.warn(doubt)
-        return scale
+        return value * scale
 
-    def result(self, line: int, record: Mapping[str, str]) -> CaseResult | str:
+    def figures(self, record: Mapping[str, str]) -> dict[str, float | None]:
+        """The times and bandwidths of a row. Raises ValueError as ``figure`` does."""
+        texts = {key: record.get(key, "") for key in ("time", "algbw", "busbw", "min", "max")}
+        pointed = any("." in text for text in texts.values())
+        figures = {key: self.figure(key, text, pointed) for key, text in texts.items()}
+        if not any(figures[key] for key in ("time", "algbw", "busbw")):
+            raise ValueError("no figure")
+        return figures
+
+    def collective(self, record: Mapping[str, str]) -> tuple[str | None, str]:
+        """The collective of a row, and why there is none."""
         options = self.options
         cell = record.get("collective", "")
         recorded = self.heading
         if not _NUMBERED.fullmatch(cell):
             recorded = base.collective_named(cell) or base.collective_in(cell)
             if recorded is None and not options.collective:
-                return f"{cell} is no collective that torchcoll has: give --collective"
+                return None, f"{cell} is no collective that torchcoll has: give --collective"
+        if not options.collective and recorded in (None, "reduce") and len(self.fits) == 1:
+            self.imported.warn(f"taken for {self.fits[0]}: by busbw / algbw")
+            return self.fits[0], ""
         name = self.imported.choose("collective", options.collective, recorded)
         if name is None and (name := base.collective_in(options.file)):
             self.imported.warn(f"collective {name}: taken from the name of the file")
+        return name, "" if name else "the table does not name the collective: give --collective"
+
+    def result(self, line: int, record: Mapping[str, str]) -> CaseResult | str:
+        options = self.options
+        name, why = self.collective(record)
         if name is None:
-            return "the table does not name the collective: give --collective"
+            return why
+        dtype = options.dtype or base.dtype_named(record.get("dtype")) or self.dtype
         scale, why = size_unit(self.names[self.columns["size"]]) if "size" in record else (1, "")
+        if why and (itemsize := base.itemsize(dtype)):
+            scale, why = itemsize, ""
         size_bytes = parse_size(record.get("size", ""), scale)
-        if why or not size_bytes:
-            return why or f"no size: {record.get('size')!r}"
+        if why:
+            return why
+        if not size_bytes:
+            zero = record.get("size", "").strip() == "0"
+            return base.NOTHING_SENT if zero else f"no size: {record.get('size')!r}"
         ranks = (
             self.imported.choose("ranks", options.ranks, base.parse_ranks(record.get("ranks"))) or 0
         )
         if not ranks and record.get("ranks", "").lower() not in _NONE:
             return f"ranks: {record['ranks']!r}"
-        figures = _figures(record)
-        if isinstance(figures, str):
-            return figures
-        units = (("time", time_unit), ("algbw", bandwidth_unit), ("busbw", bandwidth_unit))
-        time, algbw, busbw = (
-            None if (figure := figures[key]) is None else figure * self.unit(key, unit_of)
-            for key, unit_of in units
-        )
+        ranks = ranks or self.inferred.get(name, 0)
+        self.imported.choose("dtype", options.dtype, base.dtype_named(record.get("dtype")))
+        try:
+            figures = self.figures(record)
+        except ValueError as error:
+            return str(error)
+        time, algbw, busbw = (figures[key] for key in ("time", "algbw", "busbw"))
         entry, derived = COLLECTIVES[name], False
         by_time = _expected_algbw(name, size_bytes, ranks, time or 0)
         if not time:
@@ -296,8 +453,10 @@ class _PlainTableReader(base.TableReader):
             self.contradictory_lines.append(line)
         reported = Reported(
             time or None,
-            statistic=options.statistic or "unknown",
+            statistic=options.statistic or self.statistic,
             clock="unknown",
+            min_ns=figures["min"],
+            max_ns=figures["max"],
             algbw_gbps=algbw,
             busbw_gbps=busbw,
             derived=derived,
@@ -308,14 +467,26 @@ class _PlainTableReader(base.TableReader):
             size_bytes,
             reported,
             ranks=ranks,
-            dtype=self.imported.choose(
-                "dtype", options.dtype, base.dtype_named(record.get("dtype"))
-            ),
+            dtype=dtype,
             op=record.get("op") or None,
             backend=options.backend or "unknown",
             device=only_device(options.backend) or "unknown",
             warnings=contradictions,
         )
+
+
+def _as_nccl_tests(rows: Sequence[tuple[int, dict[str, str]]]) -> list[NcclTestsRow]:
+    """Rows that name an operation, a type and both bandwidths, with these figures alone."""
+    shaped = []
+    for line, record in rows:
+        algbw, busbw = base.number(record.get("algbw")), base.number(record.get("busbw"))
+        size = parse_size(record.get("size", ""))
+        if algbw and busbw and size and record.get("op") and record.get("dtype"):
+            steps = base.rounding(record["busbw"])
+            block = Block(None, size / algbw, algbw, busbw, 0.0, steps)
+            op = None if record["op"] == "none" else record["op"]
+            shaped.append(NcclTestsRow(line, size, 1, "", op, None, [block]))
+    return shaped
 
 
 def _expected_algbw(name: str, size_bytes: int, ranks: int, time: float) -> float | None:

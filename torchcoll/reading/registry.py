@@ -22,19 +22,22 @@ from importlib.metadata import entry_points
 from typing import cast
 
 from torchcoll.core.bounds import MOST_TEXT
-from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice
+from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice, one_line
 from torchcoll.core.file import MODEL_START, uncollected
 from torchcoll.core.other_commands import TRACE, begin_of, reading_command, without_collectives
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import is_stdin
 from torchcoll.core.units import counted, shorten
 from torchcoll.reading.base import Imported, Importer, ImportOptions, Line, join
+from torchcoll.reading.base import number as base_number
 from torchcoll.reading.nccl_tests import repeats
 from torchcoll.reading.source import Source
 from torchcoll.reading.writers import Unprefixed, Writers, unwrapped, wrapping_width
 
 GROUP = "torchcoll.importers"
 _PLAIN = "plain"
+_NUMERIC = 0.5  # of the fields of a line that may be a row
+_EXCERPT = 80  # characters
 # Bytes of a file that is read again, unwrapped; characters of lines that are sorted by writer.
 _MOST_WRAPPED, _MOST_APART = 16 << 20, 128 << 20
 # In the order of sniffing. Formats that are recognised by less evidence come later.
@@ -47,16 +50,15 @@ BUILT_IN = (
     "oneccl",
     "param",
     "deepspeed",
+    "pair_files",
     "osu",
     "ucc",
-    "astra_sim",
     "plain",
 )
 
 # How JSON begins. Logs of containers, notebooks and test runners contain a benchmark's text in
 # their members, with escaped line ends.
 _JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*[\[{"])')
-_AROUND = "the text of a benchmark; this is JSON around text"
 
 
 @cache
@@ -134,13 +136,10 @@ def _imported(
         raise UnreadableError("file", source.name, "results; this is what a training sent", command)
     if source.binary:
         raise UnreadableError("file", source.name, "text; this one is binary", command)
-    windows = source.windows()
-    sample = next(windows)
-    writers = Writers(sample)
-    importer = (
-        importers()[name] if name else sniff_importer(itertools.chain([sample], windows), writers)
-    )
-    source.rewind()
+    importer, writers, sample = _recognised(source, name)
+    if _JSON.match(source.start) and (importer is None or _reads_text(importer)):
+        source.in_json = True
+        importer, writers, sample = _recognised(source, name)
     if importer is None:
         if MODEL_START.search(source.start):
             action = (
@@ -156,12 +155,9 @@ def _imported(
         raise ForeignError(
             "file",
             source.name,
-            f"a torchcoll result file, or output of {', '.join(importers())}",
-            command
-            or "Force one with torchcoll convert --from; --map names the columns of a table.",
+            "a torchcoll result file, output of a benchmark, a log, or a trace",
+            command or _nearest(path, sample),
         )
-    if not name and _reads_text(importer) and _JSON.match(source.start):
-        raise UnreadableError("file", source.name, _AROUND, _unwrapping(source.start))
     options = options or ImportOptions()
     file_name = "stdin" if is_stdin(path) else os.path.basename(path)
     options = ImportOptions(**{**vars(options), "file": options.file or file_name})
@@ -172,6 +168,7 @@ def _imported(
         width = wrapping_width(sample) if _strip(importer) and imported.refused else 0
         if width and path != "-" and os.path.getsize(path) < _MOST_WRAPPED:
             with closing(Source(path)) as again:
+                again.in_json = source.in_json
                 joined = unwrapped(again.lines(MOST_TEXT), width)
                 whole = _read_lines(importer, joined, options, writers, sample)
             if whole.rows > imported.rows:
@@ -184,6 +181,19 @@ def _imported(
     ]
     _finish(imported, importer, options, refusals)
     return imported
+
+
+def _recognised(source: Source, name: str | None) -> tuple[Importer | None, Writers, list[str]]:
+    """The importer of a file, who wrote it, and its first lines."""
+    windows = source.windows()
+    sample = next(windows)
+    writers = Writers(sample)
+    if name:
+        importer: Importer | None = importers()[name]
+    else:
+        importer = sniff_importer(itertools.chain([sample], windows), writers)
+    source.rewind()
+    return importer, writers, sample
 
 
 def _read_lines(
@@ -239,6 +249,26 @@ def _by(imported: Imported, node: str, writer: str = "") -> Imported:
     return imported
 
 
+def _nearest(path: str, lines: Sequence[str]) -> str:
+    """The line that came nearest to a row of results, and one thing to try."""
+    shares = [
+        (sum(base_number(field) is not None for field in fields) / len(fields), -index)
+        for index, text in enumerate(lines)
+        if len(fields := text.replace(",", " ").replace("|", " ").split()) > 1
+    ]
+    share, index = max(shares, default=(0.0, 0))
+    name = "-" if is_stdin(path) else shlex.quote(path)
+    if share < _NUMERIC:
+        first = next((text.strip() for text in lines if text.strip()), "")
+        start = f"It begins with {one_line(first)[:_EXCERPT]!r}. " if first else ""
+        return f"{start}Give the lines of the benchmark itself, with the heading of its table."
+    shown = one_line(lines[-index].strip())[:_EXCERPT]
+    return (
+        f"Line {1 - index} came nearest: {shown!r}. Name its columns: torchcoll convert {name} "
+        "--map size=NAME,time=NAME --collective all_reduce -o RUN.jsonl."
+    )
+
+
 def _finish(
     imported: Imported, importer: Importer, options: ImportOptions, refusals: Sequence[str]
 ) -> None:
@@ -258,15 +288,6 @@ def _reads_text(importer: Importer) -> bool:
     """Whether its rows are lines of text, which a JSON document cannot contain unescaped."""
     in_lines = hasattr(importer, "STARTS") and not getattr(importer, "LONG_LINES", False)
     return in_lines or importer.NAME == _PLAIN
-
-
-def _unwrapping(start: bytes) -> str:
-    """The command that extracts the text from JSON with this beginning."""
-    if b'"log":' in start:
-        return "Take it out: jq -rj .log FILE > TEXT"
-    if b'"cells":' in start:
-        return "Take it out: jq -rj '.cells[].outputs[]?.text[]?' FILE > TEXT"
-    return "Take it out, for example: jq -r .stdout FILE > TEXT"
 
 
 def files_of_jobs(paths: Sequence[str]) -> list[list[str]]:

@@ -15,6 +15,7 @@ from torchcoll.core.errors import UnreadableError, nearest_file
 from torchcoll.core.opening import is_descriptor, open_to_read, unpack
 from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
 from torchcoll.reading.base import Line
+from torchcoll.reading.json_text import text_of_json
 
 _HEAD = 1 << 16
 _WINDOW = 2000  # lines
@@ -60,6 +61,7 @@ class Source:
         self._unpacked: _Unpacked | None = None
         self._disk: IO[bytes] | None = None
         self._cut: list[int] = []  # lines that were cut
+        self.in_json = False  # whether the lines are inside of JSON
         try:
             if path != "-":
                 self._disk = open_to_read(path)
@@ -132,7 +134,10 @@ class Source:
         return f"{count} longer than {MOST_TEXT} characters: cut there; the first is {self._cut[0]}"
 
     def _cleaned(self, blocks: Iterable[bytes]) -> Iterator[list[str]]:
-        return map(cleaned, _decoded(blocks, self.start))
+        texts = _decoded(blocks, self.start)
+        if self.in_json:
+            return map(cleaned, map("\n".join, text_of_json(texts, self.name)))
+        return map(cleaned, texts)
 
     def _read(self, keep: bool = False) -> Iterator[bytes]:
         """Yield whole lines, about 64 KiB at a time, since work for each line would be slow.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.case import DIMENSIONS, SETTINGS, Case, Setting
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import one_line, unknown
+from torchcoll.core.errors import UsageError, did_you_mean, one_line
 from torchcoll.core.result import CaseResult
 from torchcoll.core.summary import PERIOD, Row, quantile, stated, steady_times
 from torchcoll.core.units import format_bandwidth, format_digits, format_size, format_time
@@ -264,7 +264,8 @@ def named_columns(names: Sequence[str]) -> list[Column]:
         names = ROW_FIELDS
     for name in names:
         if name not in COLUMNS:
-            raise unknown("columns", name, COLUMNS, "all, or some of {}")
+            hint = did_you_mean(name, COLUMNS)
+            raise UsageError("columns", name, "all, or names as --columns all prints them", hint)
     columns = [COLUMNS[name] for name in names]
     return [dataclasses.replace(c, head=dataclasses.replace(c.head, drop=0)) for c in columns]
 

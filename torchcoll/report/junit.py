@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import quoteattr
+from xml.sax.saxutils import escape, quoteattr
 
 from torchcoll.core.errors import one_line
 
@@ -13,8 +13,8 @@ from torchcoll.core.errors import one_line
 class JunitTest:
     """A test of a suite.
 
-    result: ``failure``, ``skipped``, or empty if the test passed. message: why it did not pass.
-    time_ns: the duration of a call, where there is one.
+    result: ``failure``, ``skipped``, or empty if the test passed. message: why it did not pass, or
+    what it says although it did; '' for none. time_ns: the duration of a call, where there is one.
     """
 
     name: str
@@ -41,6 +41,7 @@ def _element(test: JunitTest, classname: str) -> str:
     if test.time_ns is not None:
         head += f' time="{test.time_ns / 1e9:.9f}"'
     if not test.result:
-        return f"{head}/>\n"
+        output = f"<system-out>{escape(one_line(test.message))}</system-out>"
+        return f"{head}>{output}</testcase>\n" if test.message else f"{head}/>\n"
     message = quoteattr(one_line(test.message))
     return f"{head}><{test.result} message={message}/></testcase>\n"

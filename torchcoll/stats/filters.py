@@ -81,7 +81,8 @@ def read_runs(options: argparse.Namespace) -> list[Run]:
 def _condition(text: str) -> Condition:
     match = _FORM.fullmatch(text)
     if not match:
-        raise UsageError("filter", text, _SET)
+        bare = text.strip().isidentifier()  # the shell took the rest for a file
+        raise UsageError("filter", text, _SET, "Quote it: --filter 'size>=1M'." if bare else "")
     name, sign, value = match.groups()
     choice(name, "filter name", ("size", *NAMES))
     texts = [part.strip() for part in value.split("|")]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy
@@ -136,15 +136,16 @@ def ratio_of_both(means: Ratio, other: Ratio) -> Ratio:
     agree = (means.ratio > 1) == (other.ratio > 1)
     farther = max(means, other, key=lambda ratio: ratio.error or 0.0)
 
-    def ends(low: str, high: str) -> dict[str, float]:
-        lows, highs = ([getattr(ratio, end) for ratio in (means, other)] for end in (low, high))
-        return {low: min(lows), high: max(highs)}
+    def outer(end: str, choose: Callable[[float, float], float]) -> float:
+        return choose(getattr(means, end), getattr(other, end))
 
     return replace(
         farther,
         ratio=means.ratio,
-        **ends("low", "high"),
-        **ends("low_90", "high_90"),
+        low=outer("low", min),
+        high=outer("high", max),
+        low_90=outer("low_90", min),
+        high_90=outer("high_90", max),
         p_value=max(p_values) if agree else 1.0,
         degrees=min(means.degrees, other.degrees),
     )

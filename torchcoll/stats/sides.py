@@ -287,8 +287,8 @@ def side(
 
 _NOT_A_SIDE = {
     "NoneType": "torchcoll.run returns it on rank 0 alone.",
-    "Traffic": "torchcoll.cost(traffic, run) sets traffic against a run, torchcoll trace PATH "
-    "--plot FILE draws a step of it, and torchcoll.compare(traffic, traffic) compares two of them.",
+    "Traffic": "torchcoll trace PATH --plot FILE draws a step of it, and "
+    "torchcoll.compare(traffic, traffic) compares two of them.",
 }
 
 

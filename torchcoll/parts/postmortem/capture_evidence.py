@@ -129,6 +129,7 @@ def _of_ring_call(call: RingCall, rank: int, place: Place) -> CallSeen:
         reliable_state=ended or call.certain,
         peer=call.peer,
         created_ns=call.created_ns,
+        duration_ns=max(0, call.ended_ns - call.created_ns) if ended and call.ended_ns else None,
         origin=_origin(call.caller),
     )
 
@@ -307,6 +308,7 @@ def _of_traffic(traffic: Traffic, shown: str) -> JobEvidence:
                     state="scheduled" if call.time_ns is None else "completed",
                     reliable_state=call.time_ns is not None,
                     peer=call.peer if call.collective in POINT_TO_POINT else None,
+                    duration_ns=call.time_ns,
                 )
             )
         if traffic.end:

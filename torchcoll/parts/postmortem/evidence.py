@@ -99,6 +99,7 @@ class CallSeen:
     reliable_state: bool = True
     peer: int | None = None
     created_ns: int | None = None
+    duration_ns: int | None = None
     origin: str = ""
 
 

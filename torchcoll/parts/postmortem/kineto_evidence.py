@@ -74,6 +74,7 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
                     reliable_state=call.time_ns is not None,
                     peer=call.peer,
                     created_ns=start,
+                    duration_ns=call.time_ns,
                 )
             )
     times = [call.created_ns for call in evidence.calls if call.created_ns is not None]

@@ -129,6 +129,15 @@ class Architecture:
         weights = (weight for block in self.blocks for weight in block.weights)
         return sum(w.elements * (share if w.expert else 1.0) for w in weights)
 
+    def flops_of_token(self, tokens: float) -> float:
+        """Returns the operations of the forward and the backward pass of one token in a sequence of
+        so many tokens: 6 for each parameter that it is multiplied with, and attention without a
+        mask (A. Chowdhery et al., arXiv 2204.02311, appendix B).
+        """
+        matrices = sum(self.active_elements(block) for block in self.blocks)
+        heads = self.heads / self.key_heads if self.key_heads else 0.0
+        return 6 * matrices + 6 * len(self.layers) * heads * self.key_columns * tokens
+
     @property
     def layers(self) -> list[ModelBlock]:
         return [block for block in self.blocks if block.kind == LAYER]

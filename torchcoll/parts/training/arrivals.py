@@ -1,12 +1,6 @@
 """Who came last to the collectives of a job, how much waiting that caused, and what is chance.
 
-In a call that all ranks need, the last rank to arrive has the shortest time of its own, and what
-the others have more is their wait for it. This compares durations, so the clocks of the ranks need
-not agree. A capture learns late of the end of an asynchronous call on a CPU (training/joined.py),
-so its duration says nothing about a wait of less than 5 ms. Such a call is judged by when each rank
-issued it, which needs clocks that can be compared (training/joined.py): without them no rank counts
-as last. A call begins when its group has a worker for it: what it spends in the queue is no wait
-for a rank. A rank that waits in several calls at once waits once: the time counts for the first.
+Waits and the last rank of a call are those of the ledger (training/ledger.py).
 
 Someone is last in every call, so a share alone says nothing: of two equal ranks each is last in
 half of the calls.
@@ -29,7 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
@@ -37,20 +31,9 @@ from statistics import fmean
 
 from torchcoll.core.answer import CANNOT_TELL, CERTAIN, PROBABLY, Answer, nothing_found
 from torchcoll.core.summary import median
-from torchcoll.core.traffic import Group, Traffic
+from torchcoll.core.traffic import Group
 from torchcoll.core.units import counted, format_ns, format_ranges
-from torchcoll.parts.training.joined import (
-    JoinedCall,
-    Offsets,
-    begun_ns,
-    cut_at_marks,
-    join_ranks,
-    may_end_late,
-    measure_offsets,
-    times_since_begun_ns,
-    unsplit_reason,
-)
-from torchcoll.parts.training.steps import find_steps
+from torchcoll.parts.training.ledger import NO_CLOCK, Ledger
 from torchcoll.stats.correlated import (
     chance_of_mean,
     correlation_bounds,
@@ -72,7 +55,6 @@ _NOTABLE = 0.05  # of the waiting, above the share by chance: less is nothing to
 _SMALL = 0.01  # of the time in collectives: a wait of less is nothing to act on
 _THIRDS = ("first third", "second third", "last third")
 _OTHER_STEP = "outside of the steps that send alike"
-_NO_CLOCK = "asynchronous, and the clocks of its ranks are not aligned"
 
 
 @dataclass(frozen=True)
@@ -330,15 +312,6 @@ class SplitCall:
         return sum(self.waits_ns.values())
 
 
-def last_rank(waits_ns: Mapping[int, int], error_ns: int) -> int | None:
-    """Returns the rank that waited for nobody, or None if several waited no longer than the error.
-
-    - waits_ns: of each rank, 0 of the last.
-    """
-    first = [rank for rank, wait in waits_ns.items() if wait <= error_ns]
-    return first[0] if len(first) == 1 else None
-
-
 @dataclass(frozen=True)
 class SplitTraffic:
     """The calls of a traffic that could be split, and why others could not.
@@ -357,115 +330,43 @@ class SplitTraffic:
     step_ns: float | None = None
 
 
-def split_traffic(traffic: Traffic) -> SplitTraffic:
-    """Splits the calls of the steady steps, or all calls if no step is marked."""
-    whole, traffic = traffic, cut_at_marks(traffic)
-    joined, _ = join_ranks(traffic)
-    steady: Set[int] | None = None
-    step_ns = None
-    if any(traffic.steps.values()) or any(
-        call.step is not None for calls in traffic.calls.values() for call in calls
-    ):
-        steps = find_steps(traffic)
-        steady, step_ns = set(steps.steady), steps.duration_ns
-    unique: dict[JoinedCall, str] = {}
-    for rank, calls in traffic.calls.items():
-        for call, joined_call in zip(calls, joined[rank], strict=True):
-            unique.setdefault(joined_call, call.group)
+def split_ledger(ledger: Ledger) -> SplitTraffic:
+    """Returns the calls of the steady steps, or all calls if no step is marked."""
+    steps = ledger.steps
+    steady = set(steps.steady) if steps.marked else None
     unsplit: Counter[str] = Counter()
     participants: dict[str, set[int]] = defaultdict(set)
-    begun, errors = begun_ns(traffic)
-    waits: dict[JoinedCall, dict[int, int]] = {}
-    transfers: dict[JoinedCall, int] = {}
-    lasts: dict[JoinedCall, int | None] = {}
-    offsets: Offsets | None = None
-    for joined_call, group in unique.items():
-        if len(joined_call.members) != len(joined_call.calls):
-            participants[group] |= joined_call.calls.keys()
-        step = next(iter(joined_call.calls.values())).step
-        reason = unsplit_reason(joined_call)
-        if not reason and steady is not None and step not in steady:
+    calls = []
+    for entry in ledger.every:
+        joined, first = entry.joined, entry.first
+        if len(joined.members) != len(joined.calls):
+            participants[entry.group] |= joined.calls.keys()
+        # A call that no step could tell about anyway has that reason first.
+        reason = entry.reason
+        if reason in ("", NO_CLOCK) and steady is not None and first.step not in steady:
             reason = _OTHER_STEP
-        if not reason:
-            times = times_since_begun_ns(joined_call, begun)
-            transfers[joined_call] = min(times.values())
-            error = max(errors.get(id(call), 0) for call in joined_call.calls.values())
-        if not reason and any(may_end_late(c, traffic.source) for c in joined_call.calls.values()):
-            if offsets is None:
-                # Of ends before the cut: a bound that is too narrow would be wrong.
-                of_whole, _ = join_ranks(whole)
-                offsets = measure_offsets(
-                    whole, dict.fromkeys(itertools.chain.from_iterable(of_whole.values()))
-                )
-            if begins := _aligned_ns(joined_call, begun, offsets):
-                latest = max(begins.values())
-                waits[joined_call] = {r: min(latest - at, times[r]) for r, at in begins.items()}
-                error += 2 * max(offsets.error_ns[r] for r in begins)
-                lasts[joined_call] = last_rank(waits[joined_call], error)
-            else:
-                reason = _NO_CLOCK
-        elif not reason:
-            waits[joined_call] = {r: ns - transfers[joined_call] for r, ns in times.items()}
-            lasts[joined_call] = last_rank(waits[joined_call], error)
         if reason:
             unsplit[reason] += 1
-    _count_once(traffic, joined, begun, waits)
-    split = []
-    for joined_call, of_ranks in waits.items():
-        first = joined_call.calls[min(joined_call.calls)]
-        last = lasts[joined_call]
-        split.append(
-            SplitCall(
-                unique[joined_call],
-                joined_call.members,
-                (-1 if first.step is None else first.step, first.sequence),
-                last,
-                {} if last is None else {r: ns for r, ns in of_ranks.items() if r != last},
-                transfers[joined_call],
-                first.logged_ns,
-            )
+            continue
+        last = entry.last
+        waits = {} if last is None else {r: ns for r, ns in entry.waits_ns.items() if r != last}
+        order = (-1 if first.step is None else first.step, first.sequence)
+        transfer_ns = entry.transfer_ns or 0
+        calls.append(
+            SplitCall(entry.group, joined.members, order, last, waits, transfer_ns, first.logged_ns)
         )
-    return SplitTraffic(split, unsplit, participants, traffic.groups, step_ns)
+    step_ns = steps.duration_ns if steps.marked else None
+    return SplitTraffic(calls, unsplit, participants, ledger.traffic.groups, step_ns)
 
 
-def _aligned_ns(joined: JoinedCall, begun: Mapping[int, int], offsets: Offsets) -> dict[int, int]:
-    """Returns when the call began on each rank, on the clock of the first; {} if unknown."""
-    begins = {
-        rank: begun[id(call)] + offsets.added_ns[rank]
-        for rank, call in joined.calls.items()
-        if call.span and rank in offsets.added_ns
-    }
-    return begins if len(begins) == len(joined.calls) else {}
-
-
-def _count_once(
-    traffic: Traffic,
-    joined: Mapping[int, Sequence[JoinedCall]],
-    begun: Mapping[int, int],
-    waits: Mapping[JoinedCall, dict[int, int]],
-) -> None:
-    """Takes from each wait the time in which its rank already waited in an earlier call."""
-    for rank, calls in traffic.calls.items():
-        spans = [
-            (begun[id(call)], joined_call)
-            for call, joined_call in zip(calls, joined[rank], strict=True)
-            if call.span and joined_call in waits
-        ]
-        until: float = -math.inf
-        for start, joined_call in sorted(spans, key=lambda each: each[0]):
-            end = start + waits[joined_call][rank]
-            waits[joined_call][rank] = round(max(0, end - max(start, until)))
-            until = max(until, end)
-
-
-def find_arrivals(traffic: Traffic) -> Arrivals | None:
+def find_arrivals(ledger: Ledger) -> Arrivals | None:
     """Who came last to the calls of all groups; None if no call can be split.
 
     If clocks that are not aligned are the reason, the result says so.
     """
-    hosts = traffic.environment.get("hosts")
+    hosts = ledger.traffic.environment.get("hosts")
     return arrivals_of(
-        split_traffic(traffic),
+        split_ledger(ledger),
         {int(r): str(h) for r, h in hosts.items()} if isinstance(hosts, dict) else {},
     )
 
@@ -479,7 +380,7 @@ def arrivals_of(
     - brief: the ranks alone, without pairs, hosts and thirds of the time.
     """
     every = split_calls.calls
-    if not every and _NO_CLOCK not in split_calls.unsplit:
+    if not every and NO_CLOCK not in split_calls.unsplit:
         return None
     split: dict[str, list[SplitCall]] = defaultdict(list)
     for call in every:

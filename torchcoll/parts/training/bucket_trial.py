@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import whole_number
-from torchcoll.parts.training.plans import DEFAULT_CAP_MB, MIB, Trial, TrialRow
+from torchcoll.parts.training.sent_by_wrappers import DEFAULT_CAP_MB, MIB
+from torchcoll.parts.training.trial import Trial, TrialRow
 
 Cap = float | None
 Make = Callable[[Cap], DistributedDataParallel]

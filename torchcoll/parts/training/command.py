@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.commands import SubCommand
-from torchcoll.core.errors import ExitCode, UsageError, choice, tell, unknown
+from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 from torchcoll.core.units import counted, parse_ranks
 
 if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic
     from torchcoll.machine.launcher import Launch
-    from torchcoll.parts.training.plans import BucketPlan
-    from torchcoll.parts.training.step_program import ShardPlan
 
 _MACHINE = "NAME|FILE"
 _MACHINE_HELP = (
@@ -31,6 +30,11 @@ _MACHINE_HELP = (
     "(list: all of them)"
 )
 
+_MODEL_HELP = (
+    "a Hugging Face config.json, a name such as llama-3-8b, MODULE:FACTORY (a function without "
+    "arguments that makes the model; it is called with meta as the default device, so that no "
+    "memory is needed), or what torchcoll.capture wrote"
+)
 _RANKS = 64  # of a plan of a model, where --ranks does not say
 
 
@@ -44,23 +48,11 @@ def command_for(path: str, text: bytes) -> str | None:
 
 def gradients_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    add("model", nargs="?", metavar="MODULE:FACTORY|CAPTURE", help=_MODEL_HELP)
     add(
-        "model",
-        nargs="?",
-        metavar="MODULE:FACTORY|CAPTURE",
-        help="a function without arguments that makes the model, such as train:make_model (it is "
-        "called with meta as the default device, so that no memory is needed); or what "
-        "torchcoll.capture wrote",
-    )
-    add(
-        "--bucket-cap-mb",
-        metavar="MIB",
-        help="bucket sizes of DDP in MiB, a table for each: 10,25,100 (default: DDP's own)",
-    )
-    add(
-        "--fsdp",
-        metavar="CLASSES",
-        help="what FSDP2 sends, with these module classes wrapped, in place of DDP's buckets",
+        "--parallel",
+        metavar="LIST",
+        help="the layout: dp@4 (bucket_cap_mb 4), fsdp and others of torchcoll plan (default: dp)",
     )
     add(
         "--ranks",
@@ -73,101 +65,28 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_gradients(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.parts.curves.model_show import show_machines
-    from torchcoll.parts.curves.named_machines import LIST
-    from torchcoll.parts.training.buckets_show import show_plans
-    from torchcoll.parts.training.plan_show import show_training_plans
-    from torchcoll.parts.training.planning import plan
-    from torchcoll.questions.show.show import show
-    from torchcoll.report.formats import FORMATS
-
-    choice(options.format, "format", FORMATS)
-    if options.machine == LIST:
-        show_machines(options.format)
-        return ExitCode.OK
-    if options.model is None:
-        raise UsageError("model", "none", "package.module:factory, or what a capture wrote")
-    steps, buckets = _planned_steps(options)
-    if options.machine is not None:
-        # A capture keeps its own number of ranks unless another one is asked for.
-        ranks = options.ranks if not (buckets or options.fsdp) else None
-        plans = [plan(traffic=step, machine=options.machine, ranks=ranks) for step in steps]
-        show_training_plans(plans, options.format)
-    elif buckets:
-        show_plans(buckets, options.format, model=options.model)
-    else:
-        show(*steps, format=options.format)
-    return ExitCode.OK
-
-
-def _planned_steps(options: argparse.Namespace) -> tuple[list[Traffic], list[BucketPlan]]:
-    """What a step sends: once, or for each bucket size of DDP, whose buckets come with it."""
-    import os
-
+    """Runs ``plan`` with the layout and the ranks that a step of a model has by default."""
     from torchcoll.core.file import is_traffic
-    from torchcoll.reading.inputs import load_traffic
 
-    if options.fsdp is not None and options.bucket_cap_mb is not None:
-        expected = "one of them: buckets are DDP's"
-        raise UsageError("fsdp", f"{options.fsdp} and --bucket-cap-mb", expected)
-    if os.path.isdir(options.model) or is_traffic(options.model):
-        for name in ("fsdp", "bucket_cap_mb"):
-            if (value := getattr(options, name)) is not None:
-                raise UsageError(name.replace("_", "-"), value, "none with a capture")
-        return [load_traffic(options.model)], []
-    if options.fsdp is not None:
-        return [_shard_plan(options)], []
-    plans = _bucket_plans(options.model, _parse_caps(options.bucket_cap_mb))
-    ranks = _RANKS if options.ranks is None else options.ranks
-    return [each.traffic(ranks) for each in plans], plans
-
-
-def _bucket_plans(model_name: str, caps: Sequence[float | None]) -> list[BucketPlan]:
-    """Returns a plan for each cap."""
-    from torchcoll.bench.main import import_torch
-
-    import_torch()  # reports a missing torch in one line
-    from torchcoll.parts.training.buckets import gradient_buckets
-    from torchcoll.parts.training.meta_model import make_model
-
-    model = make_model(model_name)
-    return [gradient_buckets(model, cap) for cap in caps]
-
-
-def _parse_number(text: str, what: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(what, text, "a number") from None
-
-
-def _parse_caps(text: str | None) -> list[float | None]:
-    if text is None:
-        return [None]
-    try:
-        return [float(item) for item in text.split(",")]
-    except ValueError:
-        raise UsageError("bucket-cap-mb", text, "numbers of MiB, such as 10,25,100") from None
-
-
-def _shard_plan(options: argparse.Namespace) -> ShardPlan:
-    from torchcoll.bench.main import import_torch
-
-    import_torch()
-    from torchcoll.parts.training.buckets import shard_traffic
-    from torchcoll.parts.training.meta_model import make_model
-
-    model = make_model(options.model)
-    asked = options.fsdp.split(",")
-    class_names = {type(module).__name__ for module in model.modules()}
-    for name in asked:
-        if name not in class_names:
-            raise unknown("fsdp", name, sorted(class_names), "classes of the model: {}")
-    return shard_traffic(
-        model,
-        lambda name, module: type(module).__name__ in asked,
-        _RANKS if options.ranks is None else options.ranks,
+    captured = options.model is not None and (
+        os.path.isdir(options.model) or is_traffic(options.model)
     )
+    arguments = ["plan", *([options.model] if options.model else [])]
+    if not captured:
+        arguments += [
+            "--parallel",
+            options.parallel or "dp",
+            "--ranks",
+            str(_RANKS if options.ranks is None else options.ranks),
+        ]
+    elif options.parallel is not None:
+        raise UsageError("parallel", options.parallel, "none with a capture")
+    elif options.ranks is not None:
+        arguments += ["--ranks", str(options.ranks)]
+    arguments += ["--machine", options.machine] if options.machine else []
+    parser = argparse.ArgumentParser()
+    plan_arguments(parser)
+    return run_plan(parser.parse_args([*arguments[1:], "--format", options.format]))
 
 
 _FORMATS = ("table", "markdown", "csv", "json")
@@ -338,9 +257,10 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         dataclasses.replace(traffic, notes=kept).save(options.output)
         tell(f"written: {options.output}")
     if options.perfetto:
+        from torchcoll.parts.training.ledger import Ledger
         from torchcoll.parts.training.step_show import traffic_trace
 
-        text, clocks = traffic_trace(traffic)
+        text, clocks = traffic_trace(Ledger(traffic))
         write_file(options.perfetto, text, "perfetto", options.force)
         tell(f"torchcoll: trace: {options.perfetto}")
         for note in clocks:
@@ -348,10 +268,11 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
     if options.step is None and not options.plot:
         show_traffic([traffic], options.format, arrivals=True)
     else:
+        from torchcoll.parts.training.ledger import Ledger
         from torchcoll.parts.training.step_show import show_step
         from torchcoll.parts.training.whole_step import whole_step
 
-        step = whole_step(traffic, number)
+        step = whole_step(Ledger(traffic), number)
         if options.plot:
             from torchcoll.parts.training.step_show import draw_step
 
@@ -371,17 +292,14 @@ def _tell_problems(jobs: Sequence[Traffic], format: str) -> None:
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--config",
-        metavar="FILE",
-        help="a model: its Hugging Face config.json, a name such as llama-3-8b, or MODULE:FACTORY",
-    )
+    add("model", nargs="?", metavar="CONFIG|MODULE:FACTORY|CAPTURE", help=_MODEL_HELP)
     add(
         "--parallel",
         metavar="LIST",
         help="how it is laid out: fsdp=64; hsdp=8x8 (replicas x shards); dp=8,tp=8,sp,pp=4x2,cp=2,"
-        "ep=8 (pp: ranks x virtual stages; sp: sequence parallel); zero1, zero2, zero-torch, "
-        "zero1-deepspeed, zero2-deepspeed (with overlap: overlap_comm). "
+        "ep=8 (pp: ranks x virtual stages; sp: sequence parallel); dp@25=8 (bucket_cap_mb 25); "
+        "zero1, zero2, zero1-deepspeed, zero2-deepspeed (with overlap: overlap_comm); ckpt, sac "
+        "(full, selective activation checkpointing). "
         "A data-parallel degree without a number takes the remaining --ranks; --ranks alone: fsdp",
     )
     add("--ranks", metavar="LIST", help="64, or 64..16384 for weak and strong scaling")
@@ -391,19 +309,33 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         help="SEQUENCESxTOKENS of a data-parallel rank in a step, or "
         "MICROBATCHESxSEQUENCESxTOKENS (default 1x8192)",
     )
-    add("--compare", metavar="LIST", help="layouts on --ranks, compared: dp,fsdp,hsdp,fsdp+tp=8+sp")
+    add(
+        "--compare",
+        metavar="LIST",
+        help="layouts on --ranks, compared: dp@4,dp@25,fsdp,hsdp,fsdp+tp=8+sp",
+    )
+    add(
+        "--find",
+        action="store_true",
+        help="search the layouts on --ranks: tp, pp, ep, checkpointing and micro-batches",
+    )
     add(
         "--memory-gb",
         metavar="GB",
-        help="with --compare: the memory of a GPU, which layouts must fit (default: that of a "
-        "machine that others measured)",
+        help="with --compare and --find: the memory of a GPU, which layouts must fit (default: "
+        "that of a machine that others measured)",
     )
     add("--machine", metavar=_MACHINE, help=f"{_MACHINE_HELP}; without it bytes and calls alone")
     add(
+        "--mfu",
+        metavar="SHARE",
+        help="the share of the GPU's peak at which a step computes (default: 0.35 to 0.55)",
+    )
+    add(
         "--step-ms",
         metavar="MS",
-        help="computation of a step on a rank, without communication (and without "
-        "--checkpointing, which computes 4/3 of it)",
+        help="in place of --mfu: computation of a step on a rank, forward and backward pass, "
+        "without communication and without what checkpointing computes again",
     )
     add(
         "--measured",
@@ -414,32 +346,19 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", metavar="NAME", help="of the parameters (default: the config's, or bfloat16)")
     add("--param-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
     add("--reduce-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
-    add(
-        "--checkpointing",
-        action="store_true",
-        help="activations of each layer are computed again in the backward pass: 4/3 of --step-ms",
-    )
     add("--ring", action="store_true", help="cp sends keys and values around a ring")
     add("--capacity-factor", metavar="F", help="of the experts (default: no token is dropped)")
-    add("--traffic", metavar="PATH", help="in place of --config: a captured or planned step")
-    add("--parameters", metavar="N", help="in place of --config: their number alone, 8e9 (dp)")
     add("--format", default="table", help="table (default), markdown, csv or json")
     add("--plot", metavar="FILE", help="a picture over ranks too (.png, .svg, .pdf)")
     add("--force", action="store_true", help="replace the picture")
 
 
-_OF_CONFIG = (
-    *("parallel", "batch", "compare", "param_dtype", "reduce_dtype", "checkpointing"),
-    *("ring", "capacity_factor", "memory_gb"),
-)
-
-
 def run_plan(options: argparse.Namespace) -> ExitCode:
     from torchcoll.parts.curves.model_show import show_machines
     from torchcoll.parts.curves.named_machines import LIST
-    from torchcoll.parts.training.config_projection import LayoutComparison
     from torchcoll.parts.training.layouts_show import show_layouts
     from torchcoll.parts.training.plan_show import show_training_plans
+    from torchcoll.parts.training.planning import compare_plans
     from torchcoll.parts.training.planning import plan as make_plan
     from torchcoll.parts.training.traffic_charts import plan_pictures
     from torchcoll.report.chart_matplotlib import write_charts
@@ -450,52 +369,54 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     if options.machine == LIST:
         show_machines(options.format)
         return ExitCode.OK
+    if options.model is None:
+        expected = "a config.json, a name such as llama-3-8b, MODULE:FACTORY, or a capture"
+        raise UsageError("model", "none", expected)
     if options.plot:
         check_path(options.plot, options.force)
     ranks = [] if options.ranks is None else parse_ranks(options.ranks)
     if options.plot and len(ranks) < 2:
         raise UsageError("plot", options.plot, "several numbers of --ranks")
-    if options.plot and options.machine is None:
-        raise UsageError("plot", options.plot, "--machine NAME or FILE with it")
-    if options.measured is not None and options.machine is None:
-        raise UsageError("measured", options.measured, "--machine NAME or FILE with it")
-    sources = [name for name in ("config", "traffic", "parameters") if getattr(options, name)]
-    if len(sources) != 1:
-        actual = " and ".join(f"--{name}" for name in sources) or "nothing"
-        expected = "one of --config FILE, --traffic PATH, --parameters N"
-        raise UsageError("plan", actual, expected)
-    of_config = (*_OF_CONFIG, *(["dtype"] if options.traffic else []))
-    for name in of_config if options.config is None else ():
-        if value := getattr(options, name):
-            raise UsageError(name.replace("_", "-"), value, f"--config with it, not --{sources[0]}")
+    for name in ("plot", "measured"):
+        if getattr(options, name) is not None and options.machine is None:
+            raise UsageError(name, getattr(options, name), "--machine NAME or FILE with it")
 
     def number(name: str) -> float | None:
         value = getattr(options, name)
         return None if value is None else _parse_positive(value, name.replace("_", "-"))
 
     arguments: dict[str, Any] = {
-        "config": options.config,
-        "parallel": options.parallel,
-        "ranks": ranks or None,
         "batch": options.batch,
-        "compare": options.compare,
         "machine": options.machine,
+        "mfu": number("mfu"),
         "step_ms": number("step_ms"),
         "measured": options.measured,
-        "traffic": options.traffic,
-        "parameters": number("parameters"),
         "dtype": options.dtype,
         "param_dtype": options.param_dtype,
         "reduce_dtype": options.reduce_dtype,
-        "checkpointing": options.checkpointing,
         "ring": options.ring,
         "capacity_factor": number("capacity_factor"),
-        "memory_gb": number("memory_gb"),
     }
-    result = make_plan(**arguments)
-    if isinstance(result, LayoutComparison):
-        show_layouts([result], options.format)
+    if options.compare is not None or options.find:
+        for name, value in (("parallel", options.parallel), ("compare", options.compare)):
+            if value is not None and (name == "parallel" or options.find):
+                raise UsageError(name, value, "one of --parallel, --compare and --find")
+        if len(ranks) > 1:
+            raise UsageError("ranks", options.ranks, "one number to compare layouts on")
+        layouts = options.compare or "find"
+        comparison = compare_plans(
+            options.model,
+            layouts,
+            ranks=ranks[0] if ranks else None,
+            memory_gb=number("memory_gb"),
+            **arguments,
+        )
+        show_layouts([comparison], options.format)
         return ExitCode.OK
+    if options.memory_gb is not None:
+        expected = "--compare or --find too: the limit excludes layouts"
+        raise UsageError("memory-gb", options.memory_gb, expected)
+    result = make_plan(options.model, options.parallel, ranks=ranks or None, **arguments)
     show_training_plans([result], options.format)
     if options.plot:
         write_charts(plan_pictures(result), options.plot)
@@ -504,7 +425,10 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
 
 
 def _parse_positive(text: str, what: str) -> float:
-    number = _parse_number(text, what)
+    try:
+        number = float(text)
+    except ValueError:
+        raise UsageError(what, text, "a number") from None
     if not 0 < number < 1e15:
         raise UsageError(what, text, "a number above 0")
     return number
@@ -577,16 +501,13 @@ COMMANDS = {
         run_plan,
         "training",
         examples=(
-            "torchcoll plan --config llama-3-8b --parallel fsdp=64 --machine 8xH100",
-            "torchcoll plan --machine machine.json --traffic traffic/ --ranks 8..512",
+            "torchcoll plan llama-3-8b --parallel fsdp=64 --machine 8xH100",
+            "torchcoll plan llama-3-70b --ranks 512 --find --machine 8xH100",
         ),
         option_groups={
-            "model": (
-                "--config --traffic --parameters --batch --dtype --param-dtype "
-                "--reduce-dtype --checkpointing --capacity-factor"
-            ),
-            "layout": "--parallel --ranks --compare --memory-gb --ring",
-            "machine": "--machine --step-ms --measured",
+            "model": "--batch --dtype --param-dtype --reduce-dtype --capacity-factor",
+            "layout": "--parallel --ranks --compare --find --memory-gb --ring",
+            "machine": "--machine --mfu --step-ms --measured",
             "output": "--format --plot --force",
         },
     ),

@@ -11,7 +11,6 @@ The rank is that of the pipeline stage with the most communication (``plan_confi
   bfloat16 gradients are reduced in float32 (megatron/training/arguments.py, validate_args). The
   gradients of norms are all-reduced over tp in one call
   (megatron/core/distributed/finalize_model_grads.py, _allreduce_non_tensor_model_parallel_grads).
-- ``zero-torch``: DDP's buckets, and after them the broadcasts of ZeroRedundancyOptimizer.
 - ``zero1-deepspeed``, ``zero2-deepspeed``: DeepSpeed's ZeRO 1 and 2 with the defaults of its
   configuration and one group of parameters: an all_reduce of each bucket of up to 500 million
   elements, in 16 bits an all_reduce of a byte (overflow), the all_reduce of the gradients' norm,
@@ -62,7 +61,6 @@ from torchcoll.parts.training.ddp_buckets import block_span, bucket_names
 from torchcoll.parts.training.layouts import (
     DEEPSPEED2,
     HSDP,
-    TORCH_ZERO,
     ZERO1,
     ZERO2,
     Batch,
@@ -71,9 +69,11 @@ from torchcoll.parts.training.layouts import (
     ParallelLayout,
     block_calls,
 )
-from torchcoll.parts.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
+from torchcoll.parts.training.memory import stage_memory
 from torchcoll.parts.training.sent_by_wrappers import (
-    DEEPSPEED_BUCKET,
+    DEFAULT_CAP_MB,
+    DEFAULT_FIRST_MB,
+    MIB,
     PaddedBucket,
     Parameter,
     ShardStep,
@@ -82,11 +82,11 @@ from torchcoll.parts.training.sent_by_wrappers import (
     deepspeed_buckets,
     deepspeed_elements,
     distributed_optimizer_buckets,
-    zero_redundancy_calls,
 )
 from torchcoll.parts.training.step_program import (
     BACKWARD,
     BLOCKS,
+    COPIED_OUT,
     FORWARD,
     NEXT_FORWARD,
     NEXT_LAYER,
@@ -104,7 +104,6 @@ from torchcoll.parts.training.step_program import (
 )
 
 _EXPERTS = " of experts"  # suffix of the groups of experts' units
-_COPIED_OUT = "copied out"
 _Sent = tuple[SentCall, str]  # a call and the module behind it
 
 
@@ -147,7 +146,7 @@ def plan_config(
     plans = []
     for stage in stages:
         chunks = stage_blocks(architecture, layout, stage)
-        plans.append(_StagePlan(architecture, layout, batch, options, stage, chunks).plan())
+        plans.append(StagePlan(architecture, layout, batch, options, stage, chunks).plan())
     busiest = max(
         plans, key=lambda plan: sum(s.size_bytes * n for s, n in plan.program.counts.items())
     )
@@ -207,7 +206,11 @@ def _block_name(block: ModelBlock) -> str:
 
 
 def in_order_of_gradients(weights: Sequence[Weight]) -> list[Weight]:
-    """Returns the parameters of a block in the order in which their gradients arrive."""
+    """Returns the parameters of a block in the order in which their gradients arrive: with names
+    that are not in the table, the reverse of registration.
+    """
+    if not all(any(text in weight.name for text in _USE) for weight in weights):
+        return list(weights)[::-1]
 
     def used(weight: Weight) -> tuple[int, bool]:
         place = next((n for n, text in enumerate(_USE) if text in weight.name), len(_USE))
@@ -216,7 +219,7 @@ def in_order_of_gradients(weights: Sequence[Weight]) -> list[Weight]:
     return sorted(weights, key=used, reverse=True)
 
 
-class _StagePlan:
+class StagePlan:
     """Writes the program of one rank."""
 
     def __init__(
@@ -252,7 +255,13 @@ class _StagePlan:
             self._replicated()
         self._tied_embedding()
         self._bubble()
-        return ConfigPlan(StepProgram(tuple(self.writer.acts)), self._memory(), self.stage)
+        memory = stage_memory(self)
+        return ConfigPlan(StepProgram(tuple(self.writer.acts)), memory, self.stage)
+
+    def weights(self) -> Iterator[Weight]:
+        for blocks in self.chunks:
+            for block in blocks:
+                yield from block.weights
 
     # What both kinds do
 
@@ -298,7 +307,7 @@ class _StagePlan:
         if self.stage not in (0, self.layout.pp - 1):
             return
         rows = -(-self.architecture.vocabulary // self.layout.tp)
-        size_bytes = rows * self.architecture.hidden * self._reduce_itemsize
+        size_bytes = rows * self.architecture.hidden * self.reduce_itemsize
         if self.layout.sharded:
             size_bytes = -(-size_bytes // (self.layout.shards * self.layout.cp))
         self.writer.block(
@@ -326,13 +335,13 @@ class _StagePlan:
         self.writer.acts.append(Idle((pp - 1) / virtual, share, tuple(blocking), sends))
 
     @property
-    def _reduce_itemsize(self) -> int:
+    def reduce_itemsize(self) -> int:
         dtype = self.options.reduce_dtype or self.options.dtype
         if not self.options.reduce_dtype and self.layout.data == ZERO1 and dtype == "bfloat16":
             dtype = "float32"
         return find_dtype(dtype).itemsize
 
-    def _local(self, weight: Weight) -> tuple[int, ...]:
+    def local(self, weight: Weight) -> tuple[int, ...]:
         """Returns the shape of a rank's part of a parameter, before FSDP2."""
         shape = list(weight.shape)
         if weight.expert:
@@ -344,7 +353,7 @@ class _StagePlan:
     def _parameter(self, weight: Weight, shape: tuple[int, ...] | None = None) -> Parameter:
         return Parameter(
             weight.name,
-            shape or self._local(weight),
+            shape or self.local(weight),
             self.options.dtype,
             self.itemsize,
             weight.trainable,
@@ -380,9 +389,7 @@ class _StagePlan:
                     if last and self.layout.data != ZERO1:
                         self.writer.block(calls.norm_gradients, name)
                 self._send_activations(number, forward=False)
-        if self.layout.data == TORCH_ZERO:
-            self._broadcasts()
-        elif self.layout.data == ZERO1:
+        if self.layout.data == ZERO1:
             self.writer.wait(*reduced)
             self._norms_together()
 
@@ -390,22 +397,10 @@ class _StagePlan:
         """Issues Megatron-LM's all_reduce of the gradients of all norms over tp."""
         norms = [n for blocks in self.chunks for block in blocks for n in block.norms]
         if self.layout.sequence_parallel and norms:
-            size_bytes = sum(norms) * self._reduce_itemsize
+            size_bytes = sum(norms) * self.reduce_itemsize
             self.writer.block(
                 [SentCall("tp", "all_reduce", size_bytes, "gradients of norms", BLOCKS)]
             )
-
-    def _broadcasts(self) -> None:
-        """Issues the broadcasts of ZeroRedundancyOptimizer.step(), which waits for them all."""
-        for expert in (False, True):
-            group = "edp" if expert else self.layout.data_group
-            if group not in self.layout.groups():
-                continue
-            # The optimiser has the parameters in the order of their registration.
-            parameters = self._registered(self._trained(expert))
-            for call in zero_redundancy_calls(parameters, self.layout.groups()[group][0], group):
-                sent = SentCall(group, call.collective, call.bytes_in, "parameters", BLOCKS)
-                self.writer.start(sent, module=call.module)
 
     def _registered(self, parameters: Sequence[Parameter]) -> list[Parameter]:
         """Returns the parameters in the order of their registration."""
@@ -433,7 +428,7 @@ class _StagePlan:
             trained = (p.name for expert in (True, False) for p in self._trained(expert))
             order = {name: number for number, name in enumerate(trained)}
             for group, bucket in self._padded_buckets():
-                size_bytes = bucket.elements * self._reduce_itemsize
+                size_bytes = bucket.elements * self.reduce_itemsize
                 call = SentCall(group, "reduce_scatter", size_bytes, "gradients", REST_OF_BACKWARD)
                 last = max(bucket.names, key=order.__getitem__)
                 sent.setdefault(last, []).append((call, block_span(bucket.names[::-1])))
@@ -444,6 +439,8 @@ class _StagePlan:
             if group not in self.layout.groups() or not parameters:
                 continue
             limits = [DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB]
+            if self.layout.cap_mb is not None:
+                limits = [int(self.layout.cap_mb * MIB)]
             buckets = assign_buckets(parameters, limits, True)
             order = {p.name: number for number, p in enumerate(self._registered(parameters))}
             modules = bucket_names([sorted(b.parameters, key=order.__getitem__) for b in buckets])
@@ -530,7 +527,7 @@ class _StagePlan:
 
     def _reduce_bucket(self, bucket: PaddedBucket, previous: Hashable) -> Hashable:
         """Issues the all_reduce of a bucket of DeepSpeed after the one before it."""
-        size_bytes = bucket.elements * self._reduce_itemsize
+        size_bytes = bucket.elements * self.reduce_itemsize
         overlaps = REST_OF_BACKWARD if self.layout.overlap else BLOCKS
         sent = SentCall(self.layout.data, "all_reduce", size_bytes, "gradients", overlaps)
         self.writer.wait(previous)
@@ -597,7 +594,7 @@ class _StagePlan:
             routed = sum(w.elements for w in experts) / self.architecture.experts
             routed *= self.architecture.top_k
             for weight in experts:
-                shape = self._local(weight)
+                shape = self.local(weight)
                 if shape[0] < inner.shards:  # sharded by its columns
                     shape = (shape[1], shape[0], shape[2])
                 inner.parameters[weight.name] = self._parameter(weight, shape)
@@ -636,11 +633,11 @@ class _StagePlan:
                 call = step.calls[act.calls[0]]
                 sent = self._sent(call, "parameters", NEXT_LAYER)
                 if sent is not None:
-                    name = writer.start(sent, _COPIED_OUT, call.module)
+                    name = writer.start(sent, COPIED_OUT, call.module)
                     self.gathered[chunk, act.unit] = name
             elif act.kind == USE and gather:
                 writer.wait(self.gathered.get((chunk, act.unit)))
-                writer.mark(_COPIED_OUT)
+                writer.mark(COPIED_OUT)
             elif act.kind in (FORWARD, BACKWARD):
                 if act.unit == 0:  # the root computes its embedding first, and its head last
                     kind = EMBEDDING if act.elements == 0 and EMBEDDING in ends else HEAD
@@ -681,137 +678,3 @@ class _StagePlan:
         point, _ = point_of(call, self.layout.groups()[group][0])
         size_bytes = point.size_bytes if point else max(call.bytes_in, call.bytes_out)
         return SentCall(group, call.collective, size_bytes, what, overlaps)
-
-    # Memory
-
-    def _memory(self) -> Memory:
-        """Returns the memory of the rank, with Adam's two states for each parameter.
-
-        FSDP2 pads the shards of each parameter to equal ones. ZERO1 has float32 copies of 16-bit
-        parameters in its optimizer state: 12 bytes for each parameter (Megatron-LM,
-        megatron/training/theoretical_memory_usage.py, num_bytes_per_parameter). Elsewhere the
-        states have the parameters' dtype, as in torch.optim.AdamW. DeepSpeed has 16 bytes for each
-        parameter of a rank's partition (estimate_zero2_model_states_mem_needs), and allocates a
-        buffer of reduce_bucket_size elements, two with overlap_comm (setup_buckets).
-
-        Activations: what a layer with fused norms, attention (FlashAttention) and gated products
-        keeps for its backward pass, counted from its matrices: the inputs of the norms and of the
-        matrices, queries, keys, values, gate and up. For Llama-3-8B these are 34 bytes for each
-        token and hidden column, as in V. Korthikanti et al., arXiv 2205.05198; 67 for Gemma 7B.
-        With checkpointing 2 bytes, and one whole layer that is computed again. Logits and their
-        gradient have the type of activations. In the pipeline as many micro-batches as are in
-        flight (Megatron-LM,
-        megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches, and
-        torch.distributed.pipelining).
-        ``tests/training/test_memory.py`` has those of FSDP2 and DDP that torch really allocates.
-        """
-        layout = self.layout
-        if layout.sharded:
-            kept, trained = float(self.kept_bytes), float(self.trained_bytes)
-            buffers = float(self.peak_bytes)
-            if layout.pp > 1 and self.batch.micro_batches > 1:
-                # Whole gradients of the stage, until the last micro-batch scatters them.
-                stage = {w.name: math.prod(self._local(w)) for w in self._stage_weights()}
-                buffers += sum(stage.values()) * self._reduce_itemsize
-            return Memory(kept, trained, 2 * trained, buffers, self._activations(), self._peak())
-        seen: dict[str, Weight] = {}
-        for blocks in self.chunks:
-            for block in blocks:
-                for weight in block.weights:
-                    seen.setdefault(weight.name, weight)
-        whole = {False: 0.0, True: 0.0}  # elements of a rank, of experts or others
-        for weight in seen.values():
-            whole[weight.expert and layout.ep > 1] += math.prod(self._local(weight))
-        replicas = layout.replicas * layout.shards * layout.cp
-        kept = whole[False] / replicas + whole[True] / max(1, replicas // layout.ep)
-        elements = sum(whole.values())
-        parameters = elements * self.itemsize
-        if layout.data == ZERO1:
-            gradients = elements * self._reduce_itemsize
-            optimizer, buffers = kept * (12 if self.itemsize < 4 else 8), 0.0
-        elif layout.deepspeed:
-            # Of a partition in float32: parameters, their gradients in the step, and Adam's states.
-            gradients = kept * self.itemsize if layout.data == DEEPSPEED2 else parameters
-            optimizer = 16 * kept
-            buffers = DEEPSPEED_BUCKET * self.itemsize * (2 if layout.overlap else 1)
-        else:
-            gradients = parameters
-            optimizer = 2 * (kept * self.itemsize if layout.data == TORCH_ZERO else parameters)
-            buffers = gradients if replicas > 1 else 0.0
-        return Memory(parameters, gradients, optimizer, buffers, self._activations(), self._peak())
-
-    def _stage_weights(self) -> Iterator[Weight]:
-        for blocks in self.chunks:
-            for block in blocks:
-                yield from block.weights
-
-    def _activations(self) -> float:
-        """Returns the bytes that are kept for the backward pass."""
-        layout = self.layout
-        checkpoint = self.options.layers.checkpoint
-        split = layout.tp if layout.sequence_parallel else 1
-        input_bytes = 2 * self.architecture.hidden * self._token_bytes / split
-        layers = sum(
-            input_bytes if checkpoint else self._layer_bytes(block)
-            for blocks in self.chunks
-            for block in blocks
-            if block.kind == LAYER
-        )
-        # Passes of a chunk that are in flight: the warm-up, and the one that follows it.
-        chunks, behind = layout.virtual, layout.pp - self.stage - 1
-        flight = behind + 1 if chunks == 1 else 2 * behind + (chunks - 1) * layout.pp + 1
-        return layers / chunks * min(self.batch.micro_batches * chunks, flight)
-
-    def _peak(self) -> float:
-        """Returns the bytes that come on top for a while: the logits and their gradient before the
-        first layer of the backward pass, or with checkpointing a whole layer, if that is more.
-        """
-        blocks = [block for blocks in self.chunks for block in blocks]
-        peak = 0.0
-        if any(block.kind == HEAD for block in blocks):
-            columns = -(-self.architecture.vocabulary // self.layout.tp)
-            peak = 2 * columns * 2 * self._token_bytes
-        if self.options.layers.checkpoint:
-            again = [self._layer_bytes(block) for block in blocks if block.kind == LAYER]
-            peak = max([peak, *again])
-        return peak
-
-    @property
-    def _token_bytes(self) -> float:
-        """The tokens of a micro-batch on a rank of cp; for types of 4 bytes twice as many, as the
-        bytes of activations are those of 16-bit types.
-        """
-        itemsize = find_dtype(self.options.layers.dtype).itemsize
-        return self.batch.tokens_each / self.layout.cp * itemsize / 2
-
-    def _layer_bytes(self, block: ModelBlock) -> float:
-        """Returns the bytes of a layer's activations."""
-        hidden, tp = self.architecture.hidden, self.layout.tp
-        # Columns of the tensors that are kept: those that tp divides, and those that it does not.
-        split, whole = 0.0, 0.0
-        norms = {weight.name.rsplit(".", 1)[0] for weight in block.weights if weight.norm}
-        for weight in block.weights:
-            if weight.expert or len(weight.shape) != 2:
-                continue
-            if weight.split is None:
-                whole += min(weight.shape)
-                continue
-            # The output of what is split by its output columns (queries, keys, values, gate, up),
-            # and the input of what is split by its input columns (attention's output, product).
-            columns = weight.shape[weight.split]
-            # A norm of the queries or keys keeps its own input, too.
-            normed = weight.name.removesuffix("_proj.weight") + "_norm" in norms
-            split += columns * (2 if normed else 1)
-        of_heads = sum(name.endswith((".q_norm", ".k_norm")) for name in norms)
-        whole += hidden * (len(norms) - of_heads + 2)  # norms' inputs, and those of both halves
-        if block.moe:
-            # Each visit of an expert keeps its input and output, and three tensors of the expert's
-            # columns, as gated feed-forward blocks do.
-            capacity = self.options.layers.capacity
-            visits = self.architecture.top_k * (1.0 if capacity is None else capacity)
-            whole += 2.0 * hidden * visits
-            split += 3.0 * visits * self.architecture.expert_columns
-        whole, split = 2 * whole, 2 * split  # bytes of a token
-        if self.layout.sequence_parallel:
-            return (whole + split) / tp * self._token_bytes
-        return (whole + split / tp) * self._token_bytes

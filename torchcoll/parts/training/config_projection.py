@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from torchcoll.core.collectives import find_dtype
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import format_digits
 from torchcoll.parts.curves.predictor import Predictor
-from torchcoll.parts.training import step_program
 from torchcoll.parts.training.architectures import Architecture
 from torchcoll.parts.training.config_plan import TrainingOptions, plan_config
 from torchcoll.parts.training.layouts import (
     DATA_PARALLEL,
     DEEPSPEED2,
+    FULL,
+    SELECTIVE,
     ZERO1,
     Batch,
     ParallelLayout,
@@ -24,9 +23,9 @@ from torchcoll.parts.training.layouts import (
     degrees_text,
 )
 from torchcoll.parts.training.measured_step import MeasuredStep
-from torchcoll.parts.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
 from torchcoll.parts.training.projection import (
     UNCORRECTED,
+    Computation,
     CorrectedMachine,
     Plan,
     PlannedStep,
@@ -39,7 +38,6 @@ from torchcoll.parts.training.sent_by_wrappers import DEEPSPEED_BUCKET
 
 # The memory of a plan may be off by so much: torch's allocator and kernels decide about the rest.
 UNSURE = 0.1
-_FIRST_BYTES, _CAP_BYTES = DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB  # of DDP's buckets
 
 
 def project_config(
@@ -49,13 +47,13 @@ def project_config(
     ranks: Sequence[int],
     batch: Batch,
     options: TrainingOptions,
-    compute_ns: float | None,
+    computing: Computing | None,
 ) -> Plan:
     """Returns a plan of a model.
 
     - ranks: numbers of ranks; the data-parallel degree grows with them. The step is on the
       layout's.
-    - compute_ns: the computation of a step on a rank; None if unknown.
+    - computing: how long a step computes; None if unknown.
 
     Raises UsageError for a layout that the model cannot have, and one whose ranks are not among
     ``ranks``.
@@ -63,7 +61,7 @@ def project_config(
     if ranks and layout.ranks not in ranks:
         expected = f"{ranks[0]}" if len(ranks) == 1 else f"one of {', '.join(map(str, ranks))}"
         raise UsageError("parallel", degrees_text(layout), f"{expected}, as --ranks says")
-    step = _StepPlanner(machine, architecture, batch, options, compute_ns)
+    step = _StepPlanner(machine, architecture, batch, options, computing)
     first = layout.ranks
     active = architecture.active_parameters
     what = f"{architecture.source}: {architecture.parameters:,} parameters"
@@ -73,16 +71,16 @@ def project_config(
     projection = Plan(
         what,
         step(layout),
-        compute_ns=compute_ns,
         subject=f"{architecture.source} with {DATA_PARALLEL[layout.data]}",
         notes=_notes(architecture, layout, batch, options),
     )
+    projection.notes += computing_notes(projection.step, layout)
     if len(ranks) > 1:
         projection.weak = [step(layout.on(count)) for count in ranks]
         projection.strong = [step(layout.on(count), first / count) for count in ranks]
 
     def step_on(other: Predictor) -> PlannedStep:
-        return _StepPlanner(other, architecture, batch, options, compute_ns)(layout)
+        return _StepPlanner(other, architecture, batch, options, computing)(layout)
 
     return finish(projection, machine, step_on)
 
@@ -93,10 +91,10 @@ def plan_layout(
     layout: ParallelLayout,
     batch: Batch,
     options: TrainingOptions,
-    compute_ns: float | None,
+    computing: Computing | None,
 ) -> PlannedStep:
     """Returns one step on a layout. Raises UsageError for one that the model cannot have."""
-    return _StepPlanner(machine, architecture, batch, options, compute_ns)(layout)
+    return _StepPlanner(machine, architecture, batch, options, computing)(layout)
 
 
 class _StepPlanner:
@@ -108,10 +106,10 @@ class _StepPlanner:
         architecture: Architecture,
         batch: Batch,
         options: TrainingOptions,
-        compute_ns: float | None,
+        computing: Computing | None,
     ) -> None:
         self.machine, self.architecture, self.batch = machine, architecture, batch
-        self.options, self.compute_ns = options, compute_ns
+        self.options, self.computing = options, computing
 
     def __call__(self, layout: ParallelLayout, share: float = 1.0) -> PlannedStep:
         batch = self.batch
@@ -123,7 +121,9 @@ class _StepPlanner:
             name: place_group(name, ranks, apart, self.machine)
             for name, (ranks, apart) in layout.groups().items()
         }
-        compute = None if self.compute_ns is None else self.compute_ns * share
+        compute = None
+        if self.computing is not None:
+            compute = self.computing.on(self.architecture, layout, batch).times(share)
         return planned_step(
             self.machine, plan.program, groups, layout.ranks, layout.degrees, compute, plan.memory
         )
@@ -163,8 +163,6 @@ def _notes(
             "tensor parallel calls as torch's DTensor makes them; Megatron-LM gathers two more "
             "times a layer with sp"
         )
-    if options.layers.checkpoint:
-        notes.append("--checkpointing computes each layer again: 4/3 of --step-ms")
     states = "two states of Adam in the parameters' type"
     if layout.data == ZERO1:
         states = _ZERO1_STATES
@@ -190,48 +188,46 @@ _DEEPSPEED_STATES = (
 def _activations_note(architecture: Architecture) -> str:
     hidden = " (activations: none counted)" if not architecture.hidden else ""
     return (
-        "activations as fused layers keep them, without attention scores; logits "
-        f"and their gradient in the activations' type, without a copy in float32{hidden}"
+        "activations as fused layers keep them, without attention scores; unfused ones keep 1.45 "
+        f"times as much; logits with a copy and a gradient in float32{hidden}"
     )
 
 
-def project_parameters(
-    machine: Predictor | None,
-    parameters: float,
-    ranks: Sequence[int],
-    dtype: str,
-    compute_ns: float | None,
-) -> Plan:
-    """Returns a plan of DDP with so many parameters and nothing else known: even buckets, ready in
-    proportion to their bytes.
+# The operations that run again in the backward pass, as a share of the forward and backward pass.
+_AGAIN = {"": 0.0, FULL: 1 / 3, SELECTIVE: 1 / 6}
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How long steps compute: as given in ms, or at a share of the GPU's peak.
+
+    - step_ns: of forward and backward pass without checkpointing; None to take ``shares``.
+    - measured: whether step_ns is that of real steps, with what these computed again.
+    - shares: MFU of the computation: value, least, most.
+    - peak: FLOP/s of the GPU; None if unknown.
     """
-    total = parameters * find_dtype(dtype).itemsize
-    sizes = [min(_FIRST_BYTES, total)]
-    if total > _FIRST_BYTES:
-        count = max(1, math.ceil((total - _FIRST_BYTES) / _CAP_BYTES))
-        sizes += [(total - _FIRST_BYTES) / count] * count
-    writer = step_program.ProgramWriter()
-    writer.work(step_program.FORWARD, 1.0)
-    for size in sizes:
-        writer.work(step_program.BACKWARD, size / total)
-        sent = step_program.SentCall(
-            "dp", "all_reduce", math.ceil(size), "gradients", step_program.REST_OF_BACKWARD
-        )
-        writer.start(sent)
-    program = step_program.StepProgram(tuple(writer.acts))
 
-    def step(count: int, share: float = 1.0, on: Predictor | None = machine) -> PlannedStep:
-        groups = {"dp": place_group("dp", count, 1, on)}
-        compute = None if compute_ns is None else compute_ns * share
-        return planned_step(on, program, groups, count, {"dp": count}, compute)
+    step_ns: float | None = None
+    measured: bool = False
+    shares: tuple[float, float, float] = (0.45, 0.35, 0.55)
+    peak: float | None = None
 
-    first = ranks[0]
-    what = f"gradients, {format_digits(parameters, 4)} parameters of {dtype}"
-    projection = Plan(what, step(first), compute_ns=compute_ns)
-    if len(ranks) > 1:
-        projection.weak = [step(count) for count in ranks]
-        projection.strong = [step(count, first / count) for count in ranks]
-    return finish(projection, machine, lambda other: step(first, on=other))
+    def on(self, architecture: Architecture, layout: ParallelLayout, batch: Batch) -> Computation:
+        """Returns the computation of a rank."""
+        tokens = batch.micro_batches * batch.tokens_each / layout.inner
+        flops = tokens * architecture.flops_of_token(batch.tokens) if architecture.hidden else 0.0
+        again = 1.0 if self.measured else 1 + _AGAIN[layout.checkpoint]
+        if self.step_ns is not None:
+            ns = self.step_ns * again
+            return Computation((ns, ns, ns), flops, tokens, self.peak)
+        assert self.peak is not None
+        value, least, most = (1e9 * again * flops / share / self.peak for share in self.shares)
+        percent = [round(100 * share) for share in self.shares]
+        text = f"{percent[0]} %" if percent[1] == percent[2] else f"{percent[1]} to {percent[2]} %"
+        return Computation((value, most, least), flops, tokens, self.peak, f"{text} MFU")
+
+
+FITS, TIGHT, TOO_LARGE = "yes", "tight", "no"
 
 
 @dataclass(frozen=True)
@@ -241,14 +237,15 @@ class LayoutRow:
     - batch: of a data-parallel rank.
     - pareto: it fits, and no other layout that fits is better in both time and memory; without a
       time, bytes sent.
-    - fits: whether its memory is within the limit, if there is one, as far as it is known (UNSURE).
+    - fits: FITS, TIGHT or TOO_LARGE; FITS without a limit. A tight one fits with fused kernels, as
+      far as the plan knows (UNSURE), but perhaps not with others.
     """
 
     layout: ParallelLayout
     step: PlannedStep
     batch: Batch
     pareto: bool = False
-    fits: bool = True
+    fits: str = FITS
 
     @property
     def cost(self) -> float:
@@ -266,7 +263,6 @@ class LayoutComparison(Displayed):
     """Layouts of one model on the same ranks, with the same tokens in a step of all ranks.
 
     - rows: the Pareto set first, and the layouts that do not fit last, each by its cost.
-    - compute_ns: the computation of a step in ns; None if unknown.
     - memory_bytes: the memory that a rank has; None if no limit was given.
     - measured: the measured step that corrects the times, and uncorrected: the rows without it;
       None and [] without one.
@@ -275,7 +271,6 @@ class LayoutComparison(Displayed):
     what: str
     ranks: int
     rows: list[LayoutRow]
-    compute_ns: float | None
     machine: str
     notes: list[str]
     memory_bytes: float | None = None
@@ -315,7 +310,7 @@ def compare_layouts(
     layouts: Sequence[ParallelLayout],
     batch: Batch,
     options: TrainingOptions,
-    compute_ns: float | None,
+    computing: Computing | None,
     memory_bytes: float | None = None,
 ) -> LayoutComparison:
     """Returns the layouts with their costs.
@@ -326,58 +321,103 @@ def compare_layouts(
     - memory_bytes: the memory that a rank has; None for no limit.
 
     Each layout has the micro-batches with which its step is the fastest that fits: large ones need
-    more memory and, in a pipeline, wait longer; small ones gather and scatter more often.
+    more memory and, in a pipeline, wait longer; small ones gather and scatter more often. A layout
+    that does not fit is tried with checkpointing.
     """
     widest = min(layouts, key=lambda layout: layout.inner)
+
+    def best(layout: ParallelLayout, batches: Sequence[Batch]) -> LayoutRow:
+        rows = []
+        for each in batches:
+            step = plan_layout(machine, architecture, layout, each, options, computing)
+            rows.append(LayoutRow(layout, step, each, fits=_fits(step, memory_bytes)))
+        # The fastest that fits; of those that do not, the one with the least memory.
+        fitting = [row for row in rows if row.fits != TOO_LARGE]
+        if fitting:
+            return min(fitting, key=lambda row: (row.cost, row.memory_bytes))
+        return min(rows, key=lambda row: row.memory_bytes)
+
     rows = []
     for layout, batches in zip(layouts, equal_batches(layouts, batch), strict=True):
-        of_batches = []
-        for each in batches:
-            step = plan_layout(machine, architecture, layout, each, options, compute_ns)
-            row = LayoutRow(layout, step, each)
-            fits = memory_bytes is None or row.memory_bytes <= (1 + UNSURE) * memory_bytes
-            of_batches.append(replace(row, fits=fits))
-        # The fastest that fits; of those that do not, the one with the least memory.
-        fitting = [row for row in of_batches if row.fits]
-        if fitting:
-            rows.append(min(fitting, key=lambda row: (row.cost, row.memory_bytes)))
-        else:
-            rows.append(min(of_batches, key=lambda row: row.memory_bytes))
-
-    def dominated(row: LayoutRow) -> bool:
-        return any(
-            other.fits
-            and other.cost <= row.cost
-            and other.memory_bytes <= row.memory_bytes
-            and (other.cost, other.memory_bytes) != (row.cost, row.memory_bytes)
-            for other in rows
-        )
-
-    rows = [replace(row, pareto=row.fits and not dominated(row)) for row in rows]
-    rows.sort(key=lambda row: (not row.pareto, not row.fits, row.cost))
+        row = best(layout, batches)
+        if row.fits == TOO_LARGE and not layout.checkpoint and architecture.hidden:
+            again = best(replace(layout, checkpoint=FULL), batches)
+            row = again if again.fits != TOO_LARGE else row
+        rows.append(row)
     tokens = round(batch.micro_batches * batch.tokens_each * widest.ranks / widest.inner)
-    notes = [
-        "the same tokens in a step for each layout: with tp and cp a data-parallel rank computes "
-        "more sequences, with pp more micro-batches",
-        f"memory: two states of Adam in the parameters' type, with zero1 {_ZERO1_STATES}"
-        + (f", with DeepSpeed {_DEEPSPEED_STATES}" if any(x.deepspeed for x in layouts) else "")
-        + f"; {_activations_note(architecture)}",
-        *(
-            ["--checkpointing computes each layer again: 4/3 of --step-ms"]
-            if options.layers.checkpoint
-            else []
-        ),
-        *(machine.notes() if machine is not None else ["--machine NAME or FILE gives the times"]),
-        *at_once_notes([row.step for row in rows]),
-        *([] if machine is None or isinstance(machine, CorrectedMachine) else [UNCORRECTED]),
-    ]
     return LayoutComparison(
         what=f"{architecture.source}: {architecture.parameters:,} parameters, {options.dtype}; "
         f"{tokens:,} tokens in a step",
         ranks=layouts[0].ranks,
-        rows=rows,
-        compute_ns=compute_ns,
+        rows=_ordered(rows),
         machine=machine.name if machine is not None else "",
-        notes=notes,
+        notes=_comparison_notes(machine, architecture, rows),
         memory_bytes=memory_bytes,
     )
+
+
+def _fits(step: PlannedStep, memory_bytes: float | None) -> str:
+    if memory_bytes is None or step.memory is None or step.memory.most <= memory_bytes:
+        return FITS
+    return TIGHT if step.memory.total <= (1 + UNSURE) * memory_bytes else TOO_LARGE
+
+
+def _ordered(rows: Sequence[LayoutRow]) -> list[LayoutRow]:
+    """Returns the Pareto set first, and the layouts that do not fit last, each by its cost."""
+
+    def dominated(row: LayoutRow) -> bool:
+        return any(
+            each.fits != TOO_LARGE
+            and each.cost <= row.cost
+            and each.memory_bytes <= row.memory_bytes
+            and (each.cost, each.memory_bytes) != (row.cost, row.memory_bytes)
+            for each in rows
+        )
+
+    judged = [replace(row, pareto=row.fits != TOO_LARGE and not dominated(row)) for row in rows]
+    return sorted(judged, key=lambda row: (not row.pareto, row.fits == TOO_LARGE, row.cost))
+
+
+def _comparison_notes(
+    machine: Predictor | None, architecture: Architecture, rows: Sequence[LayoutRow]
+) -> list[str]:
+    states = f"memory: two states of Adam in the parameters' type, with zero1 {_ZERO1_STATES}"
+    if any(row.layout.deepspeed for row in rows):
+        states += f", with DeepSpeed {_DEEPSPEED_STATES}"
+    notes = [
+        "the same tokens in a step for each layout: with tp and cp a data-parallel rank computes "
+        "more sequences, with pp more micro-batches",
+        f"{states}; {_activations_note(architecture)}",
+        *dict.fromkeys(note for row in rows for note in computing_notes(row.step, row.layout)),
+        *(machine.notes() if machine is not None else ["--machine NAME or FILE gives the times"]),
+        *at_once_notes([row.step for row in rows]),
+    ]
+    if machine is not None and not isinstance(machine, CorrectedMachine):
+        notes.append(UNCORRECTED)
+    return notes
+
+
+_MOST_MFU = 0.75
+
+
+def computing_notes(step: PlannedStep, layout: ParallelLayout) -> list[str]:
+    """Returns what is assumed about the computation, and what contradicts it, a clause each."""
+    notes = []
+    compute = step.compute
+    if compute is not None and compute.assumed:
+        notes.append(
+            f"the computation is taken at {compute.assumed}; --mfu or --step-ms says another"
+        )
+    elif compute is not None and compute.peak and compute.flops:
+        share = compute.flops / compute.peak / (compute.ns[0] / 1e9)
+        if share > _MOST_MFU:
+            notes.append(
+                f"the computation would use {100 * share:.0f} % of the GPU's peak: no training "
+                f"reaches {100 * _MOST_MFU:.0f} %. Is --step-ms that of this batch?"
+            )
+    if layout.checkpoint:
+        again = 1 + _AGAIN[layout.checkpoint]
+        notes.append(
+            f"{layout.checkpoint} computes {again:.2f} times the forward and backward pass"
+        )
+    return notes

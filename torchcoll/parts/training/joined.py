@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -165,12 +165,8 @@ def may_end_late(call: TrafficCall, source: str) -> bool:
     return source == "capture" and timed and call.asynchronous is not False
 
 
-def cut_at_marks(
-    traffic: Traffic, alone: Callable[[TrafficCall], float | None] = lambda call: None
-) -> Traffic:
+def cut_at_marks(traffic: Traffic) -> Traffic:
     """Returns the traffic with late end stamps moved back to the mark of their step.
-
-    - alone: returns the duration (ns) of such a call measured by itself, or None if unknown.
 
     DDP waits for its calls within the step, so an end shortly after the mark is a late stamp. An
     end further after it is not: that call is in flight in the next step too, and keeps its end. A
@@ -193,10 +189,9 @@ def cut_at_marks(
     def cut(call: TrafficCall, until: int | None) -> TrafficCall:
         if until is None:
             return call
-        durations_ns = [ns for ns in (shortest.get(_kind(call)), alone(call)) if ns is not None]
         return (
             call
-            if durations_ns and until < min(durations_ns)
+            if until < shortest.get(_kind(call), 0)
             else dataclasses.replace(
                 call,
                 time_ns=until,
@@ -258,18 +253,6 @@ def begun_ns(traffic: Traffic) -> tuple[dict[int, int], dict[int, int]]:
                 errors[id(call)] = before - max(start, least)
             heapq.heappushpop(ends, its_end)
     return begun, errors
-
-
-def times_since_begun_ns(joined: JoinedCall, begun: Mapping[int, int]) -> dict[int, int]:
-    """Returns the time of a call on each rank that recorded one, without that in the queue.
-
-    - begun: as ``begun_ns`` returns it. A call without a span has its duration.
-    """
-    return {
-        rank: call.span[1] - begun[id(call)] if call.span else joined.times_ns[rank]
-        for rank, call in joined.calls.items()
-        if rank in joined.times_ns
-    }
 
 
 @dataclass(frozen=True)

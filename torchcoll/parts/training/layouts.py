@@ -55,13 +55,11 @@ from torchcoll.parts.training.architectures import EMBEDDING, HEAD, MODULE, Arch
 from torchcoll.parts.training.step_program import BLOCKS, SHARED_EXPERTS, SentCall
 
 DP, ZERO1, ZERO2, FSDP, HSDP = "dp", "zero1", "zero2", "fsdp", "hsdp"
-TORCH_ZERO = "zero-torch"
 DEEPSPEED1, DEEPSPEED2 = "zero1-deepspeed", "zero2-deepspeed"
 # What replicates or shards the model; of each layout one.
 DATA_PARALLEL = {
     DP: "DDP",
     ZERO1: "Megatron-LM's distributed optimizer",
-    TORCH_ZERO: "DDP and ZeroRedundancyOptimizer",
     DEEPSPEED1: "DeepSpeed ZeRO 1",
     DEEPSPEED2: "DeepSpeed ZeRO 2",
     ZERO2: "FSDP2 with reshard_after_forward=False",
@@ -69,7 +67,8 @@ DATA_PARALLEL = {
     HSDP: "FSDP2 with replicas",
 }
 _OTHERS = ("tp", "pp", "cp", "ep")
-_FLAGS = ("sp", "overlap")  # without a number
+FULL, SELECTIVE = "ckpt", "sac"  # activation checkpointing
+_FLAGS = ("sp", "overlap", FULL, SELECTIVE)  # without a number
 _WORDS = (*DATA_PARALLEL, *_OTHERS, *_FLAGS)
 _ZERO3 = "ZeRO-3 is fsdp here; DeepSpeed's own ZeRO-3 is not planned."
 _FORM = "degrees such as fsdp=64, hsdp=8x8, fsdp=8,tp=8,sp or dp=8,tp=8,pp=4x2, each 1 or more"
@@ -85,6 +84,9 @@ class ParallelLayout:
     - virtual: virtual stages of each rank of the pipeline.
     - sequence_parallel: the activations between the layers' matrices are sharded over tp.
     - overlap: DeepSpeed's overlap_comm, which is off by default with ZeRO 1 and 2.
+    - checkpoint: FULL or SELECTIVE: layers, or parts of them, are computed again in the backward
+      pass.
+    - cap_mb: DDP's bucket_cap_mb; None for its default.
     """
 
     data: str = FSDP
@@ -97,6 +99,8 @@ class ParallelLayout:
     ep: int = 1
     sequence_parallel: bool = False
     overlap: bool = False
+    checkpoint: str = ""
+    cap_mb: float | None = None
 
     @property
     def ranks(self) -> int:
@@ -122,7 +126,8 @@ class ParallelLayout:
         count = self.replicas * self.shards
         texts = [f"{self.data}={self.replicas}x{self.shards}" if self.data == HSDP else ""]
         if self.data != HSDP and (count > 1 or self.inner == 1):
-            texts = [f"{self.data}={count}"]
+            cap = "" if self.cap_mb is None else f"@{self.cap_mb:g}"
+            texts = [f"{self.data}{cap}={count}"]
         texts.append(f"tp={self.tp}" if self.tp > 1 else "")
         virtual = f"x{self.virtual}" if self.virtual > 1 else ""
         texts.append(f"pp={self.pp}{virtual}" if self.pp > 1 else "")
@@ -130,6 +135,7 @@ class ParallelLayout:
         texts.append(f"ep={self.ep}" if self.ep > 1 else "")
         texts.append("sp" if self.sequence_parallel else "")
         texts.append("overlap" if self.overlap else "")
+        texts.append(self.checkpoint)
         return ",".join(filter(None, texts))
 
     @property
@@ -196,8 +202,12 @@ def parse_layout(
     Raises UsageError for anything else.
     """
     values: dict[str, tuple[int, ...]] = {}
+    cap_mb: float | None = None
     for item in text.split(separator):
         name, equals, number = item.strip().partition("=")
+        name, at, cap = name.partition("@")
+        if at:
+            cap_mb = _parse_cap(name, cap, text, option)
         if name not in _WORDS:
             if name.startswith("zero3"):
                 raise UsageError(option, name, f"one of {', '.join(_WORDS)}", _ZERO3)
@@ -226,7 +236,11 @@ def parse_layout(
         ep=values.get("ep", (1,))[0],
         sequence_parallel="sp" in values,
         overlap="overlap" in values,
+        checkpoint=next((name for name in (FULL, SELECTIVE) if name in values), ""),
+        cap_mb=cap_mb,
     )
+    if FULL in values and SELECTIVE in values:
+        raise UsageError(option, text, f"one of {FULL} and {SELECTIVE}")
     if layout.overlap and not layout.deepspeed:
         expected = f"{DEEPSPEED1} or {DEEPSPEED2} with overlap, which is DeepSpeed's overlap_comm"
         raise UsageError(option, text, expected)
@@ -251,6 +265,17 @@ def parse_layout(
     return layout
 
 
+def _parse_cap(name: str, cap: str, text: str, option: str) -> float:
+    """Returns the bucket_cap_mb of ``dp@25``. Raises UsageError for anything else."""
+    try:
+        value = float(cap)
+    except ValueError:
+        value = -1.0
+    if name != DP or not 0 < value < 1 << 20:
+        raise UsageError(option, text, "a bucket_cap_mb after dp@, such as dp@25")
+    return value
+
+
 def check_layout(layout: ParallelLayout, architecture: Architecture, micro_batches: int) -> None:
     """Raises UsageError for a layout that the model cannot have."""
     tp, layers = layout.tp, len(architecture.layers)
@@ -268,7 +293,7 @@ def check_layout(layout: ParallelLayout, architecture: Architecture, micro_batch
         if number % tp:
             raise UsageError("parallel", f"tp={tp}", f"a divisor of the {number} {what}")
     stages = layout.pp * layout.virtual
-    if stages > layers:
+    if stages > max(1, layers):
         actual = f"pp={layout.pp}" + (f"x{layout.virtual}" if layout.virtual > 1 else "")
         raise UsageError("parallel", actual, f"at most as many stages as the {layers} layers")
     if layout.virtual > 1 and micro_batches % layout.pp:
@@ -356,13 +381,11 @@ class LayerOptions:
 
     - dtype: of the activations.
     - ring: context parallelism sends keys and values around a ring.
-    - checkpoint: activations of layers are computed again in the backward pass.
     - capacity: capacity factor of the experts; None: no token is dropped or padded.
     """
 
     dtype: str
     ring: bool = False
-    checkpoint: bool = False
     capacity: float | None = None
 
 
@@ -425,7 +448,7 @@ def block_calls(
         backward = (*dense, *keys_backward, *halves)
     experts_forward = routed if routed_here else ()
     experts_backward = routed_backward if routed_here else ()
-    if options.checkpoint:
+    if layout.checkpoint == FULL:
         stops_early = dense and not routed_here and not megatron
         repeated = forward[:-1] if stops_early else forward
         # The gradient of the last reduce_scatter is gathered before anything is computed again.

@@ -10,7 +10,14 @@ from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ns
 from torchcoll.parts.curves.predictor import Ends
-from torchcoll.parts.training.config_projection import UNSURE, LayoutComparison, LayoutRow
+from torchcoll.parts.training.config_projection import (
+    TIGHT,
+    TOO_LARGE,
+    UNSURE,
+    LayoutComparison,
+    LayoutRow,
+)
+from torchcoll.parts.training.layout_search import launch_flags
 from torchcoll.parts.training.plan_show import (
     correction_text,
     flat_ends,
@@ -24,13 +31,15 @@ from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
 
 _FITS = (
-    f"tight: within {100 * UNSURE:.0f} % of the GPU's memory, and the plan may be off by as much"
+    "tight: fits with fused kernels, as far as the plan knows "
+    f"(within {100 * UNSURE:.0f} %), but perhaps not with others"
 )
 _PARETO = "Pareto: no other layout here is better in both columns, {} and memory"
 _BATCH = (
     "batch: MICROBATCHESxSEQUENCESxTOKENS of a data-parallel rank, the fastest micro-batches that "
     "fit"
 )
+MOST_ROWS, _BEST = 20, 3
 _SENT = "sent: with the algorithm of a ring"
 _IDLE = "idle: waiting for other stages of the pipeline"
 
@@ -58,14 +67,18 @@ def _forms(comparison: LayoutComparison) -> Forms:
         "what": comparison.what,
         "ranks": comparison.ranks,
         "machine": comparison.machine or None,
-        "compute_ns": comparison.compute_ns,
         "memory_bytes": comparison.memory_bytes,
         "rows": rows,
         "measured": measured_object(measured) if measured else None,
         "uncorrected": [_json_row(row) for row in comparison.uncorrected],
         "notes": all_notes,
     }
-    table = _table(comparison.rows, comparison.memory_bytes)
+    shown = comparison.rows[:MOST_ROWS]
+    table = _table(shown, comparison.memory_bytes)
+    if len(comparison.rows) > len(shown):
+        table.below.append(f"the first {len(shown)} of {len(comparison.rows)} layouts")
+        flags = [line for row in shown[:_BEST] for line in launch_flags(row.layout, row.batch)]
+        further = [*further, Grid([], [], above=["the first three, to launch:", *flags])]
     return Forms([heading, table, *further, notes], document, rows)
 
 
@@ -86,7 +99,7 @@ def layouts_answer(comparison: LayoutComparison) -> Answer:
                 f"{format_gigabytes(least.memory_bytes)}"
             ),
             "doubt",
-            next_step="try --checkpointing, --batch with fewer sequences, or more shards",
+            next_step=_would_fit(least, limit),
         )
     step = best[0].step
     what = "is predicted fastest" if step.step_ns else "sends least"
@@ -117,6 +130,17 @@ def layouts_answer(comparison: LayoutComparison) -> Answer:
     return Answer(one_line(text))
 
 
+def _would_fit(row: LayoutRow, limit: float) -> str:
+    """Returns what would make the layout that needs least fit: by its largest part."""
+    memory = row.step.memory
+    assert memory is not None
+    if memory.activations + memory.peak > memory.total / 2:
+        hint = "" if row.layout.checkpoint else " and ckpt in the layout"
+        return f"activations need most of it: try more micro-batches of fewer sequences{hint}"
+    times = math.ceil(memory.total / limit)
+    return f"parameters and their states need most of it: try fsdp, or {times} times the ranks"
+
+
 def _overlapping(rows: Sequence[LayoutRow], best: LayoutRow) -> list[str]:
     """Returns the layouts that fit, and whose 90 % interval overlaps that of the best."""
 
@@ -127,7 +151,7 @@ def _overlapping(rows: Sequence[LayoutRow], best: LayoutRow) -> list[str]:
     return [
         row.layout.name
         for row in rows
-        if row is not best and row.fits and upper and (interval := ends(row))
+        if row is not best and row.fits != TOO_LARGE and upper and (interval := ends(row))
         if interval[1] <= upper[2]
     ]
 
@@ -160,9 +184,11 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
         name, share = dominant(row.step)
         return f"{name} ({100 * share:.0f} %)"
 
-    def fits(row: LayoutRow) -> str:
-        near = row.memory_bytes > (1 - UNSURE) * (limit or math.inf)
-        return "no" if not row.fits else "tight" if near else "yes"
+    def mfu(row: LayoutRow) -> str:
+        return "-" if row.step.mfu is None else f"{100 * row.step.mfu:.0f} %"
+
+    def speed(row: LayoutRow) -> str:
+        return "-" if row.step.tokens_per_s is None else f"{row.step.tokens_per_s:,.0f}"
 
     predicted = any(row.step.comm_ns for row in rows)
     computed = any(row.step.step_ns for row in rows)
@@ -175,15 +201,25 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
         (Head("exposed"), time("exposed_ns")),
         (Head("idle", drop=1, legend=_IDLE), lambda row: format_ns(row.step.idle_ns, 3)),
     ]
-    doubtful = limit is not None and any(fits(row) == "tight" for row in rows)
+    doubtful = limit is not None and any(row.fits == TIGHT for row in rows)
+    rated = any(row.step.mfu is not None for row in rows)
+    rates = [
+        (Head("MFU", legend="MFU: the model's operations / the GPU's peak"), mfu),
+        (Head("tokens/s", "a GPU"), speed),
+    ]
     cost = "step" if computed else "comm" if predicted else "sent"
     largest = f"largest part: the calls with the largest share of {'comm' if predicted else 'sent'}"
     return make_grid(
         [
             (Head("layout", left=True), lambda row: row.layout.name),
             *(first_columns if predicted else []),
+            *(rates if rated else []),
             (Head("memory"), lambda row: format_gigabytes(row.memory_bytes)),
-            *([(Head("fits", legend=_FITS * doubtful), fits)] if limit is not None else []),
+            *(
+                [(Head("fits", legend=_FITS * doubtful), lambda row: row.fits)]
+                if limit is not None
+                else []
+            ),
             (Head("Pareto", legend=_PARETO.format(cost)), lambda row: "yes" if row.pareto else ""),
             *([(Head("batch", legend=_BATCH), _batch)] if limit is not None else []),
             (Head("calls", drop=1), lambda row: f"{row.step.calls:,}"),
@@ -208,6 +244,8 @@ def _json_row(row: LayoutRow) -> dict[str, Any]:
         "batch": _batch(row),
         "pareto": row.pareto,
         "fits": row.fits,
+        "mfu": step.mfu,
+        "tokens_per_s": step.tokens_per_s,
         "calls": step.calls,
         "sent_bytes": step.sent_bytes,
         **flat_ends("comm", step.comm_ns),

@@ -6,8 +6,8 @@ of the steady steps the mean of the middle half, ordered by the time in calls.
 
     planned + slower + late = in calls          (in calls + copies) / planned = the factor
 
-- A call's service begins when it was issued and its group had a worker for it (training/joined.py).
-  Its transfer is the service on the rank that came last; what the others have more is late.
+- late: the wait for the last rank of a call; transfer: the rest of the time since the call could
+  begin. Both are columns of the ledger (training/ledger.py).
 - slower: transfer - planned. It is contention with computation and other traffic, and the error of
   the machine's law.
 - copies: into and out of FSDP2's flat buffers; only a trace of torch.profiler has them. Without,
@@ -30,22 +30,14 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from torchcoll.core.backends import backend_of
 from torchcoll.core.errors import UsageError
 from torchcoll.core.intervals import Span, Union
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.traffic_spec import point_of
 from torchcoll.core.units import counted, format_ns, plural, shorten
 from torchcoll.parts.curves.predictor import Ends, PlannedCalls, sum_of
-from torchcoll.parts.training.joined import (
-    LATE,
-    JoinedCall,
-    begun_ns,
-    cut_at_marks,
-    join_ranks,
-    may_end_late,
-    unsplit_reason,
-)
+from torchcoll.parts.training.joined import LATE, may_end_late
+from torchcoll.parts.training.ledger import Ledger, blocks
 from torchcoll.parts.training.projection import Correction, PlannedRow, PlannedStep
 from torchcoll.parts.training.steps import find_steps
 from torchcoll.stats.distributions import t_quantile
@@ -176,8 +168,8 @@ def measure_step(
     where = str(traffic.path or "traffic")
     if traffic.source == "plan":
         raise UsageError("measured", f"{where}, a plan", "a capture of steps that ran")
-    traffic = cut_at_marks(traffic)
-    steps = find_steps(traffic)
+    ledger = Ledger(traffic)
+    traffic, steps = ledger.traffic, ledger.steps
     kinds = {
         rank: [_kind(traffic, call) for call in calls] for rank, calls in traffic.calls.items()
     }
@@ -196,11 +188,6 @@ def measure_step(
     # With a pipeline, the plan is that of one stage: other stages match less of it.
     ranks = [rank for rank, each in matches.items() if sum(n for _, _, n in each) == best]
     rows = matches[ranks[0]]
-    service = _service_times(traffic)
-    joined, separate = join_ranks(traffic)
-    transfer = {
-        id(call): _transfer_ns(call, service) for calls in joined.values() for call in calls
-    }
     unsplit: dict[str, None] = {}
     figures: list[_RankStep] = []  # of each step the mean over the ranks
     for step in steps.steady:
@@ -211,10 +198,8 @@ def measure_step(
             for index in indices:
                 if (kind := kinds[rank][index]) is not None:
                     of_kinds[kind].append(index)
-            unsplit |= dict.fromkeys(unsplit_reason(joined[rank][i]) for i in indices)
-            rank_step = _rank_step(
-                traffic, rank, step, of_kinds, rows, service, transfer, joined[rank], compute_ns
-            )
+            unsplit |= dict.fromkeys(ledger.entries[rank][i].reason for i in indices)
+            rank_step = _rank_step(ledger, rank, step, of_kinds, rows, compute_ns)
             if rank_step is not None:
                 of_ranks.append(rank_step)
         if of_ranks:
@@ -222,9 +207,8 @@ def measure_step(
     if not figures:
         raise UsageError(f"measured {where}", "calls without a duration", "a capture that has them")
     return _summarise(
-        planned, traffic, layout, rows, counts[ranks[0]], figures, steps.notes, separate, unsplit,
-        _blocking(traffic, ranks)
-    )  # fmt: skip
+        planned, ledger, layout, rows, counts[ranks[0]], figures, unsplit, _blocking(traffic, ranks)
+    )
 
 
 def _kind(traffic: Traffic, call: TrafficCall) -> CallKind | None:
@@ -297,36 +281,16 @@ def matched_share(planned: PlannedStep, traffic: Traffic) -> float:
     return best
 
 
-def _service_times(traffic: Traffic) -> dict[int, float]:
-    """Returns the time of each call without that in the queue of its group, by the call's id."""
-    begun, _ = begun_ns(traffic)
-    return {
-        id(call): call.span[1] - begun[id(call)] if call.span else call.time_ns
-        for calls in traffic.calls.values()
-        for call in calls
-        if call.time_ns is not None
-    }
-
-
-def _transfer_ns(joined: JoinedCall, service: Mapping[int, float]) -> float | None:
-    """Returns the service of the rank that came last; None if the ranks cannot be compared."""
-    if unsplit_reason(joined):
-        return None
-    return min(service[id(call)] for call in joined.calls.values())
-
-
 def _rank_step(
-    traffic: Traffic,
+    ledger: Ledger,
     rank: int,
     step: int,
     of_kinds: Mapping[CallKind, Sequence[int]],
     rows: Sequence[Match],
-    service: Mapping[int, float],
-    transfer: Mapping[int, float | None],
-    joined: Sequence[JoinedCall],
     compute_ns: float | None,
 ) -> _RankStep | None:
     """Returns one step of one rank; None if a matched call of it has no duration."""
+    traffic, entries = ledger.traffic, ledger.entries[rank]
     calls = traffic.calls[rank]
     marks = traffic.steps.get(rank, ())
     span = marks[step] if step < len(marks) else None
@@ -336,19 +300,18 @@ def _rank_step(
     overlapped = 0.0
     for row, kind, count in rows:
         indices = of_kinds.get(kind, ())
-        if not indices or any(id(calls[i]) not in service for i in indices):
+        if not indices or any(rank not in entries[i].service_ns for i in indices):
             return None
         # All calls of the kind, of which the plan may have fewer, or another row the others.
         share = count / len(indices)
         moved = waited = 0.0
         for index in indices:
-            took = service[id(calls[index])]
-            last = transfer[id(joined[index])]
-            last = took if last is None else min(last, took)
-            moved, waited = moved + share * last, waited + share * (took - last)
+            wait = entries[index].waits_ns.get(rank, 0)
+            transfer = entries[index].service_ns[rank] - wait
+            moved, waited = moved + share * transfer, waited + share * wait
             ran = calls[index].span
             if ran and row.prediction and 2 * busy.within(*ran) > ran[1] - ran[0]:
-                overlapped += share * (last - row.prediction.time_ns)
+                overlapped += share * (transfer - row.prediction.time_ns)
         before = of_calls.get(kind, (0.0, 0.0))
         of_calls[kind] = before[0] + moved, before[1] + waited
     if span is None:
@@ -363,7 +326,7 @@ def _rank_step(
         covered = Union(_clip(each, span) for each in [*computing, *ran_spans]).total
         exposed, idle = covered - busy_ns, total - covered
         return _RankStep(of_calls, overlapped, copies, idle, busy_ns - copies, exposed, total)
-    if not all(_call_blocks(traffic, call) for call in calls if call.step == step):
+    if not all(blocks(traffic, call) for call in calls if call.step == step):
         return _RankStep(of_calls, overlapped, 0.0, None, compute_ns, None, total)
     rest = max(0.0, total - in_flight.total)
     gaps = None if compute_ns is None else max(0.0, rest - compute_ns)
@@ -375,21 +338,15 @@ def _clip(span: Span, bounds: Span) -> Span:
     return max(span[0], bounds[0]), min(span[1], bounds[1])
 
 
-def _call_blocks(traffic: Traffic, call: TrafficCall) -> bool:
-    group = traffic.groups.get(call.group)
-    on_host = group is not None and backend_of(group.backend).on_host
-    return call.asynchronous is False and call.clock == "host" and on_host
-
-
 def _blocking(traffic: Traffic, ranks: Sequence[int]) -> frozenset[str]:
     """Returns the collectives of which each call in a step is waited for at once on the host."""
-    blocks: dict[str, bool] = {}
+    every: dict[str, bool] = {}
     for rank in ranks:
         for call in traffic.calls[rank]:
             if call.step is not None or not traffic.steps:
-                blocks.setdefault(call.collective, True)
-                blocks[call.collective] &= _call_blocks(traffic, call)
-    return frozenset(name for name, block in blocks.items() if block)
+                every.setdefault(call.collective, True)
+                every[call.collective] &= blocks(traffic, call)
+    return frozenset(name for name, block in every.items() if block)
 
 
 def _mean(of_ranks: Sequence[_RankStep]) -> _RankStep:
@@ -432,16 +389,15 @@ def middle_half(steps: Sequence[_RankStep]) -> list[_RankStep]:
 
 def _summarise(
     planned: PlannedStep,
-    traffic: Traffic,
+    ledger: Ledger,
     layout: str,
     rows: Sequence[Match],
     counts: Mapping[CallKind, int],
     figures: Sequence[_RankStep],
-    step_notes: Sequence[str],
-    separate: Sequence[str],
     unsplit: Mapping[str, None],
     blocking: frozenset[str],
 ) -> MeasuredStep:
+    traffic = ledger.traffic
     middle = middle_half(figures)
     split = "" in unsplit
     shared: dict[CallKind, int] = defaultdict(int)
@@ -526,7 +482,7 @@ def _summarise(
             (gaps_ns or 0.0) / sum(row.calls for row in matched),
             blocking,
         ),
-        notes=tuple(_notes(traffic, figures, step_notes, separate, unsplit, timeless)),
+        notes=tuple(_notes(ledger, figures, unsplit, timeless)),
         backends=tuple(sorted({g.backend for g in traffic.groups.values() if g.backend})),
     )
 
@@ -571,14 +527,14 @@ def _unmatched(
 
 
 def _notes(
-    traffic: Traffic,
+    ledger: Ledger,
     figures: Sequence[_RankStep],
-    step_notes: Sequence[str],
-    separate: Sequence[str],
     unsplit: Mapping[str, None],
     timeless: Sequence[str],
 ) -> list[str]:
-    notes = [f"of the capture: {note}" for note in (*traffic.problems, *step_notes, *separate)]
+    traffic = ledger.traffic
+    seen = (*traffic.problems, *ledger.steps.notes, *ledger.notes)
+    notes = [f"of the capture: {note}" for note in seen]
     reasons = [reason for reason in unsplit if reason]
     if reasons:
         what = "late ranks are not separated" if "" not in unsplit else "of some calls, late ranks"

@@ -47,7 +47,7 @@ def make_model(target: str) -> nn.Module:
         error = UnusableError if looks_like_file(target) else UsageError
         action = ""
         if target in bundled_configs() or target.endswith(".json"):
-            action = f"For a config: torchcoll plan --config {target} --parallel dp=8."
+            action = f"For a config: torchcoll plan {target} --parallel dp=8."
         raise error("model", target, _FORM, action)
     if name.endswith(".py") or os.sep in name:
         file = f"{name.removesuffix('.py')}.py"
@@ -95,10 +95,7 @@ def make_model(target: str) -> nn.Module:
     return model
 
 
-_WITHOUT_MODEL = (
-    "Where it reads the values of its tensors, capture a step (torchcoll.capture), or give "
-    "--parameters N."
-)
+_WITHOUT_MODEL = "Where it reads the values of its tensors, capture a step (torchcoll.capture)."
 
 
 def _model_error(what: str, error: BaseException) -> UsageError:
@@ -123,28 +120,27 @@ def read_module(target: str) -> Architecture:
 
     - target: as in ``make_model``.
 
-    Its layers are the children of its longest ModuleList. How tensor parallelism would split them
-    is not known.
+    Its layers are the children of its outermost ModuleLists and Sequentials; without one, all of
+    its parameters are in one unit. How tensor parallelism would split them is not known.
     """
     model = make_model(target)
-    layers_name, layers = "", nn.ModuleList()
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) > len(layers):
-            layers_name, layers = name, module
-    if not layers:
-        raise UsageError("config", target, "a model with a torch.nn.ModuleList of layers")
+    prefixes = list(_layer_names(model))
     blocks: dict[str, list[Weight]] = {EMBEDDING: [], HEAD: []}
-    of_layers: dict[str, list[Weight]] = {str(number): [] for number in range(len(layers))}
-    prefix, behind = f"{layers_name}.", False
+    of_layers: dict[str, list[Weight]] = {prefix: [] for prefix in prefixes}
     dtypes = Counter[str]()
+    behind = False
     for name, parameter in model.named_parameters():
         weight = Weight(name, tuple(parameter.shape), trainable=parameter.requires_grad)
         dtypes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
-        if name.startswith(prefix):
+        layer = next((prefix for prefix in prefixes if name.startswith(f"{prefix}.")), None)
+        if layer is not None:
             behind = True
-            of_layers[name.removeprefix(prefix).partition(".")[0]].append(weight)
+            of_layers[layer].append(weight)
         else:
             blocks[HEAD if behind else EMBEDDING].append(weight)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError("model", "no parameter with a gradient", "one or more")
+    layers = [ModelBlock(LAYER, tuple(weights)) for weights in of_layers.values() if weights]
     return Architecture(
         source=target,
         model_type=MODULE,
@@ -155,8 +151,19 @@ def read_module(target: str) -> Architecture:
         feed_forward=0,
         blocks=(
             ModelBlock(EMBEDDING, tuple(blocks[EMBEDDING])),
-            *(ModelBlock(LAYER, tuple(weights)) for weights in of_layers.values()),
+            *layers,
             ModelBlock(HEAD, tuple(blocks[HEAD])),
         ),
         dtype=dtypes.most_common(1)[0][0],
     )
+
+
+def _layer_names(module: nn.Module, prefix: str = "") -> Iterator[str]:
+    """Yields the names of the children of the outermost containers with several of them."""
+    children = [(f"{prefix}{name}", child) for name, child in module.named_children()]
+    with_parameters = [name for name, child in children if any(True for _ in child.parameters())]
+    if isinstance(module, nn.ModuleList | nn.Sequential) and len(with_parameters) > 1:
+        yield from with_parameters
+        return
+    for name, child in children:
+        yield from _layer_names(child, f"{name}.")

@@ -36,7 +36,7 @@ from torchcoll.report.grid import Grid, Head, make_grid
 
 _CAUSES = (
     "of the calls that are in both: slower: on the rank that came last, by contention or by the "
-    "error of the machine's law (torchcoll.cost compares them with the same calls alone); late: "
+    "error of the machine's law; late: "
     "waiting for the last rank; gaps: neither calls nor computation"
 )
 _FACTORS = "factor: measured over planned time, with its 90 % interval"
@@ -304,6 +304,10 @@ def plan_answer(projection: Plan) -> Answer:
             f"a step{of_subject} on {setup} takes {format_ns(step.step_ns[0], 3)}{longer}: "
             f"{', '.join(parts)} and {hidden}"
         )
+        if step.compute is not None and step.compute.assumed:
+            text = text.replace(format_ns(step.step_ns[0], 3), _ends(step.step_ns), 1)
+        if step.mfu is not None and step.tokens_per_s is not None:
+            texts.append(f"{100 * step.mfu:.0f} % MFU, {step.tokens_per_s:,.0f} tokens/s a GPU")
         texts.append(f"all communication ({sent}) {comm}")
     else:
         text = f"the communication of a step{of_subject} on {setup} ({sent}) {comm}"
@@ -402,12 +406,14 @@ def _memory(memory: Memory) -> Grid:
         ("activations", memory.activations),
         ("peak", memory.peak),
         ("all", memory.total),
+        ("unfused", memory.most),
     ]
     columns = [(Head(name), lambda _, size=size: format_gigabytes(size)) for name, size in parts]
     below = (
         "buffers: whole parameters and gradients of FSDP2 at their peak, DDP's buckets, or "
         "DeepSpeed's; peak: "
-        "logits and their gradient, or with checkpointing a layer that is computed again"
+        "logits and their gradient, or with checkpointing a layer that is computed again; unfused: "
+        "all, where norms and products are not fused"
     )
     return make_grid(columns, [memory], above=["memory of a rank"], below=[below])
 
@@ -494,6 +500,8 @@ def _step(step: PlannedStep) -> dict[str, Any]:
         **flat_ends("exposed", step.exposed_ns),
         **flat_ends("step", step.step_ns),
         "compute_ns": step.compute_ns,
+        "mfu": step.mfu,
+        "tokens_per_s": step.tokens_per_s,
         "idle_ns": step.idle_ns,
         "memory_bytes": step.memory.total if step.memory else None,
     }

@@ -7,19 +7,16 @@ ranks as were captured, is compared with the capture, and all predictions take i
 from __future__ import annotations
 
 import importlib
-import math
 import os
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
-from typing import Any, overload
+from typing import Any
 
 from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UsageError
-from torchcoll.core.traffic import Traffic, TrafficCall
-from torchcoll.core.traffic_spec import point_of
+from torchcoll.core.file import is_traffic
+from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import MOST_RANKS, format_ns, whole_number
 from torchcoll.parts.curves.model import MachineModel
 from torchcoll.parts.curves.model_fit import FittedModel
@@ -27,15 +24,17 @@ from torchcoll.parts.curves.named_machines import as_machine
 from torchcoll.parts.curves.predictor import Predictor
 from torchcoll.parts.curves.published_machine import PublishedMachine
 from torchcoll.parts.training.architectures import Architecture, read_architecture
+from torchcoll.parts.training.captured_plan import plan_traffic
 from torchcoll.parts.training.config_plan import TrainingOptions
 from torchcoll.parts.training.config_projection import (
+    Computing,
     LayoutComparison,
     compare_layouts,
     equal_batches,
     plan_layout,
     project_config,
-    project_parameters,
 )
+from torchcoll.parts.training.layout_search import FIND, candidate_layouts
 from torchcoll.parts.training.layouts import (
     Batch,
     LayerOptions,
@@ -45,184 +44,8 @@ from torchcoll.parts.training.layouts import (
     parse_layouts,
 )
 from torchcoll.parts.training.measured_step import MeasuredStep, matched_share, measure_step
-from torchcoll.parts.training.projection import (
-    CorrectedMachine,
-    Plan,
-    PlannedGroup,
-    PlannedStep,
-    finish,
-    place_group,
-    planned_step,
-)
-from torchcoll.parts.training.step_program import (
-    BACKWARD,
-    FORWARD,
-    BeginCall,
-    PassWork,
-    ProgramAct,
-    ProgramWriter,
-    SentCall,
-    ShardPlan,
-    StepProgram,
-    step_acts,
-)
-from torchcoll.parts.training.steps import find_steps
+from torchcoll.parts.training.projection import Computation, CorrectedMachine, Plan, PlannedStep
 from torchcoll.reading.inputs import load_traffic
-
-
-@dataclass(frozen=True)
-class StepStage:
-    """A stage of a step.
-
-    - share: its share of the computation of its pass.
-    - needs: calls that must end before it; they may run while the stage before it computes.
-    - blocking: calls after it, during which nothing computes.
-    - overlapping: calls after it that overlap with later stages.
-    """
-
-    phase: str
-    share: float
-    needs: tuple[SentCall, ...] = ()
-    blocking: tuple[SentCall, ...] = ()
-    overlapping: tuple[SentCall, ...] = ()
-
-
-def stage_program(stages: Sequence[StepStage]) -> StepProgram:
-    """Returns the stages as a program."""
-    writer = ProgramWriter()
-    needed = [writer.start(sent) for sent in stages[0].needs] if stages else []
-    for stage, following in zip_longest(stages, stages[1:]):
-        writer.wait(*needed)
-        # The calls that the next stage needs are issued before the overlapping ones of this stage.
-        needed = [writer.start(sent) for sent in following.needs] if following else []
-        writer.work(stage.phase, stage.share)
-        writer.block(stage.blocking)
-        for sent in stage.overlapping:
-            writer.start(sent)
-    return StepProgram(tuple(writer.acts))
-
-
-def shard_program(plan: ShardPlan) -> StepProgram:
-    """Returns the step of a plan of FSDP2 as a program."""
-    sent = []
-    for call in plan.calls[0]:
-        point, _ = point_of(call, len(plan.members(call)))
-        size_bytes = point.size_bytes if point else max(call.bytes_in, call.bytes_out)
-        sent.append(SentCall(call.group, call.collective, size_bytes))
-
-    def send(index: int, after: Hashable | None) -> ProgramAct:
-        return BeginCall(index, sent[index], after)
-
-    return StepProgram(tuple(step_acts(plan, send, PassWork)))
-
-
-def plan_traffic(
-    machine: Predictor | None, traffic: Traffic, ranks: Sequence[int], compute_ns: float | None
-) -> Plan:
-    """Returns a plan of a step that was captured or planned.
-
-    The step becomes stages, each a share of the computation with the calls that it needs before it,
-    the calls that block after it, and those that overlap with later stages and are waited for at
-    the end of the step.
-
-    - ranks: numbers of ranks; by default those of the traffic. Groups of all ranks grow with them,
-      other groups keep their size.
-    - compute_ns: the computation of a step; None if unknown.
-    """
-    steps = find_steps(traffic)
-    rank = next((rank for rank, by_step in steps.at.items() if by_step), None)
-    if rank is None or not steps.steady:
-        raise UsageError("traffic", f"no call in {traffic.path or 'it'}", "a step with calls")
-    calls: list[tuple[TrafficCall, SentCall]] = []  # of one rank in a steady step
-    for index in steps.at[rank].get(steps.steady[-1], ()):
-        call = traffic.calls[rank][index]
-        point, _ = point_of(call, len(traffic.members(call)))
-        if point is not None and point.size_bytes:
-            calls.append((call, SentCall(call.group, point.collective, point.size_bytes)))
-    if not calls:
-        raise UsageError("traffic", "no collective with a size in a steady step", "one or more")
-    captured_ranks = traffic.ranks
-    rank_counts = list(ranks) or [captured_ranks]
-    members = {sent.group: traffic.members(call) for call, sent in calls}
-    if any(n != captured_ranks for n in rank_counts) and not any(
-        len(group_ranks) == captured_ranks for group_ranks in members.values()
-    ):
-        sizes = ", ".join(f"{name} of {len(group_ranks)}" for name, group_ranks in members.items())
-        raise UsageError(
-            "ranks", f"groups {sizes}", f"one of all {captured_ranks} ranks, which grows with them"
-        )
-    if isinstance(traffic, ShardPlan):
-        program = shard_program(traffic)
-    else:
-        program = stage_program(_stages_from_calls(traffic, calls))
-
-    def groups(count: int, on: Predictor | None) -> dict[str, PlannedGroup]:
-        placed_groups: dict[str, PlannedGroup] = {}
-        for name, own_ranks in members.items():
-            size = len(own_ranks)
-            grown = size * count / captured_ranks if size == captured_ranks else size
-            if grown != int(grown):
-                raise UsageError(
-                    "ranks",
-                    count,
-                    f"a multiple of {captured_ranks // math.gcd(captured_ranks, size)}",
-                )
-            number = int(grown)
-            apart = own_ranks[1] - own_ranks[0] if size > 1 else 1
-            placed_groups[name] = place_group(name, number, apart, on)
-        return placed_groups
-
-    def step(count: int, share: float = 1.0, on: Predictor | None = machine) -> PlannedStep:
-        compute = None if compute_ns is None else compute_ns * share
-        return planned_step(on, program, groups(count, on), count, {}, compute)
-
-    first = captured_ranks if captured_ranks in rank_counts else rank_counts[0]
-    what = f"a step of {traffic.source} on {captured_ranks} ranks, {len(calls)} calls a rank"
-    projection = Plan(what, step(first), compute_ns=compute_ns)
-    projection.notes += traffic.problems
-    if len(rank_counts) > 1:
-        projection.weak = [step(count) for count in rank_counts]
-        projection.strong = [step(count, first / count) for count in rank_counts]
-    return finish(projection, machine, lambda other: step(first, on=other))
-
-
-def _stages_from_calls(
-    traffic: Traffic, calls: Sequence[tuple[TrafficCall, SentCall]]
-) -> list[StepStage]:
-    """Returns the stages of a step from its calls.
-
-    In a plan of FSDP2 the gathered parameters are needed by the next stage, forward as often as
-    gradients are scattered, then backward. Otherwise asynchronous calls overlap, with a share of
-    the computation in proportion to their bytes, and synchronous calls block.
-    """
-    gathers = [index for index, (call, _) in enumerate(calls) if call.bytes_out > call.bytes_in]
-    if traffic.source != "plan" or not gathers:
-        free = [sent.size_bytes for call, sent in calls if call.asynchronous]
-        passes = [StepStage(FORWARD, 1.0)]
-        for call, sent in calls:
-            if call.asynchronous:
-                passes.append(StepStage(BACKWARD, sent.size_bytes / sum(free), overlapping=(sent,)))
-            else:
-                passes.append(StepStage(BACKWARD, 0.0, blocking=(sent,)))
-        return passes if free else [*passes, StepStage(BACKWARD, 1.0)]
-    units = sum(call.bytes_out < call.bytes_in for call, _ in calls)
-    phases = {index: FORWARD if n < units else BACKWARD for n, index in enumerate(gathers)}
-    gathers_backward = BACKWARD in phases.values()
-    stages: list[tuple[int, StepStage]] = []  # with their weights in the pass
-    for index, (_, sent) in enumerate(calls):
-        if index in phases:
-            stages.append((sent.size_bytes, StepStage(phases[index], 0.0, needs=(sent,))))
-        elif gathers_backward and stages and stages[-1][1].phase == BACKWARD:
-            weight, last = stages[-1]
-            stages[-1] = (weight, replace(last, overlapping=(*last.overlapping, sent)))
-        else:  # parameters that stayed gathered: ready after their backward
-            stages.append((sent.size_bytes, StepStage(BACKWARD, 0.0, overlapping=(sent,))))
-    totals: dict[str, int] = defaultdict(int)
-    for weight, stage in stages:
-        totals[stage.phase] += weight
-    shares = [replace(stage, share=weight / totals[stage.phase]) for weight, stage in stages]
-    return shares if totals[BACKWARD] else [*shares, StepStage(BACKWARD, 1.0)]
-
 
 DEFAULT_BATCH = "1x8192"
 Machine = FittedModel | MachineModel | PublishedMachine | str | os.PathLike[str]
@@ -237,177 +60,217 @@ class _Setting:
     architecture: Architecture
     batch: Batch
     training: TrainingOptions
-    compute_ns: float | None
+    computing: Computing | None
 
 
-@overload
 def plan(
-    config: str | os.PathLike[str] | None = None,
+    model: Captured,
     parallel: str | None = None,
     *,
     ranks: int | Sequence[int] | None = None,
     batch: str | None = None,
-    compare: None = None,
     machine: Machine | None = None,
-    step_ms: float | None = None,
-    measured: Captured | None = None,
-    traffic: Captured | None = None,
-    parameters: float | None = None,
-    dtype: str | None = None,
-    param_dtype: str | None = None,
-    reduce_dtype: str | None = None,
-    checkpointing: bool = False,
-    ring: bool = False,
-    capacity_factor: float | None = None,
-) -> Plan: ...
-
-
-@overload
-def plan(
-    config: str | os.PathLike[str],
-    *,
-    ranks: int | Sequence[int],
-    compare: str | Sequence[str],
-    batch: str | None = None,
-    machine: Machine | None = None,
+    mfu: float | None = None,
     step_ms: float | None = None,
     measured: Captured | None = None,
     dtype: str | None = None,
     param_dtype: str | None = None,
     reduce_dtype: str | None = None,
-    checkpointing: bool = False,
     ring: bool = False,
     capacity_factor: float | None = None,
-    memory_gb: float | None = None,
-) -> LayoutComparison: ...
-
-
-def plan(
-    config: str | os.PathLike[str] | None = None,
-    parallel: str | None = None,
-    *,
-    ranks: int | Sequence[int] | None = None,
-    batch: str | None = None,
-    compare: str | Sequence[str] | None = None,
-    machine: Machine | None = None,
-    step_ms: float | None = None,
-    measured: Captured | None = None,
-    traffic: Captured | None = None,
-    parameters: float | None = None,
-    dtype: str | None = None,
-    param_dtype: str | None = None,
-    reduce_dtype: str | None = None,
-    checkpointing: bool = False,
-    ring: bool = False,
-    capacity_factor: float | None = None,
-    memory_gb: float | None = None,
-) -> Plan | LayoutComparison:
+) -> Plan:
     """Plans the communication of a training step, as ``torchcoll plan`` does.
 
-    One of ``config``, ``traffic`` and ``parameters`` says what is trained.
-
-    - config: a Hugging Face ``config.json``, a bundled name such as ``"llama-3-8b"``, or
-      ``"MODULE:FACTORY"``.
-    - parallel: its layout, such as ``"fsdp=64"`` or ``"dp=8,tp=8,sp,pp=4"``.
+    - model: a Hugging Face ``config.json``, a bundled name such as ``"llama-3-8b"``,
+      ``"MODULE:FACTORY"``, or a captured step: a Traffic, its file or folder.
+    - parallel: its layout, such as ``"fsdp=64"``, ``"dp@25=8"`` or ``"dp=8,tp=8,sp,pp=4"``.
     - ranks: the number of ranks, or several for weak and strong scaling.
     - batch: ``"SEQUENCESxTOKENS"`` of a data-parallel rank, or with micro-batches in front;
       by default ``"1x8192"``.
-    - compare: layouts in place of ``parallel``, such as ``["dp", "fsdp", "fsdp+tp=8"]``.
     - machine: what ``fit_model`` returned, a file of ``torchcoll model fit``, or the name of a
       machine that others measured, such as ``"8xH100"``. Without it there are no times.
-    - step_ms: the computation of a step in ms, forward and backward, without checkpointing.
+    - mfu: the share of the GPU's peak at which a step computes; by default 0.35 to 0.55.
+    - step_ms: the computation of a step in ms, forward and backward, without checkpointing, in
+      place of mfu.
     - measured: a captured Traffic of real steps, its file or folder, which corrects the times.
-    - traffic: a captured or planned step in place of ``config``.
-    - parameters: a number of parameters in place of ``config``, for DDP.
-    - dtype, param_dtype, reduce_dtype, checkpointing, ring, capacity_factor: as the options of
-      ``torchcoll plan``.
-    - memory_gb: with ``compare``, the memory of a GPU in GB (10^9 bytes): layouts that need more
-      come last. By default that of the machine's GPU, if others measured the machine.
+    - dtype, param_dtype, reduce_dtype, ring, capacity_factor: as the options of ``torchcoll plan``.
 
-    Returns a ``Plan``, or a ``LayoutComparison`` with ``compare``. Raises UsageError for arguments
-    that cannot be used, UnreadableError for a file.
+    Raises UsageError for arguments that cannot be used, UnreadableError for a file.
     """
-    sources = {"config": config, "traffic": traffic, "parameters": parameters}
-    given = [name for name, value in sources.items() if value is not None]
-    if len(given) != 1:
-        expected = "one of config, traffic, parameters"
-        raise UsageError("plan", " and ".join(given) or "nothing", expected)
-    for what, value in (
-        *(("parallel", parallel), ("batch", batch), ("dtype", dtype)),
-        *(("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype)),
-    ):
-        if value is not None and not isinstance(value, str):
-            raise UsageError(what, type(value).__name__, "text")
-    predictor = None if machine is None else as_machine(machine)
-    compute_ns = None if step_ms is None else 1e6 * _positive(step_ms, "step_ms")
+    texts = {"parallel": parallel, "batch": batch, "dtype": dtype}
+    texts |= {"param_dtype": param_dtype, "reduce_dtype": reduce_dtype}
+    _check_texts(texts)
     counts = _rank_counts(ranks)
-    captured = None if measured is None else _captured(measured, "measured")
-    if compute_ns is not None and predictor is None:
-        expected = "a machine with it, which gives the times of the calls"
-        raise UsageError("step_ms", f"{step_ms:g}", expected, "--machine list names them.")
-    if captured is not None and predictor is None:
-        raise UsageError("measured", "no machine", "a machine, whose times the capture corrects")
-    if config is None:
-        of_config: dict[str, Any] = {"parallel": parallel, "batch": batch, "compare": compare}
-        of_config |= {"param_dtype": param_dtype, "reduce_dtype": reduce_dtype}
-        of_config |= {"checkpointing": checkpointing or None, "ring": ring or None}
-        of_config |= {"capacity_factor": capacity_factor, "memory_gb": memory_gb}
-        for name, value in of_config.items():
-            if value is not None:
-                raise UsageError(name, value, f"config with it, not {given[0]}")
-        if traffic is not None:
-            if dtype is not None:
-                raise UsageError("dtype", dtype, "none: the traffic has its own")
-            planned = _captured(traffic, "traffic")
-            return _plan_captured(predictor, planned, counts, compute_ns, captured)
-        if captured is not None:
-            expected = "config or traffic with measured: the buckets of a number are not the real"
-            raise UsageError("measured", "parameters", expected)
-        if not counts:
-            raise UsageError("ranks", "none", "the number of ranks with parameters")
-        number = _positive(parameters, "parameters")
-        name = find_dtype(dtype or "bfloat16").name
-        return project_parameters(predictor, number, counts, name, compute_ns)
-    if not isinstance(config, str | os.PathLike):
-        expected = "a config.json, the name of a model, or MODULE:FACTORY"
-        raise UsageError("config", type(config).__name__, expected)
-    architecture = _read(os.fspath(config))
-    if compute_ns is not None and checkpointing and captured is None:
-        # Forward and backward are 3 forward passes; a fourth computes the activations again.
-        compute_ns *= 4 / 3
-    setting = _Setting(
-        predictor,
-        architecture,
-        _parse_batch(batch, architecture),
-        _training(
-            architecture,
-            (dtype, param_dtype, reduce_dtype),
-            LayerOptions(
-                "",
-                bool(ring),
-                bool(checkpointing),
-                None if capacity_factor is None else _positive(capacity_factor, "capacity_factor"),
-            ),
-        ),
-        compute_ns,
+    if (traffic := _as_capture(model)) is not None:
+        of_models = {**texts, "mfu": mfu, "ring": ring or None, "capacity_factor": capacity_factor}
+        for name, unwanted in of_models.items():
+            if unwanted is not None:
+                raise UsageError(name, unwanted, "none with a captured step")
+        predictor = None if machine is None else as_machine(machine)
+        computing = _computing(predictor, None, step_ms)
+        compute = None
+        if computing is not None and computing.step_ns is not None:
+            compute = Computation((computing.step_ns,) * 3)
+        captured = _load_measured(measured, predictor)
+        return _plan_captured(predictor, traffic, counts, compute, captured)
+    setting = _setting(
+        model,
+        batch,
+        machine,
+        mfu,
+        step_ms,
+        (dtype, param_dtype, reduce_dtype),
+        ring,
+        capacity_factor,
     )
-    if compare is not None:
-        limit = None if memory_gb is None else _positive(memory_gb, "memory_gb")
-        return _compare(setting, compare, parallel, counts, captured, limit)
-    if memory_gb is not None:
-        actual = f"{memory_gb:g} without compare" if isinstance(memory_gb, float) else memory_gb
-        raise UsageError("memory_gb", actual, "compare too: the limit excludes layouts")
     if parallel is None and not counts:
         expected = "a layout such as fsdp=64, or a number of ranks (laid out as fsdp)"
         raise UsageError("parallel", "none", expected)
     layout = parse_layout(parallel or "fsdp", counts[0] if counts else None)
-    return _plan_layout(setting, layout, counts, captured)
+    return _plan_layout(setting, layout, counts, _load_measured(measured, setting.machine))
+
+
+def compare_plans(
+    model: str | os.PathLike[str],
+    layouts: str | Sequence[str],
+    *,
+    ranks: int | None = None,
+    batch: str | None = None,
+    machine: Machine | None = None,
+    mfu: float | None = None,
+    step_ms: float | None = None,
+    measured: Captured | None = None,
+    dtype: str | None = None,
+    param_dtype: str | None = None,
+    reduce_dtype: str | None = None,
+    ring: bool = False,
+    capacity_factor: float | None = None,
+    memory_gb: float | None = None,
+) -> LayoutComparison:
+    """Plans a step on several layouts with the same tokens, as ``torchcoll plan --compare`` does.
+
+    - layouts: such as ``["dp@4", "dp@25", "fsdp", "fsdp+tp=8+sp"]``; ``"find"`` for a search over
+      tp, pp, checkpointing and micro-batches.
+    - memory_gb: the memory of a GPU in GB (10^9 bytes): layouts that need more come last. By
+      default that of the machine's GPU, if others measured the machine.
+
+    The other arguments are those of ``plan``. Raises UsageError for arguments that cannot be used.
+    """
+    setting = _setting(
+        model,
+        batch,
+        machine,
+        mfu,
+        step_ms,
+        (dtype, param_dtype, reduce_dtype),
+        ring,
+        capacity_factor,
+    )
+    limit = None if memory_gb is None else _positive(memory_gb, "memory_gb")
+    captured = _load_measured(measured, setting.machine)
+    return _compare(setting, layouts, _rank_counts(ranks), captured, limit)
+
+
+def _check_texts(values: Mapping[str, Any]) -> None:
+    for what, value in values.items():
+        if value is not None and not isinstance(value, str):
+            raise UsageError(what, type(value).__name__, "text")
+
+
+def _setting(
+    model: Any,
+    batch: str | None,
+    machine: Machine | None,
+    mfu: float | None,
+    step_ms: float | None,
+    dtypes: tuple[str | None, str | None, str | None],
+    ring: bool,
+    capacity_factor: float | None,
+) -> _Setting:
+    if not isinstance(model, str | os.PathLike):
+        expected = "a config.json, the name of a model, MODULE:FACTORY, or a capture"
+        raise UsageError("model", type(model).__name__, expected)
+    _check_texts(
+        {"batch": batch, **dict(zip(("dtype", "param_dtype", "reduce_dtype"), dtypes, strict=True))}
+    )
+    architecture = _read(os.fspath(model))
+    predictor = None if machine is None else as_machine(machine)
+    capacity = None if capacity_factor is None else _positive(capacity_factor, "capacity_factor")
+    layers = LayerOptions("", bool(ring), capacity)
+    computing = _computing(predictor, mfu, step_ms)
+    if computing is not None and computing.step_ns is None and not architecture.hidden:
+        computing = None  # how much a model from its code computes is unknown
+    training = _training(architecture, dtypes, layers)
+    return _Setting(predictor, architecture, _parse_batch(batch, architecture), training, computing)
+
+
+# FLOP/s of one GPU for dense matrices of 16 bits, by the data sheets.
+_PEAK = {
+    "V100": 125e12,
+    "A100": 312e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "B200": 2250e12,
+    "GB200": 2500e12,
+    "MI300X": 1307e12,
+}
+
+
+def _computing(
+    machine: Predictor | None, mfu: float | None, step_ms: float | None
+) -> Computing | None:
+    """Returns how long steps compute; None where nothing says it.
+
+    Raises UsageError for both, and for any without a machine that they can belong to.
+    """
+    given = {"mfu": mfu, "step_ms": step_ms}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise UsageError("step_ms", f"{step_ms}, and mfu", "one of them")
+    if names and machine is None:
+        value = given[names[0]]
+        expected = "a machine with it, which gives the times of the calls"
+        raise UsageError(names[0], value, expected, "--machine list names them.")
+    peak = None
+    if isinstance(machine, PublishedMachine):
+        peak = _PEAK.get(machine.links.gpu)
+    if step_ms is not None:
+        return Computing(1e6 * _positive(step_ms, "step_ms"), peak=peak)
+    if mfu is None:
+        return Computing(peak=peak) if peak else None
+    share = _positive(mfu, "mfu")
+    share = share / 100 if share > 1 else share
+    if share > 1:
+        raise UsageError("mfu", f"{mfu:g}", "a share of the GPU's peak, such as 0.4 or 40")
+    if peak is None:
+        raise UsageError("mfu", f"{mfu:g}", "a machine whose GPU is known", "--step-ms MS instead.")
+    return Computing(shares=(share, share, share), peak=peak)
+
+
+def _load_measured(source: Any, machine: Predictor | None) -> Traffic | None:
+    if source is None:
+        return None
+    if machine is None:
+        raise UsageError("measured", "no machine", "a machine, whose times the capture corrects")
+    return _captured(source, "measured")
+
+
+def _as_capture(model: Any) -> Traffic | None:
+    """Returns the captured step if ``model`` is one."""
+    if isinstance(model, Traffic):
+        return model
+    if not isinstance(model, str | os.PathLike):
+        return None
+    path = os.fspath(model)
+    folder = os.path.isdir(path) and not os.path.exists(os.path.join(path, "config.json"))
+    return load_traffic(path) if folder or is_traffic(path) else None
 
 
 def _plan_layout(
     setting: _Setting, layout: ParallelLayout, counts: Sequence[int], captured: Traffic | None
 ) -> Plan:
-    def project(machine: Predictor | None, compute_ns: float | None) -> Plan:
+    def project(machine: Predictor | None, computing: Computing | None) -> Plan:
         return project_config(
             machine,
             setting.architecture,
@@ -415,47 +278,46 @@ def _plan_layout(
             counts,
             setting.batch,
             setting.training,
-            compute_ns,
+            computing,
         )
 
     if captured is None or setting.machine is None:
-        return project(setting.machine, setting.compute_ns)
+        return project(setting.machine, setting.computing)
     there = _on_captured_ranks(layout, captured.ranks)
     step = _step(setting, there, setting.batch)
-    measured = measure_step(step, captured, there.name, setting.compute_ns)
+    measured = measure_step(step, captured, there.name, _given_ns(setting.computing))
     taken = f"--batch {setting.batch.text}"
-    return _corrected(setting.machine, setting.compute_ns, measured, taken, project)
+    computing, measured = _with_computation(setting.computing, measured, taken)
+    measured = _with_other_hardware(measured, setting.machine)
+    corrected = project(CorrectedMachine(setting.machine, measured.correction), computing)
+    corrected.measured, corrected.uncorrected = measured, project(setting.machine, computing).step
+    return corrected
 
 
 def _plan_captured(
     machine: Predictor | None,
     traffic: Traffic,
     counts: Sequence[int],
-    compute_ns: float | None,
+    compute: Computation | None,
     captured: Traffic | None,
 ) -> Plan:
-    def project(on: Predictor | None, computes_ns: float | None) -> Plan:
-        return plan_traffic(on, traffic, counts, computes_ns)
-
     if captured is None or machine is None:
-        return project(machine, compute_ns)
-    step = plan_traffic(machine, traffic, [captured.ranks], compute_ns).step
-    measured = measure_step(step, captured, "", compute_ns)
-    return _corrected(machine, compute_ns, measured, "the planned step", project)
-
-
-def _corrected(
-    machine: Predictor,
-    compute_ns: float | None,
-    measured: MeasuredStep,
-    taken: str,
-    project: Callable[[Predictor | None, float | None], Plan],
-) -> Plan:
-    compute_ns, measured = _computation(compute_ns, measured, taken)
+        return plan_traffic(machine, traffic, counts, compute)
+    step = plan_traffic(machine, traffic, [captured.ranks], compute).step
+    given = None if compute is None else Computing(compute.ns[0])
+    measured = measure_step(step, captured, "", _given_ns(given))
+    given, measured = _with_computation(given, measured, "the planned step")
     measured = _with_other_hardware(measured, machine)
-    corrected = project(CorrectedMachine(machine, measured.correction), compute_ns)
-    corrected.measured, corrected.uncorrected = measured, project(machine, compute_ns).step
+    compute = None if given is None else Computation((given.step_ns or 0.0,) * 3)
+    corrected_machine = CorrectedMachine(machine, measured.correction)
+    corrected = plan_traffic(corrected_machine, traffic, counts, compute)
+    before = plan_traffic(machine, traffic, counts, compute).step
+    corrected.measured, corrected.uncorrected = measured, before
     return corrected
+
+
+def _given_ns(computing: Computing | None) -> float | None:
+    return None if computing is None else computing.step_ns
 
 
 def _with_other_hardware(measured: MeasuredStep, machine: Predictor) -> MeasuredStep:
@@ -472,58 +334,62 @@ def _with_other_hardware(measured: MeasuredStep, machine: Predictor) -> Measured
     return replace(measured, notes=(text, *measured.notes), other_hardware=True)
 
 
-def _computation(
-    compute_ns: float | None, measured: MeasuredStep, taken: str
-) -> tuple[float | None, MeasuredStep]:
+def _with_computation(
+    computing: Computing | None, measured: MeasuredStep, taken: str
+) -> tuple[Computing | None, MeasuredStep]:
     """Returns the computation of a step, and the measured step with a note where it is its own.
 
-    - compute_ns: as given; None for that of the measured step.
+    - computing: as given; that of the measured step takes the place of an assumed one.
     - taken: the batch that the measured step is taken to have: its calls need not show the batch.
     """
-    if compute_ns is None:
+    given_ns, peak = _given_ns(computing), computing.peak if computing else None
+    if given_ns is None:
         if measured.computing_ns is None:
-            return None, measured
+            return computing, measured
         note = (
             f"{format_ns(measured.computing_ns, 3)} of computation are the capture's, taken to be "
             f"of {taken}; --step-ms says another"
         )
-        return measured.computing_ns, replace(measured, notes=(*measured.notes, note))
-    if measured.step_ns is not None and compute_ns > measured.step_ns:
+        measured = replace(measured, notes=(*measured.notes, note))
+        return Computing(measured.computing_ns, True, peak=peak), measured
+    if measured.step_ns is not None and given_ns > measured.step_ns:
         expected = f"at most the {format_ns(measured.step_ns, 3)} of a captured step"
         action = "Capture a step of the batch that is planned."
-        raise UsageError("step_ms", f"{compute_ns / 1e6:g}", expected, action)
-    return compute_ns, measured
+        raise UsageError("step_ms", f"{given_ns / 1e6:g}", expected, action)
+    return computing, measured
 
 
 def _compare(
     setting: _Setting,
     compare: str | Sequence[str],
-    parallel: str | None,
     counts: Sequence[int],
     captured: Traffic | None,
     memory_gb: float | None,
 ) -> LayoutComparison:
-    if parallel is not None:
-        raise UsageError("compare", "parallel too", "one of them")
     if not isinstance(compare, str | Sequence):
         expected = "layouts, such as dp,fsdp or a list of them"
         raise UsageError("compare", type(compare).__name__, expected)
     text = compare if isinstance(compare, str) else ",".join(map(str, compare))
     if len(counts) > 1:
         raise UsageError("ranks", ",".join(map(str, counts)), "one number with compare")
-    layouts = parse_layouts(text, counts[0] if counts else None)
+    if text == FIND:
+        if not counts:
+            raise UsageError("ranks", "none", "the number of ranks to lay the model out on")
+        layouts = candidate_layouts(setting.architecture, counts[0], setting.machine)
+    else:
+        layouts = parse_layouts(text, counts[0] if counts else None)
     of_gpu = None
     if memory_gb is None and isinstance(setting.machine, PublishedMachine):
         memory_gb = of_gpu = setting.machine.memory_gb
 
-    def project(machine: Predictor | None, compute_ns: float | None) -> LayoutComparison:
+    def project(machine: Predictor | None, computing: Computing | None) -> LayoutComparison:
         comparison = compare_layouts(
             machine,
             setting.architecture,
             layouts,
             setting.batch,
             setting.training,
-            compute_ns,
+            computing,
             None if memory_gb is None else 1e9 * memory_gb,
         )
         if of_gpu is not None:
@@ -532,15 +398,15 @@ def _compare(
         return comparison
 
     if captured is None or setting.machine is None:
-        return project(setting.machine, setting.compute_ns)
+        return project(setting.machine, setting.computing)
     step, layout = _captured_layout(setting, layouts, captured)
-    measured = measure_step(step, captured, layout.name, setting.compute_ns)
+    measured = measure_step(step, captured, layout.name, _given_ns(setting.computing))
     taken = f"--batch {setting.batch.text}"
-    compute_ns, measured = _computation(setting.compute_ns, measured, taken)
+    computing, measured = _with_computation(setting.computing, measured, taken)
     measured = _with_other_hardware(measured, setting.machine)
-    corrected = project(CorrectedMachine(setting.machine, measured.correction), compute_ns)
+    corrected = project(CorrectedMachine(setting.machine, measured.correction), computing)
     corrected.measured = measured
-    corrected.uncorrected = project(setting.machine, compute_ns).rows
+    corrected.uncorrected = project(setting.machine, computing).rows
     return corrected
 
 
@@ -571,7 +437,7 @@ def _on_captured_ranks(layout: ParallelLayout, ranks: int) -> ParallelLayout:
 
 def _step(setting: _Setting, layout: ParallelLayout, batch: Batch) -> PlannedStep:
     return plan_layout(
-        setting.machine, setting.architecture, layout, batch, setting.training, setting.compute_ns
+        setting.machine, setting.architecture, layout, batch, setting.training, setting.computing
     )
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torchcoll.core.collectives import COLLECTIVES
@@ -176,6 +176,30 @@ _NETWORK = "network"  # the lane of all groups that leave a host
 
 
 @dataclass(frozen=True)
+class Computation:
+    """The computation of a step on a rank.
+
+    - ns: its duration (value, low, high), with what checkpointing computes again.
+    - flops: the model's operations on the rank, without what is computed again; 0.0 if unknown.
+    - tokens: all tokens of the step / ranks; 0.0 if unknown.
+    - peak: FLOP/s of the GPU for matrices of 16 bits; None if unknown.
+    - assumed: the assumption behind the duration, such as ``35 to 55 % MFU``; '' for a given one.
+    """
+
+    ns: Ends
+    flops: float = 0.0
+    tokens: float = 0.0
+    peak: float | None = None
+    assumed: str = ""
+
+    def times(self, share: float) -> Computation:
+        """Returns the computation of a share of the batch."""
+        value, low, high = self.ns
+        ends = (share * value, share * low, share * high)
+        return replace(self, ns=ends, flops=share * self.flops, tokens=share * self.tokens)
+
+
+@dataclass(frozen=True)
 class PlannedGroup:
     """A group of a plan.
 
@@ -256,7 +280,7 @@ class PlannedStep:
     None without a machine, those with computation also without its time.
 
     - comm_ns: all calls, one after another.
-    - compute_ns: the computation.
+    - compute: the computation; None if unknown.
     - exposed_ns: the communication that nothing hides; corrected by a measured step, with the gaps
       in which nothing runs.
     - step_ns: the step with its computation.
@@ -268,11 +292,30 @@ class PlannedStep:
     degrees: Mapping[str, int]
     rows: tuple[PlannedRow, ...]
     comm_ns: Ends | None
-    compute_ns: float | None
+    compute: Computation | None
     exposed_ns: Ends | None
     step_ns: Ends | None
     idle_ns: float = 0.0
     memory: Memory | None = None
+
+    @property
+    def compute_ns(self) -> float | None:
+        return self.compute.ns[0] if self.compute else None
+
+    @property
+    def mfu(self) -> float | None:
+        """The share of the GPU's peak that the model's operations use; None if unknown."""
+        compute = self.compute
+        if compute is None or not compute.peak or not compute.flops or not self.step_ns:
+            return None
+        return compute.flops / compute.peak / (self.step_ns[0] / 1e9)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens that a GPU trains with in a second; None if unknown."""
+        if self.compute is None or not self.compute.tokens or not self.step_ns:
+            return None
+        return self.compute.tokens / (self.step_ns[0] / 1e9)
 
     @property
     def calls(self) -> int:
@@ -301,10 +344,12 @@ class PlannedStep:
     @property
     def efficiency(self) -> Ends | None:
         """The share of the step that computes; the low end belongs to the longest step."""
-        if self.compute_ns is None or self.step_ns is None:
+        if self.compute is None or self.step_ns is None:
             return None
-        value, low, high = self.step_ns
-        return self.compute_ns / value, self.compute_ns / high, self.compute_ns / low
+        value, least, most = self.step_ns
+        computes, low, high = self.compute.ns
+        shares = low / least, high / most
+        return computes / value, min(shares), max(shares)
 
 
 @dataclass(repr=False)
@@ -317,7 +362,6 @@ class Plan(Displayed):
     - weak, strong: the steps over ranks; [] for one number of ranks.
     - concurrent: the work that ran while the machine's calls were measured; '' if none.
     - lower_bound: the calls were measured without computation, on the cores that also compute.
-    - compute_ns: the computation of a step in ns; None if unknown.
     - machine: its name; '' without one.
     - notes: what is assumed and left out.
     - depends: a clause on what the communication depends on most.
@@ -329,7 +373,6 @@ class Plan(Displayed):
     step: PlannedStep
     weak: list[PlannedStep] = field(default_factory=list)
     strong: list[PlannedStep] = field(default_factory=list)
-    compute_ns: float | None = None
     machine: str = ""
     notes: list[str] = field(default_factory=list)
     concurrent: str = ""
@@ -338,6 +381,11 @@ class Plan(Displayed):
     subject: str = ""
     measured: MeasuredStep | None = None
     uncorrected: PlannedStep | None = None
+
+    @property
+    def compute_ns(self) -> float | None:
+        """The computation of a step; None if unknown."""
+        return self.step.compute_ns
 
     def scaling_limit(self, kind: str) -> tuple[int | None, int | None, int | None]:
         """Returns the number of ranks from which on it no longer scales, or None if it scales up to
@@ -371,12 +419,12 @@ def planned_step(
     groups: Mapping[str, PlannedGroup],
     ranks: int,
     degrees: Mapping[str, int],
-    compute_ns: float | None,
+    compute: Computation | None,
     memory: Memory | None = None,
 ) -> PlannedStep:
     """Returns the times of one step. Raises UsageError for calls that cannot be predicted.
 
-    - compute_ns: the computation of a step; None if unknown.
+    - compute: the computation of a step; None if unknown.
     """
     predictions: dict[SentCall, Prediction] = {}
     of_groups: dict[str, list[PlannedCalls]] = {}
@@ -414,11 +462,11 @@ def planned_step(
         of_groups.setdefault(sent.group, []).extend(row.planned)
         rows.append(row)
     if machine is None:
-        return PlannedStep(ranks, degrees, tuple(rows), None, compute_ns, None, None, memory=memory)
+        return PlannedStep(ranks, degrees, tuple(rows), None, compute, None, None, memory=memory)
     comm = sum_of(each for row in rows for each in row.planned)
-    if compute_ns is None:
+    if compute is None:
         return PlannedStep(ranks, degrees, tuple(rows), comm, None, None, None, memory=memory)
-    passes = {phase: share * compute_ns for phase, share in PASS_SHARES.items()}
+    passes = [{phase: share * ns for phase, share in PASS_SHARES.items()} for ns in compute.ns]
     # How much longer the calls of a group are together at each end of their interval.
     longer = {
         name: tuple(end / sums[0] for end in sums)
@@ -440,15 +488,17 @@ def planned_step(
     if isinstance(machine, CorrectedMachine):
         program = program.waiting_for(machine.correction.blocking)
         gaps_ns = machine.correction.gap_ns * sum(row.calls for row in rows)
-    step = tuple(program.step_ns(times_at(end), passes, lanes) + gaps_ns for end in range(3))
-    idle = tuple(program.idle_ns(times_at(end), passes) for end in range(3))
-    exposed = tuple(max(0.0, step[end] - compute_ns - idle[end]) for end in range(3))
+    step = tuple(program.step_ns(times_at(end), passes[end], lanes) + gaps_ns for end in range(3))
+    idle = tuple(program.idle_ns(times_at(end), passes[end]) for end in range(3))
+    exposed = [max(0.0, step[end] - compute.ns[end] - idle[end]) for end in range(3)]
+    # Less computation hides less: the ends of the exposed time may be in the other order.
+    exposed[1:] = min(exposed), max(exposed)
     return PlannedStep(
         ranks,
         degrees,
         tuple(rows),
         comm,
-        compute_ns,
+        compute,
         (exposed[0], exposed[1], exposed[2]),
         (step[0], step[1], step[2]),
         idle[0],

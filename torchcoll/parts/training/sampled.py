@@ -304,7 +304,8 @@ def split_step(number: int, statuses: Sequence[dict[str, Any]]) -> list[SplitCal
     - number: the number of the step.
     - statuses: as in ``step_metrics``.
     """
-    from torchcoll.parts.training.arrivals import SplitCall, last_rank
+    from torchcoll.parts.training.arrivals import SplitCall
+    from torchcoll.parts.training.ledger import last_rank
 
     calls = []
     for group, times in _times_of_groups(statuses).items():

@@ -1,18 +1,17 @@
 """What the wrappers of a model send in a step, from shapes alone: DDP, FSDP2 with HSDP,
-ZeroRedundancyOptimizer, Megatron-LM's distributed optimizer, and DeepSpeed's ZeRO 1 and 2.
+Megatron-LM's distributed optimizer, and DeepSpeed's ZeRO 1 and 2.
 
-``torchcoll gradients`` and ``plan`` take their calls from here. A model comes from
-its modules (training/buckets.py, training/buckets.py) or from its config.json
-(training/architectures.py). ``tests/training/test_planned_and_captured.py`` and
-``tests/benchmarks/sent.py`` compare the calls with those of the real wrappers, one by one.
+``torchcoll plan`` takes its calls from here. A model comes from its modules
+(training/meta_model.py) or from its config.json (training/architectures.py).
+``tests/training/test_planned_and_captured.py`` and ``tests/benchmarks/sent.py`` compare the calls
+with those of the real wrappers, one by one.
 
 Sources: DDP: torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size and
 rebuild_buckets, and torch/nn/parallel/distributed.py, _ddp_init_helper. FSDP2:
 torch/distributed/fsdp/_fully_shard: _fsdp_collectives.py for the sizes, _fsdp_param_group.py and
-_fsdp_state.py for the order. ZeroRedundancyOptimizer:
-torch/distributed/optim/zero_redundancy_optimizer.py, _partition_parameters and _sync_params.
-Megatron-LM's distributed optimizer (megatron/core, commit d98e8a64): DistributedOptimizer.
-_compute_per_buffer_param_layout in optimizer/distrib_optimizer.py, with optimizer/param_layout.py.
+_fsdp_state.py for the order. Megatron-LM's distributed optimizer (megatron/core,
+commit d98e8a64): DistributedOptimizer._compute_per_buffer_param_layout in
+optimizer/distrib_optimizer.py, with optimizer/param_layout.py.
 DeepSpeed 0.19.6 (commit edaa7221): DeepSpeedZeroOptimizer in deepspeed/runtime/zero/
 stage_1_and_2.py, with the defaults of deepspeed/runtime/zero/config.py.
 """
@@ -29,8 +28,21 @@ from typing import NamedTuple
 
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.traffic import ROOT, TrafficCall
-from torchcoll.parts.training.plans import Bucket
 from torchcoll.parts.training.step_program import BACKWARD, FORWARD, SEND, UNSHARD, USE, UnitAct
+
+MIB = 1 << 20
+# DDP's defaults: a literal in torch 2.6, distributed._DEFAULT_BUCKET_CAP_MB later, and 1 MiB for
+# the first bucket.
+DEFAULT_CAP_MB, DEFAULT_FIRST_MB = 25, 1
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The gradients of one all_reduce; ``parameters`` in their order within the bucket."""
+
+    size_bytes: int
+    dtype: str
+    parameters: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -105,38 +117,6 @@ def assign_buckets(
         )
         for indices in buckets
     )
-
-
-def zero_redundancy_calls(
-    parameters: Sequence[Parameter], ranks: int, group: str
-) -> list[TrafficCall]:
-    """Returns the broadcasts of ZeroRedundancyOptimizer.step(), which come after DDP's buckets.
-
-    - parameters: those that the optimiser has, in its order.
-
-    The largest parameters come first, and each goes to the rank with the fewest elements so far.
-    Each rank sends what it has updated.
-    """
-    elements = [0] * ranks
-    owned: list[list[Parameter]] = [[] for _ in range(ranks)]
-    for parameter in sorted(parameters, key=lambda p: p.elements, reverse=True):
-        rank = elements.index(min(elements))
-        owned[rank].append(parameter)
-        elements[rank] += parameter.elements
-    return [
-        TrafficCall(
-            "broadcast",
-            parameter.size_bytes,
-            parameter.size_bytes,
-            parameter.dtype,
-            root=rank,
-            group=group,
-            asynchronous=True,
-            module=parameter.name,
-        )
-        for rank, of_rank in enumerate(owned)
-        for parameter in of_rank
-    ]
 
 
 class PaddedBucket(NamedTuple):
@@ -275,7 +255,7 @@ class ShardStep:
     - shards, replicas: the ranks that the parameters are sharded over, and copies of the model
       (HSDP).
     - param_dtype, reduce_dtype: names of torch's dtypes, as in MixedPrecisionPolicy.
-    - reshard: as reshard_after_forward of fully_shard.
+    - reshard: reshard_after_forward of fully_shard; None reshards all units but the root.
     - acts: the calls and the acts around them.
     - peak_bytes: the largest number of bytes that a rank holds of whole parameters, whole
       gradients, and what is being gathered or reduced. The output of an all_gather is copied out,
@@ -287,30 +267,20 @@ class ShardStep:
     replicas: int = 1
     param_dtype: str | None = None
     reduce_dtype: str | None = None
-    reshard: bool | int | None = None
+    reshard: bool | None = None
     calls: list[TrafficCall] = field(default_factory=list)
     acts: list[UnitAct] = field(default_factory=list)
     peak_bytes: int = 0
 
-    @property
-    def reshard_ranks(self) -> int:
-        """The size of the smaller groups to which parameters are resharded; 0 if there are none."""
-        number = isinstance(self.reshard, int) and not isinstance(self.reshard, bool)
-        return int(self.reshard or 0) if number else 0
-
-    def run(self, root: ShardUnit, reduce_gradients: bool = True) -> None:
-        """Adds the calls and acts of one forward and backward pass.
-
-        - reduce_gradients: False after set_requires_gradient_sync(False), for all micro-batches of
-          a step but the last.
-        """
+    def run(self, root: ShardUnit) -> None:
+        """Adds the calls and acts of one forward and backward pass."""
         numbers = {unit: number for number, unit in enumerate(root.walk())}
         unsharded: set[ShardUnit] = set()
         ended: list[
             ShardUnit
         ] = []  # in the order of their forwards; backward prefetches in reverse
         # reshard_after_forward=True includes the root since its default became None.
-        root_too = self.reshard and (self.reshard_ranks > 0 or torch_version() >= (2, 8))
+        root_too = self.reshard and torch_version() >= (2, 8)
         held: dict[ShardUnit, int] = {}
         sending = 0  # input bytes of the last reduce_scatter, kept until the next one is issued
         received: dict[ShardUnit, int] = {}  # bytes of all_gathers that are not copied out
@@ -326,8 +296,7 @@ class ShardStep:
 
         def gather(unit: ShardUnit) -> None:
             if unit.parameters and unit not in unsharded:
-                shards = self._shards(unit)
-                call = self._all_gather(unit, self.reshard_ranks if held.get(unit) else shards)
+                call = self._all_gather(unit)
                 self.calls.append(call)
                 act(UNSHARD, unit, 1)
                 unsharded.add(unit)
@@ -343,7 +312,7 @@ class ShardStep:
                     note(whole)
                     output = received.pop(unit)
                     copied = output if in_forward else 0
-                held[unit] = whole  # its resharded copy is freed
+                held[unit] = whole
 
         def forward(unit: ShardUnit) -> None:
             gather(unit)
@@ -357,9 +326,7 @@ class ShardStep:
                 ended.append(unit)
             if root_too if unit is root else self.reshard is not False:
                 unsharded.discard(unit)
-                held[unit] = (
-                    self._gathered_bytes(unit) // self.reshard_ranks if self.reshard_ranks else 0
-                )
+                held[unit] = 0
 
         def backward(unit: ShardUnit) -> None:
             if unit.parameters and unit.gradient_out:
@@ -380,8 +347,8 @@ class ShardStep:
             nonlocal sending
             gradients = self._gradient_bytes(unit)
             note(gradients)
-            held[unit] = 0 if reduce_gradients else gradients
-            calls = list(self._reduce(unit)) if reduce_gradients else []
+            held[unit] = 0
+            calls = list(self._reduce(unit))
             self.calls.extend(calls)
             if calls:
                 act(SEND, unit, len(calls))
@@ -395,10 +362,6 @@ class ShardStep:
         for unit in root.walk():
             if not unit.gradient_in:
                 reduce(unit)
-
-    def sharded_bytes(self, root: ShardUnit) -> int:
-        """Returns the bytes of parameters and gradients that a rank keeps."""
-        return self.kept_bytes(root) + self.kept_bytes(root, trainable=True)
 
     def kept_bytes(self, root: ShardUnit, trainable: bool = False) -> int:
         """Returns the bytes of a rank's shards with their padding: of all parameters, or of those
@@ -415,18 +378,14 @@ class ShardStep:
 
     def _gathered_bytes(self, unit: ShardUnit) -> int:
         """Returns the bytes of the unit's whole parameters after an all_gather."""
-        return self._all_gather(unit, self._shards(unit)).bytes_out if unit.parameters else 0
+        return self._all_gather(unit).bytes_out if unit.parameters else 0
 
     def _gradient_bytes(self, unit: ShardUnit) -> int:
         """Returns the bytes of the unit's gradients before the reduction, in the compute dtype."""
         itemsize = find_dtype(self.param_dtype).itemsize if self.param_dtype else 0
         return sum(p.elements * (itemsize or p.itemsize) for p in unit.trainable)
 
-    def _all_gather(self, unit: ShardUnit, ranks: int) -> TrafficCall:
-        """Returns the all_gather of the unit.
-
-        - ranks: the ranks that hold a shard each; fewer than all after resharding to a number.
-        """
+    def _all_gather(self, unit: ShardUnit) -> TrafficCall:
         cast = find_dtype(self.param_dtype) if self.param_dtype else None
         dtypes, size_bytes = set(), 0
         for parameter in unit.parameters.values():
@@ -439,10 +398,10 @@ class ShardStep:
         size_bytes *= shards
         return TrafficCall(
             "all_gather",
-            size_bytes // ranks,
+            size_bytes // shards,
             size_bytes,
             dtypes.pop() if len(dtypes) == 1 else "uint8",  # mixed dtypes are sent as bytes
-            group=("shard" if ranks == shards else "resharded") + unit.group,
+            group="shard" + unit.group,
             asynchronous=False,
             module=unit.name or ROOT,
         )

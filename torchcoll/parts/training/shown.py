@@ -1,29 +1,22 @@
 """How what a training sends, plans and costs are displayed."""
 
-from torchcoll.parts.training.buckets_show import show_plans, show_trials
 from torchcoll.parts.training.config_projection import LayoutComparison
-from torchcoll.parts.training.cost import Cost
-from torchcoll.parts.training.cost_show import cost_answer, show_costs
 from torchcoll.parts.training.layouts_show import layouts_answer, show_layouts
 from torchcoll.parts.training.plan_show import plan_answer, show_training_plans
-from torchcoll.parts.training.plans import BucketPlan, Trial
 from torchcoll.parts.training.projection import Plan
-from torchcoll.parts.training.step_program import ShardPlan
 from torchcoll.parts.training.traffic_charts import plan_charts
 from torchcoll.parts.training.traffic_comparison import TrafficComparison
 from torchcoll.parts.training.traffic_comparison_show import (
     comparison_answer,
     show_traffic_comparisons,
 )
-from torchcoll.parts.training.traffic_show import TRAFFIC
+from torchcoll.parts.training.trial import Trial
+from torchcoll.parts.training.trial_show import show_trials
 from torchcoll.report.shown import Shown
 
 SHOWN = {
-    BucketPlan: Shown(show_plans),
-    Cost: Shown(show_costs, answer=cost_answer),
     LayoutComparison: Shown(show_layouts, answer=layouts_answer),
     Plan: Shown(show_training_plans, charts=plan_charts, answer=plan_answer),
-    ShardPlan: TRAFFIC,
     TrafficComparison: Shown(show_traffic_comparisons, answer=comparison_answer),
     Trial: Shown(show_trials),
 }

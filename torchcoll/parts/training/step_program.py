@@ -5,20 +5,14 @@ durations. ``bind`` gives each its time (``Act``), and ``step_ns`` the duration 
 lane computes, and each group has its own lane, on which its calls run one after the other, as they
 do in one communicator; calls of different groups do not slow each other down.
 
-The step of FSDP2 (``ShardPlan``, ``step_acts``):
-
-The model is deliberately simple. The times of the forward and the backward pass are given, and each
-unit takes a share in proportion to its parameters. A unit computes when its all_gather has ended.
-On an accelerator the next all_gather runs during that computation: in the forward pass because the
-host runs ahead, in the backward pass because FSDP2 prefetches. It is at most one ahead, because it
-waits until the one before is copied out. A reduce_scatter starts when the backward pass of its unit
-has ended, and the next unit does not send before it has ended, because the input buffer is in use
-until then. Calls of one group run one after the other, as in one communicator; the all_reduce of
-HSDP is in a group of its own. *Exposed* is the duration of the step without the optimiser, less
-both passes; the rest of the communication is hidden.
-
-On CPUs all communication is exposed, because FSDP2 waits for each call there. Not modelled: copying
-in and out, ranks that wait for each other, and communication that slows the computation down.
+FSDP2: a unit computes when its all_gather has ended. On an accelerator the next all_gather runs
+during that computation: in the forward pass because the host runs ahead, in the backward pass
+because FSDP2 prefetches. It is at most one ahead, because it waits until the one before is copied
+out (COPIED_OUT). A reduce_scatter starts when the backward pass of its unit has ended, and the next
+unit does not send before it has ended, because the input buffer is in use until then. Calls of one
+group run one after the other, as in one communicator; the all_reduce of HSDP is in a group of its
+own. Not modelled: copying in and out, ranks that wait for each other, and communication that slows
+the computation down.
 
 Source: torch/distributed/fsdp/_fully_shard of torch 2.13: unshard, wait_for_unshard,
 _backward_prefetch and post_backward of _fsdp_param_group.py.
@@ -28,10 +22,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
-
-from torchcoll.core.traffic import Traffic
+from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class Compute(NamedTuple):
@@ -94,11 +86,11 @@ def step_ns(acts: Iterable[Act]) -> float:
 class Memory:
     """Bytes that a rank needs. Activations are an approximation.
 
-    - activations: kept until the backward pass.
+    - buffers: whole parameters and gradients of FSDP2 at their peak, DDP's buckets, or DeepSpeed's.
+    - activations: kept until the backward pass, by fused kernels.
     - peak: on top of them, at the begin of the backward pass or in it: logits and their gradient,
       or a layer that is computed again.
-
-    - buffers: whole parameters and gradients of FSDP2 at their peak, DDP's buckets, or DeepSpeed's.
+    - unfused: what kernels that are not fused keep besides.
     """
 
     parameters: float
@@ -107,6 +99,12 @@ class Memory:
     buffers: float
     activations: float
     peak: float = 0.0
+    unfused: float = 0.0
+
+    @property
+    def most(self) -> float:
+        """The memory with kernels that are not fused."""
+        return self.total + self.unfused
 
     @property
     def total(self) -> float:
@@ -116,8 +114,7 @@ class Memory:
 
 FORWARD, BACKWARD = "forward", "backward"
 UNSHARD, USE, SEND = "unshard", "use", "send gradients"
-AnyAct = TypeVar("AnyAct")
-_COPIED_OUT = "copied out"  # event: the parameters of the last all_gather were copied out
+COPIED_OUT = "copied out"  # event: the parameters of the last all_gather were copied out
 
 
 class UnitAct(NamedTuple):
@@ -133,59 +130,6 @@ class UnitAct(NamedTuple):
     unit: int
     calls: tuple[int, ...] = ()
     elements: int = 0
-
-
-@dataclass(repr=False)
-class ShardPlan(Traffic):
-    """One step of FSDP2 without running it: the calls of rank 0, which stands for all, and their
-    acts.
-
-    - choice: the chosen wrapping and resharding, in words.
-    - sharded_bytes: bytes of the parameters and gradients that one rank keeps.
-    - peak_bytes: the largest number of further bytes that it holds at a time: whole parameters,
-      whole gradients and what is being reduced. Activations and the optimiser state come on top of
-      both, equally for every choice.
-    """
-
-    choice: str = ""
-    acts: list[UnitAct] = field(default_factory=list)
-    sharded_bytes: int = 0
-    peak_bytes: int = 0
-
-
-def step_acts(
-    plan: ShardPlan,
-    send: Callable[[int, Hashable | None], AnyAct],
-    compute: Callable[[str, float], AnyAct],
-) -> list[AnyAct | Wait | Mark]:
-    """Returns the acts of a step by the model of FSDP2 above.
-
-    - send: returns the act that issues a call: its index in the plan, and what it comes after.
-    - compute: returns the act that computes a share of FORWARD or BACKWARD.
-    """
-    whole = {
-        kind: sum(act.elements for act in plan.acts if act.kind == kind) or 1
-        for kind in (FORWARD, BACKWARD)
-    }
-    acts: list[AnyAct | Wait | Mark] = []
-    reduced: int | None = None  # the reduce_scatter whose input buffer is still in use
-    gathered: dict[int, int] = {}  # unit -> its all_gather
-    for act in plan.acts:
-        if act.kind in whole:
-            acts.append(compute(act.kind, act.elements / whole[act.kind]))
-        elif act.kind == UNSHARD:
-            gathered[act.unit] = act.calls[0]
-            acts.append(send(act.calls[0], _COPIED_OUT))
-        elif act.kind == USE:
-            acts += [Wait((gathered.get(act.unit),)), Mark(_COPIED_OUT)]
-        else:
-            acts.append(Wait((reduced,)))
-            after: int | None = None
-            for call_index in act.calls:
-                acts.append(send(call_index, after))
-                after = call_index
-            reduced = act.calls[0]
-    return acts
 
 
 # What a call can overlap with.

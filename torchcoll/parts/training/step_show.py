@@ -15,7 +15,7 @@ from torchcoll.core.errors import UsageError, cut_text, one_line
 from torchcoll.core.intervals import Span, Union, merged, uncovered
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ns, format_ranges, format_size, format_time
-from torchcoll.parts.training.joined import cut_at_marks, join_ranks
+from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.whole_step import (
     COMPUTING,
     EXPOSED,
@@ -25,8 +25,6 @@ from torchcoll.parts.training.whole_step import (
     StepCall,
     WholeStep,
     aligned_spans,
-    call_wait_ns,
-    step_offsets,
 )
 from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head, make_grid
@@ -43,17 +41,17 @@ if TYPE_CHECKING:
 
 _FIGURES = (
     "computing + exposed + idle = the step, of each rank on its own clock; exposed: communication "
-    "with no computation running meanwhile; wait: how much longer a call took than on the rank "
-    "that came last, while no rank of the group was moving data"
+    "with no computation running meanwhile; wait: for the last rank of a call, while no call of "
+    "the group was moving data"
 )
 _FIGURES_WITHOUT_COMPUTATION = (
-    "communicating: some call was in flight; wait: what calls took longer than on the rank that "
-    "came last, while none of the group was moving"
+    "communicating: some call was in flight; wait: for the last rank of a call, while no call of "
+    "the group was moving data"
 )
 _ALL_EXPOSED_TEXT = "exposed: the program waited for every call, so that all of it is"
 _LAST_TEXT = (
     "last: of all steady steps' calls those in which the rank came last; even: if all did alike; "
-    "caused: the waiting of all other ranks in these calls"
+    "caused: the waiting of all other ranks in these calls, a mean over the steps"
 )
 _PATH_TEXT = "path: its share of the critical path, from the end of the step back to its begin"
 
@@ -433,17 +431,15 @@ _FIELDS = {
 }
 
 
-def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
+def traffic_trace(ledger: Ledger) -> tuple[str, list[str]]:
     """Returns the trace of all steps for Perfetto (Trace Event Format) and notes on its clocks.
 
     Each rank is a process with tracks for its steps, its computation and the calls of each group;
     overlapping calls are on separate tracks. Raises UsageError if no call has begin and end.
     """
-    offsets = step_offsets(traffic, None)
-    traffic = cut_at_marks(traffic)
+    traffic, offsets = ledger.traffic, ledger.offsets
     if not any(call.span for calls in traffic.calls.values() for call in calls):
         raise UsageError("perfetto", "no call with times", "a capture or a trace")
-    joined, _ = join_ranks(traffic)
     events: list[dict[str, Any]] = []
     for rank, calls in traffic.calls.items():
         shift = offsets.added_ns.get(rank, 0)
@@ -463,17 +459,13 @@ def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
             event = _complete_event(name, category, rank, start + shift, end - start, {})
             events.append({**event, "tid": thread})
         labels = _labels(traffic, calls)
-        spans = [
-            (call.span, number, call, joined_call)
-            for number, (call, joined_call) in enumerate(zip(calls, joined[rank], strict=True))
-            if call.span
-        ]
-        for (start, end), _, call, joined_call in sorted(spans, key=lambda entry: entry[:2]):
+        spans = [(call.span, number, call) for number, call in enumerate(calls) if call.span]
+        for (start, end), number, call in sorted(spans, key=lambda entry: entry[:2]):
             thread = tracks.assign_thread(f"group {one_line(labels[call.group])}", start, end)
             fields = {name: value for name, value in call.to_json().items() if name in _FIELDS}
             args = {
                 **fields,
-                "wait_ns": call_wait_ns(call, joined_call),
+                "wait_ns": ledger.wait_ns(rank, number),
                 "error_ns": offsets.error_ns.get(rank),
             }
             kept = {name: value for name, value in args.items() if value is not None}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.core.errors import one_line
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted, format_bytes, format_ns
+from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.plan_show import plan_answer
 from torchcoll.parts.training.projection import STRONG, WEAK
 from torchcoll.parts.training.traffic_table import TrafficRow, summarise_traffic
@@ -25,7 +26,7 @@ _TIME = {**_BYTES, "title": {"text": "time per step"}, "ticksuffix": "s"}
 
 def traffic_charts(traffic: Traffic) -> list[chart.Chart]:
     """The calls of a step by kind: the time that they take, or their bytes where nothing ran."""
-    rows = summarise_traffic(traffic).rows
+    rows = summarise_traffic(Ledger(traffic)).rows
     timed = any(row.time_per_step_ns for row in rows)
 
     def weight(row: TrafficRow) -> float:

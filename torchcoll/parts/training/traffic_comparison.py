@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from torchcoll.core.display import Displayed, OneLine
 from torchcoll.core.traffic import Traffic
 from torchcoll.parts.training.arrivals import Arrivals, find_arrivals
+from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_table import TrafficRow, TrafficTable, summarise_traffic
 
 
@@ -109,9 +110,10 @@ def compare_traffic(
 
 
 def _side(traffic: Traffic, name: str) -> CapturedSide:
-    table = summarise_traffic(traffic)
+    ledger = Ledger(traffic)
+    table = summarise_traffic(ledger)
     alike = len({row.ranks for row in table.rows}) == 1
-    arrivals = find_arrivals(traffic)
+    arrivals = find_arrivals(ledger)
     steps = len(table.steps)
     return CapturedSide(
         name,

@@ -22,9 +22,11 @@ from torchcoll.core.units import (
     format_time,
     plural,
 )
-from torchcoll.parts.training.exposed import Exposed, ModuleRow
+from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_charts import arrivals_chart, traffic_charts
 from torchcoll.parts.training.traffic_table import (
+    Exposed,
+    ModuleRow,
     OverTime,
     TrafficRow,
     TrafficTable,
@@ -237,8 +239,8 @@ _TIME = (
     "summed over a step; each row has its own median or mean over steps, so rows need not add up"
 )
 _WAITING = (
-    "waiting: how much longer the calls of a step took on the rank that waited longest than on the "
-    "rank that came last to each"
+    "waiting: for the last rank of each call, on the rank that waited longest; transfer: the rest "
+    "of the time, from when all ranks had begun the call"
 )
 _ALGORITHM = "algorithm: a hint (?) by the names of the kernels, some of which run others too"
 _EXPOSED = "exposed: the part of that time that no computation hides, an estimate"
@@ -279,7 +281,8 @@ def show_traffic(
             raise unknown("columns", name, _COLUMNS, "all, or some of {}")
     forms = []
     for traffic in traffics:
-        table = summarise_traffic(traffic)
+        ledger = Ledger(traffic)
+        table = summarise_traffic(ledger)
         file_name = {"file": one_line(traffic.path or "traffic")} if len(traffics) > 1 else {}
         apart = ("rows", "sizes", "over_time", "exposed")
         facts = {name: value for name, value in vars(table).items() if name not in apart}
@@ -299,7 +302,7 @@ def show_traffic(
             **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
         }
         records = [{**file_name, **row} for row in document["rows"]]
-        arrived = find_arrivals(traffic) if arrivals else None
+        arrived = find_arrivals(ledger) if arrivals else None
         if arrived:
             document["arrivals"] = arrivals_object(arrived)
         grids = traffic_grids(traffic, table, keys, arrived)
@@ -364,7 +367,8 @@ def _default(rows: Sequence[TrafficRow], varying: Sequence[str]) -> list[str]:
     if any(row.bytes_out != row.bytes_in for row in rows):
         keys.append("bytes_out")
     keys += [*varying, "calls_per_step", "bytes_per_step"]
-    figures = ("time_per_step_ns", "median_ns", "share", "exposed_ns", "algorithm")
+    figures = ["time_per_step_ns", "wait_per_step_ns", "transfer_per_step_ns", "median_ns", "share"]
+    figures += ["exposed_ns", "algorithm"]
     return keys + [name for name in figures if any(getattr(row, name) is not None for row in rows)]
 
 
@@ -461,8 +465,7 @@ def _time_grid(over_time: OverTime) -> Grid:
 
 
 _WAIT = (
-    "of each call the longest time of its ranks less the shortest (wait), and the shortest "
-    "(transfer), added up over a step; medians over the steps"
+    "wait, transfer: added up over the calls of a step, on the rank with most; medians over steps"
 )
 
 
@@ -517,6 +520,10 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
         Head("waiting", "a step", legend=_WAITING),
         lambda row: format_time(row.wait_per_step_ns),
     ),
+    "transfer_per_step_ns": (
+        Head("transfer", "a step", drop=3),
+        lambda row: format_time(row.transfer_per_step_ns),
+    ),
     "median_ns": (Head("median", "a call", drop=2), lambda row: format_time(row.median_ns)),
     "clock": (Head("clock", left=True), _traffic_cell("clock")),
     "share": (
@@ -544,8 +551,9 @@ def add_traffic(draft: PageDraft) -> None:
 
     several = len(draft.material.traffic) > 1
     for traffic in draft.material.traffic:
-        arrivals = find_arrivals(traffic)
-        grids = traffic_grids(traffic, summarise_traffic(traffic), (), arrivals)
+        ledger = Ledger(traffic)
+        arrivals = find_arrivals(ledger)
+        grids = traffic_grids(traffic, summarise_traffic(ledger), (), arrivals)
         name = f": {one_line(traffic.path or 'traffic')}" if several else ""
         drawings = [Drawing("The calls of a step", partial(traffic_charts, traffic))]
         if arrivals:
@@ -562,6 +570,6 @@ TRAFFIC = Shown(
     options=("columns",),
     charts=traffic_charts,
     frame=traffic_frame,
-    answer=lambda traffic: traffic_answer(summarise_traffic(traffic)),
+    answer=lambda traffic: traffic_answer(summarise_traffic(Ledger(traffic))),
 )
 SHOWN = {Traffic: TRAFFIC}

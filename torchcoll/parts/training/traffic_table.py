@@ -1,28 +1,26 @@
-"""The traffic of a training step as rows: each collective of each size, how often and how long; and
-how the steps of a long capture changed.
+"""The traffic of a training step as rows: each collective of each size, how often and how long; the
+communication that a step waits for, by module; and how the steps of a long capture changed.
 
 Bytes are those that ONE rank puts in. The duration of a call is that of its slowest rank, from
-issue to completion, and includes waiting for the last rank; ``cost`` separates the two.
+issue to completion. Times are sums over columns of the ledger (training/ledger.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pandas
 
 from torchcoll.core.collectives import has_splits
-from torchcoll.core.intervals import Union
+from torchcoll.core.intervals import Span, Union, merged, uncovered
 from torchcoll.core.summary import median
-from torchcoll.core.traffic import Group, Traffic
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ranges
-from torchcoll.parts.training.arrivals import SplitCall, split_traffic
-from torchcoll.parts.training.exposed import Exposed, call_exposed_ns, find_exposed
-from torchcoll.parts.training.joined import JoinedCall, cut_at_marks, join_ranks, unsplit_reason
-from torchcoll.parts.training.steps import Kind, Steps, find_steps, group_description
+from torchcoll.parts.training.ledger import Column, Ledger, call_exposed_ns, waiting_spans
+from torchcoll.parts.training.steps import Kind, group_description
 from torchcoll.stats.drift import TimeDrift, drift_of
 
 MOST_ROWS = 24
@@ -36,10 +34,8 @@ class Stretch:
     - from_s, to_s: its bounds in seconds since the capture began.
     - steps: the number of captured steps in it.
     - step_ns: the duration of a step on the slowest rank, median over the steps.
-    - wait_ns: the longest less the shortest duration of each call's ranks, added up over a step;
-      median over the steps.
-    - transfer_ns: the shortest duration of each call's ranks, added up over a step; median over the
-      steps.
+    - wait_ns: the waits of a step on the rank that waits longest, median over the steps.
+    - transfer_ns: the transfers of a step, on the rank with most; median over the steps.
     - late_rank: the rank that caused most waiting (training/arrivals.py).
     - late_share: its share of the waiting.
     """
@@ -62,22 +58,13 @@ class OverTime:
     drift: TimeDrift | None
 
 
-def over_time(traffic: Traffic) -> OverTime | None:
-    """Returns the stretches of a sampled capture, or None if the capture took every step.
-
-    - traffic: a Traffic with its ends cut at the marks (``cut_at_marks``).
-    """
+def over_time(ledger: Ledger) -> OverTime | None:
+    """Returns the stretches of a sampled capture, or None if the capture took every step."""
+    traffic = ledger.traffic
     every = traffic.environment.get("every")
     if type(every) is not int or every < 2 or not traffic.steps:
         return None
-    joined, _ = join_ranks(traffic)
     count = min(len(spans) for spans in traffic.steps.values())
-    # Step -> its calls that can be split into wait and transfer.
-    split: dict[int, dict[JoinedCall, None]] = defaultdict(dict)
-    for rank, calls in traffic.calls.items():
-        for call, joined_call in zip(calls, joined[rank], strict=True):
-            if call.step is not None and not unsplit_reason(joined_call):
-                split[call.step][joined_call] = None
     took = [
         max(spans[k][1] - spans[k][0] for spans in traffic.steps.values()) for k in range(count)
     ]
@@ -89,45 +76,159 @@ def over_time(traffic: Traffic) -> OverTime | None:
     steps_by_round: dict[int, list[int]] = defaultdict(list)
     for k in range(count):
         steps_by_round[int(first[k][0] / 1e9 // length_s)].append(k)
-    arrived: dict[int, list[SplitCall]] = defaultdict(list)  # by step
-    for split_call in split_traffic(traffic).calls:
-        arrived[split_call.order[0]].append(split_call)
-    stretches = [
-        _stretch(index * length_s, length_s, steps, took, split, arrived)
-        for index, steps in sorted(steps_by_round.items())
-    ]
-    return OverTime(tuple(stretches), drift_of(took))
+    caused: dict[int, Counter[int]] = defaultdict(Counter)  # step -> last rank -> waits of others
+    for entry in ledger.every:
+        if entry.last is not None and entry.first.step is not None:
+            caused[entry.first.step][entry.last] += sum(entry.waits_ns.values())
+
+    def stretch(index: int, steps: Sequence[int]) -> Stretch:
+        def per_step(column: Column) -> float | None:
+            sums = [ledger.slowest_known(ledger.steps.at, k, column) for k in steps]
+            figures = [each for each in sums if each is not None]
+            return median(figures) if figures else None
+
+        late = sum((caused[k] for k in steps), Counter[int]()).most_common(1)
+        total = sum(caused[k].total() for k in steps)
+        return Stretch(
+            index * length_s,
+            (index + 1) * length_s,
+            len(steps),
+            median([took[k] for k in steps]),
+            per_step(ledger.wait_ns),
+            per_step(ledger.transfer_ns),
+            late[0][0] if total else None,
+            late[0][1] / total if total else None,
+        )
+
+    stretches = tuple(stretch(index, steps) for index, steps in sorted(steps_by_round.items()))
+    return OverTime(stretches, drift_of(took))
 
 
-def _stretch(
-    from_s: float,
-    length_s: float,
-    steps: Sequence[int],
-    took: Sequence[int],
-    calls: Mapping[int, Mapping[JoinedCall, None]],
-    arrived: Mapping[int, Sequence[SplitCall]],
-) -> Stretch:
-    step_times = [
-        [joined_call.times_ns.values() for joined_call in calls[k]] for k in steps if k in calls
-    ]
-    waits = [sum(max(times) - min(times) for times in step) for step in step_times]
-    transfers = [sum(min(times) for times in step) for step in step_times]
-    caused: Counter[int] = Counter()
-    for split_call in (each for k in steps for each in arrived.get(k, ())):
-        if split_call.last is not None:
-            caused[split_call.last] += split_call.wait_ns
-    late = max(caused, key=lambda rank: caused[rank], default=None)
-    total = sum(caused.values())
-    return Stretch(
-        from_s,
-        from_s + length_s,
-        len(steps),
-        median([took[k] for k in steps]),
-        median(waits) if waits else None,
-        median(transfers) if transfers else None,
-        late if total else None,
-        caused[late] / total if late is not None and total else None,
+@dataclass(frozen=True)
+class ModuleRow:
+    """The calls of one collective that move parameters or gradients of one module, in a step.
+
+    Times in ns of the slowest rank, the median over the steady steps; None: unknown.
+
+    - module: its name in the model, see TrafficCall.
+    - calls_per_step, bytes_per_step: those of one rank; bytes that it puts in.
+    - time_per_step_ns: durations of the calls, added up.
+    - exposed_ns: the part of it that is exposed.
+    - share: exposed_ns / duration of a step.
+    """
+
+    module: str
+    collective: str
+    calls_per_step: float
+    bytes_per_step: float
+    time_per_step_ns: float | None
+    exposed_ns: float | None
+    share: float | None
+
+    @property
+    def text(self) -> str:
+        numbers = self.module.split(" to ")
+        kind = "" if not numbers[0].isdecimal() else "module " if len(numbers) == 1 else "modules "
+        return f"{self.collective} of {kind}{self.module}"
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """The exposed communication of a step.
+
+    - total_ns: on the rank with most, the median over the steady steps; None: unknown.
+    - share: total_ns / duration of a step.
+    - unknown: how many calls a step do not tell whether they are exposed; the total lacks theirs.
+    - modules: in the order of their first call; [] if no call names a module.
+    """
+
+    total_ns: float | None
+    share: float | None
+    unknown: float
+    modules: list[ModuleRow]
+
+    @property
+    def most(self) -> ModuleRow | None:
+        """The module and collective that is exposed most."""
+        exposed = [row for row in self.modules if row.exposed_ns]
+        return max(exposed, key=lambda row: row.exposed_ns or 0, default=None)
+
+
+def find_exposed(ledger: Ledger) -> Exposed:
+    """Returns the exposed communication of the steady steps."""
+    traffic, steps = ledger.traffic, ledger.steps
+    totals: dict[int, int] = {}  # of the rank with most, by step
+    unknown = 0
+    for step in steps.steady:
+        for rank, by_step in steps.at.items():
+            marked = traffic.steps.get(rank, ())
+            if step >= len(marked):
+                continue
+            calls = [traffic.calls[rank][i] for i in by_step.get(step, ())]
+            total = Union(_exposed_spans(traffic, rank, calls)).within(*marked[step])
+            totals[step] = max(totals.get(step, 0), total)
+            if rank not in traffic.computing:
+                unknown += sum(call_exposed_ns(traffic, call) is None for call in calls)
+    rank_steps = max(1, len(steps.steady) * len(steps.at))
+    total_ns = steps.reduce(totals.get) if any(totals.values()) or not unknown else None
+    return Exposed(
+        total_ns,
+        total_ns / steps.duration_ns if total_ns is not None and steps.duration_ns else None,
+        unknown / rank_steps,
+        _module_rows(ledger),
     )
+
+
+def _exposed_spans(traffic: Traffic, rank: int, calls: Sequence[TrafficCall]) -> list[Span]:
+    """Returns when calls of a rank were exposed, without those that do not tell it."""
+    if rank not in traffic.computing:
+        on_host = [call for call in calls if call.clock == "host"]
+        timed = [call for call in on_host if call_exposed_ns(traffic, call) is not None]
+        return waiting_spans(traffic, timed) or []
+    talking = merged(call.span for call in calls if call.span)
+    return uncovered(talking, merged(traffic.computing[rank]))
+
+
+def _module_rows(ledger: Ledger) -> list[ModuleRow]:
+    steps, duration_ns = ledger.steps, ledger.steps.duration_ns
+    of_modules: dict[tuple[str, str], CallIndices] = {}
+    for rank, by_step in steps.at.items():
+        for step in steps.steady:
+            for i in by_step.get(step, ()):
+                call = ledger.call(rank, i)
+                if call.module:
+                    at = of_modules.setdefault((call.module, call.collective), {})
+                    at.setdefault(rank, {}).setdefault(step, []).append(i)
+
+    def per_step(at: CallIndices, column: Column) -> float | None:
+        # In a step in which no rank makes the call it has no figure.
+        calling = {step for by_step in at.values() for step in by_step}
+        return steps.reduce(
+            lambda step: ledger.slowest(at, step, column) if step in calling else None
+        )
+
+    rows = []
+    for (module, collective), at in of_modules.items():
+        calls = [
+            ledger.call(rank, i)
+            for rank, by_step in at.items()
+            for indices in by_step.values()
+            for i in indices
+        ]
+        rank_steps = len(at) * len(steps.steady)  # also those in which it does not make the call
+        exposed_ns = per_step(at, ledger.exposed_ns)
+        rows.append(
+            ModuleRow(
+                module,
+                collective,
+                len(calls) / rank_steps,
+                sum(call.bytes_in for call in calls) / rank_steps,
+                per_step(at, ledger.time_ns),
+                exposed_ns,
+                exposed_ns / duration_ns if exposed_ns is not None and duration_ns else None,
+            )
+        )
+    return rows
 
 
 @dataclass(frozen=True)
@@ -143,8 +244,9 @@ class TrafficRow:
     - calls_per_step, bytes_per_step: those of one rank.
     - time_per_step_ns: the durations of the calls of a step added up, each on its slowest rank; of
       several groups the slowest. The median over the steps (the mean if the steps vary).
-    - wait_per_step_ns: how much longer the calls of a step took than on the rank that came last to
-      each, on the rank that waited longest; otherwise like time_per_step_ns.
+    - wait_per_step_ns: how long the rank that waited longest waited in the calls of a step for the
+      last rank of each; otherwise like time_per_step_ns. transfer_per_step_ns: how long the calls
+      took on their last ranks.
     - median_ns: the median duration of one call.
     - share: time_per_step_ns / duration of a step. Calls overlap, so shares may add up to more than
       1.
@@ -168,6 +270,7 @@ class TrafficRow:
     bytes_per_step: float
     time_per_step_ns: float | None
     wait_per_step_ns: float | None
+    transfer_per_step_ns: float | None
     median_ns: float | None
     clock: str | None
     share: float | None
@@ -213,12 +316,10 @@ class TrafficTable:
     over_time: OverTime | None = None
 
 
-def summarise_traffic(traffic: Traffic) -> TrafficTable:
+def summarise_traffic(ledger: Ledger) -> TrafficTable:
     """Returns the table of a traffic; training/steps.py says which of its steps count."""
-    traffic = cut_at_marks(traffic)
-    joined, notes = join_ranks(traffic)
-    steps = find_steps(traffic)
-    reader = _TrafficReader(traffic, steps, joined)
+    traffic, steps, notes = ledger.traffic, ledger.steps, ledger.notes
+    reader = _TrafficReader(ledger)
     rows = reader.rows()
     recorded = format_ranges(traffic.calls)
     unlike = "the ranks do not send alike: each row is of the ranks that it names"
@@ -249,9 +350,9 @@ def summarise_traffic(traffic: Traffic) -> TrafficTable:
         "mean" if steps.varying else "median",
         steps.duration_ns,
         reader.busy_ns(),
-        find_exposed(traffic, steps, joined),
+        find_exposed(ledger),
         notes,
-        over_time(traffic),
+        over_time(ledger),
     )
 
 
@@ -260,11 +361,9 @@ CallIndices = dict[int, dict[int, list[int]]]  # rank -> step -> indices of the 
 
 @dataclass(frozen=True)
 class _TrafficReader:
-    """Reads the rows of one traffic."""
+    """Reads the rows of one ledger."""
 
-    traffic: Traffic
-    steps: Steps
-    joined: Mapping[int, Sequence[JoinedCall]]
+    ledger: Ledger
 
     def rows(self) -> list[TrafficRow]:
         """Returns a row for each kind of call and each set of ranks with equally many of them.
@@ -272,9 +371,9 @@ class _TrafficReader:
         Rows are in the order of their first call.
         """
         by_kind: dict[Kind, CallIndices] = {}
-        for rank, at in self.steps.at.items():
-            kinds = self.steps.kinds[rank]
-            for step in self.steps.steady:
+        for rank, at in self.ledger.steps.at.items():
+            kinds = self.ledger.steps.kinds[rank]
+            for step in self.ledger.steps.steady:
                 for i in at.get(step, ()):
                     by_step = by_kind.setdefault(kinds[i], {}).setdefault(rank, {})
                     by_step.setdefault(step, []).append(i)
@@ -289,17 +388,19 @@ class _TrafficReader:
     def _row(self, kind: Kind, at: CallIndices) -> TrafficRow:
         ranks = list(at)
         pairs = [(rank, i) for rank in ranks for indices in at[rank].values() for i in indices]
-        calls = [self.traffic.calls[rank][i] for rank, i in pairs]
-        joined_calls = list(dict.fromkeys(self.joined[rank][i] for rank, i in pairs))
+        calls = [self.ledger.call(rank, i) for rank, i in pairs]
+        joined_calls = list(dict.fromkeys(self.ledger.entries[rank][i].joined for rank, i in pairs))
         times = [joined.completion_ns for joined in joined_calls]
         known_times = [time for time in times if time is not None]
-        per_step = self.steps.reduce(
-            lambda step: self._slowest(at, step, lambda rank, i: self.joined[rank][i].completion_ns)
-        )
+
+        def per_step(column: Column) -> float | None:
+            return self.ledger.steps.reduce(lambda step: self.ledger.slowest(at, step, column))
+
+        time_ns = per_step(self.ledger.time_ns)
         names = list(dict.fromkeys(call.group for call in calls))
-        groups = [self.traffic.groups.get(name) or Group(name) for name in names]
-        share = len(ranks) * len(self.steps.steady)
-        duration = self.steps.duration_ns
+        groups = [self.ledger.traffic.groups.get(name) or Group(name) for name in names]
+        share = len(ranks) * len(self.ledger.steps.steady)
+        duration = self.ledger.steps.duration_ns
         return TrafficRow(
             kind.collective,
             _single_value(call.bytes_in for call in calls),
@@ -314,49 +415,27 @@ class _TrafficReader:
             format_ranges(ranks),
             len(calls) / share,
             sum(call.bytes_in for call in calls) / share,
-            per_step,
-            self.steps.reduce(lambda step: self._slowest(at, step, self._wait)),
+            time_ns,
+            per_step(self.ledger.wait_ns),
+            per_step(self.ledger.transfer_ns),
             median(known_times) if known_times else None,
             _join_distinct(call.clock for call in calls if call.time_ns is not None) or None,
-            per_step / duration if per_step is not None and duration else None,
-            self.steps.reduce(lambda step: self._slowest(at, step, self._exposed)),
+            time_ns / duration if time_ns is not None and duration else None,
+            per_step(self.ledger.exposed_ns),
             _join_distinct(call.algorithm for call in calls) or None,
         )
-
-    def _slowest(
-        self, at: CallIndices, step: int, time: Callable[[int, int], int | None]
-    ) -> int | None:
-        """Returns the largest of the ranks' sums over the calls of a step; None if a call has no
-        time.
-        """
-        sums = []
-        for rank, by_step in at.items():
-            times = [time(rank, i) for i in by_step.get(step, ())]
-            if None in times:
-                return None
-            sums.append(sum(time_ns for time_ns in times if time_ns is not None))
-        return max(sums)
-
-    def _wait(self, rank: int, i: int) -> int | None:
-        """Returns by how much the call took longer than on the rank that came last."""
-        joined, time_ns = self.joined[rank][i], self.traffic.calls[rank][i].time_ns
-        split = time_ns is not None and not unsplit_reason(joined)
-        return (time_ns or 0) - min(joined.times_ns.values()) if split else None
-
-    def _exposed(self, rank: int, i: int) -> int | None:
-        return call_exposed_ns(self.traffic, self.traffic.calls[rank][i])
 
     def sizes(self) -> list[SizeBin]:
         """Returns the calls by the bytes that a rank puts in, in bins from 2^k to below 2^(k+1)."""
         alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-        for rank, at in self.steps.at.items():
+        for rank, at in self.ledger.steps.at.items():
             bins: dict[int, list[int]] = defaultdict(list)
-            for i in (i for step in self.steps.steady for i in at.get(step, ())):
-                size_bytes = self.traffic.calls[rank][i].bytes_in
+            for i in (i for step in self.ledger.steps.steady for i in at.get(step, ())):
+                size_bytes = self.ledger.call(rank, i).bytes_in
                 bins[1 << (size_bytes.bit_length() - 1) if size_bytes else 0].append(size_bytes)
             for low, sizes in bins.items():
                 alike[low, len(sizes), sum(sizes)].append(rank)
-        steps = len(self.steps.steady)
+        steps = len(self.ledger.steps.steady)
         return [
             SizeBin(format_ranges(ranks), low, 2 * low, count / steps, size_bytes / steps)
             for (low, count, size_bytes), ranks in sorted(alike.items())
@@ -370,21 +449,21 @@ class _TrafficReader:
         """
         in_flight = {
             rank: Union(call.span for call in calls if call.clock == "host" and call.span)
-            for rank, calls in self.traffic.calls.items()
+            for rank, calls in self.ledger.traffic.calls.items()
         }
 
         def of_step(step: int) -> float | None:
             busy = []
-            for rank, by_step in self.steps.at.items():
-                calls = [self.traffic.calls[rank][i] for i in by_step.get(step, ())]
+            for rank, by_step in self.ledger.steps.at.items():
+                calls = [self.ledger.call(rank, i) for i in by_step.get(step, ())]
                 if any(call.clock != "host" or call.span is None for call in calls):
                     return None
-                marked = self.traffic.steps.get(rank, ())
+                marked = self.ledger.traffic.steps.get(rank, ())
                 within = in_flight[rank].within(*marked[step]) if step < len(marked) else None
                 busy.append(in_flight[rank].total if within is None else within)
             return max(busy, default=None)
 
-        return self.steps.reduce(of_step)
+        return self.ledger.steps.reduce(of_step)
 
 
 def _single_value(values: Iterable[int]) -> int | None:
@@ -412,6 +491,6 @@ def traffic_frame(traffic: Traffic) -> pandas.DataFrame:
     """A row for each collective and size, with the fields of TrafficRow."""
 
     names = [field.name for field in dataclasses.fields(TrafficRow)]
-    records = [dataclasses.asdict(row) for row in summarise_traffic(traffic).rows]
+    records = [dataclasses.asdict(row) for row in summarise_traffic(Ledger(traffic)).rows]
     frame: pandas.DataFrame = pandas.DataFrame(records, columns=names)
     return frame

@@ -6,8 +6,8 @@ alignment:
     computing + exposed + idle = the step        exposed + hidden = communicating
 
 A rank is idle when it neither computes nor communicates. A capture does not record computation;
-what is not communication is then unknown, not idle. A wait is the time by which a rank's call took
-longer than that of the rank that came last (training/joined.py).
+what is not communication is then unknown, not idle. Waits, and the begin of a call, are those of
+the ledger (training/ledger.py).
 
 The critical path is followed backwards, from the end of the step on the rank that ended last. It
 runs through computation as long as there is any, otherwise through whatever ended last, a call or a
@@ -22,25 +22,16 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.intervals import Span, Union, merged, uncovered
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.units import format_ns, format_ranges, plural
 from torchcoll.parts.training.arrivals import Arrivals, find_arrivals
-from torchcoll.parts.training.exposed import waiting_spans
-from torchcoll.parts.training.joined import (
-    JoinedCall,
-    Offsets,
-    cut_at_marks,
-    error_ns,
-    join_ranks,
-    measure_offsets,
-)
-from torchcoll.parts.training.steps import Steps, find_steps, group_description
+from torchcoll.parts.training.joined import JoinedCall, Offsets, error_ns, measure_offsets
+from torchcoll.parts.training.ledger import Ledger, LedgerEntry, waiting_spans
+from torchcoll.parts.training.steps import group_description
 
 COMPUTING, EXPOSED, IDLE = "computing", "exposed", "idle"
 UNKNOWN_CALLS = "unknown call"  # communication that belongs to no recorded call
@@ -51,14 +42,16 @@ class StepCall:
     """A call while it ran, with its start and end on its rank's clock (ns).
 
     - call: the call; its group is one of the traffic.
-    - joined: the same collective on all ranks.
-    - wait_ns: by how much it took longer than on the rank that came last; None if unknown.
+    - entry: the collective in the ledger.
+    - moving: when its last rank began it, as far as this rank's wait tells.
+    - wait_ns: how long this rank waited for the last one; None if unknown.
     """
 
     call: TrafficCall
-    joined: JoinedCall
+    entry: LedgerEntry
     start: int
     end: int
+    moving: int
     wait_ns: int | None
 
 
@@ -74,8 +67,8 @@ class RankStep:
       was moving data; a call behind another one is queued, not waiting.
     - last: the share of the calls of all steady steps in which this rank came last.
     - even: the share if all ranks came last equally often.
-    - caused_ns: the waiting of all other ranks in the calls of all steady steps in which it came
-      last.
+    - caused_ns: the waiting of all other ranks in the calls in which it came last, in a step: the
+      mean over the steady steps.
     - path: its share of the critical path.
     """
 
@@ -137,22 +130,21 @@ class WholeStep:
         return all(rank.computing is not None for rank in self.ranks)
 
 
-def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
-    """Returns one step of the traffic on all ranks.
+def whole_step(ledger: Ledger, number: int | None = None) -> WholeStep:
+    """Returns one step of the ledger's traffic on all ranks.
 
     - number: the number of the step, from 0; None: the one of median duration among the steady
       steps.
 
     Raises UsageError if there is no such step, or if no call has begin and end.
     """
-    whole, traffic = traffic, cut_at_marks(traffic)
+    traffic, steps = ledger.traffic, ledger.steps
     if not any(call.span for calls in traffic.calls.values() for call in calls):
         raise UsageError(
             "step",
             f"no call of {traffic.path or traffic.source} with times",
             "a capture, or a profiler trace with what ran (on GPUs: activities CUDA)",
         )
-    steps = find_steps(traffic)
     if number is None:
         # Of the steady steps the one of median duration, on the slowest rank.
         durations = {}
@@ -163,14 +155,10 @@ def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
         number = by_duration[(len(by_duration) - 1) // 2]
     elif not 0 <= number < steps.total:
         raise UsageError("step", number, f"0 to {steps.total - 1}, as were marked")
-    joined, separate = join_ranks(traffic)
-    ranks = [
-        _rank_step(traffic, rank, span, joined[rank])
-        for rank, span in _spans(traffic, steps, number).items()
-    ]
+    ranks = [_rank_step(ledger, rank, span) for rank, span in _spans(ledger, number).items()]
     if not any(rank.calls for rank in ranks):
         raise UsageError("step", f"{number}, in which no call ran", "one that communicates")
-    offsets = step_offsets(whole, number)
+    offsets = step_offsets(ledger, number)
     result = WholeStep(
         str(traffic.path or "traffic"),
         traffic.source,
@@ -183,27 +171,28 @@ def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
         {},
         {name: group_description(group) or name for name, group in traffic.groups.items()},
         max(
-            (error_ns(step_call.joined, traffic.source) for r in ranks for step_call in r.calls),
+            (error_ns(each.entry.joined, traffic.source) for r in ranks for each in r.calls),
             default=0,
         ),
-        find_arrivals(whole),
+        find_arrivals(ledger),
     )
     _add_arrivals(result)
-    if not separate:
+    if not ledger.notes:
         _trace_critical_path(result)
     whole_notes = [f"of all that was recorded: {note}" for note in traffic.notes]
-    result.notes = [*traffic.problems, *_notes(result, traffic), *separate, *whole_notes]
+    result.notes = [*traffic.problems, *_notes(result, traffic), *ledger.notes, *whole_notes]
     return result
 
 
-def _spans(traffic: Traffic, steps: Steps, number: int) -> dict[int, Span]:
+def _spans(ledger: Ledger, number: int) -> dict[int, Span]:
     """Returns rank -> span of the step on its own clock; without marks, all its activity."""
+    traffic = ledger.traffic
     spans_by_rank = {}
     for rank, calls in traffic.calls.items():
         marked = traffic.steps.get(rank, [])
         if number < len(marked):
             spans_by_rank[rank] = marked[number]
-        elif not steps.marked:
+        elif not ledger.steps.marked:
             spans = [call.span for call in calls if call.span]
             spans += traffic.computing.get(rank, []) + traffic.apart.get(rank, [])
             if spans:
@@ -211,25 +200,27 @@ def _spans(traffic: Traffic, steps: Steps, number: int) -> dict[int, Span]:
     return spans_by_rank
 
 
-def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[JoinedCall]) -> RankStep:
+def _rank_step(ledger: Ledger, rank: int, span: Span) -> RankStep:
     """Returns the step of one rank.
 
     - span: its bounds on the rank's clock.
-    - joined: the joined call of each call of the rank.
     """
+    traffic = ledger.traffic
     begin, end = span
     computing = None
     if rank in traffic.computing:
         computing = merged(_clip(busy, span) for busy in traffic.computing[rank])
     calls = []
-    for call, joined_call in zip(traffic.calls[rank], joined, strict=True):
+    for call, entry in zip(traffic.calls[rank], ledger.entries[rank], strict=True):
         ran = call.span
         if ran and ran[0] < end and ran[1] > begin:
-            calls.append(StepCall(call, joined_call, *ran, call_wait_ns(call, joined_call)))
+            moving, wait_ns = ledger.moving_ns[id(call)], entry.waits_ns.get(rank)
+            calls.append(StepCall(call, entry, *ran, moving, wait_ns))
     apart = TrafficCall(UNKNOWN_CALLS, 0, 0, group=UNKNOWN_CALLS)
     for start, end_ in traffic.apart.get(rank, ()):
         if start < end and end_ > begin:
-            calls.append(StepCall(apart, JoinedCall({rank: apart}), start, end_, None))
+            entry = LedgerEntry(JoinedCall({rank: apart}), UNKNOWN_CALLS, {}, "no call")
+            calls.append(StepCall(apart, entry, start, end_, start, None))
     calls.sort(key=lambda step_call: (step_call.start, step_call.end))
     talking = merged(_clip((step_call.start, step_call.end), span) for step_call in calls)
     total = sum(b - a for a, b in talking)
@@ -245,13 +236,10 @@ def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[JoinedC
     for name in {step_call.call.group for step_call in calls}:
         group_calls = [step_call for step_call in calls if step_call.call.group == name]
         waiting = merged(
-            _clip((step_call.start, step_call.start + (step_call.wait_ns or 0)), span)
-            for step_call in group_calls
+            _clip((each.moving - (each.wait_ns or 0), each.moving), span) for each in group_calls
         )
-        moving = merged(
-            (step_call.start + (step_call.wait_ns or 0), step_call.end) for step_call in group_calls
-        )
-        waits[name] = uncovered(waiting, moving)
+        transfers = merged((each.moving, each.end) for each in group_calls)
+        waits[name] = uncovered(waiting, transfers)
     waited = any(step_call.wait_ns is not None for step_call in calls)
     return RankStep(
         rank,
@@ -290,39 +278,21 @@ def aligned_spans(whole: WholeStep) -> dict[int, Span]:
     }
 
 
-def call_wait_ns(call: TrafficCall, joined: JoinedCall) -> int | None:
-    """Returns by how much the call took longer than on the rank that came last; None if unknown."""
-    split = call.time_ns is not None and _is_split(joined)
-    return (call.time_ns or 0) - min(joined.times_ns.values()) if split else None
-
-
-def _is_split(joined: JoinedCall) -> bool:
-    """Returns whether the shortest duration is that of the rank that came last, as in ``cost``."""
-    call = next(iter(joined.calls.values()))
-    entry = COLLECTIVES.get(call.collective)
-    complete = entry is not None and not entry.has_root and joined.completion_ns is not None
-    return complete and 1 < len(joined.members) == len(joined.calls)
-
-
-def step_offsets(traffic: Traffic, number: int | None) -> Offsets:
+def step_offsets(ledger: Ledger, number: int) -> Offsets:
     """Returns the clock offsets from all calls, or from the calls of the step alone if that aligns
     more ranks.
 
     The latter helps if the clocks do not run at the same rate over the whole traffic.
     """
-    joined, _ = join_ranks(traffic)
-    calls = list(
-        dict.fromkeys(joined_call for rank_calls in joined.values() for joined_call in rank_calls)
-    )
-    offsets = measure_offsets(traffic, calls)
-    if not offsets.problem or number is None:
+    offsets = ledger.offsets
+    if not offsets.problem:
         return offsets
     step_calls = [
         joined_call
-        for joined_call in calls
+        for joined_call in ledger.joined_before_the_cut
         if any(call.step == number for call in joined_call.calls.values())
     ]
-    nearer = measure_offsets(traffic, step_calls)
+    nearer = measure_offsets(ledger.whole, step_calls)
     return nearer if len(nearer.added_ns) > len(offsets.added_ns) else offsets
 
 
@@ -334,7 +304,8 @@ def _add_arrivals(whole: WholeStep) -> None:
         if calls := sum(row.calls for row in of_rank):
             rank_step.last = sum(row.last for row in of_rank) / calls
             rank_step.even = sum(row.chance * row.calls for row in of_rank) / calls
-            rank_step.caused_ns = sum(row.caused_ns for row in of_rank)
+            steps = max(row.steps for row in of_rank) if whole.marked else 1
+            rank_step.caused_ns = round(sum(row.caused_ns for row in of_rank) / steps)
 
 
 class _Lane:
@@ -348,6 +319,7 @@ class _Lane:
             (c for c in rank_step.calls if c.end > c.start), key=lambda call: call.end
         )
         self.ends = [call.end for call in self.calls]
+        self.moving = {call.entry: call.moving for call in self.calls}
 
 
 def _trace_critical_path(whole: WholeStep) -> None:
@@ -355,7 +327,7 @@ def _trace_critical_path(whole: WholeStep) -> None:
     lanes = {rank_step.rank: _Lane(rank_step) for rank_step in whole.ranks}
     added = whole.offsets.added_ns
     unaligned = whole.offsets.problem != ""
-    last = max(
+    latest = max(
         whole.ranks,
         key=lambda rank_step: (
             rank_step.step_ns if unaligned else rank_step.end + added.get(rank_step.rank, 0)
@@ -364,8 +336,8 @@ def _trace_critical_path(whole: WholeStep) -> None:
     kinds: Counter[str] = Counter()
     ranks: Counter[int] = Counter()
     unknown_kind = IDLE if whole.computation_known else ""
-    rank, time = last.rank, last.end
-    passed: set[JoinedCall] = set()
+    rank, time = latest.rank, latest.end
+    passed: set[LedgerEntry] = set()
 
     def walk_back(until: int, kind: str) -> None:
         nonlocal time
@@ -392,16 +364,18 @@ def _trace_critical_path(whole: WholeStep) -> None:
         walk_back(ended, unknown_kind)
         if call is None or time <= lane.rank_step.start:
             continue
-        walk_back(call.start + (call.wait_ns or 0), EXPOSED)
-        times = call.joined.times_ns  # the rank that came last has the shortest time
-        last_rank = min(times, key=times.__getitem__, default=-1)
-        span = call.joined.calls[last_rank].span if last_rank in lanes else None
-        waited = (call.wait_ns or 0) > error_ns(call.joined, whole.source)
-        if waited and span and call.joined not in passed:
-            rank, time = last_rank, span[0]
+        walk_back(call.moving, EXPOSED)
+        last = call.entry.last
+        if (
+            last in lanes
+            and call.entry in lanes[last].moving
+            and (call.wait_ns or 0) > call.entry.error_ns
+            and call.entry not in passed
+        ):
+            rank, time = last, lanes[last].moving[call.entry]
         else:
             walk_back(call.start, EXPOSED)
-        passed.add(call.joined)
+        passed.add(call.entry)
     total = sum(kinds.values())
     if total:
         whole.path = {kind: ns / total for kind, ns in kinds.items()}
@@ -414,8 +388,7 @@ def _notes(whole: WholeStep, traffic: Traffic) -> list[str]:
     if whole.late_ns:
         notes.append(
             "the end of an asynchronous call is stamped up to "
-            f"{format_ns(whole.late_ns, 3)} late: waits are known within that, and no shorter one "
-            "leads the critical path to another rank"
+            f"{format_ns(whole.late_ns, 3)} late: waits follow from when each rank began it"
         )
     unknown = [rank_step.rank for rank_step in whole.ranks if rank_step.computing is None]
     if unknown:

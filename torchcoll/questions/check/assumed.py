@@ -33,23 +33,25 @@ _LEAST = 0.3  # of its limit: below, it is another fabric, or so slow that nothi
 
 
 def by_names(run: Run) -> Fabric | None:
-    """The one fabric that the names of the devices and the hosts of another tool's log leave."""
-    names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
-    recorded = all(m.get("device_name") and m.get("host") for m in run.members)
-    if (
-        not run.source
-        or not recorded
-        or len(names) != 1
-        or hosts_of(run) != 1
-        or run.ranks != _EIGHT
-    ):
+    """The one fabric that the device and the hosts of another tool's output leave: those that its
+    log names, or its labels ``gpu`` and ``hosts``.
+    """
+    name = device_name_of(run)
+    if not run.source or not name or hosts_of(run) != 1 or run.ranks != _EIGHT:
         return None
-    (name,) = names
     device = device_named(name)
     if device is None or _CARD.search(name) or not _BOARD.search(name):
         return None
     fabrics = [fabric for fabric in guessable({}) if device.name in fabric.devices]
     return fabrics[0] if len(fabrics) == 1 else None
+
+
+def device_name_of(run: Run) -> str:
+    """The name that all ranks have with their hosts, or of imported rows the label ``gpu``."""
+    if not run.members:
+        return str(run.labels.get("gpu", ""))
+    names = {str(m.get("device_name") or "") if m.get("host") else "" for m in run.members}
+    return names.pop() if len(names) == 1 else ""
 
 
 def assumptions(rows: Sequence[Row], run: Run) -> list[Phrase]:

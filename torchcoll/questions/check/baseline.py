@@ -77,13 +77,21 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> limits.Phrase:
     level = limits.word_of(min(middle, large))
     before_ns = next(before.median_ns for paired, before in pairs if paired is row)
     several = ", the lowest of the largest sizes" if len(_collectives(shares)) > 1 else ""
-    text = (
-        f"{100 * middle:.1f} % of the speed of {name}, the median of "
-        f"{counted(len(shares), 'case')} in common, one run each; "
-        f"{100 * large:.1f} % in {limits.case_text(largest)}{several}; at worst "
-        f"{100 * worst:.1f} % in {limits.case_text(row)} "
-        f"({format_ns(before_ns)} to {format_ns(row.median_ns)})"
-    )
+    of_median = middle, f"in the median of {counted(len(shares), 'case')} in common"
+    of_largest = large, f"in {limits.case_text(largest)}{several}"
+    times = f"{format_ns(before_ns)} to {format_ns(row.median_ns)}"
+    of_worst = worst, f"in {limits.case_text(row)} ({times})"
+    # What decides comes first.
+    figures = [of_median, of_largest, of_worst]
+    if level == limits.PASS and 1 / limits.DOUBTED_FACTOR < worst < limits.POOR:
+        level, figures = limits.WARN, [of_worst, of_median]
+    elif large < middle and level != limits.PASS:
+        figures = [of_largest, of_median, of_worst]
+    texts = [f"{100 * share:.1f} % {where}" for share, where in figures]
+    texts[0] = texts[0].replace(" % in ", f" % of the speed of {name} in ", 1)
+    if figures[-1] is of_worst:
+        texts[-1] = f"at worst {texts[-1]}"
+    text = "; ".join([*texts, "one run each"])
     lacking = sum(row.is_right and bool(row.median_ns) for row in summarise_run(base)) - len(pairs)
     if lacking > 0:
         text += f"; {counted(lacking, 'case')} of {name} without a time in this run"
@@ -100,8 +108,6 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> limits.Phrase:
         return limits.Phrase(
             limits.CANNOT_TELL, f"{doubt}, and one run each cannot say why: {text}"
         )
-    if level == limits.PASS and worst < limits.POOR:
-        return limits.Phrase(limits.WARN, f"{text}, a case below {100 * limits.POOR:g} %")
     return limits.Phrase(level, text)
 
 

@@ -23,7 +23,7 @@ from torchcoll.core.plausibility import IMPLAUSIBLE, link_unused, stated_link_gb
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, nothing_sent
 from torchcoll.core.units import counted, format_digits, format_ns, shorten_list
-from torchcoll.questions.check.assumed import assumptions, by_names
+from torchcoll.questions.check.assumed import assumptions, by_names, device_name_of
 from torchcoll.questions.check.baseline import BaselineRuns, JudgedByBaseline, baseline_phrase
 from torchcoll.questions.check.limits import (
     CANNOT_TELL,
@@ -34,6 +34,7 @@ from torchcoll.questions.check.limits import (
     Phrase,
     by_fabric,
     case_text,
+    correct_text,
     fabric_of,
     is_rccl,
     label_problem,
@@ -154,8 +155,9 @@ def judge(
     else:
         fabric_found, problem = _fabric(run, fabric, rules)
         if fabric_found is None and not problem and (fabric_found := by_names(run)):
-            name = next(str(m["device_name"]) for m in run.members)
-            text = f"{fabric_found.name} is taken from the log: {run.ranks} {name} on one host"
+            where = "log" if run.members else "labels"
+            machine = f"{run.ranks} {device_name_of(run)} on one host"
+            text = f"{fabric_found.name} is taken from the {where}: {machine}"
             taken = [Phrase("", text)]
         problems.append(problem)
         reference = [nothing] if nothing else by_fabric(good, fabric_found, run)
@@ -168,6 +170,8 @@ def judge(
     if reference and not nothing and all(phrase.word == NO_REFERENCE for phrase in reference):
         reference += _not_bounded(run, good)
         taken = assumptions(good, run) if fabric_found is None else taken
+    if failures:
+        taken = []
     judged = bool(failures) or any(p.word not in (NO_REFERENCE, "") for p in reference)
     phrases = [*failures, *reference, *taken, *warnings, *_facts(run, rows, failures, judged)]
     plain = (replace(phrase, text=one_line(phrase.text)) for phrase in phrases)
@@ -288,13 +292,10 @@ def _facts(
     run: Run, rows: Sequence[Row], failures: Sequence[Phrase], judged: bool
 ) -> Iterable[Phrase]:
     with_data = [row for row in rows if row.status == "ok" and COLLECTIVES[row.collective].has_data]
-    correct = sum(row.verified == "correct" for row in with_data)
-    if not failures and correct:
+    if not failures and (correct := correct_text(with_data, "case")):
         counts = Counter(row.status for row in rows if row.status != "ok")
-        counts["unchecked"] = len(with_data) - correct
-        texts = [f"{count} {name}" for name, count in counts.items() if count]
-        of_all = f"{correct} of {counted(len(with_data), 'case')} correct"
-        yield Phrase("", ", ".join([of_all, *texts]))
+        others = [f"{count} {name}" for name, count in counts.items() if count]
+        yield Phrase("", ", ".join([correct, *others]))
     elif not failures and judged and with_data:
         yield Phrase("", "no values checked")
     if unused := link_unused(run):

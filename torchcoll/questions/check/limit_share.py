@@ -85,7 +85,7 @@ def plausibility_text(publication: Publication) -> str:
     case = largest(limit_shares(run, publication.linked))
     if case is None:
         return "possible, but the speed of all its links is not known, so no share of a limit"
-    busbw = format_digits(case.busbw_gbps, 4)
+    busbw = format_digits(case.busbw_gbps or 0.0, 4)
     text = f"plausible: {busbw} GB/s busbw in {case.case}, {case.text} (ring or NVLS)"
     if case.busbw_gbps > case.limit_gbps:
         text += "; a tree over few hosts can exceed a ring, and the links carry it"

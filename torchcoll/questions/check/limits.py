@@ -56,6 +56,20 @@ def case_text(row: Row) -> str:
     return f"{row.collective} {size}" if COLLECTIVES[row.collective].has_data else row.collective
 
 
+def correct_text(rows: Sequence[Row], noun: str) -> str:
+    """``13 of 13 cases correct``, ``414 results correct, 180 not checked``; '' if none is."""
+    correct = sum(row.verified == "correct" for row in rows)
+    if not correct:
+        return ""
+    if correct == len(rows):
+        return f"{correct} of {counted(correct, noun)} correct"
+    wrong = sum(row.outcome == "wrong" for row in rows)
+    others = f", {wrong} wrong" if wrong else ""
+    unchecked = len(rows) - correct - wrong
+    others += f", {unchecked} not checked" if unchecked else ""
+    return f"{counted(correct, noun)} correct{others}"
+
+
 def fabric_of(
     run: Run, asked_name: str | None, own_rules: Mapping[str, rules.Rule]
 ) -> rules.Fabric | None:
@@ -135,6 +149,7 @@ def _recognised(run: Run, hosts: int, own_rules: Mapping[str, rules.Rule]) -> ru
     return None
 
 
+MOST_OF_A_HOST = 12  # ranks, where the hosts are unknown: of boards of 8 GPUs, or of 6 of two tiles
 BEYOND = 1.05  # of the ring's limit: something better than a ring was used
 # Of all limits of a fabric: it is another one. Some limits were measured, and others measure more.
 _ANOTHER = 1.25
@@ -156,7 +171,7 @@ def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> lis
         within = hosts_of(run) == 1 and all(row.device == "cpu" for row in rows)
         text = f"for {where}{' within one host' if within else ''}"
         option = "" if within else "--fabric NAME or "
-        text += f": give one with torchcoll check {option}--baseline RUN"
+        text += f": torchcoll check {option}--baseline EARLIER-RUN gives one"
         return [Phrase(NO_REFERENCE, text)]
     device = plausibility.device_of(run) if fabric.several_hosts else None
     judged = list(_judged(rows, fabric, device))
@@ -166,6 +181,13 @@ def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> lis
     # A good number that hides a better one is no PASS: what was not used comes before it.
     unused = [phrase for name, phrase in _unused(fabric, judged) if name != collective]
     first = [*unused, headline] if headline.word == PASS else [headline, *unused]
+    ranks = max(row.ranks for row in rows)
+    if not fabric.several_hosts and not hosts_of(run) and ranks > MOST_OF_A_HOST:
+        text = (
+            f"whether {ranks} ranks were on one host of {fabric.name}: the file does not name the "
+            f"hosts (torchcoll convert FILE --label hosts=N -o RUN)"
+        )
+        first.insert(0, Phrase(CANNOT_TELL, text))
     return [*first, *_doubts(rows, fabric, judged, device)]
 
 
@@ -192,7 +214,9 @@ def _doubts(
         pairs = ((name, getattr(worst, name)) for name in plausibility.SWEEP)
         other = [f"{name} {value}" for name, value in pairs if value != getattr(row, name)]
         text = f"{format_digits(least, 4)} GB/s busbw in {' '.join([case_text(worst), *other])}"
-        yield Phrase(WARN, f"{text}, {format_digits(row.busbw_gbps, 4)} in the best of this size")
+        yield Phrase(
+            WARN, f"{text}, {format_digits(row.busbw_gbps or 0.0, 4)} in the best of this size"
+        )
 
 
 def _headline(fabric: rules.Fabric, judged: Sequence[_Best]) -> tuple[Phrase, str]:
@@ -203,25 +227,27 @@ def _headline(fabric: rules.Fabric, judged: Sequence[_Best]) -> tuple[Phrase, st
     lowest = min(judged, key=lambda item: item[0])
     level = word_of(lowest[0])
     share, row, limit = _representative(judged) if level == PASS else lowest
-    text = f"{format_digits(row.busbw_gbps, 4)} GB/s busbw at {format_size(row.size_bytes)}"
-    text += f" of {row.collective}" if len(judged) > 1 else ""
-    text += f", {100 * share:.1f} % of the {limit.algorithm} limit of {fabric.name}"
-    text += f" ({limit.source})"
+    busbw = f"{format_digits(row.busbw_gbps or 0.0, 4)} GB/s busbw at {format_size(row.size_bytes)}"
+    busbw += f" of {row.collective}" if len(judged) > 1 else ""
+    of_limit = f"{100 * share:.1f} % of the {limit.algorithm} limit of {fabric.name}"
+    of_limit += f" ({limit.source})"
     if len(judged) > 1:
         least = f"{100 * lowest[0]:.1f} %"
-        text += f", {len(judged)} collectives at {least} and more" if level == PASS else ""
-        text += f", the lowest of {len(judged)} collectives" if level != PASS else ""
+        of_limit += f", {len(judged)} collectives at {least} and more" if level == PASS else ""
+        of_limit += f", the lowest of {len(judged)} collectives" if level != PASS else ""
     most = {
         row.collective: max(x.busbw_gbps for x in fabric.limits if row.collective in x.collectives)
         for _, row, _ in judged
     }
     beyond = any((r.busbw_gbps or 0.0) > _ANOTHER * most[r.collective] for _, r, _ in judged)
     if beyond:
-        text += "; more than it carries: another fabric, switches that reduce, or fewer ranks"
+        of_limit += "; more than it carries: another fabric, switches that reduce, or fewer ranks"
+    text = f"{busbw}, {of_limit}"
     if unused := _faster(fabric, row, limit):
         share = 100 * (row.busbw_gbps or 0.0) / unused.busbw_gbps
-        text += f"; {share:.0f} % of {unused.algorithm} ({unused.busbw_gbps:g} GB/s), which "
-        text += f"{_sure(row)}was not used"
+        of_unused = f"{share:.0f} % of {unused.algorithm} ({unused.busbw_gbps:g} GB/s), which "
+        of_unused += f"{_sure(row)}was not used"
+        text = f"{busbw}, {of_unused}; {of_limit}" if level == PASS else f"{text}; {of_unused}"
     return Phrase(WARN if (beyond or unused) and level == PASS else level, text), row.collective
 
 

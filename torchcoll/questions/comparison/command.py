@@ -7,7 +7,7 @@ import glob
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UnusableError, UsageError, choice, nearest_file, tell
@@ -32,7 +32,8 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
             "quoted glob, or label=PATH. Several files with one label are the runs "
             "of that side; without labels the first file is BASE and the others are"
             " NEW. backend:gloo=PATH takes the cases of one backend, model=PATH is "
-            "a prediction whose errors are shown. Or two captures of a training"
+            "a prediction whose errors are shown. Or two captures of a training; or one file with "
+            "two tables, such as Before and After"
         ),
     )
     add(
@@ -93,15 +94,24 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     from torchcoll.questions.comparison.arguments import sides_of
     from torchcoll.questions.comparison.compare import compare
     from torchcoll.questions.comparison.show import notes_of_sides, show_comparisons
-    from torchcoll.reading.inputs import check_import_options, drop_non_results, read_each
+    from torchcoll.reading.inputs import (
+        check_import_options,
+        drop_non_results,
+        read_each,
+        two_tables,
+    )
     from torchcoll.stats.differences import check_unmixed
     from torchcoll.stats.sides import side
 
     gate, threshold = checked(options)
     arguments = drop_non_results(options.sides, least=2)
     hints = options.collective, options.ranks
-    named = sides_of(arguments)
-    _check_no_capture(named)
+    tables = two_tables(arguments[0], *hints) if len(arguments) == 1 else []
+    if tables:
+        named: list[tuple[str, Any]] = [(name, [run]) for name, run in tables]
+    else:
+        named = list(sides_of(arguments))
+        _check_no_capture(named)
     (base_name, base_paths), *rest = named
     base = side(base_name, base_paths, *hints)
     sides = read_each(dict(enumerate(rest)), lambda each: side(each[0], each[1], *hints))
@@ -217,7 +227,6 @@ def _check_no_capture(sides: Sequence[tuple[str, Sequence[str]]]) -> None:
             name,
             f"{path}, which is no capture",
             f"{expected}, or results on both sides",
-            "torchcoll.cost(CAPTURE, RUN) compares a training with the same calls measured alone.",
         )
 
 

@@ -200,8 +200,8 @@ def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
 
 
 def _untested_text(comparison: Comparison, ratios: wording.Items, what: str) -> str:
-    """``new looks slower than base in 2 of 80 cases: broadcast 4M 3.2x slower, ... (not judged:
-    only 1 run of each side; at least 3 are needed)``.
+    """``not judged (only 1 run of each side; at least 3 are needed): new looks slower than base in
+    2 of 80 cases: broadcast 4M 3.2x slower, ...``.
     """
     base, new = comparison.side_names
     limit = units.format_percent(comparison.threshold)
@@ -226,7 +226,7 @@ def _untested_text(comparison: Comparison, ratios: wording.Items, what: str) -> 
     if not texts:
         every = "the case does not differ" if len(ratios) == 1 else f"none of {of} differs"
         texts = [f"{every} by more than {limit}{what}"]
-    return f"{'; '.join(texts)} (not judged: {why})"
+    return f"not judged ({why}): {'; '.join(texts)}"
 
 
 def _why_untested(comparison: Comparison, judged: Judged) -> str:
@@ -239,7 +239,7 @@ def _why_untested(comparison: Comparison, judged: Judged) -> str:
     return f"only {units.counted(least, 'run')} {place}; at least {FEWEST} are needed"
 
 
-_NAMED = 5  # cases in the sentence
+_NAMED = 3  # cases in the sentence
 
 
 def _furthest(comparison: Comparison, items: wording.Items) -> list[str]:

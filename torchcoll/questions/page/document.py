@@ -32,10 +32,10 @@ from torchcoll.core.units import (
 )
 from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.limits import FAIL, NO_REFERENCE
+from torchcoll.questions.check.measured_show import runs_answer
 from torchcoll.questions.page import question_sections
 from torchcoll.questions.page.comparing_sections import add_comparisons
 from torchcoll.questions.page.page_draft import PageDraft, answers_of, short_names
-from torchcoll.questions.show.measured import runs_answer
 from torchcoll.questions.show.recipe import recipe_of
 from torchcoll.questions.show.show import has_pairs, table_grid, title_of
 from torchcoll.reading.inputs import Material, read_material
@@ -251,7 +251,8 @@ def _peak_of(document: PageDraft, rows: Sequence[Row], place: str) -> None:
     for row in sorted(wide, key=lambda row: row.busbw_gbps or 0.0, reverse=True):
         best.setdefault(row.collective, row)  # the largest first
     texts = [
-        f"{name} {format_digits(row.busbw_gbps, 4)} GB/s of busbw at {format_size(row.size_bytes)}"
+        f"{name} {format_digits(row.busbw_gbps or 0.0, 4)} GB/s of busbw at "
+        + format_size(row.size_bytes)
         + ("" if place else f" on {row.ranks} ranks")
         for name, row in [*best.items()][:_MOST_PEAKS_OF_A_PLACE]
     ]

@@ -19,6 +19,8 @@ from torchcoll.questions.pairs.schedule import LATENCY_BYTES, THRESHOLD, Pair, U
 _NO_TIME = "no time above 0"
 
 LATENCY, EXCHANGE, SEND, RECEIVE = "latency", "both ways", "sending", "receiving"
+PRINTED = "as printed"  # by another tool
+NO_SIZE = 1  # size of a figure that is printed without one
 ALONE = " alone"
 
 
@@ -72,8 +74,11 @@ class Pairs:
         from torchcoll.core.units import format_ranges
 
         if self.by == "rank":
-            return f"rank {unit} ({self.hosts[unit]})"
+            host = self.hosts[unit]
+            return f"rank {unit}" if host == "?" else f"rank {unit} ({host})"
         ranks = self.units[unit]
+        if any(key[0] == PRINTED for key in self.times):  # hosts, and no ranks
+            return f"node {self.hosts[unit]}"
         noun = "ranks" if len(ranks) > 1 else "rank"
         return f"node {self.hosts[unit]} ({noun} {format_ranges(ranks)})"
 
@@ -119,6 +124,8 @@ def case_key(case: Case) -> tuple[str, int]:
     """(kind, size_bytes) of a case of a pair."""
     if case.root is not None:
         return SEND, case.size_bytes
+    if case.mode == "unknown" and case.size_bytes != LATENCY_BYTES:
+        return PRINTED, case.size_bytes
     return (LATENCY if case.size_bytes == LATENCY_BYTES else EXCHANGE), case.size_bytes
 
 
@@ -145,6 +152,8 @@ def read_pairs(run: Run) -> Pairs | None:
             continue
         samples = result.time_ns.get(default_clock(result) or "", [])
         calls = sorted(over_ranks(samples)) if samples else []
+        if result.reported and result.reported.time_ns:
+            calls = [result.reported.time_ns]
         if not result.is_right or not calls or calls[0] <= 0:
             why = result.reason or _NO_TIME
             pairs.failed.append(f"pair {name}: {result.case.describe()}: {why}")

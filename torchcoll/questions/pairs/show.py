@@ -40,6 +40,13 @@ _LIMITS = (0.9, 0.8, 0.6, 0.4)  # shares of the median: below each the next shad
 _NONE, _SELF = "?", "\\"
 
 
+def _of_size(key: tuple[str, int]) -> str:
+    """``at 8M ``; '' for a list of figures without a size."""
+    if key == (matches.PRINTED, matches.NO_SIZE):
+        return ""
+    return f"at {format_size(key[1])} "
+
+
 def matrix_grid(pairs: matches.Pairs, key: tuple[str, int], out: Destination) -> Grid:
     """The matrix of one kind of call, with a row and a column for each unit.
 
@@ -47,9 +54,11 @@ def matrix_grid(pairs: matches.Pairs, key: tuple[str, int], out: Destination) ->
     nodes.
     """
     kind, size_bytes = key
-    if kind == matches.EXCHANGE:
+    if kind in (matches.EXCHANGE, matches.PRINTED):
         per = "node" if pairs.by == "node" else "rank"
         above = f"{format_size(size_bytes)} both ways at once, {pairs.unit} sent by each {per}"
+        if kind == matches.PRINTED:
+            above = f"{pairs.unit} {_of_size(key)}as printed"
     else:
         above = "latency in us"
     count = len(pairs.units)
@@ -166,7 +175,8 @@ def pairs_grids(
     format: str = "table",
 ) -> list[Grid]:
     """The tables: the matrix, then a line for each unit with the suspects below it."""
-    grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == matches.EXCHANGE]
+    kinds = (matches.EXCHANGE, matches.PRINTED)
+    grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] in kinds]
     if not grids:
         grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == matches.LATENCY]
     units = _units(pairs, format)
@@ -182,6 +192,12 @@ def _title(run: Run, pairs: matches.Pairs) -> list[str]:
     if pairs.by == "node":
         what += f" of {run.ranks} ranks, first with first, second with second, all at once"
     results = [result for result in run.results if matches.is_pair(result)]
+    if run.source:
+        return [
+            f"torchcoll pairs: {one_line(run.path or run.source.get('file') or '')}".rstrip(": "),
+            f"{len(pairs.units)} {pairs.by}s, {run.source['tool']}: {len(pairs.pairs)} of "
+            f"{pairs.pair_count} pairs, figures as they are printed",
+        ]
     case = results[0].case
     large = [result for result in results if matches.case_key(result.case)[0] != matches.LATENCY]
     calls = max((len(c) for result in large for c in result.time_ns.get("host", [])), default=0)
@@ -206,9 +222,9 @@ def _units(pairs: matches.Pairs, format: str) -> Grid:
         if kind == matches.LATENCY:
             heads.append(Head("latency", repeat=True))
             continue
-        size = format_size(size_bytes)
-        directions = ("both ways",) if kind == matches.EXCHANGE else ("sends", "receives")
-        heads += [Head(direction, f"{size} ({pairs.unit})") for direction in directions]
+        size = _of_size((kind, size_bytes)).removeprefix("at ")
+        directions = ("sends", "receives") if kind == matches.SEND else (kind,)
+        heads += [Head(direction, f"{size}({pairs.unit})") for direction in directions]
     shown: Sequence[int] = range(len(pairs.units))
     if format == "table" and len(pairs.units) > MOST_ROWS:
         shown = slowest_units(pairs, next((k for k in keys if k[0] == matches.EXCHANGE), keys[0]))
@@ -274,7 +290,10 @@ def pairs_answer(
         failed = f"{len(pairs.failed)} failed, the first: {pairs.failed[0]}"
         return Answer(one_line(failed), "bad")
     if reason := _unjudged(pairs):
-        return Answer(f"no {pairs.by} can be judged", "doubt", details=(reason,))
+        text = f"no {pairs.by} can be judged"
+        if len(pairs.units) == 2 and (figure := _figure_of_pair(pairs)):
+            text = figure
+        return Answer(text, "doubt", details=(reason,))
     return _sound_answer(pairs, threshold)
 
 
@@ -290,7 +309,14 @@ def _suspect_answer(
     size = evidence.ratio if evidence.alone_ratio is None else evidence.alone_ratio
     sound = suspects.largest_sound_group(pairs, confirmed)
     ranks = format_ranges(rank for unit in sound for rank in pairs.units[unit])
-    hosts = one_line(" and ".join(dict.fromkeys(pairs.hosts[unit] for unit in worst.units)))
+    hosts = one_line(
+        " and ".join(
+            dict.fromkeys(
+                pairs.ranks(unit) if pairs.hosts[unit] == "?" else pairs.hosts[unit]
+                for unit in worst.units
+            )
+        )
+    )
     more = (f"{shorten(names[1:], 3)} too",) if len(names) > 1 else ()
     return Answer(
         names[0],
@@ -306,6 +332,20 @@ def _suspect_answer(
         next_step=f"check the devices and cables of {hosts}"
         + (f", or go on with ranks {ranks}" if ranks else ""),
     )
+
+
+def _figure_of_pair(pairs: matches.Pairs) -> str:
+    """``gpu07-gpu09: 24.3 GB/s at 32M``; '' without a bandwidth."""
+    keys = [key for key in pairs.times if key[0] == matches.PRINTED]
+    if not keys:
+        return ""
+    key = max(keys, key=lambda key: key[1])
+    timing = pairs.times[key].get((0, 1))
+    if timing is None:
+        return ""
+    speed = _speed(pairs, pairs.gbps(key, (0, 1), timing.median_ns))
+    hosts = one_line("-".join(pairs.hosts))
+    return f"{hosts}: {speed} {pairs.unit} {_of_size(key)}{key[0]}"
 
 
 def _unjudged(pairs: matches.Pairs) -> str:

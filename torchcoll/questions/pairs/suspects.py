@@ -47,6 +47,7 @@ from torchcoll.core.units import format_size, shorten
 from torchcoll.questions.pairs.matches import (
     EXCHANGE,
     LATENCY,
+    PRINTED,
     RECEIVE,
     SEND,
     Pairs,
@@ -421,7 +422,7 @@ def pairs_to_repeat(
         return [], {}
     bad = {unit for suspect in suspected if not suspect.is_link for unit in suspect.units}
     links = [suspect.units for suspect in suspected if suspect.is_link]
-    large = [key for key in pairs.times if key[0] == EXCHANGE]
+    large = [key for key in pairs.times if key[0] in (EXCHANGE, PRINTED)]
     timings = pairs.times[large[0]] if large else {}
     speeds = {pair: 1 / timing.good_ns for pair, timing in timings.items()}
     usual: list[Pair] = []
@@ -455,7 +456,7 @@ def suspected_kinds(suspected: Iterable[Suspect]) -> set[tuple[str, int]]:
     """The kinds of calls by which units or links are still suspected, and which run again."""
     every = [evidence for suspect in suspected for evidence in suspect.evidence]
     kinds = {(e.what, e.size_bytes) for e in every if e.confirmed is not False}
-    return {(what if what in (LATENCY, EXCHANGE) else SEND, size) for what, size in kinds}
+    return {(what if what in (LATENCY, EXCHANGE, PRINTED) else SEND, size) for what, size in kinds}
 
 
 def largest_sound_group(pairs: Pairs, suspected: Sequence[Suspect]) -> list[int]:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, printable, tell
+from torchcoll.core.units import format_bytes
 from torchcoll.reading.inputs import IMPORT_OPTIONS, add_over_ranks, add_reading_options
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torchcoll.core.result import Run
+    from torchcoll.report.page import Page
 
 
 def show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -427,8 +429,9 @@ def run_report(options: argparse.Namespace) -> ExitCode:
             ranks=options.ranks,
         )
         if inline:
-            write_file(path, html_text(page), "output", options.force)
-            print(printable(f"report: {path}"))
+            html = html_text(page)
+            write_file(path, html, "output", options.force)
+            _print_written(page, f"{path} ({format_bytes(len(html))})")
             return ExitCode.OK
         pictures = [picture for section in page.sections for picture in section.pictures]
         names = [f"{path.stem}-{number}.svg" for number in range(1, len(pictures) + 1)]
@@ -438,8 +441,20 @@ def run_report(options: argparse.Namespace) -> ExitCode:
         for name, picture in zip(names, pictures, strict=True):
             write_file(path.with_name(name), picture.svg, "output", options.force)
     pictures_text = f", pictures: {', '.join(names)}" if names else ""
-    print(printable(f"report: {path}{pictures_text}"))
+    _print_written(page, f"{path}{pictures_text}")
     return ExitCode.OK
+
+
+def _print_written(page: Page, files: str) -> None:
+    """Print the first answer of a page, and where the page is."""
+    from torchcoll.report.destination import Destination
+    from torchcoll.report.grid import print_answer
+
+    if page.answers:
+        out = Destination(None)
+        print_answer(page.answers[0], out)
+        out.flush()
+    print(printable(f"report: {files}"))
 
 
 COMMANDS = {

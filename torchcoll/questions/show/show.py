@@ -20,9 +20,9 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
 from torchcoll.core.units import shorten
 from torchcoll.questions.check.judging import Verdict, judge
+from torchcoll.questions.check.measured_show import run_answer, runs_answer
 from torchcoll.questions.check.published_show import published_lines
 from torchcoll.questions.pairs.matches import is_pair
-from torchcoll.questions.show.measured import run_answer, runs_answer
 from torchcoll.reading.inputs import load_all
 from torchcoll.report.columns import (
     Entry,
@@ -237,7 +237,8 @@ def _show_others(
     every: bool,
 ) -> None:
     for name in (name for name, value in reported.items() if value is not None):
-        raise UsageError(name, reported[name], f"none with {type(others[0]).__name__}")
+        expected = f"none with {type(others[0]).__name__}"
+        raise UsageError(name, reported[name], expected, "torchcoll FILE answers with its command.")
     kinds = list(dict.fromkeys(type(finding).__name__ for finding in others))
     if len(kinds) > 1 or len(others) < count:
         kinds_text = " and ".join([*kinds, *(["a run"] if len(others) < count else [])])

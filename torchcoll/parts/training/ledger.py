@@ -1,0 +1,234 @@
+"""The ledger of a capture: when each call began on each rank, how long it waited and transferred,
+what of it was exposed, and which rank came last. It is made once; every table adds up its columns.
+
+- A call begins when its group has a worker for it (training/joined.py). The time before is spent in
+  a queue, and is no wait for a rank.
+- Transfer: the time since the begin on the rank that came last, which has the shortest one: all
+  ranks that need each other end a call together.
+- Wait: what a rank has more than the transfer. This compares durations, so the clocks of the ranks
+  need not agree. A capture learns late of the end of an asynchronous call on a CPU, so such a wait
+  follows from when each rank issued the call, which needs clocks that can be compared: without them
+  it is unknown. A rank that waits in several calls at once waits once: the time counts for the
+  earlier call.
+- Exposed: a call is in flight, and the rank does nothing else. A trace shows what else ran; a
+  capture, when the program waited for the call. While two calls are exposed at the same time, that
+  time counts for the earlier one, so that the times of calls add up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torchcoll.core.backends import backend_of
+from torchcoll.core.intervals import Span, merged
+from torchcoll.core.traffic import Traffic, TrafficCall
+from torchcoll.parts.training.joined import (
+    JoinedCall,
+    Offsets,
+    begun_ns,
+    cut_at_marks,
+    join_ranks,
+    may_end_late,
+    measure_offsets,
+    unsplit_reason,
+)
+from torchcoll.parts.training.steps import Steps, find_steps
+
+NO_CLOCK = "asynchronous, and the clocks of its ranks are not aligned"
+
+Column = Callable[[int, int], int | None]  # of a rank, and the index of a call among its calls
+Indices = Mapping[int, Mapping[int, Sequence[int]]]  # rank -> step -> indices of the rank's calls
+
+
+@dataclass(eq=False)
+class LedgerEntry:
+    """One collective in the ledger.
+
+    - joined: its call on each recorded rank.
+    - group: the name of its group.
+    - service_ns: rank -> the time since it began there; the ranks with a duration.
+    - transfer_ns: None if the time does not split, with the ``reason``.
+    - waits_ns: rank -> how long it waited for the last rank; {} if unknown.
+    - last: the rank that came last; None if several did, as far as the stamps tell.
+    - error_ns: by how much a wait may be wrong.
+    """
+
+    joined: JoinedCall
+    group: str
+    service_ns: dict[int, int]
+    reason: str
+    transfer_ns: int | None = None
+    waits_ns: dict[int, int] = field(default_factory=dict)
+    last: int | None = None
+    error_ns: int = 0
+
+    @property
+    def first(self) -> TrafficCall:
+        """The call on the lowest rank."""
+        return self.joined.calls[min(self.joined.calls)]
+
+
+class Ledger:
+    """The ledger of one Traffic.
+
+    - whole: the traffic as it was read; traffic: with late ends cut at the marks of their steps.
+    - entries: rank -> the entry of each call, in the order of its calls.
+    - begun_ns: when each call began, by its id; a call without a span is missing.
+    - moving_ns: when this rank's wait in it was over, by its id; where that is unknown, its begin.
+    - notes: on the calls that were not joined over the ranks.
+    """
+
+    def __init__(self, traffic: Traffic) -> None:
+        self.whole, self.traffic = traffic, cut_at_marks(traffic)
+        joined, self.notes = join_ranks(self.traffic)
+        self.begun_ns, errors = begun_ns(self.traffic)
+        by_call: dict[JoinedCall, LedgerEntry] = {}
+        self.entries: dict[int, list[LedgerEntry]] = {}
+        for rank, calls in self.traffic.calls.items():
+            self.entries[rank] = []
+            for call, joined_call in zip(calls, joined[rank], strict=True):
+                entry = by_call.get(joined_call)
+                if entry is None:
+                    entry = by_call[joined_call] = self._entry(joined_call, call.group, errors)
+                self.entries[rank].append(entry)
+        self.every = list(by_call.values())
+        self.moving_ns = dict(self.begun_ns)
+        self._count_once()
+
+    def _entry(self, joined: JoinedCall, group: str, errors: Mapping[int, int]) -> LedgerEntry:
+        service = {
+            rank: call.span[1] - self.begun_ns[id(call)] if call.span else joined.times_ns[rank]
+            for rank, call in joined.calls.items()
+            if rank in joined.times_ns
+        }
+        entry = LedgerEntry(joined, group, service, unsplit_reason(joined))
+        if entry.reason:
+            return entry
+        entry.transfer_ns = min(service.values())
+        entry.error_ns = max(errors.get(id(call), 0) for call in joined.calls.values())
+        if not any(may_end_late(call, self.traffic.source) for call in joined.calls.values()):
+            entry.waits_ns = {rank: ns - entry.transfer_ns for rank, ns in service.items()}
+        elif begins := self._aligned_ns(joined):
+            latest = max(begins.values())
+            entry.waits_ns = {rank: min(latest - at, service[rank]) for rank, at in begins.items()}
+            entry.error_ns += 2 * max(self.offsets.error_ns[rank] for rank in begins)
+        else:
+            entry.reason = NO_CLOCK
+        entry.last = last_rank(entry.waits_ns, entry.error_ns)
+        return entry
+
+    def _aligned_ns(self, joined: JoinedCall) -> dict[int, int]:
+        """Returns when the call began on each rank, on the clock of the first; {} if unknown."""
+        begins = {
+            rank: self.begun_ns[id(call)] + self.offsets.added_ns[rank]
+            for rank, call in joined.calls.items()
+            if call.span and rank in self.offsets.added_ns
+        }
+        return begins if len(begins) == len(joined.calls) else {}
+
+    def _count_once(self) -> None:
+        """Takes from each wait the time in which its rank already waited in an earlier call."""
+        for rank, calls in self.traffic.calls.items():
+            waiting = [
+                (self.begun_ns[id(call)], entry)
+                for call, entry in zip(calls, self.entries[rank], strict=True)
+                if call.span and rank in entry.waits_ns
+            ]
+            until: float = -math.inf
+            for start, entry in sorted(waiting, key=lambda each: each[0]):
+                end = start + entry.waits_ns[rank]
+                self.moving_ns[id(entry.joined.calls[rank])] = end
+                entry.waits_ns[rank] = round(max(0, end - max(start, until)))
+                until = max(until, end)
+
+    @cached_property
+    def steps(self) -> Steps:
+        return find_steps(self.traffic)
+
+    @cached_property
+    def joined_before_the_cut(self) -> list[JoinedCall]:
+        """All collectives with their ends as they were stamped: those of a bound must not move."""
+        joined, _ = join_ranks(self.whole)
+        return list(dict.fromkeys(itertools.chain.from_iterable(joined.values())))
+
+    @cached_property
+    def offsets(self) -> Offsets:
+        """The clock offsets of the ranks, from all calls."""
+        return measure_offsets(self.whole, self.joined_before_the_cut)
+
+    # The columns
+
+    def call(self, rank: int, index: int) -> TrafficCall:
+        return self.traffic.calls[rank][index]
+
+    def time_ns(self, rank: int, index: int) -> int | None:
+        """Returns the duration of the call on its slowest rank, from issue to completion."""
+        return self.entries[rank][index].joined.completion_ns
+
+    def transfer_ns(self, rank: int, index: int) -> int | None:
+        return self.entries[rank][index].transfer_ns
+
+    def wait_ns(self, rank: int, index: int) -> int | None:
+        return self.entries[rank][index].waits_ns.get(rank)
+
+    def exposed_ns(self, rank: int, index: int) -> int | None:
+        return call_exposed_ns(self.traffic, self.call(rank, index))
+
+    def slowest(self, at: Indices, step: int, column: Column) -> int | None:
+        """Returns the largest of the ranks' sums over their calls of a step; None if a call has no
+        figure, or none is in the step.
+        """
+        sums = []
+        for rank, by_step in at.items():
+            values = [column(rank, index) for index in by_step.get(step, ())]
+            if None in values:
+                return None
+            sums.append(sum(value for value in values if value is not None))
+        return max(sums, default=None)
+
+    def slowest_known(self, at: Indices, step: int, column: Column) -> int | None:
+        """Returns what ``slowest`` does, of the calls that have the figure; None if none has."""
+        sums = []
+        for rank, by_step in at.items():
+            values = [column(rank, index) for index in by_step.get(step, ())]
+            figures = [value for value in values if value is not None]
+            sums += [sum(figures)] if figures else []
+        return max(sums, default=None)
+
+
+def last_rank(waits_ns: Mapping[int, int], error_ns: int) -> int | None:
+    """Returns the rank that waited for nobody, or None if several waited no longer than the error.
+
+    - waits_ns: of each rank, 0 of the last.
+    """
+    first = [rank for rank, wait in waits_ns.items() if wait <= error_ns]
+    return first[0] if len(first) == 1 else None
+
+
+def call_exposed_ns(traffic: Traffic, call: TrafficCall) -> int | None:
+    """Returns the exposed part of a call, or all of it if the host waited for it at once."""
+    if call.exposed_ns is not None:
+        return call.exposed_ns
+    return call.time_ns if blocks(traffic, call) else None
+
+
+def blocks(traffic: Traffic, call: TrafficCall) -> bool:
+    """Returns whether the program waited for the call at once, on the host."""
+    group = traffic.groups.get(call.group)
+    on_host = group is not None and backend_of(group.backend).on_host
+    return call.asynchronous is False and call.clock == "host" and on_host
+
+
+def waiting_spans(traffic: Traffic, calls: Iterable[TrafficCall]) -> list[Span] | None:
+    """Returns when a rank of a capture waited for the calls; None if a call does not tell it."""
+    spans = []
+    for call in calls:
+        exposed_ns = call_exposed_ns(traffic, call)
+        if exposed_ns is None or call.span is None or call.clock != "host":
+            return None
+        spans.append((max(call.span[0], call.span[1] - exposed_ns), call.span[1]))
+    return merged(spans)

@@ -1,0 +1,182 @@
+"""The memory of a pipeline stage: parameters, gradients, Adam's states, buffers, and activations.
+
+- FSDP2 pads the shards of each parameter to equal ones. In a pipeline it keeps whole gradients of
+  the stage from the second micro-batch on (``to_accumulated_grad_if_needed``).
+- ZERO1 has float32 copies of 16-bit parameters in its optimizer state: 12 bytes for each parameter
+  (Megatron-LM, megatron/training/theoretical_memory_usage.py, num_bytes_per_parameter). Elsewhere
+  Adam's states have the parameters' dtype, as in torch.optim.AdamW. DeepSpeed has 16 bytes for each
+  parameter of a rank's partition (estimate_zero2_model_states_mem_needs), and a buffer of
+  reduce_bucket_size elements, two with overlap_comm (setup_buckets).
+- Activations of a layer: what fused norms, FlashAttention and gated products keep for the backward
+  pass, counted from its matrices: the inputs of the norms and of the matrices, queries, keys,
+  values, gate and up. For Llama-3-8B these are 34 bytes for each token and hidden column, as in
+  V. Korthikanti et al., arXiv 2205.05198; 67 for Gemma 7B. ``unfused`` is what kernels that are not
+  fused keep besides: 0.45 of it, as measured with saved-tensor hooks of Hugging Face's layers.
+- Full checkpointing keeps the input of each layer, and one whole layer that is computed again.
+  Selective checkpointing (torchtitan's ``op``) keeps half of the outputs of the matrices, and that
+  of attention.
+- Logits: in the type of the activations, in float32, and their gradient in float32: 10 bytes each;
+  6 in Megatron-LM, whose cross entropy works in place.
+- In the pipeline as many micro-batches as are in flight (Megatron-LM,
+  megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches, and
+  torch.distributed.pipelining).
+
+``tests/training/test_memory.py`` has what torch really allocates for FSDP2 and DDP, and published
+peaks are in ``results/benchmarks/published-runs-2026-11-28.txt``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from torchcoll.core.collectives import find_dtype
+from torchcoll.parts.training.architectures import HEAD, LAYER, ModelBlock
+from torchcoll.parts.training.layouts import DEEPSPEED2, FULL, SELECTIVE, ZERO1
+from torchcoll.parts.training.sent_by_wrappers import DEEPSPEED_BUCKET
+from torchcoll.parts.training.step_program import Memory
+
+if TYPE_CHECKING:
+    from torchcoll.parts.training.config_plan import StagePlan
+
+UNFUSED = 0.45  # of the activations of fused layers
+_LOGIT_BYTES, _LOGIT_BYTES_IN_PLACE = 10, 6
+
+
+def stage_memory(stage: StagePlan) -> Memory:
+    """Returns the memory of a rank of the stage."""
+    layout = stage.layout
+    activations, peak = _activations(stage), _peak(stage)
+    unfused = UNFUSED * _unfused_part(stage, activations, peak)
+    if layout.sharded:
+        kept, trained = float(stage.kept_bytes), float(stage.trained_bytes)
+        buffers = float(stage.peak_bytes)
+        if layout.pp > 1 and stage.batch.micro_batches > 1:
+            weights = {w.name: math.prod(stage.local(w)) for w in stage.weights()}
+            buffers += sum(weights.values()) * stage.reduce_itemsize
+        return Memory(kept, trained, 2 * trained, buffers, activations, peak, unfused)
+    seen = {weight.name: weight for weight in stage.weights()}
+    whole = {False: 0.0, True: 0.0}  # elements of a rank, of experts or others
+    for weight in seen.values():
+        whole[weight.expert and layout.ep > 1] += math.prod(stage.local(weight))
+    replicas = layout.replicas * layout.shards * layout.cp
+    kept = whole[False] / replicas + whole[True] / max(1, replicas // layout.ep)
+    elements = sum(whole.values())
+    parameters = elements * stage.itemsize
+    if layout.data == ZERO1:
+        gradients = elements * stage.reduce_itemsize
+        optimizer, buffers = kept * (12 if stage.itemsize < 4 else 8), 0.0
+    elif layout.deepspeed:
+        # Of a partition in float32: parameters, their gradients in the step, and Adam's states.
+        gradients = kept * stage.itemsize if layout.data == DEEPSPEED2 else parameters
+        optimizer = 16 * kept
+        buffers = DEEPSPEED_BUCKET * stage.itemsize * (2 if layout.overlap else 1)
+    else:
+        gradients = parameters
+        optimizer = 2 * parameters
+        buffers = gradients if replicas > 1 else 0.0
+    return Memory(parameters, gradients, optimizer, buffers, activations, peak, unfused)
+
+
+def _layers(stage: StagePlan) -> Iterable[ModelBlock]:
+    return (block for blocks in stage.chunks for block in blocks if block.kind == LAYER)
+
+
+def _activations(stage: StagePlan) -> float:
+    """Returns the bytes that are kept for the backward pass."""
+    layout = stage.layout
+    split = layout.tp if layout.sequence_parallel else 1
+    input_bytes = 2 * stage.architecture.hidden * _token_bytes(stage) / split
+    kept = 0.0
+    for block in _layers(stage):
+        if layout.checkpoint == FULL:
+            kept += input_bytes
+        elif layout.checkpoint == SELECTIVE:
+            kept += input_bytes + _half_of_the_outputs(stage, block)
+        else:
+            kept += _layer_bytes(stage, block)
+    # Passes of a chunk that are in flight: the warm-up, and the one that follows it.
+    chunks, behind = layout.virtual, layout.pp - stage.stage - 1
+    flight = behind + 1 if chunks == 1 else 2 * behind + (chunks - 1) * layout.pp + 1
+    return kept / chunks * min(stage.batch.micro_batches * chunks, flight)
+
+
+def _peak(stage: StagePlan) -> float:
+    """Returns the bytes that come on top for a while: the logits and their gradient before the
+    first layer of the backward pass, or with checkpointing a whole layer, if that is more.
+    """
+    peak = 0.0
+    if any(block.kind == HEAD for blocks in stage.chunks for block in blocks):
+        columns = -(-stage.architecture.vocabulary // stage.layout.tp)
+        each = _LOGIT_BYTES_IN_PLACE if stage.layout.data == ZERO1 else _LOGIT_BYTES
+        peak = each * columns * stage.batch.tokens_each / stage.layout.cp
+    if stage.layout.checkpoint == FULL:
+        peak = max([peak, *(_layer_bytes(stage, block) for block in _layers(stage))])
+    return peak
+
+
+def _unfused_part(stage: StagePlan, activations: float, peak: float) -> float:
+    """Returns the bytes of layers that are kept as fused kernels keep them."""
+    if stage.layout.checkpoint == FULL:
+        return max((_layer_bytes(stage, block) for block in _layers(stage)), default=0.0)
+    return 0.0 if stage.layout.checkpoint == SELECTIVE else activations
+
+
+def _token_bytes(stage: StagePlan) -> float:
+    """The tokens of a micro-batch on a rank of cp; for types of 4 bytes twice as many, as the
+    bytes of activations are those of 16-bit types.
+    """
+    itemsize = find_dtype(stage.options.layers.dtype).itemsize
+    return stage.batch.tokens_each / stage.layout.cp * itemsize / 2
+
+
+def _half_of_the_outputs(stage: StagePlan, block: ModelBlock) -> float:
+    """Returns the bytes of half of the outputs of a layer's matrices, and of attention's."""
+    split, whole = 0.0, float(stage.architecture.heads and stage.architecture.hidden)
+    for weight in block.weights:
+        if not weight.expert and len(weight.shape) == 2:
+            if weight.split == 0:
+                split += weight.shape[0] / 2
+            else:
+                whole += weight.shape[0] / 2
+    if block.moe:
+        visits = stage.architecture.top_k
+        whole += stage.architecture.hidden * visits / 2
+        split += stage.architecture.expert_columns * visits
+    if stage.layout.sequence_parallel:
+        return 2 * (whole + split) / stage.layout.tp * _token_bytes(stage)
+    return 2 * (whole + split / stage.layout.tp) * _token_bytes(stage)
+
+
+def _layer_bytes(stage: StagePlan, block: ModelBlock) -> float:
+    """Returns the bytes of a layer's activations."""
+    hidden, tp = stage.architecture.hidden, stage.layout.tp
+    # Columns of the tensors that are kept: those that tp divides, and those that it does not.
+    split, whole = 0.0, 0.0
+    norms = {weight.name.rsplit(".", 1)[0] for weight in block.weights if weight.norm}
+    for weight in block.weights:
+        if weight.expert or len(weight.shape) != 2:
+            continue
+        if weight.split is None:
+            whole += min(weight.shape)
+            continue
+        # The output of what is split by its output columns (queries, keys, values, gate, up),
+        # and the input of what is split by its input columns (attention's output, product).
+        columns = weight.shape[weight.split]
+        # A norm of the queries or keys keeps its own input, too.
+        normed = weight.name.removesuffix("_proj.weight") + "_norm" in norms
+        split += columns * (2 if normed else 1)
+    of_heads = sum(name.endswith((".q_norm", ".k_norm")) for name in norms)
+    whole += hidden * (len(norms) - of_heads + 2)  # norms' inputs, and those of both halves
+    if block.moe:
+        # Each visit of an expert keeps its input and output, and three tensors of the expert's
+        # columns, as gated feed-forward blocks do.
+        capacity = stage.options.layers.capacity
+        visits = stage.architecture.top_k * (1.0 if capacity is None else capacity)
+        whole += 2.0 * hidden * visits
+        split += 3.0 * visits * stage.architecture.expert_columns
+    whole, split = 2 * whole, 2 * split  # bytes of a token
+    if stage.layout.sequence_parallel:
+        return (whole + split) / tp * _token_bytes(stage)
+    return (whole + split / tp) * _token_bytes(stage)

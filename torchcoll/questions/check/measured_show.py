@@ -1,0 +1,220 @@
+"""The first sentence about a run: what was measured, unless a verdict comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torchcoll.core.answer import Answer
+from torchcoll.core.case import DIMENSIONS
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import one_line
+from torchcoll.core.summary import Row, median
+from torchcoll.core.units import (
+    counted,
+    format_digits,
+    format_factor,
+    format_ns,
+    format_size,
+    shorten,
+    shorten_list,
+)
+from torchcoll.questions.check.judging import Verdict
+from torchcoll.questions.check.limits import NO_REFERENCE, PASS, WORDS, case_text, correct_text
+from torchcoll.report.columns import distinct_values
+from torchcoll.report.header import kind_texts
+from torchcoll.report.many import median_rows
+
+_REASONS = 3  # that several runs have, in one sentence
+_LEAST = 0.01  # GB/s: below it the time alone says something
+_KIND = tuple(name for name in DIMENSIONS if not name.startswith("size"))
+
+
+def run_answer(verdict: Verdict, rows: Sequence[Row], bimodal: int = 0) -> Answer:
+    """The answer of ``show``: a verdict if something judged the run; else what was measured, then
+    the warnings, and last that there is no reference.
+
+    bimodal: the number of the rows whose calls form two clusters.
+    """
+    answer = verdict.answer
+    measured = measured_answer(rows)
+    if verdict.judged or measured is None:
+        return answer
+    warnings = [str(phrase) for phrase in verdict.phrases if phrase.word not in (NO_REFERENCE, "")]
+    absent = [str(phrase) for phrase in verdict.phrases if phrase.word == NO_REFERENCE]
+    details = [phrase.text for phrase in verdict.phrases if not phrase.word]
+    noun = "case" if measured.many else "size"
+    details += [f"{counted(bimodal, noun)} bimodal"] if bimodal else []
+    return replace(
+        measured,
+        level=answer.level,
+        worst=answer.worst,
+        details=(*measured.details, *details, *warnings, *absent),
+    )
+
+
+def runs_answer(
+    names: Sequence[str],
+    verdicts: Sequence[Verdict],
+    rows_by_run: Sequence[Sequence[Row]],
+    pooled: bool,
+) -> Answer:
+    """The answer of ``show`` about several runs: how many have which verdict, where something was
+    judged; what they measured; and last that there is no reference.
+
+    names: of the runs, of which paths are shortened to their files where these differ. pooled: the
+    runs measured the same cases, and the answer is about medians over them.
+    """
+    files = [name.rpartition("/")[2] for name in names]
+    names = files if len(set(files)) == len(files) else names
+    every = [row for rows in rows_by_run for row in rows]
+    details, rows = [], every
+    if pooled:
+        rows, spreads = median_rows(rows_by_run)
+        if spreads:
+            worst = max(range(len(rows)), key=spreads.__getitem__)
+            details.append(
+                f"between runs a case varies by {format_factor(median(spreads))} (median), at most "
+                f"{format_factor(spreads[worst])} ({case_text(rows[worst])})"
+            )
+    measured = measured_answer(rows, len(names) if pooled else 1)
+    with_data = [
+        row for row in every if row.status == "ok" and COLLECTIVES[row.collective].has_data
+    ]
+    details += [text] if (text := correct_text(with_data, "result")) else []
+    absent = dict.fromkeys(
+        str(phrase)
+        for verdict in verdicts
+        for phrase in verdict.phrases
+        if phrase.word == NO_REFERENCE
+    )
+    answer = over_all(list(zip(names, verdicts, strict=True)), measured is None)
+    if measured is None:
+        return answer
+    if answer.level and answer.level != "doubt":
+        return replace(answer, details=(measured.headline, *details))
+    before = "" if pooled else f"{counted(len(names), 'run')}: "
+    details = [*measured.details, *details, *([answer.subject] if answer.level else [])]
+    return replace(
+        measured,
+        before=before,
+        level=answer.level,
+        worst=answer.worst if answer.level else (),
+        details=(*details, *list(absent)[:1]),
+        counts=answer.counts,
+    )
+
+
+def over_all(named: Sequence[tuple[str, Verdict]], unjudged: bool = True) -> Answer:
+    """One answer over several runs, given as (name, verdict): how many have which, and the worst.
+
+    unjudged: whether it counts the runs without a reference.
+    """
+    results = [verdict.word for _, verdict in named]
+    counts = [
+        f"{results.count(result)} {result}"
+        for result in WORDS
+        if result in results and (unjudged or result != NO_REFERENCE)
+    ]
+    worst = next(result for result in WORDS if result in results)
+    of_worst = [(name, verdict.answer) for name, verdict in named if verdict.word == worst]
+    level = of_worst[0][1].level
+    text = ", ".join(counts) if level else "none judged"
+    before = f"{len(named)} runs{':' if level else ','} "
+    facts: dict[str, Any] = {
+        "counts": {result: results.count(result) for result in WORDS},
+        "before": before,
+    }
+    if worst == PASS:
+        return Answer(text, level, **facts)
+    facts["worst"] = tuple(name for name, _ in of_worst)
+    reasons: dict[str, list[str]] = {}
+    for name, answer in of_worst:
+        reason = answer.worst[0] if answer.worst else answer.headline
+        reasons.setdefault(reason, []).append(one_line(name))
+    if len(reasons) == 1 and (len(of_worst) > 1 or not level):
+        [reason] = of_worst[0][1].worst[:1] or reasons
+        return Answer(f"{text}: {reason}", level, **facts)
+    texts = [f"{shorten(names, 1)}: {why}" for why, names in list(reasons.items())[:_REASONS]]
+    left = sum(len(names) for names in list(reasons.values())[_REASONS:])
+    texts += [f"and {left} more"] if left else []
+    return Answer(f"{text} ({'; '.join(texts)})", level, **facts)
+
+
+def measured_answer(rows: Sequence[Row], runs: int = 1) -> Answer | None:
+    """What these rows measured: of one kind of case the time of its smallest size and the largest
+    bus bandwidth, of several kinds the largest bus bandwidth of each collective, or the range of
+    times where none is known. None if no row is right.
+
+    runs: the rows are medians over so many.
+    """
+    good = [row for row in rows if row.is_right and row.median_ns]
+    if not good:
+        return None
+    kinds = {tuple(getattr(row, name) for name in _KIND) for row in good}
+    several = len(kinds) > 1
+    answer = Answer(_subject(good, several), verb=_times_text(good, several), many=several)
+    wide = [row for row in good if (row.busbw_gbps or 0) >= _LEAST and row.clock != "issue"]
+    wide.sort(key=lambda row: -(row.busbw_gbps or 0.0))
+    if wide and not several:
+        scope = f"of busbw at {_size_text(wide[0].size_bytes)}"
+        verb = f"{answer.verb} and reaches {{}}"
+        answer = replace(answer, verb=verb, size=wide[0].busbw_gbps, unit="GB/s", scope=scope)
+    elif wide:
+        best = [*{row.collective: row for row in reversed(wide)}.values()]
+        best.sort(key=lambda row: -(row.busbw_gbps or 0.0))
+        varying = [name for name in ("backend", "ranks") if len(distinct_values(wide, name)) > 1]
+        cases = [
+            ", ".join([case_text(row), *(_value_text(row, name) for name in varying)])
+            for row in best
+        ]
+        texts = [
+            f"{format_digits(row.busbw_gbps or 0.0)} ({case})"
+            for row, case in zip(best[1:], cases[1:], strict=True)
+        ]
+        scope = ", ".join([f"of busbw ({cases[0]})", *shorten_list(texts, 2, "...")])
+        size = best[0].busbw_gbps
+        answer = replace(answer, verb="reach {}", size=size, unit="GB/s", scope=scope)
+    if runs > 1:
+        answer = replace(answer, scope=f"{answer.scope}, medians of {runs} runs".lstrip())
+    return answer
+
+
+def _times_text(rows: Sequence[Row], several: bool) -> str:
+    """``takes 537 us at 1K``, of several kinds ``take 53.9 us to 22.7 ms``."""
+    if several:
+        times = sorted(row.median_ns or 0.0 for row in rows)
+        texts = dict.fromkeys((format_ns(times[0], 3), format_ns(times[-1], 3)))
+        return f"take {' to '.join(texts)}"
+    smallest = min(rows, key=lambda row: row.size_bytes)
+    text = f"takes {format_ns(smallest.median_ns, 3)}"
+    sizes = {row.size_bytes for row in rows}
+    return text if len(sizes) == 1 else f"{text} at {_size_text(smallest.size_bytes)}"
+
+
+def _subject(rows: Sequence[Row], several: bool) -> str:
+    """``all_reduce on 2 gloo ranks``, ``64 cases of 4 collectives on 2 ranks of gloo and ccl``"""
+    names = distinct_values(rows, "collective")
+    what = ", ".join(names) if len(names) < 3 else f"{len(names)} collectives"
+    if several:
+        what = f"{counted(len(rows), 'case')} of {what}"
+    ranks = [str(count) for count in sorted(set(distinct_values(rows, "ranks"))) if count]
+    backends = [one_line(name) for name in distinct_values(rows, "backend") if name != "unknown"]
+    count = " to ".join(dict.fromkeys((ranks[0], ranks[-1]))) if ranks else ""
+    noun = "rank" if count == "1" else "ranks"
+    if len(backends) == 1:
+        where = " ".join(filter(None, (count, backends[0], noun)))
+    else:
+        of = f" of {' and '.join(backends)}" if backends else ""
+        where = f"{count} {noun}{of}".lstrip()
+    return f"{what} on {where}" if ranks or backends else what
+
+
+def _size_text(size_bytes: int) -> str:
+    return format_size(size_bytes) if size_bytes >= 1024 else f"{size_bytes} B"
+
+
+def _value_text(row: Row, name: str) -> str:
+    [text] = kind_texts([{name: getattr(row, name)}], (name,))
+    return text
