@@ -196,6 +196,8 @@ def begun(arguments, temporary):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(temporary)},
+        # Below nohup SIGHUP is ignored, and what is ignored stays so in children.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     ) as process:
         while process.poll() is None and not list(temporary.iterdir()):
             time.sleep(0.01)

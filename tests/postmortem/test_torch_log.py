@@ -265,15 +265,21 @@ def test_gloo_mismatch_without_a_rank_is_of_the_rank_that_aborted(tmp_path: Path
     assert [(e.rank, e.signal) for e in events(evidence, "exit", "killed")] == [(1, None)]
 
 
-def test_ranks_that_torchrun_ended_are_no_cause_without_its_warnings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["-9", "1"])
+def test_without_its_warnings_sigkill_is_torchruns_if_the_first_failure_is_none(
+    first: str, tmp_path: Path
+) -> None:
+    """After a rank that was killed, somebody may have killed the other ranks as well."""
     table = _KILLED[_KILLED.index("Failures:") :]
     second = table[table.index("[1]:") : table.index("-----", table.index("[1]:"))]
     second = second.replace("26706", "26709").replace("rank      : 8", "rank      : 7")
+    table = table.replace("-9 (pid: 26707)", f"{first} (pid: 26707)")
     evidence = read_log(tmp_path, table.replace("Failures:\n", f"Failures:\n{second}"))
+    kind, number = ("killed", 9) if first == "-9" else ("exit", None)
     assert [(e.kind, e.rank, e.signal) for e in evidence.events] == [
-        ("exit", 7, None),
-        ("exit", 8, None),
-        ("killed", 9, 9),
+        (kind, 7, number),
+        (kind, 8, number),
+        (kind, 9, number),
     ]
 
 

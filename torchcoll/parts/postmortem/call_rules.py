@@ -95,6 +95,25 @@ def _late(facts: job_facts.JobFacts) -> set[int]:
     return {rank for rank in facts.late_complaints if calls.get(rank) not in usual}
 
 
+def survived_differences(facts: job_facts.JobFacts) -> list[str]:
+    """The first call of each group that ranks made differently, and that completed nevertheless:
+    some backends add up what they get, whatever it is.
+    """
+    texts = []
+    for group in facts.standings.groups.values():
+        difference = find_difference(group, survived=True)
+        if difference is not None and difference.what in ("collective", "size", "dtype"):
+            kinds = [
+                f"{diagnosis.describe_call(call)} on {diagnosis.ranks_text(ranks)}"
+                for call, ranks in zip(difference.calls, difference.ranks, strict=True)
+            ]
+            texts.append(
+                f"but call {difference.number} of group {diagnosis.group_name(group)} differs in "
+                f"{difference.what}: {', '.join(kinds[:2])}: its result may be wrong"
+            )
+    return texts
+
+
 def _of_difference(facts: job_facts.JobFacts, difference: CallDifference) -> diagnosis.Diagnosis:
     group, number = difference.group, difference.number
     culprits = difference.minority or difference.all_ranks

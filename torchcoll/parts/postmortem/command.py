@@ -19,7 +19,11 @@ def postmortem_arguments(parser: argparse.ArgumentParser) -> None:
         "kernel, NCCL Inspector, py-spy dumps, captures; or one such file",
     )
     add("--job", metavar="NAME", help="report only this one of several jobs in the folder")
-    add("--format", default="table", help="table (default), markdown or json")
+    add(
+        "--format",
+        default="table",
+        help="table (default), markdown, json, or line: one line for a pager",
+    )
 
 
 def run_postmortem(options: argparse.Namespace) -> ExitCode:

@@ -15,7 +15,7 @@ from torchcoll.parts.postmortem.diagnosis import (
     rank_names,
     remedy_of,
 )
-from torchcoll.parts.postmortem.evidence import RAS_KINDS, JobEvidence
+from torchcoll.parts.postmortem.evidence import LOGS, RAS_KINDS, JobEvidence
 from torchcoll.parts.postmortem.job_facts import (
     JobFacts,
     name_most_common_wait,
@@ -45,6 +45,7 @@ def what_to_collect(job: JobEvidence, diagnosis: Diagnosis, standings: Standings
             lines.append(_WHAT_ENDED)
         return lines
     logged = {event.rank for event in job.events if event.kind not in RAS_KINDS}
+    logged |= {rank for file in job.files if file.what in LOGS for rank in file.ranks}
     missing = [rank for rank in standings.ranks if rank not in standings.recorded]
     reliable = any(call.reliable_state for call in job.calls)
     if not standings.recorded or not reliable:
@@ -75,7 +76,10 @@ def _has_endings(job: JobEvidence, diagnosis: Diagnosis) -> bool:
 
 
 _MOST_LINES = 4  # of one kind
-_UNDECIDED = ("killed", "out_of_memory", "disk_full", "node_failed", "exception", "exit", "stack")
+_UNDECIDED = (
+    *("killed", "out_of_memory", "disk_full", "node_failed", "exception", "exit", "stack"),
+    "warning",
+)
 
 
 def diagnose(job: JobEvidence) -> Diagnosis:
@@ -99,6 +103,7 @@ def diagnose(job: JobEvidence) -> Diagnosis:
         absence_rules.left_nothing,
         text_rules.missing_from_reports,
         end_rules.link,
+        text_rules.raised_by_a_rank,
         text_rules.hinted_by_text,
         end_rules.canceled,
         end_rules.ended_well,
@@ -116,6 +121,8 @@ def diagnose(job: JobEvidence) -> Diagnosis:
     if not diagnosis.nodes:
         named = [job.nodes[rank] for rank in diagnosis.culprits if rank in job.nodes]
         diagnosis.nodes = tuple(dict.fromkeys(named))
+    if diagnosis.kind == "none":
+        diagnosis.details += call_rules.survived_differences(facts)
     _add_complaints(facts, diagnosis)
     _add_ras(facts, diagnosis)
     _add_contradictions(facts, diagnosis)

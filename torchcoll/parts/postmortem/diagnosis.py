@@ -250,6 +250,7 @@ def remedy_of(diagnosis: Diagnosis) -> str:
         entry = known_text(quoted[0]) if quoted else None
         if entry is not None and not entry.weak and "{" not in entry.remedy:
             return entry.remedy
+    quoted = quoted or texts
     if kind == "exception" and quoted and (place := re.search(r" \[(\S+:\d+) \S+\]$", quoted[0])):
         return f"fix {place[1]}"
     if kind == "killed":
@@ -267,6 +268,9 @@ def remedy_of(diagnosis: Diagnosis) -> str:
         )
     if kind in _REMEDIES:
         return _REMEDIES[kind]
+    if kind == "stopped" and diagnosis.culprits:
+        names = rank_names(diagnosis.job, diagnosis.culprits)
+        return f"look at what {names} did: log, node, and while it hangs its stack (py-spy dump)"
     return f"collect {diagnosis.collect_next[0]}" if diagnosis.collect_next else ""
 
 

@@ -44,6 +44,7 @@ EVENT_KINDS = (
     "warning",  # of NCCL or oneCCL, that no other kind fits
     "all_answered",  # NCCL's RAS got an answer from all ranks, and has nothing to report
 )
+LOGS = ("stderr", "stdout", "log")  # kinds of files in which a rank itself speaks
 # Errors of a rank itself, which end it if nobody handles them.
 ENDED_BY_ITSELF = ("exception", "out_of_memory", "disk_full")
 # What RAS says of a rank. It is not what the rank itself, or its launcher, writes.
@@ -177,7 +178,7 @@ class LogTexts:
     waits: rank -> the calls that its watchdog found unfinished: (number, 0 if unknown; collective).
     reporting: ranks of which any line of a watchdog or a failed call is. seen: ranks that any line
     names as its writer; seen_local: the same of ranks of a host, as torchrun --tee names them.
-    asides: clauses.
+    asides: clauses. last_progress: path -> last line that shows that a rank trains on.
     """
 
     findings: list[TextMatch] = field(default_factory=list)
@@ -186,6 +187,7 @@ class LogTexts:
     seen: set[int] = field(default_factory=set)
     seen_local: set[int] = field(default_factory=set)
     asides: list[str] = field(default_factory=list)
+    last_progress: dict[str, int] = field(default_factory=dict)
 
     def add(self, other: LogTexts) -> None:
         """Take over what another file of the job says."""
@@ -196,6 +198,7 @@ class LogTexts:
         self.reporting |= other.reporting
         self.seen |= other.seen
         self.seen_local |= other.seen_local
+        self.last_progress |= other.last_progress
         self.asides += [text for text in other.asides if text not in self.asides]
 
     def __bool__(self) -> bool:

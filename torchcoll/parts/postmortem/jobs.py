@@ -17,12 +17,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchcoll.core.opening import common_folder
-from torchcoll.parts.postmortem.evidence import GroupSeen, JobEvidence
+from torchcoll.parts.postmortem.evidence import LOGS, GroupSeen, JobEvidence
 
 # Kinds of identities of which a job can have several: one for each process group, for example.
 _SEVERAL_IN_ONE_JOB = {"communicator", "host", "pod", "step"}
-# Kinds of files, and of events, in which a rank itself speaks.
-_LOGS = ("stderr", "stdout", "log")
+# Kinds of events in which a rank itself speaks.
 _SAID_BY_THE_RANK = ("exception", "timeout", "peer_lost", "mismatch")
 _DAY_NS = 86_400 * 10**9
 # Two sources record a call within this time of each other, and most calls that are so near are the
@@ -74,9 +73,9 @@ class _Cluster:
             cluster.attempts.add(file.attempt)
         folder = os.path.dirname(file.shown)
         for seen in evidence.files:
-            what = "log" if seen.what in _LOGS else seen.what
+            what = "log" if seen.what in LOGS else seen.what
             cluster.sources |= {(folder, what, rank) for rank in seen.ranks}
-        is_log = any(seen.what in _LOGS for seen in evidence.files)
+        is_log = any(seen.what in LOGS for seen in evidence.files)
         file_ranks = {rank for seen in evidence.files for rank in seen.ranks}
         for event in evidence.events if is_log else ():
             if event.rank is not None and event.kind in _SAID_BY_THE_RANK:

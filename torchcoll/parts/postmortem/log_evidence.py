@@ -29,7 +29,7 @@ from torchcoll.parts.postmortem.evidence import (
     rank_of_path,
 )
 from torchcoll.parts.postmortem.nccl_log import RasText
-from torchcoll.parts.postmortem.text_rules import read_texts
+from torchcoll.parts.postmortem.text_rules import PROGRESS, read_texts
 from torchcoll.parts.postmortem.texts import TEXTS, kind_of
 
 HANDLERS: tuple[log_lines.Handler, ...] = (
@@ -47,9 +47,8 @@ _FOREIGN = (
 )
 _BINARY = bytes(b for b in range(32) if b not in b"\t\n\r\x0c\x08\x1b\x07")
 _MOST_BINARY = 0.02
-# A line that shows that its rank trains on, and how many lines are looked at for one.
-_PROGRESS = re.compile(rb"\b(?:step|iter(?:ation)?|epoch|batch|INFO)\b|it/s\b", re.IGNORECASE)
-_MOST_PROGRESS_LINES = 100_000
+_MOST_PROGRESS_LINES = 100_000  # that are looked at
+_PROGRESS = re.compile(PROGRESS.pattern.encode(), PROGRESS.flags & re.IGNORECASE)
 
 
 def recognizes(path: Path, begin: bytes) -> bool:
@@ -133,7 +132,7 @@ def _scan(scan: log_lines.LogScan, path: Path, reader: log_lines.LineReader) -> 
         for literal, pattern, handle in HANDLERS:
             if literal in text and (match := pattern.search(text)):
                 handle(scan, line, match)
-    for part in (tracebacks, nccl, ras, pod, banner):
+    for part in (tracebacks, table, nccl, ras, pod, banner):
         part.end()
     _settle(scan)
     scan.evidence.events = _without_survived(scan.evidence.events, path, reader, scan)

@@ -306,7 +306,8 @@ class LogScan:
     name, '' where there is none. wanted: how many further lines are read whatever they contain.
     terminated: pid -> line in which torchrun says that it ended the process itself. exits: pid ->
     event of torchrun that does not name the rank. tasks: events of Slurm's tasks. tasks_are_ranks:
-    whether these are ranks, and not torchrun's agents. step_ends: whether Slurm is ending the step.
+    whether these are ranks, and not torchrun's agents. closing: whether lines say which processes
+    torchrun ended. step_ends: whether Slurm is ending the step.
     oom_pids: processes that the kernel killed for their memory.
     """
 
@@ -319,6 +320,7 @@ class LogScan:
     exits: dict[int, JobEvent] = field(default_factory=dict)
     tasks: list[JobEvent] = field(default_factory=list)
     tasks_are_ranks: bool = True
+    closing: bool = False
     step_ends: bool = False
     oom_pids: set[int] = field(default_factory=set)
     # Rank of the world minus rank on the host, of lines that have both.

@@ -16,7 +16,7 @@ from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid
 
 SCHEMA = "torchcoll-postmortem/1"
-FORMATS = ("table", "markdown", "json")
+FORMATS = ("table", "markdown", "json", "line")
 NO_NAME = "(no name)"  # of a job, as --job takes it
 _LEFT_OUT = 5  # files that are named
 _MOST_TEXTS = 50
@@ -30,6 +30,11 @@ def show_postmortem(
 ) -> None:
     """Print the diagnoses; of several jobs those that failed first."""
     diagnoses = sorted(diagnoses, key=_urgency)
+    if format == "line":
+        for diagnosis in diagnoses:
+            name = one_line(diagnosis.job.name)
+            print(f"{name}: " * bool(name) + answer_of(diagnosis, folder).text, file=file)
+        return
     titled = []
     for diagnosis in diagnoses:
         title, answer = "", answer_of(diagnosis, folder)
@@ -57,7 +62,7 @@ def _urgency(diagnosis: Diagnosis) -> int:
 def answer_of(diagnosis: Diagnosis, folder: FolderEvidence) -> Answer:
     level = "bad"
     if diagnosis.kind == "none":
-        level = "good"
+        level = "doubt" if diagnosis.details else "good"
     elif diagnosis.kind == "unknown" or not (diagnosis.culprits or diagnosis.nodes):
         level = "doubt"
     worst = tuple(f"rank {rank}" for rank in diagnosis.culprits)

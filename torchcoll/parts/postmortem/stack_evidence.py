@@ -154,7 +154,7 @@ _FATAL_SIGNALS = {
 
 # Exceptions of launchers, which report what happened to a rank in their own words.
 _OF_LAUNCHER = re.compile(
-    r"ChildFailedError|SignalException|CalledProcessError|ProcessExitedException|ProcessRaisedException|RendezvousGracefulExitError"
+    r"ChildFailedError|SignalException|CalledProcessError|ProcessExitedException|ProcessRaisedException|Rendezvous\w+Error"
 )
 # Ends of a program that are none.
 _NO_ERROR = re.compile(r"(?:SystemExit(?:: 0)?|StopIteration|GeneratorExit)$")
@@ -375,21 +375,24 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     return [evidence] if evidence.events else []
 
 
+_OUTERMOST = ("<module>", "_run_module_as_main")
 _Stack = tuple["int | None", "int | None", str, list[Frame]]  # line, pid, command line, frames
 
 
 def _text_stacks(text: str) -> Iterator[_Stack]:
-    """The stack of the main thread of each process: that with its name, or else the last one whose
-    outermost frame is a module.
+    """The stack of the main thread of each process: that with its name, or else the one whose
+    outermost frame is a module. faulthandler writes no names, and the oldest thread last.
     """
     pid: int | None = None
     command = ""
     threads: list[tuple[int, str, list[Frame]]] = []
+    is_faulthandler = False
 
     def main() -> Iterator[_Stack]:
         named = [thread for thread in threads if thread[1] == "MainThread"]
-        modules = [t for t in threads if t[2] and t[2][-1].function == "<module>"]
-        for line, _, frames in [*named, *modules, *threads[:1]][:1]:
+        modules = [t for t in threads if t[2] and t[2][-1].function in _OUTERMOST]
+        oldest = threads[-1:] if is_faulthandler else threads[:1]
+        for line, _, frames in [*named, *modules, *oldest][:1]:
             yield line, pid, command, frames
 
     for number, line in enumerate(text.splitlines(), 1):
@@ -401,6 +404,7 @@ def _text_stacks(text: str) -> Iterator[_Stack]:
             threads.append((number, match[3] or "", []))
         elif _FAULT_THREAD.match(line):
             threads.append((number, "", []))
+            is_faulthandler = True
         elif threads and len(threads[-1][2]) < _MOST_SPY_FRAMES:
             if match := _SPY_FRAME.match(line):
                 where = int(match[3]) if match[3] else None

@@ -273,8 +273,11 @@ def _differ(a: CallSeen, b: CallSeen) -> str:
     return ""
 
 
-def find_difference(group: GroupStanding) -> CallDifference | None:
-    """The first call of the group that its ranks made differently, if they did not go on alike."""
+def find_difference(group: GroupStanding, survived: bool = False) -> CallDifference | None:
+    """The first call of the group that its ranks made differently, if they did not go on alike.
+
+    survived: also if they did.
+    """
     by_number: dict[int, list[int]] = defaultdict(list)
     for rank, calls in sorted(group.calls.items()):
         for number in calls:
@@ -283,6 +286,9 @@ def find_difference(group: GroupStanding) -> CallDifference | None:
     differing = [number for number in numbers if _any_differ(group, number, by_number[number])]
     if not differing:
         return None
+    if survived:
+        number = differing[0]
+        return _difference(group, number, {r: group.calls[r][number] for r in by_number[number]})
     last = differing[-1]
     alike_after = [
         [group.calls[rank][number] for rank in by_number[number]]

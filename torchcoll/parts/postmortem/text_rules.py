@@ -16,8 +16,8 @@ from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import one_line
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.units import plural
-from torchcoll.parts.postmortem.diagnosis import Diagnosis, EvidenceLine, ranks_text
-from torchcoll.parts.postmortem.evidence import LogTexts, Place, TextMatch
+from torchcoll.parts.postmortem.diagnosis import Diagnosis, EvidenceLine, ranks_text, shortened
+from torchcoll.parts.postmortem.evidence import ENDED_BY_ITSELF, LogTexts, Place, TextMatch
 from torchcoll.parts.postmortem.job_facts import JobFacts
 from torchcoll.parts.postmortem.texts import KILLED, TEXTS, Text
 from torchcoll.reading.torch_names import torch_collective
@@ -26,6 +26,9 @@ _MOST_BYTES = 32 << 20  # of a file: its first and its last half of that
 _MOST_MATCHES = 10_000
 _NEAR = 400  # characters after a text in which torch's watchdog repeats it with its rank
 _EXCERPT = 160
+_WENT_ON = 50  # lines of progress after an exception that somebody must have handled
+# A line that shows that its rank trains on.
+PROGRESS = re.compile(r"\b(?:step|iter(?:ation)?|epoch|batch|INFO)\b|it/s\b", re.IGNORECASE)
 # What stands beside a finding and is worth a clause: a pattern, and what it says.
 _ASIDE = (
     (
@@ -82,6 +85,9 @@ def read_texts(path: Path, shown: str) -> LogTexts:
             texts.seen.add(int(match[1]))
     texts.reporting |= texts.waits.keys()
     texts.seen_local = {int(rank) for rank in set(_LOCAL.findall(text))}
+    tail = max(0, len(text) - _END)
+    if steps := [*_matches(PROGRESS, text[tail:])]:
+        texts.last_progress[shown] = text.count("\n", 0, tail + steps[-1].start()) + 1
     for pattern, says in _ASIDE:
         if matches := [*_matches(pattern, text[-_END:])]:
             texts.asides.append(one_line(says.format(*matches[-1].groups())))
@@ -121,6 +127,8 @@ def _finding(text: Text, match: re.Match[str], content: str, shown: str) -> Text
     end = content.find("\n", match.end())
     line = content[begin : end if end >= 0 else len(content)]
     before = content[begin : match.end()]
+    if line[:1].islower() and begin:  # a terminal wrapped the line
+        before = content[content.rfind("\n", 0, begin - 1) + 1 : match.end()]
     rank = _writer(before, content[match.end() : match.end() + _NEAR])
     processes = [*_NCCL_PROCESS.finditer(before)]
     process = processes[-1] if processes else None
@@ -169,6 +177,23 @@ def hinted_by_text(facts: JobFacts) -> Diagnosis | None:
     return _of_findings(facts, findings)
 
 
+def raised_by_a_rank(facts: JobFacts) -> Diagnosis | None:
+    """An exception that no line attributes to a rank, after which no rank went on for long."""
+    last = facts.job.texts.last_progress
+    events = [
+        event
+        for event in facts.job.events_of(*ENDED_BY_ITSELF)
+        if event.rank is None and event.pid is None and event.fatal is not None
+        if (event.place.line or 0) + _WENT_ON > last.get(event.place.path, 0)
+    ]
+    if not events or facts.events.complaining or facts.job.texts.waits:
+        return None
+    result = Diagnosis(facts.job, kind=events[0].kind, certainty="likely")
+    result.says = f"a rank ended with {shortened(events[0].text, 120)}"
+    result.evidence += [EvidenceLine(event.text, event.place) for event in events[:3]]
+    return result
+
+
 def _of_findings(facts: JobFacts, findings: Sequence[TextMatch]) -> Diagnosis | None:
     if not findings:
         return None
@@ -200,6 +225,8 @@ def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
     who = ranks_text(ranks) if ranks else "a rank"
     if not ranks and first.device:
         who = f"GPU {first.device} of {first.host}"
+    elif not ranks and (process := re.search(r"\(\w+ pid=(\d+)", first.excerpt)):
+        who = f"process {process[1]}"
     filled = next((group for group in first.groups if group), "")
     number = next((int(group) for group in reversed(first.groups) if group.isdigit()), 0)
     host = first.host or (filled if first.text.cause == "peer lost" else "the node")

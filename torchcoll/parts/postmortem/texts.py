@@ -109,6 +109,12 @@ TEXTS = (
     ),
     _text(
         "shared memory",
+        r"NCCL WARN Call to (?:shm_)?open failed ?: Permission denied",
+        "NCCL is not allowed to write to /dev/shm",
+        "give the user of the job access: chmod 1777 /dev/shm",
+    ),
+    _text(
+        "shared memory",
         r"failed to extend /dev/shm/|Error while creating shared memory segment"
         r"|posix_fallocate failed : No space left|insufficient shared memory \(shm\)",
         "/dev/shm is full",
@@ -283,6 +289,23 @@ TEXTS = (
         r"oom[-_]kill(?:er)?[ :]|Out of memory: Killed process|oom[-_]kill event|OOMKilled",
         "the kernel killed a process because the host's memory was full",
         _HOST_MEMORY,
+    ),
+    _text(
+        "shared memory",
+        r"Error while attaching to shared memory segment /dev/shm/\S+ .{0,40}No such file",
+        "a rank did not find the shared memory of another rank of its host in /dev/shm",
+        "look whether that rank ended first, and whether all ranks of the host see one /dev/shm: "
+        "containers need --ipc=host",
+        weak=True,
+    ),
+    _text(
+        "out of memory",
+        r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) "
+        r"(?:is killed by signal: Killed|exited unexpectedly)",
+        "a data-loader worker of {rank} was killed, mostly because the host's memory is full",
+        "look for the out-of-memory killer (dmesg -T | grep -i oom), and use fewer data-loader "
+        "workers",
+        "writer",
     ),
     _text(
         "disk full",

@@ -144,7 +144,7 @@ def _loader(scan: LogScan, line: Line, match: re.Match[str]) -> None:
 
 
 def _closing(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    scan.tasks_are_ranks = False
+    scan.tasks_are_ranks, scan.closing = False, True
     scan.terminated.setdefault(int(match[1]), line)
 
 
@@ -204,13 +204,14 @@ _SENT = (-signal.SIGTERM, -signal.SIGKILL)
 
 
 class FailureTable:
-    """Reads torchrun's table of the ranks that failed."""
+    """Reads torchrun's table of the ranks that failed. Its last row is the first failure."""
 
     def __init__(self, scan: LogScan) -> None:
         self.scan = scan
         self._fields: dict[str, str] = {}
         self._root = False
-        self._inferred: set[int] = set()  # processes that torchrun must have ended
+        self._rows: list[tuple[Line, dict[str, str]]] = []
+        self._first: dict[str, str] = {}
 
     def read(self, line: Line) -> bool:
         if line.text.startswith(("Root Cause (", "Failures:")):
@@ -224,31 +225,41 @@ class FailureTable:
         self._fields[match[1]] = match[2].strip()
         self.scan.want(40)
         if match[1] == "traceback":
-            self._row(line)
+            self._rows.append((line, self._fields))
             self._fields = {}
+            if self._root:
+                self.end()
         return True
 
-    def _row(self, line: Line) -> None:
+    def end(self) -> None:
+        """Add the rows of a table that is complete, or that the file does not have to its end."""
+        self._first = self._rows[-1][1] if self._root and self._rows else {}
+        for line, fields in self._rows:
+            self._row(line, fields, self._first.get("exitcode", ""))
+        self._rows, self._root = [], False
+
+    def _row(self, line: Line, fields: dict[str, str], root: str) -> None:
         scan = self.scan
-        ranks = _ROW_RANK.match(self._fields.get("rank", ""))
-        codes = _ROW_CODE.match(self._fields.get("exitcode", ""))
+        ranks = _ROW_RANK.match(fields.get("rank", ""))
+        codes = _ROW_CODE.match(fields.get("exitcode", ""))
         if not ranks or not codes:
             return
         scan.tasks_are_ranks = False
-        rank, pid, node = int(ranks[1]), int(codes[2]), self._fields.get("host", "")
+        rank, pid, node = int(ranks[1]), int(codes[2]), fields.get("host", "")
         scan.process(rank, pid, node)
         scan.local_offsets.add(rank - int(ranks[2]))
-        text = f"rank {ranks[0]}, exitcode {self._fields['exitcode']}: {self._fields['traceback']}"
-        text = f"first observed failure: {text}" if self._root else text
+        text = f"rank {ranks[0]}, exitcode {fields['exitcode']}: {fields['traceback']}"
+        text = f"first observed failure: {text}" if fields is self._first else text
         event = scan.exits.pop(pid, None)
         if event is not None:
             scan.replace(event, rank=rank, node=node, text=text)
             return
         code = int(codes[1])
-        if code in _SENT and not self._root and scan.terminated.keys() <= self._inferred:
-            # The lines that say so are missing.
-            self._inferred.add(pid)
-            scan.terminated[pid] = line
+        # Without its lines: if the first that failed had got SIGKILL as well, somebody may have
+        # killed them all.
+        sent = code in _SENT and (code == -signal.SIGTERM or not root.startswith("-9 "))
+        if sent and fields is not self._first and not scan.closing:
+            scan.terminated.setdefault(pid, line)
         _exit(scan, line, code, pid, rank, node, text)
 
 
