@@ -74,8 +74,8 @@ class FittedModel(Displayed):
             text += f" (half of the kinds: {format_factor(median(off))})" * (len(entries) > 1)
             details.append(f"{text}, which is poor" if max(off) >= _POOR else text)
         if len(laws) < len(entries):
-            which = f"for other numbers of ranks only in {len(laws)} of them"
-            details.append(which if laws else "for no other number of ranks")
+            which = f"only {len(laws)} of them predict other numbers of ranks"
+            details.append(which if laws else "it predicts no other number of ranks")
         if assumed := sum(not law.supported for law in laws):
             details.append(
                 f"in {assumed} of them the law over ranks is assumed, not supported by the data"
