@@ -41,8 +41,7 @@ COMMANDS = {
     "cold base": COMPUTED,
     "scaling base": FITTED,
     "curve base": FITTED,
-    "fleet base": COMPUTED,
-    "history base": COMPUTED,
+    "nightly base --night last": {*COMPUTED, "sqlalchemy"},
     "model fit base": {*FITTED, "scipy.interpolate"},
     "collect base --into x.db": {"sqlalchemy"},
 }

@@ -21,11 +21,11 @@ from torchcoll.core.parts import functions_of
 from torchcoll.core.stdin import from_stdin, is_stdin
 
 # The most urgent first: a dead job is told before what it measured.
-_URGENCY = ("postmortem", "pairs", "show", "trace", "history", "plan", "log")
+_URGENCY = ("postmortem", "pairs", "show", "trace", "nightly", "plan", "log")
 _MOST_FILES = 1000  # of a folder
 _EXCERPT = 100  # characters of a file that is not recognised
 # Commands that take one file, with their arguments before it; the others take all files at once.
-_BY_FILE = {"plan": ["--ranks", "8", "--config"]}
+_BY_FILE = {"plan": ["--ranks", "8", "--config"], "nightly": ["--night", "last"]}
 
 _OF_FOLDERS = ("postmortem",)  # the files of a dead job belong together
 

@@ -10,10 +10,10 @@ from handmade import MIB, case, result, run
 from made_pairs import pairs_run
 from made_runs import measured
 from made_runs import run as launch
+from torchcoll.parts.fleet.changes_over_time import PanelHistory
 
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.soak_windows import SoakCase, SoakWindow
-from torchcoll.parts.fleet.changes_over_time import PanelHistory
 from torchcoll.parts.fleet.nights_page import nights_charts
 from torchcoll.parts.fleet.panel import Panel, baseline_nights, deviations, split_fleet_and_nodes
 from torchcoll.questions.comparison.compare import compare
