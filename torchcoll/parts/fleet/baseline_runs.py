@@ -15,6 +15,7 @@ import pandas as pd
 from torchcoll.core.errors import UnusableError, UsageError, one_line
 from torchcoll.core.units import counted, format_change, plural, shorten
 from torchcoll.parts.fleet import good_runs
+from torchcoll.parts.fleet.judging import runs_of_incidents
 from torchcoll.parts.fleet.noise import Floats, quiet_median
 from torchcoll.parts.fleet.peers import outlying
 from torchcoll.parts.fleet.records import FAILED, WRONG, CaseKey
@@ -31,6 +32,7 @@ from torchcoll.stats.distributions import kendall_p, median_slope
 
 _ERROR = 0.01  # probability that a healthy run of a set is left out as slow
 _DAY_US = 86_400_000_000
+_NIGHT_START_US = _DAY_US // 2
 _DRIFT_P = 0.01
 _DRIFT_LEAST = 0.01  # over the whole time: less is no warning
 _FEWEST_FOR_DRIFT = 8
@@ -107,6 +109,9 @@ def select_baselines(
     for index, reason in _failures(summaries).items():
         if usable[index]:
             leave_out(index, reason)
+    chosen = np.flatnonzero(usable)
+    for index, name in runs_of_incidents(summaries.select(usable), _NIGHT_START_US).items():
+        leave_out(int(chosen[index]), f"its node was slow ({name}, torchcoll nightly)")
     baselines: list[good_runs.Baseline] = []
     too_few: list[str] = []
     for stratum in np.unique(summaries.stratum).tolist():

@@ -6,7 +6,7 @@ are read. The last night is judged again when more of its runs have come; earlie
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,7 @@ from torchcoll.parts.fleet.sources import in_order
 from torchcoll.parts.fleet.wording import case_names
 
 _FIRST_US = -(1 << 60)  # before any run
+_THRESHOLD = 0.03  # of an incident that keeps runs out of a baseline
 _WrongByNight = Mapping[int, Mapping[str, str]]
 
 
@@ -302,12 +303,19 @@ class StoredJudgement:
             connection.execute(insert(MEMORY), [values])
 
 
-def faulty_nights(all_judged: Collection[Judged]) -> dict[str, list[tuple[int, int]]]:
-    """Node -> the nights, from and until, in which an incident of its own says it was slow."""
-    spans: dict[str, list[tuple[int, int]]] = {}
-    for judged in all_judged:
+def runs_of_incidents(summaries: series.Summaries, night_start_us: int) -> dict[int, str]:
+    """Index of a run -> the incident of its node in which it was made."""
+    nights = series.nights_of(summaries, night_start_us)
+    dated = nights[nights != series.NO_NIGHT]
+    if not len(dated):
+        return {}
+    found: dict[int, str] = {}
+    for judged in judge_summaries(summaries, night_start_us, _THRESHOLD, int(dated.max())):
         for each in judged.model.incidents:
-            if each.scope == "node":
-                until = each.ended if each.ended is not None else judged.model.night + 1
-                spans.setdefault(each.subject, []).append((each.levels[0].night, until))
-    return spans
+            if each.scope != "node" or each.subject not in summaries.nodes:
+                continue
+            until = judged.model.night + 1 if each.ended is None else each.ended
+            mine = summaries.node == list(summaries.nodes).index(each.subject)
+            mine &= (nights >= each.levels[0].night) & (nights < until)
+            found |= dict.fromkeys(np.flatnonzero(mine).tolist(), each.id)
+    return found

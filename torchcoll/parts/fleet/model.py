@@ -210,7 +210,7 @@ class FleetModel(FollowedIncidents):
             if about.staged:
                 left[: self.nights_back(night), row] = np.nan
         series = quiet_median(left, axis=1)
-        self.follow(about, series, index[0], 1.25 / math.sqrt(len(index)))
+        self.follow(about, series, index[0], 1.25 * math.sqrt(1 / len(index) + 1 / len(self.names)))
         if about.staged:
             names = tuple(self.names[n] for n in index)
             now = next(i for i in self.incidents if i.id == about.id)

@@ -4,7 +4,7 @@ which are missing, and which to drain.
 
 from __future__ import annotations
 
-import getpass
+import os
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -158,7 +158,7 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
         _check_age(paths, latest, night_start_us)
     acceptances = []
     if request.accept:
-        acceptances = [Acceptance(request.accept, _user(), request.why)]
+        acceptances = [Acceptance(request.accept, os.environ.get("USER", "unknown"), request.why)]
     notes: list[str] = []
     models: list[FleetModel] = []
     judged: list[Judged] = []
@@ -187,13 +187,6 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
         raise UsageError("accept", request.accept, "an open incident, or a change of one", choices)
     tonight = tonight.select(series.nights_of(tonight, night_start_us) == chosen)
     return _finding(tonight, overview, chosen, request, snapshots, notes, accepted, models)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a user id without a name
-        return "unknown"
 
 
 def _check_age(paths: Sequence[str], latest: int, night_start_us: int) -> None:

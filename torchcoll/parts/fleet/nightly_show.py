@@ -118,7 +118,7 @@ def _nodes_of(incident: Incident, finding: NightFinding) -> int:
 
 
 def _of_nodes(nodes: int, of: int) -> str:
-    return f"all {counted(nodes, 'node')}" if nodes >= of else f"{nodes} of {counted(of, 'node')}"
+    return f"All {counted(nodes, 'node')}" if nodes >= of else f"{nodes} of {counted(of, 'node')}"
 
 
 def answer_of(finding: NightFinding) -> Answer:
