@@ -31,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from made_lives import FIRST_NIGHT, KINDS, RACK, Fault, Life, made_life
 
-from torchcoll.parts.fleet.incident import Incident, Record
-from torchcoll.parts.fleet.judging import nights_of_panel
-from torchcoll.parts.fleet.model import FleetModel
+from torchcoll.parts.fleet.fleet_model import FleetModel
+from torchcoll.parts.fleet.incident import Incident, IncidentRecord
+from torchcoll.parts.fleet.night_judgements import nights_of_panel
 
 THRESHOLD, WEEK = 0.03, 7
 RISES = ("opened", "relapsed", "worse")
@@ -54,7 +54,7 @@ def rate(count: int, exposure: float) -> str:
     return f"{count / exposure:.1f} ({low / exposure:.1f} to {high / exposure:.1f})"
 
 
-def about(incident: Incident | Record, fault: Fault) -> bool:
+def about(incident: Incident | IncidentRecord, fault: Fault) -> bool:
     """Whether an incident is that of a fault."""
     subject = (
         incident.subject if isinstance(incident, Incident) else incident.incident.split("@")[0]

@@ -9,9 +9,9 @@ import pytest
 from made_fleet import made_fleet, made_summaries
 from made_lives import FIRST_NIGHT, KINDS, made_life
 
+from torchcoll.parts.fleet.fleet_model import FleetModel
 from torchcoll.parts.fleet.incident import OPEN
-from torchcoll.parts.fleet.judging import Acceptance, judge_summaries, nights_of_panel
-from torchcoll.parts.fleet.model import FleetModel
+from torchcoll.parts.fleet.night_judgements import Acceptance, judge_summaries, nights_of_panel
 from torchcoll.parts.fleet.records import summarise_run
 from torchcoll.parts.fleet.series import SummariesBuilder, format_night, overview_of
 from torchcoll.parts.fleet.snapshot import pack, unpack

@@ -27,10 +27,10 @@ from torchcoll.parts.fleet.baseline_runs import (
     select_baselines,
     versions_of,
 )
+from torchcoll.parts.fleet.change_text import case_names
 from torchcoll.parts.fleet.records import OK, CaseKey, RunSummary, summarise_run
 from torchcoll.parts.fleet.series import Summaries
 from torchcoll.parts.fleet.sources import summaries_of
-from torchcoll.parts.fleet.wording import case_names
 
 MARK = "torchcoll_baseline"  # the first key of the file: its version
 VERSION = 2

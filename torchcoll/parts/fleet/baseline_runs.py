@@ -15,7 +15,9 @@ import pandas as pd
 from torchcoll.core.errors import UnusableError, UsageError, one_line
 from torchcoll.core.units import counted, format_change, plural, shorten
 from torchcoll.parts.fleet import good_runs
-from torchcoll.parts.fleet.judging import runs_of_incidents
+from torchcoll.parts.fleet.change_text import case_names
+from torchcoll.parts.fleet.fleet_state import subsets_of
+from torchcoll.parts.fleet.night_judgements import runs_of_incidents
 from torchcoll.parts.fleet.noise import Floats, quiet_median
 from torchcoll.parts.fleet.peers import outlying
 from torchcoll.parts.fleet.records import FAILED, WRONG, CaseKey
@@ -26,8 +28,6 @@ from torchcoll.parts.fleet.series import (
     Summaries,
     format_night,
 )
-from torchcoll.parts.fleet.state import subsets_of
-from torchcoll.parts.fleet.wording import case_names
 from torchcoll.stats.distributions import kendall_p, median_slope
 
 _ERROR = 0.01  # probability that a healthy run of a set is left out as slow

@@ -1,6 +1,6 @@
 """Incidents are opened, followed and closed, by the evidence of the nights.
 
-The assumptions are on top of ``model.py``.
+The assumptions are on top of ``fleet_model.py``.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from torchcoll.parts.fleet import incident as incidents
-from torchcoll.parts.fleet.incident import Incident, Level, Record
+from torchcoll.parts.fleet.fleet_state import FEWEST_PEERS, LAG, NIGHTS, FleetState
+from torchcoll.parts.fleet.incident import Incident, IncidentRecord, Level
 from torchcoll.parts.fleet.noise import (
     WINDOW,
-    Evidence,
     Floats,
     Ints,
-    Noise,
+    SeriesNoise,
+    StepEvidence,
     clipped_mean,
     evidence,
     night_of_step,
     quiet_median,
 )
 from torchcoll.parts.fleet.series import format_night
-from torchcoll.parts.fleet.state import FEWEST_PEERS, LAG, NIGHTS, FleetState
 
 # Probability of an alarm per night and series if nothing changed.
 NODE_ERROR, FLEET_ERROR, BACK_ERROR = 6e-7, 1e-5, 1e-4
@@ -35,7 +35,7 @@ _WRONG_NIGHTS = 14  # nights with right results until an incident of wrong resul
 
 
 @dataclass(frozen=True)
-class Step:
+class FoundStep:
     """A step that was found; the fields are those of Incident.
 
     width: half of the 90 % interval of the level. cases [C]: whether a case is slower.
@@ -57,7 +57,7 @@ class Step:
 class FollowedIncidents(FleetState):
     """A fleet, its incidents, and what was said of them."""
 
-    def open(self, step: Step) -> Incident:
+    def open(self, step: FoundStep) -> Incident:
         """Opens an incident, or again one that ended lately."""
         earlier = [
             each
@@ -114,7 +114,9 @@ class FollowedIncidents(FleetState):
 
     def say(self, about: Incident, event: str, since: int, by: str = "", why: str = "") -> None:
         self.records.append(
-            Record(about.id, self.night, event, since, about.effect, about.low, about.high, by, why)
+            IncidentRecord(
+                about.id, self.night, event, since, about.effect, about.low, about.high, by, why
+            )
         )
 
     def follow(
@@ -136,8 +138,8 @@ class FollowedIncidents(FleetState):
         if len(nights) > len(reference) >= 2:
             level = float(clipped_mean(values[reference]))
             recent = len(nights) - len(reference)
-            found = self._evidence_of_one(values - level, node, subset, len(reference), recent)
-            if float(found.down[0, 0]) < -1:
+            results = self._evidence_of_one(values - level, node, subset, len(reference), recent)
+            if float(results.down[0, 0]) < -1:
                 return self._went_down(about, values, level, node, subset, reference)
         level = float(clipped_mean(values[nights]))
         width = narrower * self.width(node, subset, len(nights))
@@ -152,18 +154,18 @@ class FollowedIncidents(FleetState):
 
     def _evidence_of_one(
         self, values: Floats, node: int, subset: int, references: int, recent: int
-    ) -> Evidence:
+    ) -> StepEvidence:
         """As shares of the limit. recent: how many of the last nights with a run may be used."""
         scale, degrees, _, factors = self.noise_of(node)
-        noise = Noise(scale[None, [subset]], degrees[None, [subset]], factors)
+        noise = SeriesNoise(scale[None, [subset]], degrees[None, [subset]], factors)
         limits = noise.limits(BACK_ERROR)
         latest = values[-WINDOW:]
         finite = np.flatnonzero(np.isfinite(latest[::-1]))
         reach = finite[min(recent, len(finite)) - 1] + 1 if len(finite) and recent else 0
-        found = evidence(
+        results = evidence(
             latest[:, None, None], noise, limits, np.array([references]), np.array([reach])
         )
-        return Evidence(found.up / limits, found.down / limits)
+        return StepEvidence(results.up / limits, results.down / limits)
 
     def _went_down(
         self, about: Incident, values: Floats, level: float, node: int, subset: int, reference: Ints
@@ -267,7 +269,7 @@ class FollowedIncidents(FleetState):
             slow = self._slow_nodes(start, cases, level)
             changed = self.changed_on(set(slow.tolist()), since)
             names = tuple(self.names[n] for n in slow.tolist())
-            self.open(Step("fleet", "", names, since, level, width, cases, changed))
+            self.open(FoundStep("fleet", "", names, since, level, width, cases, changed))
             return
         good = int(np.isfinite(left[:start]).any(axis=1).sum())
         good = min(good, since - int(self.free_from[node]))
@@ -275,13 +277,13 @@ class FollowedIncidents(FleetState):
             good = max(good, int(self.seen[node]) - (NIGHTS - start))
         name = self.names[node]
         changed = self.changed_on({node}, since)
-        self.open(Step("node", name, (name,), since, level, width, cases, changed, good))
+        self.open(FoundStep("node", name, (name,), since, level, width, cases, changed, good))
 
     def _slow_nodes(self, start: int, cases: npt.NDArray[np.bool_], level: float) -> Ints:
         """The nodes that are slower than their own usual by over half of this level."""
         left = self.times[start:].astype(np.float64) - self.known[start:] - self.usual
-        own = quiet_median(np.where(cases, left, np.nan), axis=(0, 2))
-        return np.flatnonzero(own > level / 2)
+        values_of_nodes = quiet_median(np.where(cases, left, np.nan), axis=(0, 2))
+        return np.flatnonzero(values_of_nodes > level / 2)
 
     def judge_fleet(self) -> None:
         if len(self.names) <= FEWEST_PEERS or self.fleet_noise is None:
@@ -302,11 +304,11 @@ class FollowedIncidents(FleetState):
         # The night is a median over the nodes, and so is no better known than this.
         of_nodes = self.noise.scale if self.noise is not None else scale[None]
         floor = 1.25 * np.median(of_nodes, axis=0) / math.sqrt(len(self.names))
-        noise = Noise(np.maximum(scale, floor)[None], degrees[None], factors)
+        noise = SeriesNoise(np.maximum(scale, floor)[None], degrees[None], factors)
         limits = noise.limits(FLEET_ERROR)
         values = self.project(left[-WINDOW:])[:, None, :] - centre
-        found = evidence(values, noise, limits, np.array([references]), np.array([reach]))
-        ratio = (found.up / limits)[0]
+        results = evidence(values, noise, limits, np.array([references]), np.array([reach]))
+        ratio = (results.up / limits)[0]
         if (ratio > 1).any():
             self._raise(-1, left, ratio, reach, centre, about)
 

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from torchcoll.parts.fleet.noise import Floats, Ints, Noise, night_of_step, quiet_median, windows
+from torchcoll.parts.fleet.noise import (
+    Floats,
+    Ints,
+    SeriesNoise,
+    night_of_step,
+    quiet_median,
+    windows,
+)
 from torchcoll.stats.distributions import mad_scale, normal_quantile
 
 FEWEST_MEMBERS = 3
@@ -36,7 +43,7 @@ class FactChange:
 
 
 @dataclass(frozen=True)
-class Group:
+class FactGroup:
     """names: the facts with these members, which cannot be told apart. staged: the members are
     compared from the night of their change on, which is ``changed``.
     """
@@ -47,7 +54,7 @@ class Group:
     changed: tuple[str, ...] = ()
 
 
-def candidate_groups(facts: Sequence[Mapping[str, str]]) -> list[Group]:
+def candidate_groups(facts: Sequence[Mapping[str, str]]) -> list[FactGroup]:
     """The sets of at least 3 nodes that share the value of a fact, each set once."""
     members_of: dict[tuple[str, str], list[int]] = {}
     for node, of_node in enumerate(facts):
@@ -59,10 +66,10 @@ def candidate_groups(facts: Sequence[Mapping[str, str]]) -> list[Group]:
         if FEWEST_MEMBERS <= len(members) <= most and len(facts) - len(members) >= FEWEST_MEMBERS:
             text = f"{name.removeprefix('label=')}={value}"
             names.setdefault(tuple(members), []).append(text)
-    return [Group(tuple(texts), np.array(members)) for members, texts in names.items()]
+    return [FactGroup(tuple(texts), np.array(members)) for members, texts in names.items()]
 
 
-def _changed_groups(changes: Sequence[FactChange]) -> list[tuple[Group, dict[int, int]]]:
+def _changed_groups(changes: Sequence[FactChange]) -> list[tuple[FactGroup, dict[int, int]]]:
     """Groups of nodes with the same change of a fact, and the night of the change of each."""
     nights: dict[tuple[str, str, str], dict[int, int]] = {}
     for each in changes:
@@ -71,28 +78,28 @@ def _changed_groups(changes: Sequence[FactChange]) -> list[tuple[Group, dict[int
     for fact, of_node in nights.items():
         if len(of_node) >= FEWEST_MEMBERS:
             together.setdefault(tuple(sorted(of_node.items())), []).append(fact)
-    found = []
+    results = []
     for pairs, facts in together.items():
         shown = [(name.removeprefix("label="), old, new) for name, old, new in sorted(facts)]
         names = tuple(f"{name}={new}" for name, _, new in shown)
         changed = tuple(f"{name} {old} -> {new}" for name, old, new in shown)
         members = np.array([node for node, _ in pairs])
-        found.append((Group(names, members, True, changed), dict(pairs)))
-    return found
+        results.append((FactGroup(names, members, True, changed), dict(pairs)))
+    return results
 
 
 def slow_group(
-    groups: Sequence[Group],
+    groups: Sequence[FactGroup],
     changes: Sequence[FactChange],
     values: Floats,
-    noise: Noise,
+    noise: SeriesNoise,
     reference_nights: npt.NDArray[np.int64],
     usable: npt.NDArray[np.bool_],
     error: float,
     least: float,
     tonight: int,
     explained: set[str],
-) -> tuple[Group, int, dict[int, int]] | None:
+) -> tuple[FactGroup, int, dict[int, int]] | None:
     """The group with the most evidence that its nodes became slower by more than ``least``.
 
     values [T, N, S]: deviations of the nodes, the last is tonight. usable [N]: whether a node may
@@ -114,7 +121,7 @@ def slow_group(
     ]
     staged = {name for group, _ in changed for name in group.names}
     groups = [group for group in groups if staged.isdisjoint(group.names)]
-    candidates: list[tuple[float, Group, int, dict[int, int]]] = []
+    candidates: list[tuple[float, FactGroup, int, dict[int, int]]] = []
     if groups:
         matrix = np.zeros((len(groups), count))
         for row, group in enumerate(groups):
@@ -170,7 +177,7 @@ def _first_night(values: Floats) -> int:
 
 
 def _common_noise(
-    group: Group, groups: Sequence[Group], values: Floats, scale: npt.NDArray[np.float64]
+    group: FactGroup, groups: Sequence[FactGroup], values: Floats, scale: npt.NDArray[np.float64]
 ) -> float:
     """How much more the mean of a group varies from night to night than the mean of as many
     independent nodes; 1 or more. values [T, N]; scale [N].

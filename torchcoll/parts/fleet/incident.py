@@ -104,7 +104,7 @@ class Incident:
 
 
 @dataclass(frozen=True)
-class Record:
+class IncidentRecord:
     """What was said of an incident in one night, and is never changed.
 
     night: after which it was said. event: opened, worse, better, relapsed, closed, accepted or

@@ -15,19 +15,19 @@ from torchcoll.core.errors import UnreadableError, UnusableError, UsageError
 from torchcoll.core.units import counted, plural, shorten
 from torchcoll.parts.fleet import series
 from torchcoll.parts.fleet.address import parse_address
+from torchcoll.parts.fleet.change_text import case_names, slower
+from torchcoll.parts.fleet.fleet_model import FleetModel
 from torchcoll.parts.fleet.incident import SLOW, WRONG, Incident
-from torchcoll.parts.fleet.judging import (
+from torchcoll.parts.fleet.night_judgements import (
     Acceptance,
-    Judged,
+    JudgedNights,
     StoredJudgement,
     judge_summaries,
     single_hosts,
 )
-from torchcoll.parts.fleet.model import FleetModel
 from torchcoll.parts.fleet.records import FAILED
 from torchcoll.parts.fleet.snapshot import SlowTonight, Snapshot
 from torchcoll.parts.fleet.sources import store_of, summaries_of, summaries_of_nights
-from torchcoll.parts.fleet.wording import case_names, slower
 from torchcoll.stats.power import ACT_ON_ALL
 
 _NAMED = 3
@@ -105,9 +105,9 @@ class NightFinding:
         all nodes.
         """
         sizes = [snapshot.detectable for snapshot in self.snapshots]
-        known = [size for size in sizes if size is not None]
-        enough = all(2 * snapshot.known >= snapshot.nodes for snapshot in self.snapshots)
-        return max(known) if known and enough and len(known) == len(sizes) else None
+        has_usual = [size for size in sizes if size is not None]
+        enough = all(2 * snapshot.has_usual >= snapshot.nodes for snapshot in self.snapshots)
+        return max(has_usual) if has_usual and enough and len(has_usual) == len(sizes) else None
 
     @property
     def certain(self) -> bool:
@@ -161,7 +161,7 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
         acceptances = [Acceptance(request.accept, os.environ.get("USER", "unknown"), request.why)]
     notes: list[str] = []
     models: list[FleetModel] = []
-    judged: list[Judged] = []
+    judged: list[JudgedNights] = []
     snapshots: list[Snapshot] = []
     if store is not None and chosen == latest:
         stored = StoredJudgement(parse_address(store), night_start_us, request.threshold)
@@ -180,9 +180,10 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
         snapshots = [each.snapshots[-1] for each in judged if each.snapshots]
         models = [each.model for each in judged]
     snapshots = [each for each in snapshots if each.night == chosen]
-    accepted = [each.incident for one in judged for each in one.records if each.event == "accepted"]
+    records = [each for kind in judged for each in kind.records]
+    accepted = [each.incident for each in records if each.event == "accepted"]
     if request.accept and not accepted:
-        names = [each.id for one in judged for each in one.snapshots[-1].open]
+        names = [each.id for single in judged for each in single.snapshots[-1].open]
         choices = shorten(names, 5) if names else "no incident is open"
         raise UsageError("accept", request.accept, "an open incident, or a change of one", choices)
     tonight = tonight.select(series.nights_of(tonight, night_start_us) == chosen)
@@ -270,10 +271,10 @@ def _failures(tonight: series.Summaries) -> list[NodeFailure]:
 def _texts(texts: Sequence[str]) -> list[str]:
     unended = "the run did not end"
     cases = [text for text in texts if text != unended]
-    found = [f"failed in {shorten(cases, _NAMED)}"] if cases else []
+    results = [f"failed in {shorten(cases, _NAMED)}"] if cases else []
     if unended in texts:
-        found.append(unended)
-    return found or ["the run failed"]
+        results.append(unended)
+    return results or ["the run failed"]
 
 
 def drain_list(finding: NightFinding, drained: Collection[str] = ()) -> DrainList:

@@ -17,14 +17,14 @@ import numpy as np
 from torchcoll.core.answer import CANNOT_TELL, CERTAIN, Answer
 from torchcoll.core.errors import one_line, printable
 from torchcoll.core.units import counted, plural, shorten, shorten_list
+from torchcoll.parts.fleet.change_text import TIME_LEGEND, percent, slower
+from torchcoll.parts.fleet.fleet_model import FleetModel
+from torchcoll.parts.fleet.fleet_state import FEWEST_NIGHTS, NIGHTS
 from torchcoll.parts.fleet.incident import WRONG, Incident
-from torchcoll.parts.fleet.model import FleetModel
 from torchcoll.parts.fleet.nightly import DrainList, NightFinding
 from torchcoll.parts.fleet.noise import quiet_median
 from torchcoll.parts.fleet.series import format_night
 from torchcoll.parts.fleet.snapshot import Snapshot
-from torchcoll.parts.fleet.state import FEWEST_NIGHTS, NIGHTS
-from torchcoll.parts.fleet.wording import TIME_LEGEND, percent, slower
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.junit import JunitTest, junit_document
@@ -191,9 +191,9 @@ def power_text(finding: NightFinding) -> str:
     """What would have been found."""
     size = finding.detectable
     if size is None:
-        known = sum(each.known for each in finding.snapshots)
+        has_usual = sum(each.has_usual for each in finding.snapshots)
         return (
-            f"{known} of {counted(len(finding.nodes), 'node')} have the {FEWEST_NIGHTS} nights "
+            f"{has_usual} of {counted(len(finding.nodes), 'node')} have the {FEWEST_NIGHTS} nights "
             "that show what is usual; the others are compared with their peers of tonight"
         )
     return (
@@ -350,7 +350,7 @@ def _why_grid(model: FleetModel, incident: Incident) -> Grid:
         left = model.times.astype(np.float64) - model.fleet[:, None, :] - model.usual
     over = np.stack([model.over(left[:, n], cases) for n in range(len(model.names))], axis=1)
     members = np.isin(np.array(model.names), incident.nodes)
-    own = quiet_median(over[:, members], axis=1)
+    median = quiet_median(over[:, members], axis=1)
     cells = []
     for index in range(NIGHTS - _WHY_NIGHTS, NIGHTS):
         peers = over[index, ~members]
@@ -358,7 +358,9 @@ def _why_grid(model: FleetModel, incident: Incident) -> Grid:
         cells.append(
             [
                 format_night(model.night - (NIGHTS - 1 - index)),
-                "no run" if np.isnan(own[index]) else f"{100 * math.expm1(own[index]):+.1f} %",
+                "no run"
+                if np.isnan(median[index])
+                else f"{100 * math.expm1(median[index]):+.1f} %",
                 "-"
                 if not len(peers)
                 else f"{100 * math.expm1(np.quantile(peers, 0.05)):+.1f} to "
@@ -473,8 +475,8 @@ def night_junit(finding: NightFinding) -> str:
     names = dict.fromkeys([*finding.nodes, *finding.missing, *messages])
     tests = []
     for name in names:
-        found = messages.get(name)
+        results = messages.get(name)
         tests.append(
-            JunitTest(name, "failure", "; ".join(found)) if found else JunitTest(name, *skipped)
+            JunitTest(name, "failure", "; ".join(results)) if results else JunitTest(name, *skipped)
         )
     return junit_document([(f"torchcoll nightly {finding.date}", tests)], "torchcoll.nightly")

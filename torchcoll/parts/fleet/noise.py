@@ -67,7 +67,7 @@ def variance_factors(correlation: float, most: int) -> Floats:
 
 
 @dataclass(frozen=True)
-class Baseline:
+class NoiseBaseline:
     """What the baseline nights of series say of their noise.
 
     - squares [N, S]: sum of the squared deviations from the mean, clipped.
@@ -86,7 +86,7 @@ class Baseline:
     nights: Ints
 
     @classmethod
-    def empty(cls, series: int, subsets: int) -> Baseline:
+    def empty(cls, series: int, subsets: int) -> NoiseBaseline:
         shape = (series, subsets)
         return cls(
             np.zeros(shape),
@@ -97,9 +97,9 @@ class Baseline:
             np.zeros(series, dtype=np.int64),
         )
 
-    def grown(self, series: int, subsets: int) -> Baseline:
+    def grown(self, series: int, subsets: int) -> NoiseBaseline:
         """With room for more series."""
-        new = Baseline.empty(series, subsets)
+        new = NoiseBaseline.empty(series, subsets)
         for name, values in vars(self).items():
             getattr(new, name)[: len(values)] = values
         return new
@@ -124,7 +124,7 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class Noise:
+class SeriesNoise:
     """scale [N, S] and its degrees of freedom [N, S]; factors: of the variance of a mean of so many
     nights.
     """
@@ -134,13 +134,13 @@ class Noise:
     factors: Floats
 
     @classmethod
-    def of(cls, baseline: Baseline, correlation: float | None = None) -> Noise:
+    def of(cls, baseline: NoiseBaseline, correlation: float | None = None) -> SeriesNoise:
         """correlation: of consecutive nights; None estimates it from all series together."""
-        known = baseline.nights >= 2
+        has_usual = baseline.nights >= 2
         freedom = np.maximum(baseline.nights - 1, 1)[:, None].astype(np.float64)
-        variance = np.where(known[:, None], baseline.squares / freedom, np.nan)
-        count = int(known.sum())
-        total = float((freedom[:, 0] * known).sum())
+        variance = np.where(has_usual[:, None], baseline.squares / freedom, np.nan)
+        count = int(has_usual.sum())
+        total = float((freedom[:, 0] * has_usual).sum())
         pooled = np.nansum(baseline.squares, axis=0) / max(total, 1.0)
         pooled = np.maximum(pooled, _SMALLEST**2)
         kurtosis = np.nansum(baseline.fourths, axis=0) / max(total, 1.0) / pooled**2
@@ -169,7 +169,7 @@ class Noise:
         return np.asarray(special.stdtrit(self.degrees, 1 - error), dtype=np.float64)
 
 
-def _correlation(baseline: Baseline, count: int, total: float) -> float:
+def _correlation(baseline: NoiseBaseline, count: int, total: float) -> float:
     pairs = float(baseline.pairs.sum())
     if pairs < 20:
         return 0.3
@@ -185,7 +185,7 @@ def _correlation(baseline: Baseline, count: int, total: float) -> float:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class StepEvidence:
     """up, down [N, S]: the largest and smallest evidence over all windows that end tonight."""
 
     up: Floats
@@ -194,11 +194,11 @@ class Evidence:
 
 def evidence(
     values: Floats,
-    noise: Noise,
+    noise: SeriesNoise,
     limits: Floats,
     reference_nights: npt.NDArray[Any],
     reach: npt.NDArray[Any],
-) -> Evidence:
+) -> StepEvidence:
     """The evidence that series have left their reference level.
 
     values [T, N, S]: deviations from the reference, the last is tonight. reference_nights [N]: how
@@ -210,7 +210,7 @@ def evidence(
 
 def windows(
     values: Floats,
-    noise: Noise,
+    noise: SeriesNoise,
     limits: Floats,
     reference_nights: npt.NDArray[Any],
     reach: npt.NDArray[Any],
@@ -232,15 +232,15 @@ def windows(
 
 
 def _evidence_of(
-    sums: Floats, counts: Ints, noise: Noise, reference_nights: npt.NDArray[Any]
-) -> Evidence:
+    sums: Floats, counts: Ints, noise: SeriesNoise, reference_nights: npt.NDArray[Any]
+) -> StepEvidence:
     references = np.maximum(reference_nights, 1)
     of_reference = noise.factors[np.minimum(references, len(noise.factors) - 1)] / references
     variance = counts * noise.factors[counts] + counts**2 * of_reference
     with np.errstate(invalid="ignore", divide="ignore"):
         values = sums / np.sqrt(variance)[:, :, None]
     values = np.where((counts >= 2)[:, :, None], values, 0.0)
-    return Evidence(values.max(axis=0), values.min(axis=0))
+    return StepEvidence(values.max(axis=0), values.min(axis=0))
 
 
 def night_of_step(values: Floats, size: float) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchcoll.parts.fleet.noise import Floats, Ints, Noise, quiet_median
+from torchcoll.parts.fleet.noise import Floats, Ints, SeriesNoise, quiet_median
 from torchcoll.stats.distributions import mad_scale, t_quantile
 
 FEWEST = 4  # nodes
@@ -41,26 +41,26 @@ def outlying(values: Floats, error: float = ERROR) -> Floats:
 
     values [N]: NaN where a node has none.
     """
-    known = np.flatnonzero(np.isfinite(values))
+    has_usual = np.flatnonzero(np.isfinite(values))
     ratio = np.zeros(len(values))
-    if len(known) < FEWEST:
+    if len(has_usual) < FEWEST:
         return ratio
-    numbers = values[known]
-    limit = t_quantile(1 - error / len(known), _EFFICIENCY * (len(known) - 2))
+    numbers = values[has_usual]
+    limit = t_quantile(1 - error / len(has_usual), _EFFICIENCY * (len(has_usual) - 2))
     spread = max(robust_scale(numbers), _SMALLEST)
-    ratio[known] = (numbers - np.median(numbers)) / (limit * spread)
+    ratio[has_usual] = (numbers - np.median(numbers)) / (limit * spread)
     return ratio
 
 
 def slower_than_peers(
-    over: Floats, usual: Floats, new: Ints, noise: Noise | None, least: float
+    over: Floats, usual: Floats, new: Ints, noise: SeriesNoise | None, least: float
 ) -> list[tuple[int, int, Floats]]:
     """The nodes of ``new`` whose usual times are slower than those of their peers.
 
     over [N, S], usual [N, C]: usual log times. Returns node, subset of cases, and by how much the
     node is slower in each case [C].
     """
-    found = []
+    results = []
     middle = quiet_median(usual)
     levels = over - quiet_median(over)
     subsets = levels.shape[1]
@@ -70,6 +70,6 @@ def slower_than_peers(
         for subset in np.argsort(-ratios[node], kind="stable").tolist():
             level = levels[node, subset]
             if ratios[node, subset] > 1 and level > max(least, 4 * night):
-                found.append((node, subset, np.asarray(usual[node] - middle)))
+                results.append((node, subset, np.asarray(usual[node] - middle)))
                 break
-    return found
+    return results

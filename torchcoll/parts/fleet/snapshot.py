@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from torchcoll.parts.fleet.fleet_model import FleetModel
+from torchcoll.parts.fleet.fleet_state import FEWEST_PEERS
 from torchcoll.parts.fleet.following import NODE_ERROR
 from torchcoll.parts.fleet.groups import FactChange
 from torchcoll.parts.fleet.incident import Incident
-from torchcoll.parts.fleet.model import FleetModel
-from torchcoll.parts.fleet.noise import Noise, quiet_median
+from torchcoll.parts.fleet.noise import SeriesNoise, quiet_median
 from torchcoll.parts.fleet.peers import FEWEST, outlying
 from torchcoll.parts.fleet.records import CaseKey
-from torchcoll.parts.fleet.state import FEWEST_PEERS
 from torchcoll.stats.distributions import normal_quantile, t_quantile
 
 _ERROR = 0.01  # probability that a healthy night has a node that is slow tonight
@@ -58,7 +58,7 @@ class Snapshot:
     - incidents: those that are open, and those that were over in the 30 nights before.
     - tonight: nodes that are slow in this night alone.
     - nodes: how many nodes had a run.
-    - known: how many nodes have usual times.
+    - has_usual: how many nodes have usual times.
     - nights: how many nights had a run.
     - cases: how many cases.
     - detectable: the slowdown of one node in all cases that would be found in 7 nights, as a
@@ -72,7 +72,7 @@ class Snapshot:
     incidents: tuple[Incident, ...]
     tonight: tuple[SlowTonight, ...]
     nodes: int
-    known: int
+    has_usual: int
     nights: int
     cases: int
     detectable: float | None
@@ -119,12 +119,12 @@ def snapshot_of(model: FleetModel, device_name: str, ranks: int, nights: int) ->
 def detectable(model: FleetModel) -> float | None:
     """The step of the median node in all cases that is found within 7 nights 9 times in 10."""
     noise = model.noise
-    known = model.baseline.nights > 0
-    if noise is None or not known.any():
+    has_usual = model.baseline.nights > 0
+    if noise is None or not has_usual.any():
         return None
-    scale = float(np.median(noise.scale[known, 0]))
-    degrees = float(np.median(noise.degrees[known, 0]))
-    nights = int(np.median(model.baseline.nights[known]))
+    scale = float(np.median(noise.scale[has_usual, 0]))
+    degrees = float(np.median(noise.degrees[has_usual, 0]))
+    nights = int(np.median(model.baseline.nights[has_usual]))
     variance = noise.factors[7] / 7 + noise.factors[nights] / nights
     needed = t_quantile(1 - NODE_ERROR, degrees) * math.sqrt(variance)
     missed = normal_quantile(0.9) * math.sqrt(noise.factors[7] / 7)
@@ -137,23 +137,23 @@ def slow_tonight(model: FleetModel) -> list[SlowTonight]:
     """
     present = np.isfinite(model.times[-1]).any(axis=1)
     blamed = {each.subject for each in model.incidents if each.is_open and each.scope == "node"}
-    found: list[SlowTonight] = []
-    known = present & (model.baseline.nights > 0)
+    results: list[SlowTonight] = []
+    has_usual = present & (model.baseline.nights > 0)
     noise = model.noise
-    if noise is not None and known.any():
+    if noise is not None and has_usual.any():
         left = model.left(nights=1)[0]
         over = model.project(left)
         limit = t_quantile(1 - _ERROR / (len(model.names) * over.shape[1]), _TAILS) / math.sqrt(2)
         uncertain = np.sqrt(1 + 1 / np.maximum(model.baseline.nights, 1))[:, None]
         with np.errstate(invalid="ignore"):
             ratio = np.nan_to_num(over / (noise.scale * uncertain * limit))
-        ratio[~known] = 0
+        ratio[~has_usual] = 0
         for node in np.flatnonzero((ratio > 1).any(axis=1)).tolist():
             subset = model.subsets[int(np.argmax(ratio[node]))]
             cases = model.slow_cases(left[node], subset)
             effect = float(model.over(left[node][None], cases)[0])
             if effect > model.least and model.names[node] not in blamed:
-                found.append(SlowTonight(model.names[node], effect, model.where(cases), False))
+                results.append(SlowTonight(model.names[node], effect, model.where(cases), False))
     new = present & (model.baseline.nights == 0)
     if new.any() and present.sum() >= FEWEST:
         times = np.where(present[:, None], model.times[-1].astype(np.float64), np.nan)
@@ -168,12 +168,12 @@ def slow_tonight(model: FleetModel) -> list[SlowTonight]:
             )
             ratios = outlying(over, _ERROR / len(model.subsets))
             for node in np.flatnonzero((ratios > 1) & new & (over > model.least)).tolist():
-                if any(each.node == model.names[node] for each in found):
+                if any(each.node == model.names[node] for each in results):
                     continue
                 cases = model.slow_cases(left[node], subset)
                 effect = float(left[node][cases].mean())
-                found.append(SlowTonight(model.names[node], effect, model.where(cases), True))
-    return sorted(found, key=lambda each: -each.effect)
+                results.append(SlowTonight(model.names[node], effect, model.where(cases), True))
+    return sorted(results, key=lambda each: -each.effect)
 
 
 def pack(model: FleetModel) -> bytes:
@@ -230,7 +230,7 @@ def unpack(data: bytes) -> FleetModel:
     model.changes = [FactChange(**each) for each in about["changes"]]
     model.incidents = [Incident.from_json(each) for each in about["incidents"]]
     if model.baseline.nights.any():
-        model.noise = Noise.of(model.baseline)
+        model.noise = SeriesNoise.of(model.baseline)
     if model.fleet_baseline.nights.any():
-        model.fleet_noise = Noise.of(model.fleet_baseline)
+        model.fleet_noise = SeriesNoise.of(model.fleet_baseline)
     return model

@@ -26,12 +26,12 @@ import numpy as np
 import numpy.typing as npt
 
 from torchcoll.parts.fleet import incident as incidents
-from torchcoll.parts.fleet.following import FollowedIncidents, Step, date_step
-from torchcoll.parts.fleet.groups import Group, candidate_groups, slow_group
-from torchcoll.parts.fleet.incident import Incident, Record
+from torchcoll.parts.fleet.fleet_state import NIGHTS
+from torchcoll.parts.fleet.following import FollowedIncidents, FoundStep, date_step
+from torchcoll.parts.fleet.groups import FactGroup, candidate_groups, slow_group
+from torchcoll.parts.fleet.incident import Incident, IncidentRecord
 from torchcoll.parts.fleet.noise import WINDOW, Floats, Ints, quiet_median
 from torchcoll.parts.fleet.peers import slower_than_peers
-from torchcoll.parts.fleet.state import NIGHTS
 
 GROUP_ERROR = 1e-6  # probability of an alarm per night and group if nothing changed
 _COINCIDES = 1  # night
@@ -46,14 +46,14 @@ class FleetModel(FollowedIncidents):
         times: npt.NDArray[Any],
         facts: Sequence[Mapping[str, str] | None],
         wrong: Mapping[str, str] | None = None,
-    ) -> list[Record]:
+    ) -> list[IncidentRecord]:
         """Judges a night and returns what is new in it.
 
         times [N, C]: log times of the nodes and cases of ``names`` and ``keys``, NaN where there is
         none. facts: of each node that has a run. wrong: nodes with wrong results, and in which
         cases.
         """
-        said = len(self.records)
+        count_before = len(self.records)
         if self.night >= 0:
             for _ in range(min(night - self.night - 1, NIGHTS)):
                 self.append(np.full_like(times, np.nan))
@@ -78,7 +78,7 @@ class FleetModel(FollowedIncidents):
             self._judge_groups()
             self.judge_nodes(present)
         self.judge_results(wrong or {}, present)
-        return self.records[said:]
+        return self.records[count_before:]
 
     def _compare_with_peers(self, new: Ints) -> None:
         """Opens incidents of nodes that are slower than their peers since their first night."""
@@ -102,7 +102,7 @@ class FleetModel(FollowedIncidents):
                 night, size = int(self.first[node]), level
             width = self.width(node, subset, NIGHTS - start)
             name = self.names[node]
-            self.open(Step("node", name, (name,), night, size, width, cases, always=always))
+            self.open(FoundStep("node", name, (name,), night, size, width, cases, always=always))
 
     def _members(self, about: Incident) -> list[tuple[int, int]]:
         """The nodes of a group and the night from which it concerns each."""
@@ -153,7 +153,7 @@ class FleetModel(FollowedIncidents):
             left = self.left(nights=WINDOW)
             values = self.project(left)
             healthy = self.baseline.nights > 0
-            found = slow_group(
+            results = slow_group(
                 self.groups,
                 self.changes,
                 values,
@@ -165,17 +165,19 @@ class FleetModel(FollowedIncidents):
                 self.night,
                 explained,
             )
-            if found is None:
+            if results is None:
                 return
-            group, subset, nights = found
+            group, subset, nights = results
             self._open_group(group, subset, nights, left)
 
-    def _open_group(self, group: Group, subset: int, nights: dict[int, int], left: Floats) -> None:
+    def _open_group(
+        self, group: FactGroup, subset: int, nights: dict[int, int], left: Floats
+    ) -> None:
         """nights: the number of last nights that concern each member."""
-        own = np.full((len(nights), len(self.keys)), np.nan)
+        by_node = np.full((len(nights), len(self.keys)), np.nan)
         for row, (node, count) in enumerate(nights.items()):
-            own[row] = quiet_median(left[-count:, node])
-        effects = quiet_median(own)
+            by_node[row] = quiet_median(left[-count:, node])
+        effects = quiet_median(by_node)
         cases = self.slow_cases(effects, self.subsets[subset])
         level = float(self.over(effects[None], cases)[0])
         began = self.night - max(nights.values()) + 1
@@ -188,7 +190,9 @@ class FleetModel(FollowedIncidents):
             changed = self.changed_on(set(group.members.tolist()), began)
         name = group.names[0]
         new = self.open(
-            Step("group", name, members, began, level, width, cases, changed, staged=group.staged)
+            FoundStep(
+                "group", name, members, began, level, width, cases, changed, staged=group.staged
+            )
         )
         for node, about in self.open_nodes().items():
             if node in nights and about.began >= began - _COINCIDES:

@@ -15,9 +15,10 @@ from sqlalchemy import Connection, delete, insert, select
 from torchcoll.core.errors import UsageError
 from torchcoll.parts.fleet import series
 from torchcoll.parts.fleet.address import StoreAddress
+from torchcoll.parts.fleet.change_text import case_names
 from torchcoll.parts.fleet.connecting import Database
-from torchcoll.parts.fleet.incident import Record
-from torchcoll.parts.fleet.model import FleetModel
+from torchcoll.parts.fleet.fleet_model import FleetModel
+from torchcoll.parts.fleet.incident import IncidentRecord
 from torchcoll.parts.fleet.panel import Panel, panels_of
 from torchcoll.parts.fleet.read import summaries_of_store
 from torchcoll.parts.fleet.records import WRONG
@@ -32,7 +33,6 @@ from torchcoll.parts.fleet.schema import (
 )
 from torchcoll.parts.fleet.snapshot import Snapshot, pack, snapshot_of, unpack
 from torchcoll.parts.fleet.sources import in_order
-from torchcoll.parts.fleet.wording import case_names
 
 _FIRST_US = -(1 << 60)  # before any run
 _THRESHOLD = 0.03  # of an incident that keeps runs out of a baseline
@@ -49,7 +49,7 @@ class Acceptance:
 
 
 @dataclass
-class Judged:
+class JudgedNights:
     """The judgement of one device model and number of ranks.
 
     - snapshots: of each night that was judged, oldest first.
@@ -60,7 +60,7 @@ class Judged:
 
     model: FleetModel
     snapshots: list[Snapshot] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
+    records: list[IncidentRecord] = field(default_factory=list)
     memory: bytes | None = None
 
 
@@ -78,11 +78,11 @@ def wrong_results(summaries: series.Summaries, night_start_us: int) -> dict[str,
     """Kind -> night -> node -> the cases with wrong results."""
     nights = series.nights_of(summaries, night_start_us)
     names = case_names(summaries.keys)
-    found: dict[str, dict[int, dict[str, list[str]]]] = {}
+    results: dict[str, dict[int, dict[str, list[str]]]] = {}
     for index in np.flatnonzero(summaries.status == series.STATUSES.index(WRONG)).tolist():
         run = int(summaries.run[index])
         device_name, ranks = summaries.strata[summaries.stratum[run]]
-        of_night = found.setdefault(f"{device_name}|{ranks}", {}).setdefault(int(nights[run]), {})
+        of_night = results.setdefault(f"{device_name}|{ranks}", {}).setdefault(int(nights[run]), {})
         node = summaries.nodes[summaries.node[run]]
         of_night.setdefault(node, []).append(names[summaries.key[index]])
     return {
@@ -90,13 +90,13 @@ def wrong_results(summaries: series.Summaries, night_start_us: int) -> dict[str,
             night: {node: ", ".join(dict.fromkeys(cases)) for node, cases in of_night.items()}
             for night, of_night in by_night.items()
         }
-        for kind, by_night in found.items()
+        for kind, by_night in results.items()
     }
 
 
 def nights_of_panel(
     model: FleetModel, panel: Panel, wrong: _WrongByNight
-) -> Iterator[tuple[int, list[Record]]]:
+) -> Iterator[tuple[int, list[IncidentRecord]]]:
     """Judges the nights of a panel that come after those that the model knows."""
     model.grow(panel.nodes, panel.keys)
     number = {name: index for index, name in enumerate(model.names)}
@@ -123,9 +123,9 @@ def judge_panel(
     wrong: _WrongByNight,
     last: int,
     acceptances: Mapping[int, Sequence[Acceptance]],
-) -> Judged:
+) -> JudgedNights:
     """Judges the nights up to ``last``. acceptances: what is accepted after each night."""
-    judged = Judged(model)
+    judged = JudgedNights(model)
     before = _before(panel, last)
     if model.night >= 0 and before <= model.night:
         judged.memory = pack(model)
@@ -133,10 +133,10 @@ def judge_panel(
         if night > last:
             break
         judged.records += records
-        said = len(model.records)
+        count_before = len(model.records)
         for each in acceptances.get(night, ()):
             model.accept(each.which, each.by, each.why)
-        judged.records += model.records[said:]
+        judged.records += model.records[count_before:]
         judged.snapshots.append(snapshot_of(model, panel.device_name, panel.ranks, model.nights))
         if night == before:
             judged.memory = pack(model)
@@ -161,7 +161,7 @@ def judge_summaries(
     threshold: float,
     last: int,
     acceptances: Sequence[Acceptance] = (),
-) -> list[Judged]:
+) -> list[JudgedNights]:
     """Judges all nights up to ``last``, after which incidents are accepted; keeps nothing."""
     summaries = single_hosts(summaries)
     wrong = wrong_results(summaries, night_start_us)
@@ -215,16 +215,16 @@ class StoredJudgement:
 
     def _earlier_acceptances(self, connection: Connection) -> dict[int, list[Acceptance]]:
         """Night -> what was accepted after it."""
-        found: dict[int, list[Acceptance]] = {}
+        results: dict[int, list[Acceptance]] = {}
         if has_judgements(connection):
             table = INCIDENT_RECORDS.c
             query = select(table.night, table.incident, table.accepted_by, table.reason)
             for row in connection.execute(query.where(table.event == "accepted")):
                 each = Acceptance(row.incident, row.accepted_by, row.reason)
-                found.setdefault(row.night, []).append(each)
-        return found
+                results.setdefault(row.night, []).append(each)
+        return results
 
-    def judge(self, last: int, acceptances: Sequence[Acceptance] = ()) -> list[Judged]:
+    def judge(self, last: int, acceptances: Sequence[Acceptance] = ()) -> list[JudgedNights]:
         """Judges the nights up to ``last``, the last of the store, and keeps what is said.
 
         Raises as ``Database.write`` does.
@@ -261,7 +261,7 @@ class StoredJudgement:
             writer.write(lambda connection: self._keep(connection, all_judged))
         return all_judged
 
-    def _keep(self, connection: Connection, all_judged: Sequence[Judged]) -> None:
+    def _keep(self, connection: Connection, all_judged: Sequence[JudgedNights]) -> None:
         add_judgements(connection)
         for judged in all_judged:
             first, latest = judged.snapshots[0], judged.snapshots[-1]
@@ -309,7 +309,7 @@ def runs_of_incidents(summaries: series.Summaries, night_start_us: int) -> dict[
     dated = nights[nights != series.NO_NIGHT]
     if not len(dated):
         return {}
-    found: dict[int, str] = {}
+    results: dict[int, str] = {}
     for judged in judge_summaries(summaries, night_start_us, _THRESHOLD, int(dated.max())):
         for each in judged.model.incidents:
             if each.scope != "node" or each.subject not in summaries.nodes:
@@ -317,5 +317,5 @@ def runs_of_incidents(summaries: series.Summaries, night_start_us: int) -> dict[
             until = judged.model.night + 1 if each.ended is None else each.ended
             mine = summaries.node == list(summaries.nodes).index(each.subject)
             mine &= (nights >= each.levels[0].night) & (nights < until)
-            found |= dict.fromkeys(np.flatnonzero(mine).tolist(), each.id)
-    return found
+            results |= dict.fromkeys(np.flatnonzero(mine).tolist(), each.id)
+    return results

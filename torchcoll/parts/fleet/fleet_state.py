@@ -1,6 +1,6 @@
 """What the model of a fleet knows: the times of the last nights, what is usual, and the noise.
 
-The assumptions are on top of ``model.py``.
+The assumptions are on top of ``fleet_model.py``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from torchcoll.core.units import format_size
-from torchcoll.parts.fleet.groups import FactChange, Group
-from torchcoll.parts.fleet.incident import SLOW, Incident, Record
+from torchcoll.parts.fleet.groups import FactChange, FactGroup
+from torchcoll.parts.fleet.incident import SLOW, Incident, IncidentRecord
 from torchcoll.parts.fleet.noise import (
-    Baseline,
     Floats,
     Ints,
-    Noise,
+    NoiseBaseline,
+    SeriesNoise,
     clipped_mean,
     quiet_median,
     t_width,
@@ -52,7 +52,7 @@ def subsets_of(keys: Sequence[CaseKey]) -> list[Subset]:
         (name, np.array([c == name for c in collectives])) for name in dict.fromkeys(collectives)
     ]
     for name, cases in (*named, ("1M and more", large), ("less than 1M", ~large)):
-        if cases.any() and not any((cases == known.cases).all() for known in subsets):
+        if cases.any() and not any((cases == has_usual.cases).all() for has_usual in subsets):
             subsets.append(Subset(name, cases))
     return subsets
 
@@ -78,7 +78,7 @@ class FleetState:
         self.facts: list[Mapping[str, str]] = []
         self.changes: list[FactChange] = []
         self.incidents: list[Incident] = []
-        self.records: list[Record] = []
+        self.records: list[IncidentRecord] = []
         self.subsets: list[Subset] = []
         self.times = np.full((NIGHTS, 0, 0), np.nan, dtype=np.float32)
         self.known = np.zeros((NIGHTS, 0, 0), dtype=np.float32)
@@ -88,13 +88,13 @@ class FleetState:
         self.seen = np.zeros(0, dtype=np.int64)
         self.first = np.zeros(0, dtype=np.int64)
         self.free_from = np.zeros(0, dtype=np.int64)
-        self.baseline = Baseline.empty(0, 1)
+        self.baseline = NoiseBaseline.empty(0, 1)
         self.fleet_usual = np.zeros(0)
-        self.fleet_baseline = Baseline.empty(1, 1)
+        self.fleet_baseline = NoiseBaseline.empty(1, 1)
         self.fleet_free_from = 0
-        self.noise: Noise | None = None
-        self.fleet_noise: Noise | None = None
-        self.groups: list[Group] | None = None
+        self.noise: SeriesNoise | None = None
+        self.fleet_noise: SeriesNoise | None = None
+        self.groups: list[FactGroup] | None = None
 
     def grow(self, names: Sequence[str], keys: Sequence[CaseKey]) -> None:
         """Makes room for nodes and cases that were not there before."""
@@ -238,17 +238,19 @@ class FleetState:
             new = chosen[self.baseline.nights[chosen] == 0]
             self.usual[chosen] = usual
             self.baseline.update(chosen, self.project(left - usual))
-            self.noise = Noise.of(self.baseline)
+            self.noise = SeriesNoise.of(self.baseline)
         elif self.noise is None:
-            self.noise = Noise.of(self.baseline)
+            self.noise = SeriesNoise.of(self.baseline)
         self.learn_new_cases(frozen)
         self.learn_fleet()
         return new
 
     def learn_new_cases(self, frozen: npt.NDArray[np.bool_]) -> None:
         """Usual times of cases that the fleet began to measure later."""
-        known = self.baseline.nights > 0
-        missing = np.isnan(self.usual) & np.isfinite(self.times[-1]) & (known & ~frozen)[:, None]
+        has_usual = self.baseline.nights > 0
+        missing = (
+            np.isnan(self.usual) & np.isfinite(self.times[-1]) & (has_usual & ~frozen)[:, None]
+        )
         if not missing.any():
             return
         for case in np.flatnonzero(missing.any(axis=0)).tolist():
@@ -266,17 +268,17 @@ class FleetState:
         seen = int(present.sum())
         wanted = min(max(seen - LAG, FEWEST_NIGHTS), MOST_NIGHTS)
         changed = any(each.scope == "fleet" for each in self.incidents)
-        known = int(self.fleet_baseline.nights[0])
-        if seen < FEWEST_NIGHTS or wanted <= known or (changed and known):
+        has_usual = int(self.fleet_baseline.nights[0])
+        if seen < FEWEST_NIGHTS or wanted <= has_usual or (changed and has_usual):
             return
-        if known and seen == NIGHTS:  # its first nights are forgotten
+        if has_usual and seen == NIGHTS:  # its first nights are forgotten
             return
         used = present & (np.cumsum(present) <= wanted)
         left = np.where(used[:, None], self.fleet, np.nan)
         usual = clipped_mean(left)
         self.fleet_usual = np.where(np.isfinite(usual), usual, 0.0)
         self.fleet_baseline.update(np.array([0]), self.project(left - usual)[:, None, :])
-        self.fleet_noise = Noise.of(self.fleet_baseline)
+        self.fleet_noise = SeriesNoise.of(self.fleet_baseline)
 
     def noise_of(self, node: int) -> tuple[Floats, Floats, int, Floats]:
         """Scale [S], degrees [S], nights of the usual, factors; node -1 is the fleet."""
@@ -305,19 +307,23 @@ class FleetState:
                 np.where(weight > 0, left * weight, 0.0).sum(axis=1) / weight.sum(axis=1)
             )
 
-    def slow_cases(self, effects: Floats, found: Subset) -> npt.NDArray[np.bool_]:
+    def slow_cases(self, effects: Floats, results: Subset) -> npt.NDArray[np.bool_]:
         """The cases that are slower: a subset where it fits, otherwise each by itself."""
-        known = np.isfinite(effects)
-        within = effects[found.cases & known]
+        has_usual = np.isfinite(effects)
+        within = effects[results.cases & has_usual]
         top = float(np.median(within[within >= np.median(within)])) if len(within) else 0.0
-        slow = known & (effects > max(top / 2, self.least / 2))
-        best, likeness = found, 0.0
+        slow = has_usual & (effects > max(top / 2, self.least / 2))
+        best, likeness = results, 0.0
         for subset in self.subsets:
-            cases = subset.cases & known
+            cases = subset.cases & has_usual
             shared = (cases & slow).sum() / max((cases | slow).sum(), 1)
             if shared > likeness + 1e-9:
                 best, likeness = subset, shared
-        return best.cases & known if likeness >= _ALIKE else (slow if slow.any() else found.cases)
+        return (
+            best.cases & has_usual
+            if likeness >= _ALIKE
+            else (slow if slow.any() else results.cases)
+        )
 
     def where(self, cases: npt.NDArray[np.bool_]) -> str:
         for subset in self.subsets:
@@ -356,7 +362,7 @@ class FleetState:
         rest = max(1, len(self.names) - len(nodes))
         return tuple(
             f"{name.removeprefix('label=')} {old} -> {new}"
-            for (name, old, new), found in sorted(where.items())
-            if len(found & nodes) * 2 > len(nodes)
-            and (len(found - nodes) * 2 <= rest or len(nodes) * 2 > len(self.names))
+            for (name, old, new), results in sorted(where.items())
+            if len(results & nodes) * 2 > len(nodes)
+            and (len(results - nodes) * 2 <= rest or len(nodes) * 2 > len(self.names))
         )
