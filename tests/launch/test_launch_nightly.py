@@ -451,7 +451,7 @@ def test_the_collector_goes_on_after_an_unreadable_file(python, tmp_path):
         torchcoll.save(each, spool / f"{number}.jsonl")
     (spool / "broken.jsonl").write_text('{"record":"header","schema":"torchcoll/99"}\n')
     done = run(["bash", NIGHTLY / "collect.sh"], cwd=tmp_path, env=env)
-    assert done.returncode in (1, 3)
+    assert done.returncode in (1, 2, 3)  # 2: it cannot tell, after one night
     assert "collected 10 runs (100 cases)" in done.stdout
     assert "Cannot tell whether a node is slow (10 nodes, 1 night)" in done.stdout
     assert len(list(spool.iterdir())) == 11
