@@ -52,8 +52,7 @@ ONE_FOLDER = (
     "model fit @ -o /dev/null --force",
     "model validate @",
     "postmortem @",
-    "fleet @",
-    "history @",
+    "nightly @ --night last",
     "baseline @ -o /tmp/b.toml --force",
     "trace @",
 )

@@ -39,8 +39,7 @@ READERS = {
     "model validate": "model validate @",
     "model validate --predicted": f"model validate {RUN} --predicted @",
     "postmortem": "postmortem @",
-    "fleet": "fleet @",
-    "history": "history @",
+    "nightly": "nightly @ --night last",
     "baseline": "baseline @ -o baseline.toml",
     "collect": "collect @ --into collected.sqlite",
     "collect --prune": "collect --into @ --prune 400d --dry-run",
@@ -55,14 +54,13 @@ OTHERS = {"run", "doctor", "versus", "bisect", "matrix", "replay"}
 # What some commands can use.
 USABLE = {
     "headless.jsonl": {"show", "show --reference", "check", "convert", "report", "postmortem"}
-    | {"fleet", "collect"},
+    | {"nightly", "collect"},
     "capture.jsonl": {"show", "report", "postmortem", "trace", "gradients", "plan"},
     "store.sqlite": {
         "report",
         "check --baseline",
         "convert",
-        "fleet",
-        "history",
+        "nightly",
         "baseline",
         "collect --prune",
     },
@@ -118,5 +116,5 @@ def test_what_cannot_be_used_is_refused_in_one_line(reader, folder, monkeypatch,
 
 
 def test_a_node_whose_run_has_no_case_failed(folder, capsys):
-    assert main(["fleet", str(folder / "headless.jsonl")]) == 1
+    assert main(["nightly", str(folder / "headless.jsonl"), "--night", "last"]) == 1
     assert "the run did not end" in capsys.readouterr().out

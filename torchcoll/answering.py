@@ -25,11 +25,11 @@ from torchcoll.core.stdin import from_stdin, is_stdin
 from torchcoll.core.units import counted
 
 # The most urgent first: a dead job is told before what it measured.
-_URGENCY = ("postmortem", "pairs", "compare", "show", "trace", "history", "plan", "log")
+_URGENCY = ("postmortem", "pairs", "compare", "show", "trace", "nightly", "plan", "log")
 _MOST_FILES = 1000  # of a folder
 _MOST_HERE = 200  # files of the current folder that are looked at
 # Commands that take one file, with their arguments before it; the others take all files at once.
-_BY_FILE = {"plan": ["--ranks", "8"]}
+_BY_FILE = {"plan": ["--ranks", "8"], "nightly": ["--night", "last"]}
 
 _OF_FOLDERS = ("postmortem",)  # the files of a dead job belong together
 _MOST_DOCUMENT = 4 << 20  # bytes of an issue whose parts are answered

@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
-# The files of the spool into the store, by one process for the whole fleet; then the two answers.
+# The files of the spool into the store, by one process for the whole fleet; then what the night says.
 #
 #   SPOOL=/path/to/spool STORE=/path/to/store.sqlite bash launch/nightly/collect.sh
 #
-# The exit code is the largest of the commands: 1 if a file cannot be read, or if a node or a change is
-# reported. To change, as
-# environment variables:
+# The exit code is the largest of the commands: 1 if a file cannot be read, or if a node is slow, wrong,
+# failed or missing. To change, as environment variables:
 SPOOL=${SPOOL:-spool}             # a folder of result files
 STORE=${STORE:-torchcoll.sqlite}  # SQLite, on a local disk only; or postgresql://USER@HOST/DATABASE
 EXPECTED=${EXPECTED:-}            # a file with the nodes that should have a run, one per line
-THRESHOLD=${THRESHOLD:-3%}        # the smallest slowdown that is reported
 NIGHT_START=${NIGHT_START:-12:00} # UTC. No run should be under way at this time
+ARGS=${ARGS:-}                    # more options for torchcoll nightly, such as --format line
 KEEP=${KEEP-400d}                 # older runs leave the store; empty: keep all. The files stay:
                                   # find SPOOL -name '*.jsonl' -mtime +400 -delete
 SPARE=${SPARE:-}                  # a file of the run ids to keep whatever their age
@@ -27,8 +26,7 @@ torchcoll() {
 }
 
 torchcoll collect "$SPOOL" --into "$STORE"
-torchcoll fleet "$STORE" --threshold "$THRESHOLD" --night-start "$NIGHT_START" \
-    ${EXPECTED:+--expected-nodes "$EXPECTED"}
-torchcoll history "$STORE" --threshold "$THRESHOLD" --night-start "$NIGHT_START"
+# shellcheck disable=SC2086  # ARGS holds several words
+torchcoll nightly "$STORE" --night-start "$NIGHT_START" ${EXPECTED:+--expected-nodes "$EXPECTED"} $ARGS
 [ -z "$KEEP" ] || torchcoll collect --into "$STORE" --prune "$KEEP" ${SPARE:+--spare "$SPARE"}
 exit "$worst"

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Print the commands that would drain the nodes that were slow or wrong in 3 of the last 5 nights.
+# Print the commands that would drain the nodes that are slow or gave wrong results.
 # Nothing is run: read them, then run them.
 #
 #   STORE=/path/to/store.sqlite bash launch/nightly/drain.sh >drain.txt
 #   cat drain.txt && bash drain.txt
 #
-# Nodes that Slurm has drained already are left out. If more than 2 % of the fleet would be drained
-# (one node is always allowed), there is no command: the cause is then not a node. To change:
+# Nodes that Slurm has drained already are left out. If more than 10 % of the fleet is slow (two nodes
+# are always allowed), only nodes with wrong results are listed: the cause is then not a node. To change:
 STORE=${STORE:-torchcoll.sqlite}  # an SQLite file, or postgresql://USER@HOST/DATABASE
-THRESHOLD=${THRESHOLD:-3%}        # the smallest slowdown that counts
+NIGHT=${NIGHT:-}                  # a date, or last; empty: the last night, which must not be old
 NIGHT_START=${NIGHT_START:-12:00} # UTC, as in collect.sh
 COMMAND=${COMMAND:-'scontrol update nodename={node} state=drain reason={reason}'}
 PYTHON=${PYTHON:-}                # empty: .venv/bin/python of the current folder, else python3
@@ -18,10 +18,11 @@ set -uo pipefail
 # Without this list a node that is drained would be printed again, so that a failure ends the script.
 drained=$(sinfo --noheader --Node --states=drain --format=%N) || exit
 code=0
-report=$("$PYTHON" -m torchcoll fleet "$STORE" --threshold "$THRESHOLD" --format json \
-    --night-start "$NIGHT_START" --drain-command "$COMMAND" --drained <(printf '%s\n' "$drained")) ||
+report=$("$PYTHON" -m torchcoll nightly "$STORE" --format json --night-start "$NIGHT_START" \
+    ${NIGHT:+--night "$NIGHT"} --drain-command "$COMMAND" --drained <(printf '%s\n' "$drained")) ||
     code=$?
-[ "$code" -le 1 ] || exit "$code" # 1: the fleet has a node that is slow, failed or missing
+# 1: a node is slow, wrong, failed or missing; 2 with a report: there are too few nights yet
+[ "$code" -le 1 ] || [ -n "$report" ] || exit "$code"
 "$PYTHON" -c 'if 1:
     import json, sys
     drain = json.load(sys.stdin)["drain"]

@@ -33,7 +33,9 @@ RECORDS = [each["$ref"].rsplit("/", 1)[1] for each in SCHEMA["oneOf"]]
 
 def test_generated_pages_are_current():
     """Else: python docs/generate.py"""
-    for name, text in runpy.run_path(str(ROOT / "docs/generate.py"))["pages"]().items():
+    generate = runpy.run_path(str(ROOT / "docs/generate.py"))
+    assert (ROOT / "docs/nightly.md").read_text() == generate["nightly"]()
+    for name, text in generate["pages"]().items():
         assert (REFERENCE / name).read_text() == text, f"{name}: python docs/generate.py"
     # What the page of the file links to is read by programs.
     assert json.loads((REFERENCE / "torchcoll-2.schema.json").read_text()) == SCHEMA

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shlex
 
 import pytest
@@ -13,18 +14,22 @@ from made_fleet import made_fleet
 
 import torchcoll
 from torchcoll.cli import main
-from torchcoll.parts.fleet.fleet_show import DrainCommands
-from torchcoll.parts.fleet.node_report import DrainList
+from torchcoll.parts.fleet.nightly import DrainList
+from torchcoll.parts.fleet.nightly_show import DrainCommands
 
 TEMPLATE = "scontrol update nodename={node} state=drain reason={reason}"
-REASON = "torchcoll: slow or wrong in 4 of 5 nights"
+REASON = "torchcoll: 8.0 % slower since 2026-10-10 (node007@2026-10-10)"
 
 
-def saved(folder, nodes, slow, nights=5, first_slow_night=1):
-    """A folder of results in which the nodes of ``slow`` take 8 % longer from a night on."""
+def saved(folder, nodes, slow, nights=13, first_slow_night=9, wrong=()):
+    """A folder of results in which the nodes of ``slow`` take 8 % longer from a night on, and those
+    of ``wrong`` have a wrong result in the last night.
+    """
     folder.mkdir()
     times = lambda n, night, _: 1.08 if n in slow and night >= first_slow_night else 1  # noqa: E731
-    for run in made_fleet(nodes, nights, times):
+    for index, run in enumerate(made_fleet(nodes, nights, times)):
+        if index // nodes == nights - 1 and index % nodes in wrong:
+            run.results[0].status = "wrong"
         torchcoll.save(run, folder / f"{run.header['run_id']}.jsonl")
     return str(folder)
 
@@ -35,37 +40,39 @@ def folder(tmp_path_factory):
 
 
 def drain(capsys, folder, *options, code=1):
-    assert main(["fleet", folder, "--drain-command", TEMPLATE, *options]) == code
+    arguments = ["nightly", folder, "--night", "last", "--drain-command", TEMPLATE, *options]
+    assert main(arguments) == code
     return capsys.readouterr()
 
 
 def test_the_commands_follow_the_table(folder, capsys):
     lines = drain(capsys, folder).out.splitlines()
-    assert lines[-2] == "1 node to drain: bad in 3 of the last 5 nights"
-    assert lines[-1] == f"scontrol update nodename=node007 state=drain reason='{REASON}'"
+    assert lines[-2] == "1 node to drain"
+    assert re.sub(r"[78]\.\d %", "8.0 %", lines[-1]) == (
+        f"scontrol update nodename=node007 state=drain reason='{REASON}'"
+    )
 
 
 def test_json_is_one_document(folder, capsys):
     document = json.loads(drain(capsys, folder, "--format", "json").out)
-    assert document["drain"] == {
-        "headline": "1 node to drain: bad in 3 of the last 5 nights",
-        "commands": [f"scontrol update nodename=node007 state=drain reason='{REASON}'"],
-    }
-    assert document["rows"][0]["node"] == "node007"
-    assert main(["fleet", folder, "--format", "json"]) == 1
+    assert document["drain"]["headline"] == "1 node to drain"
+    (command,) = document["drain"]["commands"]
+    assert command.startswith("scontrol update nodename=node007 state=drain reason='torchcoll: ")
+    assert document["rows"][0]["who"] == "node007"
+    assert main(["nightly", folder, "--night", "last", "--format", "json"]) == 1
     assert "drain" not in json.loads(capsys.readouterr().out)
 
 
 def test_csv_stays_csv(folder, capsys):
     captured = drain(capsys, folder, "--format", "csv")
-    rows = list(csv.DictReader(io.StringIO(captured.out)))
-    assert len(rows) == 16 and rows[0]["node"] == "node007"
+    (row,) = csv.DictReader(io.StringIO(captured.out))
+    assert (row["who"], row["result"]) == ("node007", "slow")
     assert captured.err.splitlines()[-1].startswith("scontrol update nodename=node007 ")
 
 
 def test_markdown_has_them_as_a_block(folder, capsys):
     text = drain(capsys, folder, "--format", "markdown").out
-    assert "\n\n1 node to drain: bad in 3 of the last 5 nights\n\n```bash\nscontrol " in text
+    assert "\n\n1 node to drain\n\n```bash\nscontrol " in text
     assert text.endswith("\n```\n")
 
 
@@ -78,22 +85,31 @@ def test_nodes_that_are_drained_already(folder, capsys, tmp_path):
     assert "nodename=node007 " in drain(capsys, folder, "--drained", str(names)).out
 
 
-def test_two_slow_nodes_of_16_are_more_than_2_percent(tmp_path, capsys):
-    lines = drain(capsys, saved(tmp_path / "runs", 16, {3, 7})).out.splitlines()
+def test_many_slow_nodes_have_a_common_cause(tmp_path, capsys):
+    lines = drain(capsys, saved(tmp_path / "runs", 16, {3, 7, 11})).out.splitlines()
     assert lines[-1] == (
-        "fleet-wide: drain nothing. 2 of 16 nodes were slow in 3 of 5 nights; at most 1 may be"
+        "0 nodes to drain; 3 of 16 nodes are slow: find their common cause before you drain them "
+        "(at most 2 are listed)"
     )
 
 
-def test_two_slow_nights_are_not_enough(tmp_path, capsys):
-    folder = saved(tmp_path / "runs", 16, {7}, first_slow_night=3)
-    assert drain(capsys, folder).out.splitlines()[-1].startswith("0 nodes to drain: ")
+def test_one_wrong_result_is_enough_however_many_there_are(tmp_path, capsys):
+    """A node with wrong results goes, whatever else is slow."""
+    path = saved(tmp_path / "runs", 16, {3, 7, 11}, wrong={5, 6, 8})
+    out = drain(capsys, path).out
+    assert "3 nodes to drain; 3 of 16 nodes are slow" in out
+    assert [line.split()[2] for line in out.splitlines() if line.startswith("scontrol")] == [
+        "nodename=node005",
+        "nodename=node006",
+        "nodename=node008",
+    ]
 
 
-def test_two_nights_are_not_enough(tmp_path, capsys):
-    folder = saved(tmp_path / "runs", 16, {7}, nights=2, first_slow_night=0)
-    last = drain(capsys, folder).out.splitlines()[-1]
-    assert last == "drain nothing: 2 nights, at least 3 are needed"
+def test_one_slow_night_is_not_enough(tmp_path, capsys):
+    folder = saved(tmp_path / "runs", 16, {7}, first_slow_night=12)
+    captured = drain(capsys, folder).out
+    assert captured.splitlines()[-1] == "0 nodes to drain"
+    assert "tonight, for the first time. Run it again" in " ".join(captured.split())
 
 
 @pytest.mark.parametrize("node", ["n[1-999]", "ALL", "a,b", "-x", "{reason}", "a b", "a\nb", ""])
@@ -112,5 +128,5 @@ def test_a_reason_is_one_word_to_the_shell():
 
 
 def test_a_command_without_a_node(folder, capsys):
-    assert main(["fleet", folder, "--drain-command", "reboot"]) == 2
+    assert main(["nightly", folder, "--drain-command", "reboot"]) == 2
     assert error_text("drain-command", "reboot", "a command with {node}") in capsys.readouterr().err

@@ -23,9 +23,8 @@ from torchcoll.parts.fleet.connecting import Database
 
 ENDLESS = "WITH RECURSIVE r(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM r)"
 COMMANDS = (
-    ("fleet", "STORE"),
-    ("fleet", "STORE", "--night", "2026-01-02"),
-    ("history", "STORE"),
+    ("nightly", "STORE", "--night", "last"),
+    ("nightly", "STORE", "--night", "2026-01-02"),
     ("report", "STORE", "-o", "page.html"),
     ("collect", "--into", "STORE", "--prune", "400d", "--dry-run"),
     ("collect", "runs", "--into", "STORE"),
@@ -75,13 +74,13 @@ def check_damaged(command, capsys):
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_a_whole_store(folder, capsys, command):
-    """None of them is refused; fleet finds nodes missing."""
+    """None of them is refused; nightly finds nodes missing."""
     code, out, _ = run_command(command, capsys)
-    assert code == (command[0] == "fleet")
+    assert code == (command[0] == "nightly")
     assert out or command[0] == "report"
 
 
-READERS = [command for command in COMMANDS if command[0] in ("fleet", "history", "report")]
+READERS = [command for command in COMMANDS if command[0] in ("nightly", "report")]
 
 
 @pytest.mark.parametrize("command", READERS, ids=lambda command: command[0])
@@ -188,7 +187,7 @@ def test_bytes_that_were_changed(folder, capsys):
         for _ in range(draws.choice((1, 3, 20))):
             damaged[draws.randrange(16, len(damaged))] = draws.randrange(256)
         (folder / "store.sqlite").write_bytes(damaged)
-        code, _, err = run_command(draws.choice((COMMANDS[0], COMMANDS[2])), capsys)
+        code, _, err = run_command(draws.choice((COMMANDS[0], COMMANDS[1])), capsys)
         assert code in (0, 1, 2, 3)
         assert err.count("\n") <= 3
 

@@ -13,9 +13,8 @@ from made_runs import run as launch
 
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.soak_windows import SoakCase, SoakWindow
-from torchcoll.parts.fleet.changes_over_time import PanelHistory
 from torchcoll.parts.fleet.nights_page import nights_charts
-from torchcoll.parts.fleet.panel import Panel, baseline_nights, deviations, split_fleet_and_nodes
+from torchcoll.parts.fleet.panel import Panel
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.comparison.speed_up_charts import speed_up_charts
 from torchcoll.questions.contention.soak_show import soak_chart
@@ -226,16 +225,14 @@ def test_a_node_that_became_slow_is_at_the_top():
     log_times[25:, 37] += np.log(1.1)
     names = tuple(f"node{n}" for n in range(nodes))
     panel = Panel("", 8, 0, names, (None,), log_times, np.full((nights, nodes), -1), [])
-    split = split_fleet_and_nodes(deviations(panel, baseline_nights(panel.present)), np.ones(1))
-    history = PanelHistory(panel, (), 0.03, 20, (), (), (), (), split.nodes, split.fleet)
-    slowest, every = nights_charts(history, "torchcoll fleet x --night {x}")
+    slowest, every = nights_charts(panel, "torchcoll nightly x --night {x}")
     (trace,) = slowest.traces
     assert trace["y"][0] == "node37" and len(trace["y"]) == 40 and len(trace["x"]) == nights
     assert trace["z"][0][24] == pytest.approx(0, abs=1.5)
     assert trace["z"][0][25:] == pytest.approx([10] * 5, abs=1.5)
     assert "reduced: 40 of 100 nodes" in slowest.caption
     assert len(every.traces[0]["z"]) == 100
-    assert trace["meta"]["command"] == "torchcoll fleet x --night {x}"
+    assert trace["meta"]["command"] == "torchcoll nightly x --night {x}"
 
 
 def test_texts_are_no_markup_and_nothing_is_nan():

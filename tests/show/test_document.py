@@ -384,12 +384,12 @@ def test_nodes_over_nights_of_a_store_and_of_files(tmp_path):
     page = page_of([store])
     assert page.title == "Nodes over nights"
     (section,) = page.sections
-    assert section.commands == [f"torchcoll history {store}"]
+    assert section.commands == [f"torchcoll nightly {store} --night last"]
     trace = section.charts[0].charts[0].traces[0]
     assert trace["y"][0] == "node2" and len(trace["x"]) == 12
     assert trace["z"][0][8:] == pytest.approx([20] * 4, abs=1)
-    assert trace["meta"]["command"] == f"torchcoll fleet {store} --night {{x}}"
-    # The nights of files are those of history; one file, or one day, has none.
+    assert trace["meta"]["command"] == f"torchcoll nightly {store} --night {{x}}"
+    # The nights of files are those of nightly; one file, or one day, has none.
     for night in range(6):
         for node in ("a", "b"):
             members = [{"rank": rank, "host": node} for rank in range(8)]

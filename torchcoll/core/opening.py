@@ -176,9 +176,14 @@ def is_descriptor(path: object) -> bool:
 def replace_file(path: Path, data: bytes, only_new: bool = False) -> None:
     """Write a file in one step, so that a reader has the earlier content or the new one.
 
-    A link of that name is replaced, not followed. only_new: refuse a name that is taken. Raises
-    OSError, and then leaves nothing behind.
+    A link of that name is replaced, not followed. What is no file, such as /dev/null, is written to
+    as it is. only_new: refuse a name that is taken. Raises OSError, and then leaves nothing behind.
     """
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if not only_new and not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+            path.write_bytes(data)
+            return
     new = path if only_new else path.with_name(f".{path.name[:_LONGEST]}.{os.getpid()}")
     if not only_new:
         new.unlink(missing_ok=True)  # of a process that was killed

@@ -38,7 +38,7 @@ _READERS = (
             rb'|COMMS-RES|---- Performance of |"coll_exec_time_us"|Time, us|data_size\(Bytes\)'
         ),
     ),
-    ("history", re.compile(rb"\ASQLite format 3\0")),
+    ("nightly", re.compile(rb"\ASQLite format 3\0")),
     ("trace", re.compile(rb'"coll_exec_time_us"')),
     ("log", re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) |\d\)? ?\|CCL_[A-Z]+\|")),
 )

@@ -27,7 +27,7 @@ from torchcoll.parts.fleet.baseline_runs import (
     select_baselines,
     versions_of,
 )
-from torchcoll.parts.fleet.node_report import case_names
+from torchcoll.parts.fleet.change_text import case_names
 from torchcoll.parts.fleet.records import OK, CaseKey, RunSummary, summarise_run
 from torchcoll.parts.fleet.series import Summaries
 from torchcoll.parts.fleet.sources import summaries_of

@@ -15,14 +15,11 @@ import pandas as pd
 from torchcoll.core.errors import UnusableError, UsageError, one_line
 from torchcoll.core.units import counted, format_change, plural, shorten
 from torchcoll.parts.fleet import good_runs
-from torchcoll.parts.fleet.effects import (
-    Floats,
-    common_cases,
-    critical_value,
-    robust_scale,
-    two_way,
-)
-from torchcoll.parts.fleet.node_report import case_names
+from torchcoll.parts.fleet.change_text import case_names
+from torchcoll.parts.fleet.fleet_state import subsets_of
+from torchcoll.parts.fleet.night_judgements import runs_of_incidents
+from torchcoll.parts.fleet.noise import Floats, quiet_median
+from torchcoll.parts.fleet.peers import outlying
 from torchcoll.parts.fleet.records import FAILED, WRONG, CaseKey
 from torchcoll.parts.fleet.series import (
     RUN_STATUSES,
@@ -31,12 +28,11 @@ from torchcoll.parts.fleet.series import (
     Summaries,
     format_night,
 )
-from torchcoll.parts.fleet.slow_nodes import FEWEST_PEERS, Peers, judge_peers
 from torchcoll.stats.distributions import kendall_p, median_slope
 
 _ERROR = 0.01  # probability that a healthy run of a set is left out as slow
-_OF_RUNS = 0.5  # share of that error that a run over all cases has in `torchcoll fleet`
 _DAY_US = 86_400_000_000
+_NIGHT_START_US = _DAY_US // 2
 _DRIFT_P = 0.01
 _DRIFT_LEAST = 0.01  # over the whole time: less is no warning
 _FEWEST_FOR_DRIFT = 8
@@ -113,6 +109,9 @@ def select_baselines(
     for index, reason in _failures(summaries).items():
         if usable[index]:
             leave_out(index, reason)
+    chosen = np.flatnonzero(usable)
+    for index, name in runs_of_incidents(summaries.select(usable), _NIGHT_START_US).items():
+        leave_out(int(chosen[index]), f"its node was slow ({name}, torchcoll nightly)")
     baselines: list[good_runs.Baseline] = []
     too_few: list[str] = []
     for stratum in np.unique(summaries.stratum).tolist():
@@ -132,18 +131,15 @@ def select_baselines(
         kept = np.array([row not in slow for row in range(len(members))], dtype=bool)
         members, table = members[kept], table[kept]
         # First runs that are slow among all runs, then runs that are slow for their node.
-        populations = ""
         for by_node in (False, True):
             number = np.unique(summaries.node[members], return_inverse=True)[1]
             if by_node and not 0 < number.max(initial=0) < len(members) - 1:
                 continue  # one node, or one run of each
-            slow, populations = _slow_runs(table, keys, number if by_node else None, threshold)
+            slow = _slow_runs(table, keys, number if by_node else None, threshold)
             for row, reason in slow.items():
                 leave_out(int(members[row]), reason)
             kept = np.array([row not in slow for row in range(len(members))], dtype=bool)
             members, table = members[kept], table[kept]
-        if populations:
-            notes.append(f"{what}: {populations}")
         nodes = [summaries.nodes[number] for number in summaries.node[members].tolist()]
         if missing := good_runs.runs_missing(nodes):
             of_nodes = f" of {counted(len(set(nodes)), 'node')}" if len(set(nodes)) > 1 else ""
@@ -222,54 +218,56 @@ def _table(
     return table[:, enough], [summaries.keys[k] for k in numbers[enough].tolist()], notes
 
 
+def common_cases(present: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.intp]]:
+    """The sets of nodes that are connected by common cases, largest first. present: [N, C]."""
+    unseen = np.ones(len(present), dtype=bool)
+    sets = []
+    while unseen.any():
+        members = np.zeros(len(present), dtype=bool)
+        cases = np.zeros(present.shape[1], dtype=bool)
+        reached = np.argmax(unseen, keepdims=True)  # nodes whose cases have not been followed yet
+        while len(reached):
+            members[reached] = True
+            new_cases = np.flatnonzero(present[reached].any(axis=0) & ~cases)
+            cases[new_cases] = True
+            reached = np.flatnonzero(present[:, new_cases].any(axis=1) & ~members)
+        unseen &= ~members
+        sets.append(np.flatnonzero(members))
+    return sorted(sets, key=len, reverse=True)
+
+
 def _slow_runs(
     table: Floats, keys: Sequence[CaseKey], node: npt.NDArray[np.intp] | None, threshold: float
-) -> tuple[dict[int, str], str]:
-    """Row -> why a run is left out, by the rule of `torchcoll fleet`; and a note if there are two
-    populations of runs, of which none is left out.
+) -> dict[int, str]:
+    """Row -> why a run is left out: it is slower than the other runs, as a node is slower than its
+    peers in `torchcoll nightly`.
 
     node [R]: the number of each run's node, whose difference from the others is removed first.
     None: it is not removed.
     """
     count = len(table)
     if not count:
-        return {}, ""
+        return {}
     largest = common_cases(np.isfinite(table))[0]
     outside = {*range(count)} - {*largest.tolist()}
     slow = {row: "no case in common with the other runs" for row in sorted(outside)}
+    left = table[largest] - quiet_median(table[largest])
     if node is not None:
-        of_runs = pd.Series(two_way(table).effects)
-        table = table - of_runs.groupby(node).transform("median").to_numpy()[:, None]
-    values = table[largest]
-    if len(largest) <= FEWEST_PEERS:
-        if len(largest) < good_runs.FEWEST_NODES:
-            return slow, ""
-        effects = two_way(values).effects
-        spread = robust_scale(effects)
-        limit = critical_value(len(values), len(values), _ERROR * _OF_RUNS) * spread
-        for row, effect in zip(largest.tolist(), effects.tolist(), strict=True):
-            if effect > max(limit, math.log1p(threshold)):
-                slow[row] = f"{format_change(math.exp(effect))} than the other runs in all cases"
-        return slow, ""
-    names_of_rows = tuple(str(row) for row in largest.tolist())
-    peers = Peers("", 0, names_of_rows, tuple(keys), values, ({},) * len(names_of_rows))
-    judged = judge_peers(peers, threshold, _ERROR)
-    for item in judged.slow:
-        if item.effect > 0:
-            where = item.scope or "all cases"
-            if item.scope and len(item.cases) == 1:
-                where = case_names(item.cases)[0]
-            slow[int(item.node)] = (
-                f"{format_change(math.exp(item.effect))} than the other runs in {where}"
-            )
-    if not judged.populations:
-        return slow, ""
-    parts = judged.populations
-    return slow, (
-        f"two populations: {counted(len(parts.slow), 'run')} are "
-        f"{format_change(math.exp(parts.effect))} than the other {len(parts.fast)}, and the spread "
-        "contains both (--accept DATE uses the runs from a date on)"
-    )
+        of_runs = pd.Series(quiet_median(left, axis=1))
+        left = left - of_runs.groupby(node[largest]).transform("median").to_numpy()[:, None]
+    if len(largest) < good_runs.FEWEST_NODES:
+        return slow
+    scopes = [(subset.name or "all cases", subset.cases) for subset in subsets_of(keys)]
+    if len(keys) > 1:
+        each = np.eye(len(keys), dtype=bool)
+        scopes += list(zip(case_names(keys), each, strict=True))
+    for where, cases in scopes:
+        effects = quiet_median(left[:, cases], axis=1)
+        ratios = outlying(effects, _ERROR / len(scopes))
+        for index in np.flatnonzero((ratios > 1) & (effects > math.log1p(threshold))).tolist():
+            change = format_change(math.exp(float(effects[index])))
+            slow.setdefault(int(largest[index]), f"{change} than the other runs in {where}")
+    return slow
 
 
 def _slow_by(

@@ -11,9 +11,8 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ns, format_percent
 from torchcoll.parts.fleet.baseline_file import format_time_utc
 from torchcoll.parts.fleet.baseline_runs import RunLeftOut, Selection, machine_text
-from torchcoll.parts.fleet.fleet_show import percent, slower
+from torchcoll.parts.fleet.change_text import case_names, percent, slower
 from torchcoll.parts.fleet.good_runs import Baseline, Limits, limits_of
-from torchcoll.parts.fleet.node_report import case_names
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
 from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE

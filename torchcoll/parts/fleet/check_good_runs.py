@@ -66,7 +66,7 @@ class CheckedRun:
 
     def notable_cases(self) -> list[tuple[str, str, str, str, str]]:
         from torchcoll.parts.fleet import good_runs
-        from torchcoll.parts.fleet.fleet_show import slower
+        from torchcoll.parts.fleet.change_text import slower
 
         return [
             (name, format_ns(case.time_ns), format_ns(case.usual_ns), slower(case.effect), state)
@@ -141,7 +141,7 @@ def _phrase(judged_run: JudgedByGoodRuns) -> Phrase:
     from torchcoll.parts.fleet import good_runs
     from torchcoll.parts.fleet.baseline_file import good_runs_text
     from torchcoll.parts.fleet.baseline_show import detectable_text
-    from torchcoll.parts.fleet.fleet_show import percent, slower
+    from torchcoll.parts.fleet.change_text import percent, slower
 
     judged = judged_run.judged
     limits, count, runs = judged.limits, len(judged.cases), good_runs_text(judged)

@@ -1,4 +1,4 @@
-"""``torchcoll fleet``: which node differs from its peers? ``torchcoll history``: since when?
+"""``torchcoll nightly``: which node is slow or wrong, and since when?
 ``torchcoll baseline``: what is usual? ``torchcoll collect``: results into a store.
 """
 
@@ -16,7 +16,6 @@ from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import (
     ExitCode,
     UnreadableError,
-    UnusableError,
     UsageError,
     choice,
     printable,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 _DEFAULT_NIGHT_START = "12:00"
 
 
-def _common_arguments(parser: argparse.ArgumentParser) -> None:
+def nightly_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "paths",
@@ -53,24 +52,30 @@ def _common_arguments(parser: argparse.ArgumentParser) -> None:
         help="smallest slowdown that is reported (default: 3%%)",
     )
     add(
+        "--night",
+        metavar="DATE",
+        help="the night to judge, or 'last' (default: the last one, which must not be older than "
+        "two days)",
+    )
+    add(
         "--night-start",
         default=_DEFAULT_NIGHT_START,
         metavar="HH:MM",
         help="time of day in UTC at which a night begins (default: 12:00)",
     )
-    add("--format", default="table", help="table (default), markdown, csv or json")
-    add("--all", action="store_true", help="show every node, not only the slowest")
-
-
-def fleet_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    _common_arguments(parser)
-    add("--night", metavar="DATE", help="the night to judge (default: the last one)")
     add(
         "--expected-nodes",
         metavar="FILE",
         help="nodes that should have a run, one per line (default: those of the other nights)",
     )
+    add(
+        "--accept",
+        metavar="WHICH",
+        help="accept one incident as usual: its id, such as gpu013@2026-10-31, or a change, such "
+        "as nccl=2.27.7; a store keeps this",
+    )
+    add("--reason", default="", metavar="TEXT", help="with --accept: why")
+    add("--why", action="store_true", help="show the last nights of each slow node and its peers")
     add(
         "--drain-command",
         metavar="TEXT",
@@ -82,9 +87,10 @@ def fleet_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="nodes that are drained already, one per line: no drain command for them",
     )
+    add("--format", default="table", help="table (default), markdown, csv, json or line")
+    add("--all", action="store_true", help="show also what was over in the last 30 nights")
     add("--junit", metavar="FILE", help="write a test per node as JUnit XML")
-    add("--plot", metavar="FILE", help="write a heatmap of nodes and cases (PNG, SVG or PDF)")
-    add("--force", action="store_true", help="replace the files of --junit and --plot")
+    add("--force", action="store_true", help="replace the file of --junit")
 
 
 def _names_in(path: str | None, what: str, *, may_be_empty: bool = False) -> list[str]:
@@ -104,84 +110,44 @@ def _names_in(path: str | None, what: str, *, may_be_empty: bool = False) -> lis
     return names
 
 
-def run_fleet(options: argparse.Namespace) -> ExitCode:
-    """Exit code 1 if a node failed, is slow or missing, or if a group of nodes is slow."""
-    from torchcoll.parts.fleet.fleet_show import DrainCommands, fleet_junit, print_drain, show_fleet
-    from torchcoll.parts.fleet.node_report import DRAIN_NIGHTS, drain_list, fleet_finding
+def run_nightly(options: argparse.Namespace) -> ExitCode:
+    """Exit code 1 if a node or a group is slow, wrong, failed or missing; 2 if it cannot tell."""
+    from torchcoll.parts.fleet import nightly_show
+    from torchcoll.parts.fleet.nightly import NightRequest, drain_list, judge_night
     from torchcoll.parts.fleet.series import parse_night, parse_night_start
-    from torchcoll.parts.fleet.sources import summaries_of_nights
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS
 
-    choice(options.format, "format", FORMATS)
-    threshold = parse_share(options.threshold, "threshold")
-    night_start_us = parse_night_start(options.night_start)
-    night = None if options.night is None else parse_night(options.night)
-    expected = _names_in(options.expected_nodes, "expected-nodes")
+    choice(options.format, "format", (*FORMATS, "line"))
+    last = options.night == "last"
     drained = _names_in(options.drained, "drained", may_be_empty=True)
     if options.drain_command is not None and "{node}" not in options.drain_command:
         raise UsageError("drain-command", options.drain_command, "a command with {node}")
-    for what in ("junit", "plot"):
-        if path := getattr(options, what):
-            check_new(path, what, options.force)
-    count = 1 if options.drain_command is None else DRAIN_NIGHTS
-    summaries, overview = summaries_of_nights(options.paths, night_start_us, night, count)
-    finding = fleet_finding(
-        summaries, threshold, night, night_start_us, expected, overview=overview
+    if options.reason and not options.accept:
+        raise UsageError("reason", options.reason, "--accept WHICH with it")
+    if options.junit:
+        check_new(options.junit, "junit", options.force)
+    request = NightRequest(
+        parse_share(options.threshold, "threshold"),
+        parse_night_start(options.night_start),
+        None if last or options.night is None else parse_night(options.night),
+        last,
+        tuple(_names_in(options.expected_nodes, "expected-nodes")),
+        options.accept or "",
+        options.reason,
     )
-    if night is not None and not finding.nodes:
-        raise UsageError("night", options.night, "a night of which there are runs")
+    finding = judge_night(options.paths, request)
     drain = None
     if options.drain_command is not None:
-        drains = drain_list(summaries, threshold, night, night_start_us, drained)
-        drain = DrainCommands.fill(options.drain_command, drains)
-    show_fleet(finding, options.format, options.all, drain=drain)
+        drains = drain_list(finding, drained)
+        drain = nightly_show.DrainCommands.fill(options.drain_command, drains)
+    nightly_show.show_night(finding, options.format, options.all, options.why, drain)
     if options.junit:
-        write_file(options.junit, fleet_junit(finding), "junit", options.force)
-    if options.plot:
-        from torchcoll.parts.fleet.fleet_show import write_heatmap
-
-        write_heatmap(finding, options.plot, options.force)
+        write_file(options.junit, nightly_show.night_junit(finding), "junit", options.force)
     if drain is not None:
-        print_drain(drain, options.format)
-    return ExitCode.OK if finding.good else ExitCode.FAILED
-
-
-def history_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    _common_arguments(parser)
-    add(
-        "--accept",
-        metavar="DATE",
-        help="take the baseline from this night on, after a change that is to stay",
-    )
-
-
-def run_history(options: argparse.Namespace) -> ExitCode:
-    """Exit code 1 if the times changed for the worse and have not recovered."""
-    from torchcoll.parts.fleet.changes_over_time import history_of
-    from torchcoll.parts.fleet.history_show import show_history
-    from torchcoll.parts.fleet.panel import panels_of
-    from torchcoll.parts.fleet.series import parse_night, parse_night_start
-    from torchcoll.parts.fleet.sources import summaries_of
-    from torchcoll.report.formats import FORMATS
-
-    choice(options.format, "format", FORMATS)
-    threshold = parse_share(options.threshold, "threshold")
-    night_start_us = parse_night_start(options.night_start)
-    accepted = None if options.accept is None else parse_night(options.accept, "accept")
-    panels = panels_of(summaries_of(options.paths), night_start_us)
-    if not panels:
-        raise UnusableError("paths", " ".join(options.paths), "runs with dates and times")
-    histories = []
-    for panel in panels:
-        first = 0 if accepted is None else max(0, accepted - panel.first_night)
-        if first >= len(panel.log_times):
-            raise UsageError("accept", options.accept, "a date within the nights of the runs")
-        histories.append(history_of(panel, threshold, first))
-    show_history(histories, options.format, options.all)
-    bad = any(not item.ended for history in histories for item in history.incidents)
-    return ExitCode.FAILED if bad else ExitCode.OK
+        nightly_show.print_drain(drain, options.format)
+    level = nightly_show.answer_of(finding).level
+    return {"bad": ExitCode.FAILED, "doubt": ExitCode.USAGE}.get(level, ExitCode.OK)
 
 
 def baseline_arguments(parser: argparse.ArgumentParser) -> None:
@@ -425,32 +391,22 @@ def convert_store(options: argparse.Namespace) -> ExitCode | None:
 
 
 COMMANDS = {
-    "fleet": SubCommand(
-        "find the nodes that differ from their peers",
-        fleet_arguments,
-        run_fleet,
+    "nightly": SubCommand(
+        "find which nodes are slow or wrong, since when, and what to do",
+        nightly_arguments,
+        run_nightly,
         "many nodes",
         examples=(
-            "torchcoll fleet nightly/",
-            "torchcoll fleet nightly/ --expected-nodes nodes.txt --junit fleet.xml",
+            "torchcoll nightly torchcoll.sqlite",
+            "torchcoll nightly nightly/ --night last --why",
+            "torchcoll nightly torchcoll.sqlite --accept nccl=2.27.7 --reason 'security update'",
         ),
-        exit_1="a node failed, is slow or missing, or a group of nodes is slow",
+        exit_1="a node is slow, wrong, failed or missing, or a group of nodes is slow",
         option_groups={
             "what is judged": "--night --night-start --expected-nodes --threshold",
-            "what to do with slow nodes": "--drain-command --drained",
-            "output": "--format --all --junit --plot --force",
+            "what to do": "--accept --reason --drain-command --drained",
+            "output": "--format --all --why --junit --force",
         },
-    ),
-    "history": SubCommand(
-        "find when a fleet or a node became slower, and what changed then",
-        history_arguments,
-        run_history,
-        "many nodes",
-        examples=(
-            "torchcoll history nightly/",
-            "torchcoll history nightly/ --accept 2026-11-01",
-        ),
-        exit_1="the times became longer and have not recovered",
     ),
     "baseline": SubCommand(
         "write the usual times of good runs, for check --baseline",
@@ -463,7 +419,7 @@ COMMANDS = {
         ),
     ),
     "collect": SubCommand(
-        "keep results in a store, for fleet and history",
+        "keep results in a store, for nightly",
         collect_arguments,
         run_collect,
         "many nodes",

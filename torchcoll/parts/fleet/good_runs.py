@@ -31,7 +31,7 @@ import pandas as pd
 from scipy import special
 
 from torchcoll.core.units import shorten
-from torchcoll.parts.fleet.effects import Floats, nan_median, weighted_median
+from torchcoll.parts.fleet.noise import Floats, quiet_median
 from torchcoll.parts.fleet.records import CaseKey
 from torchcoll.questions.check.limits import DOUBTED_FACTOR, SLOW_FACTOR
 from torchcoll.stats.distributions import t_quantile
@@ -271,6 +271,20 @@ def _weights(spreads: Floats) -> Floats:
     return np.asarray(1 / np.maximum(spreads, smallest) ** 2)
 
 
+def weighted_median(values: Floats, weights: Floats) -> Floats:
+    """The weighted median of each row [N, C] with weights [C]; NaN entries are left out."""
+    weight = np.where(np.isnan(values), 0.0, np.broadcast_to(weights, values.shape))
+    order = np.argsort(values, axis=1)  # NaN sorts last, with weight 0
+    ordered = np.take_along_axis(values, order, axis=1)
+    cumulated = np.cumsum(np.take_along_axis(weight, order, axis=1), axis=1)
+    half = cumulated[:, -1:] / 2
+    rows = np.arange(len(values))
+    low = np.argmax(cumulated >= half * (1 - 1e-12), axis=1)
+    high = np.argmax(cumulated > half * (1 + 1e-12), axis=1)
+    medians: Floats = (ordered[rows, low] + ordered[rows, high]) / 2
+    return medians
+
+
 def mean_over_cases(deviations: Floats, spreads: Floats) -> Floats:
     """The mean over the cases [R] of deviations [R, C], weighted by their precision.
 
@@ -407,7 +421,7 @@ def baseline_of(
     run_means = mean_over_cases(log_times - medians[number], spreads)
     run_means -= (np.bincount(number, run_means) / counts)[number]
     degrees = len(names) - len(counts)
-    levels = nan_median(medians, axis=0)
+    levels = quiet_median(medians, axis=0)
     effects = medians - levels if by_node else np.zeros((len(nodes), len(levels)))
     starts = [run.start_us for run in good.runs if run.start_us is not None]
     return Baseline(

@@ -1,19 +1,17 @@
-"""Nights x nodes x cases: the series of a fleet, and its baseline."""
+"""Nights x nodes x cases: the times of a fleet."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from torchcoll.parts.fleet.effects import Floats, grouped_medians, nan_median
+from torchcoll.parts.fleet.noise import Floats
 from torchcoll.parts.fleet.records import CaseKey
 from torchcoll.parts.fleet.series import NO_NIGHT, Summaries, nights_of
-from torchcoll.stats.distributions import mad_scale
-
-FEWEST_BASELINE, MOST_BASELINE = 5, 30  # nights
 
 
 @dataclass(frozen=True)
@@ -91,68 +89,13 @@ def panels_of(summaries: Summaries, night_start_us: int = 0) -> list[Panel]:
     return sorted(panels, key=lambda panel: -int(panel.present.sum()))
 
 
-def baseline_nights(present: npt.NDArray[np.bool_], accepted: int = 0) -> npt.NDArray[np.bool_]:
-    """The nights [T, N] that make up the baseline of each node: its first ones, a third of them
-    all, at least 5 and at most 30. accepted: index of the first night that may be one.
-    """
-    counted = present.copy()
-    counted[:accepted] = False
-    number = np.cumsum(counted, axis=0)
-    length = np.clip(number[-1] // 3, FEWEST_BASELINE, MOST_BASELINE)
-    return np.asarray(counted & (number <= length))
-
-
-def deviations(panel: Panel, baseline: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
-    """log_times without what is usual of each node in each case [T, N, C]: the median over its
-    baseline. NaN for a case that a node has in fewer than 5 nights of its baseline.
-    """
-    result = np.full_like(panel.log_times, np.nan)
-    for node in range(len(panel.nodes)):  # node by node: a median of all at once doubles the memory
-        usual = panel.log_times[baseline[:, node], node]
-        if not len(usual):
-            continue
-        counts = np.isfinite(usual).sum(axis=0)
-        enough = counts >= FEWEST_BASELINE
-        if enough.any():
-            middle = nan_median(usual[:, enough])
-            result[:, node, enough] = panel.log_times[:, node, enough] - middle
-    return result
-
-
-@dataclass(frozen=True)
-class Split:
-    """deviations [T, N, C] = fleet [T, C] + nodes [T, N] + rest: what all nodes share in a night,
-    and what one node adds in all its cases. NaN where there is nothing.
-    """
-
-    fleet: Floats
-    nodes: Floats
-
-
-def split_fleet_and_nodes(values: npt.NDArray[np.float32], weights: Floats) -> Split:
-    """The median over nodes of each night and case, and the weighted mean over cases of what is
-    left, clipped at 3 robust standard deviations of it. weights [C].
-    """
-    nights, nodes, _ = values.shape
-    fleet = np.full((nights, values.shape[2]), np.nan)
-    node = np.full((nights, nodes), np.nan)
-    for night in range(nights):
-        present = np.isfinite(values[night]).any(axis=1)
-        if not present.any():
-            continue
-        tonight = values[night, present].astype(np.float64)
-        cases = np.isfinite(tonight).any(axis=0)
-        tonight = tonight[:, cases]
-        level = nan_median(tonight)
-        if len(tonight) == 1:
-            level = np.zeros_like(level)  # a single node has no peers: all is its own
-        left = tonight - level
-        weight = np.where(np.isnan(left), 0.0, weights[cases])
-        filled = np.where(np.isnan(left), 0.0, left)
-        total = weight.sum(axis=1)
-        mean = (filled * weight).sum(axis=1) / total
-        spread = mad_scale((left - mean[:, None])[~np.isnan(left)])
-        clipped = np.clip(filled - mean[:, None], -3 * spread, 3 * spread)
-        node[night, present] = mean + (clipped * weight).sum(axis=1) / total * (spread > 0)
-        fleet[night, cases] = level
-    return Split(fleet, node)
+def grouped_medians(
+    groups: npt.NDArray[np.integer[Any]], values: Floats
+) -> tuple[npt.NDArray[np.integer[Any]], Floats]:
+    """The groups that occur, ascending, and the median of the values of each."""
+    order = np.lexsort((values, groups))
+    ordered, groups = values[order], groups[order]
+    begins = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]]) if len(groups) else order
+    counts = np.diff(np.r_[begins, len(groups)])
+    medians = (ordered[begins + (counts - 1) // 2] + ordered[begins + counts // 2]) / 2
+    return groups[begins], medians

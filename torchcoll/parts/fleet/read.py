@@ -260,6 +260,8 @@ def _sqlite_blocks(connection: Connection, condition: str) -> Iterator[tuple[Arr
         flat = itertools.chain.from_iterable(rows)
         # A double holds the integers: an id beyond 2^53 would take longer than anybody has.
         table = np.fromiter(flat, np.float64, 4 * len(rows)).reshape(-1, 4)
+        if not (np.abs(table[:, [0, 1, 3]]) < [1 << 53, 1 << 31, 128]).all():
+            raise ValueError("a number that no case has")
         time_ns = table[:, 2].copy()
         time_ns[time_ns < 0] = np.nan
         yield table[:, 0].astype(np.int64), table[:, 1], time_ns, table[:, 3]

@@ -23,6 +23,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     SmallInteger,
@@ -380,6 +381,52 @@ FILES = Table(
     PrimaryKeyConstraint("host", "path", "label"),
     Index("files_fingerprint", "fingerprint"),
 )
+# What `torchcoll nightly` said after each night, of each device model and number of ranks (kind).
+SNAPSHOTS = Table(
+    "judged_nights",
+    _METADATA,
+    Column("kind", Text, nullable=False),
+    Column("night", Integer, nullable=False),
+    Column("snapshot", _JSON, nullable=False),
+    PrimaryKeyConstraint("kind", "night"),
+)
+# What happened to incidents; rows are only ever added.
+INCIDENT_RECORDS = Table(
+    "incident_records",
+    _METADATA,
+    Column("kind", Text, nullable=False),
+    Column("incident", Text, nullable=False),
+    Column("night", Integer, nullable=False),
+    Column("event", Text, nullable=False),
+    Column("since", Integer, nullable=False),
+    Column("effect", Double, nullable=False),
+    Column("low", Double, nullable=False),
+    Column("high", Double, nullable=False),
+    Column("accepted_by", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    PrimaryKeyConstraint("kind", "incident", "night", "event"),
+)
+# The memory of the model before the last night, so that this night can be judged again when more
+# of its runs have come.
+MEMORY = Table(
+    "model_memory",
+    _METADATA,
+    Column("kind", Text, primary_key=True),
+    Column("night", Integer, nullable=False),
+    Column("night_start_us", BigInteger, nullable=False),
+    Column("memory", LargeBinary, nullable=False),
+)
+
+
+def has_judgements(connection: Connection) -> bool:
+    """Whether `torchcoll nightly` has written into this store."""
+    return bool(inspect(connection).has_table(MEMORY.name))
+
+
+def add_judgements(connection: Connection) -> None:
+    """Makes the tables of `torchcoll nightly` where they are missing."""
+    tables = [SNAPSHOTS, INCIDENT_RECORDS, MEMORY]
+    _METADATA.create_all(connection, tables=tables, checkfirst=True)
 
 
 def has_store(connection: Connection, name: str) -> bool:

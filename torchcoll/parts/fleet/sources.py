@@ -1,4 +1,4 @@
-"""What `fleet` and `history` read: files, folders, globs and stores, as one Summaries."""
+"""What `nightly` reads: files, folders, globs and stores, as one Summaries."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def summaries_of(
     if not len(summaries):
         when = "" if since_us is None and until_us is None else " in this period"
         raise UnreadableError("runs", f"none{when}", "result files, folders of them, or a store")
-    return _in_order(summaries)
+    return in_order(summaries)
 
 
 def summaries_of_nights(
@@ -62,23 +62,29 @@ def summaries_of_nights(
     store only these nights are read; otherwise all runs are, and there is no overview. Raises as
     ``summaries_of`` does.
     """
-    stores = _stores_in(arguments[0]) if len(arguments) == 1 else []
-    if len(stores) != 1:
+    store = store_of(arguments)
+    if store is None:
         return summaries_of(arguments), None
     from torchcoll.parts.fleet.read import run_overview, summaries_of_store  # needs SQLAlchemy
     from torchcoll.parts.fleet.schema import DAY_US
 
-    address = parse_address(stores[0])
+    address = parse_address(store)
     overview = run_overview(address, night_start_us)
     chosen = [each for each in overview.nights if night is None or each <= night][-count:]
     if not chosen or (night is not None and chosen[-1] != night):
         return summaries_of(arguments), None
     since_us = chosen[0] * DAY_US + night_start_us
     until_us = (chosen[-1] + 1) * DAY_US + night_start_us
-    return _in_order(summaries_of_store(address, since_us, until_us, nights=True)), overview
+    return in_order(summaries_of_store(address, since_us, until_us, nights=True)), overview
 
 
-def _in_order(summaries: Summaries) -> Summaries:
+def store_of(arguments: Sequence[str]) -> str | None:
+    """The store that the arguments name, if it is one and alone."""
+    stores = _stores_in(arguments[0]) if len(arguments) == 1 else []
+    return stores[0] if len(stores) == 1 else None
+
+
+def in_order(summaries: Summaries) -> Summaries:
     """With nodes by name and cases by collective and size, so that answers do not depend on the
     order of files in a folder, or of rows in a store.
     """

@@ -1,0 +1,295 @@
+"""Does `torchcoll nightly` describe the lives of nodes rightly, every night?
+
+    python tests/benchmarks/nightly.py lives [--fleets 100] [--nodes 48] [--noise normal,t4]
+    python tests/benchmarks/nightly.py healthy [--fleets 100] [--noise normal,t4,correlated]
+    python tests/benchmarks/nightly.py power [--fleets 40]
+    python tests/benchmarks/nightly.py year
+
+Fleets of `tests/made_lives.py` are replayed night by night with the default threshold of 3 %, and
+what the model says after each night is compared with the truth.
+
+    lives     for each kind of life: what is found within 7 nights, dated within a night; levels
+              within their 90 % interval; nights in which a fault of a week ago is not open
+    healthy   incidents of nodes in 1,000 node-years, of groups and of the fleet in a fleet-year
+    power     share of faults that are found within 7 nights, by nodes, nights and missing nights
+    year      time and memory of a replay of 365 nights of 1,000 nodes
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from made_lives import FIRST_NIGHT, KINDS, RACK, Fault, Life, made_life
+
+from torchcoll.parts.fleet.fleet_model import FleetModel
+from torchcoll.parts.fleet.incident import Incident, IncidentRecord
+from torchcoll.parts.fleet.night_judgements import nights_of_panel
+
+THRESHOLD, WEEK = 0.03, 7
+RISES = ("opened", "relapsed", "worse")
+
+
+def share(hits: int, of: int) -> str:
+    """With the 95 % interval of Clopper and Pearson."""
+    if not of:
+        return "-"
+    interval = stats.binomtest(int(hits), int(of)).proportion_ci()
+    return f"{100 * hits / of:.0f} % ({100 * interval.low:.0f} to {100 * interval.high:.0f})"
+
+
+def rate(count: int, exposure: float) -> str:
+    """Events per unit, with the 95 % interval of a Poisson count."""
+    low = stats.chi2.ppf(0.025, 2 * count) / 2 if count else 0.0
+    high = stats.chi2.ppf(0.975, 2 * count + 2) / 2
+    return f"{count / exposure:.1f} ({low / exposure:.1f} to {high / exposure:.1f})"
+
+
+def about(incident: Incident | IncidentRecord, fault: Fault) -> bool:
+    """Whether an incident is that of a fault."""
+    subject = (
+        incident.subject if isinstance(incident, Incident) else incident.incident.split("@")[0]
+    )
+    if fault.scope == "fleet":
+        return subject in ("", "fleet")
+    if fault.subject.startswith("nccl=") and subject == fault.subject:
+        return True
+    return subject == fault.subject
+
+
+def judge(life: Life, tally: Counter[str]) -> None:
+    """Replays a life and counts what is right and wrong, every night."""
+    panel = life.panel
+    model = FleetModel(THRESHOLD)
+    nights = len(panel.log_times)
+    levels = [fault.levels(nights) for fault in life.faults]
+    found: set[tuple[int, int]] = set()
+    for day, said in nights_of_panel(model, panel, {}):
+        night = day - FIRST_NIGHT
+        for record in said:
+            if record.event not in RISES:
+                continue
+            owners = [n for n, f in enumerate(life.faults) if about(record, f)]
+            since = record.since - FIRST_NIGHT
+            true = [n for n in owners if levels[n][max(0, since - 3) : night + 1].any()]
+            if not true:
+                tally["false " + ("node" if record.incident.startswith("node") else "group")] += 1
+        open_now = [i for i in model.incidents if i.is_open]
+        for number, fault in enumerate(life.faults):
+            level = levels[number]
+            for event in fault.events:
+                if event.what not in RISES or night != event.night + WEEK - 1:
+                    continue
+                tally["events"] += 1
+                hits = [
+                    r
+                    for r in model.records
+                    if r.event in RISES
+                    and about(r, fault)
+                    and event.night <= r.night - FIRST_NIGHT <= night
+                ]
+                if hits:
+                    found.add((number, event.night))
+                    tally["found"] += 1
+                    off = abs(hits[0].since - FIRST_NIGHT - event.night)
+                    tally["dated"] += off <= 1
+            for event in fault.events:
+                if event.what == "closed" and night == event.night + WEEK - 1:
+                    if (number, fault.events[0].night) not in found:
+                        continue
+                    tally["ends"] += 1
+                    of_fault = [i for i in model.incidents if about(i, fault)]
+                    ended = [i for i in of_fault if i.ended is not None]
+                    tally["ended"] += bool(ended)
+                    tally["end dated"] += any(
+                        abs((i.ended or 0) - FIRST_NIGHT - event.night) <= 1 for i in ended
+                    )
+            mine = [i for i in open_now if about(i, fault)]
+            week = level[max(0, night - WEEK + 1) : night + 1]
+            was_found = any(n == number for n, _ in found)
+            if (week > 0).all() and len(week) == WEEK and was_found:
+                tally["lasting nights"] += 1
+                tally["forgotten"] += not mine
+            if level[night] == 0 and not (week > 0).any():
+                tally["ghosts"] += bool(mine)
+            if mine and level[night] > 0 and not fault.creep:
+                steady = (level[mine[0].since - FIRST_NIGHT : night + 1] == level[night]).all()
+                if steady and night - (mine[0].since - FIRST_NIGHT) >= 3:
+                    tally["levels"] += 1
+                    tally["covered"] += mine[0].low <= level[night] <= mine[0].high
+    tally["node-nights"] += nights * len(panel.nodes)
+    tally["nights"] += nights
+    tally["fleets"] += 1
+
+
+HEADS = (
+    "life",
+    "found in 7 nights",
+    "dated within a night",
+    "ends found, dated",
+    "level in interval",
+    "forgotten",
+    "ghosts",
+    "false node/group",
+)
+
+
+def line(name: str, tally: Counter[str]) -> str:
+    percent = lambda hits, of: f"{100 * tally[hits] / tally[of]:.1f} %" if tally[of] else "-"  # noqa: E731
+    ends = "-"
+    if tally["ends"]:
+        ends = f"{percent('ended', 'ends')}, {percent('end dated', 'ends')}"
+    cells = (
+        name,
+        share(tally["found"], tally["events"]),
+        share(tally["dated"], tally["found"]),
+        ends,
+        percent("covered", "levels"),
+        f"{tally['forgotten']} of {tally['lasting nights']}",
+        str(tally["ghosts"]),
+        f"{tally['false node']}/{tally['false group']}",
+    )
+    return " | ".join(cells)
+
+
+def lives(options: argparse.Namespace) -> None:
+    for noise in options.noise:
+        for missing in options.missing:
+            print(
+                f"\n{options.fleets} fleets a kind, {options.nodes} nodes, "
+                f"{options.nights} nights, faults of {options.sigmas:g} sigma of 1 % after "
+                f"{options.quiet} nights or more, "
+                f"noise {noise}, {100 * missing:.0f} % of the nights missing"
+            )
+            print(" | ".join(HEADS))
+            for kind in options.kinds or KINDS[1:]:
+                tally: Counter[str] = Counter()
+                for seed in range(options.fleets):
+                    random = np.random.default_rng([options.seed, seed])
+                    life = made_life(
+                        kind,
+                        random,
+                        options.nodes,
+                        options.nights,
+                        sigmas=options.sigmas,
+                        quiet=options.quiet,
+                        noise=noise,
+                        missing=missing,
+                    )
+                    judge(life, tally)
+                print(line(kind, tally), flush=True)
+
+
+def healthy(options: argparse.Namespace) -> None:
+    print("\nincidents of nodes in 1,000 node-years; of groups or the fleet in a fleet-year")
+    for noise in options.noise:
+        for missing in options.missing:
+            tally: Counter[str] = Counter()
+            for seed in range(options.fleets):
+                random = np.random.default_rng([options.seed, 1, seed])
+                judge(
+                    made_life(
+                        "healthy",
+                        random,
+                        options.nodes,
+                        options.nights,
+                        noise=noise,
+                        missing=missing,
+                    ),
+                    tally,
+                )
+            years = tally["node-nights"] / 365_000
+            print(
+                f"{options.fleets} fleets of {options.nodes} nodes and {options.nights} nights, "
+                f"noise {noise}, {100 * missing:.0f} % missing ({1000 * years:.0f} node-years): "
+                f"nodes {rate(tally['false node'], years)}; groups and fleet "
+                f"{rate(tally['false group'], tally['nights'] / 365)}",
+                flush=True,
+            )
+
+
+def power(options: argparse.Namespace) -> None:
+    """A fault of a node, found within 7 nights."""
+    print(f"{options.fleets} fleets a figure; a node's night varies by 1 % (sigma)")
+    kinds = (("step", 5), ("step", 8), ("1M and more alone", 15))
+    print("noise | missing | nodes | nights before | 5 % | 8 % | 15 % at 1M and more")
+    for noise in options.noise:
+        for missing in options.missing:
+            for nodes in options.sizes:
+                for quiet in options.before:
+                    cells = []
+                    for kind, sigmas in kinds:
+                        hits = 0
+                        for seed in range(options.fleets):
+                            random = np.random.default_rng([options.seed, 2, seed])
+                            life = made_life(
+                                kind,
+                                random,
+                                nodes,
+                                quiet + 17,
+                                sigmas=sigmas,
+                                quiet=quiet,
+                                noise=noise,
+                                missing=missing,
+                            )
+                            tally: Counter[str] = Counter()
+                            judge(life, tally)
+                            hits += tally["found"]
+                        cells.append(f"{100 * hits / options.fleets:.0f} %")
+                    row = (noise, f"{100 * missing:.0f} %", str(nodes), str(quiet), *cells)
+                    print(" | ".join(row), flush=True)
+
+
+def year(options: argparse.Namespace) -> None:
+    life = made_life("step", np.random.default_rng(options.seed), 1000, 365)
+    began, cpu = time.monotonic(), time.process_time()
+    tally: Counter[str] = Counter()
+    model = FleetModel(THRESHOLD)
+    for _, said in nights_of_panel(model, life.panel, {}):
+        tally.update(record.event for record in said)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"365 nights of 1,000 nodes in racks of {RACK}, {len(life.panel.keys)} cases: "
+        f"{time.monotonic() - began:.0f} s ({time.process_time() - cpu:.0f} s CPU), peak of the "
+        f"whole process {peak:.0f} MB; records {dict(tally)}"
+    )
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("part", choices=("lives", "healthy", "power", "year"))
+    parser.add_argument("--fleets", type=int, default=100)
+    parser.add_argument("--nodes", type=int, default=48)
+    parser.add_argument("--nights", type=int, default=120)
+    parser.add_argument("--sigmas", type=float, default=8)
+    parser.add_argument("--quiet", type=int, default=45)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--noise", type=lambda text: text.split(","), default=["normal"])
+    parser.add_argument(
+        "--missing", type=lambda text: [float(x) for x in text.split(",")], default=[0.0]
+    )
+    parser.add_argument("--sizes", type=numbers, default=[4, 8, 16, 48, 128])
+    parser.add_argument("--before", type=numbers, default=[12, 20, 45, 90])
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=None)
+    options = parser.parse_args()
+    print("$ python tests/benchmarks/nightly.py", " ".join(sys.argv[1:]))
+    globals()[options.part](options)
+
+
+if __name__ == "__main__":
+    main()

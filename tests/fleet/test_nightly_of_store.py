@@ -1,0 +1,108 @@
+"""`nightly` says the same of files and of the store that collected them, and a store keeps it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from pathlib import Path
+
+from made_fleet import made_fleet
+from made_stores import rows
+
+import torchcoll
+from torchcoll.cli import main
+
+
+def printed(*arguments: str) -> tuple[int, str]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = main(list(arguments))
+    return code, out.getvalue()
+
+
+def saved_fleet(folder: Path, nights: int, slow_from: int) -> str:
+    """12 nodes over some nights, of which node004 is 8 % slower from one night on."""
+    folder.mkdir()
+    slow = lambda node, night, case: 1.08 if node == 4 and night >= slow_from else 1.0  # noqa: E731
+    for run in made_fleet(12, nights, slow):
+        torchcoll.save(run, folder / f"{run.header['run_id']}.jsonl")
+    return str(folder)
+
+
+def test_the_same_answers_from_files_and_from_a_store(tmp_path, store):
+    nightly = saved_fleet(tmp_path / "nightly", 14, slow_from=8)
+    assert printed("collect", nightly, "--into", store)[0] == 0
+    for options in (("table",), ("json",), ("line",), ("table", "--why", "--all")):
+        asked = ("--night", "last", "--format", *options)
+        of_files = printed("nightly", nightly, *asked)
+        assert of_files[0] == 1
+        assert "node004" in of_files[1]
+        assert printed("nightly", store, *asked) == of_files
+
+
+def test_one_night_of_many(tmp_path, store):
+    """Only that night is read of a store; nodes, nights and clocks of the others count alike."""
+    nightly = saved_fleet(tmp_path / "nightly", 7, slow_from=3)
+    for number, (changed, labels) in enumerate(
+        (
+            ({"start_utc": "2026-10-04T03:00:00Z"}, {"node": "gone"}),
+            ({"start_utc": "2036-10-04T03:00:00Z"}, {"node": "ahead"}),
+            ({"start_utc": None}, {"node": "undated"}),
+        )
+    ):
+        (run,) = made_fleet(1, labels=lambda node, night, own=labels: own)
+        run.header |= {"run_id": f"odd-{number}", **changed}
+        path = f"{nightly}/odd-{number}.jsonl"
+        torchcoll.save(run, path)
+        # Received on 2026-10-04: the undated run counts in that night.
+        os.utime(path, (1_791_072_000, 1_791_072_000))
+    assert printed("collect", nightly, "--into", store)[0] == 0
+    drain = ("--drain-command", "drain {node}")
+    for options in (
+        ["--night", "2026-10-04"],
+        ["--night", "2026-10-01", "--night-start", "23:30"],
+        ["--night", "2026-10-06", *drain],
+        ["--night", "last"],
+    ):
+        of_files = printed("nightly", nightly, "--format", "json", *options)
+        assert printed("nightly", store, "--format", "json", *options) == of_files
+    assert printed("nightly", store, "--night", "2020-01-01")[0] == 2
+    assert "clock of ahead" in printed("nightly", store, "--night", "last")[1]
+
+
+def test_what_was_said_stays(tmp_path, store):
+    """Night by night: what a store kept of a night is what was printed in it."""
+    nightly = Path(saved_fleet(tmp_path / "nightly", 16, slow_from=9))
+    of_night: dict[str, str] = {}
+    for number in range(16):
+        files = [str(path) for path in sorted(nightly.glob(f"{number:04}-*"))]
+        # The collector reads half of the night first, and judges it.
+        for some in (files[:6], files[6:]):
+            assert printed("collect", *some, "--into", store)[0] == 0
+            date = f"2026-10-{number + 1:02}"
+            of_night[date] = printed("nightly", store, "--night", date, "--format", "json")[1]
+    for date, text in of_night.items():
+        again = json.loads(printed("nightly", store, "--night", date, "--format", "json")[1])
+        said = json.loads(text)
+        assert [row["incident"] for row in again["rows"]] == [r["incident"] for r in said["rows"]]
+        assert again["answer"]["headline"] == said["answer"]["headline"]
+    # Runs that are removed change nothing of it.
+    assert printed("collect", "--into", store, "--prune", "1s")[0] == 0
+
+
+def test_an_acceptance_stays_and_acquits_one_incident(tmp_path, store):
+    nightly = Path(saved_fleet(tmp_path / "nightly", 16, slow_from=9))
+    first = [str(path) for path in sorted(nightly.glob("*")) if path.name < "0014"]
+    assert printed("collect", *first, "--into", store)[0] == 0
+    last = ("--night", "last")
+    assert printed("nightly", store, *last)[0] == 1
+    assert printed("nightly", store, *last, "--accept", "node007")[0] == 2
+    accepted = printed("nightly", store, *last, "--accept", "node004@2026-10-10", "--reason", "x")
+    assert accepted[0] == 0 and "accepted: node004@2026-10-10" in accepted[1]
+    assert printed("nightly", store, *last)[0] == 0
+    assert printed("collect", str(nightly), "--into", store)[0] == 0
+    assert printed("nightly", store, *last)[0] == 0
+    (row,) = rows(store, "SELECT * FROM incident_records WHERE event = 'accepted'")
+    assert (row["incident"], row["reason"]) == ("node004@2026-10-10", "x")

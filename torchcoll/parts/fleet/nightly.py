@@ -1,0 +1,316 @@
+"""One night of a fleet: which nodes gave wrong results or failed, which are slow and since when,
+which are missing, and which to drain.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchcoll.core.errors import UnreadableError, UnusableError, UsageError
+from torchcoll.core.units import counted, plural, shorten
+from torchcoll.parts.fleet import series
+from torchcoll.parts.fleet.address import parse_address
+from torchcoll.parts.fleet.change_text import case_names, slower
+from torchcoll.parts.fleet.fleet_model import FleetModel
+from torchcoll.parts.fleet.incident import SLOW, WRONG, Incident
+from torchcoll.parts.fleet.night_judgements import (
+    Acceptance,
+    JudgedNights,
+    StoredJudgement,
+    judge_summaries,
+    single_hosts,
+)
+from torchcoll.parts.fleet.records import FAILED
+from torchcoll.parts.fleet.snapshot import SlowTonight, Snapshot
+from torchcoll.parts.fleet.sources import store_of, summaries_of, summaries_of_nights
+from torchcoll.stats.power import ACT_ON_ALL
+
+_NAMED = 3
+_NIGHTS_UNTIL_GONE = 30  # a node without a run for longer is taken for retired
+_STALE_S = 2 * 86_400.0  # after the night began: a dead collector is not a healthy fleet
+_DRAIN_SHARE, _DRAIN_LEAST = 0.1, 2  # more slow nodes than this have a common cause
+
+
+@dataclass(frozen=True)
+class NodeFailure:
+    """A node whose run or cases failed."""
+
+    node: str
+    text: str
+
+
+@dataclass(frozen=True)
+class DrainList:
+    """headline: one sentence. nodes: (node, reason) of each node to drain."""
+
+    headline: str
+    nodes: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class NightFinding:
+    """What is known of a fleet after one night.
+
+    - night: its date as a number of days; NO_NIGHT if no run has a date.
+    - nights: how many nights the input has.
+    - nodes: names of the nodes with a run.
+    - snapshots: one for each device model and number of ranks, most nodes first.
+    - failures: nodes with failed runs or cases.
+    - missing: nodes without a run that were expected or, without a list, had one in the 30 nights
+      before.
+    - notes: what was left out, and why.
+    - accepted: incidents that were accepted by this call.
+    - models: the state of the model, if it was computed by this call.
+    """
+
+    night: int
+    nights: int
+    nodes: tuple[str, ...]
+    snapshots: tuple[Snapshot, ...]
+    failures: tuple[NodeFailure, ...]
+    missing: tuple[str, ...]
+    notes: tuple[str, ...]
+    accepted: tuple[str, ...] = ()
+    models: tuple[FleetModel, ...] = ()
+
+    @property
+    def date(self) -> str:
+        return "" if self.night == series.NO_NIGHT else series.format_night(self.night)
+
+    @property
+    def open(self) -> list[Incident]:
+        """Open incidents, the most important first."""
+        ranks = {"node": 0, "group": 1, "fleet": 2}
+        return sorted(
+            (each for snapshot in self.snapshots for each in snapshot.open),
+            key=lambda each: (each.kind != WRONG, ranks[each.scope], -each.effect),
+        )
+
+    @property
+    def tonight(self) -> list[SlowTonight]:
+        return [each for snapshot in self.snapshots for each in snapshot.tonight]
+
+    @property
+    def bad(self) -> bool:
+        return bool(self.open or self.tonight or self.failures or self.missing)
+
+    @property
+    def detectable(self) -> float | None:
+        """The slowdown of a node that would be found within 7 nights; None if it is not known of
+        all nodes.
+        """
+        sizes = [snapshot.detectable for snapshot in self.snapshots]
+        has_usual = [size for size in sizes if size is not None]
+        enough = all(2 * snapshot.has_usual >= snapshot.nodes for snapshot in self.snapshots)
+        return max(has_usual) if has_usual and enough and len(has_usual) == len(sizes) else None
+
+    @property
+    def certain(self) -> bool:
+        """Whether a slowdown that a user would act on would have been found."""
+        return self.detectable is not None and np.expm1(self.detectable) <= ACT_ON_ALL + 0.02
+
+
+@dataclass(frozen=True)
+class NightRequest:
+    """What is asked of a night.
+
+    - threshold: smallest slowdown, such as 0.03.
+    - night: days since 1970-01-01; None is the last one, which must not be old.
+    - last: take the last night, however old it is.
+    - expected: names of nodes that should have a run.
+    - accept, why: an incident, or a change, that is accepted; and the reason.
+    """
+
+    threshold: float
+    night_start_us: int
+    night: int | None = None
+    last: bool = False
+    expected: tuple[str, ...] = ()
+    accept: str = ""
+    why: str = ""
+
+
+def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
+    """Judges a night of files or of a store.
+
+    Raises UnreadableError for input that cannot be read or is older than two days, UsageError for
+    a night without runs and for an incident that is not open.
+    """
+    store = store_of(paths)
+    night_start_us = request.night_start_us
+    tonight, overview = summaries_of_nights(paths, night_start_us, request.night, 1)
+    overview = overview or series.overview_of(tonight, night_start_us)
+    if not overview.nights:
+        raise UnusableError("paths", " ".join(paths), "runs with dates and times")
+    latest = overview.nights[-1]
+    chosen = latest if request.night is None else request.night
+    if chosen not in overview.nights:
+        value = series.format_night(chosen)
+        raise UsageError(
+            "night", value, "a night with runs", f"The last is {series.format_night(latest)}."
+        )
+    if request.night is None and not request.last:
+        _check_age(paths, latest, night_start_us)
+    acceptances = []
+    if request.accept:
+        acceptances = [Acceptance(request.accept, os.environ.get("USER", "unknown"), request.why)]
+    notes: list[str] = []
+    models: list[FleetModel] = []
+    judged: list[JudgedNights] = []
+    snapshots: list[Snapshot] = []
+    if store is not None and chosen == latest:
+        stored = StoredJudgement(parse_address(store), night_start_us, request.threshold)
+        judged = stored.judge(chosen, acceptances)
+    elif store is not None:
+        if acceptances:
+            raise UsageError("accept", "with an earlier night", "the last night of the store")
+        stored = StoredJudgement(parse_address(store), night_start_us, request.threshold)
+        snapshots = stored.snapshots(chosen)
+    elif acceptances:
+        notes.append("accepted for this call only: a store keeps what was accepted")
+    if store is None or (not snapshots and not judged):
+        every = summaries_of(paths)
+        judged = judge_summaries(every, night_start_us, request.threshold, chosen, acceptances)
+    if judged:
+        snapshots = [each.snapshots[-1] for each in judged if each.snapshots]
+        models = [each.model for each in judged]
+    snapshots = [each for each in snapshots if each.night == chosen]
+    records = [each for kind in judged for each in kind.records]
+    accepted = [each.incident for each in records if each.event == "accepted"]
+    if request.accept and not accepted:
+        names = [each.id for single in judged for each in single.snapshots[-1].open]
+        choices = shorten(names, 5) if names else "no incident is open"
+        raise UsageError("accept", request.accept, "an open incident, or a change of one", choices)
+    tonight = tonight.select(series.nights_of(tonight, night_start_us) == chosen)
+    return _finding(tonight, overview, chosen, request, snapshots, notes, accepted, models)
+
+
+def _check_age(paths: Sequence[str], latest: int, night_start_us: int) -> None:
+    began_s = (latest * 86_400_000_000 + night_start_us) / 1e6
+    age_s = time.time() - began_s
+    if age_s > _STALE_S:
+        date = series.format_night(latest)
+        raise UnreadableError(
+            "last night",
+            f"{date}, {counted(int(age_s // 86_400), 'day')} ago, in {' '.join(paths)}",
+            "a night of the last two days",
+            f"Did the runs and the collector start? --night {date} judges that night.",
+        )
+
+
+def _finding(
+    tonight: series.Summaries,
+    overview: series.RunOverview,
+    chosen: int,
+    request: NightRequest,
+    snapshots: Sequence[Snapshot],
+    notes: list[str],
+    accepted: Sequence[str],
+    models: Sequence[FleetModel],
+) -> NightFinding:
+    if overview.undated:
+        notes.append(f"{counted(overview.undated, 'run')} left out: no date is recorded")
+    if overview.ahead:
+        notes.append(
+            f"clock of {shorten(overview.ahead, 5)}: the runs were received over 5 minutes before "
+            "they began; the time of receipt is used"
+        )
+    alone = single_hosts(tonight)
+    if len(alone) < len(tonight):
+        notes.append(
+            f"{counted(len(tonight) - len(alone), 'run')} over several hosts left out: they say "
+            "nothing about a single node (torchcoll pairs does)"
+        )
+    present = {alone.nodes[n] for n in np.unique(alone.node).tolist()}
+    lately = {
+        node
+        for node, (first, last) in overview.nodes.items()
+        if first <= chosen <= last + _NIGHTS_UNTIL_GONE
+    }
+    missing = sorted(({*request.expected} or lately) - present)
+    if request.expected and (unexpected := sorted(present - {*request.expected})):
+        notes.append(f"not in the list of expected nodes: {shorten(unexpected, 5)}")
+    failures = _failures(alone)
+    return NightFinding(
+        chosen,
+        len([night for night in overview.nights if night <= chosen]),
+        tuple(sorted(present)),
+        tuple(sorted(snapshots, key=lambda each: -each.nodes)),
+        tuple(failures),
+        tuple(missing),
+        tuple(notes),
+        tuple(accepted),
+        tuple(models),
+    )
+
+
+def _failures(tonight: series.Summaries) -> list[NodeFailure]:
+    """Failed cases and runs that did not complete."""
+    failures: dict[str, list[str]] = {}
+    names = case_names(tonight.keys)
+    for index in np.flatnonzero(tonight.status == series.STATUSES.index(FAILED)).tolist():
+        node = tonight.nodes[tonight.node[tonight.run[index]]]
+        failures.setdefault(node, []).append(names[tonight.key[index]])
+    failed = series.RUN_STATUSES.index("failed")
+    for index in np.flatnonzero(tonight.run_status == failed).tolist():
+        failures.setdefault(tonight.nodes[tonight.node[index]], [])
+    for index in np.flatnonzero(tonight.run_status > failed).tolist():
+        node = tonight.nodes[tonight.node[index]]
+        failures.setdefault(node, []).append("the run did not end")
+    return [
+        NodeFailure(node, "; ".join(_texts(list(dict.fromkeys(texts)))))
+        for node, texts in sorted(failures.items())
+    ]
+
+
+def _texts(texts: Sequence[str]) -> list[str]:
+    unended = "the run did not end"
+    cases = [text for text in texts if text != unended]
+    results = [f"failed in {shorten(cases, _NAMED)}"] if cases else []
+    if unended in texts:
+        results.append(unended)
+    return results or ["the run failed"]
+
+
+def drain_list(finding: NightFinding, drained: Collection[str] = ()) -> DrainList:
+    """The nodes with an open incident of their own.
+
+    A node with one verified wrong result is always drained. If over 10 % of the nodes are slow, and
+    more than two, the slow ones are not: the cause is then not a node. drained: nodes that are out
+    of service already.
+    """
+    wrong: dict[str, str] = {}
+    slow: dict[str, str] = {}
+    for each in finding.open:
+        if each.kind == WRONG:
+            wrong[each.subject] = f"torchcoll: wrong results ({each.id})"
+        elif each.scope == "node":
+            since = series.format_night(each.began)
+            change = f"{slower(each.effect)} since {since}"
+            slow.setdefault(each.subject, f"torchcoll: {change} ({each.id})")
+    count = max(len(finding.nodes) + len({*drained} - {*finding.nodes}), 1)
+    most = max(_DRAIN_LEAST, int(_DRAIN_SHARE * count))
+    texts = []
+    only_slow = {node: reason for node, reason in slow.items() if node not in wrong}
+    chosen = dict(wrong)
+    if len(only_slow) > most:
+        texts.append(
+            f"{len(only_slow)} of {count} nodes are slow: find their common cause before "
+            f"you drain them (at most {most} are listed)"
+        )
+    else:
+        chosen |= only_slow
+    rest = {node: reason for node, reason in sorted(chosen.items()) if node not in drained}
+    texts.insert(0, f"{counted(len(rest), 'node')} to drain")
+    if already := len(chosen) - len(rest):
+        texts.append(f"{already} drained already")
+    groups = [each.subject for each in finding.open if each.scope == "group" and each.kind == SLOW]
+    if groups:
+        verb = plural(len(groups), "is", "are")
+        texts.append(f"{shorten(groups, _NAMED)} {verb} slow as a whole: no node of it is to blame")
+    return DrainList("; ".join(texts), tuple(rest.items()))
