@@ -8,8 +8,11 @@ import json
 import sys
 
 import pytest
+from error_form import error_line
+from made_runs import measured, run
 
 from torchcoll.cli import main
+from torchcoll.core.file import save
 
 NCCL_TESTS = """\
 # nThread 1 nGpus 8 minBytes 8388608 maxBytes 8388608 step: 2(factor) warmup iters: 5 iters: 20
@@ -188,6 +191,34 @@ def test_a_reason_of_the_reader_is_said(tmp_path, capsys):
     assert main([str(path)]) == 3
     err = capsys.readouterr().err
     assert "expected results of a benchmark" not in err and "pairs" in err
+
+
+def test_files_of_several_tools_are_not_pooled(tmp_path, capsys):
+    """A sentence over gloo runs of one machine and a log of another one says nothing."""
+    save(run(measured(50_000)), tmp_path / "own.jsonl")
+    (tmp_path / "osu.txt").write_text(OSU)
+    files = [f"{tmp_path}/osu.txt", f"{tmp_path}/own.jsonl"]
+    assert main(files) == 0
+    assert answered_by(capsys.readouterr().out) == [f"show {files[1]}", f"show {files[0]}"]
+
+
+def test_a_folder_of_versus_is_compared_and_shown_if_it_cannot_be(tmp_path, capsys):
+    save(run(measured(50_000)), tmp_path / "a-1.jsonl")
+    (tmp_path / "manifest.jsonl").write_text('{"schema": "torchcoll-matrix/1"}\n')  # cut off
+    assert main([str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert answered_by(out) == [f"show {tmp_path}"], err
+
+
+def test_a_missing_file_is_named_with_the_nearest_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own1.jsonl").write_text("")
+    assert main(["own1.jsonll"]) == 3
+    assert capsys.readouterr().err == error_line(
+        "file", "own1.jsonll", "a file that exists. Did you mean own1.jsonl?\n"
+    )
+    assert main(["own1.jsonl", "no/such.xml"]) == 3
+    assert "no/such.xml" in capsys.readouterr().err
 
 
 def test_a_word_that_is_no_path_is_an_unknown_command(capsys):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from torchcoll.core.errors import ExitCode, UnreadableError, one_line, tell
+from torchcoll.core.errors import ExitCode, UnreadableError, did_you_mean, one_line, tell
 from torchcoll.core.opening import files_in, read_regular
 from torchcoll.core.other_commands import begin_of, end_of, reading_commands
 from torchcoll.core.parts import functions_of
@@ -29,7 +29,7 @@ _URGENCY = ("postmortem", "pairs", "compare", "show", "trace", "nightly", "plan"
 _MOST_FILES = 1000  # of a folder
 _MOST_HERE = 200  # files of the current folder that are looked at
 # Commands that take one file, with their arguments before it; the others take all files at once.
-_BY_FILE = {"plan": ["--ranks", "8"], "nightly": ["--night", "last"]}
+_BY_FILE = {"plan": ["--ranks", "8"], "nightly": ["--night", "last"], "compare": []}
 
 _OF_FOLDERS = ("postmortem",)  # the files of a dead job belong together
 _MOST_DOCUMENT = 4 << 20  # bytes of an issue whose parts are answered
@@ -41,6 +41,15 @@ def are_paths(arguments: Sequence[str]) -> bool:
     """Whether the first argument is a file, a folder, a pattern that matches, or stdin."""
     first = arguments[0]
     return first == "-" or os.path.exists(first) or bool(glob.has_magic(first) and glob.glob(first))
+
+
+def check_missing(argument: str) -> None:
+    """Raises UnreadableError for a word that is meant to be a file: it has a folder or a suffix."""
+    folder, name = os.path.split(argument)
+    if folder or (os.path.splitext(name)[1] and " " not in name):
+        beside = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+        hint = did_you_mean(name, [each for each in beside if each[0] != "."])
+        raise UnreadableError("file", argument, "a file that exists", hint)
 
 
 def answer_paths(arguments: Sequence[str], main: Main) -> int:
@@ -64,13 +73,14 @@ def answer_paths(arguments: Sequence[str], main: Main) -> int:
         several = os.path.isdir(argument) or _is_document(argument)
         answering = names if several else names[:1]
         also += [[name, argument] for name in names[len(answering) :]]
+        if os.path.isdir(argument) and "compare" in names:
+            also.append(["show", argument])
         for name in answering:
             by_command.setdefault(name, []).extend(of_argument[name])
     codes: list[int] = []
     lines: list[str] = []
     for name in sorted(by_command, key=_urgency):
-        paths = by_command[name]
-        for together in [[path] for path in paths] if name in _BY_FILE else [paths]:
+        for together in _groups(name, by_command[name]):
             if lines:
                 print()
             command = [name, *_BY_FILE.get(name, ()), *together]
@@ -103,6 +113,20 @@ def answer_paths(arguments: Sequence[str], main: Main) -> int:
     return max(codes)
 
 
+def _groups(name: str, paths: Sequence[str]) -> list[list[str]]:
+    """The paths that one call of a command answers: of ``show`` torchcoll's own files, and the
+    files of other tools, which measured something else.
+    """
+    if name in _BY_FILE:
+        return [[path] for path in paths]
+    if name != "show":
+        return [[*paths]]
+    from torchcoll.core.file import is_ours
+
+    own = [path for path in paths if os.path.isdir(path) or is_ours(path)]
+    return [group for group in (own, [path for path in paths if path not in own]) if group]
+
+
 def _run(command: Sequence[str], main: Main) -> tuple[int, str]:
     """The exit code of a command, and what it wrote to stderr."""
     errors = io.StringIO()
@@ -120,6 +144,8 @@ def _by_command(argument: str) -> dict[str, list[str]]:
 
     A command that reads all of the recognised files is given the folder. So is one of _OF_FOLDERS.
     """
+    from torchcoll.reading.inputs import MANIFEST
+
     files: dict[str, list[str]] = {}
     for path in _files(argument):
         for name in _commands_of_file(path):
@@ -128,9 +154,14 @@ def _by_command(argument: str) -> dict[str, list[str]]:
         if "show" in files and _command_of_results(argument) == "compare":
             files["compare"] = files.pop("show")
         return {name: [argument] for name in files}
+    if "show" in files and os.path.exists(os.path.join(argument, MANIFEST)):
+        del files["show"]  # the runs of two sides or more
+        files["compare"] = [argument]
     recognised = {path for paths in files.values() for path in paths}
     return {
-        name: [argument] if name in _OF_FOLDERS or len(paths) == len(recognised) else paths
+        name: [argument]
+        if name in (*_OF_FOLDERS, "compare") or len(paths) == len(recognised)
+        else paths
         for name, paths in files.items()
     }
 
@@ -151,8 +182,8 @@ def _files(argument: str) -> Iterator[str]:
 
 def _is_document(argument: str) -> bool:
     """Whether an argument is an issue or a mail with several outputs between fences."""
-    (path, *more) = _files(argument)
-    return not more and len(_parts(path)) > 1
+    files = list(_files(argument))
+    return len(files) == 1 and len(_parts(files[0])) > 1
 
 
 def _parts(path: str) -> list[bytes]:

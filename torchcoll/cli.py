@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from torchcoll import __version__
-from torchcoll.answering import answer_paths, are_paths, describe_here
+from torchcoll.answering import answer_paths, are_paths, check_missing, describe_here
 from torchcoll.core import errors
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.opening import DISK_REFUSES, not_written
@@ -175,6 +175,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
             )
         if first in _FUNCTIONS:
             raise errors.UsageError("command", first, "a command", _FUNCTIONS[first])
+        check_missing(first)
         nearest = errors.did_you_mean(first, available, least=0.5, most=3)
         action = f"{nearest} torchcoll --help lists the commands. {_TO_MEASURE}."
         raise errors.UsageError("command", first, "a command", action.lstrip())
