@@ -210,6 +210,30 @@ def test_a_folder_of_versus_is_compared_and_shown_if_it_cannot_be(tmp_path, caps
     assert answered_by(out) == [f"show {tmp_path}"], err
 
 
+def test_a_folder_of_folders_is_listed(tmp_path, capsys):
+    """`torchcoll results` answered a dozen measurements with a hundred lines of postmortems."""
+    for name, content in (("a", OSU), ("b", IMB)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.txt").write_text(content)
+    (tmp_path / "notes.txt").write_text(WATCHDOG)
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path} has 2 folders of results. Next: torchcoll {tmp_path}/NAME answers one",
+        "",
+        f"{tmp_path}/a: 1 file for show",
+        f"{tmp_path}/b: 1 file for show",
+    ]
+
+
+def test_few_logs_among_many_results_are_not_the_first_answer(tmp_path, capsys):
+    for name, content in (("a", OSU), ("b", IMB), ("dead", WATCHDOG)):
+        (tmp_path / f"{name}.txt").write_text(content)
+    assert main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert answered_by(out) == [f"show {tmp_path}"]
+    assert out.endswith(f"also: torchcoll postmortem {tmp_path}\n")
+
+
 def test_a_missing_file_is_named_with_the_nearest_one(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own1.jsonl").write_text("")

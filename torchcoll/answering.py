@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import io
+import itertools
 import os
 import shlex
 import sys
@@ -65,7 +66,13 @@ def answer_paths(arguments: Sequence[str], main: Main) -> int:
     by_command: dict[str, list[str]] = {}
     also, unread = [], []
     for argument in arguments:
-        of_argument = _by_command(argument)
+        if listing := _listing(argument):
+            print("\n".join(listing))
+            if len(arguments) == 1:
+                return int(ExitCode.OK)
+            continue
+        of_argument, less = _by_command(argument)
+        also += [[name, argument] for name in less]
         names = sorted(of_argument, key=_urgency)
         if not names:
             unread.append(argument)
@@ -139,10 +146,12 @@ def _urgency(name: str) -> int:
     return _URGENCY.index(name) if name in _URGENCY else len(_URGENCY)
 
 
-def _by_command(argument: str) -> dict[str, list[str]]:
-    """The commands that answer a file, a folder or a pattern -> what they are given.
+def _by_command(argument: str) -> tuple[dict[str, list[str]], list[str]]:
+    """The commands that answer a file, a folder or a pattern -> what they are given; and those that
+    could, of a few files among many.
 
     A command that reads all of the recognised files is given the folder. So is one of _OF_FOLDERS.
+    In a folder with more results than logs of dead jobs, nobody asks first who died.
     """
     from torchcoll.reading.inputs import MANIFEST
 
@@ -153,27 +162,53 @@ def _by_command(argument: str) -> dict[str, list[str]]:
     if not os.path.isdir(argument):
         if "show" in files and _command_of_results(argument) == "compare":
             files["compare"] = files.pop("show")
-        return {name: [argument] for name in files}
+        return {name: [argument] for name in files}, []
     if "show" in files and os.path.exists(os.path.join(argument, MANIFEST)):
         del files["show"]  # the runs of two sides or more
         files["compare"] = [argument]
+    less = [name for name in _OF_FOLDERS if len(files.get(name, ())) < len(files.get("show", ()))]
+    less = [name for name in less if files.pop(name, None)]
     recognised = {path for paths in files.values() for path in paths}
     return {
         name: [argument]
         if name in (*_OF_FOLDERS, "compare") or len(paths) == len(recognised)
         else paths
         for name, paths in files.items()
-    }
+    }, less
+
+
+def _listing(argument: str) -> list[str]:
+    """Of a folder of folders with results: a line for each, and what to do; [] of any other."""
+    if not os.path.isdir(argument):
+        return []
+    lines = []
+    for folder in sorted(path for path in Path(argument).iterdir() if path.is_dir()):
+        kinds = Counter(
+            name
+            for path in itertools.islice(filter(Path.is_file, folder.rglob("*")), _MOST_HERE)
+            for name in _commands_of_file(os.fspath(path))[:1]
+        )
+        if set(kinds) - {*_OF_FOLDERS}:
+            texts = [f"{counted(many, 'file')} for {name}" for name, many in kinds.most_common()]
+            lines.append(f"{folder}: {', '.join(texts)}")
+    if len(lines) < 2:
+        return []
+    name = shlex.quote(argument.rstrip("/"))
+    return [
+        f"{argument} has {len(lines)} folders of results. Next: torchcoll {name}/NAME answers one",
+        "",
+        *lines,
+    ]
 
 
 def _files(argument: str) -> Iterator[str]:
     if is_stdin(argument):
         yield os.fspath(from_stdin(argument))
     elif os.path.isdir(argument):
-        for number, path in enumerate(files_in(Path(argument))):
-            if number == _MOST_FILES:
-                return
-            yield os.fspath(path)
+        here = files_in(Path(argument))
+        # A launcher's log folder has nothing but folders.
+        below = sorted(filter(Path.is_file, Path(argument).rglob("*"))) if not here else ()
+        yield from map(os.fspath, [*here, *below][:_MOST_FILES])
     elif os.path.exists(argument):
         yield argument
     else:
