@@ -3,7 +3,7 @@ Megatron-LM's distributed optimizer, and DeepSpeed's ZeRO 1 and 2.
 
 ``torchcoll plan`` takes its calls from here. A model comes from its modules
 (training/meta_model.py) or from its config.json (training/architectures.py).
-``tests/training/test_planned_and_captured.py`` and ``tests/benchmarks/sent.py`` compare the calls
+``tests/training/test_planned_and_captured.py`` compares the calls
 with those of the real wrappers, one by one.
 
 Sources: DDP: torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size and
