@@ -328,6 +328,7 @@ def test_options_that_the_pages_name_exist() -> None:
     known.add("--token")  # of any program: what is masked
     # analyze_perf_json.py of nccl-tests, py-spy, and more of torchrun.
     known |= {"--straggler", "--spikes", "--iter", "--pid", "--log-dir", "--redirects", "--tee"}
+    known |= {"--fleets", "--missing"}  # of a benchmark
     for page, text in PAGES.items():
         assert set(options.findall(text)) - known == set(), page
 

@@ -297,6 +297,7 @@ def test_more_ranks_than_a_host_has_are_no_pass_of_one_host():
     verdict = judge(two, fabric="nvswitch-b200")
     assert verdict.word == "CANNOT TELL"
     assert verdict.line.startswith("CANNOT TELL whether 16 ranks were on one host of nvswitch-b200")
+    assert "; if they were: " in verdict.line and "PASS" not in verdict.line
     two.header["spec"]["labels"]["hosts"] = "1"  # a rack whose GPUs share one switch
     assert judge(two, fabric="nvswitch-b200").word == "PASS"
 

@@ -32,7 +32,6 @@ READERS = (
     "compare run-1.jsonl @ --format csv",
     "model fit @ -o m.json",
     "model validate @",
-    "history @",
 )
 SHARED = {"--collective", "--ranks", "--filter"}
 

@@ -88,6 +88,11 @@ def test_a_label_with_a_colon_selects_cases_as_in_compare(folder, capsys):
     save(run(*cases), "both.jsonl")
     assert {row["backend"] for row in rows(capsys, "show", "both.jsonl")} == {"gloo", "nccl"}
     assert {row["backend"] for row in rows(capsys, "show", "backend:nccl=both.jsonl")} == {"nccl"}
+    arguments = ["backend:gloo=both.jsonl", "backend:nccl=both.jsonl", "-o", "p.svg"]
+    assert main(["plot", *arguments]) == 0
+    capsys.readouterr()
+    drawn = (folder / "p.svg").read_text()
+    assert "<!-- gloo, gloo -->" in drawn and "<!-- gloo, nccl -->" not in drawn
     for label, expected in (
         ("backend:ccl", "a backend that some case has\n"),
         ("x:gloo", "a field of a case before ':', such as backend:gloo\n"),

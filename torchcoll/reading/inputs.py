@@ -199,7 +199,7 @@ def _resolved(arguments: Iterable[str], collective: str | None, ranks: int | Non
             return [path]
         runs = load_all(files, collective=collective, ranks=ranks)
         if ":" in label:
-            runs = _selected(runs, label)
+            runs = select_cases(runs, label)
         for run in runs if label else ():
             # The user's label replaces the one that matrix or versus gave the run.
             name, equals, value = label.partition("=")  # NCCL_ALGO=Ring is a setting of the run
@@ -211,7 +211,7 @@ def _resolved(arguments: Iterable[str], collective: str | None, ranks: int | Non
     return [source for sources in read_sources.values() for source in sources]
 
 
-def _selected(runs: Sequence[Run], label: str) -> list[Run]:
+def select_cases(runs: Sequence[Run], label: str) -> list[Run]:
     """The runs with the cases that a label such as ``backend:gloo`` selects, as in ``compare``.
 
     Raises UsageError for a name that is no field of a case, and if no case has the value.

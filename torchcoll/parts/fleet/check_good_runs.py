@@ -175,9 +175,9 @@ def _phrase(judged_run: JudgedByGoodRuns) -> Phrase:
     if slow:
         return Phrase(FAIL, f"{slow}; {mean}")
     if judged.state == good_runs.DOUBTED:
-        texts = [f"{doubted}, twice the usual time or more"] if doubted else []
+        texts = [doubted] if doubted else []
         texts += [noise] if noise else []
-        if limits.run_detectable > math.log1p(ACT_ON_ALL):
+        if limits.run_detectable > math.log1p(ACT_ON_ALL) and not doubted:
             detectable = percent(limits.run_detectable)
             texts.append(f"over {over_all} only a slowdown of {detectable} would be found")
         return Phrase(CANNOT_TELL, "; ".join([*texts, mean]))

@@ -187,7 +187,7 @@ def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> lis
             f"whether {ranks} ranks were on one host of {fabric.name}: the file does not name the "
             f"hosts (torchcoll convert FILE --label hosts=N -o RUN)"
         )
-        first.insert(0, Phrase(CANNOT_TELL, text))
+        return [Phrase(CANNOT_TELL, text), *(Phrase("", f"if they were: {p.text}") for p in first)]
     return [*first, *_doubts(rows, fabric, judged, device)]
 
 
