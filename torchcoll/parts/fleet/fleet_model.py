@@ -184,7 +184,7 @@ class FleetModel(FollowedIncidents):
         members = tuple(self.names[n] for n in group.members.tolist())
         assert self.noise is not None
         scale = float(np.median(self.noise.scale[group.members, subset]))
-        width = 1.645 * 1.25 * scale / math.sqrt(sum(nights.values()) or 1)
+        width = 1.645 * 1.6 * scale / math.sqrt(sum(nights.values()) or 1)
         changed = group.changed
         if not group.staged:
             changed = self.changed_on(set(group.members.tolist()), began)
@@ -214,7 +214,7 @@ class FleetModel(FollowedIncidents):
             if about.staged:
                 left[: self.nights_back(night), row] = np.nan
         series = quiet_median(left, axis=1)
-        self.follow(about, series, index[0], 1.25 * math.sqrt(1 / len(index) + 1 / len(self.names)))
+        self.follow(about, series, index[0], 1.6 * math.sqrt(1 / len(index) + 1 / len(self.names)))
         if about.staged:
             names = tuple(self.names[n] for n in index)
             now = next(i for i in self.incidents if i.id == about.id)
