@@ -9,7 +9,7 @@ SPOOL=${SPOOL:-spool}             # a folder of result files
 STORE=${STORE:-torchcoll.sqlite}  # SQLite, on a local disk only; or postgresql://USER@HOST/DATABASE
 EXPECTED=${EXPECTED:-}            # a file with the nodes that should have a run, one per line
 NIGHT_START=${NIGHT_START:-12:00} # UTC. No run should be under way at this time
-ARGS=${ARGS:-}                    # more options for torchcoll nightly, such as --format line
+NIGHTLY_ARGS=${NIGHTLY_ARGS:-}    # more options for torchcoll nightly, such as --format line
 KEEP=${KEEP-400d}                 # older runs leave the store; empty: keep all. The files stay:
                                   # find SPOOL -name '*.jsonl' -mtime +400 -delete
 SPARE=${SPARE:-}                  # a file of the run ids to keep whatever their age
@@ -26,7 +26,7 @@ torchcoll() {
 }
 
 torchcoll collect "$SPOOL" --into "$STORE"
-# shellcheck disable=SC2086  # ARGS holds several words
-torchcoll nightly "$STORE" --night-start "$NIGHT_START" ${EXPECTED:+--expected-nodes "$EXPECTED"} $ARGS
+# shellcheck disable=SC2086  # NIGHTLY_ARGS holds several words
+torchcoll nightly "$STORE" --night-start "$NIGHT_START" ${EXPECTED:+--expected-nodes "$EXPECTED"} $NIGHTLY_ARGS
 [ -z "$KEEP" ] || torchcoll collect --into "$STORE" --prune "$KEEP" ${SPARE:+--spare "$SPARE"}
 exit "$worst"
