@@ -92,7 +92,7 @@ def test_a_label_with_a_colon_selects_cases_as_in_compare(folder, capsys):
     assert main(["plot", *arguments]) == 0
     capsys.readouterr()
     drawn = (folder / "p.svg").read_text()
-    assert "<!-- gloo, gloo -->" in drawn and "<!-- gloo, nccl -->" not in drawn
+    assert "<!-- backend:gloo, gloo -->" in drawn and "backend:gloo, nccl -->" not in drawn
     for label, expected in (
         ("backend:ccl", "a backend that some case has\n"),
         ("x:gloo", "a field of a case before ':', such as backend:gloo\n"),

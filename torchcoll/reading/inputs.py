@@ -198,8 +198,7 @@ def _resolved(arguments: Iterable[str], collective: str | None, ranks: int | Non
         if not label and all(isinstance(source, Run) or is_ours(source) for source in files):
             return [path]
         runs = load_all(files, collective=collective, ranks=ranks)
-        if ":" in label:
-            runs = select_cases(runs, label)
+        runs = select_cases(runs, label)
         for run in runs if label else ():
             # The user's label replaces the one that matrix or versus gave the run.
             name, equals, value = label.partition("=")  # NCCL_ALGO=Ring is a setting of the run
@@ -212,11 +211,14 @@ def _resolved(arguments: Iterable[str], collective: str | None, ranks: int | Non
 
 
 def select_cases(runs: Sequence[Run], label: str) -> list[Run]:
-    """The runs with the cases that a label such as ``backend:gloo`` selects, as in ``compare``.
+    """The runs with the cases that a label such as ``backend:gloo`` selects, as in ``compare``; all
+    runs for a label that selects nothing.
 
     Raises UsageError for a name that is no field of a case, and if no case has the value.
     """
-    name, _, value = label.partition(":")
+    name, colon, value = label.partition(":")
+    if not colon or not name.isidentifier():
+        return [*runs]
     if name not in {field.name for field in fields(Case)}:
         raise UsageError("label", label, "a field of a case before ':', such as backend:gloo")
     for run in runs:

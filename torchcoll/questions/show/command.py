@@ -355,10 +355,7 @@ def run_plot(options: argparse.Namespace) -> ExitCode:
         return load_all((file for path in paths for file in expand(path)), **hints)
 
     sides = read_each(named, read)
-    sides = {
-        label.partition(":")[2] or label: select_cases(runs, label) if ":" in label else runs
-        for label, runs in sides.items()
-    }
+    sides = {label: select_cases(runs, label) for label, runs in sides.items()}
     check_import_options([run for runs in sides.values() for run in runs], **hints)
     choices = {name: getattr(options, name) for name in ("over_ranks", "filter", "fabric", "rules")}
     plot(sides, path, **choices)
