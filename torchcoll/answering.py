@@ -25,7 +25,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.stdin import from_stdin, is_stdin
 from torchcoll.core.units import counted
 
-# The most urgent first: a dead job is told before what it measured.
+# The most urgent first: a dead job comes before what it measured.
 _URGENCY = ("postmortem", "pairs", "compare", "show", "trace", "nightly", "plan", "log")
 _MOST_FILES = 1000  # of a folder
 _MOST_HERE = 200  # files of the current folder that are looked at
@@ -130,8 +130,8 @@ def _groups(name: str, paths: Sequence[str]) -> list[list[str]]:
         return [[*paths]]
     from torchcoll.core.file import is_ours
 
-    own = [path for path in paths if os.path.isdir(path) or is_ours(path)]
-    return [group for group in (own, [path for path in paths if path not in own]) if group]
+    ours = [path for path in paths if os.path.isdir(path) or is_ours(path)]
+    return [group for group in (ours, [path for path in paths if path not in ours]) if group]
 
 
 def _run(command: Sequence[str], main: Main) -> tuple[int, str]:

@@ -77,7 +77,13 @@ def _has_endings(job: JobEvidence, diagnosis: Diagnosis) -> bool:
 
 _MOST_LINES = 4  # of one kind
 _UNDECIDED = (
-    *("killed", "out_of_memory", "disk_full", "node_failed", "exception", "exit", "stack"),
+    "killed",
+    "out_of_memory",
+    "disk_full",
+    "node_failed",
+    "exception",
+    "exit",
+    "stack",
     "warning",
 )
 

@@ -65,9 +65,21 @@ KINDS = (
     "exit",  # a rank ended with an exit code, and said no word of an error
     "never_formed",  # the job did not start: a port, the rendezvous, ranks that did not come
     # Causes that a text proves, without a rank or beside it: texts.TEXTS.
-    *("device_error", "shared_memory", "duplicate_GPU", "version_mismatch", "no_peer_access"),
-    *("no_network", "locked_memory", "device_missing", "rank_missing", "invalid_argument"),
-    *("watchdog_stuck", "first_timeout", "store_gone", "peer_lost", "hang"),
+    "device_error",
+    "shared_memory",
+    "duplicate_GPU",
+    "version_mismatch",
+    "no_peer_access",
+    "no_network",
+    "locked_memory",
+    "device_missing",
+    "rank_missing",
+    "invalid_argument",
+    "watchdog_stuck",
+    "first_timeout",
+    "store_gone",
+    "peer_lost",
+    "hang",
     "canceled",  # the whole job, by the scheduler or a person
     "none",  # every rank ended as it should
     "unknown",  # the evidence does not tell
