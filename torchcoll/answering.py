@@ -28,6 +28,7 @@ from torchcoll.core.units import counted
 # The most urgent first: a dead job comes before what it measured.
 _URGENCY = ("postmortem", "pairs", "compare", "show", "trace", "nightly", "plan", "log")
 _MOST_FILES = 1000  # of a folder
+_MOST_FOLDERS, _MOST_OF_A_FOLDER = 100, 50  # that are listed, and of each the files looked at
 _MOST_HERE = 200  # files of the current folder that are looked at
 # Commands that take one file, with their arguments before it; the others take all files at once.
 _BY_FILE = {"plan": ["--ranks", "8"], "nightly": ["--night", "last"], "compare": []}
@@ -182,11 +183,12 @@ def _listing(argument: str) -> list[str]:
     if not os.path.isdir(argument):
         return []
     lines = []
-    for folder in sorted(path for path in Path(argument).iterdir() if path.is_dir()):
+    folders = [path for path in Path(argument).iterdir() if path.is_dir() and path.name[0] != "."]
+    for folder in sorted(folders)[:_MOST_FOLDERS]:
         kinds = Counter(
             name
-            for path in itertools.islice(filter(Path.is_file, folder.rglob("*")), _MOST_HERE)
-            for name in _commands_of_file(os.fspath(path))[:1]
+            for path in _files_below(os.fspath(folder), _MOST_OF_A_FOLDER)
+            for name in _commands_of_file(path)[:1]
         )
         if set(kinds) - {*_OF_FOLDERS}:
             texts = [f"{counted(many, 'file')} for {name}" for name, many in kinds.most_common()]
@@ -207,12 +209,24 @@ def _files(argument: str) -> Iterator[str]:
     elif os.path.isdir(argument):
         here = files_in(Path(argument))
         # A launcher's log folder has nothing but folders.
-        below = sorted(filter(Path.is_file, Path(argument).rglob("*"))) if not here else ()
-        yield from map(os.fspath, [*here, *below][:_MOST_FILES])
+        below = [] if here else _files_below(argument, _MOST_FILES)
+        yield from [*map(os.fspath, here), *below][:_MOST_FILES]
     elif os.path.exists(argument):
         yield argument
     else:
         yield from sorted(glob.glob(argument, recursive=True))
+
+
+def _files_below(folder: str, most: int) -> list[str]:
+    """The first files of a folder and its subfolders, without those that are hidden."""
+
+    def walk() -> Iterator[str]:
+        for path, folders, names in os.walk(folder):
+            folders[:] = sorted(name for name in folders if name[0] != ".")
+            paths = (os.path.join(path, name) for name in sorted(names) if name[0] != ".")
+            yield from filter(os.path.isfile, paths)
+
+    return [*itertools.islice(walk(), most)]
 
 
 def _is_document(argument: str) -> bool:
@@ -227,7 +241,10 @@ def _parts(path: str) -> list[bytes]:
 
     if not os.path.isfile(path) or os.path.getsize(path) > _MOST_DOCUMENT:
         return []
-    lines = read_regular(path).decode(errors="replace").splitlines()
+    data = read_regular(path)
+    if b"```" not in data and b"~~~" not in data:
+        return []  # most files: their lines need not be looked at
+    lines = data.decode(errors="replace").splitlines()
     parts = document_parts(enumerate(lines, 1))
     return ["\n".join(text for _, text in part.lines).encode() for part in parts]
 
