@@ -210,6 +210,15 @@ def test_a_folder_of_versus_is_compared_and_shown_if_it_cannot_be(tmp_path, caps
     assert answered_by(out) == [f"show {tmp_path}"], err
 
 
+def test_a_list_of_pairs_names_nodes_and_no_ranks(tmp_path, capsys):
+    path = tmp_path / "pairs.txt"
+    path.write_text("a,b 49.36\na,c 49.1\na,d 24.2\nb,c 49.2\nb,d 24.5\nc,d 24.1\n")
+    assert main([str(path)]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("node d is slow: it has 49 % of the speed of the other nodes (")
+    assert "check the devices and cables of d, or go on with a, b, c " in text
+
+
 def test_a_folder_of_folders_is_listed(tmp_path, capsys):
     """`torchcoll results` answered a dozen measurements with a hundred lines of postmortems."""
     for name, content in (("a", OSU), ("b", IMB)):

@@ -308,7 +308,11 @@ def _suspect_answer(
         facts.append(f"{evidence.slow} of {counted(evidence.pairs, 'pair')} slow")
     size = evidence.ratio if evidence.alone_ratio is None else evidence.alone_ratio
     sound = suspects.largest_sound_group(pairs, confirmed)
-    ranks = format_ranges(rank for unit in sound for rank in pairs.units[unit])
+    named = pairs.by == "node" and all(len(ranks) == 1 for ranks in pairs.units)
+    others = "nodes" if pairs.by == "node" else "ranks"
+    ranks = f"ranks {format_ranges(rank for unit in sound for rank in pairs.units[unit])}"
+    if named:  # a list of nodes numbers no ranks
+        ranks = shorten([one_line(pairs.hosts[unit]) for unit in sound], 4)
     hosts = one_line(
         " and ".join(
             dict.fromkeys(
@@ -323,14 +327,14 @@ def _suspect_answer(
         "bad",
         worst=tuple(names),
         verb="is slow: it has {} of the speed of the other "
-        + ("links" if worst.is_link else "ranks"),
+        + ("links" if worst.is_link else others),
         size=size,
         unit="%",
         scope=f"({', '.join(facts)})",
         certainty=CERTAIN,
         details=more,
         next_step=f"check the devices and cables of {hosts}"
-        + (f", or go on with ranks {ranks}" if ranks else ""),
+        + (f", or go on with {ranks}" if sound else ""),
     )
 
 
