@@ -24,6 +24,11 @@ def test_hadolint():
     assert done.returncode == 0, done.stdout
 
 
+def test_torch_is_that_of_the_tests():
+    (pinned,) = re.findall(r"^torch==\S+$", (ROOT / "launch/constraints.txt").read_text(), re.M)
+    assert {*re.findall(r"torch==[\d.]+", FILE.read_text())} == {pinned}
+
+
 def test_what_is_copied_installs(tmp_path):
     """A wheel of the copied files alone, without network."""
     pytest.importorskip("setuptools")
