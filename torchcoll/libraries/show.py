@@ -50,7 +50,7 @@ def show_logs(
     dumps: Sequence[Dump] = (),
     limits: LimitsView | None = None,
 ) -> None:
-    """Print ``dumps`` (topologies and graphs in XML), then ``jobs``, then how many lines of each of
+    """Print ``dumps`` (topologies in XML), then ``jobs``, then how many lines of each of
     ``files`` were understood (``job_logs.file_rows``).
 
     limits: what the machine of the dumps allows. Raises UsageError for an unknown format.
@@ -61,7 +61,7 @@ def show_logs(
     if limits:
         titled += [*limits.titled, ("", [Grid([], [], answer=limits.answer)])]
         rows += [{"table": "limits", **row} for row in limits.rows]
-        document["limits"] = limits.document
+        document["limits"] = {"rows": limits.rows}
     names = list(dict.fromkeys(("job", "table", *(name for row in rows for name in row))))
     print_forms(titled, rows, document, format, file, names)
 
@@ -89,7 +89,7 @@ def _document(
 ) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "dumps": [{"kind": d.kind, "file": d.file, **d.facts, **d.tables} for d in dumps],
+        "dumps": [{"file": d.file, **d.facts, **d.tables} for d in dumps],
         "jobs": [
             {
                 **job.facts,

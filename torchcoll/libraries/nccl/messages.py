@@ -17,7 +17,6 @@ from torchcoll.core.bounds import MOST_PROCESSES, ByteBudget, CommunicatorBudget
 from torchcoll.core.errors import UnreadableError
 from torchcoll.libraries.logged import LoggedCall
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS, PROTOCOLS, canonical, parse_call
-from torchcoll.libraries.nccl.topology import pattern_name
 
 
 class Tuned(NamedTuple):
@@ -165,6 +164,7 @@ _PATTERN = re.compile(
     r"Pattern (\d+), crossNic \d+, nChannels (\d+), (?:bw|speed) (\d+(?:\.\d+)?)/(\d+(?:\.\d+)?), "
     r"type (\w+)/(\w+), sameChannels \d"
 )
+_PATTERNS = ("", "balanced tree", "split tree", "tree", "ring", "NVLS", "CollNetDirect")
 _SYSTEM = re.compile(
     r"=== System : max(?:Bw|Width) (\d+\.\d+)(?: total(?:Bw|Width) (\d+\.\d+))? ==="
 )
@@ -353,7 +353,8 @@ class MessageReader:
     def read_pattern(self, message: str) -> bool:
         """Read ``Pattern 4, crossNic 0, nChannels 12, bw 30.0/20.5, type NVL/PIX, ...``."""
         if match := _PATTERN.search(message):
-            name = pattern_name(int(match[1]))
+            number = int(match[1])
+            name = _PATTERNS[number] if number < len(_PATTERNS) else f"pattern {number}"
             figures = int(match[2]), float(match[3]), float(match[4])
             self.member().graphs.append(Graph(name, *figures, match[5], match[6]))
             self.account(2)
