@@ -38,7 +38,6 @@ from torchcoll.reading.inspector_records import (
     add_records,
     find_jobs,
     is_json,
-    is_last_call,
 )
 from torchcoll.reading.source import Source
 
@@ -57,7 +56,7 @@ _MIXED = "{n} of {all} calls have several clocks ({clocks}), which cannot be com
 
 
 def sniff(head: Sequence[str]) -> bool:
-    return any(is_json(text) or is_last_call(text) for text in head)
+    return any(map(is_json, head))
 
 
 def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Imported:

@@ -44,7 +44,6 @@ _MOST_WRAPPED, _MOST_APART = 16 << 20, 128 << 20
 BUILT_IN = (
     "nccl_tests_json",
     "inspector",
-    "inspector_prom",
     "nccl_tests_text",
     "imb",
     "oneccl",
