@@ -42,7 +42,6 @@ from torchcoll.reading.torch_names import (
 # Arguments of the c10d operators, by torch's schema (torch/csrc/distributed/c10d/Ops.cpp).
 _OUT_FIRST = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
 _ROOT_INDEX = {"broadcast": 2, "reduce": 3, "gather": 3, "scatter": 3}
-_SAME_BOTH = ("all_reduce", "broadcast", "reduce", "send", "recv")  # input and output are alike
 _PEER_INDEX = 2
 UNKNOWN = -1  # in place of a number of bytes
 
@@ -87,9 +86,7 @@ class Calls:
         )
 
     def _from_operator(self, issued: kineto_events.IssuedCall, dtype: str | None) -> TrafficCall:
-        event, annotation = issued.event, issued.annotation
-        sent = _Arguments(annotation) if annotation else None
-        name = annotation.name if annotation and event.name == kineto_events.PARAM else event.name
+        event, name = issued.event, issued.event.name
         collective = torch_collective(name)
         arguments = _Arguments(event)
         group = next(iter(self.groups)) if len(self.groups) == 1 else ""
@@ -98,11 +95,6 @@ class Calls:
         sizes = [arguments.elements(index), arguments.elements(0)]
         root = arguments.whole(_ROOT_INDEX[collective]) if collective in _ROOT_INDEX else None
         root = self._world(root, group)
-        if sent:  # older torch has no shapes of lists, but the annotation has those of all inputs
-            dtype = (torch_dtype(sent.types[0]) if sent.types else None) or dtype
-            sizes[0] = sent.all_elements() if sizes[0] is None else sizes[0]
-            if collective in _SAME_BOTH and sizes[1] is None:
-                sizes[1] = sizes[0]
         # torch has no shapes of lists of lists. They follow from the other side.
         if collective in ("all_gather", "gather"):
             sizes[1] = sizes[1] or (None if sizes[0] is None or not ranks else sizes[0] * ranks)
@@ -215,11 +207,6 @@ class _Arguments:
 
     def elements(self, index: int) -> int | None:
         return _total(self.dims(index))
-
-    def all_elements(self) -> int | None:
-        """Elements of all arguments, for an annotation: they are the tensors that were sent."""
-        good = all(isinstance(shape, list) and shape for shape in self._dims)
-        return _total(self._dims) if good else None
 
     def dtype(self, index: int) -> str | None:
         recorded = index < len(self.types) and self.dims(index)
