@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
@@ -32,7 +32,6 @@ from torchcoll.core.errors import UnreadableError, UsageError, choice
 from torchcoll.core.result import CaseResult, Reported, Run, Verification
 from torchcoll.core.units import format_ranges
 from torchcoll.core.variables import masked, masked_texts
-from torchcoll.reading.writers import is_message, without_log
 
 Line = tuple[int, str]
 Value = TypeVar("Value", int, str)
@@ -281,39 +280,6 @@ def basis(collective: str) -> str:
     return "per peer" if collective.startswith("all_to_all") else "per rank"
 
 
-def host_mean(
-    collective: str, time_us: float, size_bytes: int, printed_bytes: int, **figures: Any
-) -> Reported:
-    """A Reported for a benchmark that prints the mean over ranks of each rank's mean over calls, by
-    the host's clock.
-
-    size_bytes: S. printed_bytes: the size that the source prints.
-    figures: further fields of Reported.
-    """
-    is_size = size_bytes == printed_bytes
-    return Reported(
-        time_us * 1e3,
-        statistic="mean",
-        over_ranks="mean",
-        clock="host",
-        size_bytes=None if is_size else printed_bytes,
-        size_basis="" if is_size else basis(collective),
-        **figures,
-    )
-
-
-# Notes that people append to a row: `<-- here`, `# best`, `| ok`, and signs outside of ASCII.
-NOTE = re.compile(r"\s(?=[<#|;(!*]|//|--|[^\x00-\x7fµμ])")
-
-
-def half_row(fields: Sequence[str], heading: Sequence[str]) -> str:
-    """The reason for refusing a row whose number of fields differs from its heading's."""
-    return f"half a row: {len(fields)} fields, the heading has {len(heading)}"
-
-
-NOTHING_SENT = "0 bytes: nothing was sent"
-
-
 def make_result(
     collective: str,
     size_bytes: int,
@@ -411,16 +377,6 @@ def make_run(
     )
 
 
-def runs_of_ranks(
-    results: Mapping[int, Sequence[CaseResult]],
-    options: ImportOptions,
-    source: Mapping[str, str | None],
-    **more: Any,
-) -> list[Run]:
-    """A run for each number of ranks, the keys of ``results``. more: arguments of ``make_run``."""
-    return [make_run(each, options, source, ranks=ranks, **more) for ranks, each in results.items()]
-
-
 # A command line up to the program, whose own options may have the same names.
 _LAUNCHER = re.compile(
     r"\b(mpi(?:run|exec)[\w.]*|srun|prun|aprun|jsrun|torchrun|nccom-test)\b"
@@ -459,75 +415,6 @@ def collective_of_title(text: str) -> str | None:
     name = collective_in(text)
     prose = len(re.findall(r"[A-Za-z]+", text)) > _MOST_WORDS
     return None if prose and name in _WORDS and f"{name}_perf" not in text else name
-
-
-class TableReader:
-    """Reads the text of a benchmark line by line. A subclass has ``line`` and ``end``.
-
-    results: of the rows that were read, by the number of ranks of their run. RANKS_UNTOLD: the
-    output has no number of ranks, which is taken from a launcher's command line above it. A command
-    may continue on the next line.
-    """
-
-    RANKS_UNTOLD = False
-
-    def __init__(self, options: ImportOptions) -> None:
-        self.options, self.imported = options, Imported()
-        self.results: dict[Any, list[CaseResult]] = {}
-
-    @classmethod
-    def read(cls, lines: Iterable[Line], options: ImportOptions) -> Imported:
-        reader = cls(options)
-        command = ""
-        for line, text in lines:
-            if cls.RANKS_UNTOLD and options.ranks is None:
-                command = f"{command} {text}" if command[-1:] == "\\" else text.rstrip()
-                if (ranks := ranks_in(command)) and ranks != reader.options.ranks:
-                    reader.options = replace(options, ranks=ranks)
-                    reader.imported.warn(f"{ranks} ranks: taken from line {line}")
-            before, logged = without_log(text)
-            if not logged:
-                reader.line(line, text)
-            elif not is_message(text) and before.strip():  # a message that begins within a row
-                reader.line(line, before)
-        reader.end()
-        return reader.imported
-
-    def line(self, line: int, text: str) -> None:
-        raise NotImplementedError
-
-    def end(self) -> None:
-        raise NotImplementedError
-
-    def add(self, line: int, result: CaseResult | str) -> None:
-        """Keep the result of a row, or refuse the row for the reason that is given in its place."""
-        if isinstance(result, str):
-            self.imported.refuse(line, result)
-        else:
-            self.imported.take()
-            self.results.setdefault(self.run_of(result), []).append(result)
-
-    def run_of(self, result: CaseResult) -> Any:
-        """The key in ``results``."""
-        return result.ranks
-
-    def add_runs_without_ranks(self, source: Mapping[str, str | None]) -> None:
-        """Add the run of an output that does not have the number of ranks."""
-        self.imported.runs += runs_of_ranks(self.results, self.options, source)
-        if self.results and not self.options.ranks:
-            self.imported.warn("the file does not tell the ranks: give --ranks for bus bandwidth")
-
-
-def number_runs(imported: Imported, runs: int) -> None:
-    """Warn if a file has the outputs of several runs, one after the other.
-
-    The source of each run has the number of the run; it is removed if there is only one.
-    """
-    if runs > 1:
-        imported.warn(f"the output of {runs} runs, one after the other")
-    else:
-        for run in imported.runs:
-            del run.header["source"]["run"]
 
 
 TRUNCATED = "truncated"

@@ -20,6 +20,7 @@ from torchcoll.core.result import Run
 from torchcoll.reading import base, nccl_tests
 from torchcoll.reading.nccl_tests_messages import SET, Messages
 from torchcoll.reading.nccl_tests_rows import RowParser
+from torchcoll.reading.table_reader import NOTE
 from torchcoll.reading.writers import log_hosts, without_log
 
 NAME = "nccl-tests"
@@ -283,7 +284,7 @@ class _TextReader:
         row = self.output.parser.row(line, text)
         if isinstance(row, str) and _side_by_side(text):
             row = SIDE_BY_SIDE
-        elif isinstance(row, str) and len(pieces := base.NOTE.split(text, maxsplit=1)) > 1:
+        elif isinstance(row, str) and len(pieces := NOTE.split(text, maxsplit=1)) > 1:
             without = self.output.parser.row(line, pieces[0])
             row = row if isinstance(without, str) else without
         if not isinstance(row, str):

@@ -22,6 +22,7 @@ from torchcoll.core.result import CaseResult, Reported
 from torchcoll.core.units import counted, shorten
 from torchcoll.reading import base, nccl_tests
 from torchcoll.reading.nccl_tests import Block, NcclTestsRow
+from torchcoll.reading.table_reader import NOTHING_SENT, TableReader, half_row
 
 NAME = "plain"
 ODD = "bandwidths do not follow from size, time and ranks"
@@ -224,7 +225,7 @@ def size_unit(heading: str) -> tuple[int, str]:
     return 1, ""
 
 
-class _PlainTableReader(base.TableReader):
+class _PlainTableReader(TableReader):
     RANKS_UNTOLD = True
 
     def __init__(self, options: base.ImportOptions) -> None:
@@ -322,7 +323,7 @@ class _PlainTableReader(base.TableReader):
             self.rows.append((line, {key: fields[i] for key, i in self.columns.items()}))
             self.imported.check_rows(len(self.rows))
         elif not all(field.startswith("(") for field in plain.split()):  # a line of units
-            self.imported.refuse(line, base.half_row(fields, self.names))
+            self.imported.refuse(line, half_row(fields, self.names))
 
     def is_text(self, plain: str) -> bool:
         """Whether a line below a heading of columns between blanks is no row."""
@@ -335,7 +336,7 @@ class _PlainTableReader(base.TableReader):
         self.fits = [*nccl_tests.fitting_collectives(shaped, 0, True)]
         entries = self.fits or list(COLLECTIVES)
         self.inferred = {n: nccl_tests.infer_ranks(shaped, n)[0] for n in entries if shaped}
-        results = [(line, self.result(line, record)) for line, record in rows]
+        results = [(line, self.case(line, record)) for line, record in rows]
         cases = {each.case for _, each in results if isinstance(each, CaseResult)}
         if cases & self.cases:
             self.parts, self.cases = self.parts + 1, set()
@@ -412,7 +413,7 @@ class _PlainTableReader(base.TableReader):
             self.imported.warn(f"collective {name}: taken from the name of the file")
         return name, "" if name else "the table does not name the collective: give --collective"
 
-    def result(self, line: int, record: Mapping[str, str]) -> CaseResult | str:
+    def case(self, line: int, record: Mapping[str, str]) -> CaseResult | str:
         options = self.options
         name, why = self.collective(record)
         if name is None:
@@ -426,7 +427,7 @@ class _PlainTableReader(base.TableReader):
             return why
         if not size_bytes:
             zero = record.get("size", "").strip() == "0"
-            return base.NOTHING_SENT if zero else f"no size: {record.get('size')!r}"
+            return NOTHING_SENT if zero else f"no size: {record.get('size')!r}"
         ranks = (
             self.imported.choose("ranks", options.ranks, base.parse_ranks(record.get("ranks"))) or 0
         )
