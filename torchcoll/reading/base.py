@@ -44,7 +44,7 @@ STATISTICS = ("mean", "median", "min", "max")  # values of --statistic
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What the user tells about a file. ``columns``: --map of a plain table."""
+    """What the user tells about a file. columns: --map of a plain table."""
 
     file: str = ""
     ranks: int | None = None
@@ -76,8 +76,7 @@ class Refused:
 class Imported:
     """The content of one file.
 
-    rows: how many rows were read; a row of nccl-tests has two cases.
-    importer: its name.
+    rows: how many rows were read; a row of nccl-tests has two cases. importer: its name.
     run_outputs: for a file with several outputs, the number of the output that each run is from.
     output: number of the output that is being read; None where a file has only one.
     warned_outputs: warning -> the outputs that it is about; other warnings are about all.
@@ -99,10 +98,7 @@ class Imported:
         self.check_rows(len(self.refused))
 
     def take(self, rows: int = 1, most: int | None = None) -> None:
-        """Count rows that were read.
-
-        Raises UnreadableError for more than ``most`` rows in all (default: MOST_ROWS).
-        """
+        """Count rows that were read. Raises UnreadableError for more than ``most`` in all."""
         self.rows += rows
         self.check_rows(self.rows, most)
 
@@ -234,7 +230,7 @@ def collective_named(text: str) -> str | None:
 
 @lru_cache(maxsize=64)  # called with the name of the file for each row
 def collective_in(text: str) -> str | None:
-    """The collective that a file name or a heading contains; None if it contains none or several.
+    """The collective that a file name or a heading contains; None for none or several.
 
     ``2. All_reduce`` and ``nccl_allgather.log`` contain one. all_reduce does not count as reduce.
     """
@@ -303,9 +299,8 @@ def make_result(
 ) -> CaseResult:
     """Make the result of one case.
 
-    size_bytes: S as nccl-tests defines it. Importers convert their sizes to S.
-    ranks: 0 if not known.
-    wrong: how many of the ``checked`` elements are wrong; None if the source did not check.
+    size_bytes: S as nccl-tests defines it. ranks: 0 if not known. wrong: how many of the
+    ``checked`` elements are wrong; None if the source did not check.
     """
     entry = COLLECTIVES[collective]
     case = Case(
@@ -424,11 +419,9 @@ _ROUNDED = 0.05  # published figures are rounded, and each is a separate mean
 def contradiction(
     name: str, printed_gbps: float | None, expected_gbps: float | None, basis: str, step: float
 ) -> str:
-    """A text if the bandwidth that a source prints contradicts the one computed from ``basis``.
+    """A text if a bandwidth contradicts the one computed from ``basis``; '' if they agree.
 
     step: half a unit in the last place of the printed figure, in GB/s.
-
-    Returns '' if the two agree, or if one of them is missing or 0.
     """
     if not printed_gbps or not expected_gbps:
         return ""

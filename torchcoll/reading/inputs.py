@@ -1,8 +1,7 @@
 """Resolves the arguments of commands: a file, a folder, a pattern, ``label=PATH`` or stdin.
 
 A file is a result of torchcoll, output of another tool (which becomes runs), captured traffic, the
-manifest of a matrix, or a library's log or topology. All commands use this module to find out which
-of these an argument is.
+manifest of a matrix, or a library's log or topology.
 """
 
 from __future__ import annotations
@@ -73,10 +72,8 @@ def load(
 ) -> Run | Any:
     """Load a result file, or the output of another tool, as a Run; a folder or pattern as a list.
 
-    path: a result file, which is read together with its continuations FILE.2, FILE.3, ...
-    (--resume), or output of another tool in a format that an importer reads, compressed or not. For
-    a folder or a glob pattern all runs in it are returned.
-    collective, ranks: what the output of another tool does not state.
+    path: a result file, read together with its continuations FILE.2, FILE.3, ... (--resume), or
+    output of another tool, compressed or not. collective, ranks: what that output does not state.
 
     A file without an ``end`` record is loaded as far as it goes, and ``run.problems`` says so.
     Raises UnreadableError if the file is missing, has an unknown format or another major schema, or
@@ -133,14 +130,11 @@ def load_all(
 ) -> list[Run]:
     """Load the runs in these files, each file once. FILE.2 belongs to the run of FILE.
 
-    sources: files, or Runs, which are returned unchanged.
-    collective, ranks: what the output of other tools does not state.
-
-    All runs in the output of another tool are returned. Records that were skipped are listed in the
-    ``problems`` of their run. Skipped files are named on stderr: traffic (a replay writes it next
-    to its results), and files of a folder that no importer reads. Raises UnreadableError for a file
-    that cannot be read, for output of another tool without a usable row, and if all files are
-    traffic or manifests of ``torchcoll matrix``.
+    sources: files, or Runs, which are returned unchanged. collective, ranks: what the output of
+    other tools does not state. Skipped files are named on stderr: traffic, and files of a folder
+    that no importer reads. Raises UnreadableError for a file that cannot be read, for output of
+    another tool without a usable row, and if all files are traffic or manifests of ``torchcoll
+    matrix``.
     """
     runs: dict[str | int, Run] = {}
     manifest: Source | None = None
@@ -179,8 +173,8 @@ def resolve_sources(
 ) -> list[Source]:
     """Resolve the arguments of a command to sources that ``load_all`` accepts.
 
-    A path stays a path, unless it has to be loaded here: ``label=PATH`` becomes Runs with the label
-    ``cell``, and output of another tool becomes Runs if collective or ranks is given.
+    ``label=PATH`` becomes Runs with the label ``cell``, and output of another tool becomes Runs if
+    collective or ranks is given. Other paths stay paths.
     """
     resolved = _resolved(arguments, collective, ranks)
     check_import_options(
@@ -211,8 +205,7 @@ def _resolved(arguments: Iterable[str], collective: str | None, ranks: int | Non
 
 
 def select_cases(runs: Sequence[Run], label: str) -> list[Run]:
-    """The runs with the cases that a label such as ``backend:gloo`` selects, as in ``compare``; all
-    runs for a label that selects nothing.
+    """The runs with the cases that a label such as ``backend:gloo`` selects; all for other labels.
 
     Raises UsageError for a name that is no field of a case, and if no case has the value.
     """
@@ -239,9 +232,7 @@ def check_import_options(runs: Iterable[Run], collective: str | None, ranks: int
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all commands share that read results: ``stats.filters.read_runs`` and
-    the commands apply them.
-    """
+    """Add the options that all commands share that read results."""
     parser.add_argument(
         "--collective",
         metavar="NAME",
@@ -279,8 +270,7 @@ def add_filter(parser: argparse.ArgumentParser) -> None:
 def drop_non_results(arguments: Sequence[str], least: int = 1) -> list[str]:
     """Drop traffic and manifests, which ``DIR/*.jsonl`` matches too; traffic is named on stderr.
 
-    For commands in which each argument is a side. If fewer than ``least`` are left, all arguments
-    are returned, so that the error of reading them says what they are.
+    If fewer than ``least`` are left, all are returned, so that reading them says what they are.
     """
     traffic = [path for path in arguments if os.path.isfile(path) and is_traffic(path)]
     results = [path for path in arguments if not (path in traffic or is_manifest(path))]
@@ -291,10 +281,7 @@ def drop_non_results(arguments: Sequence[str], least: int = 1) -> list[str]:
 
 
 def split_results_and_traffic(paths: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Split paths into files of results (or of other tools' output) and captured traffic.
-
-    A folder that holds only traffic stays one path, since the files of its ranks are joined.
-    """
+    """Split paths into files of results (or of other tools' output) and captured traffic."""
     from torchcoll.core.traffic import RANK_FILE
 
     results: list[str] = []
@@ -330,9 +317,8 @@ def read_material(
 ) -> Material:
     """Read result files, output of other tools, traffic, logs and topology files.
 
-    arguments: such files, folders of them, or ``label=PATH``. collective, ranks: what the output of
-    other tools does not state. Raises UnreadableError for a file that is none of these, and if
-    there is nothing to read.
+    arguments: such files, folders of them, or ``label=PATH``. Raises UnreadableError for a file
+    that is none of these, and if there is nothing to read.
     """
     from torchcoll.core.traffic import join_folder
 
@@ -410,10 +396,7 @@ def _read_file(
     collective: str | None = None,
     ranks: int | None = None,
 ) -> str:
-    """Add a file to the material, or its path to the results.
-
-    Returns its kind, as in ``Material.arguments``. Raises UnreadableError for an unknown kind.
-    """
+    """Add a file to the material, or its path to the results; returns its kind."""
     from torchcoll.core.traffic import Traffic
     from torchcoll.libraries.dumps import read_dump
     from torchcoll.libraries.log_files import read_log
@@ -466,11 +449,7 @@ def expand(source: Source) -> list[Source]:
 
 
 def _without_documents(paths: list[Path]) -> list[Path]:
-    """The paths without reports, pictures, notes and scripts, unless there is nothing else.
-
-    A folder of results often holds the report that torchcoll wrote about them, whose tables look
-    like those of another tool.
-    """
+    """The paths without reports, pictures, notes and scripts, unless there is nothing else."""
     return [path for path in paths if not path.name.endswith(_DOCUMENTS)] or paths
 
 
@@ -559,9 +538,7 @@ def _without_traffic(
 
 
 def _holds_no_results(source: str | os.PathLike[str], error: UnreadableError) -> bool:
-    """Whether a file that cannot be read is just another file beside the results: any foreign file
-    of a folder or pattern, and notes, scripts and reports of torchcoll also if they are named.
-    """
+    """Whether a file that cannot be read is just another file beside the results."""
     path = os.fspath(source)
     if isinstance(error, ForeignError):
         return isinstance(source, Inside) or path.endswith(_DOCUMENTS)
@@ -591,10 +568,7 @@ def _result_files(folder: Path) -> list[Path]:
 
 
 def _no_files(folder: Path) -> UnreadableError:
-    """The error for a folder without files. It lists the subfolders that have some.
-
-    None of them is read instead: they may be two sides of a comparison, or logs.
-    """
+    """The error for a folder without files. It lists the subfolders that have some."""
     subfolders = []
     # A matrix without a result yet has no result in its subfolders either, only logs.
     is_matrix = any(map(is_manifest, files_in(folder)))

@@ -1,10 +1,8 @@
 """NCCL Inspector: one JSON object for each collective that a rank ran, in a file per process.
 
-The ranks of a job do not begin a call together, and each rank's time includes its waiting for the
-others. So a call takes as long as it does on the rank that arrived last, whose time is the
-shortest, and its bandwidth is computed from that. This needs the records of all ranks of the
-communicator. For ``torchcoll trace`` the calls of a job become Traffic. What the records say of
-jobs is in inspector_records.py.
+The ranks do not begin a call together, and each rank's time includes its waiting. So a call takes
+as long as on the rank that arrived last, whose time is the shortest; this needs the records of all
+ranks. For ``torchcoll trace`` the calls of a job become Traffic.
 """
 
 from __future__ import annotations
@@ -306,11 +304,7 @@ def _records(communicator: JobCommunicator) -> Iterator[Record]:
 
 
 def _numbers(communicator: JobCommunicator) -> dict[CallKey, int]:
-    """Each call of a communicator -> its number among those of all collectives.
-
-    NCCL counts each collective separately. The order between them is that of writing on the rank
-    with the lowest number; calls that were written together keep their order in the file.
-    """
+    """Each call of a communicator -> its number among those of all collectives."""
 
     def order(key: CallKey) -> int:
         record = communicator.calls[key][min(communicator.calls[key])]

@@ -1,13 +1,9 @@
 """Reads the records of NCCL Inspector, and sorts them into jobs and communicators.
 
-Inspector writes one file per process (``HOST-pidPID.log``), in JSON lines:
-
-- 2.28 to 2.30 (format v4.0 to v4.2): each record has a header (communicator, rank in it) and
-  metadata (host, pid, time of writing); plugins/profiler/inspector/inspector_json.cc.
-- From v4.3 on only the ``dump_stats`` record has them, before the records of one communicator.
-
-NCCL counts the calls of a communicator for each collective separately (``comm->seqNumber[func]``),
-so a call is known by communicator, collective and number.
+Inspector writes JSON lines, one file per process (``HOST-pidPID.log``). In 2.28 to 2.30 (format
+v4.0 to v4.2) each record has a header and metadata; from v4.3 on only the ``dump_stats`` record
+before those of a communicator (plugins/profiler/inspector/inspector_json.cc). NCCL counts the calls
+of a communicator for each collective separately.
 """
 
 from __future__ import annotations
@@ -326,11 +322,7 @@ def _connected(communicators: list[JobCommunicator]) -> list[list[JobCommunicato
 
 
 def _job(communicators: list[JobCommunicator]) -> Job:
-    """The job of these communicators, with its ranks numbered.
-
-    The largest communicator that has all processes is the world. Without one, processes are
-    numbered by host and pid.
-    """
+    """The job of these communicators. The largest one that has all processes is the world."""
     job = Job(sorted(communicators, key=lambda c: (-c.ranks, c.identity)))
     processes = {p for communicator in communicators for p in communicator.processes.values()}
     worlds = [c for c in job.communicators if set(c.processes.values()) == processes]

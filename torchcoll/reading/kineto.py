@@ -48,20 +48,14 @@ UNKNOWN = -1  # in place of a number of bytes
 
 @dataclass
 class Calls:
-    """Makes calls from the events of one rank.
-
-    unknown: what is not known of calls -> number of such calls.
-    """
+    """Makes calls from the events of one rank. unknown: what is not known -> number of calls."""
 
     rank: int
     groups: Mapping[str, Group]
     unknown: Counter[str] = field(default_factory=Counter)
 
     def make(self, issued: kineto_events.IssuedCall, dtype: str | None) -> TrafficCall:
-        """Make a call without time, step and number. Both sizes are UNKNOWN if one is not known.
-
-        dtype: for operators that do not record it themselves.
-        """
+        """Make a call without time, step and number; both sizes are UNKNOWN if one is."""
         return self._from_param(issued) if issued.has_param else self._from_operator(issued, dtype)
 
     def _from_param(self, issued: kineto_events.IssuedCall) -> TrafficCall:
@@ -216,10 +210,7 @@ class _Arguments:
         return whole(self.values[index]) if index < len(self.values) else None
 
     def splits(self) -> list[tuple[int, ...]]:
-        """What an all_to_all sends to each rank and receives from it; () if all are equal.
-
-        For a single tensor these are numbers of rows, and for lists of tensors sizes.
-        """
+        """What an all_to_all sends to each rank and receives from it; () if all are equal."""
         lists = [parse_rank_list(self.values[i]) if i < len(self.values) else () for i in (4, 3)]
         if self.types[:1] != ["TensorList"]:
             return lists
@@ -321,11 +312,7 @@ def _awaited(call: TrafficCall, rank: int) -> bool:
 
 
 def fill_from_root(traffic: Traffic) -> None:
-    """Set dtype and size of scatter calls from the call of their root, in place.
-
-    On gloo the traces of the other ranks do not have them. Calls without a trace of their root are
-    dropped, with a note.
-    """
+    """Set dtype and size of scatter calls from the call of their root, in place."""
     roots = {
         (call.group, call.sequence): call
         for rank, calls in traffic.calls.items()
@@ -366,11 +353,7 @@ def _dtype(works: Sequence[kineto_events.Event]) -> str | None:
 def _assign_works(
     calls: Sequence[kineto_events.IssuedCall], works: Sequence[kineto_events.Event], ranks: int
 ) -> dict[kineto_events.IssuedCall, list[kineto_events.Event]]:
-    """The gloo events of each c10d operator: the first ones after it with its operation and size.
-
-    gloo has no reduce_scatter. It runs an all_reduce of the whole input, or one for each of the
-    ``ranks`` tensors in a list.
-    """
+    """The gloo events of each c10d operator: the first after it with its operation and size."""
     waiting: dict[str, deque[kineto_events.Event]] = defaultdict(deque)
     for work in works:
         waiting[torch_collective(work.name)].append(work)
@@ -461,10 +444,7 @@ def _in_steps(calls: Sequence[TrafficCall], steps: Sequence[Span]) -> list[Traff
 
 
 def _numbered(pairs: Sequence[Pair], calls: Sequence[TrafficCall]) -> list[TrafficCall]:
-    """The calls with their sequence numbers: torch's ``Seq``, or else counted from the first call.
-
-    With ``Seq`` the traces of the ranks need not begin with the same call.
-    """
+    """The calls with sequence numbers: torch's ``Seq``, or else counted from the first call."""
     recorded = [whole(issued.event.args.get("Seq")) or 0 for issued, _ in pairs]
     last: dict[str, int] = defaultdict(int)
     counted: set[str] = set()

@@ -66,7 +66,7 @@ class Event:
 class IssuedCall:
     """A call as it was issued.
 
-    event: its record_param_comms if that has parameters, or else its c10d operator.
+    event: its record_param_comms, or else its c10d operator.
     outer: the c10d operator around a record_param_comms.
     """
 
@@ -115,11 +115,7 @@ def _thread(pid: int | str, tid: int | str) -> tuple[str, str]:
 
 
 def _wanted_args(name: str, category: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of an event that are needed.
-
-    Shapes and stacks of operators that are not communication are dropped: they would need most of
-    the memory of a large trace.
-    """
+    """The arguments of an event that are needed: others would fill the memory for a large trace."""
     if "Collective name" in args or name.startswith(_WITH_ARGS):
         return args
     if category in ON_DEVICE:
@@ -130,12 +126,9 @@ def _wanted_args(name: str, category: str, args: Mapping[str, Any]) -> Mapping[s
 
 
 def read_events(data: Mapping[str, Any]) -> tuple[list[Event], int | None]:
-    """(the complete events (``ph`` X), outer events before the events within them; when the first
-    of them began, in ns since 1970, None if the trace does not say it).
+    """(complete events, outer ones first; when the first began, in ns since 1970, or None).
 
-    Broken events are skipped. ``ts`` and ``dur`` are in microseconds with three decimals. Since
-    torch 2.4 times are from ``baseTimeNanoseconds``; before, they were since 1970.
-    ``traceEvents`` has objects of the JSON, or events that ``make_event`` has made.
+    ``ts`` and ``dur`` are in microseconds. Since torch 2.4 they are from ``baseTimeNanoseconds``.
     """
     listed = data["traceEvents"]
     made_events = (record if isinstance(record, Event) else make_event(record) for record in listed)
@@ -201,10 +194,7 @@ def _thread_calls(events: Sequence[Event]) -> tuple[list[IssuedCall], list[Span]
 
 
 def find_units(events: Iterable[Event], calls: Iterable[IssuedCall]) -> dict[IssuedCall, str]:
-    """The unit of FSDP2 that issued each call, '' for the outermost module.
-
-    It has no calls that no unit issued, and none at all if torch did not name any unit.
-    """
+    """The unit of FSDP2 that issued each call, '' for the outermost module; {} without any name."""
     ranges: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
     for event in events:
         if event.category == "user_annotation" and (match := _UNIT.match(event.name)):
@@ -269,10 +259,7 @@ _COPIES = ("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chu
 
 
 def find_copies(events: Sequence[Event]) -> list[Span]:
-    """When the copies ran: on the device their kernels, on a CPU the operators.
-
-    events: of a trace, by start.
-    """
+    """When the copies ran: on the device their kernels, on a CPU the operators."""
     copies: dict[object, list[Event]] = defaultdict(list)  # by thread
     for event in events:
         if event.category == "cpu_op" and event.name in _COPIES:
@@ -294,11 +281,7 @@ def find_copies(events: Sequence[Event]) -> list[Span]:
 
 
 def make_groups(info: Mapping[str, Any], calls: Iterable[IssuedCall]) -> dict[str, Group]:
-    """The groups that the profiler lists, and those that are only named by calls.
-
-    A group may have a backend for each type of device. If calls have record_param_comms the
-    accelerator's backend is used.
-    """
+    """The groups that the profiler lists, and those that are only named by calls."""
     calls = list(calls)
     on_device = any(call.has_param for call in calls)
     listed = info.get("pg_config")

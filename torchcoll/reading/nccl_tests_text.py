@@ -302,9 +302,7 @@ class _TextReader:
             self.output.verdict = self.output.verdict or f"error {starred} in line {line}"
 
     def _begins_table(self, row: nccl_tests.NcclTestsRow) -> bool:
-        """Whether a row is of another table than the rows before: a footer is between them, or the
-        sizes start again below a line of text.
-        """
+        """Whether a row is of another table than the rows before."""
         rows = self.output.rows
         if not rows:
             return False
@@ -546,10 +544,7 @@ def _make_run(
 def _unnamed(
     output: _TestOutput, options: base.ImportOptions, ranks: int, imported: base.Imported
 ) -> str | None:
-    """The collective of a table that no line of nccl-tests names; None if its rows are refused.
-
-    A title, or the name of the file, is used if the figures can be those of its collective.
-    """
+    """The collective of a table that no line of nccl-tests names; None if its rows are refused."""
     fits = nccl_tests.fitting_collectives(output.rows, ranks, "#wrong" in output.names)
     titles = (
         (f"line {line}", base.collective_of_title(text)) for line, text in reversed(output.above)

@@ -1,9 +1,8 @@
 """Reads measurements between two ranks or hosts: OSU point-to-point, perftest, lists of pairs.
 
-Of each pair the largest size is kept, and the latency at 8 bytes. A test between two hosts has its
-names in the command line (``-host a,b``, ``ib_write_bw HOST`` below a prompt of the other host), or
-in the line above it (``pair 0,1``). A list has a pair and a figure in each line: ``a,b  49.36``.
-OSU's and perftest's MB/s are 10^6 and 2^20 bytes.
+Of each pair the largest size is kept, and the latency at 8 bytes. The hosts are in the command
+line, or in the line above (``pair 0,1``); a line of a list is ``a,b  49.36``. OSU's and perftest's
+MB/s are 10^6 and 2^20 bytes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Reads plain tables, as most figures are published: Markdown, CSV, columns between blanks, boxes.
 
 ``--map size=Size,algbw='Algbw (GB/s)'`` names the columns. Without it columns with usual names are
-recognised. A heading of Markdown above a table names its collective. Sizes are binary (16GB is
-16 x 2^30 bytes), as in nccl-tests. Units are read from the headings, with a warning if they are
-unclear. Bandwidths that do not follow from size, time and ranks are kept with a warning: the time
-may be in another unit than its heading says.
+recognised. A heading above a table names its collective. Sizes are binary (16GB is 16 x 2^30).
+Units are read from the headings, with a warning if they are unclear.
 """
 
 from __future__ import annotations
@@ -76,13 +74,7 @@ def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Import
 
 
 def _fields(text: str, heading: str = "") -> list[str]:
-    """The cells of a line; [] for a line that is not of a table.
-
-    heading: the delimiter of the heading above.
-
-    The text before the first bar of a quoted table (``> | Size |``) becomes a cell in the heading
-    and in all rows.
-    """
+    """The cells of a line; [] for a line that is not of a table. heading: its delimiter."""
     plain = text.strip().replace("\u2502", "|").replace("\u2503", "|")
     delimiter = heading if heading and heading in plain else _delimiter(plain)
     if delimiter == "|":
@@ -138,10 +130,7 @@ def _without_unit(name: str) -> str:
 
 
 def _columns(fields: Sequence[str], chosen: Mapping[str, str]) -> dict[str, int]:
-    """Key -> index of its column, for the columns in ``chosen`` or else those with usual names.
-
-    {} if a chosen column is missing. A key with several columns is left out.
-    """
+    """Key -> index of its column; {} if one of ``chosen`` is missing."""
     if chosen:
         indices = {key: fields.index(name) for key, name in chosen.items() if name in fields}
         return indices if len(indices) == len(chosen) else {}
@@ -149,11 +138,7 @@ def _columns(fields: Sequence[str], chosen: Mapping[str, str]) -> dict[str, int]
 
 
 def parse_size(text: str, unit: int = 1) -> int | None:
-    """Parse ``16GB``, ``16 GiB``, ``16G`` or ``1048576`` as bytes, with binary prefixes; None if it
-    is not a size.
-
-    unit: bytes in one unit of a number without a suffix.
-    """
+    """``16GB``, ``16 GiB`` or ``16G`` in bytes; None for others. unit: bytes of a bare number."""
     match = _SIZE_CELL.fullmatch(text.strip().replace(",", ""))
     value = base.number(match[1]) if match else None
     if match is None or value is None:
@@ -364,10 +349,9 @@ class _PlainTableReader(TableReader):
         return "mean" if _MEAN.search(plain) else "median" if _MEDIAN.search(plain) else "unknown"
 
     def figure(self, key: str, text: str, pointed: bool) -> float | None:
-        """A cell in ns or GB/s, by its own unit or that of its heading.
+        """A cell in ns or GB/s, by its own unit or that of its heading. Raises ValueError.
 
-        pointed: whether the row has decimal points, so that commas group thousands. Raises
-        ValueError for a cell that is no number from 0 on.
+        pointed: whether the row has decimal points, so that commas group thousands.
         """
         if text.lower() in _NONE:
             return None
@@ -495,10 +479,7 @@ def _as_nccl_tests(rows: Sequence[tuple[int, dict[str, str]]]) -> list[NcclTests
 
 
 def _expected_algbw(name: str, size_bytes: int, ranks: int, time: float) -> float | None:
-    """The algbw by size and time: S / t, for hypercube times its share, which needs the ranks.
-
-    None without a time, or if it is not known.
-    """
+    """The algbw by size and time: S / t, for hypercube times its share; None if not known."""
     if ranks or not time:
         return algbw_gbps(name, size_bytes, ranks, time)
     return size_bytes / time if COLLECTIVES[name].moved(2) == 1 else None

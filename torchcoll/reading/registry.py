@@ -62,10 +62,7 @@ _JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*[\[{"])')
 
 @cache
 def importers() -> dict[str, Importer]:
-    """Name -> importer. Importers of entry points come first and can replace built-in ones.
-
-    Raises UnreadableError for an entry point that cannot be loaded.
-    """
+    """Name -> importer. Importers of entry points come first and can replace built-in ones."""
     by_name: dict[str, Importer] = {}
     for point in entry_points(group=GROUP):
         try:
@@ -96,9 +93,7 @@ def sniff_importer(windows: Iterable[Sequence[str]], writers: Writers) -> Import
 
 
 def _strip(importer: Importer) -> Callable[[str], str] | None:
-    """A function that takes off what no table of prefixes knows; None for formats without lines of
-    text.
-    """
+    """What takes off prefixes that no table knows; None for formats without lines of text."""
     starts = getattr(importer, "STARTS", None)
     if starts:
         return Unprefixed(starts).strip
@@ -108,9 +103,7 @@ def _strip(importer: Importer) -> Callable[[str], str] | None:
 def import_file(
     path: str, options: ImportOptions | None = None, name: str | None = None
 ) -> Imported:
-    """Import a file; ``-`` is stdin.
-
-    name: the importer; by default it is found by sniffing.
+    """Import a file; ``-`` is stdin. name: the importer; by default it is found by sniffing.
 
     Raises UnreadableError for a file that is missing, empty, binary or of an unknown format, and
     UsageError for an importer that does not exist.
@@ -349,9 +342,7 @@ def runs_in(*paths: str, collective: str | None = None, ranks: int | None = None
 def two_tables(
     path: str, collective: str | None = None, ranks: int | None = None
 ) -> list[tuple[str, Run]]:
-    """(name, run) of the two tables of a file that have the same cases, such as Before and After;
-    [] for any other file.
-    """
+    """(name, run) of the two tables of a file with the same cases, as Before and After; else []."""
     path = os.fspath(from_stdin(path))
     if not os.path.isfile(path) or is_ours(path):
         return []

@@ -98,11 +98,7 @@ class Source:
         return b"\0" in self.start or odd > len(self.start) // 10
 
     def windows(self) -> Iterator[list[str]]:
-        """Yield lists of lines without libraries' messages, for sniffing. Call it before ``lines``.
-
-        The first line of the format may come after megabytes of messages. If the file cannot be
-        rewound, all that was read is kept in memory.
-        """
+        """Yield lists of lines without libraries' messages, for sniffing, before ``lines``."""
         window: list[str] = []
         for lines in self._cleaned(self._read(keep=True)):
             for text in lines:
@@ -140,11 +136,7 @@ class Source:
         return map(cleaned, texts)
 
     def _read(self, keep: bool = False) -> Iterator[bytes]:
-        """Yield whole lines, about 64 KiB at a time, since work for each line would be slow.
-
-        keep: keep the blocks, so that they can be read again after ``rewind``. Lines longer than
-        _LONGEST are cut.
-        """
+        """Yield whole lines, about 64 KiB at a time. keep: for ``rewind``."""
         if keep:
             yield from self._kept
         else:
@@ -172,11 +164,7 @@ class Source:
 
 
 def _decoded(blocks: Iterable[bytes], start: bytes) -> Iterator[str]:
-    """Decode blocks as UTF-8; lines that are not UTF-8 as Latin-1; and UTF-16 by its byte order
-    mark.
-
-    The line end at the end of a block is removed.
-    """
+    """Decode blocks as UTF-8, other lines as Latin-1, and UTF-16 by its first bytes."""
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):  # PowerShell's '>'
         yield "\n".join(b"".join(blocks).decode("utf-16", "replace").splitlines())
         return

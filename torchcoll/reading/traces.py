@@ -51,11 +51,9 @@ def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
 def read_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[Traffic]:
     """Read files and folders with one rank per file, and join the files of each job.
 
-    Of a folder its .json and .jsonl files (also .gz), dumps of the Flight Recorder
-    and files of NCCL Inspector are read, or those of its subfolders if it has none. Only a single
-    folder can have several jobs; NCCL Inspector's files are always told apart. Raises
-    UnreadableError for a file of another format, without communication or without a rank, and
-    UsageError if the files do not belong together.
+    A folder without such files has them in its subfolders. Raises UnreadableError for a file of
+    another format, without communication or without a rank, and UsageError if the files do not
+    belong together.
     """
     return [_join_job(job) for job in _find_jobs(paths)]
 
@@ -167,10 +165,10 @@ def _foreign(path: Path) -> ForeignError:
 
 
 def read_document(path: Path, problems: list[str]) -> dict[str, Any]:
-    """The outermost object of a trace or a dump, of JSON or a pickle.
+    """The outermost object of a trace or a dump, of JSON or a pickle; only the events needed.
 
-    Of a trace it has only the events that are needed. problems: gets a line if the file was cut
-    off; then the object has what the file has. Raises UnreadableError for a file that is neither.
+    problems: gets a line if the file was cut off; then the object has what the file has. Raises
+    UnreadableError for a file that is neither.
     """
     chunks = chunks_of(path, problems, "trace")
     first = next(chunks, b"")

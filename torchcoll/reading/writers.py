@@ -39,14 +39,10 @@ _SHARE = 0.8  # of the lines that have it
 class WrittenLine:
     """A line, and what its prefixes say about its writer.
 
-    number: in the file, from 1.
-    text: the message, without its prefixes.
-    prefix: all prefixes, as they are in the file.
+    number: in the file, from 1. text: the message. prefix: all prefixes, as they are in the file.
     rank: of the world. A number of ``srun -l`` is a rank unless torch's own names contradict it.
     local_rank: the number within its host by which torchrun labels a worker.
-    node: the host, pod or container.
-    pid: the process.
-    time: the time, as it is in the file.
+    node: the host, pod or container. pid: the process. time: as it is in the file.
     kernel: whether the kernel wrote it.
     """
 
@@ -123,11 +119,7 @@ _WORLD = _BY_FIRST["["][0]
 
 
 class Writers:
-    """Splits the lines of one text into prefixes and messages.
-
-    sample: some of its first lines, and of its last lines if a number in front of a line must be
-    messages from a rank.
-    """
+    """Splits the lines of one text into prefixes and messages. sample: some of its lines."""
 
     def __init__(self, sample: Iterable[str]) -> None:
         lines = [text for text in itertools.islice(sample, _SAMPLE) if text.strip()]
@@ -249,11 +241,7 @@ _LABEL_BEFORE = re.compile(r"\[\d{1,7}\] ?$")  # of mpiexec, in front of the mes
 
 
 def without_log(text: str, hosts: Collection[str] = ()) -> tuple[str, bool]:
-    """(text before a library's message, whether there was one).
-
-    hosts: names that begin messages of the file (``log_hosts``); one of these may begin with a
-    digit, which a row before it may end in.
-    """
+    """(text before a library's message, whether there was one). hosts: see ``log_hosts``."""
     if not any(mark in text for mark in _MARKS) and " [" not in text:
         return text, False
     before = None
@@ -280,8 +268,7 @@ def is_message(text: str) -> bool:
 def log_hosts(lines: Iterable[str]) -> set[str]:
     """The names of hosts that begin messages of NCCL in these lines.
 
-    They are at the beginning of a line. If no line is whole, a name is what is common to the ends
-    of what is before the same process several times.
+    If no line is whole, a name is what is common to the ends of what is before one process.
     """
     whole: set[str] = set()
     cut: dict[str, list[str]] = {}
@@ -309,8 +296,7 @@ _BLANKS = re.compile(r"(?:\\\s|\s)+")
 class Unprefixed:
     """Takes off prefixes that no table knows, by how the lines of a format begin.
 
-    Lines that begin otherwise (half a row, a row with only numbers) lose a prefix that looks like
-    the last one that was found.
+    Other lines lose a prefix that looks like the last one that was found.
     """
 
     def __init__(self, starts: re.Pattern[str]) -> None:
@@ -347,11 +333,7 @@ _NARROWEST, _LEAST_WRAPPED = 40, 2
 
 
 def wrapping_width(lines: Iterable[str]) -> int:
-    """The width of the terminal that wrapped these lines; 0 if none did.
-
-    It is the length of the longest lines, if there are several. Rows of one table are equally long,
-    too: check that lines make more sense when they are joined.
-    """
+    """The width of the terminal that wrapped these lines; 0 if none did."""
     lengths = Counter(len(text) for text in lines)
     width = max(lengths, default=0)
     return width if width >= _NARROWEST and lengths[width] >= _LEAST_WRAPPED else 0
@@ -372,10 +354,7 @@ def unwrapped(lines: Iterable[Line], width: int) -> Iterator[Line]:
 
 @dataclass
 class DocumentPart:
-    """One output in an issue, a mail or a note.
-
-    title: the last line of text above it.
-    """
+    """One output in an issue, a mail or a note. title: the last line of text above it."""
 
     title: str = ""
     lines: list[Line] = field(default_factory=list)
