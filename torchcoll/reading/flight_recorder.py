@@ -21,7 +21,6 @@ from torchcoll.reading.torch_names import (
     Numbers,
     check_ranks,
     clock_of_rank,
-    hidden_op,
     parse_rank_list,
     product,
     rank_in_name,
@@ -72,7 +71,7 @@ def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
     members = {r for group in traffic.groups.values() for r in group.ranks}
     check_ranks(members, path)
     traffic.ranks = max(rank, *members, 0) + 1
-    traffic.notes = [*_notes(entries, calls), *hidden_op(calls)]
+    traffic.notes = _notes(entries, calls)
     return traffic
 
 
@@ -206,11 +205,6 @@ def _notes(entries: Sequence[Mapping[str, Any]], calls: Sequence[TrafficCall]) -
                     "have with TORCH_NCCL_ENABLE_TIMING=1"
                 )
         notes.append(f"the dump has no durations{action}")
-    if any(exchange_with_splits(c.collective) for c in calls):
-        notes.append(
-            "the Flight Recorder records no splits: an all_to_all whose sizes look even may be an "
-            "uneven one"
-        )
     if "gloo" in backends:
         notes.append(
             "on gloo the Flight Recorder calls a reduce_scatter of one tensor all_reduce, as gloo "
@@ -220,6 +214,4 @@ def _notes(entries: Sequence[Mapping[str, Any]], calls: Sequence[TrafficCall]) -
     if unfinished:
         count = counted(len(unfinished), "call")
         notes.append(f"{count} had not completed when the dump was written")
-    if any(torch_collective(str(e.get("profiling_name"))) == "coalesced" for e in entries):
-        notes.append("the time of coalesced calls is known of each group of them as a whole only")
     return notes

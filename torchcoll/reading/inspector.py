@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from torchcoll.core.collectives import COLLECTIVES, Layout, busbw_gbps
+from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.opening import common_folder
 from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Reported, Run
@@ -177,24 +177,10 @@ def _result(
         names = ", ".join(sorted({r.timing for call in whole_calls for r in call.values()}))
         mixed = len(whole_calls) - len(timed)
         remarks.append(_MIXED.format(n=mixed, all=len(calls), clocks=names))
-    choices = list(dict.fromkeys(record.choice for record in records if record.choice))
-    if len(choices) > 1:
-        remarks.append(f"several algorithms together: {', '.join(choices)}")
     if len(clocks) > 1:
         remarks.append(f"several clocks together: {', '.join(sorted(clocks))}")
     if ENQUEUED in clocks:
         remarks.append(f"{ENQUEUED}: waiting in the stream is in the time, busbw is a lower bound")
-    if "unknown" in clocks:
-        remarks.append("the clock is not known: read as the host's")
-    pairs = [
-        (record.printed_gbps, gbps)
-        for record in records
-        if record.printed_gbps and (gbps := busbw_gbps(name, size_bytes, ranks, record.time_ns))
-    ]
-    if pairs:
-        printed, expected = (sum(figures) / len(pairs) for figures in zip(*pairs, strict=True))
-        text = base.contradiction("busbw", printed, expected, "size, time and ranks", 0.0)
-        remarks += [text] if text else []
     result = base.make_result(
         name,
         size_bytes,

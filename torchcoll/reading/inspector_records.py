@@ -47,7 +47,7 @@ class Record(NamedTuple):
     it was written, since 1970. name: a collective of torchcoll, ``send`` or ``recv``. number: the
     count of NCCL. size_bytes: as Inspector prints it. started_us, kernel_us: when the call was
     enqueued and its kernel began, since 1970 (verbose output); None where not recorded. choice:
-    algorithm and protocol. printed_gbps: busbw in the record. peer: of a message, in the
+    algorithm and protocol.  peer: of a message, in the
     communicator.
     """
 
@@ -66,7 +66,6 @@ class Record(NamedTuple):
     choice: str
     started_us: int | None = None
     kernel_us: int | None = None
-    printed_gbps: float | None = None
     peer: int | None = None
 
     @property
@@ -247,7 +246,6 @@ def _add(
         " ".join(str(flat[k])[:40] for k in ("coll_algo", "coll_proto") if flat.get(k)),
         started,
         kernel,
-        base.number(flat.get(f"{kind}_busbw_gbs")),
         base.whole(flat.get("p2p_peer")) if message else None,
     )
     log.records.append(record)

@@ -31,7 +31,6 @@ from torchcoll.reading.torch_names import (
     Numbers,
     check_ranks,
     clock_of_rank,
-    hidden_op,
     parse_rank_list,
     product,
     rank_in_name,
@@ -134,9 +133,7 @@ class Calls:
         each = itemsize(dtype)
         sizes_known = each is not None and all(n is not None and n * each < 1 << 62 for n in sides)
         size_bytes = [(n or 0) * (each or 0) if sizes_known else UNKNOWN for n in sides]
-        # For a scatter the root's trace may have the sizes that the other ranks lack.
-        awaited = collective == "scatter" and root not in (None, self.rank) and bool(group)
-        if not sizes_known and not awaited:
+        if not sizes_known:
             self.unknown[f"{collective}: {'dtype' if each is None else 'sizes'} not known"] += 1
         # A call with split sizes counts as uneven, as in a capture: other ranks may have other
         # sizes.
@@ -256,20 +253,24 @@ def read_trace(
         unassigned = [event for event in unassigned if event not in only]
     if not calls:
         expected = "record_param_comms or c10d:: events"
-        raise _unreadable(path, "no communication", expected, "Profile a step that has some.")
+        raise UnreadableError(
+            f"trace {path}", "no communication", expected, "Profile a step that has some."
+        )
     info = data.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     rank = rank_in_name(path) if whole(info.get("rank")) is None else whole(info.get("rank"))
     if rank is None:
         expected = "distributedInfo in it, or a name such as trace_rank0.json"
-        raise _unreadable(path, "no rank", expected)
+        raise UnreadableError(f"trace {path}", "no rank", expected)
     maker = Calls(rank, kineto_events.make_groups(info, calls))
     ranks = max((len(group.ranks) for group in maker.groups.values()), default=1)
     works = _assign_works(calls, [e for e in events if e.name.startswith("gloo:")], ranks)
     pairs = [(issued, maker.make(issued, _dtype(works.get(issued, ())))) for issued in calls]
     if not without_sizes and all(call.bytes_in == UNKNOWN for _, call in pairs):
         reasons = "; ".join(maker.unknown)
-        raise _unreadable(path, reasons, "sizes of its calls", "Profile with record_shapes=True.")
+        raise UnreadableError(
+            f"trace {path}", reasons, "sizes of its calls", "Profile with record_shapes=True."
+        )
     steps = sorted(kineto_events.read_steps(events).items())
     spans = [span for _, span in steps]
     timed = _timed(pairs, works, computing, kernels, on_device)
@@ -279,11 +280,8 @@ def read_trace(
         for call, (issued, _) in zip(timed, pairs, strict=True)
     ]
     traffic_calls = _numbered(pairs, _in_steps(timed, spans))
-    # Calls without sizes are dropped after numbering. ``fill_from_root`` fills those of a scatter.
-    if not without_sizes:
-        traffic_calls = [
-            call for call in traffic_calls if call.bytes_in != UNKNOWN or _awaited(call, rank)
-        ]
+    if not without_sizes:  # dropped after numbering
+        traffic_calls = [call for call in traffic_calls if call.bytes_in != UNKNOWN]
     traffic = Traffic(SOURCE, path=path, groups=dict(maker.groups), calls={rank: traffic_calls})
     members = {member for group in traffic.groups.values() for member in group.ranks}
     check_ranks([rank, (whole(info.get("world_size")) or 1) - 1, *members], path)
@@ -298,51 +296,12 @@ def read_trace(
     copies = kineto_events.find_copies(events)
     traffic.copies = {rank: merged(copies)} if copies else {}
     # The time of dropped calls, and of kernels that belong to no single call.
-    left = [call.span for call in timed if call.bytes_in == UNKNOWN and not _awaited(call, rank)]
+    left = [call.span for call in timed if call.bytes_in == UNKNOWN]
     ran = [(event.start, event.end) for event in unassigned]
     traffic.apart = {rank: merged([*filter(None, left), *ran])} if ran or any(left) else {}
     traffic.notes = _notes(traffic_calls, maker, works, unassigned)
     traffic.left_out = maker.unknown.total()
     return traffic, steps[0][0] if steps else None
-
-
-def _awaited(call: TrafficCall, rank: int) -> bool:
-    scattered = call.collective == "scatter" and call.root not in (None, rank)
-    return scattered and bool(call.group) and call.bytes_in == UNKNOWN
-
-
-def fill_from_root(traffic: Traffic) -> None:
-    """Set dtype and size of scatter calls from the call of their root, in place."""
-    roots = {
-        (call.group, call.sequence): call
-        for rank, calls in traffic.calls.items()
-        for call in calls
-        if call.collective == "scatter" and call.root == rank
-    }
-    left = 0
-    for rank, calls in traffic.calls.items():
-        kept = []
-        for call in calls:
-            if _awaited(call, rank):
-                root = roots.get((call.group, call.sequence))
-                if root is None or root.root != call.root:
-                    left += 1
-                    continue
-                call = dataclasses.replace(
-                    call, bytes_in=0, bytes_out=root.bytes_out, dtype=root.dtype
-                )
-            kept.append(call)
-        traffic.calls[rank] = kept
-    if left:
-        traffic.notes.append(
-            f"left out: {counted(left, 'call')} of scatter: dtype not known but from the "
-            "trace of the root, which was not read"
-        )
-
-
-def _unreadable(path: Path, problem: str, expected: str, action: str = "") -> UnreadableError:
-    # The path is part of the first text, because the second one is cut if it is long.
-    return UnreadableError(f"trace {path}", problem, expected, action)
 
 
 def _dtype(works: Sequence[kineto_events.Event]) -> str | None:
@@ -482,4 +441,4 @@ def _notes(
     if without:
         why = "coalesced calls share kernels" if coalesced else "the trace has no kernels of them"
         notes.append(f"{without} of {len(calls)} calls have no time: {why}")
-    return [*notes, *hidden_op(calls)]
+    return notes

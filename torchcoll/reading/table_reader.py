@@ -43,7 +43,7 @@ class Columns:
 
 
 @dataclass
-class Measured:
+class TableRow:
     """What a row measured. printed_bytes: the size as the tool prints it."""
 
     collective: str
@@ -114,7 +114,7 @@ class TableReader:
         ranks: int | None = None,
         dtype: str | None = None,
         empty: bool = False,
-    ) -> Measured | str:
+    ) -> TableRow | str:
         """What a row measured, or why it cannot be used.
 
         named: the collective in the words of the tool. ranks, dtype: as the file states them.
@@ -140,11 +140,11 @@ class TableReader:
             return NOTHING_SENT
         ranks = choose("ranks", options.ranks, ranks) or 0
         dtype = choose("dtype", options.dtype, dtype)
-        return Measured(name, ranks, dtype, printed, time, record)
+        return TableRow(name, ranks, dtype, printed, time, record)
 
     def result(
         self,
-        row: Measured,
+        row: TableRow,
         per_rank: bool | None = None,
         figures: Mapping[str, Any] | None = None,
         **case: Any,

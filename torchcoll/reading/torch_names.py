@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.traffic import TrafficCall
 from torchcoll.reading.base import dtype_named, whole
 
 _NAMES = {
@@ -44,7 +42,6 @@ _DTYPES = {
     "complexdouble": "complex128",
 }
 _BOUND = 1 << 62  # sizes must be below
-HIDDEN_OP = "the reduce operation is not in the trace: it is shown as unknown"
 
 
 @lru_cache(maxsize=4096)  # dumps have few names, each thousands of times
@@ -123,9 +120,3 @@ class Numbers:
         key = (group, collective, peer) if collective in ("send", "recv") else (group,)
         self._next[key] += 1
         return self._next[key] - 1
-
-
-def hidden_op(calls: Sequence[TrafficCall]) -> list[str]:
-    """A note that reduce operations are not known, if a call has one."""
-    names = {call.collective for call in calls if call.op is None}
-    return [HIDDEN_OP] if any(n in COLLECTIVES and COLLECTIVES[n].has_op for n in names) else []
