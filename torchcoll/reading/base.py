@@ -77,9 +77,7 @@ class Imported:
     """The content of one file.
 
     rows: how many rows were read; a row of nccl-tests has two cases. importer: its name.
-    run_outputs: for a file with several outputs, the number of the output that each run is from.
-    output: number of the output that is being read; None where a file has only one.
-    warned_outputs: warning -> the outputs that it is about; other warnings are about all.
+    own_warnings: of each run those that are not about all runs; [] where there are none.
     action: what to do next if nothing was read.
     """
 
@@ -88,9 +86,7 @@ class Imported:
     refused: list[Refused] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     importer: str = ""
-    run_outputs: list[int] = field(default_factory=list)
-    output: int | None = None
-    warned_outputs: dict[str, set[int]] = field(default_factory=dict)
+    own_warnings: list[list[str]] = field(default_factory=list)
     action: str = ""
 
     def refuse(self, line: int, reason: str) -> None:
@@ -108,8 +104,6 @@ class Imported:
             raise UnreadableError("file", f"more than {most} rows", "less", "Split it.")
 
     def warn(self, text: str) -> None:
-        if self.output is not None:
-            self.warned_outputs.setdefault(text, set()).add(self.output)
         if text not in self.warnings and len(self.warnings) < MOST_PROBLEMS:
             self.warnings.append(text)
 
@@ -120,14 +114,12 @@ class Imported:
         return requested or recorded
 
     def warnings_by_run(self) -> list[list[str]]:
-        """The warnings of each run. One about an output without a run is given to all runs."""
-        about = {
-            text: self.warned_outputs.get(text, set()) & {*self.run_outputs}
-            for text in self.warnings
-        }
+        """The warnings of each run: its own, and those that are about all."""
+        own = self.own_warnings or [[]] * len(self.runs)
+        about_some = {text for texts in own for text in texts}
         return [
-            [text for text in self.warnings if not about[text] or output in about[text]]
-            for output in self.run_outputs or [-1] * len(self.runs)
+            [text for text in self.warnings if text in texts or text not in about_some]
+            for texts in own
         ]
 
     def refusals(self) -> list[tuple[str, str]]:
@@ -145,17 +137,13 @@ def join(parts: Sequence[Imported]) -> Imported:
     """What was read of several texts as one. Warnings remain with the runs of their text."""
     whole = Imported()
     for part in parts:
-        first = max(whole.run_outputs, default=-1) + 1
-        outputs = part.run_outputs or [0] * len(part.runs)
         whole.runs += part.runs
-        whole.rows += part.rows
+        whole.own_warnings += part.warnings_by_run()
+        whole.take(part.rows)
         whole.refused += part.refused
-        whole.run_outputs += [first + output for output in outputs]
         whole.action = whole.action or part.action
         for text in part.warnings:
-            about = part.warned_outputs.get(text) or set(outputs)
             whole.warn(text)
-            whole.warned_outputs.setdefault(text, set()).update(first + each for each in about)
     return whole
 
 

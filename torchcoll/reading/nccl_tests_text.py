@@ -92,8 +92,7 @@ class _TestOutput:
     """The output of one nccl-tests process.
 
     names: columns of the heading. above: texts above the heading. zeros: number of lines of rank 0.
-    launched: ranks by the command line.
-    title: the line above a table of several that their author kept apart.
+    launched: ranks by the command line. title: the line above a table of several.
     """
 
     line: int
@@ -149,20 +148,21 @@ def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Import
             imported.refuse(0, nccl_tests.INTERLEAVED.format(n=max(2, _width(crowd))))
         return imported
     tables = sum(bool(output.rows) for output in outputs)
-    for imported.output, output in enumerate(outputs):
+    parts = [imported]
+    for output in outputs:
         if tables > 1:
             output.title = output.title or output.first_title
-        if run := _make_run(output, options, imported):
-            imported.runs.append(run)
-            imported.run_outputs.append(imported.output)
-    imported.output = None
-    alone = [run for run in imported.runs if run.ranks == 1]
-    if len(alone) > 1:
-        imported.warn(
-            f"{len(alone)} outputs of one rank each: if one run was to have {len(alone)} ranks, "
+        parts.append(base.Imported())
+        if run := _make_run(output, options, parts[-1]):
+            parts[-1].runs.append(run)
+    joined = base.join(parts)
+    alone = sum(run.ranks == 1 for run in joined.runs)
+    if alone > 1:
+        joined.warn(
+            f"{alone} outputs of one rank each: if one run was to have {alone} ranks, "
             "nccl-tests was built without MPI (build it with MPI=1)"
         )
-    return imported
+    return joined
 
 
 def _width(outputs: Sequence[_TestOutput]) -> int:
@@ -328,16 +328,7 @@ class _TextReader:
         before.title = before.title or before.first_title
         before.concluded = True
         self.next_output(line, True)
-        for name in (
-            "collective",
-            "names",
-            "parser",
-            "settings",
-            "args",
-            "members",
-            "versions",
-            "launched",
-        ):
+        for name in _SHARED:
             setattr(self.output, name, getattr(before, name))
         self.output.above = [*before.above, *self.above]
         self.output.started, self.output.title = before.started, self._title()
