@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -232,8 +231,7 @@ def read_inspector(paths: Sequence[Path]) -> list[Traffic]:
 
 def _lines(paths: Iterable[Path]) -> Iterator[Iterable[base.Line]]:
     for path in paths:
-        with closing(Source(str(path))) as source:
-            yield source.lines()
+        yield Source(str(path)).lines()
 
 
 def _traffic(job: Job, notes: Sequence[str], path: Path) -> Traffic:

@@ -16,7 +16,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from functools import cache
 from importlib.metadata import entry_points
 from typing import cast
@@ -113,13 +112,7 @@ def import_file(
         if name not in (None, _PLAIN):
             raise UsageError("map", f"columns for {name}", f"them for --from {_PLAIN} alone")
         name = _PLAIN
-    with closing(Source(path)) as source:
-        return _imported(source, path, options, name)
-
-
-def _imported(
-    source: Source, path: str, options: ImportOptions | None, name: str | None
-) -> Imported:
+    source = Source(path)
     if not source.start.strip():
         raise UnreadableError("file", source.name, "output of a benchmark; this one is empty")
     command = reading_command(source.start, path, "show")
@@ -158,11 +151,9 @@ def _imported(
     with uncollected():  # there are many rows, and they have no reference cycles
         imported = _read_lines(importer, lines, options, writers, sample)
         width = wrapping_width(sample) if _strip(importer) and imported.refused else 0
-        if width and path != "-" and os.path.getsize(path) < _MOST_WRAPPED:
-            with closing(Source(path)) as again:
-                again.in_json = source.in_json
-                joined = unwrapped(again.lines(MOST_TEXT), width)
-                whole = _read_lines(importer, joined, options, writers, sample)
+        if width and os.path.getsize(source.path) < _MOST_WRAPPED:
+            joined = unwrapped(source.lines(MOST_TEXT), width)
+            whole = _read_lines(importer, joined, options, writers, sample)
             if whole.rows > imported.rows:
                 imported = whole
     for problem in filter(None, (source.cut, source.problem)):
@@ -184,7 +175,6 @@ def _recognised(source: Source, name: str | None) -> tuple[Importer | None, Writ
         importer: Importer | None = importers()[name]
     else:
         importer = sniff_importer(itertools.chain([sample], windows), writers)
-    source.rewind()
     return importer, writers, sample
 
 
@@ -307,10 +297,10 @@ def import_together(paths: Sequence[str], options: ImportOptions | None = None) 
 
     def files() -> Iterator[Iterator[Line]]:
         for path in paths:
-            with closing(Source(path)) as source:
-                yield source.lines()
-                if source.problem:
-                    problems[f"{path}: {source.problem}"] = None
+            source = Source(path)
+            yield source.lines()
+            if source.problem:
+                problems[f"{path}: {source.problem}"] = None
 
     folder = os.path.dirname(paths[0]) or "."
     options = options or ImportOptions()
