@@ -5,15 +5,13 @@ An importer is a module, built in or named by an entry point of the group ``torc
     NAME = "osu"                                     the name for --from
     def sniff(head: Sequence[str]) -> bool           is it this format? head: the first lines
     def read(lines: Iterable[Line], options: ImportOptions) -> Imported
-    LONG_LINES = True                                if a line may be longer than MOST_TEXT
-    STARTS = re.compile(...)                         how its rows and headings begin, if text of
-                                                     other programs may precede them
+    LONG_LINES = True                                if it is JSON, with lines as they are
     def read_together(files: Iterable[Iterable[Line]], options: ImportOptions) -> Imported
                                                      if the processes of a job write a file each:
                                                      a run for each job in the files
 
-``lines`` are (line number, text) without ANSI codes and, by STARTS, without prefixes (source.py);
-the lines for ``sniff`` are alike. ``read`` never raises for the content of a file: a row that it
+``lines`` are (line number, text) without ANSI codes and prefixes (source.py, writers.py); the lines
+for ``sniff`` are alike. ``read`` never raises for the content of a file: a row that it
 cannot use, or cannot separate from other text, is refused with its line number and a reason.
 """
 

@@ -25,10 +25,6 @@ _LOGGER = re.compile(r"Comm\. Op\s+Message Size\s+Count")
 _OPERATION = re.compile(r"(?:\|\s*)?(\S+)(?: \| \[Caller Func: .*\])?\s*")
 TRIMMED = "mean without the slowest and fastest tenth"
 STRAGGLER = "straggler effect: the least over the ranks call by call, which no rank took"
-STARTS = re.compile(
-    r"-{4} Performance of|Size \(Bytes\)|Comm\. Op\s+Message Size"
-    r"|(?<![\w.:,+-])[\d.]+(?: [KMGT]?B)?\s+\d+x\d+\s"
-)
 _DESCRIPTION = re.compile(r"(\d+)x(\d+)")
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _SCALES = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}

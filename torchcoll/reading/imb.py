@@ -41,14 +41,6 @@ _TYPE = re.compile(r"#\s*MPI_(Datatype(?: for reductions)?|Op)\s*:\s*(MPIX?_\w+)
 _HEADING = re.compile(r"(?:Group\s+)?(?:#bytes\s+)?#repetitions\s+(?:t\S*\[usec\]|Mbytes/sec)")
 _END = re.compile(r"#\s*All processes entering MPI_Finalize")
 _FAILED = re.compile(r"(?:\d+\s+){1,2}(out-of-mem|int-overflow|time-out)\b")
-STARTS = re.compile(
-    r"#[ \t]*(?:(?:Intel ?\(R\)|PALLAS) MPI Bench|Benchmarking |#processes = |\( ?\d+ groups of "
-    r"|MPI_(?:Datatype|Op)\b|Calling sequence|All processes entering)"
-    r"|(?:Group[ \t]+)?(?:#bytes[ \t]+)?#repetitions[ \t]"
-    # A row: whole numbers, then figures to the end of the line, or why there are none.
-    r"|(?<![\w.:,+-])(?:[A-Z]\w+[ \t]+(?=\d+[ \t]+\d+[ \t]+\d+[ \t]))?"
-    r"\d+(?:(?:[ \t]+[\d.]+){3,8}[ \t]*$|(?:[ \t]+\d+)?[ \t]+(?:out-|int-|time-)o)"
-)
 _LOOPS = ("barrier", "sendrecv")  # timed as a loop without barriers
 _PAIRS = re.compile(r"Ping(?:Pong|Ping)(?:(?:Any|Specific)Source)?|Uniband|Biband")
 _WRONG = 1e-2  # limit for the column that -DCHECK adds (IMB_declare.h, TOL)

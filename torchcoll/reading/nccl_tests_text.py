@@ -45,11 +45,6 @@ _HEADING = re.compile(
 )
 _NUMBERS = r"\d[\d,]*\s+\d[\d,]*\s+"
 _TYPE = r"[a-z][a-z0-9_]*\s+(?:[a-z]+\s+)?-?\d"
-# A row or a heading. The pattern begins with a single character, which makes the search fast.
-STARTS = re.compile(
-    rf"[\d#sb](?:(?<=\d)(?<![\w.,+-]\d)[\d,]*\s+\d[\d,]*\s+{_TYPE}"
-    r"|(?:(?<=#)[ \t]*(?:size|bytes)|(?<=s)ize|(?<=b)ytes)\s+(?:count|N)\s+type\b)"
-)
 # The rest of a row that other output runs into. It cannot be read, but must be reported.
 _HOLDS = re.compile(
     rf"\d\s+\d[\d,]*\s+{_TYPE}[\d.]*(?:\s+[\d.]+){{2}}|\d\s+{_TYPE}[\d.]*(?:\s+[\d.]+){{5}}"

@@ -24,10 +24,6 @@ NAME = "oneccl"
 _NAMES = re.compile(r"#\s*Benchmarking:\s*(.*\S)")
 _PROCESSES = re.compile(r"#\s*#processes:\s*(\d+)")
 _OPTION = re.compile(r"\s+([a-z_]+):\s+(\S.*?)\s*$")
-STARTS = re.compile(
-    r"#[ \t]*(?:Benchmarking:|#processes:|ranks,|All done)|#bytes\b|options:[ \t]*$"
-    r"|(?:datatype|reduction):[ \t]|(?<![\w.:,+-])\d+(?:[ \t]+[\d.]+(?:e[+-]?\d+)?){5,12}[ \t]*$"
-)
 # The text's names of columns -> those of the CSV. Early versions have no #elem_count.
 _CSV_NAMES = {"bytes": "message_size", "elem_count": "elements/buffer"}
 # A heading without these columns is broken, and so are its rows.

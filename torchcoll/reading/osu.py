@@ -25,11 +25,6 @@ _PAIRS = re.compile(
     r"|.*(?:Bandwidth|Message Rate).*",
     re.IGNORECASE,
 )
-STARTS = re.compile(
-    r"#[ \t]*(?:OSU MPI|OMB Python MPI|Size\b|Datatype:|(?:Avg |Overall)[^#]*\(us\))"
-    # A row: a whole number, then figures to the end of the line.
-    r"|(?<![\w.:,+-])\d+(?:[ \t]+(?:[\d.]+(?:e[+-]?\d+)?|Pass|Fail|N/A|-)){1,24}[ \t]*$"
-)
 _UNITS = ("(us)", "(MB/s)", "Messages/s")
 _DATATYPE = re.compile(r"#\s*Datatype:\s*([\w]+)")
 _DEVICES = {"CUDA": "cuda", "ROCM": "cuda", "SYCL": "xpu", None: "cpu"}

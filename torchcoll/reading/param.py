@@ -18,7 +18,6 @@ _ROW = re.compile(
     r"\s*COMMS-RES-(?P<quant>QUANT-)?(?P<coll>[a-z0-9_]+)-(?P<dtype>[a-z0-9]+)(?P<tag>\S*)\s+"
     r"(?P<figures>.*\S)"
 )
-STARTS = re.compile(r"COMMS-RES")
 _WORLD = re.compile(r"'world_size': (\d+)|groupSize (\d+)")
 _BACKEND = re.compile(r"\bbackend: (\w+)")
 _DEVICE = re.compile(r"host \S+, device: (\w+)")

@@ -15,7 +15,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import cast
@@ -31,7 +31,7 @@ from torchcoll.reading.base import Imported, Importer, ImportOptions, Line, join
 from torchcoll.reading.base import number as base_number
 from torchcoll.reading.nccl_tests import repeats
 from torchcoll.reading.source import Source
-from torchcoll.reading.writers import Unprefixed, Writers, unwrapped, wrapping_width
+from torchcoll.reading.writers import Writers, unwrapped, wrapping_width
 
 GROUP = "torchcoll.importers"
 _PLAIN = "plain"
@@ -85,18 +85,14 @@ def sniff_importer(windows: Iterable[Sequence[str]], writers: Writers) -> Import
     for lines in windows:
         messages = [written.text for written in writers.lines(enumerate(lines))]
         for each in importers().values():
-            strip = _strip(each)
-            if each.sniff([*map(strip, messages)] if strip else lines):
+            if each.sniff(lines if _has_long_lines(each) else messages):
                 return each
     return None
 
 
-def _strip(importer: Importer) -> Callable[[str], str] | None:
-    """What takes off prefixes that no table knows; None for formats without lines of text."""
-    starts = getattr(importer, "STARTS", None)
-    if starts:
-        return Unprefixed(starts).strip
-    return str if importer.NAME == _PLAIN else None
+def _has_long_lines(importer: Importer) -> bool:
+    """Whether it reads JSON, whose lines are long and have no prefixes."""
+    return bool(getattr(importer, "LONG_LINES", False))
 
 
 def import_file(
@@ -122,7 +118,7 @@ def import_file(
     if source.binary:
         raise UnreadableError("file", source.name, "text; this one is binary", command)
     importer, writers, sample = _recognised(source, name)
-    if _JSON.match(source.start) and (importer is None or _reads_text(importer)):
+    if _JSON.match(source.start) and (importer is None or not _has_long_lines(importer)):
         source.in_json = True
         importer, writers, sample = _recognised(source, name)
     if importer is None:
@@ -146,11 +142,11 @@ def import_file(
     options = options or ImportOptions()
     file_name = "stdin" if is_stdin(path) else os.path.basename(path)
     options = ImportOptions(**{**vars(options), "file": options.file or file_name})
-    long_lines = getattr(importer, "LONG_LINES", False)
+    long_lines = _has_long_lines(importer)
     lines: Iterable[Line] = source.lines(None if long_lines else MOST_TEXT)
     with uncollected():  # there are many rows, and they have no reference cycles
         imported = _read_lines(importer, lines, options, writers, sample)
-        width = wrapping_width(sample) if _strip(importer) and imported.refused else 0
+        width = wrapping_width(sample) if imported.refused and not long_lines else 0
         if width and os.path.getsize(source.path) < _MOST_WRAPPED:
             joined = unwrapped(source.lines(MOST_TEXT), width)
             whole = _read_lines(importer, joined, options, writers, sample)
@@ -186,17 +182,16 @@ def _read_lines(
     sample: Sequence[str],
 ) -> Imported:
     """Read the lines of a file: apart for each writer, where several print a table."""
-    strip = _strip(importer)
-    if strip is None:
+    if _has_long_lines(importer):
         return importer.read(iter(lines), options)
     texts: dict[str, list[str]] = {}
     nodes: dict[str, str] = {}
     for written in writers.lines(enumerate(sample)):
-        texts.setdefault(written.writer, []).append(strip(written.text))
+        texts.setdefault(written.writer, []).append(written.text)
         nodes[written.writer] = written.node
     authors = [name for name, lines in texts.items() if name and importer.sniff(lines)]
     if len(authors) < 2:
-        stripped = ((each.number, strip(each.text)) for each in writers.lines(lines))
+        stripped = ((each.number, each.text) for each in writers.lines(lines))
         imported = importer.read(stripped, options)
         return _by(imported, nodes[authors[0]]) if authors else imported
     by_writer: dict[str, list[Line]] = {}
@@ -210,7 +205,7 @@ def _read_lines(
                 "less",
                 f"Take one out: grep '{written.prefix}' FILE > TEXT",
             )
-        by_writer.setdefault(written.writer, []).append((written.number, strip(written.text)))
+        by_writer.setdefault(written.writer, []).append((written.number, written.text))
     return join(
         [
             _by(importer.read(iter(by_writer[name]), options), nodes[name], name)
@@ -264,12 +259,6 @@ def _finish(
     for run, warnings in zip(imported.runs, imported.warnings_by_run(), strict=True):
         # Events are saved in the result file, problems are not.
         run.events += [{"kind": "import", "message": text} for text in (*warnings, *refusals)]
-
-
-def _reads_text(importer: Importer) -> bool:
-    """Whether its rows are lines of text, which a JSON document cannot contain unescaped."""
-    in_lines = hasattr(importer, "STARTS") and not getattr(importer, "LONG_LINES", False)
-    return in_lines or importer.NAME == _PLAIN
 
 
 def files_of_jobs(paths: Sequence[str]) -> list[list[str]]:

@@ -32,11 +32,6 @@ _OLD_NAMES = {"Data type": "Datatype", "Operation type": "Reduction"}
 _SECTION = re.compile(r"(Warmup|Iterations):\s*$")
 _CALLS = re.compile(r"\s*(?:small|large)\s+(\d+)\s*$")
 _ROW = re.compile(r"\s*(?:\d+|N/A)\s+(?:\d+|N/A)(?:\s+(?:[\d.]+|N/A)){0,6}\s*$")
-STARTS = re.compile(
-    r"(?:Collective|Memory type|Data ?type|Reduction|Operation type|Inplace|Iteration mode|Warmup"
-    r"|Iterations):|Count[ \t]+Size[ \t]+Time, us"
-    r"|(?<![\w.:,+-])(?:\d+|N/A)[ \t]+(?:\d+|N/A)(?:[ \t]+(?:[\d.]+|N/A)){3,6}[ \t]*$"
-)
 _CHANGED = ("all_to_all", "reduce_scatter", "reduce_scatter_v", "scatter")
 _COLUMNS = ["count", "size", "avg", "min", "max", "busbw", "busbw max", "busbw min"]
 _DEVICES = {"host": "cpu", "cuda": "cuda", "cuda-managed": "cuda", "rocm": "cuda"}

@@ -31,7 +31,7 @@ from torchcoll.core.bounds import MOST_RANKS
 Line = tuple[int, str]
 
 _MOST_PREFIXES = 6  # of one line
-_LEAST_LINES = 4  # of a sample from which an ambiguous prefix is learned
+_LEAST_LINES = 3  # of a sample from which an ambiguous prefix is learned
 _SHARE = 0.8  # of the lines that have it
 
 
@@ -105,10 +105,11 @@ _CERTAIN = (
 _AMBIGUOUS = (
     r" *(?P<rank>\d{1,7}): ?",  # srun -l
     r"\[(?P<rank>\d{1,7})\] ?",  # mpiexec -prepend-rank
+    r"(?:[|-] )?\[?(?:DEBUG|INFO|WARN(?:ING)?)\]?(?::[\w.]{0,60}:|\s?[|:-])? ?",  # of a logger
     r"(?P<node>[A-Za-z0-9][\w.-]{0,80}) *\| ?",  # docker compose
     r"(?P<node>[A-Za-z0-9][\w.-]{0,80}): ?",  # pdsh, clush
     r" ?> ?",  # a quotation in a mail
-    r"[-*] (?=\S)",
+    r"[-*] ",
 )
 _BY_FIRST: dict[str, list[re.Pattern[str]]] = {}
 for _first, _pattern in _CERTAIN:
@@ -286,47 +287,6 @@ def log_hosts(lines: Iterable[str]) -> set[str]:
             backwards = [end[::-1] for end in ends]
             hosts.add(os.path.commonprefix(backwards)[::-1])  # noqa: RUF071 (no paths)
     return hosts - {""}
-
-
-_LONGEST_PREFIX = 256  # characters of a prefix; longer texts are not prefixes
-_NUMBER = re.compile(r"\d+")
-_BLANKS = re.compile(r"(?:\\\s|\s)+")
-
-
-class Unprefixed:
-    """Takes off prefixes that no table knows, by how the lines of a format begin.
-
-    Other lines lose a prefix that looks like the last one that was found.
-    """
-
-    def __init__(self, starts: re.Pattern[str]) -> None:
-        self._search = starts.search
-        self._prefix = ""
-        self._shape: re.Pattern[str] | None = None
-
-    def strip(self, text: str) -> str:
-        """Returns the text without its prefix."""
-        begin = self._search(text)
-        if begin is None:
-            if self._shape and (match := self._shape.match(text)):
-                return text[match.end() :]
-            return text
-        start = begin.start()
-        # Blanks before a number are kept, because columns of fixed width begin with them.
-        blanks = text[start].isdigit()
-        if not start or text[:start].isspace():
-            return text if blanks else text[start:]
-        prefix = text[:start].rstrip()
-        if prefix != self._prefix:
-            self._prefix = prefix
-            self._shape = _shape(prefix) if len(prefix) <= _LONGEST_PREFIX else None
-        return text[len(prefix) if blanks else start :]
-
-
-def _shape(prefix: str) -> re.Pattern[str]:
-    """A pattern for such prefixes with any numbers and blanks, since time stamps change."""
-    blanks = _BLANKS.sub(r"\\s+", re.escape(prefix.lstrip()))
-    return re.compile(r"\s*" + _NUMBER.sub(r"\\d+", blanks))
 
 
 _NARROWEST, _LEAST_WRAPPED = 40, 2
