@@ -136,29 +136,54 @@ def load_all(
     another tool without a usable row, and if all files are traffic or manifests of ``torchcoll
     matrix``.
     """
-    runs: dict[str | int, Run] = {}
-    manifest: Source | None = None
+    runs: dict[str, Run] = {}
+    traffic: list[str] = []
+    manifests: list[str] = []
+    foreign: dict[str, UnreadableError] = {}
     refused: list[UnreadableError] = []
-    for number, source in enumerate(_without_traffic(sources, collective, ranks)):
+    sources = [source if isinstance(source, Run) else from_stdin(source) for source in sources]
+    together = _files_of_jobs(sources)
+    for number, source in enumerate(sources):
         if isinstance(source, Run):
-            runs[number] = source
+            runs[f"{number}"] = source
             continue
-        if is_manifest(source):  # `DIR/*.jsonl` of a matrix
-            manifest = source
-            continue
-        real = os.path.realpath(source)
-        if real in runs:
-            runs[real].problems.append(f"{source} was named twice: it is shown once")
-        else:
-            try:
-                runs[real] = _load_whole(os.fspath(source))
-            except UnreadableError as error:
-                if not may_skip():
-                    raise
+        path, ours = os.fspath(source), is_ours(source)
+        real = os.path.realpath(path)
+        try:
+            if not ours:
+                # The files of a job are read together with the first of them.
+                files = together.get(path, [])
+                imported = _imported(*files, collective=collective, ranks=ranks) if files else []
+                runs |= {f"{number} {index}": run for index, run in enumerate(imported)}
+            elif is_traffic(path):
+                traffic.append(path)
+            elif is_manifest(path):  # `DIR/*.jsonl` of a matrix
+                manifests.append(path)
+            elif real in runs:
+                runs[real].problems.append(f"{path} was named twice: it is shown once")
+            else:
+                runs[real] = _load_whole(path)
+        except UnreadableError as error:
+            if not may_skip() and (ours or not isinstance(source, Inside)):
+                raise
+            if not ours and _holds_no_results(source, error):
+                foreign[path] = error
+            else:
                 refused.append(error)
-    skip(refused, bool(runs))
-    if manifest and not runs:  # no run of the matrix has written a file
-        raise UnreadableError("result files", f"{manifest} alone", "result files of its runs")
+    if foreign and not (runs or traffic or manifests or refused):
+        raise _none_of(list(foreign), foreign)
+    others = bool(runs or traffic or manifests)
+    skip(refused if others else refused[:1], others)
+    if foreign:
+        number_of_files, names = counted(len(foreign), "file"), shorten(list(foreign), _NAMED)
+        tell(f"torchcoll: note: skipped {number_of_files} without results: {names}")
+    if not runs and traffic:
+        actual = f"traffic alone: {shorten(traffic, 1)}"
+        action = "torchcoll show FILE shows traffic; in Python torchcoll.Traffic.load reads it."
+        raise UnreadableError("result files", actual, "results", action)
+    if not runs and manifests:  # no run of the matrix has written a file
+        raise UnreadableError("result files", f"{manifests[0]} alone", "result files of its runs")
+    note_traffic(traffic)
     for run in list(runs.values()):
         for continuation in run.continuations:
             if continuation.path and runs.pop(os.path.realpath(continuation.path), None):
@@ -485,56 +510,8 @@ def is_manifest(path: str | os.PathLike[str]) -> bool:
 def note_traffic(traffic: Sequence[str]) -> None:
     """Print one line on stderr that names these skipped traffic files, if there are any."""
     if traffic:
-        names = [*traffic[:3], f"... ({len(traffic)} files)"] if len(traffic) > 4 else traffic
-        text = f"{' '.join(', '.join(names).split())}; torchcoll show FILE shows what it holds"
+        text = f"{shorten(traffic, 4)}; torchcoll show FILE shows what it holds"
         tell(f"torchcoll: note: skipped traffic, which holds no results: {text}")
-
-
-def _without_traffic(
-    sources: Iterable[Source], collective: str | None = None, ranks: int | None = None
-) -> list[Run | str]:
-    """Drop traffic, import the output of other tools as Runs, and keep result files as paths."""
-    kept: list[Run | str] = []
-    traffic: list[str] = []
-    foreign: dict[str, UnreadableError] = {}
-    broken: list[UnreadableError] = []
-    sources = [source if isinstance(source, Run) else from_stdin(source) for source in sources]
-    together = _files_of_jobs(sources)
-    for source in sources:
-        if isinstance(source, Run):
-            kept.append(source)
-        elif not is_ours(source):
-            if os.fspath(source) not in together:
-                continue  # was read together with the first of its job
-            try:
-                paths = together[os.fspath(source)]
-                kept += _imported(*paths, collective=collective, ranks=ranks)
-            except UnreadableError as error:
-                if not isinstance(source, Inside) and not may_skip():
-                    raise
-                if _holds_no_results(source, error):
-                    foreign[os.fspath(source)] = error
-                else:
-                    broken.append(error)
-        else:
-            (traffic if is_traffic(source) else kept).append(os.fspath(source))
-    if foreign and not (kept or traffic or broken):
-        raise _none_of(list(foreign), foreign)
-    others = bool(kept or traffic)
-    skip(broken if others else broken[:1], others)
-    if foreign:
-        number, names = counted(len(foreign), "file"), shorten(list(foreign), _NAMED)
-        tell(f"torchcoll: note: skipped {number} without results: {names}")
-    if traffic and all(isinstance(source, str) and is_manifest(source) for source in kept):
-        actual = f"traffic alone: {shorten(traffic, 1)}"
-        raise UnreadableError(
-            "result files",
-            actual,
-            "results",
-            "torchcoll show FILE shows traffic; in Python torchcoll.Traffic.load reads it.",
-        )
-    note_traffic(traffic)
-    return kept
 
 
 def _holds_no_results(source: str | os.PathLike[str], error: UnreadableError) -> bool:
@@ -552,15 +529,8 @@ def _none_of(paths: Sequence[str], errors: Mapping[str, UnreadableError]) -> Unr
     """The error for folders and patterns without a single result."""
     if len(paths) == 1:
         return errors[paths[0]]
-    folders = {os.path.dirname(path) or "." for path in paths}
-    nested = [p for folder in folders for p in glob.glob(f"{glob.escape(folder)}/*/*.jsonl")]
-    subfolders = list(dict.fromkeys(os.path.dirname(path) for path in sorted(nested)))
-    return UnreadableError(
-        "result files",
-        shorten(paths, _NAMED),
-        "a torchcoll result file, or output of another tool",
-        f"Name a folder of them: {shorten(subfolders, _NAMED)}." if subfolders else "",
-    )
+    expected = "a torchcoll result file, or output of another tool"
+    return UnreadableError("result files", shorten(paths, _NAMED), expected)
 
 
 def _result_files(folder: Path) -> list[Path]:
@@ -578,9 +548,7 @@ def _no_files(folder: Path) -> UnreadableError:
             break
         if count := len(_result_files(Path(name))):
             subfolders.append(f"{name} ({counted(count, 'file')})")
-    names = ", ".join(
-        subfolders if len(subfolders) < 5 else [*subfolders[:3], f"... ({len(subfolders)} folders)"]
-    )
+    names = shorten(subfolders, 4)
     action = f"Below it are {names}: name what is meant, or '{folder}/**/*' for all."
     return UnreadableError(
         "folder", folder, "a folder with result files", action if subfolders else ""
