@@ -69,7 +69,7 @@ _TRUTHS = [json.loads(line) for line in (_FOLDER / "truth.jsonl").read_text().sp
 _THREADS = tuple((_FOLDER / each["file"]).read_text() for each in _TRUTHS if "cases" in each)
 _PAIRS = tuple((_FOLDER / each["file"]).read_text() for each in _TRUTHS if "pairs" in each)
 # In batches: format v4.3, in which the first record of a communicator has what all have in common.
-INSPECTOR = ("inspector.jsonl", "inspector_batches.jsonl", "inspector_last.prom")
+INSPECTOR = ("inspector.jsonl", "inspector_batches.jsonl")
 
 
 def seed(name: str) -> str:
@@ -236,11 +236,8 @@ READERS = {
     "PARAM": Reader(_importer("param"), ("param.txt",)),
     "DeepSpeed": Reader(_importer("deepspeed"), ("deepspeed.txt",)),
     "NCCL Inspector": Reader(_importer("nccl-inspector"), INSPECTOR),
-    "NCCL Inspector metrics": Reader(_importer("nccl-inspector-prom"), ("inspector_metrics.prom",)),
     "NCCL Inspector traffic": Reader(_arrived, INSPECTOR, "n0-pid7.log"),
-    "Inspector evidence": Reader(
-        _evidence(inspector_evidence), (*INSPECTOR, "inspector_metrics.prom"), "n0-pid7.log"
-    ),
+    "Inspector evidence": Reader(_evidence(inspector_evidence), INSPECTOR, "n0-pid7.log"),
     "pairs": Reader(_importer("pairs"), (), made=_PAIRS),
     "threads": Reader(_imported, (), made=_THREADS),
     "torchcoll PATH": Reader(_answered, (), "input.txt", made=_THREADS),
@@ -261,7 +258,7 @@ READERS = {
     ),
     "NCCL log": Reader(_log, ("nccl.log",)),
     "oneCCL log": Reader(_log, ("oneccl.log",)),
-    "XML": Reader(_dump, ("topology.xml", "graphs.xml")),
+    "XML": Reader(_dump, ("topology.xml",)),
     "rules": Reader(_rules, ("rules.toml",)),
     "manifest": Reader(_manifest, (), "manifest.jsonl", (MANIFEST,)),
     "points": Reader(lambda path: load_points(str(path)), ("points.json",)),

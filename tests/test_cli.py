@@ -375,9 +375,9 @@ def test_show_imports_nothing_heavy(path, view):
 
 
 def test_a_library_that_an_image_lacks(monkeypatch, tmp_path, capsys):
-    (tmp_path / "graph.xml").write_text('<graphs version="1"></graphs>')
+    (tmp_path / "topo.xml").write_text('<system version="1"></system>')
     monkeypatch.setitem(sys.modules, "defusedxml.common", None)
-    assert main(["log", str(tmp_path / "graph.xml")]) == 4
+    assert main(["log", str(tmp_path / "topo.xml")]) == 4
     assert capsys.readouterr().err == (
         error_line("defusedxml", "none", "it installed. python -m pip install defusedxml.\n")
     )
@@ -385,7 +385,7 @@ def test_a_library_that_an_image_lacks(monkeypatch, tmp_path, capsys):
         sys.modules, "torchcoll.libraries.show", None
     )  # ours: a defect, not an image
     with pytest.raises(ModuleNotFoundError):
-        main(["log", str(tmp_path / "graph.xml")])
+        main(["log", str(tmp_path / "topo.xml")])
 
 
 def test_something_is_seen_on_a_terminal_until_the_first_line(path):

@@ -8,7 +8,6 @@ call that completed.
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 from torchcoll.core.errors import UnreadableError
@@ -32,8 +31,7 @@ def recognizes(path: Path, begin: bytes) -> bool:
 def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     """The jobs in a file. Raises UnreadableError for a file without a call."""
     imported, log = Imported(), Log()
-    with closing(Source(str(path))) as source:
-        add_records(log, source.lines(), ImportOptions(), imported)
+    add_records(log, Source(str(path)).lines(), ImportOptions(), imported)
     jobs = [_of_job(job, shown) for job in find_jobs(log, imported)]
     if not jobs:
         why = next((reason for _, reason in imported.refusals()), "no record")

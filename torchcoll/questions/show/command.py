@@ -83,9 +83,8 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help=(
-            "show the share of what the links allow, from NCCL's topology or graph file "
-            "(NCCL_TOPO_DUMP_FILE, NCCL_GRAPH_DUMP_FILE); once per host (see torchcoll "
-            "log)"
+            "show the share of what the links allow, from NCCL's topology file "
+            "(NCCL_TOPO_DUMP_FILE); once per host (see torchcoll log)"
         ),
     )
     add(

@@ -158,8 +158,8 @@ def show(
     order (both are long tables in csv and json); ``pivot:KEY``, sizes down and one column for each
     value of KEY (collective, ranks, backend, ... or ``label=NAME``), showing metric (busbw, algbw,
     time). The table of cases ends with the verdict by the fabric that the run is known to be of;
-    ``check`` judges by another one. topology: files of NCCL_TOPO_DUMP_FILE, and one of
-    NCCL_GRAPH_DUMP_FILE; each row then has its share of what they allow. nccl_log: logs of NCCL,
+    ``check`` judges by another one. topology: files of
+    NCCL_TOPO_DUMP_FILE; each row then has its share of what they allow. nccl_log: logs of NCCL,
     whose tuning table says what it expected. every: all tables of more than 20 runs, all ranks of
     more than 64, and all cases of a comparison, which are shown in short without it. verbose: the
     phases of the start and the cost of measuring in the header. Of traffic: format, and columns,
