@@ -17,7 +17,6 @@ from torchcoll.stats.statistics import FEWEST
 if TYPE_CHECKING:
     from torchcoll.parts.curves.algorithms import Algorithms
     from torchcoll.parts.curves.contest import CellAt, SizeContest, Table
-    from torchcoll.parts.curves.forced_check import LoggedCase
 
 
 SCHEMA = "torchcoll-algorithms/1"
@@ -288,21 +287,3 @@ def _cell_record(at: CellAt) -> dict[str, Any]:
         "chose": _choices_text(at.choices) if at.choices else None,
         "as_asked": not at.disobeyed if at.choices else None,
     }
-
-
-def ran_lines(ran: Sequence[LoggedCase], cases: int) -> list[str]:
-    """Lines on what ran. ran: the cases that the log covers; cases: how many were launched."""
-    if not ran:
-        return ["what ran is not known: the runs kept no log of the library (--library-log)"]
-    mismatched: dict[tuple[str, str, str], dict[int, None]] = {}
-    for case in ran:
-        if case.mismatches:
-            key = case.collective, ", ".join(case.mismatches), case.requested
-            mismatched.setdefault(key, {})[case.size_bytes] = None
-    right = sum(not case.mismatches for case in ran)
-    of = f"{len(ran)} cases" + (f" in the log, of {cases}" if len(ran) < cases else "")
-    lines = [f"the library's log: as exported in {right} of {of}"]
-    for (collective, names, asked), sizes in mismatched.items():
-        text = f"{collective} ran {names}, not {asked}, at {sizes_text(list(sizes))}"
-        lines.append(f"NOT AS EXPORTED: {one_line(text)}")
-    return lines

@@ -64,7 +64,7 @@ def _forced(kit: Kit) -> PartResult:
     name, machine = "forced-algorithms", kit.machine
     from torchcoll.libraries.nccl import forced as nccl_forced
     from torchcoll.libraries.oneccl import algorithms as oneccl
-    from torchcoll.parts.curves.forced_check import logged_cases
+    from torchcoll.parts.curves.forced_cells import disobeyed
 
     collectives = (DEFAULT_COLLECTIVE,)
     if machine.family == NCCL:
@@ -82,13 +82,17 @@ def _forced(kit: Kit) -> PartResult:
         file = f"{forcing.name}.jsonl"
         arguments = ["--library-log", "--sizes", "64K,4M", "-n", "20", "-J", file, *kit.flags]
         kit.on_ranks(name, module, arguments, forcing.variables)
-        cases = logged_cases([kit.results(name, file)], forcing.variables, ())
-        others = [
-            (case.collective, case.size_bytes, ", ".join(case.mismatches))
-            for case in cases
-            if case.mismatches
+        logged = [
+            case
+            for case in kit.results(name, file).results
+            if any(choice.source == "log" for choice in case.choices)
         ]
-        forced.append((forcing.name, len(cases), others))
+        others = [
+            (case.case.collective, case.size_bytes, wrong[0].label)
+            for case in logged
+            if (wrong := disobeyed(forcing.variables, case.case.collective, case.choices))
+        ]
+        forced.append((forcing.name, len(logged), others))
     return judge.judge_forced(forced, kit.note)
 
 
