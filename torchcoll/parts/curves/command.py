@@ -18,7 +18,12 @@ def scaling_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help=("sizes to show, such as 1K,1M (default: a small, a medium and a large one)"),
     )
-    add("--link-gbps", metavar="N", help="limit of busbw in GB/s; the share of it is shown")
+    add(
+        "--link-gbps",
+        type=float,
+        metavar="N",
+        help="limit of busbw in GB/s; the share of it is shown",
+    )
     add("--format", default="table", help="table (default), markdown, csv or json")
     add("--plot", metavar="FILE", help="write a picture of time and speed-up (.png, .svg, .pdf)")
     add("--force", action="store_true", help="replace the picture")
@@ -37,21 +42,13 @@ def run_scaling(options: argparse.Namespace) -> ExitCode:
     if options.plot:
         check_path(options.plot, options.force)
     sizes = [parse_size(text, "sizes") for text in (options.sizes or "").split(",") if text]
-    link = _number(options.link_gbps)
-    curves = scaling(read_runs(options), sizes=sizes, link_gbps=link)
+    curves = scaling(read_runs(options), sizes=sizes, link_gbps=options.link_gbps)
     show_scaling([curves], options.format)
     print_notes(curves, options.format)
     if options.plot:
         plot(curves, options.plot)
         tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        raise UsageError("link-gbps", text, "a number of GB/s above 0") from None
 
 
 def transitions_arguments(parser: argparse.ArgumentParser) -> None:

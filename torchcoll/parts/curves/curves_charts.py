@@ -129,7 +129,7 @@ def transitions_charts(finding: Transitions) -> list[chart.Chart]:
              "fillcolor": "rgba(122,127,133,0.25)"}
             for t in curve.transitions
         ]  # fmt: skip
-        for handover in (*curve.handovers, *curve.forced):
+        for handover in curve.handovers:
             middle = math.sqrt(handover.low_bytes * handover.high_bytes)
             line = {"color": chart.PALETTE[1], "width": 1, "dash": "dot"}
             shapes.append({**across, "type": "line", "x0": middle, "x1": middle, "line": line})
@@ -144,8 +144,8 @@ def transitions_charts(finding: Transitions) -> list[chart.Chart]:
         caption = []
         if curve.transitions:
             caption.append("shaded: a transition lies between these sizes (95 %)")
-        if curve.handovers or curve.forced:
-            caption.append("dotted: change of algorithm in the log, or of the best forced cell")
+        if curve.handovers:
+            caption.append("dotted: change of algorithm in the log")
         which = f"{title}: " if len(finding.curves) > 1 else ""
         notes = [f"{LEGEND}; the ranges have numbers from the left"]
         notes += [*(f"{which}{line}" for line in lines_below(curve)), *note_lines([finding])]
