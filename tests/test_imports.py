@@ -71,7 +71,7 @@ TABLE = {
     "questions/startup": ({*NOUNS, "stats", "questions/comparison"}, SCIENCE, set()),
     "questions/page": ({*NOUNS, "stats", "report", *QUESTIONS}, SCIENCE, {"IPython", *DRAWN}),
     "parts/experiments": ({*KERNEL, "machine"}, SCIENCE, set()),
-    "parts/curves": ({*KERNEL, "parts/experiments"}, SCIENCE, set()),
+    "parts/curves": (KERNEL, SCIENCE, set()),
     "parts/training": ({*KERNEL, "parts/curves"}, SCIENCE, {"torch"}),
     "parts/fleet": (KERNEL, {*SCIENCE, "sqlalchemy"}, {"psycopg", "pyarrow"}),
     "parts/postmortem": (KERNEL, set(), set()),

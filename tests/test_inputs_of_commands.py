@@ -36,8 +36,6 @@ READERS = {
     "pairs": "pairs @",
     "model fit": "model fit @ -o fitted.json",
     "model predict": "model predict @ --sizes 1M --ranks 2",
-    "model validate": "model validate @",
-    "model validate --predicted": f"model validate {RUN} --predicted @",
     "postmortem": "postmortem @",
     "nightly": "nightly @ --night last",
     "baseline": "baseline @ -o baseline.toml",

@@ -123,11 +123,7 @@ def import_file(
         importer, writers, sample = _recognised(source, name)
     if importer is None:
         if MODEL_START.search(source.start):
-            action = (
-                "torchcoll model predict reads it; torchcoll model validate --predicted "
-                f"{'FILE' if is_stdin(path) else shlex.quote(path)} RUN says how wrong it is about "
-                "a run."
-            )
+            action = "torchcoll model predict reads it."
             raise UnreadableError("file", source.name, "results; this is a model", action)
         tool, instead = without_collectives(source.start)
         if tool:

@@ -18,7 +18,7 @@ from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import LIKELY
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
-from torchcoll.core.units import counted, format_size, shorten
+from torchcoll.core.units import counted, format_ns, format_size, shorten
 from torchcoll.parts.curves.growth import FEWEST, TOO_FEW, Growth, growths
 from torchcoll.questions.comparison.results import runs_of
 from torchcoll.questions.startup.cold import Cold, ColdRow, cold
@@ -234,13 +234,18 @@ def _figure_answer(figure: str, judged: Sequence[tuple[str, Growth]]) -> Answer:
     if len({growth.result for _, growth in judged}) == 1:
         where = everywhere
     else:
-        where = f" in {name}; {len(changed)} of {len(judged)} curves change"
+        where = f"; {len(changed)} of {len(judged)} curves change"
+    ends = (most.numbers[0], most.numbers[-1])
+    first, last = (
+        format_ns(geometric(ns for ranks, ns in most.points if ranks == end) or 0, 3)
+        for end in ends
+    )
     return Answer(
-        figure,
+        f"{figure} of {name}" if len(judged) > 1 else figure,
         verb="falls to {}" if most.falls else "grows {}",
         size=most.law.ratio if most.law else None,
         unit="x",
-        scope=f"from {most.numbers[0]} to {most.numbers[-1]} ranks{law}{where}",
+        scope=f"from {first} on {ends[0]} to {last} on {ends[1]} ranks{law}{where}",
         certainty=CERTAIN,
     )
 
