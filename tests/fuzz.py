@@ -46,8 +46,6 @@ from torchcoll.parts.experiments.matrix_command import show_summary
 from torchcoll.parts.experiments.run import summary
 from torchcoll.parts.postmortem import (
     capture_evidence,
-    inspector_evidence,
-    kineto_evidence,
     log_evidence,
     recorder_evidence,
     stack_evidence,
@@ -238,9 +236,6 @@ READERS = {
     "NCCL Inspector": Reader(_importer("nccl-inspector"), INSPECTOR),
     "NCCL Inspector metrics": Reader(_importer("nccl-inspector-prom"), ("inspector_metrics.prom",)),
     "NCCL Inspector traffic": Reader(_arrived, INSPECTOR, "n0-pid7.log"),
-    "Inspector evidence": Reader(
-        _evidence(inspector_evidence), (*INSPECTOR, "inspector_metrics.prom"), "n0-pid7.log"
-    ),
     "pairs": Reader(_importer("pairs"), (), made=_PAIRS),
     "threads": Reader(_imported, (), made=_THREADS),
     "torchcoll PATH": Reader(_answered, (), "input.txt", made=_THREADS),
@@ -252,13 +247,10 @@ READERS = {
     "recorder evidence": Reader(
         _evidence(recorder_evidence), ("flight_recorder.json",), "rank0.json", _pickled(2)
     ),
-    "Kineto evidence": Reader(_evidence(kineto_evidence), ("kineto.json",), "rank0.json"),
     "log evidence": Reader(_evidence(log_evidence), LOGS, "rank3.log"),
-    "stack evidence": Reader(_evidence(stack_evidence), ("stacks.txt", "stacks.json"), "rank3.txt"),
+    "stack evidence": Reader(_evidence(stack_evidence), ("stacks.txt",), "rank3.txt"),
     "call ring": Reader(_ring, (), made=(_RING,)),
-    "capture evidence": Reader(
-        _evidence(capture_evidence), ("ring_stacks.txt", "traffic.jsonl", "result.jsonl")
-    ),
+    "capture evidence": Reader(_evidence(capture_evidence), ("ring_stacks.txt",)),
     "NCCL log": Reader(_log, ("nccl.log",)),
     "oneCCL log": Reader(_log, ("oneccl.log",)),
     "XML": Reader(_dump, ("topology.xml", "graphs.xml")),

@@ -244,43 +244,6 @@ def test_events_of_kubernetes(tmp_path: Path, text: str, kind: str, node: str) -
     assert (event.kind, event.node) == (kind, node)
 
 
-def test_open_mpi_names_the_rank(tmp_path: Path) -> None:
-    evidence = read_log(
-        tmp_path,
-        "--------------------------------------------------------------------------\n"
-        "mpirun noticed that process rank 2 with PID 4711 on node node07 exited on signal 9 (Killed).\n",
-    )
-    (event,) = events(evidence)
-    assert (event.kind, event.rank, event.pid, event.node) == ("killed", 2, 4711, "node07")
-    assert event.signal == 9
-
-
-def _hydra(rank: int, number: int) -> str:
-    # bsc-performance-tools/extrae 101
-    return (
-        "===================================================================================\n"
-        "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
-        f"=   RANK {rank} PID 244737{rank} RUNNING AT node0009\n"
-        f"=   KILLED BY SIGNAL: {number} (Killed)\n"
-        "===================================================================================\n"
-    )
-
-
-def test_hydra_kills_the_others(tmp_path: Path) -> None:
-    evidence = read_log(tmp_path, _hydra(1, 9) + _hydra(2, 11) + _hydra(3, 9))
-    assert [(e.kind, e.rank, e.signal) for e in evidence.events] == [
-        ("exit", 1, None),
-        ("killed", 2, 11),
-        ("exit", 3, None),
-    ]
-
-
-def test_mpi_abort(tmp_path: Path) -> None:
-    evidence = read_log(tmp_path, "application called MPI_Abort(MPI_COMM_WORLD, 5) - process 3\n")
-    (event,) = events(evidence)
-    assert (event.kind, event.rank, event.exit_code) == ("exit", 3, 5)
-
-
 def test_a_log_of_nothing_but_training_says_nothing(tmp_path: Path) -> None:
     text = "".join(f"step {i} loss {1 / (i + 1)} reason: none error: 0.1\n" for i in range(2000))
     assert not read_log(tmp_path, text).events

@@ -7,7 +7,7 @@ from made_jobs import SECOND, START, call, calls_to, event, job
 
 from torchcoll.parts.postmortem.absence_rules import _lateness
 from torchcoll.parts.postmortem.diagnose import diagnose
-from torchcoll.parts.postmortem.diagnosis import CERTAINTIES, DETAILS, KINDS, rank_names
+from torchcoll.parts.postmortem.diagnosis import rank_names
 from torchcoll.parts.postmortem.evidence import JobEvidence
 
 
@@ -15,9 +15,6 @@ def concluded(*parts, **options):
     """The diagnosis of this evidence, or of a job of these calls and events."""
     whole = len(parts) == 1 and isinstance(parts[0], JobEvidence)
     result = diagnose(parts[0] if whole else job(*parts, **options))
-    assert result.kind in KINDS
-    assert result.certainty in CERTAINTIES
-    assert result.detail is None or result.detail in DETAILS[result.kind]
     assert not (result.culprits and result.candidates)
     assert result.headline.isprintable()
     return result
@@ -112,7 +109,6 @@ class TestARankThatEnded:
             ranks=3,
         )
         assert result.culprits == (2,)
-        assert "rank 0 on node0 has a failure of its own" in result.contradictions[0]
 
     def test_clocks_of_two_hosts_do_not_tell_who_failed_first(self):
         result = concluded(

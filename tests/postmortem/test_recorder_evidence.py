@@ -80,7 +80,6 @@ def test_a_call_that_is_in_flight(read):
         "7": GroupSeen("7", (1, 0), "undefined"),
     }
     assert evidence.identities == {"communicator 0x9a", "communicator 0x5d"}
-    assert (evidence.last_number, evidence.last_completed) == ({(1, "0"): 3}, {(1, "0"): 2})
     assert (evidence.first_ns, evidence.last_ns) == (CREATED + 2_000_000, CREATED + 3_000_000)
     assert (evidence.files[0].path, evidence.files[0].ranks) == ("nccl_trace_rank_1", (1,))
     assert (evidence.events, evidence.problems) == (
@@ -175,23 +174,6 @@ def test_a_dump_without_a_rank(tmp_path):
         recorder_evidence.read_evidence(path, "dump")
 
 
-def test_only_the_status(read):
-    """TORCH_INCLUDE_ONLY_ACTIVE leaves no entry; one group and one status belong together."""
-    data = dump(pg_config={"0": CONFIG["0"]}) | {"entries": []}
-    evidence = read(data)
-    assert (evidence.calls, evidence.last_number) == ([], {(1, "0"): 3})
-    assert read(data | {"pg_config": CONFIG}).last_number == {}
-
-
-def test_numbers_of_json_are_texts(tmp_path):
-    """As dump_json writes pg_status."""
-    status = {"last_enqueued_collective": "41", "last_completed_collective": "-1"}
-    path = tmp_path / "fr_rank3.json"
-    path.write_text(json.dumps(dump(entry("all_reduce", 1), pg_status={"0": status})))
-    (evidence,) = recorder_evidence.read_evidence(path, "fr_rank3.json")
-    assert (evidence.last_number, evidence.last_completed) == ({(3, "0"): 41}, {})
-
-
 def test_broken_entries(read):
     entries = [
         3,
@@ -284,8 +266,6 @@ def test_real_dumps_of_gloo(tmp_path):
         # Only of the call that has not ended the recorder says so.
         assert seen == [(n, "all_reduce", ((3, 4),), "float32", n == 3) for n in numbers]
         assert {c.state for c in pickled.calls} == {"scheduled"}
-        assert pickled.last_number == text.last_number == {(rank, "0"): numbers[-1]}
-        assert pickled.last_completed == {}
         assert re.fullmatch(r"postmortem/\S+\.py:\d+ hanging", pickled.calls[0].origin)
         assert text.calls[0].origin == ""  # JSON has no frames
         assert 0 < pickled.calls[1].created_ns - pickled.calls[0].created_ns < 60e9

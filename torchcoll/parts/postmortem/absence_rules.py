@@ -155,29 +155,6 @@ _MOST_LINES = 12  # of evidence
 _ALIVE_MARGIN_NS = 2_000_000_000  # a process records once a second that it runs
 
 
-def stopped_running(facts: job_facts.JobFacts) -> Diagnosis | None:
-    """Ranks whose processes ran no longer, long before those of the others."""
-    alive = facts.job.alive_ns
-    events = facts.events
-    if len(alive) < 2:
-        return None
-    latest = max(alive.values())
-    early = tuple(
-        rank
-        for rank, when_ns in sorted(alive.items())
-        if latest - when_ns > MARGIN_NS
-        and rank not in events.complaining
-        and rank not in events.endings
-    )
-    if not early or 2 * len(early) > len(alive):
-        return None
-    result = Diagnosis(facts.job, kind="stopped", culprits=early, certainty="likely")
-    job_facts.name_call(facts, result, early)
-    job_facts.refine_by_events(facts, result, early)
-    result.reasons.append(job_facts.last_ran(facts, early))
-    return result
-
-
 def broke_off(facts: job_facts.JobFacts) -> Diagnosis | None:
     """The only rank whose record has no end, while all others ended with a complaint of a peer.
 

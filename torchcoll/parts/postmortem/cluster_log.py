@@ -1,4 +1,4 @@
-"""Lines of Slurm, Kubernetes, the Linux kernel and launchers of MPI in a log."""
+"""Lines of Slurm, Kubernetes and the Linux kernel in a log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import signal
 
 from torchcoll.parts.postmortem.evidence import JobEvent
-from torchcoll.parts.postmortem.log_lines import Handler, Line, LogScan, iso_ns, ranks_in
+from torchcoll.parts.postmortem.log_lines import Handler, Line, LogScan, ranks_in, time_ns
 
 _ANY = re.compile("")
 
@@ -56,13 +56,13 @@ _JOB_STATE = re.compile(
 
 def _cancelled(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     scan.evidence.identities.add(f"slurm {match[2]}")
-    when = iso_ns(match[5])
     reason = match[6] or ""
     if match[1] == "STEP" and not reason and _somebody_failed(scan):
         scan.step_ends = True  # srun ended the step because of a task
         return
     scan.step_ends = True
-    scan.add("canceled", line, match[0], rank=None, when_ns=when or line.when_ns)
+    when_ns = time_ns(match[5]) or line.when_ns
+    scan.add("canceled", line, match[0], rank=None, when_ns=when_ns)
 
 
 def _somebody_failed(scan: LogScan) -> bool:
@@ -297,90 +297,6 @@ def _pod_begins(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     scan.want(400)
 
 
-# Open MPI (orterun, prterun), Intel MPI and MPICH (Hydra).
-
-_OPEN_MPI = re.compile(
-    r"noticed that process rank (\d{1,7}) with PID (\d{1,10}) on node (\S{1,100}) exited on\s+"
-    r"signal (\d{1,3})"
-)
-_HYDRA = re.compile(r"=\s+(?:RANK (\d{1,7}) )?PID (\d{1,10}) RUNNING AT (\S{1,100})")
-_HYDRA_END = re.compile(r"=\s+(?:KILLED BY SIGNAL|EXIT CODE|EXIT STATUS): (-?\d{1,6})")
-_ABORT = re.compile(
-    r"Abort\((-?\d{1,10})\) on node \d+ \(rank (\d{1,7}) in comm|"
-    r"application called MPI_Abort\(MPI_COMM_WORLD, (-?\d{1,10})\) - process (\d{1,7})|"
-    r"MPI_ABORT was invoked on rank (\d{1,7}) in communicator"
-)
-_OMPI_NAME = re.compile(r"Process name: \[\[\d{1,10},\d{1,10}\],(\d{1,7})\]")
-_OMPI_CODE = re.compile(r"Exit code:\s+(\d{1,3})$")
-
-
-def _open_mpi(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    rank, pid, number = int(match[1]), int(match[2]), int(match[4])
-    scan.process(rank, pid, match[3])
-    scan.add("killed", line, match[0], rank=rank, pid=pid, node=match[3], signal=number)
-
-
-class HydraBanner:
-    """Reads the banner of Hydra, three lines for each process that ended badly."""
-
-    def __init__(self, scan: LogScan) -> None:
-        self.scan = scan
-        self._process: re.Match[str] | None = None
-        self._events: list[JobEvent] = []
-        self._open_mpi: int | None = None
-
-    def read(self, line: Line) -> bool:
-        text = line.text
-        if match := _OMPI_NAME.search(text):
-            self._open_mpi = int(match[1])
-            self.scan.want(4)
-            return True
-        if self._open_mpi is not None and (match := _OMPI_CODE.search(text)):
-            self.scan.add("exit", line, rank=self._open_mpi, exit_code=int(match[1]))
-            self._open_mpi = None
-            return True
-        if match := _HYDRA.match(text):
-            self._process = match
-            self.scan.want(4)
-            return True
-        match = _HYDRA_END.match(text)
-        if match is None or self._process is None:
-            return False
-        rank, pid, node = self._process[1], int(self._process[2]), self._process[3]
-        number = int(match[1])
-        killed = "SIGNAL" in match[0] or (rank is None and 0 < number < 32)
-        if rank is not None:
-            self.scan.process(int(rank), pid, node)
-        event = self.scan.add(
-            "killed" if killed else "exit",
-            line,
-            f"{self._process[0].lstrip('= ')}, {text.lstrip('= ')}",
-            rank=int(rank) if rank is not None else None,
-            pid=pid,
-            node=node,
-            signal=number if killed else None,
-            exit_code=None if killed else number,
-        )
-        if event is not None:
-            self._events.append(event)
-        self._process = None
-        return True
-
-    def end(self) -> None:
-        """Hydra kills the others with SIGKILL when one ended for a reason of its own."""
-        if all(event.signal == signal.SIGKILL for event in self._events):
-            return
-        for event in self._events:
-            if event.signal == signal.SIGKILL:
-                self.scan.replace(event, kind="exit", signal=None)
-
-
-def _abort(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    rank = next(group for group in (match[2], match[4], match[5]) if group)
-    code = match[1] or match[3]
-    scan.add("exit", line, match[0], rank=int(rank), exit_code=int(code) if code else 1)
-
-
 HANDLERS: tuple[Handler, ...] = (
     ("CANCELLED AT ", _CANCELLED, _cancelled),
     ("srun: error: ", _TASKS, _tasks),
@@ -414,11 +330,4 @@ HANDLERS: tuple[Handler, ...] = (
     ("Evicted", _YAML_REASON, _yaml_reason),
     ("Preempt", _YAML_REASON, _yaml_reason),
     ("NodeLost", _YAML_REASON, _yaml_reason),
-    ("noticed that process rank", _OPEN_MPI, _open_mpi),
-    ("BAD TERMINATION", _ANY, _pod_begins),
-    (" RUNNING AT ", _ANY, _pod_begins),
-    ("Process name: [[", _ANY, _pod_begins),
-    ("Abort(", _ABORT, _abort),
-    ("MPI_Abort(", _ABORT, _abort),
-    ("MPI_ABORT was invoked", _ABORT, _abort),
 )

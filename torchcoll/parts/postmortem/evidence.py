@@ -138,19 +138,11 @@ class JobEvent:
 
 @dataclass(frozen=True)
 class FileRead:
-    """A file that said something. what: such as ``Flight Recorder dump`` or ``stderr``.
-
-    numbering: how its calls are numbered. Numbers of one group are compared only between files of
-    the same numbering. ``torch`` is collective_seq_id; a source that counts from its own start,
-    such as a profile, needs another word. has_open_calls: False for a source that only has calls
-    that ended: where it ends does not say where the rank stood.
-    """
+    """A file that said something. what: such as ``Flight Recorder dump`` or ``stderr``."""
 
     path: str
     what: str
     ranks: tuple[int, ...] = ()
-    numbering: str = "torch"
-    has_open_calls: bool = True
 
 
 @dataclass(frozen=True)
@@ -271,7 +263,6 @@ class JobEvidence:
 _RANK_NAMES = (
     re.compile(r"(?:^|[^a-z])(?:rank|task|proc)[._-]?(\d{1,7})(?=[^\d]|$)", re.IGNORECASE),
     re.compile(r"(?:^|/)attempt_\d+/(\d{1,5})/(?:stdout|stderr)\.log"),
-    re.compile(r"(?:^|/)attempt_\d+/(\d{1,5})/error\.json"),
     re.compile(r"slurm-\d+_(\d{1,7})\.\w+$"),
     re.compile(r"(?:^|/)(\d{1,7})[./](?:log|err|out|txt|stdout|stderr)$"),
     re.compile(r"(?:^|/)(?:stdout|stderr|out|err|log)[._](\d{1,7})(?:\.\w{1,6})?$"),

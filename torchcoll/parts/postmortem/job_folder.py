@@ -36,8 +36,6 @@ from torchcoll.parts.postmortem.jobs import FileEvidence, jobs_of
 # In the order in which they are asked. Formats that are recognised by less evidence come later.
 READERS = (
     "recorder_evidence",
-    "kineto_evidence",
-    "inspector_evidence",
     "capture_evidence",
     "stack_evidence",
     "log_evidence",
@@ -48,10 +46,7 @@ _MOST_DEPTH = 16  # folders below folders
 # Calls that are kept, 500 bytes each. Of every rank the last ones, at least so many.
 _MOST_CALLS, _FEWEST_CALLS_OF_RANK = 400_000, 64
 _FEWEST_CALLS_OF_GROUP = 4
-_ARCHIVES = {b"PK\x03\x04": "a zip archive", b"\xfd7zXZ\0": "compressed with xz"}
-_ARCHIVES |= {b"BZh": "compressed with bzip2", b"\x28\xb5\x2f\xfd": "compressed with zstd"}
 _LOGS = (".log", ".err", ".out", ".txt")
-_TAR = slice(257, 262)  # where a tar archive has b"ustar"
 
 
 @dataclass
@@ -95,7 +90,7 @@ def read_folder(path: str) -> FolderEvidence:
             folder.add_unread(shown, _why(error))
             continue
         if reader is None:
-            folder.left_out.append((shown, _unrecognized(begin)))
+            folder.left_out.append((shown, "not a format that postmortem reads"))
         else:
             recognized.append((shown, real, reader))
     calls_of_file = _MOST_CALLS // max(1, len(recognized))
@@ -120,48 +115,44 @@ def _files(path: str, evidence: FolderEvidence) -> Iterator[tuple[str, str]]:
             raise UnreadableError("folder", path, "a folder that exists", nearest_file(path))
         yield os.path.basename(path), path
         return
-    status = os.stat(path)
-    seen = {(status.st_dev, status.st_ino)}
+
+    def unreadable(error: OSError) -> None:
+        if error.filename == path:
+            raise UnreadableError("folder", path, f"one to read ({error.strerror})") from None
+        evidence.add_unread(os.path.relpath(error.filename, path), _why(error))
+
+    seen = {_identity(os.stat(path))}
     count = 0
-    waiting = [(path, "", 0)]
-    while waiting:
-        folder, shown_folder, depth = waiting.pop()
-        try:
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except OSError as error:
-            if not shown_folder:
-                raise UnreadableError("folder", path, f"one to read ({error.strerror})") from None
-            evidence.files += 1
-            evidence.add_unread(shown_folder, f"cannot be read ({error.strerror})")
-            continue
-        subfolders = []
-        for entry in entries:
-            shown = os.path.join(shown_folder, entry.name)
+    for folder, subfolders, names in os.walk(path, onerror=unreadable, followlinks=True):
+        kept = []
+        for name in sorted([*subfolders, *names]):
+            real = os.path.join(folder, name)
+            shown = os.path.relpath(real, path)
             try:
-                status = entry.stat()
-                is_folder = entry.is_dir()
+                status = os.stat(real)
             except OSError as error:  # a broken link
-                evidence.left_out.append((shown, f"cannot be read ({error.strerror})"))
+                evidence.left_out.append((shown, _why(error)))
                 continue
-            identity = (status.st_dev, status.st_ino)
-            if identity in seen:
+            if _identity(status) in seen:
                 evidence.left_out.append((shown, "the same file or folder as another one"))
                 continue
-            seen.add(identity)
-            if is_folder and depth == _MOST_DEPTH:
-                evidence.files += 1
+            seen.add(_identity(status))
+            if stat.S_ISDIR(status.st_mode) and shown.count(os.sep) == _MOST_DEPTH:
                 evidence.add_unread(shown, f"more than {_MOST_DEPTH} folders deep")
-            elif is_folder:
-                subfolders.append((entry.path, shown, depth + 1))
+            elif stat.S_ISDIR(status.st_mode):
+                kept.append(name)
             elif not stat.S_ISREG(status.st_mode):
                 evidence.left_out.append((shown, "not a regular file"))
             elif count == _MOST_FILES:
-                evidence.files += 1
                 evidence.add_unread(shown, f"more than {_MOST_FILES} files: name a subfolder")
             else:
                 count += 1
-                yield shown, entry.path
-        waiting += reversed(subfolders)
+                yield shown, real
+        subfolders[:] = kept
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _begin(path: str, shown: str) -> bytes:
@@ -274,15 +265,6 @@ def _why(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"cannot be read ({error.strerror or brief(error)})"
     return one_line(error)
-
-
-def _unrecognized(begin: bytes) -> str:
-    for magic, what in _ARCHIVES.items():
-        if begin.startswith(magic):
-            return f"{what}: unpack it"
-    if begin[_TAR] == b"ustar":
-        return "a tar archive: unpack it"
-    return "not a format that postmortem reads"
 
 
 def _nothing_readable(folder: FolderEvidence) -> UnreadableError:

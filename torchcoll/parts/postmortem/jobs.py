@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -56,6 +55,7 @@ class _Cluster:
     sizes: set[int] = field(default_factory=set)
     attempts: set[str] = field(default_factory=set)
     pids: dict[int, int] = field(default_factory=dict)
+    named_pids: set[int] = field(default_factory=set)  # by events without a rank, as of the kernel
     # rank -> what it says in a log of its own, and in a console
     log_lines: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     console_lines: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -85,6 +85,7 @@ class _Cluster:
                     event.rank
                 ].add(event.text)
         cluster.pids = dict(evidence.pids)
+        cluster.named_pids = {e.pid for e in evidence.events if e.pid and e.rank is None}
         return cluster
 
     def add(self, other: _Cluster) -> None:
@@ -94,6 +95,7 @@ class _Cluster:
         self.sizes |= other.sizes
         self.attempts |= other.attempts
         self.pids |= other.pids
+        self.named_pids |= other.named_pids
         for mine, others in (
             (self.log_lines, other.log_lines),
             (self.console_lines, other.console_lines),
@@ -116,6 +118,8 @@ class _Cluster:
     def proofs(self, other: _Cluster) -> int:
         """How much proves that both are of one job: processes, and lines of a console."""
         pids = sum(other.pids.get(rank) == pid for rank, pid in self.pids.items())
+        pids += len(self.named_pids & set(other.pids.values()))
+        pids += len(other.named_pids & set(self.pids.values()))
         return (
             pids
             + _shared(self.console_lines, other.log_lines)
@@ -178,8 +182,7 @@ def jobs_of(files: Sequence[FileEvidence]) -> list[JobEvidence]:
                 clusters[os.path.dirname(folder)] += joined
             else:
                 clusters[folder] = joined
-    clusters_of_jobs = _shared_with_jobs(clusters[""]) if clusters else []
-    jobs = [_merged(cluster) for cluster in clusters_of_jobs]
+    jobs = [_merged(cluster) for cluster in clusters[""]]
     return sorted(jobs, key=lambda job: (-len(job.files), job.name))
 
 
@@ -216,35 +219,6 @@ def _joined_in_folder(clusters: list[_Cluster]) -> list[_Cluster]:
     return joined
 
 
-def _shared_with_jobs(clusters: list[_Cluster]) -> list[_Cluster]:
-    """Give the events of files without a rank, such as a kernel log, to the jobs whose processes or
-    nodes they name.
-    """
-    general = [cluster for cluster in clusters if cluster.is_general]
-    jobs = [cluster for cluster in clusters if cluster not in general]
-    if not jobs:
-        return clusters
-    left = []
-    for cluster in general:
-        used = False
-        for job in jobs:
-            pids = {pid for file in job.files for pid in file.evidence.pids.values()}
-            nodes = {node for file in job.files for node in file.evidence.nodes.values()}
-            for file in cluster.files:
-                events = [
-                    event
-                    for event in file.evidence.events
-                    if (event.pid in pids if event.pid is not None else event.node in nodes)
-                ]
-                if events and not job.contradicts(cluster):
-                    part = replace(file.evidence, events=events)
-                    job.files.append(FileEvidence(file.shown, part))
-                    used = True
-        if not used:
-            left.append(cluster)
-    return jobs + left
-
-
 def _merged(cluster: _Cluster) -> JobEvidence:
     job = JobEvidence(identities=cluster.identities)
     job.first_ns, job.last_ns = cluster.first_ns, cluster.last_ns
@@ -252,13 +226,7 @@ def _merged(cluster: _Cluster) -> JobEvidence:
     variants: _Variants = defaultdict(list)
     # Files that know the members of a group come first: they tell groups of one name apart.
     files = sorted(cluster.files, key=lambda file: file.shown)
-    # So do those that number calls as torch does.
-    files.sort(
-        key=lambda file: (
-            any(seen.numbering != "torch" for seen in file.evidence.files),
-            not any(group.ranks for group in file.evidence.groups.values()),
-        )
-    )
+    files.sort(key=lambda file: not any(g.ranks for g in file.evidence.groups.values()))
     for file in files:
         evidence = file.evidence
         names = _group_names(evidence, variants)
@@ -295,71 +263,24 @@ def _merged(cluster: _Cluster) -> JobEvidence:
         job.files += evidence.files
         job.problems += evidence.problems
         job.texts.add(evidence.texts)
-    for name, groups in variants.items():
-        for index in range(1, len(groups)):
-            if groups[index][0] != groups[0][0]:
-                _align(job, f"{name}@{index + 1}", name)
+    # A log quotes more of an error than a record of calls does: the call, and the line of code.
+    logs = {seen.path for seen in job.files if seen.what in LOGS}
+    job.events.sort(key=lambda event: event.place.path not in logs)
     job.name = _name(cluster)
     return job
 
 
-def _align(job: JobEvidence, key: str, base: str) -> None:
-    """Number the calls of a group as another source does, if a rank has calls of both: those that
-    it issued at the same time are the same.
-    """
-    times: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for call in job.calls:
-        if call.group == base and call.peer is None and call.created_ns is not None:
-            times[call.rank].append((call.created_ns, call.number))
-    for of_rank in times.values():
-        of_rank.sort()
-    differences: Counter[int] = Counter()
-    for call in job.calls:
-        if call.group == key and call.peer is None and call.created_ns is not None:
-            of_rank = times.get(call.rank, [])
-            after = bisect_left(of_rank, (call.created_ns, 0))
-            near = of_rank[max(0, after - 1) : after + 1]
-            for created_ns, number in near:
-                if abs(created_ns - call.created_ns) < _SAME_CALL_NS:
-                    differences[number - call.number] += 1
-    if not differences:
-        return
-    (difference, count), *_ = differences.most_common(1)
-    if count < _SHARE_ALIKE * differences.total():
-        return
-    job.calls = [
-        replace(c, group=base, number=c.number + difference * (c.peer is None))
-        if c.group == key
-        else c
-        for c in job.calls
-    ]
-    job.events = [
-        replace(e, group=base, number=None if e.number is None else e.number + difference)
-        if e.group == key
-        else e
-        for e in job.events
-    ]
-    for numbers in (job.last_number, job.last_completed):
-        for rank, group in [item for item in numbers if item[1] == key]:
-            number = numbers.pop((rank, group)) + difference
-            numbers[rank, base] = max(number, numbers.get((rank, base), 0))
-    group_of_key = job.groups.pop(key, None)
-    if group_of_key and not job.groups[base].ranks:
-        job.groups[base] = group_of_key
-
-
-# Name -> the different groups that have it: numbering of their calls, and the group.
-_Variants = dict[str, list[tuple[str, GroupSeen]]]
+# Name -> the different groups that have it.
+_Variants = dict[str, list[GroupSeen]]
 
 
 def _group_names(evidence: JobEvidence, variants: _Variants) -> dict[str, str]:
     """Name in the file -> key in the job. The second group of a name becomes ``NAME@2``.
 
     torch gives parallel sub-groups that split_group makes the same name, and reuses the name of a
-    destroyed group. Files that number calls in different ways have groups of their own too.
+    destroyed group.
     """
     ranks = {rank for file in evidence.files for rank in file.ranks}
-    numbering = evidence.files[0].numbering if evidence.files else "torch"
     groups = dict(evidence.groups)
     mentioned = [call.group for call in evidence.calls]
     mentioned += [event.group for event in evidence.events if event.group is not None]
@@ -368,20 +289,17 @@ def _group_names(evidence: JobEvidence, variants: _Variants) -> dict[str, str]:
         groups.setdefault(name, GroupSeen(name))
     names = {}
     for name, group in groups.items():
-        index = None
-        for i, (other_numbering, other) in enumerate(variants[name]):
-            if other_numbering != numbering:
-                continue
-            same = group.ranks == other.ranks if group.ranks else ranks & set(other.ranks)
-            if same or not other.ranks:
-                index = i
-                break
-        if index is None and not group.ranks:
-            index = next((i for i, v in enumerate(variants[name]) if v[0] == numbering), None)
-        if index is None:
-            variants[name].append((numbering, group))
-            index = len(variants[name]) - 1
-        names[name] = name if index == 0 else f"{name}@{index + 1}"
+        known = variants[name]
+        fits = [
+            index
+            for index, other in enumerate(known)
+            if not other.ranks
+            or (group.ranks == other.ranks if group.ranks else ranks & set(other.ranks))
+        ]
+        if not fits and (group.ranks or not known):
+            fits = [len(known)]
+            known.append(group)
+        names[name] = f"{name}@{fits[0] + 1}" if fits and fits[0] else name
     return names
 
 

@@ -35,12 +35,6 @@ _SAMPLE = 2500  # lines of the beginning and of the end
 _NS = 10**9
 _DAY = datetime.timedelta(days=1)
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_MONTHS = {
-    name: number
-    for number, name in enumerate(
-        ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"), 1
-    )
-}
 
 
 @dataclass
@@ -68,50 +62,35 @@ class Line:
         return self.rank, self.local_rank, self.pid
 
 
-# The times of prefixes, as reading/writers.py gives them.
-_ISO = re.compile(
-    r"\[?(\d{4})-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
-    r"(Z|[+-]\d\d:?\d\d)?\]?$"
-)
-_GLOG = re.compile(r"(\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})$")
 _PROGRAM = re.compile(r"(?:srun|slurm\w+|mpirun|prterun): ")  # no host that labels its lines
-_DAY_TIME = re.compile(r"([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d)(?: (\d{4}))?$")
+# The times of prefixes, as reading/writers.py gives them: a date and time, a fraction, a zone.
+_TIME = re.compile(r"\[?(.+?\d\d:\d\d:\d\d(?: \d{4})?)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?\]?$")
+_FORMATS = ("%Y-%m-%d %H:%M:%S", "%b %d %H:%M:%S %Y")
+_WITHOUT_YEAR = ("%m%d %H:%M:%S", "%b %d %H:%M:%S")  # of glog and of syslog
 
 
-def utc_ns(
-    year: int,
-    month: int,
-    day: int,
-    hour: int,
-    minute: int,
-    second: int,
-    fraction: str = "",
-    zone: str = "",
-) -> int | None:
-    """Nanoseconds since 1970; None for a date that does not exist. A time without a zone is UTC."""
-    try:
-        when = datetime.datetime(
-            year, month, day, hour, minute, second, tzinfo=datetime.timezone.utc
-        )
-    except ValueError:
-        return None
-    seconds = int(when.timestamp())
-    if zone and zone != "Z":
-        digits = zone[1:].replace(":", "")
-        offset = int(digits[:2]) * 3600 + int(digits[2:4] or 0) * 60
-        seconds -= offset if zone[0] == "+" else -offset
-    return seconds * _NS + int(fraction.ljust(9, "0")[:9] or 0)
-
-
-def iso_ns(text: str) -> int | None:
-    """The time of ``2026-11-24T18:00:00``; None for anything else."""
-    match = _ISO.match(text)
+def time_ns(text: str, last: datetime.datetime | None = None) -> int | None:
+    """Nanoseconds since 1970 of a time as logs have it; None for anything else. One without a zone
+    is UTC. One without a year is the last such time before the day after ``last``.
+    """
+    match = _TIME.match(text)
     if match is None:
         return None
-    year, month, day, hour, minute, second = (int(match[i]) for i in range(1, 7))
-    return utc_ns(
-        year, month, day, hour, minute, second, fraction=match[7] or "", zone=match[8] or ""
-    )
+    date, fraction, zone = match.groups(default="")
+    date = re.sub(r"(?<=\d)[T_](?=\d)", " ", date)
+    dates = [_parsed(date, format, zone) for format in _FORMATS]
+    for year in (last.year, last.year - 1) if last else ():
+        without_year = [_parsed(f"{year} {date}", f"%Y {format}", "") for format in _WITHOUT_YEAR]
+        dates += [when for when in without_year if when and last and when <= last + _DAY]
+    when = next((when for when in dates if when), None)
+    return None if when is None else int(when.timestamp()) * _NS + int(fraction.ljust(9, "0"))
+
+
+def _parsed(text: str, format: str, zone: str) -> datetime.datetime | None:
+    try:
+        return datetime.datetime.strptime(f"{text} {zone or '+0000'}", f"{format} %z")
+    except ValueError:
+        return None
 
 
 _TAIL = 1 << 16  # bytes
@@ -148,32 +127,10 @@ class LineReader:
             written.local_rank,
             written.node,
             written.pid,
-            self._when_ns(written.time) if written.time else None,
+            time_ns(written.time, self._last) if written.time else None,
             written.kernel,
             "[rank" in written.prefix,
         )
-
-    def _when_ns(self, text: str) -> int | None:
-        if match := _GLOG.match(text):
-            month, day, hour, minute, second = (int(match[i]) for i in range(1, 6))
-            return self._without_year(month, day, hour, minute, second, match[6])
-        if match := _DAY_TIME.match(text):
-            month = _MONTHS.get(match[1], 0)
-            day, hour, minute, second = (int(match[i]) for i in range(2, 6))
-            if match[6]:
-                return utc_ns(int(match[6]), month, day, hour, minute, second)
-            return self._without_year(month, day, hour, minute, second)
-        return iso_ns(text)
-
-    def _without_year(
-        self, month: int, day: int, hour: int, minute: int, second: int, fraction: str = ""
-    ) -> int | None:
-        """The last such time before the file was written."""
-        year = self._last.year
-        when = utc_ns(year, month, day, hour, minute, second, fraction=fraction)
-        if when is not None and when > int((self._last + _DAY).timestamp()) * _NS:
-            when = utc_ns(year - 1, month, day, hour, minute, second, fraction=fraction)
-        return when
 
 
 def _last_lines(path: Path) -> list[str]:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, shorten
 from torchcoll.libraries.nccl.log import NcclLogReader
 from torchcoll.parts.postmortem.diagnosis import ranks_text
-from torchcoll.parts.postmortem.evidence import JobEvent, JobEvidence, Place
+from torchcoll.parts.postmortem.evidence import JobEvent, Place
 from torchcoll.parts.postmortem.log_lines import Handler, Line, LogScan, facts_of
 from torchcoll.parts.postmortem.texts import kind_of
 
@@ -117,107 +118,13 @@ _OF_ANY_RANK = ("Invalid usage", "Invalid argument")
 _MOST_EVENTS = 64  # of each kind, except for ranks without an answer
 
 
-@dataclass(frozen=True)
-class RasProcess:
-    """A process that did not answer. line: of the report."""
-
-    pid: int | None = None
-    node: str = ""
-    line: int | None = None
-
-
 @dataclass
-class RasCount:
-    """Ranks that launched as many operations. size: their number. ranks: where all are listed."""
+class _Count:
+    """Ranks that launched equally many operations. size: their number. ranks: those listed."""
 
     launched: int
     size: int
     ranks: list[int] = field(default_factory=list)
-
-
-@dataclass
-class RasCounts:
-    """The different numbers of one operation that the ranks of a communicator launched."""
-
-    operation: str
-    line: int | None = None
-    groups: list[RasCount] = field(default_factory=list)
-
-
-@dataclass
-class RasReport:
-    """Ranks are of the world: of communicators that have all ranks.
-
-    ranks: of the world, where known. unanswered: rank -> its process. processes: without an answer
-    and of no known rank. is_listed: whether all that did not answer are named. errors: (line, rank
-    or None, error).
-    """
-
-    ranks: int | None = None
-    unanswered: dict[int, RasProcess] = field(default_factory=dict)
-    processes: list[RasProcess] = field(default_factory=list)
-    is_listed: bool = True
-    counts: list[RasCounts] = field(default_factory=list)
-    errors: list[tuple[int | None, int | None, str]] = field(default_factory=list)
-
-    def add_to(self, evidence: JobEvidence, shown: str) -> None:
-        """Put what the report says into the evidence of the file ``shown``."""
-        if self.ranks is not None:
-            evidence.ranks = max(evidence.ranks or 0, self.ranks)
-        world = range(self.ranks or 0)
-        events = evidence.events
-        processes = [*self.unanswered.items(), *((None, process) for process in self.processes)]
-        for rank, process in processes:
-            whose = f"process {process.pid} on {process.node}" if process.pid else "its process"
-            events.append(
-                JobEvent(
-                    "unanswered",
-                    Place(shown, process.line),
-                    f"NCCL's RAS got no answer from {whose}",
-                    rank,
-                    process.node,
-                    pid=process.pid,
-                    ranks=self.ranks,
-                )
-            )
-        if not self.is_listed:
-            text = "NCCL's RAS got no answer from more processes than it lists"
-            events.append(JobEvent("unanswered", Place(shown), text))
-        for counts in self.counts[:_MOST_EVENTS]:
-            behind, text = _describe(counts, world)
-            where = Place(shown, counts.line)
-            events.append(JobEvent("unequal_counts", where, text, about=behind))
-        for line, rank, error in self.errors[:_MOST_EVENTS]:
-            suspects: tuple[int, ...] = () if rank is None else (rank,)
-            if error in _OF_PEERS:
-                suspects = ()
-            elif error in _OF_ANY_RANK or rank is None:
-                suspects = tuple(world)
-            who = "several ranks report" if rank is None else f"rank {rank} reports"
-            text = f"NCCL's RAS: {who} {one_line(error)}"
-            events.append(JobEvent("ras_error", Place(shown, line), text, rank, about=suspects))
-        if not (processes or self.counts or self.errors) and self.is_listed and world:
-            text = (
-                f"NCCL's RAS got an answer from all {counted(len(world), 'rank')}, which report no "
-                "error and launched equally many operations of each kind"
-            )
-            events.append(JobEvent("all_answered", Place(shown), text))
-
-
-def _describe(counts: RasCounts, world: range) -> tuple[tuple[int, ...], str]:
-    """(ranks that may be behind, one line)."""
-    groups = sorted(counts.groups, key=lambda group: -group.launched)
-    behind: set[int] = set()
-    for group in groups[1:]:
-        behind |= set(group.ranks) if group.ranks else set(world)
-    texts = [
-        f"{group.launched} by "
-        f"{ranks_text(group.ranks) if group.ranks else counted(group.size, 'rank')}"
-        for group in groups
-    ]
-    more = f", and {len(texts) - 4} more" if len(texts) > 4 else ""
-    text = f"NCCL's RAS counted {counts.operation} operations: {', '.join(texts[:4])}{more}"
-    return tuple(sorted(behind)), text
 
 
 _COMMUNICATOR = re.compile(r"#(\d{1,9})-\d{1,9} \(([0-9a-f]{1,16})\) (\w+)")
@@ -243,58 +150,61 @@ _SECTION = re.compile(r"(INCOMPLETE|DEAD|TIMEOUT|Errors|Warnings)$")
 
 class RasText:
     """Reads what ``ncclras`` prints. Of several reports in a file the last counts: a process that
-    did not answer once may answer the next time.
+    did not answer once may answer the next time. Ranks are of the world: of communicators that have
+    all ranks.
     """
 
     def __init__(self, scan: LogScan) -> None:
         self.scan = scan
-        self.active = False
         self._begin_report()
+        self._active = False
 
     def _begin_report(self) -> None:
-        self.report = RasReport()
+        self._active = True
+        self._ranks: int | None = None  # of the world
         self._is_total = False  # the next line has the totals of the job
         self._sizes: dict[int, int] = {}  # of the communicators of each group in the report
-        self._section = ""
+        self._section, self._error = "", ""
         self._of_world = False
-        self._counts: RasCounts | None = None
-        self._error = ""
         self._missing = 0  # processes that did not answer
-        self._processes: list[RasProcess] = []
+        self._unanswered: dict[int, JobEvent] = {}
+        self._processes: list[JobEvent] = []  # that did not answer, of unknown ranks
+        self._counts: list[tuple[Line, str, list[_Count]]] = []
+        self._errors: list[tuple[Line, int | None, str]] = []
+        self._groups: list[_Count] | None = None  # of the counts whose lines follow
 
     def read(self, line: Line) -> bool:
         """Read a line; returns whether it is one of the report."""
         text = line.text.strip()
         if text == "Job summary":
-            self.active = True
             self._begin_report()
             self.scan.want(2000)
-        if not self.active:
+        if not self._active:
             return False
         if self._is_total and (match := _TOTAL.match(line.text)):
             self._is_total = False
-            self.report.ranks = int(match[1]) if int(match[1]) <= MOST_RANKS else None
+            self._ranks = int(match[1]) if int(match[1]) <= MOST_RANKS else None
         elif _TOTALS.search(line.text):
             self._is_total = True
         elif match := _GROUP.match(line.text):
             self._sizes[int(match[1])] = int(match[2])
         elif match := _COMMUNICATOR.match(text):
-            self._of_world = self._sizes.get(int(match[1])) == self.report.ranks
-            self._section, self._counts, self._error = match[3], None, ""
+            self._of_world = self._sizes.get(int(match[1])) == self._ranks
+            self._section, self._groups, self._error = match[3], None, ""
             self.scan.evidence.identities.add(f"communicator 0x{int(match[2], 16):x}")
         elif match := _SECTION.match(text):
-            self._section, self._of_world, self._counts = match[1], False, None
+            self._section, self._of_world, self._groups = match[1], False, None
         elif match := _COUNTS.match(text):
-            self._counts = RasCounts(match[1], line.number)
+            self._groups = []
             if self._of_world:
-                self.report.counts.append(self._counts)
+                self._counts.append((line, match[1], self._groups))
         elif match := _REACHED.match(text):
-            if self._counts is not None:
-                self._counts.groups.append(RasCount(int(match[2] or 0), int(match[1])))
+            if self._groups is not None:
+                self._groups.append(_Count(int(match[2] or 0), int(match[1])))
         elif match := _REPORTED.match(text):
             self._error = match[1]
             if self._of_world:
-                self.report.errors.append((line.number, None, match[1]))
+                self._errors.append((line, None, match[1]))
         elif match := _MISSING.match(text):
             self._missing += int(match[1]) if match[2] == "job process" else 0
         elif match := _DEAD.match(text):
@@ -302,44 +212,86 @@ class RasText:
         elif match := _RANK.match(text):
             self._rank(line, match)
         elif self._section in ("INCOMPLETE", "DEAD") and (match := _PROCESS.match(text)):
-            self._processes.append(RasProcess(int(match[1]), match[2], line.number))
+            self._processes.append(self._no_answer(line, None, int(match[1]), match[2]))
         else:
             return False
         return True
 
     def _rank(self, line: Line, match: re.Match[str]) -> None:
         rank = int(match[1])
-        if not self._of_world or rank >= (self.report.ranks or 0):
+        if not self._of_world or rank >= (self._ranks or 0):
             return
         pid, node = (int(match[5]), match[6]) if match[5] else (None, "")
         if pid is not None:
             self.scan.process(rank, pid, node)
         if self._section == "INCOMPLETE":
-            self.report.unanswered.setdefault(rank, RasProcess(pid, node, line.number))
+            self._unanswered.setdefault(rank, self._no_answer(line, rank, pid, node))
         elif self._section == "ERROR" and (match[4] or self._error):
-            if self.report.errors and self.report.errors[-1][1] is None and not match[4]:
-                self.report.errors.pop()  # its ranks follow
-            self.report.errors.append((line.number, rank, match[4] or self._error))
-        elif self._counts is not None:
+            if self._errors and self._errors[-1][1] is None and not match[4]:
+                self._errors.pop()  # its ranks follow
+            self._errors.append((line, rank, match[4] or self._error))
+        elif self._groups is not None:
             if match[2] or match[3]:
-                self._counts.groups.append(RasCount(int(match[2] or 0), 1, [rank]))
-            elif self._counts.groups:
-                self._counts.groups[-1].ranks.append(rank)
+                self._groups.append(_Count(int(match[2] or 0), 1, [rank]))
+            elif self._groups:
+                self._groups[-1].ranks.append(rank)
+
+    def _event(self, kind: str, line: Line | None, text: str, **facts: Any) -> JobEvent:
+        place = Place(self.scan.shown, line.number if line else None)
+        return JobEvent(kind, place, text, **facts)
+
+    def _no_answer(self, line: Line, rank: int | None, pid: int | None, node: str) -> JobEvent:
+        whose = f"process {pid} on {node}" if pid else "its process"
+        text = f"NCCL's RAS got no answer from {whose}"
+        return self._event(
+            "unanswered", line, text, rank=rank, node=node, pid=pid, ranks=self._ranks
+        )
 
     def end(self) -> None:
         """Add what the report says to the evidence."""
-        if self.report.ranks is None:
+        if self._ranks is None:
             return
-        world = range(self.report.ranks)
-        answered = set(world) - self.report.unanswered.keys()
-        for counts in self.report.counts:
-            unlisted = [group for group in counts.groups if not group.ranks]
-            if len(unlisted) == 1:
-                listed = {rank for group in counts.groups for rank in group.ranks}
-                ranks = sorted(answered - listed)
-                unlisted[0].ranks = ranks if len(ranks) == unlisted[0].size else []
-        of_ranks = {(process.pid, process.node) for process in self.report.unanswered.values()}
-        self.report.processes = [p for p in self._processes if (p.pid, p.node) not in of_ranks]
-        named = len(self.report.unanswered) + len(self.report.processes)
-        self.report.is_listed = named >= self._missing
-        self.report.add_to(self.scan.evidence, self.scan.shown)
+        evidence = self.scan.evidence
+        evidence.ranks = max(evidence.ranks or 0, self._ranks)
+        of_ranks = {(event.pid, event.node) for event in self._unanswered.values()}
+        events = [e for e in self._processes if (e.pid, e.node) not in of_ranks]
+        events = [*self._unanswered.values(), *events]
+        if len(events) < self._missing:
+            text = "NCCL's RAS got no answer from more processes than it lists"
+            events.append(self._event("unanswered", None, text))
+        events += [self._unequal(*counts) for counts in self._counts[:_MOST_EVENTS]]
+        events += [self._reported(*error) for error in self._errors[:_MOST_EVENTS]]
+        if not events and self._ranks:
+            text = (
+                f"NCCL's RAS got an answer from all {counted(self._ranks, 'rank')}, which report "
+                "no error and launched equally many operations of each kind"
+            )
+            events.append(self._event("all_answered", None, text))
+        evidence.events += events
+
+    def _unequal(self, line: Line, operation: str, groups: list[_Count]) -> JobEvent:
+        """Ranks launched different numbers of an operation; about: those that may be behind."""
+        world = range(self._ranks or 0)
+        unlisted = [group for group in groups if not group.ranks]
+        if len(unlisted) == 1:
+            listed = {rank for group in groups for rank in group.ranks}
+            ranks = [r for r in world if r not in listed and r not in self._unanswered]
+            unlisted[0].ranks = ranks if len(ranks) == unlisted[0].size else []
+        groups.sort(key=lambda group: -group.launched)
+        behind = {rank for group in groups[1:] for rank in group.ranks or world}
+        texts = [
+            f"{g.launched} by {ranks_text(g.ranks) if g.ranks else counted(g.size, 'rank')}"
+            for g in groups
+        ]
+        text = f"NCCL's RAS counted {operation} operations: {shorten(texts, 4, ', and {} more')}"
+        return self._event("unequal_counts", line, text, about=tuple(sorted(behind)))
+
+    def _reported(self, line: Line, rank: int | None, error: str) -> JobEvent:
+        suspects: tuple[int, ...] = () if rank is None else (rank,)
+        if error in _OF_PEERS:
+            suspects = ()
+        elif error in _OF_ANY_RANK or rank is None:
+            suspects = tuple(range(self._ranks or 0))
+        who = "several ranks report" if rank is None else f"rank {rank} reports"
+        text = f"NCCL's RAS: {who} {one_line(error)}"
+        return self._event("ras_error", line, text, rank=rank, about=suspects)

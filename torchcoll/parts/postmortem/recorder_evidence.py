@@ -2,8 +2,8 @@
 
 What its versions have in common is read: torch/csrc/distributed/c10d/FlightRecorder.hpp and
 FlightRecorderDetail.hpp, 2.4 (torch 2.6) to 2.10 (torch 2.15). The numbers of calls are those of
-``collective_seq_id``; those of send and recv are counted for each peer, since torch counts all
-messages of a group together, which no other rank can compare with.
+``collective_seq_id``, which on gloo counts messages too, so that there the collectives of a dump
+that begins with the first call are counted. send and recv are counted for each peer.
 
 On gloo the states say nothing: a call stays ``scheduled``. But ``retired`` is set when a call has
 ended, so that one without it had not ended when the dump was written. On nccl, a call that is
@@ -80,7 +80,6 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
             "before: its messages are counted from the first that it kept"
         )
     _read_calls(evidence, entries, rank, shown)
-    _read_status(evidence, data, entries, rank)
     times = [call.created_ns for call in evidence.calls if call.created_ns is not None]
     evidence.first_ns, evidence.last_ns = min(times, default=None), max(times, default=None)
     return [evidence]
@@ -120,6 +119,7 @@ def _read_calls(
     evidence: JobEvidence, entries: Sequence[Mapping[str, Any]], rank: int, shown: str
 ) -> None:
     numbers = Numbers()
+    is_whole = bool(entries) and not whole(entries[0].get("record_id"))
     for index, entry in enumerate(entries):
         name = str(entry.get("profiling_name"))
         backend = name.partition(":")[0]
@@ -129,7 +129,7 @@ def _read_calls(
             continue
         peer = message_peer(name, collective, evidence.groups[group].ranks)
         counted_number = numbers.next(collective, group, peer) + 1
-        if collective not in ("send", "recv"):
+        if collective not in ("send", "recv") and not (is_whole and backend == "gloo"):
             recorded = entry.get("collective_seq_id", entry.get("seq_id"))
             counted_number = whole(recorded) or counted_number
         state = str(entry.get("state"))
@@ -171,41 +171,6 @@ def _read_calls(
                     collective=collective,
                 )
             )
-
-
-def _read_status(
-    evidence: JobEvidence, data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], rank: int
-) -> None:
-    """The last numbers of each group, which the dump has even if the calls are not in it.
-
-    They are by a number that only entries connect with a group. Where a group has messages, the
-    number may be that of a message. gloo's last completed call may be one that failed.
-    """
-    names: dict[str, str] = {}
-    unusable: set[str] = set()
-    for entry in entries:
-        identifier = str(entry.get("pg_id"))
-        names[identifier], _ = group_name(entry)
-        if entry.get("is_p2p"):
-            unusable.add(identifier)
-    status = data.get("pg_status")
-    status = status if isinstance(status, dict) else {}
-    left = [name for name in evidence.groups if name not in names.values()]
-    unnamed = [str(identifier) for identifier in status if str(identifier) not in names]
-    if len(left) == len(unnamed) == 1:
-        names[unnamed[0]] = left[0]
-    backends = {str(entry.get("profiling_name")).partition(":")[0] for entry in entries}
-    for identifier, numbers in status.items():
-        name = names.get(str(identifier))
-        if name is None or str(identifier) in unusable or not isinstance(numbers, dict):
-            continue
-        enqueued = whole(numbers.get("last_enqueued_collective"))
-        completed = whole(numbers.get("last_completed_collective"))
-        if enqueued:
-            evidence.last_number[rank, name] = enqueued
-        failed = any(event.group == name for event in evidence.events)
-        if completed and not failed and backends and "gloo" not in backends:
-            evidence.last_completed[rank, name] = completed
 
 
 def _origin(frames: object) -> str:

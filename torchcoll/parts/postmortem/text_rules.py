@@ -204,9 +204,10 @@ def _of_findings(facts: JobFacts, findings: Sequence[TextMatch]) -> Diagnosis | 
     if first.text.whose == "writer":
         result.culprits = tuple(sorted({f.rank for f in same if f.rank is not None}))
     elif first.text.whose == "named":
-        named = {f.names.get(name) for f in same for name in ("rank", "rank2")}
-        result.culprits = tuple(sorted(int(rank) for rank in named if rank and len(rank) < 7))
-    result.nodes = tuple(dict.fromkeys(f.host for f in same if f.host))
+        named = " ".join(f.names.get(name, "") for f in same for name in ("rank", "rank2"))
+        result.culprits = tuple(sorted({int(n) for n in re.findall(r"\b\d{1,6}\b", named)}))
+    hosts = [finding.host or finding.names.get("host", "") for finding in same]
+    result.nodes = tuple(dict.fromkeys(host for host in hosts if host))
     for finding in same[:3]:
         result.evidence.append(EvidenceLine(finding.excerpt, finding.place, finding.rank))
     waits = facts.job.texts.waits

@@ -16,7 +16,6 @@ from torchcoll.parts.postmortem.log_lines import (
     LogScan,
     facts_of,
     quotation,
-    ranks_in,
 )
 from torchcoll.parts.postmortem.texts import kind_of
 from torchcoll.reading.torch_names import torch_collective
@@ -85,30 +84,6 @@ def _stuck(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     """The monitor found the watchdog itself stuck in a call of CUDA, or waiting for the GIL."""
     group, rank = _group_rank(scan, line)
     scan.add("timeout", line, line.text[line.text.find(match[0]) :], rank=rank, group=group)
-
-
-def _behind(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    """The desync report of TORCH_NCCL_DESYNC_DEBUG: ranks that did not come to the next call."""
-    last = scan.evidence.events[-1] if scan.evidence.events else None
-    group = last.group if last is not None and last.kind == "timeout" and last.group else "0"
-    for rank in ranks_in(match[1]):
-        scan.numbers(rank, scan.group(group), int(match[2]), int(match[2]))
-
-
-def _joined(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    last = scan.evidence.events[-1] if scan.evidence.events else None
-    group = last.group if last is not None and last.kind == "timeout" and last.group else "0"
-    for rank in ranks_in(match[1]):
-        scan.numbers(rank, scan.group(group), int(match[2]), int(match[2]) - 1)
-
-
-def _never_joined(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    for rank in ranks_in(match[1]):
-        scan.numbers(rank, scan.group("0"), 0, 0)
-
-
-def _desync(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    scan.want(40)
 
 
 def _complaint(scan: LogScan, line: Line, match: re.Match[str]) -> None:
@@ -295,22 +270,6 @@ HANDLERS: tuple[Handler, ...] = (
     ("Watchdog caught collective operation timeout", _ANY, _watchdog),
     ("ast enqueued", _NUMBERS, _numbers),
     ("watchdog got stuck for ", re.compile(r"\w+'s watchdog got stuck for .{0,60}"), _stuck),
-    ("caused the desync are", _ANY, _desync),
-    (
-        "are the lagging ranks that caused",
-        re.compile(r"ranks \[([\d, ]{1,4000})\] are the lagging ranks that caused"),
-        _never_joined,
-    ),
-    (
-        "joined but didn't finish collective #",
-        re.compile(r"\[([\d, ]{1,4000})\] joined but didn't finish collective #(\d{1,18})"),
-        _joined,
-    ),
-    (
-        "but didn't join collective #",
-        re.compile(r"\[([\d, ]{1,4000})\] finished collective #(\d{1,18}), but didn't join"),
-        _behind,
-    ),
     (
         "raised the following async exception",
         _ASYNC_ERROR,
